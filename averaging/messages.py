@@ -375,7 +375,7 @@ class Committed(_Message, frozen=True):
     signature: Signature
     certificates: Annotated[tuple[ParentCertificate, ...], Meta(max_length=ROSTER_MAX)] = ()
     """Certificates of the parents that the receiver does not stand on
-    (``averaging.round.parents``)."""
+    (``averaging.round.gathering.parents``)."""
 
 
 class Declined(_Message, frozen=True):
@@ -556,7 +556,7 @@ class Bits(_Message, frozen=True):
 
 class Accused(_Message, frozen=True):
     """Notice that the sender has a proof against a peer, by which it has banned it. A peer that
-    lacks the proof asks for it (``averaging.live.auditing``). The fragment means nothing."""
+    lacks the proof asks for it (``averaging.live.checks.auditing``). The fragment means nothing."""
 
     proof: Digest
     peer: Peer

@@ -30,8 +30,16 @@ ORDER = (
     "averaging.history",
     "averaging.rules",
     "averaging.audit",
+    "averaging.round.interface",
+    "averaging.round.opinions",
+    "averaging.round.sealing",
+    "averaging.round.gathering",
     "averaging.round",
     "averaging.simulated",
+    "averaging.live.streams",
+    "averaging.live.states",
+    "averaging.live.slices",
+    "averaging.live.checks",
     "averaging.live",
     "peer",
     "peer.run_file",
@@ -74,6 +82,14 @@ ORDER = (
 ENTRANCES = ("peer", "peer.hf", "peer.lightning")
 """Modules at the top of a package that stand above its rooms: what user programs import."""
 
+FOR_ROUNDS = {"averaging", "averaging.numbers", "averaging.history", "averaging.rules", "dht"}
+PARTS_OF_ROUNDS = {
+    "averaging.round.interface",
+    "averaging.round.opinions",
+    "averaging.round.sealing",
+    "averaging.round.gathering",
+}
+
 PURE = {
     "dht.membership": {"dht"},
     "averaging.numbers": {"averaging"},
@@ -86,21 +102,25 @@ PURE = {
         "averaging.rules",
         "dht",
     },
-    "averaging.round": {
-        "averaging",
-        "averaging.numbers",
-        "averaging.history",
-        "averaging.rules",
-        "dht",
+    "averaging.round.interface": FOR_ROUNDS,
+    "averaging.round.opinions": {*FOR_ROUNDS, "averaging.round.interface"},
+    "averaging.round.sealing": {
+        *FOR_ROUNDS,
+        "averaging.round.interface",
+        "averaging.round.opinions",
     },
+    "averaging.round.gathering": {
+        *FOR_ROUNDS,
+        "averaging.round.interface",
+        "averaging.round.opinions",
+        "averaging.round.sealing",
+    },
+    "averaging.round": {*FOR_ROUNDS, *PARTS_OF_ROUNDS},
     "averaging.simulated": {
-        "averaging",
-        "averaging.numbers",
-        "averaging.history",
-        "averaging.rules",
+        *FOR_ROUNDS,
+        *PARTS_OF_ROUNDS,
         "averaging.audit",
         "averaging.round",
-        "dht",
         "dht.memory",
     },
     "peer.run_file": {"peer", "dht"},

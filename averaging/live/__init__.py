@@ -7,16 +7,10 @@ other peers, and events for people and logs.
 Start reading at ``averager`` (one per run and peer: timers, turns, incoming messages) and
 ``services`` (its part that fragments know), then ``fragment`` (carries out effects one by one).
 
-- ``exchange``, ``parts``, ``uploading``, ``reducing``, ``bundling``: the bytes of one round
-- ``auditing``, ``evidence``: claims about slices, audits, and proofs that a peer has lied
-- ``spot_checking``: the loss with another's contribution, on its author's data
-- ``following``: states that others made; ``fetcher`` and ``fetch_server`` move them,
-  ``partial_state`` is one on its way, ``state_files`` keep states on disk
-- ``questions``: streams on which one peer asks and the other answers
-- ``loss_gate``: jumps that raised the learner's loss are undone
-- ``links``, ``bulk``, ``uplink``: small messages, streams of slices, their order on a slow line;
-  ``fair_shares``: each peer's share of memory and of places to be served
-- ``buffers``, ``threads``: memory that is used again, and processor time beside the event loop
+- ``slices``: the bytes of one round
+- ``states``: states that others made, and those that others ask for; ``following`` takes them
+- ``checks``: audits, spot checks, and jumps that are undone
+- ``streams``: messages and streams, their order on a slow line, buffers and threads
 - ``compiling``: compiled codecs, where numba is installed
 - ``settings``, ``learner_port``: the values and protocols between the modules
 

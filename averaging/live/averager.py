@@ -21,19 +21,19 @@ from averaging.history.lineage import Lineage
 from averaging.history.replay import ReplayEntry
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
-from averaging.live.bulk import Bulk
-from averaging.live.evidence import Uploads
-from averaging.live.fetch_server import FetchServer
 from averaging.live.fragment import FragmentWork
 from averaging.live.learner_port import LearnerPort
 from averaging.live.services import Services
 from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings, topic_of
-from averaging.live.state_files import TEND_EVERY_S, StateFiles
+from averaging.live.slices.evidence import Uploads
+from averaging.live.states.fetch_server import FetchServer
+from averaging.live.states.state_files import TEND_EVERY_S, StateFiles
+from averaging.live.streams.bulk import Bulk
 from averaging.messages import BadMessage, Head, Link, Signatures
-from averaging.round import inputs
-from averaging.round.effects import refusal
-from averaging.round.inputs import Input
-from averaging.round.phase import Phase
+from averaging.round.interface import inputs
+from averaging.round.interface.effects import refusal
+from averaging.round.interface.inputs import Input
+from averaging.round.interface.phase import Phase
 from averaging.round.turns import NO_PLACE, Turns, holder_that_gives_way
 from averaging.rules.due import HURRIED_SHARE
 from averaging.rules.line_levels import Level, Need

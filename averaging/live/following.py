@@ -27,17 +27,17 @@ from averaging.history.replay import ReplayEntry, ReplayLog, advance
 from averaging.history.rewind import rewound
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
-from averaging.live.fetcher import SOURCES_MAX, FetchFailed
 from averaging.live.services import Services
+from averaging.live.states.fetcher import SOURCES_MAX, FetchFailed
 from averaging.messages import Commit, Head, Signatures
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Fragment
 from averaging.numbers.norm_bounds import norm_at_most
-from averaging.round.catching_up import fetch_timeout_s
-from averaging.round.effects import CatchUp, Rebase
-from averaging.round.inputs import CaughtUp, Input
+from averaging.round.gathering.catching_up import fetch_timeout_s
+from averaging.round.interface.effects import CatchUp, Rebase
+from averaging.round.interface.inputs import CaughtUp, Input
+from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
-from averaging.round.phase import Phase
 from averaging.round.taking_over import (
     Learner,
     hand_over,

@@ -20,22 +20,22 @@ from averaging.history.lineage import Lineage
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog
 from averaging.history.standing import Standing, sealed_parents
 from averaging.history.state import FragmentState
-from averaging.live.exchange import Exchange
+from averaging.live.checks.spot_checking import Drawn
 from averaging.live.following import Following
 from averaging.live.learner_port import LearnerPort, Progress, Snapshot
-from averaging.live.parts import FragmentFacts, Tally
-from averaging.live.reducing import Reducing
 from averaging.live.services import Services
-from averaging.live.spot_checking import Drawn
-from averaging.live.state_files import StateFiles
+from averaging.live.slices.exchange import Exchange
+from averaging.live.slices.parts import FragmentFacts, Tally
+from averaging.live.slices.reducing import Reducing
+from averaging.live.states.state_files import StateFiles
 from averaging.messages import Commit, Head
 from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.codecs import codec_names
-from averaging.round import effects
 from averaging.round.contributing import contribution
-from averaging.round.effects import Apply, Effect
-from averaging.round.identity import Circumstances, Identity
-from averaging.round.inputs import (
+from averaging.round.interface import effects
+from averaging.round.interface.effects import Apply, Effect
+from averaging.round.interface.identity import Circumstances, Identity
+from averaging.round.interface.inputs import (
     Applied,
     Folded,
     Input,
@@ -47,8 +47,8 @@ from averaging.round.inputs import (
     SliceMerged,
     UploadArrived,
 )
+from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
-from averaging.round.phase import Phase
 from averaging.round.turns import rank
 from averaging.rules.sites import site_pass
 from averaging.rules.usual_norms import UsualNorms

@@ -19,15 +19,9 @@ from averaging.audit.proofs import Court, Guilty, Proof
 from averaging.audit.spot_checks import SpotChecks, steps_between
 from averaging.audit.strikes import Strikes
 from averaging.history.state import FragmentState
-from averaging.live.auditing import Auditing
-from averaging.live.buffers import Arena
-from averaging.live.bulk import Bulk
-from averaging.live.evidence import Uploads
-from averaging.live.fair_shares import ByteBudget
-from averaging.live.fetcher import Fetcher
+from averaging.live.checks.auditing import Auditing
+from averaging.live.checks.spot_checking import Judge, SpotChecking
 from averaging.live.learner_port import LearnerPort
-from averaging.live.links import Transport
-from averaging.live.parts import Workshop
 from averaging.live.settings import (
     AveragerSettings,
     AveragerStats,
@@ -36,14 +30,20 @@ from averaging.live.settings import (
     Surroundings,
     topic_of,
 )
-from averaging.live.spot_checking import Judge, SpotChecking
-from averaging.live.state_files import StateMemory
-from averaging.live.threads import Threads
-from averaging.live.uplink import Uplink
+from averaging.live.slices.evidence import Uploads
+from averaging.live.slices.parts import Workshop
+from averaging.live.states.fetcher import Fetcher
+from averaging.live.states.state_files import StateMemory
+from averaging.live.streams.buffers import Arena
+from averaging.live.streams.bulk import Bulk
+from averaging.live.streams.fair_shares import ByteBudget
+from averaging.live.streams.links import Transport
+from averaging.live.streams.threads import Threads
+from averaging.live.streams.uplink import Uplink
 from averaging.messages import MESSAGES_SINCE, Message, check_incarnation, encode
-from averaging.round import inputs
-from averaging.round.catching_up import UnreliableSources
-from averaging.round.silence import LastHeard
+from averaging.round.gathering.catching_up import UnreliableSources
+from averaging.round.interface import inputs
+from averaging.round.opinions.silence import LastHeard
 from averaging.rules.probation import Probation
 from averaging.rules.spacing import Spacing
 from dht.host import Host

@@ -14,13 +14,13 @@ import blake3
 
 from averaging.audit.proofs import Proof
 from averaging.history.state import FragmentState
-from averaging.live.auditing import KEPT_BYTES_MAX
-from averaging.live.bulk import TransportSettings
-from averaging.live.fetcher import FetchProgress
-from averaging.live.loss_gate import JumpGate
-from averaging.live.spot_checking import Judge
-from averaging.live.state_files import StateFiles
-from averaging.live.threads import threads_for
+from averaging.live.checks.auditing import KEPT_BYTES_MAX
+from averaging.live.checks.loss_gate import JumpGate
+from averaging.live.checks.spot_checking import Judge
+from averaging.live.states.fetcher import FetchProgress
+from averaging.live.states.state_files import StateFiles
+from averaging.live.streams.bulk import TransportSettings
+from averaging.live.streams.threads import threads_for
 from averaging.numbers.layout import Layout
 from averaging.round.taking_over import Life
 from averaging.rules.orders import OrderBook

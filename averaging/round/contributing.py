@@ -8,7 +8,7 @@ from averaging.history.parent_maps import ParentMap
 from averaging.history.state import FragmentState
 from averaging.numbers.arithmetic import Moved
 from averaging.numbers.arrays import Float32s
-from averaging.round.effects import Enter
+from averaging.round.interface.effects import Enter
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.weights import uploaded_share
 

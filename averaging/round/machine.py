@@ -1,20 +1,20 @@
 """The rounds of one fragment at one peer: a machine without clock, sockets or numbers.
 
-``FragmentRounds.handle`` takes an input (``averaging.round.inputs``) and the time, and returns
-effects (``averaging.round.effects``). It holds no number of the model. One machine per fragment
-and peer plays every part: member, leader, reducer, acceptor, successor of a dead leader.
-``averaging.live.averager`` and the simulator run the same machine.
+``FragmentRounds.handle`` takes an input (``averaging.round.interface.inputs``) and the time, and
+returns effects (``averaging.round.interface.effects``). It holds no number of the model. One
+machine per fragment and peer plays every part: member, leader, reducer, acceptor, successor of a
+dead leader. ``averaging.live.averager`` and the simulator run the same machine.
 
-**Before the commit** (``averaging.round.joining``, ``averaging.round.leading``,
-``averaging.round.roster``, ``averaging.round.catching_up``)
+**Before the commit** (``averaging.round.gathering.joining``, ``averaging.round.gathering.leading``,
+``averaging.round.gathering.roster``, ``averaging.round.gathering.catching_up``)
 
     IDLE      Nothing is under way. When due, or called with enough steps: ``TakeSnapshot``.
     WANTED    The learner was asked. With its offer the peer joins, or folds when it is alone.
     JOINING   ``Join`` was sent to the leader that this peer believes in. ``Noted`` binds it;
               ``Redirect`` names another leader. When the leader is silent or its link breaks, the
               join is sent once more, and then to the next in rank; so in all fragments if that
-              leader alone is silent (``averaging.round.silence``). A leader with which joins fail
-              again and again is passed over.
+              leader alone is silent (``averaging.round.opinions.silence``). A leader with which
+              joins fail again and again is passed over.
     PROMISED  Bound to this leader and no other, until ``Withdraw`` is sent or ``Committed``,
               ``NoQuorum`` or ``Closed`` arrives. Another leader that calls is told ``Pass``, or
               joined instead (after ``Withdraw``) if it ranks first by name.
@@ -62,7 +62,7 @@ One input may change the phase twice, and a message that a peer sends to itself 
 ``handle`` returns. A leader enters its round by the input with which its roster closes.
 
 **From the commit on** (``averaging.round.participation``, ``averaging.round.reducer``,
-``averaging.round.paxos``, and ``averaging.round.doubt`` when it ends in doubt)
+``averaging.round.sealing.paxos``, and ``averaging.round.sealing.doubt`` when it ends in doubt)
 
     UPLOADING -> SEALED -> APPLYING -> FINISHED
         |           |
@@ -104,7 +104,7 @@ the cycle and the end are those of the directive at the version that the round m
 machine begins no round, and tells its directive to peers that join or call it: they may know that
 the pause is over. After a rollback the owner of the machine replaces it, under another topic.
 
-**The end** of a run: ``averaging.round.ending``.
+**The end** of a run: ``averaging.round.opinions.ending``.
 
 **Every wait has a deadline.** Every phase but IDLE has a timer (``deadline`` is the earliest). All
 deadlines are relative to the own clock; no time of another peer is compared with it.
@@ -120,11 +120,15 @@ import msgspec
 from averaging import messages
 from averaging.history.standing import Standing, with_merged_map
 from averaging.messages import Commit, Committed, Head, Link, Message, ParentCertificate
-from averaging.round import inputs, transitions
-from averaging.round.catching_up import ATTEMPTS_IN_VAIN, CatchingUp, UnreliableSources
-from averaging.round.certificates import SIGNATURES_SPARE, Certificates, link_of
-from averaging.round.doubt import Doubt, Doubting
-from averaging.round.effects import (
+from averaging.round.gathering.catching_up import ATTEMPTS_IN_VAIN, CatchingUp, UnreliableSources
+from averaging.round.gathering.joining import Joining
+from averaging.round.gathering.leading import Leading
+from averaging.round.gathering.lingering import Lingering
+from averaging.round.gathering.objections import members_behind, objection, overstatement_of_leader
+from averaging.round.gathering.parents import Parents
+from averaging.round.gathering.roster import OpenRoster
+from averaging.round.interface import inputs, transitions
+from averaging.round.interface.effects import (
     CountRefused,
     Effect,
     GiveUp,
@@ -135,29 +139,25 @@ from averaging.round.effects import (
     Value,
     WarnOfCommit,
 )
-from averaging.round.ending import Ending
-from averaging.round.identity import Circumstances, Identity
-from averaging.round.inputs import Input
-from averaging.round.joining import Joining
-from averaging.round.leading import Leading
-from averaging.round.lingering import Lingering
-from averaging.round.neighbourhood import Neighbourhood
-from averaging.round.objections import members_behind, objection, overstatement_of_leader
-from averaging.round.outcomes import Outcomes
-from averaging.round.pace import Pace
-from averaging.round.parents import Parents
-from averaging.round.participation import Participation
-from averaging.round.phase import Phase, Stage, Timer
-from averaging.round.roster import OpenRoster
-from averaging.round.signed_commit import (
+from averaging.round.interface.identity import Circumstances, Identity
+from averaging.round.interface.inputs import Input
+from averaging.round.interface.phase import Phase, Stage, Timer
+from averaging.round.interface.signed_commit import (
     BadSignature,
     NotACommit,
     NotForThisPeer,
     SignedCommit,
     read_commit,
 )
-from averaging.round.situation import Situation
-from averaging.round.transitions import Changes, Question, Transition
+from averaging.round.interface.situation import Situation
+from averaging.round.interface.transitions import Changes, Question, Transition
+from averaging.round.opinions.certificates import SIGNATURES_SPARE, Certificates, link_of
+from averaging.round.opinions.ending import Ending
+from averaging.round.opinions.neighbourhood import Neighbourhood
+from averaging.round.opinions.pace import Pace
+from averaging.round.participation import Participation
+from averaging.round.sealing.doubt import Doubt, Doubting
+from averaging.round.sealing.outcomes import Outcomes
 from averaging.rules import plausible
 from averaging.rules.due import DueTime
 from averaging.rules.mixing import Measured

@@ -4,8 +4,8 @@
 the round: as long as another peer may still need an acceptor, a merged slice or an answer, up to
 ``round_s``.
 
-It takes the same inputs as the machine and returns changes (``averaging.round.transitions``) for
-the machine to apply.
+It takes the same inputs as the machine and returns changes
+(``averaging.round.interface.transitions``) for the machine to apply.
 
 A member that no seal can include without its own vote leaves at once when all others have said that
 they are not in the round, and ``margin_s`` after the last link broke. Otherwise the only partner of
@@ -24,7 +24,7 @@ from typing import TypeAlias
 from averaging import messages
 from averaging.history.standing import Standing, after_commit, sealed_parents
 from averaging.messages import MERGED, NOTHING, OWN, Message
-from averaging.round.effects import (
+from averaging.round.interface.effects import (
     Answer,
     Apply,
     Effect,
@@ -39,8 +39,8 @@ from averaging.round.effects import (
     Upload,
     Value,
 )
-from averaging.round.identity import Identity
-from averaging.round.inputs import (
+from averaging.round.interface.identity import Identity
+from averaging.round.interface.inputs import (
     LinkLost,
     MergedArrived,
     Received,
@@ -50,12 +50,14 @@ from averaging.round.inputs import (
     UploadArrived,
     UploadFailed,
 )
+from averaging.round.interface.phase import LastTimer, RoundTimer, Stage
+from averaging.round.interface.signed_commit import SignedCommit
+from averaging.round.interface.transitions import Changes, Count, RoundEnded
 from averaging.round.member_slices import MemberSlices
-from averaging.round.neighbourhood import Neighbourhood
-from averaging.round.paxos import Acceptor, BallotPhase, Coordinator, Voter
-from averaging.round.phase import LastTimer, RoundTimer, Stage
+from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.round.reducer import Reducer
-from averaging.round.seals import (
+from averaging.round.sealing.paxos import Acceptor, BallotPhase, Coordinator, Voter
+from averaging.round.sealing.seals import (
     VOID,
     all_peers_of,
     expected_of,
@@ -65,9 +67,7 @@ from averaging.round.seals import (
     may_be_finished,
     owner_of,
 )
-from averaging.round.signed_commit import SignedCommit
-from averaging.round.takeover import Takeover
-from averaging.round.transitions import Changes, Count, RoundEnded
+from averaging.round.sealing.takeover import Takeover
 from averaging.rules.sites import riders_of
 from averaging.rules.weights import weights_of
 from dht.identity import PeerId

@@ -15,7 +15,7 @@ import numpy as np
 from averaging.messages import Commit
 from averaging.numbers.arrays import SUM_TILE, Float32s, arithmetic, uninitialised_floats
 from averaging.numbers.chunks import Chunk, Cutting
-from averaging.round.effects import Apply
+from averaging.round.interface.effects import Apply
 from averaging.rules.weights import weights_of
 
 

@@ -26,7 +26,7 @@ from averaging.history.rewind import parting
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.numbers.arrays import Float32s, norm
-from averaging.round.effects import Apply, CatchUp, Rebase
+from averaging.round.interface.effects import Apply, CatchUp, Rebase
 from averaging.rules.final_mix import RunsEnd
 from averaging.rules.plausible import leap
 from dht.identity import PeerId
@@ -236,9 +236,10 @@ def hand_over(
     """Give the learner a state that others made.
 
     ``presumed``: own work up to this step counts as merged elsewhere
-    (``averaging.round.doubt.Doubting.presumed``). ``earlier``: tokens of earlier incarnations in
-    the state before (``Life.earlier_tokens``). Lost work is counted for this incarnation only: the
-    new side may have more work of its former ones, which does not make up for it.
+    (``averaging.round.sealing.doubt.Doubting.presumed``). ``earlier``: tokens of earlier
+    incarnations in the state before (``Life.earlier_tokens``). Lost work is counted for this
+    incarnation only: the new side may have more work of its former ones, which does not make up for
+    it.
     """
     regained = None if parting is None else learner.rebase(state, parting)
     if regained is None:

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from averaging.messages import MERGED, NOTHING, OWN, Commit, Opening
-from averaging.round.effects import Enter
-from averaging.round.reducer import UploadNorm, outlying
+from averaging.round.interface.effects import Enter
 from averaging.rules.sites import Share, carries, riders_of, shares
+from averaging.rules.usual_norms import UploadNorm, outlying
 from dht.identity import PeerId
 
 NOTHING_TO_GIVE = "it has nothing to give: its numbers are not finite"

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from averaging.round.interface.phase import UNCOMMITTED
 from averaging.round.machine import FragmentRounds
-from averaging.round.phase import UNCOMMITTED
 
 NO_PLACE = "as many rounds as may be are under way"
 """The reason given for a fragment that is turned away."""

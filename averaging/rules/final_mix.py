@@ -9,10 +9,11 @@ Several groups reach the goal each on a lineage of its own. A peer that stands o
 hears of one, **closes ranks**: it takes all peers for one group (as far as a roster is long: 64),
 comes whenever it is called, and closes no roster while others come. The groups mix, and a version
 that grew out of one at the goal is final. Such lineages do nothing but mix, so history still
-identifies the final version. (Groups that hear of the order when they are beyond its version
-do not mix.) A majority in the mix is enough: the others take its state. Of two final versions (more
-peers than a roster holds, or a partition, also of a single group), every peer takes the heavier;
-peers that have ended go on to tell one another where they stand (``averaging.round.lingering``).
+identifies the final version. (Groups that hear of the order when they are beyond its version do not
+mix.) A majority in the mix is enough: the others take its state. Of two final versions (more peers
+than a roster holds, or a partition, also of a single group), every peer takes the heavier; peers
+that have ended go on to tell one another where they stand
+(``averaging.round.gathering.lingering``).
 
 The groups mix as they stand, also where one state grew out of another, as in a meld. No leader sees
 that of two others, and a peer that is a version behind may be unable to catch up: a link has the

@@ -7,8 +7,8 @@ that moves a fragment further than steps usually do. Certificates say that enoug
 such a state, and nothing about whether it is any good; the loss says that.
 
 A peer measures the loss of its own held-out sequences before and after a jump
-(``averaging.live.loss_gate``). ``judge`` compares the two. A jump that is refused is undone, and
-``Refusals`` remembers its target, so that it is not taken again from the next peer.
+(``averaging.live.checks.loss_gate``). ``judge`` compares the two. A jump that is refused is undone,
+and ``Refusals`` remembers its target, so that it is not taken again from the next peer.
 
 The gate is one peer's own judgement: nobody hears of it, and nobody is blamed. So it must not part
 an honest peer from a run that has simply had a bad hour. A refusal ends

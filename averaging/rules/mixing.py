@@ -1,8 +1,8 @@
 """Mixing: rounds whose members stand on different lineages, and how often they average states.
 
 Where all peers fit into one group, two lineages are a healed fork. They are **mixed** once,
-weighted by the tokens merged since they parted (``averaging.round.roster``), and nothing below
-applies.
+weighted by the tokens merged since they parted (``averaging.round.gathering.roster``), and nothing
+below applies.
 
 With more peers than one group holds, peers are dealt into groups by a hash that changes with every
 version. Every round leaves its group on a lineage of its own, so the members of the next round all
@@ -101,7 +101,7 @@ class MixingPolicy:
         """True if every round of several groups melds, so that its members leave with one lineage.
 
         Otherwise each peer has a lineage of its own between melds, which no other can certify: a
-        member's word is taken for it (``averaging.round.parents``).
+        member's word is taken for it (``averaging.round.gathering.parents``).
         """
         return self.every == 1 and self.dispersion_max is None
 

@@ -24,6 +24,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
 from statistics import median
 
 from averaging.numbers.arrays import Float64s
@@ -55,3 +57,68 @@ class UsualNorms:
         if len(self._squares) < MERGES_MIN:
             return None
         return math.sqrt(float(median(squares[units].sum() for squares in self._squares)))
+
+
+NORM_MIN = 1e-20
+"""A usual norm below this is taken for zero: any upload would be a large multiple of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadNorm:
+    """The norm of an upload, and what its reducer knew of that slice before."""
+
+    value: float
+    usual: float | None = None
+    """The norm of the slice in the last merges; ``None``: not known yet.
+
+    See ``UsualNorms``.
+    """
+    harmless: float = 0.0
+    """An upload up to this norm is never refused: the norm of theta, until ``usual`` is known.
+
+    At the start of a run, with a warm-up from zero for example, honest peers differ by any factor,
+    and none moves theta by more than its own norm."""
+
+
+def outlying(norms: Mapping[int, UploadNorm], *, norm_ratio_max: float) -> dict[int, str]:
+    """Uploads of one slice whose norm is far above the usual one, each with the reason.
+
+    The usual norm is the median of the other uploads or the norm in recent merges, whichever is
+    larger: among newcomers that have done little, the upload of a peer at work is not outlying. Of
+    two uploads without a history the larger one is outlying: a round without an honest contribution
+    costs a round, one with an absurd contribution costs the model.
+    """
+    found = {}
+    for sender, norm in sorted(norms.items()):
+        others = [other.value for index, other in norms.items() if index != sender]
+        usual = max(median(others) if others else 0.0, norm.usual or 0.0)
+        allowed = max(norm_ratio_max * usual, norm.harmless)
+        if usual > NORM_MIN and norm.value > allowed:
+            found[sender] = (
+                f"its norm is {norm.value / usual:.3g} times what is usual; "
+                f"at most {norm_ratio_max:g}"
+            )
+    return found
+
+
+MERGED_SLACK = 2.0
+"""Largest norm of a merged slice over that of an upload: its reducer knows other norms."""
+
+
+def norm_objection(
+    merged: float, *, usual: float | None, own: float, theta: float, norm_ratio_max: float
+) -> str | None:
+    """The reason not to take a slice that another peer merged; ``None``: there is none.
+
+    No mean of contributions has a larger norm than all of them, and a reducer leaves out what is
+    far above the usual one. ``usual``, ``own``: norms of the slice in the last merges and in the
+    own contribution; 0: there is none. ``theta``: norm of the slice, which a merge may move so far
+    in any case. Until something is usual it is that of the whole fragment, and a multiple of it is
+    allowed: honest peers differ by any factor then, and a slice of theta may be zero.
+    """
+    known = max(usual or 0.0, own)
+    harmless = theta if usual is not None else norm_ratio_max * theta
+    allowed = max(MERGED_SLACK * norm_ratio_max * known, harmless)
+    if allowed <= NORM_MIN or merged <= allowed:
+        return None
+    return f"the merged slice has a norm of {merged:.3g}; at most {allowed:.3g} is plausible"

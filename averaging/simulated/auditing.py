@@ -1,8 +1,8 @@
 """Audits by a simulated node: the decisions of ``averaging.audit``, the bytes over the wires.
 
 Nodes keep what they have sent of the last rounds. After a round each draws pieces, collects the
-uploads, merges them again and spreads what that proves; ``averaging.live.auditing`` does the same
-over a host.
+uploads, merges them again and spreads what that proves; ``averaging.live.checks.auditing`` does the
+same over a host.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One simulated peer's part in the bytes of one round: encode, send, reduce, bundle, answer.
 
-It does the work of ``averaging.live.exchange`` and of the parts of one: the routes, the codecs and
-the merge are the same code, only the bytes travel over ``averaging.simulated.wires``.
+It does the work of ``averaging.live.slices.exchange`` and of the parts of one: the routes, the
+codecs and the merge are the same code, only the bytes travel over ``averaging.simulated.wires``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from averaging.numbers.arithmetic import MeldNumbers, Weighted, numbers_of
 from averaging.numbers.arrays import Float64s
 from averaging.numbers.codec import Scratch
 from averaging.numbers.norm_bounds import norm_at_most
-from averaging.round import inputs
 from averaging.round.contributing import Contribution
-from averaging.round.effects import Enter, Merge, Upload
-from averaging.round.reducer import UploadNorm, norm_objection
+from averaging.round.interface import inputs
+from averaging.round.interface.effects import Enter, Merge, Upload
 from averaging.round.rests import Rests
 from averaging.round.traffic import NOTHING_TO_GIVE, BundleRoster, Incoming, Route, Traffic
 from averaging.rules.sites import SITE_SHARE, riders_of
+from averaging.rules.usual_norms import UploadNorm, norm_objection
 from averaging.rules.weights import weights_of
 from averaging.simulated.auditing import NodeAudits
 from averaging.simulated.wires import Part, WiredNode

@@ -3,8 +3,8 @@
 A state comes from one source, with the signatures under its newest link. A lineage is signed, its
 bits are not: so other peers that count are asked at the same moment for the digest of theirs, and a
 state is taken when as many hold the same bits as a live peer wants
-(``averaging.round.catching_up.CatchingUp.holders_min``). The rounds of a replay are compared with
-the digests in their heads, and have to lead to the lineage that was asked for.
+(``averaging.round.gathering.catching_up.CatchingUp.holders_min``). The rounds of a replay are
+compared with the digests in their heads, and have to lead to the lineage that was asked for.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from averaging.history.state import FragmentState
 from averaging.messages import Link, Signatures
 from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.codec import Scratch
-from averaging.round.catching_up import fetch_timeout_s
-from averaging.round.effects import CatchUp, Rebase
+from averaging.round.gathering.catching_up import fetch_timeout_s
+from averaging.round.interface.effects import CatchUp, Rebase
 from averaging.round.taking_over import is_outvoted, prefers_replay
 from averaging.simulated.wires import MARK_BYTES, STREAM_OVERHEAD_BYTES, WiredNode
 from dht.identity import PeerId

@@ -25,10 +25,11 @@ from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Fragment
 from averaging.numbers.outer import Step
-from averaging.round import effects, inputs, taking_over
+from averaging.round import taking_over
 from averaging.round.contributing import contribution
-from averaging.round.effects import Apply, CatchUp, Effect, Fold, Note, Rebase, refusal
-from averaging.round.inputs import Offer
+from averaging.round.interface import effects, inputs
+from averaging.round.interface.effects import Apply, CatchUp, Effect, Fold, Note, Rebase, refusal
+from averaging.round.interface.inputs import Offer
 from averaging.round.machine import FragmentRounds
 from averaging.round.taking_over import Life, hand_over, is_newer, parting_at, shared_version, unfit
 from averaging.rules.usual_norms import UsualNorms
@@ -104,7 +105,7 @@ class Owner(Protocol):
         ...
 
     def silent(self, peer: PeerId, since: float) -> None:
-        """One node waited for its leader's answer in vain (``averaging.round.silence``)."""
+        """One node waited in vain for an answer of its leader."""
         ...
 
     def ran(self, node: FragmentNode) -> None:

@@ -27,8 +27,8 @@ from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Fragment
-from averaging.round import inputs
-from averaging.round.effects import CatchUp, Rebase
+from averaging.round.interface import inputs
+from averaging.round.interface.effects import CatchUp, Rebase
 from averaging.round.machine import FragmentRounds
 from averaging.rules.usual_norms import UsualNorms
 from dht.bounded_mapping import BoundedMapping

@@ -13,11 +13,11 @@ from averaging import messages
 from averaging.errors import AveragingError
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
-from averaging.live.fetcher import FetchProgress
+from averaging.live.checks.loss_gate import JumpGate
+from averaging.live.checks.spot_checking import Judge
 from averaging.live.learner_port import LearnerPort
-from averaging.live.loss_gate import JumpGate
 from averaging.live.settings import Participant, RunTerms, Surroundings
-from averaging.live.spot_checking import Judge
+from averaging.live.states.fetcher import FetchProgress
 from averaging.rules.orders import OrderBook
 from dht.errors import DhtError
 from dht.forwarding_host import DiallingHost

@@ -31,7 +31,7 @@ from typing import Any
 import blake3
 import uvloop
 
-from averaging.live.fetcher import FetchProgress
+from averaging.live.states.fetcher import FetchProgress
 from averaging.numbers.arrays import check_subnormals
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec

@@ -17,7 +17,7 @@ from blake3 import blake3
 from averaging.history.parent_maps import ParentMap
 from averaging.history.standing import Standing
 from averaging.live.averager import Averager
-from averaging.round.certificates import link_of
+from averaging.round.opinions.certificates import link_of
 from dht.errors import DhtError
 from dht.identity import Identity, PeerId, RunId
 from dht.membership.call_budget import CallRate

@@ -18,7 +18,7 @@ from multiaddr import Multiaddr
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
 from averaging.numbers.arrays import Float32s
-from averaging.round.phase import Phase as RoundPhase
+from averaging.round.interface.phase import Phase as RoundPhase
 from dht import addresses as address_rules
 from dht.identity import PeerId
 from dht.presence.intake import Misfit

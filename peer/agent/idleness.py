@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from averaging.live.links import control_protocol
+from averaging.live.streams.links import control_protocol
 from peer.agent.local_peer import LocalPeer
 from peer.bridge.shared_memory import SharedTensors
 from peer.bridge.trainer_line import TrainerLine

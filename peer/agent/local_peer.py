@@ -22,10 +22,10 @@ from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
 from averaging.live.compiling import COMPILE_FROM_VALUES, can_compile, use_compiled_codecs
 from averaging.live.settings import AveragerStats
-from averaging.live.state_files import StateFiles, working_bytes
+from averaging.live.states.state_files import StateFiles, working_bytes
 from averaging.numbers.arrays import Float32s, uninitialised_floats
 from averaging.numbers.layout import Layout
-from averaging.round.phase import Phase as RoundPhase
+from averaging.round.interface.phase import Phase as RoundPhase
 from averaging.rules.orders import RoundOrders
 from averaging.rules.peer_view import PeerView
 from dht.bounded_mapping import BoundedMapping
@@ -70,7 +70,7 @@ LAST_OFFERS_MAX = 1024
 
 JUMP_REFUSED = "jump_refused"
 JUMPS_JUDGED = frozenset(("jump_measured", JUMP_REFUSED, "jump_allowed"))
-"""Verdicts of the loss gate (``averaging.live.loss_gate``)."""
+"""Verdicts of the loss gate (``averaging.live.checks.loss_gate``)."""
 
 NOT_MERGED_EVENTS = frozenset(("no_quorum", "too_late", "turned_away", "gave_up"))
 """Events of averaging by which an offer of this peer failed before there was a round."""

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from averaging.live.loss_gate import GateSettings, LossGate
+from averaging.live.checks.loss_gate import GateSettings, LossGate
 from averaging.rules.loss_gate import Refusals
 from dht.membership.orders import Attested
 from peer.agent.slots import SlotPort

@@ -15,7 +15,7 @@ import numpy as np
 
 from averaging.audit.readings import Reading
 from averaging.audit.spot_checks import BACK_MAX
-from averaging.live.spot_checking import Losses, OtherData, Trial
+from averaging.live.checks.spot_checking import Losses, OtherData, Trial
 from dht.bounded_mapping import BoundedMapping
 from peer.bridge.messages import HasRead, Tried, Try
 from peer.bridge.trainer_line import TrainerLine

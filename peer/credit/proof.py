@@ -1,8 +1,8 @@
 """The merged map of a version of one fragment, with what proves it.
 
 A lineage binds the merged map of its state, and a link is certified by the signatures of peers that
-have stood on it (``averaging.round.certificates``). So a reader of a map with its link can tell
-whether those peers hold it, and nobody can add a token to it that no seal has merged.
+have stood on it (``averaging.round.opinions.certificates``). So a reader of a map with its link can
+tell whether those peers hold it, and nobody can add a token to it that no seal has merged.
 """
 
 from __future__ import annotations

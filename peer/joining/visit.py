@@ -24,8 +24,8 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 from blake3 import blake3
 
-from averaging.live.fetcher import Fetcher
-from averaging.live.threads import Threads
+from averaging.live.states.fetcher import Fetcher
+from averaging.live.streams.threads import Threads
 from averaging.numbers.layout import Layout
 from dht.errors import CallRefused, DhtError, PeerUnreachable, RunFileUnavailable
 from dht.host import Host

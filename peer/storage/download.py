@@ -19,8 +19,8 @@ from averaging.history.chain import Chain, ChainLink
 from averaging.history.manifest import Manifest
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
-from averaging.live.fetcher import Fetcher, FetchFailed, FetchProgress
-from averaging.live.threads import Threads
+from averaging.live.states.fetcher import Fetcher, FetchFailed, FetchProgress
+from averaging.live.streams.threads import Threads
 from averaging.messages import Signatures
 from averaging.numbers.layout import Layout
 from dht.errors import DhtError

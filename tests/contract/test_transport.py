@@ -9,11 +9,11 @@ import pytest
 
 from averaging.errors import BulkRefused
 from averaging.live.averager import Averager
-from averaging.live.bulk import Bulk
-from averaging.live.fetch_server import FetchServer
-from averaging.live.fetcher import Fetcher
 from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings
-from averaging.live.threads import Threads
+from averaging.live.states.fetch_server import FetchServer
+from averaging.live.states.fetcher import Fetcher
+from averaging.live.streams.bulk import Bulk
+from averaging.live.streams.threads import Threads
 from averaging.rules.peer_view import PeerView
 from dht.errors import StreamBroken
 from tests.averaging.live.links import introduce, linked

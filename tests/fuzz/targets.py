@@ -29,16 +29,17 @@ from averaging.history.manifest import describe, read_manifest
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.parent_maps import ParentMap, decode_maps, encode_maps
 from averaging.history.replay import ReplayHead
-from averaging.live import auditing, fetch_server
-from averaging.live.auditing import (
+from averaging.live.checks import auditing
+from averaging.live.checks.auditing import (
     AskProof,
     AskReading,
     AskSources,
     AskUpload,
     read_shown,
 )
-from averaging.live.fetch_server import AskManifest, AskPieces, AskReplay
-from averaging.live.questions import read_request
+from averaging.live.states import fetch_server
+from averaging.live.states.fetch_server import AskManifest, AskPieces, AskReplay
+from averaging.live.streams.questions import read_request
 from averaging.messages import BadMessage
 from averaging.numbers.arrays import arithmetic
 from averaging.numbers.codec import Scratch

@@ -24,9 +24,9 @@ import numpy as np
 from averaging.history.adoption import OwnWork, Parting
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
-from averaging.live.bulk import TransportSettings
 from averaging.live.learner_port import Progress, Snapshot
 from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings
+from averaging.live.streams.bulk import TransportSettings
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.due import DuePolicy

@@ -13,7 +13,7 @@ from averaging.history.chain import Chain, ChainLink
 from averaging.history.lineage import bound
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
-from averaging.live.fetch_server import fetch_protocol
+from averaging.live.states.fetch_server import fetch_protocol
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.due import DuePolicy

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from averaging.live.bulk import Bulk
-from averaging.live.links import Transport
+from averaging.live.streams.bulk import Bulk
+from averaging.live.streams.links import Transport
 from dht.identity import PeerId, RunId
 from dht.libp2p.lane_settings import LaneSettings
 from peer.lab.chaos import stranger

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 import averaging.errors
-import averaging.live.buffers
-import averaging.live.fetcher
+import averaging.live.states.fetcher
+import averaging.live.streams.buffers
 import peer.errors
 from dht.errors import ExpectedError, PeerUnreachable
 
@@ -40,8 +40,12 @@ def test_errors_survive_pickling_with_their_fields() -> None:
 
 def test_errors_of_all_packages_are_declared() -> None:
     found = {*declared()}
-    assert {averaging.errors.NotFinite, averaging.live.fetcher.FetchFailed} < found
-    assert {averaging.live.buffers.Abandoned, PeerUnreachable, peer.errors.RunFileError} < found
+    assert {averaging.errors.NotFinite, averaging.live.states.fetcher.FetchFailed} < found
+    assert {
+        averaging.live.streams.buffers.Abandoned,
+        PeerUnreachable,
+        peer.errors.RunFileError,
+    } < found
 
 
 def test_an_error_is_read_by_its_fields_and_shown_as_a_sentence() -> None:

@@ -16,11 +16,11 @@ from multiaddr import Multiaddr
 from averaging.history.adoption import Parting
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
-from averaging.live.bulk import TransportSettings
 from averaging.live.compiling import can_compile, use_compiled_codecs
 from averaging.live.learner_port import Progress, Snapshot
 from averaging.live.settings import AveragerSettings, RunTerms, Surroundings
 from averaging.live.settings import Participant as RunParticipant
+from averaging.live.streams.bulk import TransportSettings
 from averaging.numbers.arithmetic import MergeNumbers, Moved, Weighted
 from averaging.numbers.arrays import Float32s, uninitialised
 from averaging.numbers.chunks import Cutting

@@ -18,8 +18,8 @@ import msgspec
 from multiaddr import Multiaddr
 
 from averaging import messages as said
-from averaging.live.fetch_server import AskManifest, fetch_protocol
-from averaging.live.links import bulk_protocol, control_protocol
+from averaging.live.states.fetch_server import AskManifest, fetch_protocol
+from averaging.live.streams.links import bulk_protocol, control_protocol
 from averaging.messages import Head, Join, Link, Message
 from dht.errors import DhtError
 from dht.host import FRAME_MAX_BYTES, Stream

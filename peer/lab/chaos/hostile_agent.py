@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from averaging import messages as said
-from averaging.live.bulk import Bulk
-from averaging.live.uploading import Uploading
+from averaging.live.slices.uploading import Uploading
+from averaging.live.streams.bulk import Bulk
 from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named
 from peer.agent import agent

@@ -26,15 +26,15 @@ from averaging.audit.claims import claim, digest_of_pieces, digests_of
 from averaging.history.parent_maps import ParentMap
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
-from averaging.live.auditing import Auditing
 from averaging.live.averager import Averager
-from averaging.live.evidence import Evidence, Uploads
-from averaging.live.exchange import Exchange
+from averaging.live.checks.auditing import Auditing
 from averaging.live.fragment import FragmentWork
 from averaging.live.learner_port import Snapshot
-from averaging.live.reducing import OngoingMerge, Reducing
+from averaging.live.slices.evidence import Evidence, Uploads
+from averaging.live.slices.exchange import Exchange
+from averaging.live.slices.reducing import OngoingMerge, Reducing
 from averaging.round.contributing import Contribution
-from averaging.round.effects import Effect, Enter, Send
+from averaging.round.interface.effects import Effect, Enter, Send
 from dht.identity import PeerId
 from peer.agent import agent
 from peer.lab.chaos.judging.lies import Lie

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from multiaddr import Multiaddr
 
-from averaging.live.fetch_server import fetch_protocol
-from averaging.live.links import bulk_protocol, control_protocol
+from averaging.live.states.fetch_server import fetch_protocol
+from averaging.live.streams.links import bulk_protocol, control_protocol
 from dht import addresses as address_rules
 from dht.errors import DhtError
 from dht.host import FRAME_MAX_BYTES, Stream

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from averaging.live.bulk import Bulk, TransportSettings
-from averaging.live.links import Transport
+from averaging.live.streams.bulk import Bulk, TransportSettings
+from averaging.live.streams.links import Transport
 from dht.host import Host
 from dht.identity import PeerId, RunId
 

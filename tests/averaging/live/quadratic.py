@@ -20,11 +20,11 @@ from averaging.audit.proofs import Proof
 from averaging.history.adoption import Parting
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
+from averaging.live.checks.loss_gate import JumpGate
+from averaging.live.checks.spot_checking import Judge
 from averaging.live.learner_port import Progress, Snapshot
-from averaging.live.loss_gate import JumpGate
 from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings
-from averaging.live.spot_checking import Judge
-from averaging.live.state_files import StateFiles
+from averaging.live.states.state_files import StateFiles
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.due import DuePolicy

@@ -13,7 +13,7 @@ from averaging.history.lineage import Lineage
 from averaging.history.manifest import PIECE_BYTES, Manifest
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
-from averaging.live.questions import STALL_MAX_S
+from averaging.live.streams.questions import STALL_MAX_S
 from averaging.messages import Signatures
 from dht.host import Stream
 from dht.identity import PeerId

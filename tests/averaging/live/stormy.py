@@ -24,10 +24,8 @@ from averaging.history.adoption import Parting
 from averaging.history.standing import sealed_parents
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
-from averaging.live.exchange import Exchange
 from averaging.live.fragment import FragmentWork
 from averaging.live.learner_port import Progress, Snapshot
-from averaging.live.parts import Parts
 from averaging.live.settings import (
     AveragerSettings,
     Participant,
@@ -35,9 +33,11 @@ from averaging.live.settings import (
     Surroundings,
     topic_of,
 )
-from averaging.round.effects import Apply, Effect, Fold, GiveUp, Note
+from averaging.live.slices.exchange import Exchange
+from averaging.live.slices.parts import Parts
+from averaging.round.interface.effects import Apply, Effect, Fold, GiveUp, Note
+from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
-from averaging.round.phase import Phase
 from averaging.round.taking_over import Life
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy

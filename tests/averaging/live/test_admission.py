@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from averaging import messages as said
-from averaging.live.fetcher import Fetcher, FetchFailed
-from averaging.live.threads import Threads
+from averaging.live.states.fetcher import Fetcher, FetchFailed
+from averaging.live.streams.threads import Threads
 from dht.errors import PeerUnreachable, StreamBroken
 from dht.guarded_host import REFUSED, GuardedHost
 from dht.host import Host

@@ -21,20 +21,20 @@ from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.parent_maps import ParentMap, encode_maps
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
-from averaging.live.fetch_server import FetchServer
 from averaging.live.following import Following
 from averaging.live.learner_port import Snapshot
-from averaging.live.reducing import Reducing
-from averaging.live.threads import Threads
-from averaging.live.uploading import Uploading
+from averaging.live.slices.reducing import Reducing
+from averaging.live.slices.uploading import Uploading
+from averaging.live.states.fetch_server import FetchServer
+from averaging.live.streams.threads import Threads
 from averaging.messages import Join, Message, Signatures
 from averaging.numbers.codec import Scratch
-from averaging.round import leading
+from averaging.round.gathering import leading
+from averaging.round.gathering.roster import Leader, compose
+from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
-from averaging.round.neighbourhood import Neighbourhood
+from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.round.participation import Participation
-from averaging.round.phase import Phase
-from averaging.round.roster import Leader, compose
 from averaging.rules.peer_view import PeerView
 from averaging.rules.probation import ProbationPolicy
 from dht.identity import Identity, PeerId

@@ -17,15 +17,15 @@ import pytest
 from averaging.history.attested import numbers_digest
 from averaging.history.state import FragmentState
 from averaging.live.fragment import FragmentWork
-from averaging.live.reducing import Reducing
 from averaging.live.settings import AveragerSettings
-from averaging.live.uplink import FIRST, Uplink
+from averaging.live.slices.reducing import Reducing
+from averaging.live.streams.uplink import FIRST, Uplink
 from averaging.messages import Link
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
-from averaging.round.effects import Apply
-from averaging.round.inputs import Due, GiveWay
-from averaging.round.phase import Phase
+from averaging.round.interface.effects import Apply
+from averaging.round.interface.inputs import Due, GiveWay
+from averaging.round.interface.phase import Phase
 from averaging.rules.due import DuePolicy
 from averaging.rules.peer_view import PeerView
 from averaging.rules.quorum import QuorumPolicy
@@ -109,7 +109,7 @@ async def test_a_late_joiner_fetches_the_state_and_then_contributes() -> None:
 async def test_a_peer_that_missed_rounds_replays_them_and_loses_no_work(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.DEBUG, "averaging.live.fetch_server")
+    caplog.set_level(logging.DEBUG, "averaging.live.states.fetch_server")
 
     network = MemoryNetwork()
     async with swarm(network) as made:
@@ -786,7 +786,7 @@ async def test_on_a_slow_line_states_are_fetched_one_after_the_other_and_replays
 async def test_replays_come_first_and_then_all_that_belongs_to_the_oldest_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the order of ``averaging.live.uplink``: no times are given to it but those of rounds."""
+    """In the order of an ``Uplink``: no times are given to it but those of rounds."""
     given: dict[int, set[float]] = {}
     turn = Uplink.turn
 

@@ -17,15 +17,15 @@ import pytest
 from averaging import messages as said
 from averaging.audit.claims import Subject, claim, digests_of, encode_statement
 from averaging.history.replay import ReplayEntry
-from averaging.live.buffers import GrowingBytes
-from averaging.live.bulk import Bulk
-from averaging.live.exchange import Exchange
-from averaging.live.fetcher import Fetcher, FetchFailed
-from averaging.live.links import Transport, bulk_protocol, control_protocol
-from averaging.live.parts import Parts
-from averaging.live.reducing import Reducing
-from averaging.live.threads import Threads
-from averaging.live.uploading import Uploading
+from averaging.live.slices.exchange import Exchange
+from averaging.live.slices.parts import Parts
+from averaging.live.slices.reducing import Reducing
+from averaging.live.slices.uploading import Uploading
+from averaging.live.states.fetcher import Fetcher, FetchFailed
+from averaging.live.streams.buffers import GrowingBytes
+from averaging.live.streams.bulk import Bulk
+from averaging.live.streams.links import Transport, bulk_protocol, control_protocol
+from averaging.live.streams.threads import Threads
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.round.contributing import Contribution

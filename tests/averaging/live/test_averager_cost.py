@@ -12,17 +12,17 @@ import pytest
 
 from averaging import messages as said
 from averaging.audit.claims import encode_statement
-from averaging.live import reducing, uploading
-from averaging.live.evidence import Evidence
-from averaging.live.links import Transport
+from averaging.live.slices import reducing, uploading
+from averaging.live.slices.evidence import Evidence
+from averaging.live.streams.links import Transport
 from averaging.messages import Accepted, Committed, Message, Propose, Sealed
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.slices import reducers_count
 from averaging.round import participation
-from averaging.round.certificates import Certificates
-from averaging.round.parents import Parents
-from averaging.round.paxos import Coordinator
+from averaging.round.gathering.parents import Parents
+from averaging.round.opinions.certificates import Certificates
+from averaging.round.sealing.paxos import Coordinator
 from averaging.rules.due import DuePolicy
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import QuorumPolicy

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from averaging.live.exchange import Exchange
+from averaging.live.slices.exchange import Exchange
 from averaging.numbers.chunks import Chunk
 from averaging.round.contributing import Contribution
 from dht.identity import PeerId

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from averaging.live.bulk import TransportSettings
 from averaging.live.settings import AveragerSettings
+from averaging.live.streams.bulk import TransportSettings
 from averaging.numbers.layout import Layout, TensorSpec
-from averaging.round.phase import Phase
+from averaging.round.interface.phase import Phase
 from averaging.rules.due import DuePolicy
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import QuorumPolicy

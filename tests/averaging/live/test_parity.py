@@ -24,8 +24,9 @@ import pytest
 from averaging.history.state import FragmentState
 from averaging.live.settings import AveragerSettings
 from averaging.numbers.arithmetic import encoded_size
-from averaging.round import neighbourhood, roster
-from averaging.round.effects import Apply, Effect, Enter, Fold, Note
+from averaging.round.gathering import roster
+from averaging.round.interface.effects import Apply, Effect, Enter, Fold, Note
+from averaging.round.opinions import neighbourhood
 from averaging.rules.succession import succession as rank
 from dht.identity import Identity, PeerId
 from dht.memory.host import identity_of

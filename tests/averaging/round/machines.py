@@ -22,13 +22,13 @@ from averaging.messages import (
     encode_commit,
     link_claim,
 )
-from averaging.round.certificates import link_of
-from averaging.round.effects import Effect, Send
-from averaging.round.identity import Circumstances, Identity
-from averaging.round.inputs import Due, Offer, Offered, Received
+from averaging.round.gathering.roster import Leader, compose
+from averaging.round.interface.effects import Effect, Send
+from averaging.round.interface.identity import Circumstances, Identity
+from averaging.round.interface.inputs import Due, Offer, Offered, Received
+from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
-from averaging.round.phase import Phase
-from averaging.round.roster import Leader, compose
+from averaging.round.opinions.certificates import link_of
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.succession import succession

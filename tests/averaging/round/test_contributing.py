@@ -11,7 +11,7 @@ import pytest
 from averaging.history.state import FragmentState
 from averaging.messages import encode_commit
 from averaging.round.contributing import Contribution, contribution
-from averaging.round.effects import Enter
+from averaging.round.interface.effects import Enter
 from averaging.rules.policy import RoundPolicy
 from tests.averaging.message_examples import COMMIT
 

@@ -9,11 +9,11 @@ import msgspec
 from averaging import messages as said
 from averaging.history.standing import Standing
 from averaging.messages import ParentCertificate
-from averaging.round.certificates import link_of
-from averaging.round.inputs import Due, Offered, Received, Tick
+from averaging.round.gathering.roster import Leader, compose
+from averaging.round.interface.inputs import Due, Offered, Received, Tick
+from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
-from averaging.round.phase import Phase
-from averaging.round.roster import Leader, compose
+from averaging.round.opinions.certificates import link_of
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
 from tests.averaging.round.machines import (

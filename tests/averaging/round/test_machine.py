@@ -16,8 +16,10 @@ from averaging.history.chain import Chain, ChainLink
 from averaging.history.merged_map import MergedMap
 from averaging.history.standing import Apart, IAmBehind, Same, Standing, TheyAreBehind, relate
 from averaging.messages import Head, Join, Message, Opening
-from averaging.round.catching_up import ATTEMPTS_IN_VAIN
-from averaging.round.effects import (
+from averaging.round.gathering.catching_up import ATTEMPTS_IN_VAIN
+from averaging.round.gathering.joining import FAILED_JOINS_MAX
+from averaging.round.gathering.roster import Leader, compose, recomposed
+from averaging.round.interface.effects import (
     Apply,
     CatchUp,
     Discard,
@@ -31,7 +33,7 @@ from averaging.round.effects import (
     Upload,
     refusal,
 )
-from averaging.round.inputs import (
+from averaging.round.interface.inputs import (
     AnswerEveryCall,
     Applied,
     CaughtUp,
@@ -51,11 +53,9 @@ from averaging.round.inputs import (
     Tick,
     UploadArrived,
 )
-from averaging.round.joining import FAILED_JOINS_MAX
+from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
-from averaging.round.phase import Phase
-from averaging.round.roster import Leader, compose, recomposed
-from averaging.round.seals import owner_of
+from averaging.round.sealing.seals import owner_of
 from averaging.rules.line_levels import Level
 from averaging.rules.mixing import MELD_LAG, meets
 from averaging.rules.policy import RoundPolicy

@@ -13,10 +13,10 @@ from averaging.messages import (
     Stamp,
     decode_commit,
 )
-from averaging.round.effects import TakeSnapshot
-from averaging.round.inputs import Due, OrdersChanged, Received, Tick
+from averaging.round.interface.effects import TakeSnapshot
+from averaging.round.interface.inputs import Due, OrdersChanged, Received, Tick
+from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
-from averaging.round.phase import Phase
 from averaging.rules.due import DuePolicy
 from averaging.rules.final_mix import Goal
 from averaging.rules.orders import OrderBook, RoundOrders

@@ -14,9 +14,10 @@ import pytest
 
 from averaging import messages
 from averaging.messages import Message
-from averaging.round.catching_up import REFUSALS_MIN
-from averaging.round.effects import Effect
-from averaging.round.inputs import (
+from averaging.round.gathering.catching_up import REFUSALS_MIN
+from averaging.round.gathering.joining import LEADERS_TRIED_MAX
+from averaging.round.interface.effects import Effect
+from averaging.round.interface.inputs import (
     CaughtUp,
     Due,
     Folded,
@@ -32,9 +33,8 @@ from averaging.round.inputs import (
     StreamOpened,
     Tick,
 )
-from averaging.round.joining import LEADERS_TRIED_MAX
+from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
-from averaging.round.phase import Phase
 from averaging.rules.orders import RoundOrders
 from dht.identity import PeerId
 from tests.averaging.round import machines

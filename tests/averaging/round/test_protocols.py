@@ -14,10 +14,10 @@ from averaging.messages import (
     decode_commit,
     encode_commit,
 )
-from averaging.round.inputs import Received
+from averaging.round.gathering.roster import Leader, compose
+from averaging.round.interface.inputs import Received
+from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
-from averaging.round.phase import Phase
-from averaging.round.roster import Leader, compose
 from dht.identity import PeerId
 from tests.averaging.round.machines import (
     ME,

@@ -8,8 +8,15 @@ import math
 import numpy as np
 
 from averaging.numbers.arrays import Float64s
-from averaging.round.reducer import MERGED_SLACK, Reducer, UploadNorm, norm_objection
-from averaging.rules.usual_norms import MERGES_KEPT, MERGES_MIN, UsualNorms
+from averaging.round.reducer import Reducer
+from averaging.rules.usual_norms import (
+    MERGED_SLACK,
+    MERGES_KEPT,
+    MERGES_MIN,
+    UploadNorm,
+    UsualNorms,
+    norm_objection,
+)
 
 RATIO = 50.0
 

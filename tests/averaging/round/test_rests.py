@@ -12,7 +12,7 @@ from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.numbers.arithmetic import cutting_of, numbers_of
 from averaging.numbers.layout import Layout, TensorSpec
-from averaging.round.effects import Apply
+from averaging.round.interface.effects import Apply
 from averaging.round.rests import Rests
 from tests.averaging.message_examples import COMMIT
 

@@ -13,7 +13,7 @@ from averaging.history.chain import Chain, ChainLink
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
-from averaging.round.effects import CatchUp, Rebase
+from averaging.round.interface.effects import CatchUp, Rebase
 from averaging.round.taking_over import (
     Life,
     hand_over,

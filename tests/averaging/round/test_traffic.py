@@ -11,8 +11,7 @@ from averaging import messages as said
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.parent_maps import ParentMap, encode_maps
 from averaging.messages import MERGED, NOTHING, OWN, Commit, Entry, Opening
-from averaging.round.effects import Enter
-from averaging.round.reducer import UploadNorm
+from averaging.round.interface.effects import Enter
 from averaging.round.traffic import (
     AGAIN_S,
     BundleRoster,
@@ -20,6 +19,7 @@ from averaging.round.traffic import (
     Route,
     Traffic,
 )
+from averaging.rules.usual_norms import UploadNorm
 from averaging.simulated.wires import Part
 from dht.identity import PeerId
 from tests.averaging.message_examples import COMMIT

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from averaging import messages as said
-from averaging.round.effects import TakeSnapshot
-from averaging.round.inputs import Due, GiveWay, Offered, Received, StepsCounted
+from averaging.round.interface.effects import TakeSnapshot
+from averaging.round.interface.inputs import Due, GiveWay, Offered, Received, StepsCounted
+from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
-from averaging.round.phase import Phase
 from averaging.round.turns import Turns, holder_that_gives_way, rank
 from tests.averaging.round.machines import ANNA, machine, offer, standing
 

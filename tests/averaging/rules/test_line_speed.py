@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from averaging.live.buffers import GrowingBytes
-from averaging.live.bulk import Bulk, TransportSettings
-from averaging.live.exchange import Exchange
 from averaging.live.settings import AveragerSettings
+from averaging.live.slices.exchange import Exchange
+from averaging.live.streams.buffers import GrowingBytes
+from averaging.live.streams.bulk import Bulk, TransportSettings
 from averaging.messages import Commit
 from averaging.numbers.layout import Layout, TensorSpec
-from averaging.round.roster import slice_shares
+from averaging.round.gathering.roster import slice_shares
 from averaging.rules.line_speed import TRANSFER_MIN_BYTES, LineSpeed, paired
 from dht.memory.host import MemoryNetwork
 from dht.throttled_host import Gate, ThrottledHost

@@ -27,7 +27,7 @@ from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.outer import Nesterov, Step
-from averaging.round.roster import MELD_LINKS, Leader, compose
+from averaging.round.gathering.roster import MELD_LINKS, Leader, compose
 from averaging.rules.commit_check import objection
 from averaging.rules.mixing import MELD_LAG, RECENT, Measured, MixingPolicy, meets
 from averaging.rules.policy import RoundPolicy

@@ -15,15 +15,15 @@ from averaging.history import lineage, standing
 from averaging.history.state import FragmentState
 from averaging.messages import Commit
 from averaging.round import participation
-from averaging.round.effects import Merge, Send
-from averaging.round.inputs import MergedArrived
-from averaging.round.joining import Joining
+from averaging.round.gathering.joining import Joining
+from averaging.round.interface.effects import Merge, Send
+from averaging.round.interface.inputs import MergedArrived
+from averaging.round.interface.phase import Phase, Stage
+from averaging.round.interface.situation import Attempt
+from averaging.round.interface.transitions import Become, Changes
 from averaging.round.machine import FragmentRounds
 from averaging.round.participation import Participation
-from averaging.round.paxos import Acceptor, Coordinator
-from averaging.round.phase import Phase, Stage
-from averaging.round.situation import Attempt
-from averaging.round.transitions import Become, Changes
+from averaging.round.sealing.paxos import Acceptor, Coordinator
 from dht.identity import PeerId
 
 Breakage = Callable[[pytest.MonkeyPatch], None]

@@ -3,7 +3,7 @@ trainers."""
 
 from __future__ import annotations
 
-from averaging.round.certificates import link_of
+from averaging.round.opinions.certificates import link_of
 from tests.averaging.simulated.swarm import Swarm
 
 

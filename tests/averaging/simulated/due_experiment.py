@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from averaging.round.effects import Note
+from averaging.round.interface.effects import Note
 from averaging.rules.due import DuePolicy, DueTime
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import QuorumPolicy

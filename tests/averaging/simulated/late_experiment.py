@@ -16,7 +16,7 @@ from math import inf
 from typing import Any
 
 from averaging.numbers.codecs import codec_named
-from averaging.round.effects import Note
+from averaging.round.interface.effects import Note
 from averaging.simulated.node import FragmentNode
 from peer.lab.simulate.problems.problem import layout_of
 from peer.lab.simulate.swarm.experiment import Experiment

@@ -20,10 +20,10 @@ from averaging.history.replay import ReplayEntry
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.messages import OWN, Head, Link, Message, decode_commit, digest
-from averaging.round.effects import Apply, Enter, Fold
-from averaging.round.phase import Phase
-from averaging.round.reducer import UploadNorm
+from averaging.round.interface.effects import Apply, Enter, Fold
+from averaging.round.interface.phase import Phase
 from averaging.round.traffic import Route
+from averaging.rules.usual_norms import UploadNorm
 from averaging.simulated.exchange import Exchange
 from averaging.simulated.node import FragmentNode
 from dht.identity import PeerId

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from averaging.messages import Message
 from averaging.round import machine
-from averaging.round.inputs import Input
+from averaging.round.interface.inputs import Input
+from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
-from averaging.round.phase import Phase
 from dht.identity import PeerId
 
 Entry = tuple[str, str, str]

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from averaging.round.effects import Note
+from averaging.round.interface.effects import Note
 from averaging.rules import spacing
 from averaging.simulated.node import FragmentNode
 from peer.lab.simulate.swarm.experiment import Event, Experiment

@@ -26,9 +26,9 @@ from averaging.history.state import FragmentState
 from averaging.messages import Directed, Message
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codecs import codec_names
-from averaging.round.effects import Apply, Effect, Fold, Note
-from averaging.round.identity import Circumstances, Identity
-from averaging.round.inputs import (
+from averaging.round.interface.effects import Apply, Effect, Fold, Note
+from averaging.round.interface.identity import Circumstances, Identity
+from averaging.round.interface.inputs import (
     GiveWay,
     LineMeasured,
     Offer,
@@ -36,8 +36,8 @@ from averaging.round.inputs import (
     Progressed,
     StepsCounted,
 )
+from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
-from averaging.round.phase import Phase
 from averaging.round.taking_over import Life
 from averaging.rules.due import DuePolicy
 from averaging.rules.line_levels import Level

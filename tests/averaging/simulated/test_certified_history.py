@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from averaging.round.effects import Note
+from averaging.round.interface.effects import Note
 from averaging.rules.due import DuePolicy
 from averaging.rules.probation import ProbationPolicy
 from tests.averaging.simulated.certified import settles

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from averaging.round.inputs import Applied
+from averaging.round.interface.inputs import Applied
 from averaging.round.machine import FragmentRounds
 from tests.averaging.simulated.lasting import NOT_FULL, LastingSwarm
 from tests.growth import growing

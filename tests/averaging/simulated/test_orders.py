@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from averaging.messages import Stamp
-from averaging.round.effects import Apply, Effect, Enter
+from averaging.round.interface.effects import Apply, Effect, Enter
 from averaging.rules.orders import RoundOrders
 from averaging.rules.policy import RoundPolicy
 from averaging.simulated.node import FragmentNode

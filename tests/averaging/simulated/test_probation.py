@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from averaging.messages import Commit
-from averaging.round.neighbourhood import Neighbourhood
+from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.rules import weights
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.probation import Probation, ProbationPolicy

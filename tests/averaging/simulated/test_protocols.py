@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from averaging.messages import Join
-from averaging.round.effects import Apply, Note
+from averaging.round.interface.effects import Apply, Note
 from averaging.rules.peer_view import PeerView
 from averaging.rules.protocols import agreed_protocol
 from dht.identity import PeerId

@@ -15,8 +15,8 @@ import pytest
 from averaging import messages as said
 from averaging.history.state import FragmentState
 from averaging.messages import Message
-from averaging.round.effects import Note
-from averaging.round.inputs import Leave
+from averaging.round.interface.effects import Note
+from averaging.round.interface.inputs import Leave
 from averaging.rules.peer_view import SILENCE_MAX_S
 from averaging.rules.quorum import QuorumPolicy
 from averaging.rules.succession import succession

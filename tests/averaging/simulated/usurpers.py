@@ -6,7 +6,7 @@ import msgspec
 
 from averaging import messages as said
 from averaging.messages import Commit, Message, decode_commit, digest
-from averaging.round.seals import ballot_of
+from averaging.round.sealing.seals import ballot_of
 from dht.identity import PeerId
 from tests.averaging.simulated.liars import Behaviour, SwarmWithLiars
 from tests.averaging.simulated.strangers import Chatterers

@@ -44,7 +44,7 @@ from peer.bridge.shared_memory import SharedTensors
 from peer.bridge.trainer_line import TrainerLine, hear_doorbell
 
 if TYPE_CHECKING:
-    from averaging.live.loss_gate import LossGate
+    from averaging.live.checks.loss_gate import LossGate
     from peer.agent.loss_gate import TrainersLoss
     from peer.agent.trials import TrainersTrials
 
@@ -117,7 +117,7 @@ def write_final(begin: Begin, layout: Layout, states: list[FragmentState]) -> st
 
 def a_gate(line: TrainerLine, port: SlotPort) -> tuple[TrainersLoss, LossGate]:
     """The measurements of the loss gate, and the gate, which takes no state of others unjudged."""
-    from averaging.live.loss_gate import GateSettings, LossGate
+    from averaging.live.checks.loss_gate import GateSettings, LossGate
     from peer.agent.loss_gate import TrainersLoss
 
     loss = TrainersLoss(line, is_ready=lambda: True)
@@ -250,7 +250,7 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
 
     async def try_own(trials: TrainersTrials, step: int) -> None:
         """Have a contribution tried that the trainer itself might have made, and one of poison."""
-        from averaging.live.spot_checking import Losses, Trial
+        from averaging.live.checks.spot_checking import Losses, Trial
 
         reading = await trials.reading_of(step)
         assert reading is not None

@@ -18,7 +18,7 @@ from prometheus_client.exposition import generate_latest
 from averaging.history.chain import Chain, ChainLink
 from averaging.history.merged_map import MergedMap
 from averaging.history.state import FragmentState
-from averaging.live.loss_gate import REFUSED
+from averaging.live.checks.loss_gate import REFUSED
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import RunId
 from dht.membership.orders import Root

@@ -17,7 +17,7 @@ from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.messages import Compare, Head, decode
 from averaging.numbers.arrays import uninitialised_floats
-from averaging.round.phase import Phase
+from averaging.round.interface.phase import Phase
 from dht.identity import PeerId, RunId
 from dht.membership.orders import NONE
 from dht.membership.table import Member

@@ -15,7 +15,7 @@ from averaging.history.chain import ChainLink
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
-from averaging.round.phase import Phase
+from averaging.round.interface.phase import Phase
 from dht.identity import Identity
 from dht.memory.virtual_loop import run as virtual
 from peer.agent.local_peer import Delegate, Fields, LocalPeer, PeerSettings

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from averaging.audit.readings import Reading
-from averaging.live.spot_checking import Losses, OtherData, Trial
+from averaging.live.checks.spot_checking import Losses, OtherData, Trial
 from dht.identity import PeerId
 from dht.memory.virtual_loop import run as virtual
 from peer.agent.trials import READ_WITHIN_S, STATES, TRIED_WITHIN_S, TrainersTrials

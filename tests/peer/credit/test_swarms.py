@@ -20,7 +20,7 @@ from averaging.history.lineage import bound
 from averaging.history.merged_map import MergedMap
 from averaging.history.parent_maps import ParentMap
 from averaging.messages import Link, link_claim
-from averaging.round.certificates import link_of
+from averaging.round.opinions.certificates import link_of
 from dht.identity import Identity, PeerId, RunId
 from peer.credit import wire
 from peer.credit.proof import ProvenMap, Totals

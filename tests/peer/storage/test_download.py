@@ -15,9 +15,9 @@ from averaging.history.chain import Chain, ChainLink
 from averaging.history.lineage import Lineage
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
-from averaging.live.fetch_server import FetchServer
-from averaging.live.fetcher import Fetcher
-from averaging.live.threads import Threads
+from averaging.live.states.fetch_server import FetchServer
+from averaging.live.states.fetcher import Fetcher
+from averaging.live.streams.threads import Threads
 from averaging.messages import Signatures
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import PeerId, RunId

@@ -217,7 +217,7 @@ class _Graph:
 
     def __init__(self, compute: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor) -> None:
         self._input = like
-        beside = torch.cuda.Stream()
+        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):  # compiled and tuned before it is recorded
             for _ in range(3):

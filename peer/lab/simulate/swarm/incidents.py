@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from averaging.round.inputs import AnswerEveryCall, Due, GatherEverybody, Input, LastRoundOver
+from averaging.round.interface.inputs import (
+    AnswerEveryCall,
+    Due,
+    GatherEverybody,
+    Input,
+    LastRoundOver,
+)
 from peer.lab.simulate.swarm.environment import Environment
 from peer.lab.simulate.swarm.experiment import BadExperiment, Event
 from peer.lab.simulate.swarm.lifecycle import Lifecycle

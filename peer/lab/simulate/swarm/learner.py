@@ -15,7 +15,7 @@ import numpy as np
 from averaging.history.adoption import Adopted, AdoptionRule, Origin, OwnWork, Parting
 from averaging.history.state import FragmentState
 from averaging.numbers.arrays import Float32s
-from averaging.round.inputs import Offer
+from averaging.round.interface.inputs import Offer
 from peer.lab.simulate.problems.problem import LocalTraining, Places
 
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import msgspec
 
-from averaging.round.neighbourhood import median
+from averaging.round.opinions.neighbourhood import median
 from averaging.rules.grouping import Names
 from averaging.rules.peer_view import SILENCE_MAX_S, PeerView
 from dht.identity import PeerId

@@ -14,9 +14,16 @@ from functools import partial
 import numpy as np
 
 from averaging.history.state import FragmentState
-from averaging.round.inputs import Due, GiveWay, Offered, PeerSilent, Progressed, StepsCounted
-from averaging.round.phase import Phase
-from averaging.round.silence import LastHeard
+from averaging.round.interface.inputs import (
+    Due,
+    GiveWay,
+    Offered,
+    PeerSilent,
+    Progressed,
+    StepsCounted,
+)
+from averaging.round.interface.phase import Phase
+from averaging.round.opinions.silence import LastHeard
 from averaging.round.turns import NO_PLACE, Turns
 from averaging.rules.line_pace import exchanges_at_once
 from averaging.simulated.node import HELD_MAX, FragmentNode

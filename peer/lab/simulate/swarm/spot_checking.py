@@ -14,7 +14,7 @@ from averaging.audit.spot_checks import REFUSED, SpotChecks, expected, steps_bet
 from averaging.audit.strikes import Strikes
 from averaging.messages import Entry
 from averaging.numbers.arrays import Float32s
-from averaging.round.effects import Apply
+from averaging.round.interface.effects import Apply
 from averaging.simulated.node import FragmentNode
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId

@@ -24,7 +24,7 @@ import numpy as np
 
 from averaging.history.state import FragmentState
 from averaging.numbers.arrays import Float32s
-from averaging.round.effects import Apply, Note
+from averaging.round.interface.effects import Apply, Note
 from averaging.simulated.node import FragmentNode, Watch
 from averaging.simulated.wires import Wires
 from dht.identity import PeerId

@@ -9,7 +9,7 @@ import numpy as np
 
 from averaging.history.merged_map import MergedMap
 from averaging.numbers.layout import Layout
-from averaging.round.effects import Apply
+from averaging.round.interface.effects import Apply
 from dht.identity import PeerId
 from peer.lab.simulate.swarm.peer import SimulatedPeer
 from peer.lab.simulate.swarm.slots import Slot

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from averaging.live.auditing import Auditing
 from averaging.live.averager import Averager
-from averaging.live.exchange import Exchange
+from averaging.live.checks.auditing import Auditing
 from averaging.live.fragment import FragmentWork
-from averaging.live.reducing import Reducing
+from averaging.live.slices.exchange import Exchange
+from averaging.live.slices.reducing import Reducing
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import ProbationPolicy

@@ -8,7 +8,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import cast
 
-from averaging.live.links import bulk_protocol
+from averaging.live.streams.links import bulk_protocol
 from dht.errors import StreamBroken
 from dht.host import FRAME_MAX_BYTES, Stream
 from dht.identity import RunId

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from averaging.round.effects import Apply
+from averaging.round.interface.effects import Apply
 from averaging.simulated.node import FragmentNode
 from dht.identity import PeerId
 from peer.lab.simulate.swarm.experiment import Experiment

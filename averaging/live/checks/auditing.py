@@ -1,0 +1,697 @@
+"""Audits by a live peer: uploads are shown to others, pieces of others' merges made again.
+
+``averaging.audit`` decides; this module moves the bytes, on streams of a protocol of its own. A
+member keeps what it has sent for a while after a round (``KEPT_S``), and shows each peer of
+the round as much as a fair audit needs. After a round it draws pieces, asks the reducer for the
+claims and the members for the bytes, and checks. A proof of a lie bans the liar here, is kept, and
+is shown to every peer that comes into view: each of them checks it anew.
+
+The same streams serve spot checks (``averaging.live.checks.spot_checking``): whole uploads, and
+what their authors have read.
+
+A peer that cannot be reached is not blamed. One that answers that it does not have what it must
+have costs itself a strike (``averaging.audit.strikes``). One that is asked has as long to show an
+upload as that had to arrive in the round. One that is silent for longer, or sends drop by drop,
+costs itself half a strike: it would keep all other audits from being made, and its lies unseen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Protocol, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from averaging.audit import selection
+from averaging.audit.claims import Claim, authors, decode_claims, encode_claims, is_signed
+from averaging.audit.inquiry import Inquiry
+from averaging.audit.proofs import (
+    HEAD_MAX_BYTES,
+    KINDS_SINCE,
+    BadProof,
+    Court,
+    FalseMerge,
+    Guilty,
+    Proof,
+    Right,
+    check,
+    decode_head,
+    size_of_data,
+)
+from averaging.audit.readings import Reading, decode_reading, encode_reading
+from averaging.audit.spot_checks import BACK_MAX
+from averaging.audit.strikes import Strikes
+from averaging.audit.witness import Witness
+from averaging.live.slices.evidence import Uploads
+from averaging.live.slices.parts import Parts
+from averaging.live.streams.fair_shares import Places
+from averaging.live.streams.questions import (
+    DATA,
+    REFUSE_WITHIN_S,
+    RELAYED,
+    STALL_MAX_S,
+    WORLD,
+    NotHere,
+    answer_requests,
+    ask,
+    in_frames,
+    next_data,
+    read_exactly,
+    stream_to,
+)
+from averaging.live.streams.threads import Threads
+from averaging.messages import Accused, BadMessage, Digest, Index, Message, unpacked
+from averaging.numbers.chunks import Cutting
+from dht.bounded_mapping import BoundedMapping
+from dht.errors import HostClosed, StreamBroken
+from dht.guarded_host import refuse
+from dht.host import Host, Stream
+from dht.identity import PeerId, RunId, verify
+from dht.protocol import OLDEST
+
+CLAIMS_MAX_BYTES = 64 << 10
+SHOWN_OF_UPLOADS = 2.0
+"""How much of a round's uploads each peer of the round is shown: a bundle is audited like the slice
+that it went into."""
+
+
+KEPT_S = 60.0
+"""Time after a round for which its uploads are kept: their memory is not used again meanwhile, and
+fresh memory costs processor time."""
+KEPT_BYTES_MAX = 256 << 20
+"""They are let go sooner if those of all rounds together take more memory than this."""
+AUDITS_MAX = 2
+"""Audits under way at once."""
+WAITING_MAX = 32
+"""Audits that wait for their turn; those drawn beyond it are not made, ..."""
+WAITING_S = 20.0
+"""... nor those that have waited for so long: others may not have kept the round."""
+PROOF_ANSWER_S = 30.0
+PROOF_BYTES_S = 62.5e3
+"""A proof has so long, and the time of its bytes at this rate: others wait until it is here."""
+SERVED_MAX = 16
+SERVED_PER_PEER_MAX = 4
+SPREAD_EVERY_S = 10.0
+TELL_AGAIN_S = 60.0
+"""A peer that has not named a proof itself is told of it again after this."""
+PROOFS_MAX = 256
+
+
+class _Request(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """A question about a round, or about a lie."""
+
+
+class AskSources(_Request, frozen=True):
+    """The claims in the slice that you have merged, or in your bundle."""
+
+    round: Digest
+    slice: Index
+    merged: bool
+
+
+class AskUpload(_Request, frozen=True):
+    """A piece of the upload that you have sent. ``alone``: of your own contribution to a bundle."""
+
+    round: Digest
+    slice: Index
+    piece: Index
+    alone: bool
+
+
+class AskReading(_Request, frozen=True):
+    """Question: the data of the step ``back`` steps before the last one in your contribution."""
+
+    round: Digest
+    back: Index
+
+
+class AskProof(_Request, frozen=True):
+    proof: Digest
+
+
+Request = AskSources | AskUpload | AskReading | AskProof
+
+REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+
+
+class _Shown(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Header ahead of a piece of an upload."""
+
+    claim: Claim
+    leaves: Annotated[bytes, Meta(max_length=HEAD_MAX_BYTES)]
+
+
+_shown = msgspec.msgpack.Decoder(_Shown)
+
+
+def read_shown(frame: bytes | memoryview) -> tuple[Claim, bytes]:
+    """Decode the claim and the digests ahead of a piece. Raises ``BadMessage``."""
+    shown = unpacked(frame, _shown, "the digests of an upload", max_bytes=HEAD_MAX_BYTES)
+    return shown.claim, shown.leaves
+
+
+def audit_protocol(run: RunId) -> str:
+    return f"shoal/{run}/audit/1"
+
+
+class Around(Protocol):
+    """The averager, as its audits see it."""
+
+    threads: Threads
+
+    @property
+    def others(self) -> Sequence[PeerId]:
+        """The live peers in view."""
+        ...
+
+    def is_established(self, peer: PeerId) -> bool: ...
+
+    def uploads_of(self, round_id: bytes) -> Uploads | None:
+        """Evidence of this peer on a round that is not over for all."""
+        ...
+
+    def send(self, peer: PeerId, message: Message, *, since: int = OLDEST) -> None:
+        """Send a message to a peer that speaks the protocol number ``since`` or a newer one."""
+        ...
+
+    def spawn(self, work: Any, name: str) -> asyncio.Task[None]: ...
+
+    def event(self, event: str, **fields: Any) -> None: ...
+
+    def convict(self, guilty: Guilty, proof: Proof) -> None:
+        """Have nothing to do with this peer any more, and keep the proof."""
+        ...
+
+    def moved(self, *, sent: int = 0, received: int = 0) -> None:
+        """Count bytes of audits."""
+        ...
+
+    def now(self) -> float: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """The bytes of a round that is over, for auditors."""
+
+    uploads: Uploads
+    size: int
+    until: float
+
+
+class TooSlow(TimeoutError):
+    """A peer that was reached has not shown in time what it was asked for."""
+
+
+ReadingOf: TypeAlias = Callable[[int], Awaitable[Reading | None]]
+
+
+class Auditing:
+    """The audits and the proofs of one peer in one run."""
+
+    def __init__(
+        self,
+        host: Host,
+        run: RunId,
+        around: Around,
+        court: Court,
+        *,
+        rate: float,
+        sign: Callable[[bytes], bytes],
+        kept_bytes_max: int = KEPT_BYTES_MAX,
+        reading_of: ReadingOf | None = None,
+    ) -> None:
+        """``reading_of``: the data of the own learner's steps; ``None``: nobody checks."""
+        self.kept_bytes_max = kept_bytes_max
+        self.strikes = Strikes()
+        self.convicted: dict[PeerId, str] = {}
+        """The peers that a proof convicts, and what they did."""
+        self.counters: Counter[str] = Counter()
+        self._host = host
+        self._protocol = audit_protocol(run)
+        self._around = around
+        self._court = court
+        self._rate = rate
+        self._reading_of = reading_of
+        self._sign = sign
+        self._witness = Witness(court)
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._proofs = BoundedMapping[bytes, tuple[Proof, PeerId]](PROOFS_MAX)
+        """Proofs by their names, with the peers that they convict."""
+        self._told: dict[bytes, dict[PeerId, float]] = {}
+        """When a peer is to be told of a proof again."""
+        self._fetching: set[bytes] = set()
+        self._turn = asyncio.Semaphore(AUDITS_MAX)
+        self._waiting = 0
+        # Who counts is served in any case: a peer that is refused holds it against this one.
+        self._served = Places(
+            SERVED_MAX,
+            SERVED_PER_PEER_MAX,
+            grace_s=10.0,
+            slow_bytes_s=0.0,
+            prefers=around.is_established,
+        )
+
+    def __repr__(self) -> str:
+        return f"Auditing({len(self.convicted)} convicted, {len(self._kept)} rounds kept)"
+
+    async def start(self) -> None:
+        await self._host.serve_streams(self._protocol, self._serve)
+
+    # What is kept of rounds
+
+    def keep(self, parts: Parts) -> None:
+        """Keep the uploads of a round that is over, as long as auditors may ask."""
+        uploads = parts.uploads
+        wanted = self._rate or self._reading_of is not None
+        if not wanted or not (uploads.size or parts.evidence.sources):
+            return
+        self._drop_old()
+        until = self._around.now() + KEPT_S
+        self._kept[parts.round] = _Kept(uploads, uploads.size, until)
+        while sum(kept.size for kept in self._kept.values()) > self.kept_bytes_max:
+            self._kept.popitem(last=False)
+
+    def must_be_kept(self, parts: Parts) -> bool:
+        """True if uploads of this size fit into what a peer keeps for auditors, beside others."""
+        return 2 * parts.cutting.data_size <= self.kept_bytes_max
+
+    def _drop_old(self) -> None:
+        now = self._around.now()
+        for round_id in [each for each, kept in self._kept.items() if kept.until < now]:
+            del self._kept[round_id]
+
+    def _uploads_of(self, round_id: bytes, asker: PeerId) -> Uploads:
+        self._drop_old()
+        kept = self._kept.get(round_id)
+        uploads = kept.uploads if kept is not None else self._around.uploads_of(round_id)
+        if uploads is None or uploads.commit.index(asker) is None:
+            raise NotHere("no round of yours with that name is kept here")
+        return uploads
+
+    # Showing
+
+    async def _serve(self, stream: Stream) -> None:
+        peer, now = stream.remote, self._around.now()
+        if stream.relayed:
+            await refuse(stream, RELAYED, timeout_s=REFUSE_WITHIN_S)
+            return
+        place = self._served.take(peer, now=now, end=stream.abort)
+        if place is None:
+            await refuse(stream, "too many audits at once; ask later", timeout_s=REFUSE_WITHIN_S)
+            return
+        try:
+            await answer_requests(stream, REQUESTS, partial(self._answer, stream))
+        except BadMessage as error:
+            await refuse(stream, str(error), timeout_s=REFUSE_WITHIN_S)
+        except (StreamBroken, HostClosed):
+            self.counters["audits_broken"] += 1
+        finally:
+            self._served.leave(place)
+
+    async def _answer(self, stream: Stream, request: Request) -> None:
+        match request:
+            case AskSources(round_id, index, merged):
+                evidence = self._uploads_of(round_id, stream.remote).evidence
+                sources = (evidence.sources if merged else evidence.sources_of_own).get(index)
+                if not sources:
+                    raise NotHere("that slice was not made here")
+                await self._tell(stream, encode_claims(sources))
+            case AskUpload():
+                await self._show(stream, request)
+            case AskReading():
+                await self._tell(stream, encode_reading(await self._read_by_me(stream, request)))
+            case AskProof(name):
+                if name not in self._proofs:
+                    raise NotHere("that proof is not kept here")
+                proof, _ = self._proofs[name]
+                await self._tell(stream, proof.encode_head())
+                await self._tell_all(stream, memoryview(proof.data).cast("B"))
+
+    async def _show(self, stream: Stream, request: AskUpload) -> None:
+        uploads = self._uploads_of(request.round, stream.remote)
+        found = uploads.of(request.slice, alone=request.alone)
+        pieces = uploads.cutting.audited(request.slice) if found is not None else []
+        if found is None or request.piece >= len(pieces):
+            raise NotHere("that upload is not kept here")
+        data, said, leaves = found
+        place = pieces[request.piece][1]
+        size = place.stop - place.start
+        if uploads.shown[stream.remote] + size > SHOWN_OF_UPLOADS * uploads.size:
+            raise NotHere("you were shown as much of this round as an audit needs")
+        uploads.shown[stream.remote] += size
+        self._around.moved(sent=size)
+        await self._tell(stream, msgspec.msgpack.encode(_Shown(said, b"".join(leaves))))
+        await self._tell_all(stream, data[place])
+
+    async def _read_by_me(self, stream: Stream, request: AskReading) -> Reading | None:
+        commit = self._uploads_of(request.round, stream.remote).commit
+        entry = commit.index(self._host.peer_id)
+        if entry is None or self._reading_of is None:
+            raise NotHere("nothing of mine is in that round")
+        if not 0 <= request.back < min(BACK_MAX, max(1, commit.members[entry].steps)):
+            raise NotHere("that step is not in what I contributed")
+        return await self._reading_of(commit.members[entry].mark - request.back)
+
+    async def _tell(self, stream: Stream, *parts: bytes | memoryview) -> None:
+        await stream.send(DATA, *parts, timeout_s=STALL_MAX_S)
+
+    async def _tell_all(self, stream: Stream, data: memoryview) -> None:
+        for part in in_frames(data):
+            await self._tell(stream, part)
+
+    # Auditing
+
+    def finished(self, parts: Parts, lineage: bytes) -> None:
+        """A round is over: draw the pieces to audit, and begin."""
+        if not self._rate or parts.entry is None:
+            return
+        who = authors(parts.commit)
+        others = {
+            index: said
+            for index, said in parts.evidence.merged.items()
+            if who[said.by] != parts.me and who[said.by] not in self.convicted
+        }
+        ticket = self._sign(selection.ticket_text(lineage))
+        chance = selection.chance(self._rate, len(parts.commit.members) - 1)
+        pieces = {index: len(parts.cutting.audited(index)) for index in others}
+        for index, piece in selection.drawn(ticket, pieces, chance=chance):
+            if self._waiting >= WAITING_MAX:
+                return
+            self._waiting += 1
+            self._around.spawn(self._audit(parts, index, piece), f"audit {parts.round.hex()[:8]}")
+
+    async def _audit(self, parts: Parts, index: int, piece: int) -> None:
+        drawn_at = self._around.now()
+        try:
+            async with self._turn:
+                if self._around.now() - drawn_at > WAITING_S:
+                    return
+                await self._audit_merge(parts, index, piece)
+                for delegate in parts.delegates():
+                    await self._audit_bundle(parts, index, piece, delegate)
+        finally:
+            self._waiting -= 1
+
+    async def _audit_merge(self, parts: Parts, index: int, piece: int) -> None:
+        maps = parts.encoded_maps if parts.traffic.has_maps(index) else b""
+        result = bytes(parts.merged[index].data) + maps
+        head = FalseMerge(
+            commit=parts.encoded_commit,
+            slice=index,
+            merged=True,
+            claim=parts.evidence.merged[index],
+            sources=(),
+            piece=piece,
+            leaves=(),
+            maps_bytes=len(maps),
+        )
+        await self._inquire(parts, Inquiry(parts.commit, head, result))
+
+    async def _audit_bundle(self, parts: Parts, index: int, piece: int, delegate: int) -> None:
+        """A delegate's bundle is audited like a merged slice."""
+        peer = parts.commit.members[delegate].peer
+        try:
+            said, leaves, data = await self.upload_of(peer, parts, index, piece, alone=False)
+        except (NotHere, *WORLD):
+            return
+        subject = parts.evidence.subject(index, merged=False)
+        if not said.sources or not is_signed(subject, parts.commit, said, verify):
+            return  # it has no riders in it
+        head = FalseMerge(
+            commit=parts.encoded_commit,
+            slice=index,
+            merged=False,
+            claim=said,
+            sources=(),
+            piece=piece,
+            leaves=(leaves,),
+        )
+        await self._inquire(parts, Inquiry(parts.commit, head, data))
+
+    async def _inquire(self, parts: Parts, inquiry: Inquiry) -> None:
+        accused = inquiry.accused
+        if accused == parts.me or accused in self.convicted:
+            return
+        head = inquiry.head
+        peer = accused
+        differing: tuple[int, Claim] | None = None
+        try:
+            sources = await self.sources_of(accused, parts, head.slice, merged=head.merged)
+            if not inquiry.take_sources(sources):
+                raise NotHere("it lists other claims than those that it has signed")
+            if await self._try(inquiry, parts.cutting):
+                return
+            for by, sender in inquiry.wanted():
+                peer = sender
+                found = await self.upload_of(
+                    sender, parts, head.slice, head.piece, alone=not head.merged
+                )
+                if not inquiry.take_upload(by, found[1], found[2]):
+                    differing = by, found[0]
+                    raise NotHere("it shows another upload than the one that was merged")
+        except NotHere as error:
+            if await self._try(inquiry, parts.cutting, in_full=True):
+                return  # the accused has made up what this sender is said to have sent
+            if differing is not None:
+                source = next(each for each in inquiry.sources if each.by == differing[0])
+                self.compare(parts, head.slice, source, differing[1])
+            self.strike(peer, str(error), parts)
+            return
+        except TooSlow as error:
+            self.doubt(peer, str(error), fragment=parts.commit.fragment)
+            return
+        except WORLD:
+            return
+        await self._try(inquiry, parts.cutting)
+
+    async def _try(self, inquiry: Inquiry, cutting: Cutting, *, in_full: bool = False) -> bool:
+        """Judge what is here. ``True``: there is nothing left to ask."""
+        proof = inquiry.proof()
+        exact = in_full or selection.is_exact(self._sign(selection.exact_text(proof.digest)))
+        try:
+            guilty = await self._around.threads.run(self._check, proof, exact, cutting)
+        except Right:
+            self.counters["audits"] += 1
+            return True
+        except BadProof:
+            return False
+        self.counters["audits"] += 1
+        self.convict(guilty, proof)
+        return True
+
+    def _check(self, proof: Proof, exact: bool = True, cutting: Cutting | None = None) -> Guilty:
+        scratch = self._around.threads.scratch()
+        return check(proof, self._court, scratch, exact=exact, cutting=cutting)
+
+    def compare(self, parts: Parts, index: int, source: Claim, shown: Claim) -> None:
+        """A member shows another upload than the one that was merged: perhaps it signed both."""
+        if is_signed(parts.evidence.subject(index, merged=False), parts.commit, shown, verify):
+            self.sees_claim(parts.encoded_commit, index, source, False)
+            self.sees_claim(parts.encoded_commit, index, shown, False)
+
+    def doubt(self, peer: PeerId, reason: str, *, fragment: int) -> None:
+        """A peer has not done what it had promised; a slow line may be the reason."""
+        strikes = self.strikes.add_doubtful(peer, self._around.now())
+        if strikes is not None:
+            self._around.event(
+                "struck", peer=peer, reason=reason, fragment=fragment, strikes=strikes
+            )
+
+    def hold_against(self, peer: PeerId, reason: str, *, fragment: int) -> None:
+        """A peer serves other bits than others do for the same lineage, or leads with a claim
+        beyond belief: it lies, or has bad hardware. Nothing proves it to others."""
+        strikes = self.strikes.add(peer, self._around.now())
+        self._around.event("struck", peer=peer, reason=reason, fragment=fragment, strikes=strikes)
+
+    def strike(self, peer: PeerId, reason: str, parts: Parts) -> None:
+        """An audit came to nothing because of this peer, which answers."""
+        if not self.must_be_kept(parts):
+            return
+        strikes = self.strikes.add_missing(peer, self._around.now())
+        fragment = parts.commit.fragment
+        self._around.event(
+            "audit_refused", peer=peer, reason=reason, fragment=fragment, strikes=strikes
+        )
+
+    # Asking
+
+    async def sources_of(
+        self, peer: PeerId, parts: Parts, index: int, *, merged: bool
+    ) -> tuple[Claim, ...]:
+        async with self._timed_stream(peer, parts.commit.upload_s) as (stream, _):
+            frame = await self._answer_of(stream, AskSources(parts.round, index, merged))
+            if len(frame) > CLAIMS_MAX_BYTES:
+                raise NotHere("it lists too much")
+            return decode_claims(frame)
+
+    async def upload_of(
+        self, peer: PeerId, parts: Parts, index: int, piece: int, *, alone: bool
+    ) -> tuple[Claim, bytes, memoryview]:
+        if peer == parts.me:
+            place = parts.cutting.audited(index)[piece][1]
+            own = self._uploads_of(parts.round, peer).of(index, alone=alone)
+            if own is None:
+                raise TimeoutError("the own upload is no longer here")
+            return own[1], b"".join(own[2]), own[0][place]
+        async with self._timed_stream(peer, parts.commit.upload_s) as (stream, _):
+            return await self.shown_on(stream, parts, index, piece, alone=alone)
+
+    async def shown_on(
+        self, stream: Stream, parts: Parts, index: int, piece: int, *, alone: bool = False
+    ) -> tuple[Claim, bytes, memoryview]:
+        """Ask for a piece of an upload. Several may be asked for on one stream."""
+        place = parts.cutting.audited(index)[piece][1]
+        request = AskUpload(parts.round, index, piece, alone)
+        said, digests = read_shown(await self._answer_of(stream, request))
+        data = await read_exactly(stream, place.stop - place.start)
+        self._around.moved(received=len(data))
+        return said, digests, data
+
+    async def reading_of(self, peer: PeerId, parts: Parts, back: int) -> Reading | None:
+        """The data of an author's step, ``back`` steps before the last one in its contribution."""
+        async with self.stream(peer) as stream:
+            return decode_reading(await self._answer_of(stream, AskReading(parts.round, back)))
+
+    @asynccontextmanager
+    async def stream(self, peer: PeerId) -> AsyncIterator[Stream]:
+        """Open a stream on which a peer answers one question after the other.
+
+        An invalid answer is as good as none: ``NotHere``.
+        """
+        async with stream_to(self._host, peer, self._protocol) as stream:
+            if stream.relayed:
+                raise StreamBroken(peer, RELAYED)
+            try:
+                yield stream
+            except BadMessage as error:
+                raise NotHere(str(error)) from error
+
+    @asynccontextmanager
+    async def _timed_stream(
+        self, peer: PeerId, within_s: float
+    ) -> AsyncIterator[tuple[Stream, asyncio.Timeout]]:
+        """``stream`` with a deadline that counts from when it is open. Raises ``TooSlow``."""
+        async with self.stream(peer) as stream:
+            began = self._around.now()
+            try:
+                async with asyncio.timeout(within_s) as deadline:
+                    yield stream, deadline
+            except (StreamBroken, TimeoutError) as error:
+                took_s = self._around.now() - began
+                if isinstance(error, TimeoutError) or took_s >= STALL_MAX_S:
+                    raise TooSlow(f"it did not show within {took_s:.0f} s what it has") from error
+                raise
+
+    async def _answer_of(self, stream: Stream, request: Request) -> bytes:
+        await ask(stream, request)
+        return bytes(await next_data(stream))
+
+    # Statements that contradict each other
+
+    def sees(self, peer: PeerId, message: Message) -> None:
+        """Look at a message before it is acted on."""
+        self._prove(self._witness.sees(peer, message))
+
+    def sees_commit(self, encoded: bytes, signature: bytes) -> None:
+        self._prove(self._witness.sees_commit(encoded, signature))
+
+    def round_is_over(self, round_id: bytes) -> None:
+        self._witness.round_is_over(round_id)
+
+    def sees_claim(self, encoded: bytes, index: int, said: Claim, merged: bool) -> None:
+        """Look at a signed claim about a slice of the round of a commit."""
+        self._prove(self._witness.sees_claim(encoded, index, said, merged=merged))
+
+    def _prove(self, proofs: Iterable[Proof]) -> None:
+        for proof in proofs:
+            self.convict(check(proof, self._court), proof)
+
+    # Proofs
+
+    def convict(self, guilty: Guilty, proof: Proof) -> None:
+        """A proof holds: ban its author, keep the proof, and show it to the others."""
+        if guilty.peer in self.convicted or guilty.peer == self._host.peer_id:
+            return
+        self.convicted[guilty.peer] = guilty.what
+        self._proofs[proof.digest] = proof, guilty.peer
+        self._around.event(
+            "convicted", peer=guilty.peer, reason=guilty.what, proof=proof.digest.hex()
+        )
+        self._around.convict(guilty, proof)
+        self.spread()
+
+    def take_kept(self, proof: Proof) -> bool:
+        """Take a proof that this peer kept. ``False``: it proves nothing any more."""
+        try:
+            guilty = check(proof, self._court)
+        except BadProof:
+            return False
+        self.convict(guilty, proof)
+        return True
+
+    def spread(self) -> None:
+        """Name the proofs to every peer in view that has not named them itself."""
+        now, others = self._around.now(), self._around.others
+        for name, (proof, about) in self._proofs.items():
+            told = self._told.setdefault(name, {})
+            since = KINDS_SINCE.get(type(proof.head), OLDEST)
+            for peer in others:
+                if peer not in self.convicted and told.get(peer, 0.0) <= now:
+                    told[peer] = now + TELL_AGAIN_S
+                    self._around.send(peer, Accused(0, name, about), since=since)
+            for gone in told.keys() - set(others):
+                del told[gone]
+        for name in self._told.keys() - self._proofs.keys():
+            del self._told[name]
+
+    async def spread_for_ever(self) -> None:
+        """Show the proofs to peers that come, and to those whom a message did not reach."""
+        while True:
+            await asyncio.sleep(SPREAD_EVERY_S)
+            self._drop_old()
+            self.spread()
+
+    def heard_of(self, peer: PeerId, message: Accused) -> None:
+        """Another peer names a proof: fetch it, if it is news."""
+        if message.proof in self._proofs:
+            self._told.setdefault(message.proof, {})[peer] = math.inf
+        known = message.proof in self._proofs or message.peer in self.convicted
+        if known or message.peer == self._host.peer_id or self._fetching:
+            return  # one after the other: a peer names its proof again
+        if self.strikes.is_out(peer, self._around.now()):
+            return
+        self._fetching.add(message.proof)
+        self._around.spawn(self._fetch_proof(peer, message.proof), "fetch a proof")
+
+    async def _fetch_proof(self, peer: PeerId, name: bytes) -> None:
+        try:
+            async with self._timed_stream(peer, PROOF_ANSWER_S) as (stream, deadline):
+                frame = await self._answer_of(stream, AskProof(name))
+                if len(frame) > HEAD_MAX_BYTES:
+                    raise BadProof("its head is too large")
+                head = decode_head(frame)
+                size = await self._around.threads.run(size_of_data, head, self._court)
+                deadline.reschedule(self._around.now() + PROOF_ANSWER_S + size / PROOF_BYTES_S)
+                data = await read_exactly(stream, size)
+            proof = Proof(head, data)
+            if proof.digest != name:
+                raise BadProof("it is another one than was named")
+            guilty = await self._around.threads.run(self._check, proof)
+        except (BadProof, NotHere) as error:
+            self.strikes.add(peer, self._around.now())
+            self._around.event("proof_refused", peer=peer, reason=str(error))
+        except TooSlow as error:
+            self.doubt(peer, str(error), fragment=0)
+        except WORLD:
+            self.counters["proofs_not_had"] += 1
+        else:
+            self.convict(guilty, proof)
+        finally:
+            self._fetching.discard(name)

@@ -1,0 +1,131 @@
+"""The claims that one peer makes and hears in one round, for those who audit it.
+
+``averaging.audit.claims`` says what they are. The bytes that they are about are in ``Parts``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from averaging.audit.claims import Claim, Subject, claim, digest_of_pieces, is_signed
+from averaging.errors import BadPayload
+from averaging.messages import Commit
+from averaging.numbers.chunks import Cutting
+from averaging.round.interface.effects import Enter
+from dht.identity import PeerId, verify
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Uploads:
+    """Evidence of one peer on a round: the bytes that it has sent, and the claims about them."""
+
+    round: bytes
+    commit: Commit
+    cutting: Cutting
+    evidence: Evidence
+    own: Mapping[int, memoryview]
+    """Uploads by slice, as far as they are complete."""
+    alone: Mapping[int, memoryview]
+    """A delegate's own contribution by slice."""
+    shown: Counter[PeerId]
+    """Bytes that were shown to each peer."""
+
+    @property
+    def size(self) -> int:
+        return sum(len(data) for data in (*self.own.values(), *self.alone.values()))
+
+    def of(self, index: int, *, alone: bool) -> tuple[memoryview, Claim, list[bytes]] | None:
+        """A slice of the upload with its claim and the digests of its pieces. ``alone``: of a
+        delegate, what it has put into the bundle itself."""
+        evidence = self.evidence
+        if alone and self.alone:
+            data, said, leaves = self.alone, evidence.alone, evidence.alone_leaves
+        else:
+            data, said, leaves = self.own, evidence.own, evidence.own_leaves
+        if index not in data or index not in said:
+            return None
+        return data[index], said[index], leaves.get(index, [])
+
+
+class Evidence:
+    """The claims of one round at one peer, by slice."""
+
+    def __init__(self, enter: Enter, me: PeerId, sign: Callable[[bytes], bytes]) -> None:
+        self._commit = enter.commit
+        self._round = enter.round
+        self._me = me
+        self._sign = sign
+        self.alone: dict[int, Claim] = {}
+        """The own contribution of a delegate, before it is merged with those of its riders."""
+        self.alone_leaves: dict[int, list[bytes]] = {}
+        self.own: dict[int, Claim] = {}
+        """The upload of this peer: its contribution, or the bundle of its site."""
+        self.own_leaves: dict[int, list[bytes]] = {}
+        """Digests of the pieces of the upload."""
+        self.sources_of_own: dict[int, tuple[Claim, ...]] = {}
+        """The claims that went into the bundle."""
+        self.merged: dict[int, Claim] = {}
+        """The claims of those who merged the slices."""
+        self.sources: dict[int, tuple[Claim, ...]] = {}
+        """The claims that went into the slices that this peer merged."""
+
+    def __repr__(self) -> str:
+        return f"Evidence({self._round.hex()[:8]}, {len(self.merged)} merged slices)"
+
+    def subject(self, index: int, *, merged: bool) -> Subject:
+        return Subject(self._round, index, merged)
+
+    def check(self, index: int, said: Claim, *, merged: bool) -> None:
+        """Raise ``BadPayload`` unless its author has signed a claim."""
+        if not is_signed(self.subject(index, merged=merged), self._commit, said, verify):
+            raise BadPayload("slice", "nobody has signed what it is said to be made of")
+
+    def claim_own(self, index: int, riders: Sequence[int], sources: Sequence[Claim] = ()) -> Claim:
+        """Return the claim about the upload of a slice, all pieces of which are made.
+
+        ``sources``: of a bundle, the claims of its members.
+        """
+        known = self.own.get(index)
+        if known is None:
+            me = self._entry
+            known = self.own[index] = self._claim(index, [me, *riders], self.own_leaves, sources)
+            self.sources_of_own[index] = tuple(sources)
+        return known
+
+    def claim_alone(self, index: int) -> Claim:
+        """Return the claim about a delegate's own contribution to a bundle."""
+        known = self.alone.get(index)
+        if known is None:
+            known = self.alone[index] = self._claim(index, [self._entry], self.alone_leaves, ())
+        return known
+
+    def claim_merged(
+        self, index: int, members: Sequence[int], digest: bytes, sources: Sequence[Claim]
+    ) -> None:
+        """Sign what this peer has merged."""
+        subject = self.subject(index, merged=True)
+        self.sources[index] = tuple(sources)
+        self.merged[index] = claim(
+            subject, self._commit, self._me, members, digest, sources=sources, sign=self._sign
+        )
+
+    @property
+    def _entry(self) -> int:
+        entry = self._commit.index(self._me)
+        assert entry is not None, "only members upload"
+        return entry
+
+    def _claim(
+        self,
+        index: int,
+        members: Sequence[int],
+        leaves: dict[int, list[bytes]],
+        sources: Sequence[Claim],
+    ) -> Claim:
+        made = digest_of_pieces(leaves.get(index, ()))
+        subject = self.subject(index, merged=False)
+        return claim(
+            subject, self._commit, self._me, members, made, sources=sources, sign=self._sign
+        )

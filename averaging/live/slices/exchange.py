@@ -1,0 +1,253 @@
+"""One peer's part in the bytes of one round: encode, send, reduce, receive, take the outer step.
+
+The round machine decides who sends what to whom; an ``Exchange`` carries that out. It holds at most
+three encoded copies of the fragment (its own, the uploads that it reduces, the merged one) and,
+during the step, the new theta. Results are inputs of the machine; a stream that breaks, a peer that
+lies or a deadline ends that part and no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
+
+from averaging.audit.claims import digests_of
+from averaging.errors import NotFinite
+from averaging.history.parent_maps import united
+from averaging.history.standing import Standing, merged_after, with_merged_map
+from averaging.history.state import FragmentState
+from averaging.live.slices.bundling import Bundling
+from averaging.live.slices.parts import FragmentFacts, Parts, Tally, Workshop
+from averaging.live.slices.reducing import Reducing
+from averaging.live.slices.uploading import Uploading
+from averaging.live.streams.buffers import Abandoned, GrowingBytes
+from averaging.numbers.arithmetic import MeldNumbers
+from averaging.numbers.arrays import Float32s, Float64s
+from averaging.numbers.chunks import Chunk
+from averaging.numbers.outer import Step
+from averaging.round.contributing import Contribution
+from averaging.round.interface.effects import Apply, Enter
+from averaging.round.rests import Rests
+from averaging.rules.loss_gate import is_unusual
+from averaging.rules.sites import SITE_SHARE
+
+
+class Exchange:
+    """The bytes of one participation. Made by ``Enter``, ended by ``close``."""
+
+    def __init__(
+        self, enter: Enter, facts: FragmentFacts, workshop: Workshop, *, now: float
+    ) -> None:
+        self.round = enter.round
+        self.commit = enter.commit
+        self.encoded_commit = enter.encoded
+        self.entered_at = now
+        self.parts = Parts(enter, facts, workshop, now=now)
+        self._me = workshop.me
+        self._usual = facts.usual
+        self._encoding: asyncio.Task[None] | None = None
+        riders = self.parts.traffic.riders
+        self._bundling = (
+            Bundling(self.parts, riders, norm_ratio_max=workshop.norm_ratio_max) if riders else None
+        )
+        self.reducing = Reducing(self.parts, self._bundling)
+        self.uploading = Uploading(self.parts, self.reducing, self._bundling, workshop.transport)
+
+    def __repr__(self) -> str:
+        return f"Exchange({self.parts!r})"
+
+    async def close(self) -> None:
+        """End everything that is under way and forget the bytes."""
+        await self.parts.close()
+        self.reducing.close()
+
+    @property
+    def tally(self) -> Tally:
+        return self.parts.tally
+
+    @property
+    def is_mix(self) -> bool:
+        return self.parts.is_mix
+
+    @property
+    def moves_states(self) -> bool:
+        return self.parts.traffic.moves_states
+
+    @property
+    def dispersion(self) -> float | None:
+        """After a meld's step: how far the weights were from the group's mean."""
+        numbers = self.parts.numbers
+        return numbers.dispersion if isinstance(numbers, MeldNumbers) else None
+
+    # The own contribution
+
+    def contribute(self, given: Contribution) -> None:
+        """Begin to encode the contribution."""
+        parts = self.parts
+        if isinstance(parts.numbers, MeldNumbers):
+            assert given.carried is not None
+            parts.numbers.carry(*given.carried)
+        own = self._room()
+        parts.gives(own)
+        if given.keeps_rests:
+            floats = parts.arena.floats
+            parts.rests = Rests(parts.commit, parts.entry, parts.cutting, floats=floats)
+        if given.own_map is not None and parts.entry is not None:
+            parts.own_maps = {self.commit.members[parts.entry].parent: given.own_map}
+        into = own
+        if self._bundling is not None:
+            # The own contribution is encoded for the bundle, and the bundle is sent.
+            into = parts.alone = self._room()
+            parts.start(self._bundle(self._bundling, into), "bundle")
+        self._encoding = parts.start(self._encode(given, into, own), "encode")
+        self.reducing.begin_ahead()
+
+    def _room(self) -> list[GrowingBytes]:
+        cutting = self.parts.cutting
+        data = self.parts.arena.uninitialised(cutting.data_size)
+        return [GrowingBytes(data[cutting.data_of(index)]) for index in range(len(cutting.slices))]
+
+    async def stop_encoding(self) -> None:
+        """Return once nobody reads the learner's arrays any more."""
+        task = self._encoding
+        if task is not None and not task.done():
+            for growing in self.parts.own or ():
+                growing.abandon("the round ended before all was encoded")
+            await asyncio.wait([task])
+
+    async def _bundle(self, bundling: Bundling, own: list[GrowingBytes]) -> None:
+        """Merge the contributions of the site into one, as its delegate."""
+        parts = self.parts
+        assert parts.own is not None and parts.entry is not None
+        with suppress(Abandoned):  # then there will be no bundle: ``make`` says so
+            for index, growing in enumerate(own):
+                squares = await parts.as_it_grows(index, growing, parts.square_chunk)
+                norm = await parts.upload_norm(index, squares)
+                bundling.roster.measured(parts.entry, index, norm)
+        await bundling.decide(SITE_SHARE * self.commit.upload_s)
+        try:
+            await bundling.make(own, parts.own)
+        except (Abandoned, NotFinite) as error:
+            for growing in parts.own:
+                growing.abandon(str(error))
+
+    async def _encode(
+        self, given: Contribution, into: list[GrowingBytes], own: list[GrowingBytes]
+    ) -> None:
+        # Slices for others first: those that this peer reduces have no way to travel.
+        reduces = self.parts.traffic.reduces
+        order = sorted(range(len(into)), key=lambda index: index in reduces)
+        for index in order:
+            growing = into[index]
+            work = partial(self._encode_slice, index, given, growing, own[index])
+            try:
+                await self.parts.threads.run_telling(work, tell=growing.grow)
+            except NotFinite as error:
+                reason = str(error)
+                self.parts.cannot_give(reason)
+                self.parts.event("not_finite", reason=reason)
+                for other in (*into, *own):
+                    other.abandon(reason)
+                return
+            if not growing.complete:
+                return  # nobody wants it any more
+        self.parts.tally.encoded_at = asyncio.get_running_loop().time()
+
+    def _encode_slice(
+        self,
+        index: int,
+        given: Contribution,
+        into: GrowingBytes,
+        own: GrowingBytes,
+        say: Callable[[int], None],
+    ) -> None:
+        evidence = self.parts.evidence
+        kept = evidence.own_leaves if self._bundling is None else evidence.alone_leaves
+        leaves, places = kept.setdefault(index, []), self.parts.cutting.audited_places(index)
+        for chunk, place in self.parts.cutting.pieces(index):
+            if into.lost is not None or own.lost is not None:
+                return
+            try:
+                self._encode_chunk(chunk, given, into.data[place])
+            except NotFinite as error:
+                tensor = self.parts.cutting.tensor_at(chunk.first_unit + error.unit)
+                raise error.in_tensor(tensor) from None
+            leaves.extend(digests_of(into.data[place], places[chunk.first_unit]))
+            say(place.stop)
+
+    def _encode_chunk(self, chunk: Chunk, given: Contribution, out: memoryview) -> None:
+        self.parts.numbers.encode(chunk, given, out, self.parts.threads.scratch())
+
+    # The outer step
+
+    @property
+    def merged_payload(self) -> memoryview:
+        """All merged slices, in order. Complete once the machine says ``Apply``."""
+        return self.parts.merged_bytes
+
+    async def is_unusual(self) -> bool:
+        """True if the merge moves the fragment further than merges usually do."""
+        usual = self._usual.norm(slice(None))
+        if self.is_mix or usual is None:
+            return False
+        squares = await self.parts.threads.run(self._merged_squares)
+        return is_unusual(math.sqrt(squares), usual=usual)
+
+    def _merged_squares(self) -> float:
+        down, merged = self.parts.numbers.down, self.parts.merged_bytes
+        chunks = (chunk for chunks in self.parts.cutting.chunks for chunk in chunks)
+        return sum(float(down.squares(chunk, merged[chunk.merged]).sum()) for chunk in chunks)
+
+    async def step(
+        self, state: FragmentState, standing: Standing, seal: Sequence[int], *, in_place: bool
+    ) -> FragmentState:
+        """The state after the round. ``in_place``: nobody reads ``state``'s momentum any more."""
+        memory = self.parts.states
+        theta = memory.floats(state.theta.size)
+        momentum = state.momentum
+        if self.moves_states or not in_place or not memory.holds(momentum):
+            momentum = memory.floats(state.theta.size)
+        squares = np.zeros(len(self.parts.cutting.fragment.units))
+        for chunks in self.parts.cutting.chunks:
+            await self.parts.threads.run(self._step_slice, chunks, state, theta, momentum, squares)
+        if not self.is_mix:
+            self._usual.merged(squares)
+        standing = self.completed(standing, seal)
+        return standing.state(state.fragment, theta, momentum)
+
+    async def leave_rests(self, apply: Apply, offered: Float32s) -> None:
+        """Make what encoding lost of what was merged here part of the next contribution."""
+        if self.parts.rests is not None:
+            await self.parts.threads.run(self.parts.rests.leave, apply, offered)
+
+    def completed(self, standing: Standing, seal: Sequence[int]) -> Standing:
+        """The standing after the round, with the merged map that follows from the parents' maps."""
+        if not self.parts.maps:
+            return standing
+        merged = united(self.parts.maps)
+        if self.commit.kind == "meld":
+            merged = merged_after(merged, self.commit, seal)
+        return with_merged_map(standing, self.commit, merged)
+
+    def _step_slice(
+        self,
+        chunks: Sequence[Chunk],
+        state: FragmentState,
+        theta: Float32s,
+        momentum: Float32s,
+        squares: Float64s,
+    ) -> None:
+        """``squares``: filled with the squared norm of the merged displacement of each unit."""
+        scratch = self.parts.threads.scratch()
+        for chunk in chunks:
+            part = chunk.values
+            if not self.moves_states and momentum is not state.momentum:
+                np.copyto(momentum[part], state.momentum[part])
+            data, numbers = self.parts.merged_bytes[chunk.merged], self.parts.numbers
+            numbers.step(chunk, data, Step(state.theta, theta, momentum), scratch)
+            squares[chunk.first_unit : chunk.end_unit] = numbers.down.squares(chunk, data)

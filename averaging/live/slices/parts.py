@@ -1,0 +1,493 @@
+"""The bytes of one round at one peer: its encoded contribution and the merged slices.
+
+``averaging.live.slices.exchange`` fills and reads them, ``averaging.live.slices.uploading`` and
+``averaging.live.slices.reducing`` bring them to other peers and back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import blake3
+
+from averaging.audit.claims import (
+    STATEMENT_MAX_BYTES,
+    Claim,
+    Statement,
+    claimed,
+    decode_statement,
+    digest_of_pieces,
+    digests_of,
+)
+from averaging.errors import BadPayload, BulkRefused
+from averaging.history.parent_maps import MAPS_MAX_BYTES, ParentMap, read_maps
+from averaging.live.slices.evidence import Evidence, Uploads
+from averaging.live.states.state_files import StateMemory
+from averaging.live.streams.buffers import Abandoned, Arena, GrowingBytes
+from averaging.live.streams.bulk import Bulk
+from averaging.live.streams.fair_shares import ByteBudget
+from averaging.live.streams.links import Transport
+from averaging.live.streams.threads import Threads
+from averaging.messages import BadMessage
+from averaging.numbers.arithmetic import cutting_of, numbers_of
+from averaging.numbers.arrays import Float32s
+from averaging.numbers.chunks import Chunk
+from averaging.numbers.layout import Fragment
+from averaging.numbers.norm_bounds import norm_at_most
+from averaging.round.interface.effects import Enter
+from averaging.round.interface.inputs import MergedArrived, Report, UploadArrived
+from averaging.round.rests import Rests
+from averaging.round.traffic import Traffic
+from averaging.rules.usual_norms import UploadNorm, UsualNorms, norm_objection
+from dht.errors import HostClosed, PeerUnreachable, StreamBroken
+from dht.identity import PeerId
+
+WorldErrors = (
+    PeerUnreachable,
+    StreamBroken,
+    HostClosed,
+    BulkRefused,
+    BadPayload,
+    Abandoned,
+    TimeoutError,
+)
+"""The failures that other peers and the network can cause. None of them is a bug."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """The cost of a round in time and bytes, for the round's report."""
+
+    encoded_at: float | None = None
+    merged_at: float | None = None
+    refused: dict[PeerId, str] = field(default_factory=dict)
+    _sent: Counter[PeerId] = field(default_factory=Counter)
+    _received: Counter[PeerId] = field(default_factory=Counter)
+    _packed_away: int = 0
+    _open: list[Bulk] = field(default_factory=list)
+
+    @contextmanager
+    def over(self, bulk: Bulk) -> Iterator[None]:
+        """Count the bytes of this stream while it lasts, and afterwards."""
+        self._open.append(bulk)
+        try:
+            yield
+        finally:
+            self._open.remove(bulk)
+            self._sent[bulk.remote] += bulk.sent_bytes
+            self._received[bulk.remote] += bulk.received_bytes
+            self._packed_away += bulk.stream.saved_bytes[1]
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._sent.total() + sum(bulk.sent_bytes for bulk in self._open)
+
+    @property
+    def received_bytes(self) -> int:
+        return sum(self.received_from().values())
+
+    @property
+    def received_line_bytes(self) -> int:
+        """Bytes received as they were on the line: large frames are packed there."""
+        saved = self._packed_away + sum(bulk.stream.saved_bytes[1] for bulk in self._open)
+        return self.received_bytes - saved
+
+    def received_from(self) -> dict[PeerId, int]:
+        """Bytes received so far, by sender."""
+        found = self._received.copy()
+        for bulk in self._open:
+            found[bulk.remote] += bulk.received_bytes
+        return dict(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """Services that all rounds of one averager share."""
+
+    me: PeerId
+    transport: Transport
+    threads: Threads
+    arena: Arena
+    states: StateMemory
+    """Memory of the states that rounds make."""
+    outside: ByteBudget
+    """Memory for rounds of which this peer is neither member nor leader."""
+    norm_ratio_max: float
+    """An upload whose norm is a larger multiple of the usual one is left out."""
+    sign: Callable[[bytes], bytes]
+    """Signs the claims of this peer (``averaging.audit.claims``)."""
+    heard_claim: Callable[[bytes, int, Claim, bool], None]
+    """Hears each claim of others, with the encoded commit and the slice; true: it is merged."""
+    refuses: Callable[[PeerId], str | None]
+    """The reason why this peer, as a reducer, takes no upload of another one."""
+    spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentFacts:
+    """Facts about one fragment that its rounds share."""
+
+    fragment: Fragment
+    usual: UsualNorms
+    theta: Callable[[], Float32s | None]
+    """Theta as it is now, if there is one here."""
+    report: Callable[[Report], None]
+    """Tells the round machine what became of a part."""
+    event: Callable[..., None]
+
+
+class Parts:
+    """The bytes that one peer holds of one round, and the tasks that work on them."""
+
+    def __init__(
+        self, enter: Enter, facts: FragmentFacts, workshop: Workshop, *, now: float
+    ) -> None:
+        self.round = enter.round
+        self.commit = enter.commit
+        self.entry = enter.entry
+        self.me = workshop.me
+        self.traffic = Traffic(enter, me=workshop.me)
+        self.entered_at = now
+        self.end_at = now + enter.commit.round_s
+        self.tally = Tally()
+        self.numbers = numbers_of(enter.commit)
+        self.cutting = cutting_of(enter.commit, facts.fragment, self.numbers)
+        self.report = facts.report
+        self.event = facts.event
+        self.threads = workshop.threads
+        self.refuses = workshop.refuses
+        self.arena = workshop.arena
+        self.states = workshop.states
+        self._outside = workshop.outside
+        self._charged = 0
+        self.closed = False
+        self.own: list[GrowingBytes] | None = None
+        """The encoded contribution, or the bundle of a site, by slice."""
+        self.unfit: str | None = None
+        """The reason why the own contribution cannot be sent, if so."""
+        self.rests: Rests | None = None
+        """The loss of encoding slices that are merged here, with error feedback."""
+        self.own_maps: dict[int, ParentMap] = {}
+        """The merged maps that go with the own contribution, or the bundle, where states travel."""
+        self.merged_bytes = self.arena.uninitialised(self.cutting.merged_size)
+        count = len(self.cutting.slices)
+        self.merged = [
+            GrowingBytes(self.merged_bytes[self.cutting.merged_of(i)]) for i in range(count)
+        ]
+        self.maps: dict[int, ParentMap] = {}
+        """The merged maps of the round, as they came with slice 0 where states travel."""
+        self.encoded_maps = b""
+        self.maps_here = asyncio.Event()
+        self._here = [asyncio.Event() for _ in range(count)]
+        self.encoded_commit = enter.encoded
+        self.evidence = Evidence(enter, self.me, workshop.sign)
+        self.alone: list[GrowingBytes] | None = None
+        """A delegate's own contribution, which it merges into the bundle."""
+        self._shown: Counter[PeerId] = Counter()
+        self._heard_claim = workshop.heard_claim
+        self._spawn = workshop.spawn
+        self._facts = facts
+        self._norm_ratio_max = workshop.norm_ratio_max
+        self._theta_norms: dict[int, float] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        done = sum(growing.complete for growing in self.merged)
+        return f"Parts({self.round.hex()[:8]}, {done} of {len(self.merged)} slices merged)"
+
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = self._spawn(work, f"{name} {self.round.hex()[:8]}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """End everything that is under way and forget the bytes."""
+        self.closed = True
+        pending = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in pending:
+            task.cancel()
+        if pending:
+            await asyncio.wait(pending)
+        for growing in (*self.merged, *(self.own or ())):
+            growing.abandon("the round is over")
+        self.own = None
+        if self._charged:
+            self._outside.give_back(self.commit.leader, self._charged)
+            self._charged = 0
+
+    def room_for(self, bulk: Bulk, size: int) -> memoryview:
+        """Memory for bytes that a peer sends. Raises ``BulkRefused``.
+
+        A round of which this peer is neither member nor leader has little of it: anybody who leads
+        a round can name this peer as its reducer.
+        """
+        if self.entry is None and self.commit.leader != self.me:
+            if self.closed or not self._outside.take(self.commit.leader, size):
+                raise BulkRefused(bulk.remote, "no room for uploads to rounds that are not mine")
+            self._charged += size
+        return self.arena.uninitialised(size)
+
+    @property
+    def uploads(self) -> Uploads:
+        """Evidence of this peer on the round. It may be kept when the round is over."""
+        own, alone = (
+            {i: growing.data for i, growing in enumerate(each or ()) if growing.complete}
+            for each in (self.own, self.alone)
+        )
+        return Uploads(
+            self.round, self.commit, self.cutting, self.evidence, own, alone, self._shown
+        )
+
+    def delegates(self) -> list[int]:
+        """Roster indices of other members that carry the contributions of their sites."""
+        named = {entry.delegate for entry in self.commit.members if entry.delegate is not None}
+        return sorted(named - {self.entry})
+
+    @property
+    def is_mix(self) -> bool:
+        """True if only states travel, those of the carriers."""
+        return self.commit.kind == "mix"
+
+    def gives(self, own: list[GrowingBytes]) -> None:
+        """Take a contribution, which still grows."""
+        self.own = own
+        self.traffic.gives = True
+
+    def cannot_give(self, reason: str) -> None:
+        self.unfit = reason
+        self.traffic.gives = False
+
+    def is_here(self, index: int) -> None:
+        """The merged slice is complete, or will be: riders may have it."""
+        self.traffic.merged.add(index)
+        self._here[index].set()
+
+    async def until_here(self, index: int) -> None:
+        await self._here[index].wait()
+
+    # Looking at slices
+
+    async def as_it_grows(
+        self,
+        index: int,
+        growing: GrowingBytes,
+        work: Callable[[Chunk, memoryview], float],
+        done: GrowingBytes | None = None,
+        *,
+        merged: bool = False,
+    ) -> float:
+        """Have a thread run ``work`` on the chunks of a slice as soon as they are here.
+
+        ``merged``: of a merged slice, and not of a contribution. Returns the sum of the results;
+        ``done`` follows behind. Raises ``Abandoned``.
+        """
+        pieces = self.cutting.pieces(index, merged=merged)
+        total = 0.0
+        first = 0
+        while first < len(pieces):
+            last = await end_of_arrived(pieces, first, [growing])
+            parts = [(chunk, growing.data[place]) for chunk, place in pieces[first:last]]
+            total += await self.threads.run(_sum_over, work, parts)
+            if done is not None:
+                done.grow(pieces[last - 1][1].stop)
+            first = last
+        return total
+
+    def hashing(
+        self, index: int, leaves: list[bytes], work: Callable[[Chunk, memoryview], float]
+    ) -> Callable[[Chunk, memoryview], float]:
+        """``work`` that also collects the digests of the pieces of an upload of a slice."""
+        places = self.cutting.audited_places(index)
+
+        def both(chunk: Chunk, data: memoryview) -> float:
+            leaves.extend(digests_of(data, places[chunk.first_unit]))
+            return work(chunk, data)
+
+        return both
+
+    def measure_chunk(self, chunk: Chunk, data: memoryview) -> float:
+        self.numbers.up.check(chunk, data, self.threads.scratch())
+        return self.square_chunk(chunk, data)
+
+    def square_chunk(self, chunk: Chunk, data: memoryview) -> float:
+        return float(self.numbers.up.squares(chunk, data).sum())
+
+    async def upload_norm(self, index: int, squares: float) -> UploadNorm | None:
+        """The norm of an uploaded displacement, beside what is known of its slice."""
+        if self.is_mix:
+            return None
+        usual = self._facts.usual.norm(self.cutting.slices[index].units)
+        harmless = await self._theta_norm(index) if usual is None else 0.0
+        return UploadNorm(math.sqrt(squares), usual, harmless)
+
+    async def _theta_norm(self, index: int) -> float:
+        theta = self._facts.theta()
+        if theta is None:
+            return 0.0
+        if index not in self._theta_norms:
+            piece = self.cutting.slices[index]
+            sizes = self.cutting.fragment.unit_sizes[piece.units]
+            self._theta_norms[index] = await self.threads.run(
+                norm_at_most, theta[piece.values], sizes
+            )
+        return self._theta_norms[index]
+
+    async def take_merged(
+        self, bulk: Bulk, index: int, data: memoryview, sent: bytes | None
+    ) -> bytes:
+        """Receive a merged slice that somebody else made, and check it before it is used.
+
+        Returns its digest: of its bytes and, where states travel, of the maps with slice 0.
+        """
+        maps = self.read_maps(sent)
+        hasher = blake3.blake3()
+
+        def check(chunk: Chunk, part: memoryview) -> float:
+            hasher.update(part)
+            self.numbers.down.check(chunk, part, self.threads.scratch())
+            return float(self.numbers.down.squares(chunk, part).sum())
+
+        arriving = GrowingBytes(data)
+        checking = self.as_it_grows(index, arriving, check, merged=True)
+        squares = await receive_behind(bulk, arriving, checking)
+        reason = await self._norm_objection(index, math.sqrt(squares))
+        if reason is not None:
+            raise BadPayload(self.commit.codecs[1], reason)
+        if maps is not None and sent is not None:
+            hasher.update(sent)
+            if not self.maps:
+                self.have_maps(maps, sent)
+        return hasher.digest()
+
+    async def _norm_objection(self, index: int, merged: float) -> str | None:
+        """The reason not to take a merged slice of this norm. The cheap bound comes first."""
+        ratio = self._norm_ratio_max
+        if self.is_mix or math.isinf(ratio):
+            return None
+        usual = self._facts.usual.norm(self.cutting.slices[index].units)
+        if usual and not norm_objection(
+            merged, usual=usual, own=0.0, theta=0.0, norm_ratio_max=ratio
+        ):
+            return None
+        own = 0.0
+        if self.own is not None and self.own[index].complete:
+            own = math.sqrt(await self.as_it_grows(index, self.own[index], self.square_chunk))
+        slices = [index] if usual is not None else range(len(self.cutting.slices))
+        theta = math.hypot(*[await self._theta_norm(each) for each in slices])
+        return norm_objection(merged, usual=usual, own=own, theta=theta, norm_ratio_max=ratio)
+
+    async def receive_maps(self, bulk: Bulk, index: int) -> bytes | None:
+        """The merged maps that travel ahead of this slice, if any do."""
+        return await bulk.receive_frame(MAPS_MAX_BYTES) if self.traffic.has_maps(index) else None
+
+    async def take_upload_claim(
+        self, bulk: Bulk, index: int, leaves: Sequence[bytes], members: Sequence[int]
+    ) -> Claim:
+        """Receive the claim of a member, the first of ``members``, behind its upload."""
+        statement = await _statement(bulk)
+        said = claimed(statement, digest_of_pieces(leaves))
+        if (said.by, said.members) != (members[0], tuple(sorted(members))):
+            raise BadPayload(self.commit.codec, "its claim is about another upload")
+        self.evidence.check(index, said, merged=False)
+        self._heard_claim(self.encoded_commit, index, said, False)
+        return said
+
+    async def take_merged_claim(self, bulk: Bulk, index: int, digest: bytes) -> None:
+        """Receive the claim of the peer that merged a slice, behind the slice."""
+        said = claimed(await _statement(bulk), digest)
+        self.evidence.check(index, said, merged=True)
+        self._heard_claim(self.encoded_commit, index, said, True)
+        self.evidence.merged.setdefault(index, said)
+
+    def tell_merged(self, index: int, digest: bytes) -> None:
+        """Tell the round machine of a merged slice that came from another peer."""
+        contributors = self.evidence.merged[index].members
+        parents = self.map_parents(index)
+        self.report(MergedArrived(self.round, index, digest, parents, contributors))
+
+    def tell_upload(
+        self,
+        index: int,
+        sender: PeerId,
+        problem: str | None,
+        norm: UploadNorm | None = None,
+        *,
+        riders: tuple[int, ...] = (),
+    ) -> None:
+        """Tell the round machine of an upload. ``norm``: of a displacement, to be compared."""
+        self.report(UploadArrived(self.round, index, sender, problem, norm, riders))
+
+    def have_maps(self, maps: dict[int, ParentMap], encoded: bytes) -> None:
+        self.maps, self.encoded_maps = maps, encoded
+        self.maps_here.set()
+
+    def map_parents(self, index: int) -> tuple[int, ...] | None:
+        """The parents whose merged maps came with this slice; ``None``: none come with it."""
+        return tuple(sorted(self.maps)) if self.traffic.has_maps(index) else None
+
+    def read_maps(
+        self, data: bytes | None, members: Sequence[int] = ()
+    ) -> dict[int, ParentMap] | None:
+        """The maps that came with the work of these members. Raises ``BadPayload``."""
+        return None if data is None else read_maps(data, self.commit, members)
+
+
+async def end_of_arrived(
+    pieces: Sequence[tuple[Chunk, slice]], first: int, sources: Sequence[GrowingBytes]
+) -> int:
+    """Wait until a piece has come from all sources. Returns the end of those that have.
+
+    Raises ``Abandoned``.
+    """
+    for source in sources:
+        while source.filled < pieces[first][1].stop:
+            await source.beyond(source.filled)
+    ready = min(source.filled for source in sources)
+    last = first + 1
+    while last < len(pieces) and pieces[last][1].stop <= ready:
+        last += 1
+    return last
+
+
+async def _statement(bulk: Bulk) -> Statement:
+    """Receive what is said behind a slice. Raises ``BadPayload``."""
+    try:
+        return decode_statement(await bulk.receive_frame(STATEMENT_MAX_BYTES))
+    except BadMessage as error:
+        raise BadPayload("slice", str(error)) from error
+
+
+def _sum_over(
+    work: Callable[[Chunk, memoryview], float], parts: Sequence[tuple[Chunk, memoryview]]
+) -> float:
+    return sum(work(chunk, part) for chunk, part in parts)
+
+
+async def receive_behind(
+    bulk: Bulk, growing: GrowingBytes, behind: Coroutine[Any, Any, float]
+) -> float:
+    """Fill ``growing`` while ``behind`` reads it; returns the result of ``behind``."""
+    reading = asyncio.ensure_future(behind)
+    try:
+        await bulk.receive_growing(growing)
+        return await reading
+    finally:
+        reading.cancel()
+        await asyncio.wait((reading,))
+        if not reading.cancelled():
+            reading.exception()
+
+
+async def send_growing(bulk: Bulk, growing: GrowingBytes) -> None:
+    sent = 0
+    while sent < len(growing.data):
+        filled = await growing.beyond(sent)
+        await bulk.send(growing.data[sent:filled])
+        sent = filled

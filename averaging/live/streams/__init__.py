@@ -1,0 +1,10 @@
+"""What a live peer's bytes travel on, and what carrying them takes of this machine.
+
+- ``links``: small messages to each peer, and the streams that others open; ``bulk``: streams of
+  slices; ``questions``: streams on which one peer asks and the other answers;
+- ``uplink``: the order of transfers on a slow line; ``fair_shares``: each peer's share of memory
+  and of places to be served;
+- ``buffers``: memory that is used again; ``threads``: processor time beside the event loop.
+
+Bytes have no meaning here: nothing in this room knows a round.
+"""

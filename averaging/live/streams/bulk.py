@@ -1,0 +1,225 @@
+"""Bulk streams: one slice to a reducer, and the merged slice back on the same stream.
+
+A stream opens with a header, which says for which round the bytes are; their number is never read
+from the wire, both sides know it from the layout. ``averaging.live.streams.links`` opens and
+accepts them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+
+from averaging.errors import BulkRefused
+from averaging.live.streams.buffers import GrowingBytes
+from averaging.live.streams.uplink import Uplink
+from averaging.rules.line_speed import LineSpeed
+from dht.errors import HostClosed, StreamBroken
+from dht.host import Stream
+from dht.identity import PeerId
+
+_GRANTED = 1
+_REFUSED = 2
+_RECEIVED = 3
+
+HEADER_MAX_BYTES = 64 << 10
+"""The first frame of a bulk stream: round, slice and the signed commit."""
+
+REASON_MAX_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportSettings:
+    """Limits of links and bulk streams. Every one is per peer unless it says otherwise."""
+
+    queue_max_messages: int = 256
+    queue_max_bytes: int = 2 << 20
+    heartbeat_s: float = 5.0
+    """A link on which nothing was said for so long says that it is alive."""
+    silence_max_s: float = 16.0
+    """A link on which nothing was heard for so long is broken; three heartbeats and a bit."""
+    idle_max_s: float = 120.0
+    """A link opened by this peer that is unused for so long is closed, unless it is kept."""
+    streams_max: int = 4
+    """Links opened by both sides at the same moment coexist; more than this is abuse."""
+    received_per_s: float = 500.0
+    received_burst: float = 1000.0
+    """A peer that sends faster is read more slowly. It delays only itself."""
+    bulk_streams_max: int = 16
+    """Bulk streams that one peer may have open towards me."""
+    piece_bytes: int = 512 << 10
+    stall_max_s: float = 20.0
+    """A bulk stream on which no piece moved for so long is broken."""
+
+    def __post_init__(self) -> None:
+        if self.silence_max_s <= 2 * self.heartbeat_s:
+            raise ValueError(
+                f"silence_max_s is {self.silence_max_s}; one lost heartbeat of {self.heartbeat_s} s"
+                " must not break a link"
+            )
+        if not 1 <= self.piece_bytes <= 1 << 20:
+            raise ValueError(f"piece_bytes is {self.piece_bytes}; a frame holds at most 1 MiB")
+
+
+class Bulk:
+    """One bulk stream, seen from either end, after its header.
+
+    The opener sends its bytes with ``send``, waits with ``granted`` and reads
+    the answer with ``receive_into``; the other side reads, calls ``received``, then ``grant``
+    or ``refuse``, and sends its own. ``finish`` and ``finished`` end it. Behind the bytes of either
+    side goes a frame with the claim of the peer that made them (``averaging.audit.claims``).
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        settings: TransportSettings,
+        *,
+        up: LineSpeed,
+        down: LineSpeed,
+        uplink: Uplink,
+    ) -> None:
+        self.stream = stream
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self._settings = settings
+        self._up = up
+        self._down = down
+        self._uplink = uplink
+        self._sending_since: float | None = None
+        self._ended = False
+        self.heard_at = asyncio.get_running_loop().time()
+        """Time at which the other side had said all that it says before its bytes."""
+        self.since = self.heard_at
+        """Time at which the round whose bytes the stream carries began here."""
+
+    @property
+    def remote(self) -> PeerId:
+        return self.stream.remote
+
+    async def send(self, data: memoryview | bytes | bytearray) -> None:
+        """Send all of ``data`` in pieces. It may be reused when this returns."""
+        view = memoryview(data).cast("B")
+        step = self._settings.piece_bytes
+        try:
+            for start in range(0, len(view), step):
+                piece = view[start : start + step]
+                async with self._uplink.turn(len(piece), since=self.since):
+                    if self._sending_since is None:
+                        self._sending_since = asyncio.get_running_loop().time()
+                    await self.stream.send(piece, timeout_s=self._settings.stall_max_s)
+                self.sent_bytes += len(piece)
+        except BaseException:
+            self._measure_sent()
+            raise
+
+    async def receive_some(self, target: memoryview) -> int:
+        """The next piece into the start of ``target``, which it must fit; returns its size."""
+        size = await self.stream.receive_into(target, timeout_s=self._settings.stall_max_s)
+        if not size:
+            raise StreamBroken(self.remote, "truncated: an end where more was expected")
+        self.received_bytes += size
+        return size
+
+    async def receive_into(self, target: memoryview) -> None:
+        """Fill ``target`` exactly. Anything shorter or longer breaks the stream."""
+        filled = 0
+        while filled < len(target):
+            filled += await self.receive_some(target[filled:])
+
+    async def receive_growing(self, target: GrowingBytes) -> None:
+        """``receive_into`` for one that others read behind."""
+        before = target.filled
+        try:
+            while target.filled < len(target.data):
+                target.grow(target.filled + await self.receive_some(target.data[target.filled :]))
+        finally:
+            now = asyncio.get_running_loop().time()
+            self._down.transferred(target.filled - before, began=self.heard_at, ended=now)
+
+    async def send_frame(self, data: bytes) -> None:
+        """Send something small whose size the other side does not know."""
+        await self.stream.send(data, timeout_s=self._settings.stall_max_s)
+        self.sent_bytes += len(data)
+
+    async def receive_frame(self, size_max: int) -> bytes:
+        """Receive a frame that ``send_frame`` sent."""
+        frame = await self.stream.receive(timeout_s=self._settings.stall_max_s)
+        if frame is None or len(frame) > size_max:
+            raise StreamBroken(self.remote, f"no frame, or one over {size_max} bytes")
+        self.received_bytes += len(frame)
+        self.heard_at = asyncio.get_running_loop().time()
+        return frame
+
+    async def received(self) -> None:
+        """Say that all bytes are here: the other side's line can be measured by that, whether it
+        ever answers requests or not."""
+        await self.stream.send(bytes([_RECEIVED]), timeout_s=self._settings.stall_max_s)
+
+    async def grant(self, but: str = "") -> None:
+        """Say that the answer follows. ``but``: why the upload could not be taken, if it could
+        not."""
+        text = but.encode()[:REASON_MAX_BYTES]
+        await self.stream.send(bytes([_GRANTED]), text, timeout_s=self._settings.stall_max_s)
+
+    async def granted(self, *, timeout_s: float) -> str:
+        """Wait until the other side grants; returns its ``but``. Raises ``BulkRefused``."""
+        frame = await self.stream.receive(timeout_s=timeout_s)
+        if frame == bytes([_RECEIVED]):
+            self._measure_sent()
+            frame = await self.stream.receive(timeout_s=timeout_s)
+        self.heard_at = asyncio.get_running_loop().time()
+        if frame and len(frame) <= 1 + REASON_MAX_BYTES:
+            text = frame[1:].decode("utf-8", "replace")
+            if frame[0] == _GRANTED:
+                return text
+            if frame[0] == _REFUSED:
+                raise BulkRefused(self.remote, text)
+        raise StreamBroken(self.remote, "neither granted nor refused")
+
+    async def refuse(self, reason: str) -> None:
+        """Say why not, and let the other side read it before the stream goes.
+
+        On a slow line the deadline may come when all has been said and is not acknowledged yet:
+        there is nothing to refuse any more, and the stream ends.
+        """
+        if self._ended:
+            self.abort()
+            return
+        text = reason.encode()[:REASON_MAX_BYTES]
+        with suppress(StreamBroken, HostClosed, TimeoutError):
+            await self.stream.send(bytes([_REFUSED]), text, timeout_s=2.0)
+            # Closing at once would throw the reason away along with what is still on the way to
+            # us, so swallow a little of that; the other side hangs up as soon as it has read.
+            swallowed = 0
+            async with asyncio.timeout(2.0):
+                while swallowed < 8 << 20:
+                    frame = await self.stream.receive(timeout_s=2.0)
+                    if frame is None:
+                        break
+                    swallowed += len(frame)
+        self.abort()
+
+    async def finish(self) -> None:
+        """Say END and wait for the acknowledgement: then all has been on the line."""
+        self._ended = True
+        try:
+            await self.stream.finish(timeout_s=self._settings.stall_max_s)
+        finally:
+            self._measure_sent()
+
+    def _measure_sent(self) -> None:
+        if self._sending_since is not None:
+            now = asyncio.get_running_loop().time()
+            self._up.transferred(self.sent_bytes, began=self._sending_since, ended=now)
+            self._sending_since = None
+
+    async def finished(self) -> None:
+        """Wait for the other side's END. More bytes instead break the stream."""
+        frame = await self.stream.receive(timeout_s=self._settings.stall_max_s)
+        if frame is not None:
+            raise StreamBroken(self.remote, f"{len(frame)} bytes more than the layout says")
+
+    def abort(self) -> None:
+        self.stream.abort()

@@ -1,0 +1,461 @@
+"""Control links between peers, and the opening of bulk streams.
+
+A **control link** carries small messages both ways between two peers, each at most once. The peer
+that needs it opens it; a peer that can only dial out keeps one open to a few others and is reached
+over it. ``Transport.send`` never waits. A failed delivery is reported by ``lost`` for the peer, not
+for the message: the round machine decides what that means.
+
+``averaging.live.streams.bulk`` has the streams that carry slices. This module opens and accepts
+them.
+
+Nothing here knows rounds, fragments or codecs; headers and messages are bytes.
+
+There is one control link per pair of peers: a two-way stream opened by the side that can dial, over
+which all small messages of all rounds travel. Nothing ever dials a peer that can only dial out, and
+losing the link is one event. Answers on the stream of each ``Join`` would need one mechanism per
+message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+
+from averaging.errors import BulkRefused
+from averaging.live.streams.bulk import HEADER_MAX_BYTES, Bulk, TransportSettings
+from averaging.live.streams.fair_shares import Places
+from averaging.live.streams.questions import RELAYED
+from averaging.live.streams.uplink import Uplink
+from averaging.rules.line_speed import paired
+from dht.errors import HostClosed, PeerUnreachable, StreamBroken
+from dht.guarded_host import REASON_MAX_BYTES, REFUSED
+from dht.host import Host, Stream
+from dht.identity import PeerId, RunId
+
+logger = logging.getLogger(__name__)
+
+_PING = 0
+_MESSAGE = 1
+_PING_FRAME = bytes([_PING])
+_MESSAGE_PREFIX = bytes([_MESSAGE])
+
+MESSAGE_MAX_BYTES = 64 << 10
+OPEN_TIMEOUT_S = 10.0
+LINKS_MAX = 512
+"""Peers with a link, in all. The longest unused one gives way, established peers last."""
+
+BULK_PLACES_MAX = 256
+"""Bulk streams open towards this peer, in all. Then an established peer takes another's place."""
+
+MessageHandler = Callable[[PeerId, bytes], None]
+LostHandler = Callable[[PeerId, str], None]
+BulkHandler = Callable[[Bulk, bytes], Awaitable[None]]
+
+
+def control_protocol(run: RunId) -> str:
+    """The protocol of links, over which all small messages travel."""
+    return f"shoal/{run}/control/1"
+
+
+def bulk_protocol(run: RunId) -> str:
+    """The protocol of bulk streams, over which slices travel."""
+    return f"shoal/{run}/bulk/2"
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """Token bucket: how many messages one peer may send now."""
+
+    per_s: float
+    burst: float
+    left: float
+    counted_at: float
+
+    def wait_s(self, now: float) -> float:
+        """Take one; returns how long to pause before reading on."""
+        self.left = min(self.burst, self.left + (now - self.counted_at) * self.per_s)
+        self.counted_at = now
+        self.left -= 1.0
+        return 0.0 if self.left >= 0 else -self.left / self.per_s
+
+
+@dataclass(slots=True, eq=False)
+class _LinkStream:
+    stream: Stream
+    opened_by_me: bool
+    used_at: float
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    ending: bool = False
+    """True once it said END, or was dropped on purpose: nothing is lost when it ends."""
+
+
+@dataclass(slots=True, eq=False)
+class _Link:
+    """Everything between this peer and another one: queued messages and open streams."""
+
+    peer: PeerId
+    allowance: _Allowance
+    waiting: deque[bytes] = field(default_factory=deque)
+    waiting_bytes: int = 0
+    streams: list[_LinkStream] = field(default_factory=list)
+    """The first one is spoken on; all are listened to."""
+    dialling: bool = False
+    used_at: float = 0.0
+
+    def wake(self) -> None:
+        if self.streams:
+            self.streams[0].wake.set()
+
+    def forget_waiting(self) -> int:
+        dropped = len(self.waiting)
+        self.waiting.clear()
+        self.waiting_bytes = 0
+        return dropped
+
+
+class Transport:
+    """Control links and bulk streams of one peer in one run.
+
+    ``message(peer, bytes)`` is called for everything that arrives, ``lost(peer,
+    reason)`` whenever something said to that peer may not have arrived. Both
+    are plain functions: they return at once.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        run: RunId,
+        message: MessageHandler,
+        lost: LostHandler,
+        bulk: BulkHandler,
+        settings: TransportSettings | None = None,
+        prefers: Callable[[PeerId], bool] = lambda peer: False,
+        uplink: Uplink | None = None,
+    ) -> None:
+        """``prefers``: whether this peer keeps its links and streams when there are too many.
+
+        ``uplink``: the order of what bulk streams send.
+        """
+        self.host = host
+        self.settings = settings or TransportSettings()
+        self.counters: Counter[str] = Counter()
+        self._message = message
+        self._lost = lost
+        self._bulk = bulk
+        self._control_protocol = control_protocol(run)
+        self._bulk_protocol = bulk_protocol(run)
+        self._links: dict[PeerId, _Link] = {}
+        self._kept: frozenset[PeerId] = frozenset()
+        self._prefers = prefers
+        # A stream that waits for a seal is idle for long, so none is too slow to keep its place.
+        self._bulk_open = Places(
+            BULK_PLACES_MAX,
+            self.settings.bulk_streams_max,
+            grace_s=math.inf,
+            slow_bytes_s=0.0,
+            prefers=prefers,
+        )
+        self._uplink = uplink or Uplink()
+        self.up, self.down = paired()
+        """Speeds of this peer's line, as measured on bulk streams."""
+        self._tasks: asyncio.TaskGroup | None = None
+        self._own: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    def __repr__(self) -> str:
+        live = sum(1 for link in self._links.values() if link.streams)
+        return f"Transport({self.host.peer_id}, links={live}, bulk={len(self._bulk_open)})"
+
+    @property
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def start(self, tasks: asyncio.TaskGroup) -> None:
+        """Serve, with every task in ``tasks``: a bug in one of them ends the group."""
+        self._tasks = tasks
+        await self.host.serve_streams(self._control_protocol, self._serve_link)
+        await self.host.serve_streams(self._bulk_protocol, self._serve_bulk)
+        self._spawn(self._keep_links(), "transport keep links")
+
+    async def close(self) -> None:
+        """End every task and drop every stream. Messages that wait are not sent."""
+        self._closing = True
+        for link in self._links.values():
+            link.forget_waiting()
+            for held in link.streams:
+                held.stream.abort()
+        pending = [task for task in self._own if task is not asyncio.current_task()]
+        for task in pending:
+            task.cancel()
+        if pending:
+            await asyncio.wait(pending)
+        self._links.clear()
+
+    def _spawn(self, work: Awaitable[None], name: str) -> asyncio.Task[None]:
+        assert self._tasks is not None, "Transport.start() comes first"
+        task: asyncio.Task[None] = self._tasks.create_task(work, name=name)  # type: ignore[arg-type]
+        self._own.add(task)
+        task.add_done_callback(self._own.discard)
+        return task
+
+    # -- control links ------------------------------------------------------------------------
+
+    def send(self, peer: PeerId, message: bytes) -> None:
+        """Queue ``message`` for ``peer``; it arrives at most once. Never waits."""
+        if len(message) > MESSAGE_MAX_BYTES:
+            raise ValueError(
+                f"a message of {len(message)} bytes to {peer}; the limit is {MESSAGE_MAX_BYTES}"
+            )
+        if self._closing:
+            return
+        if peer == self.host.peer_id:
+            raise ValueError("a peer does not send messages to itself")
+        link = self._link(peer)
+        link.waiting.append(message)
+        link.waiting_bytes += len(message)
+        link.used_at = self._now
+        dropped = 0
+        while (
+            len(link.waiting) > self.settings.queue_max_messages
+            or link.waiting_bytes > self.settings.queue_max_bytes
+        ):
+            # The newest says more about the present than the oldest.
+            link.waiting_bytes -= len(link.waiting.popleft())
+            dropped += 1
+        if dropped:
+            self.counters["messages_dropped"] += dropped
+            self._lost(peer, "its queue is full: it reads too slowly")
+        link.wake()
+        self._dial_if_needed(link)
+
+    def linked(self) -> tuple[PeerId, ...]:
+        """The peers with an open link."""
+        return tuple(sorted(peer for peer, link in self._links.items() if link.streams))
+
+    def keep(self, peers: Iterable[PeerId]) -> None:
+        """Hold links open to these peers. For a peer that nobody can dial."""
+        self._kept = frozenset(peers) - {self.host.peer_id}
+        for peer in sorted(self._kept):
+            self._dial_if_needed(self._link(peer))
+
+    def _link(self, peer: PeerId) -> _Link:
+        link = self._links.get(peer)
+        if link is None:
+            now = self._now
+            allowance = _Allowance(
+                self.settings.received_per_s,
+                self.settings.received_burst,
+                self.settings.received_burst,
+                now,
+            )
+            link = self._links[peer] = _Link(peer, allowance, used_at=now)
+            if len(self._links) > LINKS_MAX:
+                self._evict(besides=peer)
+        return link
+
+    def _evict(self, *, besides: PeerId) -> None:
+        idle = min(
+            (link for peer, link in self._links.items() if peer not in self._kept | {besides}),
+            key=lambda link: (self._prefers(link.peer), link.used_at, link.peer),
+            default=None,
+        )
+        if idle is None:
+            return
+        unsaid = idle.forget_waiting()
+        for held in idle.streams:
+            held.ending = True
+            held.stream.abort()
+        del self._links[idle.peer]
+        if unsaid:
+            self._lost(idle.peer, f"more than {LINKS_MAX} links")
+
+    def _dial_if_needed(self, link: _Link) -> None:
+        wanted = bool(link.waiting) or link.peer in self._kept
+        if wanted and not link.streams and not link.dialling and not self._closing:
+            link.dialling = True
+            self._spawn(self._dial(link), f"link to {link.peer}")
+
+    async def _dial(self, link: _Link) -> None:
+        try:
+            stream = await self._open(link.peer, self._control_protocol)
+        except (PeerUnreachable, StreamBroken, HostClosed) as error:
+            link.dialling = False
+            self.counters["dials_failed"] += 1
+            if link.streams:
+                link.wake()  # it dialled us meanwhile
+                return
+            link.forget_waiting()
+            self._lost(link.peer, str(error))
+            return
+        link.dialling = False
+        await self._hold(link, _LinkStream(stream, True, self._now))
+
+    async def _open(self, peer: PeerId, protocol: str, *, bulk: bool = False) -> Stream:
+        timeout_s = OPEN_TIMEOUT_S
+        return await self.host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)
+
+    async def _serve_link(self, stream: Stream) -> None:
+        if self._closing:
+            return
+        link = self._link(stream.remote)
+        if len(link.streams) >= self.settings.streams_max:
+            return
+        await self._in_group(self._hold(link, _LinkStream(stream, False, self._now)), "link")
+
+    async def _in_group(self, work: Awaitable[None], what: str) -> None:
+        """Run a handler in our own task group, so that a bug in it is not the host's to swallow."""
+        task = self._spawn(work, what)
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+
+    async def _hold(self, link: _Link, held: _LinkStream) -> None:
+        """Speak and listen on one stream of a link until it breaks or is no longer needed."""
+        link.streams.append(held)
+        link.wake()
+        speaking = asyncio.ensure_future(self._speak(link, held))
+        listening = asyncio.ensure_future(self._listen(link, held))
+        halves = (speaking, listening)
+        try:
+            await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
+            if held.ending and not listening.done():
+                # END is sent; messages that were sent before it arrived are still to be read.
+                await asyncio.wait((listening,), timeout=self.settings.silence_max_s)
+        finally:
+            for half in halves:
+                half.cancel()
+            await asyncio.wait(halves)
+            held.stream.abort()
+            if held in link.streams:
+                link.streams.remove(held)
+        reason: str | None = None
+        for half in halves:
+            error = None if half.cancelled() else half.exception()
+            if isinstance(error, StreamBroken | HostClosed):
+                reason = reason or str(error)
+            elif error is not None:
+                raise error
+        if reason is not None and not held.ending and not self._closing:
+            self._lost(link.peer, reason)
+        if self._links.get(link.peer) is link:
+            link.wake()
+            self._dial_if_needed(link)
+
+    async def _speak(self, link: _Link, held: _LinkStream) -> None:
+        settings = self.settings
+        stream = held.stream
+        while True:
+            held.wake.clear()
+            while link.waiting and link.streams[0] is held:
+                message = link.waiting.popleft()
+                link.waiting_bytes -= len(message)
+                held.used_at = link.used_at = self._now
+                self.counters["messages_sent"] += 1
+                await stream.send(_MESSAGE_PREFIX, message, timeout_s=settings.silence_max_s)
+            try:
+                async with asyncio.timeout(settings.heartbeat_s):
+                    await held.wake.wait()
+                continue
+            except TimeoutError:
+                pass
+            unused_s = self._now - held.used_at
+            if held.opened_by_me and link.peer not in self._kept and unused_s > settings.idle_max_s:
+                held.ending = True
+                await stream.finish(timeout_s=settings.silence_max_s)
+                return
+            await stream.send(_PING_FRAME, timeout_s=settings.silence_max_s)
+
+    async def _listen(self, link: _Link, held: _LinkStream) -> None:
+        while True:
+            frame = await held.stream.receive(timeout_s=self.settings.silence_max_s)
+            if frame is None:
+                held.ending = True  # said END: nothing was lost
+                return
+            if frame == _PING_FRAME:
+                continue
+            if frame[:1] == REFUSED and len(frame) <= 1 + REASON_MAX_BYTES:
+                raise StreamBroken(link.peer, frame[1:].decode("utf-8", "replace"))
+            if len(frame) > MESSAGE_MAX_BYTES + 1 or frame[:1] != _MESSAGE_PREFIX:
+                self.counters["frames_refused"] += 1
+                raise StreamBroken(link.peer, f"a link frame of {len(frame)} bytes, unknown kind")
+            now = self._now
+            held.used_at = link.used_at = now
+            self._message(link.peer, frame[1:])
+            pause_s = link.allowance.wait_s(now)
+            if pause_s > 0:
+                self.counters["senders_slowed"] += 1
+                await asyncio.sleep(pause_s)
+
+    async def _keep_links(self) -> None:
+        """Reopen kept links that broke. Ordinary ones are opened by the next message."""
+        while True:
+            await asyncio.sleep(self.settings.heartbeat_s)
+            for peer in sorted(self._kept):
+                self._dial_if_needed(self._link(peer))
+            horizon = self._now - self.settings.idle_max_s
+            for peer, link in list(self._links.items()):
+                gone = not (link.streams or link.waiting or link.dialling)
+                if gone and link.used_at < horizon and peer not in self._kept:
+                    del self._links[peer]
+
+    # -- bulk streams -------------------------------------------------------------------------
+
+    async def open_bulk(self, peer: PeerId, header: bytes) -> Bulk:
+        """Open a bulk stream to ``peer`` and say what it is for.
+
+        Raises ``PeerUnreachable``, ``StreamBroken``, or ``BulkRefused`` over a relay: a circuit
+        is cut after 128 KiB.
+        """
+        if len(header) > HEADER_MAX_BYTES:
+            raise ValueError(
+                f"a bulk header of {len(header)} bytes; the limit is {HEADER_MAX_BYTES}"
+            )
+        stream = await self._open(peer, self._bulk_protocol, bulk=True)
+        if stream.relayed:
+            stream.abort()
+            raise BulkRefused(peer, RELAYED)
+        bulk = self._over(stream)
+        try:
+            await stream.send(header, timeout_s=self.settings.stall_max_s)
+        except BaseException:
+            stream.abort()
+            raise
+        return bulk
+
+    def _over(self, stream: Stream) -> Bulk:
+        return Bulk(stream, self.settings, up=self.up, down=self.down, uplink=self._uplink)
+
+    async def _serve_bulk(self, stream: Stream) -> None:
+        if not self._closing:
+            await self._in_group(self._receive_bulk(stream), "bulk")
+
+    async def _receive_bulk(self, stream: Stream) -> None:
+        peer = stream.remote
+        bulk = self._over(stream)
+        place = self._bulk_open.take(peer, now=self._now, end=stream.abort)
+        if place is None:
+            most = f"{self.settings.bulk_streams_max} of yours, {BULK_PLACES_MAX} in all"
+            await bulk.refuse(f"too many bulk streams at once: at most {most}")
+            return
+        try:
+            if stream.relayed:
+                await bulk.refuse(RELAYED)
+                return
+            header = await stream.receive(timeout_s=self.settings.stall_max_s)
+            if header is None or len(header) > HEADER_MAX_BYTES:
+                await bulk.refuse("no header, or one over the limit")
+                return
+            bulk.heard_at = self._now
+            await self._bulk(bulk, header)
+        except (StreamBroken, HostClosed) as error:
+            logger.debug("bulk_broken peer=%s reason=%s", peer, error)
+        finally:
+            stream.abort()
+            self._bulk_open.leave(place)

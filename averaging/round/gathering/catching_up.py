@@ -1,0 +1,563 @@
+"""Catching up with peers that are ahead, and rebasing on the heavier side of a fork.
+
+The part of ``averaging.round.machine`` that compares chains and asks the owner to catch up or to
+rebase. Fetching is the owner's, and so is the check of what was fetched.
+
+A head is followed only if it is certified (``averaging.round.opinions.certificates``). A peer that
+is shown one that is not asks the other peers where they stand. Where too few are left to certify
+anything, as after a partition into many small sides, nobody could ever go on: a peer that was in
+vain for ``doubt_s``, and whose own attempts fail, takes the word of one. A peer whose own state is
+certified never does: enough others stand with it to go on. So nobody who stops the rounds of others
+for long can replace their state. A leader that stands on what too few have signed is passed over.
+
+Two sides of comparable weight are mixed by a round that members of both join. It never comes where
+the leaders of one side hold those of the other for newcomers, and both could go on for ever. So the
+lighter side rebases as well if no mix has come for ``doubt_s`` and some rounds or attempts.
+
+**Sides that cannot judge each other stay apart**, for example two sides of a long partition with
+new members each: in a run with probation neither has seen the other's work, so no signature of the
+other side counts. Nothing that a peer sees tells such a side from one that a stranger made up, with
+as many keys, as much history and as many tokens as it likes, grown out of a true version: neither
+time nor numbers nor tokens can decide safely, and whichever rule gave way would give the run away.
+The lighter side says so every ``doubt_s`` (``stays_apart``). The run's owner can decide: peers that
+it vouches for count for everybody (``averaging.rules.probation``), and where enough of them stand
+on one side the other can judge it. Else the people of one side start their peers anew.
+
+A state under which too few have signed is in no round of several lineages
+(``averaging.round.gathering.parents``): that of a peer which was alone, or whose partners lost what
+they finished with it. A peer whose join is refused asks those that finished its version with it for
+their signatures. If there are none to be had, and its joins are refused again, it gives way to a
+certified state, however light: nobody else can ever join it. After the time of a round, or as soon
+as all members of the round that made it have signed it, it goes back to the version before, if the
+others have stayed there.
+
+Every method of ``CatchingUp`` that decides returns changes
+(``averaging.round.interface.transitions``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from averaging import messages
+from averaging.history.lineage import Lineage
+from averaging.history.standing import (
+    Apart,
+    IAmBehind,
+    Relation,
+    Standing,
+    TheyAreBehind,
+    relate,
+    tokens_of,
+)
+from averaging.messages import Head, Link
+from averaging.round.interface.effects import CatchUp, Note, Rebase, Send
+from averaging.round.interface.identity import Identity
+from averaging.round.interface.phase import Phase, Timer
+from averaging.round.interface.situation import Situation
+from averaging.round.interface.transitions import Abandon, Become, Changes, Count, SetTimer
+from averaging.round.opinions.certificates import Certificates, link_of
+from averaging.round.opinions.neighbourhood import Neighbourhood
+from averaging.rules.mixing import meets
+from averaging.rules.policy import RoundPolicy
+from dht.bounded_mapping import BoundedMapping
+from dht.identity import PeerId
+
+SOURCES_REMEMBERED_MAX = 64
+RETRY_MARGINS = 4
+"""A source that could not be caught up with is not tried again for this many ``margin_s``."""
+FETCH_BASE_S = 30.0
+ATTEMPTS_IN_VAIN = 3
+"""Own attempts that led to no version before the word of one peer is taken, if nothing else is
+heard for ``doubt_s``."""
+REFUSALS_MIN = 2
+"""Joins of a peer with too few signatures that are refused before it gives its state up: after the
+first it asks for more."""
+TRANSFERS_AT_ONCE = 4
+"""Transfers that share the line with that of a state: another state, and rounds."""
+
+
+def fetch_timeout_s(
+    policy: RoundPolicy, size_bytes: int, *, line_bytes_s: float | None = None
+) -> float:
+    """Time allowed for fetching this many bytes from a peer that says it has them.
+
+    ``line_bytes_s``: measured speed of the own line, if it is known. A slow one takes its time.
+    """
+    slow_bytes_s = policy.slow_link_bytes_s
+    if line_bytes_s is not None:
+        slow_bytes_s = min(slow_bytes_s, line_bytes_s)
+    transfer_s = TRANSFERS_AT_ONCE * size_bytes / slow_bytes_s
+    return min(policy.catch_up_s, FETCH_BASE_S + transfer_s)
+
+
+class UnreliableSources:
+    """Peers that said they are ahead and then did not deliver: they are not asked for a while.
+
+    All fragments of a peer share one. A source that wastes much time again and again is left
+    alone for twice as long each time, so that no liar, however slowly it answers, keeps this peer
+    catching up for long.
+    """
+
+    __slots__ = ("_longest_s", "_shortest_s", "_until")
+
+    def __init__(self, policy: RoundPolicy) -> None:
+        self._shortest_s = RETRY_MARGINS * policy.margin_s
+        self._longest_s = policy.catch_up_s
+        self._until = BoundedMapping[PeerId, tuple[float, float]](SOURCES_REMEMBERED_MAX)
+        """Time from which on a source may be asked again, and its last interval if it had wasted
+        much time."""
+
+    def __repr__(self) -> str:
+        return f"UnreliableSources({len(self._until)} peers)"
+
+    def allows(self, source: PeerId, now: float) -> bool:
+        return now >= self._until.get(source, (now, 0.0))[0]
+
+    def failed(self, source: PeerId, *, held_s: float, now: float) -> None:
+        """The source did not deliver, after this peer had waited for ``held_s``."""
+        if not self.allows(source, now):
+            return  # another fragment has reported it
+        _, before_s = self._until.pop(source, (now, 0.0))
+        wait_s = self._shortest_s
+        if self.is_long(held_s):
+            wait_s = before_s = min(self._longest_s, max(held_s, 2 * before_s))
+        self._until[source] = (now + wait_s, before_s)
+
+    def is_long(self, held_s: float) -> bool:
+        """True if a wait of this length counts as wasted time."""
+        return held_s > self._shortest_s
+
+    def delivered(self, source: PeerId) -> None:
+        self._until.pop(source, None)
+
+
+def founded_apart(
+    fragment: int, source: PeerId, mine: Head, relation: Apart, theirs: Head
+) -> Changes:
+    """Two peers have states of different foundings: both are told, and neither is averaged.
+
+    Which side gives way is decided for all fragments at once, by the owner of the averager.
+    """
+    note = Note("founded_apart", {"peer": source, "mine": relation.mine, "theirs": relation.theirs})
+    if (relation.mine, mine.lineage) < (relation.theirs, theirs.lineage):
+        return [note]
+    # Only the heavier side answers, so that two peers do not answer each other for ever.
+    return [note, Send(source, messages.Compare(fragment, mine))]
+
+
+@dataclass(frozen=True, slots=True)
+class _SeenBehind:
+    """A peer on an older version of the own lineage, and when it showed it first and last."""
+
+    lineage: Lineage
+    since: float
+    last: float
+
+
+class CatchingUp:
+    """One peer as one that may be behind, or on the lighter side of a fork."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        peers: Neighbourhood,
+        sources: UnreliableSources,
+        certificates: Certificates,
+    ) -> None:
+        self._id = identity
+        self._policy = identity.policy
+        self._peers = peers
+        self._sources = sources
+        self._hint: tuple[PeerId, Head] | None = None
+        """A peer that showed where it stands in the middle of a round."""
+        self._source: PeerId | None = None
+        self.began_at = 0.0
+        """Time at which the last ``CatchUp`` or ``Rebase`` began."""
+        self._certificates = certificates
+        self._asked_at = -math.inf
+        """Time at which other peers were last asked where they stand."""
+        self._uncertified_since: float | None = None
+        """Time at which an uncertified head ahead of this peer's standing was first shown."""
+        self._apart_since: float | None = None
+        """Time at which a side of comparable weight was first met."""
+        self._parted = -1
+        """The last version that this peer shares with that side."""
+        self._rounds_apart = 0
+        """Number of own rounds since that side was met, with those that failed."""
+        self.attempts_failed = 0
+        """Own attempts that led to no version since this peer stands where it does."""
+        self._in_vain = 0
+        """Attempts among these since a head was shown that is not certified."""
+        self._told_apart_at = -math.inf
+        """Time at which this peer last said that it stays apart from a side that it cannot judge.
+        """
+        self.fellows: tuple[PeerId, ...] = ()
+        """The members of the round that made the version that this peer stands on, if it was one
+        of them."""
+        self.shows_all = False
+        """True if others stand elsewhere: joins show all signatures under the own standing."""
+        self._behind = BoundedMapping[PeerId, _SeenBehind](SOURCES_REMEMBERED_MAX)
+        """Peers that stand on an older version of this peer's lineage."""
+        self._settles_since: float | None = None
+        """Time at which this peer first showed a final state, with too few signatures, to a lower
+        one."""
+        self._refusals = 0
+        """Joins that were refused since this peer stands where it does."""
+        self._refused_at = math.inf
+        """Time at which the first of these joins was refused."""
+
+    def __repr__(self) -> str:
+        return f"CatchingUp({self._id.me}, source={self._source})"
+
+    def receive_behind(self, message: messages.Behind, situation: Situation, now: float) -> Changes:
+        """A peer has found this peer's lineage in its chain."""
+        source, head, standing = message.source, message.head, situation.standing
+        if source == self._id.me or standing is None:
+            return []
+        if not self._peers.knows(source):
+            return [Count("unknown_source")]
+        relation = relate(standing.head(), standing.chain, head)
+        behind = isinstance(relation, IAmBehind) or (
+            isinstance(relation, Apart) and not relation.they_are_light
+        )
+        found = behind and message.found == standing.lineage
+        if not (found and self._may_ask(source, situation, now)):
+            return self.compare(source, head, situation, now)
+        # Its leader lets nobody join from there, also where this peer sees several groups, in which
+        # it might (``meets``): peers differ in who counts.
+        # A message shows some links of a chain; the own version may lie between them. The sender
+        # has looked it up in all of its chain, and the fetched state must have it there as well.
+        effect = CatchUp(source, head.version, head.lineage, "it found my lineage")
+        return self._catch_up(effect, head, standing.head(), now)
+
+    def _may_ask(self, source: PeerId, situation: Situation, now: float) -> bool:
+        """True if this peer may catch up now, and the source has not failed it lately."""
+        busy = situation.phase in (Phase.ENTERED, Phase.FOLDING, Phase.CATCHING)
+        return not busy and self._sources.allows(source, now)
+
+    def take_hint(self, situation: Situation, now: float) -> Changes:
+        """Compare with the peer that showed where it stands in the middle of a round."""
+        hint, self._hint = self._hint, None
+        return [] if hint is None else self.compare(hint[0], hint[1], situation, now)
+
+    def compare(self, source: PeerId, theirs: Head, situation: Situation, now: float) -> Changes:
+        """A peer shows where it stands: catch up, rebase, or tell it that it should."""
+        standing = situation.standing
+        if standing is None or source == self._id.me:
+            return []
+        if situation.phase in (Phase.ENTERED, Phase.FOLDING):
+            self._hint = (source, theirs)
+            return []
+        if situation.phase is Phase.CATCHING:
+            return []
+        if not self._sources.allows(source, now):
+            return [Count("doubted_source")]
+        mine = standing.head()
+        relation = relate(mine, standing.chain, theirs)
+        if isinstance(relation, Apart) and relation.founded_apart:
+            return founded_apart(self._id.fragment, source, mine, relation, theirs)
+        self._see_behind(source, theirs, relation, now)
+        end = situation.end
+        if isinstance(relation, Apart) and end is not None and end.settles(mine, theirs):
+            return self.settle_final_state(source, mine, relation, theirs, situation, now)
+        if isinstance(relation, Apart):
+            self._meet(relation, now)
+            if self._gives_way_unproven(theirs, now):
+                return self._rebase(source, mine, theirs, relation, situation, now, gives_way=True)
+        if isinstance(relation, TheyAreBehind) and self._goes_back(theirs, now):
+            back = Apart(theirs.version, tokens_of(mine) - tokens_of(theirs), 0)
+            return self._rebase(source, mine, theirs, back, situation, now, gives_way=True)
+        splits = not situation.closed_ranks and self._peers.has_several_groups(now)
+        if not situation.in_doubt and splits and meets(relation, mine, theirs):
+            return []
+        match relation:
+            case IAmBehind():
+                reason = "its chain holds my lineage"
+                effect = CatchUp(source, theirs.version, theirs.lineage, reason)
+                return self._catch_up(effect, theirs, mine, now)
+            case Apart() as apart if apart.i_am_light:
+                return self._rebase(source, mine, theirs, apart, situation, now)
+            case Apart() as apart if apart.they_are_light:
+                return [Send(source, messages.Compare(self._id.fragment, mine))]
+            case Apart() as apart if self._gives_way_unmixed(mine, theirs, apart, now):
+                return self._rebase(source, mine, theirs, apart, situation, now)
+            case TheyAreBehind():
+                return [
+                    Send(
+                        source,
+                        messages.Behind(self._id.fragment, mine, self._id.me, theirs.lineage),
+                    )
+                ]
+        return []
+
+    def settle_final_state(
+        self,
+        source: PeerId,
+        mine: Head,
+        relation: Apart,
+        theirs: Head,
+        situation: Situation,
+        now: float,
+    ) -> Changes:
+        """One of two peers takes the other's state, which is final.
+
+        Nobody can take a state that too few have signed, though it outranks the others.
+        """
+        assert situation.end is not None
+        outranks = not situation.end.gives_way(mine, theirs)
+        if outranks and not self._is_final_in_vain(mine, theirs, now):
+            return [Send(source, messages.Compare(self._id.fragment, mine))]
+        if not self._may_ask(source, situation, now):
+            return []
+        return self._rebase(source, mine, theirs, relation, situation, now, gives_way=outranks)
+
+    # Certificates
+
+    def attempt_failed(self) -> None:
+        """An own attempt to get into a round led to no version."""
+        self.attempts_failed += 1
+        if self._uncertified_since is not None:
+            self._in_vain += 1
+        self._rounds_apart += 1
+
+    def stands(self) -> None:
+        """This peer stands on another version now."""
+        self._uncertified_since = self._settles_since = None
+        self.attempts_failed = self._in_vain = 0
+        self._behind.clear()
+        self._rounds_apart += 1
+        self._refusals = 0
+        self._refused_at = math.inf
+        self.shows_all = False
+        self.fellows = ()
+
+    def may_continue(self, parent: Link, now: float) -> bool:
+        """True if this peer may be in a round that continues this link of other members."""
+        return self._certificates.holds(parent, now, by_one=self._is_stuck(now))
+
+    def met_unproven(self, now: float) -> None:
+        """Note that another peer stands on a link under which too few have signed."""
+        if self._uncertified_since is None:
+            self._uncertified_since = now
+
+    def refused(self, situation: Situation, now: float) -> Changes:
+        """A leader refused this peer's join: it may not know the state that this peer stands on."""
+        self.shows_all = True
+        self._refusals += 1
+        self._refused_at = min(now, self._refused_at)
+        standing = situation.standing
+        if standing is None or self._certificates.is_proven(now):
+            return []
+        compare = messages.Compare(self._id.fragment, standing.head())
+        others = [peer for peer in self.fellows if peer != self._id.me]
+        return [
+            Note("asks_for_signatures", {"peers": len(others)}),
+            *(Send(peer, compare) for peer in others),
+        ]
+
+    def _gives_way_unproven(self, theirs: Head, now: float) -> bool:
+        """True if no round takes this peer's state in, and the other one is certified."""
+        if self._refusals < REFUSALS_MIN or self._certificates.is_proven(now):
+            return False
+        return self._certificates.is_certified(link_of(theirs), now)
+
+    def _is_final_in_vain(self, mine: Head, theirs: Head, now: float) -> bool:
+        """True if this peer has shown its final state to the other side for long, too few have
+        signed it, and the other one is certified."""
+        certificates = self._certificates
+        if certificates.is_certifiable(now) or certificates.is_certified(link_of(mine), now):
+            return False
+        if self._settles_since is None:
+            self._settles_since = now
+        waited = now - self._settles_since >= self._policy.doubt_s
+        return waited and certificates.is_certified(link_of(theirs), now)
+
+    def _see_behind(self, peer: PeerId, theirs: Head, relation: Relation, now: float) -> None:
+        """Remember since when a peer has shown one older version, and no other standing."""
+        if not isinstance(relation, TheyAreBehind):
+            self._behind.pop(peer, None)
+            return
+        seen = self._behind.get(peer)
+        since = now if seen is None or seen.lineage != theirs.lineage else seen.since
+        self._behind[peer] = _SeenBehind(theirs.lineage, since, now)
+
+    def _is_left_alone(self, theirs: Head, now: float) -> bool:
+        """True if most of those that count have stayed on a version before this peer's for long.
+
+        So it is with a certified version whose only other holder is a liar that serves other bits,
+        where the others cannot replay the round that made it: this peer has lost its payload, or
+        the round was a mix. The sides of a mix may have stayed on two versions. This peer goes back
+        to its own.
+        """
+        if self.attempts_failed < ATTEMPTS_IN_VAIN or self._peers.has_several_groups(now):
+            return False  # among several groups peers join from older versions
+        link = link_of(theirs)
+        has_left = self._certificates.has_left(link)
+        electorate, doubt_s = self._peers.electorate(now), self._policy.doubt_s
+        stay = [
+            peer
+            for peer, seen in self._behind.items()
+            if peer in electorate
+            and (has_left or seen.lineage == theirs.lineage)
+            and seen.last - seen.since >= doubt_s
+            and now - seen.last < doubt_s
+        ]
+        may_go = has_left or self._certificates.is_certified(link, now)
+        return 2 * len(stay) > len(electorate) and may_go
+
+    def _goes_back(self, theirs: Head, now: float) -> bool:
+        """True if others have not come to this peer's version in the time that a round may take.
+
+        They gave the round up that made it, and where the quorum is all they cannot go on without
+        this peer; or they cannot fetch it.
+        """
+        if self._is_left_alone(theirs, now):
+            return True
+        waited = now - self._refused_at >= self._policy.round_s or self._have_all_finished()
+        if not waited or self._refusals < REFUSALS_MIN or self._certificates.is_certifiable(now):
+            return False
+        return self._certificates.is_certified(link_of(theirs), now)
+
+    def _have_all_finished(self) -> bool:
+        """True if all members of the round that made this peer's version have signed it."""
+        standing = self._certificates.standing
+        if standing is None or not self.fellows:
+            return False
+        signers = self._certificates.signers(link_of(standing.head()))
+        return set(self.fellows) <= {self._id.me, *signers}
+
+    def sign_for(self, source: PeerId, theirs: Head, situation: Situation, now: float) -> Changes:
+        """Show a peer on the same link the signatures that it lacks, this one's among them."""
+        standing = situation.standing
+        signers = [peer for peer, _ in theirs.signatures]
+        if source == self._id.me or standing is None or theirs.lineage != standing.lineage:
+            return []  # a sender under this peer's name gets no answer
+        if self._id.me in signers or len(signers) >= self._certificates.parent_needed(now):
+            return []
+        return [Send(source, messages.Compare(self._id.fragment, standing.head()))]
+
+    def may_take(self, link: Link, now: float) -> bool:
+        """True if this peer may take the state at this link."""
+        certificates = self._certificates
+        certified = certificates.is_certified(link, now, by_one=self._is_stuck(now))
+        return certified or certificates.has_left(link)
+
+    def holders_min(self, now: float) -> int:
+        """Number of peers that count and must hold the same bits of a state that is fetched."""
+        return 1 if self._is_stuck(now) else self._certificates.holders_min(now)
+
+    def _is_stuck(self, now: float) -> bool:
+        since = self._uncertified_since
+        waited = since is not None and now - since >= self._policy.doubt_s
+        in_vain = waited and self._in_vain >= ATTEMPTS_IN_VAIN
+        return in_vain and not self._certificates.is_certifiable(now)
+
+    def _gives_way_unmixed(self, mine: Head, theirs: Head, apart: Apart, now: float) -> bool:
+        """True if no round mixes the two sides, as it seems, and this one is the lighter."""
+        lighter = (apart.mine, mine.lineage) < (apart.theirs, theirs.lineage)
+        return lighter and self._is_long_apart(now)
+
+    def _is_long_apart(self, now: float) -> bool:
+        since = self._apart_since
+        waited = since is not None and now - since >= self._policy.doubt_s
+        return waited and self._rounds_apart >= ATTEMPTS_IN_VAIN
+
+    def _meet(self, apart: Apart, now: float) -> None:
+        """Another side is met: count the time and the rounds since it was met first."""
+        self.shows_all = True
+        parted = apart.ancestor if apart.ancestor is not None else -1
+        if self._apart_since is None or parted > self._parted:
+            self._apart_since, self._parted, self._rounds_apart = now, parted, 0
+
+    def _stays_apart(self, source: PeerId, apart: Apart, now: float) -> Changes:
+        """Say that this peer cannot judge the heavier side, after a while and now and then."""
+        if not self._is_long_apart(now) or now - self._told_apart_at < self._policy.doubt_s:
+            return []
+        self._told_apart_at = now
+        tokens = {"mine": apart.mine, "theirs": apart.theirs}
+        return [Note("stays_apart", {"peer": source, **tokens})]
+
+    def _uncertified(self, source: PeerId, mine: Head, now: float) -> Changes:
+        """Ask others about a head that too few have signed."""
+        self.met_unproven(now)
+        changes: Changes = [Count("uncertified_head")]
+        if now - self._asked_at < self._policy.resend_s:
+            return changes
+        self._asked_at = now
+        others = sorted(self._peers.electorate(now) - {source})[: messages.ROSTER_MAX]
+        compare = messages.Compare(self._id.fragment, mine)
+        return [*changes, *(Send(peer, compare) for peer in others)]
+
+    # Going there
+
+    def _catch_up(self, effect: CatchUp, theirs: Head, mine: Head, now: float) -> Changes:
+        if not self.may_take(link_of(theirs), now):
+            return self._uncertified(effect.source, mine, now)
+        note = Note("behind", {"source": effect.source, "version": effect.version})
+        return [Abandon("behind"), note, *self._begin(effect, now)]
+
+    def _rebase(
+        self,
+        source: PeerId,
+        mine: Head,
+        theirs: Head,
+        apart: Apart,
+        situation: Situation,
+        now: float,
+        *,
+        gives_way: bool = False,
+    ) -> Changes:
+        if not self.may_take(link_of(theirs), now):
+            return [*self._stays_apart(source, apart, now), *self._uncertified(source, mine, now)]
+        note = Note("rebase", {"source": source, "mine": apart.mine, "theirs": apart.theirs})
+        effect = Rebase(
+            source,
+            theirs.version,
+            theirs.lineage,
+            apart.ancestor,
+            f"merged since we parted: {apart.mine} tokens here, {apart.theirs} there",
+            others_follow=self._others_follow(situation, now),
+            gives_way=gives_way,
+        )
+        return [Abandon("apart"), note, *self._begin(effect, now)]
+
+    def _others_follow(self, situation: Situation, now: float) -> bool:
+        """True if other peers go on with what was merged on this side since the ancestor.
+
+        They do when it was merged in rounds of several groups. The same holds where a partition
+        has left one group of several: a peer on this side may be in a meld before it rebases.
+        """
+        was_one_of_several = situation.several_groups_version is not None
+        return was_one_of_several or self._peers.has_several_groups(now)
+
+    def _begin(self, effect: CatchUp | Rebase, now: float) -> Changes:
+        self._source = effect.source
+        self.began_at = now
+        deadline = now + self._policy.catch_up_s
+        return [Become(Phase.CATCHING), SetTimer(Timer.CATCHING, deadline), effect]
+
+    def ended(
+        self, standing: Standing | None, held_s: float | None, mine: Standing | None, now: float
+    ) -> Changes:
+        """``CatchUp`` or ``Rebase`` is done, or has failed: remember it of its source.
+
+        ``mine``: where this peer stays if it has failed; the source is told, but for several
+        groups, in which it joins from there. A source that delivered is asked whether it has gone
+        on meanwhile. Else a peer that caught up over a slow line would learn that it is behind
+        again only when it is due.
+        """
+        source, self._source = self._source, None
+        if source is None:
+            return []
+        if standing is not None:
+            self._apart_since = None
+            self._sources.delivered(source)
+            return [Send(source, messages.Compare(self._id.fragment, standing.head()))]
+        # It may have lied about what it has: ask others before it is believed again.
+        waited_s = now - self.began_at if held_s is None else held_s
+        self._sources.failed(source, held_s=waited_s, now=now)
+        if mine is None or self._peers.has_several_groups(now):
+            return []
+        return [Send(source, messages.Compare(self._id.fragment, mine.head()))]

@@ -1,0 +1,78 @@
+"""A peer in its final state: it shows the others where it stands, until they have shown the same.
+
+A peer that has come to the run's end joins no round any more, so two sides of a partition that have
+both ended would never hear of each other, and stay on two final states for good. A peer that is
+told compares (``averaging.round.gathering.catching_up``): the lighter side takes the state of the
+other.
+"""
+
+from __future__ import annotations
+
+import math
+
+from averaging import messages
+from averaging.history.lineage import Lineage
+from averaging.history.standing import Standing
+from averaging.round.interface.effects import Send
+from averaging.round.interface.identity import Identity
+from averaging.round.interface.transitions import Changes
+from averaging.round.opinions.neighbourhood import Neighbourhood
+from dht.bounded_mapping import BoundedMapping
+from dht.identity import PeerId
+
+TELL_EVERY_S = 1.0
+"""One peer after the other is told: a head with its signatures has two or three kilobytes."""
+
+TELL_AGAIN_S = 30.0
+"""A peer that has not answered is told again: it was cut off, or it was in a round."""
+
+PEERS_MAX = 1024
+"""Peers that are remembered; those that were met first are forgotten first."""
+
+
+class Lingering:
+    """One peer as one that has ended."""
+
+    __slots__ = ("_agree", "_at", "_id", "_lineage", "_peers", "_told")
+
+    def __init__(self, identity: Identity, peers: Neighbourhood) -> None:
+        self._id = identity
+        self._peers = peers
+        self._lineage: Lineage | None = None
+        """The final state; ``None``: this peer has not ended."""
+        self._at = math.inf
+        self._agree = BoundedMapping[PeerId, None](PEERS_MAX)
+        """Peers that have shown that they stand there."""
+        self._told = BoundedMapping[PeerId, float](PEERS_MAX)
+
+    def __repr__(self) -> str:
+        return f"Lingering({self._id.me}, {len(self._agree)} agree)"
+
+    def next_at(self) -> float | None:
+        return None if self._lineage is None else self._at
+
+    def ends_on(self, final: Standing | None, now: float) -> None:
+        """``final``: this peer's standing if nothing follows on it, else ``None``."""
+        lineage = None if final is None else final.lineage
+        if lineage == self._lineage:
+            return
+        self._lineage, self._at = lineage, now + TELL_EVERY_S
+        self._agree.clear()
+        self._told.clear()
+
+    def heard(self, peer: PeerId, theirs: messages.Head) -> None:
+        if self._lineage is not None and theirs.lineage == self._lineage:
+            self._agree[peer] = None
+
+    def tick(self, standing: Standing | None, now: float) -> Changes:
+        if self._lineage is None or standing is None or now < self._at:
+            return []
+        silent = [peer for peer in self._peers.trainers(now) if peer not in self._agree]
+        # From the own name on, so that not all tell the same one.
+        for peer in sorted(silent, key=lambda peer: (peer < self._id.me, peer)):
+            if peer != self._id.me and now >= self._told.get(peer, -math.inf) + TELL_AGAIN_S:
+                self._told.renew(peer, now)
+                self._at = now + TELL_EVERY_S
+                return [Send(peer, messages.Compare(self._id.fragment, standing.head()))]
+        self._at = now + TELL_AGAIN_S
+        return []

@@ -1,0 +1,168 @@
+"""Objections to a commit: it is compared with this peer's promise and standing.
+
+Pure functions. ``averaging.rules.commit_check`` checks what a leader may write at all.
+"""
+
+from __future__ import annotations
+
+from averaging import messages
+from averaging.history.standing import Standing, tokens_of
+from averaging.messages import Commit, Entry
+from averaging.round.gathering.roster import recomposed
+from averaging.round.interface.identity import Identity
+from averaging.round.interface.situation import Attempt, Situation
+from averaging.round.opinions.neighbourhood import Neighbourhood
+from averaging.rules import commit_check, final_mix
+from averaging.rules.claims import SLACK
+from averaging.rules.sites import riders_of
+from dht import protocol
+
+
+def objection(
+    commit: Commit,
+    identity: Identity,
+    situation: Situation,
+    peers: Neighbourhood,
+    *,
+    median_step_s: float,
+    now: float,
+) -> str | None:
+    """The reason not to enter the round; ``None`` if there is none."""
+    oldest, newest = identity.speaks
+    if not oldest <= commit.protocol <= newest:
+        return protocol.not_spoken(commit.protocol, identity.speaks)
+    return (
+        identity.book.objection(commit.directive)
+        or commit_check.objection(
+            commit,
+            identity.policy_at(commit.version),
+            codecs=identity.codecs,
+            encoded_bytes=identity.encoded_bytes,
+        )
+        or _own_objection(commit, identity, situation, reachable=peers.reachable)
+        or _not_of_its_joins(commit, identity)
+        or _strange_roster(commit, peers)
+        or _lonely(commit, identity, peers, now)
+        or _overstated(commit, peers, median_step_s, now)
+        or peers.probation.objection(commit, peers.required_work(now), now, me=identity.me)
+    )
+
+
+def _own_objection(
+    commit: Commit, identity: Identity, situation: Situation, *, reachable: bool
+) -> str | None:
+    index = commit.index(identity.me)
+    if index is None:
+        return None if reachable else "I can only dial out"
+    entry = commit.members[index]
+    reason = _broken_promise(commit, entry, identity, situation.attempt)
+    if reason is not None:
+        return reason
+    attempt = situation.attempt
+    assert attempt is not None, "else there is no promise"
+    misquoted = commit_check.misquoted(entry, attempt.join)
+    if misquoted is not None:
+        return misquoted
+    if attempt.join.site is None and (entry.delegate is not None or riders_of(commit, index)):
+        return "it puts me at a site with others; I named none"
+    return _wrong_place(commit, entry, identity, situation)
+
+
+def _not_of_its_joins(commit: Commit, identity: Identity) -> str | None:
+    """Order, reducers, shares, delegates, weights: all of it follows from the signed joins."""
+    policy = identity.policy_at(commit.version)
+    made = recomposed(commit, policy, encoded_bytes=identity.encoded_bytes)
+    for field in commit.__struct_fields__:
+        if getattr(made, field) != getattr(commit, field):
+            return f"its {field} are not those that follow from its members' joins"
+    for entry in commit.members:
+        claim = messages.claim_in(commit, entry)
+        if not identity.verify(entry.peer, claim, entry.signature):
+            return f"{entry.peer} did not sign what it says of it"
+    return None
+
+
+def _strange_roster(commit: Commit, peers: Neighbourhood) -> str | None:
+    """Without voters that I know there would be no majority: strangers cannot be one."""
+    voters = commit.voters
+    known = sum(peers.knows(commit.members[index].peer) for index in voters)
+    if known >= commit.majority:
+        return None
+    return f"I know {known} of its {len(voters)} voters; a majority is {commit.majority}"
+
+
+def _lonely(commit: Commit, identity: Identity, peers: Neighbourhood, now: float) -> str | None:
+    """A round of one is for a peer that leaves its work to a keeper, where no other trains."""
+    if commit.index(identity.me) is None or len(commit.members) > 1 or not peers.others_train(now):
+        return None
+    return "I am alone in it, and others train"
+
+
+def _overstated(
+    commit: Commit, peers: Neighbourhood, median_step_s: float, now: float
+) -> str | None:
+    for entry in commit.members:
+        reason = peers.overstates(entry.peer, entry.steps, median_step_s, now, slack=SLACK)
+        if reason is not None:
+            return f"{entry.peer} claims {reason}"
+    return None
+
+
+def overstatement_of_leader(
+    commit: Commit, peers: Neighbourhood, median_step_s: float, now: float
+) -> str | None:
+    """The reason why the leader cannot have made as many steps as it claims; ``None``: it may have.
+
+    Of a claim of another member it may have seen more than this peer.
+    """
+    index = commit.index(commit.leader)
+    if index is None:
+        return None
+    steps = commit.members[index].steps
+    return peers.overstates(commit.leader, steps, median_step_s, now, slack=SLACK)
+
+
+def _broken_promise(
+    commit: Commit, entry: Entry, identity: Identity, attempt: Attempt | None
+) -> str | None:
+    if entry.incarnation != identity.incarnation:
+        return "I have been restarted since"
+    if attempt is None or attempt.leader != commit.leader:
+        return "I am not promised to this leader"
+    if entry.join != attempt.join.join:
+        return "I have withdrawn that join"
+    return None
+
+
+def _wrong_place(
+    commit: Commit, entry: Entry, identity: Identity, situation: Situation
+) -> str | None:
+    standing = situation.standing
+    parent = commit.parents[entry.parent]
+    if standing is None or parent.lineage != standing.lineage:
+        return "I stand elsewhere now"
+    if (parent.version, parent.tokens) != (standing.version, tokens_of(standing.head())):
+        return "it gives my lineage another version, or other tokens"
+    goal = situation.goal
+    if goal is not None and situation.closed_ranks and final_mix.goes_on(commit, goal):
+        return "the run ends: all mix now"
+    return None
+
+
+def members_behind(commit: Commit, standing: Standing, *, lineages_part: bool) -> list[Entry]:
+    """Members of a mix whose lineage is history of this one, not another branch.
+
+    A leader that is behind, or knows no chain, may take one for the other. Where each round leaves
+    lineages apart (``lineages_part``) nobody is: several groups mix to end a run, as melds mix
+    them, and no leader can tell which of their states grew out of which. That ranks are closed for
+    it, not every member has heard when the commit comes.
+    """
+    if commit.kind != "mix" or lineages_part:
+        return []
+    old = {
+        index
+        for index, parent in enumerate(commit.parents)
+        if parent.lineage != standing.lineage
+        and standing.chain.find(parent.version, parent.lineage) is not None
+    }
+    return [entry for entry in commit.members if entry.parent in old]

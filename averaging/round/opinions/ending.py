@@ -1,0 +1,99 @@
+"""The end of a run, as the machine of one fragment sees it.
+
+With a version of one group that has the run's tokens, or that the owner has ordered to be the last,
+nothing more is offered. Several groups close ranks first (all peers form one group), and mix all of
+their lineages once (``averaging.rules.final_mix``). Two sides of a partition may each come to an
+end, also after the last round of a run that ends by date: so a peer that has ended goes on to show
+others where it stands (``averaging.round.gathering.lingering``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from averaging import messages
+from averaging.history.standing import Standing
+from averaging.messages import Link
+from averaging.round.interface.identity import Identity
+from averaging.round.opinions.certificates import Certificates
+from averaging.round.opinions.neighbourhood import Neighbourhood
+from averaging.round.opinions.pace import Pace
+from averaging.rules import final_mix
+from averaging.rules.orders import RoundOrders
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Ending:
+    """The end of the run, as far as one peer knows."""
+
+    identity: Identity
+    peers: Neighbourhood
+    pace: Pace
+    certificates: Certificates
+    """The certificates, which know where the peer stands."""
+    next_version: Callable[[], int]
+    """The version of the round that would follow."""
+    is_near: bool = False
+    """The run is about to end: every call is answered, whether this peer leaves or stays."""
+    is_over: bool = False
+    """The run has reached its date, and this peer has made its last round."""
+    closed_ranks: bool = False
+    """True if all peers form one group now, because the run is at its goal."""
+    _known_goal: tuple[RoundOrders, int, final_mix.Goal | None] | None = None
+    """The goal, and the orders and the next version that it follows from; 0: any version."""
+
+    def __repr__(self) -> str:
+        return f"Ending({self.identity.me}, {self.goal}, closed_ranks={self.closed_ranks})"
+
+    @property
+    def goal(self) -> final_mix.Goal | None:
+        """The state with which the fragment is done, as of the round that would follow.
+
+        Any state is after the last round of a run that ends by date.
+        """
+        if self.is_over:
+            return final_mix.Goal(tokens=0)
+        orders = self.identity.book.orders
+        version = self.next_version() if orders.policies else 0  # else it is the same for all
+        known = self._known_goal  # it is asked for several times for each input
+        if known is None or known[0] is not orders or known[1] != version:
+            tokens, last = self.identity.policy_at(version).tokens_end, orders.last_version
+            goal = None if tokens is None and last is None else final_mix.Goal(tokens, last)
+            known = self._known_goal = orders, version, goal
+        return known[2]
+
+    def is_reached_by(self, standing: Standing) -> bool:
+        """True if a standing is at the goal; it may have to be mixed with others."""
+        goal = self.goal
+        return goal is not None and goal.is_reached(standing.version, standing.merged.tokens)
+
+    def is_final(self, now: float) -> bool:
+        """True if the run is at its goal, and nothing more is merged into this peer's standing."""
+        standing, goal = self.certificates.standing, self.goal
+        if goal is None or standing is None or not self.is_reached_by(standing):
+            return False
+        several_lineages = self.closed_ranks or self.peers.has_several_groups(now)
+        return not several_lineages or final_mix.grew_from(standing.chain, goal)
+
+    def end(self, now: float) -> final_mix.RunsEnd | None:
+        """The end of the run, once this peer may have to settle which state it ends on."""
+        goal = self.goal
+        if goal is None:
+            return None
+        is_dealt = self.peers.has_several_groups(now) and not self.closed_ranks
+        if is_dealt and not self.is_final(now):
+            return None
+        return final_mix.RunsEnd(goal, mixes=self.closed_ranks)
+
+    def closes_ranks(self, link: Link, now: float) -> bool:
+        """Close ranks if a peer is at the goal on one of several lineages. True: they just were."""
+        goal = self.goal
+        if goal is None or self.closed_ranks:
+            return False
+        if not (goal.is_reached(link.version, link.tokens) and self.peers.has_several_groups(now)):
+            return False
+        self.closed_ranks = True
+        self.peers.group_size = messages.ROSTER_MAX
+        self.is_near = self.pace.due_time.eager = True
+        return True

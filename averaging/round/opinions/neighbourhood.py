@@ -1,0 +1,540 @@
+"""The peers around one peer, as it sees them: which are live, which have failed, which one leads.
+
+These are opinions: two peers may see different things, and the round is correct all the same. The
+owner keeps ``view`` up to date. Failures that this peer noticed itself are kept here; it is the
+one object that the parts of a machine share, and each of them may add to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from averaging.messages import LEAVES_SINCE, ROSTER_MAX, Commit, Head, Join
+from averaging.round.interface.identity import Circumstances, Identity
+from averaging.rules.claims import overstated
+from averaging.rules.grouping import group_of, grouping_named
+from averaging.rules.mixing import MELD_LAG
+from averaging.rules.peer_view import ESTABLISHED_AFTER_S, PeerView
+from averaging.rules.probation import SEEN_MAX, SLACK, STRIKES_COUNT_SINCE, Probation, RequiredWork
+from averaging.rules.succession import NO_LINEAGE, leaders, on_usual_lines, succession
+from dht.bounded_mapping import BoundedMapping
+from dht.identity import PeerId
+
+VOUCHERS_MIN = 2
+"""Peers that count and must follow a newcomer as their leader before this peer does, where there
+are as many."""
+
+FAILED_MAX = 256
+"""Failed peers that are remembered; beyond it the oldest failures are forgotten."""
+
+
+class Crowd(Protocol):
+    """A table of all peers at once, this one included, that answers questions about all of them.
+
+    A simulation of thousands of peers shares one table among them, and evaluates it once.
+    """
+
+    def trainers(self, now: float) -> tuple[PeerId, ...]:
+        """Live peers that train, sorted."""
+        ...
+
+    def median_step_s(self, now: float) -> float: ...
+
+    def sites(self, now: float) -> Mapping[PeerId, str]:
+        """The sites of the peers that named one."""
+        ...
+
+
+class Neighbourhood:
+    """The peers that may take part in rounds of one fragment, as one peer sees them."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        circumstances: Circumstances,
+        view: Mapping[PeerId, PeerView],
+        *,
+        now: float,
+        probation: Probation | None = None,
+    ) -> None:
+        self._id = identity
+        self.probation = probation or Probation(identity.policy.probation)
+        """Record of the others' work; all fragments of a peer share one."""
+        self._required: tuple[float, RequiredWork] | None = None
+        """Cache of ``required_work``, as of one moment."""
+        self._policy = identity.policy
+        self._vouchers = BoundedMapping[PeerId, set[PeerId]](FAILED_MAX)
+        """Peers that have sent this one to a leader, by leader."""
+        self._merged_at = BoundedMapping[PeerId, float](SEEN_MAX)
+        """Time at which this peer last saw work of each other one merged, in this fragment."""
+        self.view = view
+        self.group_size = identity.policy.group_size
+        self.trains = circumstances.trains
+        self.reachable = circumstances.reachable
+        self.bytes_per_s = circumstances.bytes_per_s
+        """Speed of this peer's line, as its record says it; 0: not known."""
+        self.crowd: Crowd | None = None
+        """Used instead of ``view`` for questions about all peers."""
+        self.closed_version = 0
+        """The newest version of which a roster closed, as far as this peer heard."""
+        self.started_at = now
+        self.failed = BoundedMapping[PeerId, float](FAILED_MAX)
+        """Peers whose last call failed, and when."""
+        self.passed_over = BoundedMapping[PeerId, int](FAILED_MAX)
+        """Peers that lead to no round, and at how many versions the next in rank leads instead."""
+
+    def __repr__(self) -> str:
+        seen, failed = len(self.view), len(self.failed)
+        return f"Neighbourhood({self._id.me}, {seen} seen, {failed} failed)"
+
+    def mark_heard(self, peer: PeerId) -> None:
+        self.failed.pop(peer, None)
+
+    def mark_failed(self, peer: PeerId, now: float) -> None:
+        self.failed.renew(peer, now)
+
+    def drop_outdated_failures(self) -> None:
+        """A peer of which the owner's view has heard since its failure is back."""
+        for peer, failed_at in list(self.failed.items()):
+            seen = self.view.get(peer)
+            if seen is not None and seen.heard_at > failed_at:
+                del self.failed[peer]
+
+    def has_failed(self, peer: PeerId) -> bool:
+        return peer in self.failed
+
+    def is_down(self, peer: PeerId, now: float) -> bool:
+        """Failed, and not heard for so long that another peer may take its place."""
+        failed_at = self.failed.get(peer)
+        return failed_at is not None and now - failed_at >= self._policy.suspect_s
+
+    def refuses(self, peer: PeerId) -> str | None:
+        """The reason to merge nothing of a peer; ``None``: there is none."""
+        return self._id.refuses(peer)
+
+    def is_gone(self, peer: PeerId, now: float) -> bool:
+        """True if a peer has fallen silent for so long that it is not live, or has left.
+
+        A broken link alone does not say so: it may come back in a moment.
+        """
+        seen = self.view.get(peer)
+        return peer != self._id.me and (seen is None or not seen.is_live(now))
+
+    def is_deserted(
+        self, commit: Commit, now: float, declined: frozenset[int] = frozenset()
+    ) -> bool:
+        """True if so many voters of a roster are gone that no ballot of the others can succeed.
+
+        Those that have declined never vote: they may have been restarted. Not if this peer is
+        alone: it has nobody to merge with instead, and may as well wait.
+        """
+        voters = set(commit.voters).difference(declined)
+        left = sum(not self.is_gone(commit.members[index].peer, now) for index in voters)
+        return left < commit.majority and len(self.trainers(now)) > 1
+
+    def is_live(self, peer: PeerId, now: float) -> bool:
+        if peer == self._id.me:
+            return True
+        seen = self.view.get(peer)
+        return seen is not None and seen.is_live(now) and peer not in self.failed
+
+    def is_established(self, peer: PeerId, now: float) -> bool:
+        """True if a peer counts for this one (``averaging.rules.probation``)."""
+        probation = self.probation
+        if not probation.is_on and not probation.is_struck(peer, now):
+            return True  # whatever is required of others
+        return probation.progress(peer, self.required_work(now), now) >= 1.0
+
+    def required_work(self, now: float) -> RequiredWork:
+        """Return the work that a peer must have done now to count."""
+        if self._required is None or self._required[0] != now:
+            self._required = now, self.probation.required_work(self._all_live(now), now)
+        return self._required[1]
+
+    def _all_live(self, now: float) -> list[PeerId]:
+        return [self._id.me, *(peer for peer in self.view if self.is_live(peer, now))]
+
+    def took_state(self, versions: int, tokens: Mapping[PeerId, int]) -> None:
+        """This peer took a state that is so many versions on, with so many tokens of each peer."""
+        self.probation.took_state(versions, tokens)
+        self._required = None
+
+    def saw_merged(self, contributors: Iterable[PeerId], now: float) -> None:
+        """A round was merged with the work of these peers."""
+        contributors = tuple(contributors)
+        self._vouchers.clear()
+        for peer in contributors:
+            self._merged_at[peer] = now
+        if self.probation.is_on:
+            self.probation.saw_merged(contributors, self._all_live(now), now)
+            self._required = None
+
+    def overstates(
+        self, peer: PeerId, steps: int, median_step_s: float, now: float, *, slack: float = 1.0
+    ) -> str | None:
+        """The reason why this peer cannot have made so many steps since its last merged
+        contribution."""
+        seen = self.view.get(peer)
+        since = self._merged_at.get(peer, seen.first_seen if seen is not None else None)
+        if since is None or peer == self._id.me:
+            return None
+        return overstated(steps, seen_s=now - since, median_step_s=median_step_s, slack=slack)
+
+    def newcomers(self, peers: Iterable[PeerId], now: float) -> set[PeerId]:
+        """The peers among these that are on probation."""
+        if self.probation.counts_all:
+            return set()
+        return {peer for peer in peers if not self.is_established(peer, now)}
+
+    def on_probation(self, joined: Iterable[PeerId], number: int, now: float) -> set[PeerId]:
+        """The peers among these that do not count in a round of this protocol number."""
+        if not self.probation.is_on and number < STRIKES_COUNT_SINCE:
+            return set()
+        return self.newcomers(joined, now)
+
+    def to_call(self, group: Iterable[PeerId], now: float) -> list[PeerId]:
+        """Newcomers that may join a group's round. Among several groups they come by themselves."""
+        if self.probation.counts_all or self.has_several_groups(now):
+            return []
+        known = set(group)
+        return [
+            peer
+            for peer, seen in sorted(self.view.items())
+            if peer not in known and seen.trains and self.is_live(peer, now)
+        ][:ROSTER_MAX]
+
+    def group(self, peer: PeerId, version: int, now: float) -> tuple[PeerId, ...]:
+        """The established peers that a peer may meet in a round, and itself."""
+        return group_of(
+            peer,
+            self.trainers(now),
+            size=self.group_size,
+            fragment=self._id.fragment,
+            version=self.epoch(version, now),
+            grouping=self._policy.grouping,
+            sites=self._sites(now),
+        )
+
+    def _sites(self, now: float) -> Mapping[PeerId, str]:
+        if self.crowd is not None:
+            return self.crowd.sites(now)
+        sites = {peer: seen.site for peer, seen in self.view.items() if seen.site is not None}
+        if self._id.site is not None:
+            sites[self._id.me] = self._id.site
+        return sites
+
+    def trainers(self, now: float) -> tuple[PeerId, ...]:
+        """All live peers that train and count, and this one if it trains, sorted."""
+        if self.crowd is not None:
+            return self.crowd.trainers(now)
+        live = [
+            other
+            for other, seen in self.view.items()
+            if seen.trains
+            and seen.is_live(now)
+            and other != self._id.me
+            and self.is_established(other, now)
+        ]
+        if self.trains:
+            live.append(self._id.me)
+        return tuple(sorted(live))
+
+    def has_several_groups(self, now: float) -> bool:
+        """True if more peers train than one group holds, as far as this peer sees."""
+        if self.crowd is None and len(self.view) < self.group_size:
+            return False  # whichever of them are live
+        return len(self.trainers(now)) > self.group_size
+
+    def epoch(self, version: int, now: float) -> int:
+        """The version by which a peer that stands on ``version`` is grouped and ranked.
+
+        In a swarm of several groups, a peer that missed its round must meet peers that did not.
+        So the newest closing that was heard of counts, unless it is too far ahead.
+        """
+        if self.closed_version <= version or not self.has_several_groups(now):
+            return version
+        return min(self.closed_version, version + MELD_LAG)
+
+    def pass_over(self, peer: PeerId, *, versions: int) -> None:
+        self.passed_over[peer] = versions
+
+    def count_version(self) -> None:
+        """This peer stands on another version. Some leaders were passed over for long enough."""
+        for peer, versions in list(self.passed_over.items()):
+            if versions > 1:
+                self.passed_over[peer] = versions - 1
+            else:
+                del self.passed_over[peer]
+
+    def stop_passing_over(self, peer: PeerId) -> None:
+        """Count a peer among the possible leaders again."""
+        self.passed_over.pop(peer, None)
+
+    def is_avoided(self, peer: PeerId) -> bool:
+        return peer in self.failed or peer in self.passed_over
+
+    def avoided(self) -> tuple[PeerId, ...]:
+        """Leaders not to join, the latest last: they failed, or no round came of joining them."""
+        return (*(peer for peer in self.failed if peer not in self.passed_over), *self.passed_over)
+
+    def knows(self, peer: PeerId) -> bool:
+        """True if this is a peer of the run, as far as this one sees: its messages may count."""
+        return peer == self._id.me or peer in self.view
+
+    def electorate(self, now: float) -> frozenset[PeerId]:
+        """The other peers whose signatures certify a version for this one.
+
+        They are those that count (``is_established``) and have been live for a while. Where there
+        are none yet, all that have been live for a while are meant, then all live ones; a peer that
+        was cut off, and has yet to hear who is live, means all that it knew. Keepers count where no
+        other peer trains.
+        """
+        known = [
+            (peer, seen)
+            for peer, seen in self.view.items()
+            if peer != self._id.me and not seen.arrives
+        ]
+        live = [(peer, seen) for peer, seen in known if seen.is_live(now)]
+        long_here = [(peer, seen) for peer, seen in live if seen.is_established(now)]
+        able = long_here
+        if not self.probation.counts_all:
+            able = [(peer, seen) for peer, seen in long_here if self.is_established(peer, now)]
+        able = able or long_here or live or known
+        trainers = frozenset([peer for peer, seen in able if seen.trains])
+        return trainers or frozenset([peer for peer, _ in able])
+
+    def may_lead(self, peer: PeerId, now: float) -> bool:
+        """True if a peer that says that it leads may do so, whoever else may.
+
+        Two peers do not see a third at the same moment: one that others have just come to take for
+        established is accepted after half the time.
+        """
+        seen = self.view.get(peer)
+        if seen is None or not seen.reachable:
+            return False
+        probation = self.probation
+        if (
+            not probation.counts_all
+            and probation.progress(peer, self.required_work(now), now) < SLACK
+        ):
+            # Where no other can be dialled newcomers have to lead.
+            return self._is_vouched_for(peer, now) or not self._can_be_led(self.view, (), now)
+        if now - seen.first_seen >= ESTABLISHED_AFTER_S / 2:
+            return True
+        return not any(
+            other.reachable and other.is_established(now) for other in self.view.values()
+        )
+
+    def vouch(self, voucher: PeerId, leader: PeerId) -> None:
+        """A peer has sent this one to a leader, until the next merge."""
+        self._vouchers.setdefault(leader, set()).add(voucher)
+
+    def _is_vouched_for(self, leader: PeerId, now: float) -> bool:
+        """True if two that count follow this leader: they saw it work, and this peer did not.
+
+        Peers that came to a run in different order differ in who counts. Without this, a run whose
+        quorum is all would stand still where one of them passes over the leader of the others.
+        """
+        electorate = self.electorate(now)
+        vouchers = electorate & self._vouchers.get(leader, set())
+        return 0 < min(VOUCHERS_MIN, len(electorate)) <= len(vouchers)
+
+    def next_voucher(self, leader: PeerId, now: float) -> PeerId | None:
+        """A peer to ask next whom it follows, where others follow a leader on probation here."""
+        seen = self.view.get(leader)
+        if seen is None or not seen.reachable or self.probation.counts_all:
+            return None
+        vouchers = self._vouchers.get(leader, set())
+        others = sorted(self.electorate(now) - vouchers - {leader})
+        return next((peer for peer in others if not self.is_avoided(peer)), None)
+
+    def follows(self, peer: PeerId, head: Head, now: float) -> bool:
+        """True if this peer, which stands on ``head``, follows that leader.
+
+        It ranks first, or those that rank before it have failed this peer. Among several groups
+        it is enough that it may lead: peers differ for a heartbeat in who is in which group.
+        """
+        if self.is_avoided(peer) or not self.may_lead(peer, now):
+            return False
+        if self.has_several_groups(now):
+            return True
+        first = self.leader(head, (), now)
+        return first is None or first == peer or self.outranks(peer, first, head, head, now)
+
+    def leader(
+        self, head: Head, failed: tuple[PeerId, ...], now: float, *, is_joined: bool = False
+    ) -> PeerId | None:
+        """The leader of this peer's group, as far as it sees; ``None``: nobody can lead.
+
+        ``head``: where this peer stands. ``is_joined``: another peer has joined this one.
+        """
+        self.drop_outdated_failures()
+        group = self.group(self._id.me, head.version, now) if self.trains else ()
+        ranked = self._leaders_of(group, head, failed, now, is_joined=is_joined)
+        if not ranked and self.passed_over:
+            self.passed_over.clear()  # nobody else is left: ask them again
+            ranked = self._leaders_of(group, head, failed, now, is_joined=is_joined)
+        if not ranked and group:
+            # A group in which nobody can be dialled: another one's leader knows where the run is.
+            ranked = self._leaders_of(
+                tuple(sorted(self.view)), head, failed, now, is_joined=is_joined
+            )
+        return ranked[0] if ranked else None
+
+    def _leaders_of(
+        self,
+        group: tuple[PeerId, ...],
+        head: Head,
+        failed: tuple[PeerId, ...],
+        now: float,
+        *,
+        is_joined: bool,
+    ) -> Sequence[PeerId]:
+        """The peers that can lead a group, the first in rank first."""
+        down = (*self.avoided(), *failed)
+        able = leaders(
+            self._candidates(group, down, now),
+            self.view,
+            me=self._id.me,
+            me_reachable=self.reachable,
+            # In a young swarm nobody is established; in an old one this peer is, if it has been
+            # here for long. A peer that joins it has seen it for long, even if this one began
+            # late: two peers that each take only the other for established would send the joiner
+            # to one another.
+            me_established=is_joined or now - self.started_at >= ESTABLISHED_AFTER_S,
+            failed=down,
+            now=now,
+        )
+        return self._ranked(self._on_usual_lines(able), head, now)
+
+    def leader_for(self, sender: PeerId, join: Join, now: float) -> PeerId | None:
+        """The leader of this joiner's group, as far as this peer sees."""
+        self.drop_outdated_failures()
+        group = self.group(sender, join.head.version, now)
+        failed = tuple(peer for peer in join.failed if peer != self._id.me)
+        if self.trains and self._id.me in group:
+            return self.leader(join.head, failed, now, is_joined=True)
+        down = (*self.failed, *failed)
+        able = leaders(
+            self._candidates(group, down, now),
+            self.view,
+            me=self._id.me,
+            me_reachable=self.reachable,
+            me_established=False,
+            failed=down,
+            now=now,
+        )
+        if not able or (not self.trains and all(not self.view[p].trains for p in able)):
+            return self._id.me  # an auxiliary peer leads where no trainer can
+        return self._ranked(self._on_usual_lines(able), join.head, now)[0]
+
+    def _on_usual_lines(self, able: Iterable[PeerId]) -> tuple[PeerId, ...]:
+        return on_usual_lines(able, self.view, me=self._id.me, me_bytes_per_s=self.bytes_per_s)
+
+    def _candidates(
+        self, group: tuple[PeerId, ...], down: Iterable[PeerId], now: float
+    ) -> tuple[PeerId, ...]:
+        """The peers of a group that count, or all if none of those can lead."""
+        newcomers = self.newcomers(group, now)
+        if newcomers and self._can_be_led((p for p in group if p not in newcomers), down, now):
+            return tuple(peer for peer in group if peer not in newcomers)
+        return group
+
+    def _can_be_led(self, peers: Iterable[PeerId], down: Iterable[PeerId], now: float) -> bool:
+        """True if any of these peers counts and can be dialled."""
+        able = set(peers).difference(down)
+        if self._id.me in able and self.reachable and self.is_established(self._id.me, now):
+            return True
+        return any(
+            self.view[peer].reachable and self.is_live(peer, now) and self.is_established(peer, now)
+            for peer in able
+            if peer in self.view
+        )
+
+    def outranks(
+        self, one: PeerId, other: PeerId, mine: Head | None, theirs: Head | None, now: float
+    ) -> bool:
+        """True if ``one`` leads when the views of two leaders differ.
+
+        Where the two stand on different versions (``mine``, ``theirs``) the rank goes by name
+        alone: each could take itself for the first, again and again.
+        """
+        if mine is not None and theirs is not None and mine.lineage == theirs.lineage:
+            return self._ranked((one, other), mine, now)[0] == one
+        topic, fragment = self._id.topic, self._id.fragment
+        by_name = succession(
+            (one, other), topic=topic, fragment=fragment, version=0, lineage=NO_LINEAGE
+        )
+        return by_name[0] == one
+
+    def _ranked(self, peers: Iterable[PeerId], head: Head, now: float) -> tuple[PeerId, ...]:
+        return succession(
+            peers,
+            topic=self._id.topic,
+            fragment=self._id.fragment,
+            version=self.epoch(head.version, now),
+            lineage=NO_LINEAGE if self.lineages_part(now) else head.lineage,
+        )
+
+    def smallest_group(self, now: float) -> int:
+        """Fewest peers that a group has where there are several. A site may be a unit of its own,
+        and groups of units have any size."""
+        if self._sites(now):
+            return 2
+        return grouping_named(self._policy.grouping).smallest(self._policy.group_size)
+
+    def lineages_part(self, now: float) -> bool:
+        """True if rounds leave peers on several lineages, also when all meet to end the run."""
+        return len(self.trainers(now)) > self._policy.group_size
+
+    def others_train(self, now: float) -> bool:
+        """True if any other live peer trains."""
+        return any(
+            peer != self._id.me and seen.trains and seen.is_live(now)
+            for peer, seen in self.view.items()
+        )
+
+    def keepers(self, now: float) -> tuple[PeerId, ...]:
+        """The keepers that can be reached and lead a round of one that leaves, sorted.
+
+        One of an older protocol number is not told that it leaves, and waits for a second member.
+        """
+        return tuple(
+            peer
+            for peer, seen in sorted(self.view.items())
+            if seen.keeps
+            and seen.protocol >= LEAVES_SINCE
+            and self.is_live(peer, now)
+            and (seen.reachable or self.reachable)
+        )
+
+    def others_arrive(self, now: float) -> bool:
+        """True if a live peer is about to begin: it fetches the state as it is now."""
+        return any(
+            peer != self._id.me and seen.arrives and seen.is_live(now)
+            for peer, seen in self.view.items()
+        )
+
+    def median_step_s(self, own_s: float, now: float) -> float:
+        """Median step time of all live peers that train, this one included; 0: not known."""
+        if self.crowd is not None:
+            return self.crowd.median_step_s(now)
+        times = [
+            seen.step_time_s
+            for peer, seen in self.view.items()
+            if seen.trains
+            and seen.step_time_s
+            and seen.is_live(now)
+            and self.is_established(peer, now)
+        ]
+        return median([*times, own_s] if own_s else times)
+
+
+def median(values: list[float]) -> float:
+    """The median; 0 for an empty list."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -1,0 +1,150 @@
+"""The progress of the learner, and the due time of its fragment."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from averaging.round.interface.identity import Identity
+from averaging.round.opinions.neighbourhood import Neighbourhood
+from averaging.rules import line_levels, line_pace
+from averaging.rules.due import DueTime
+from averaging.rules.line_levels import Level, Line, Need
+from averaging.rules.line_pace import Every
+from averaging.rules.policy import RoundPolicy
+
+SNAPSHOTS_KEPT = 8
+SNAPSHOT_MARGIN = 1.25
+"""The next snapshot may take this many times as long as the longest of the last ones."""
+INTERVAL_KEPT_S = 10.0
+"""The length of a cycle is computed again when it is older than this."""
+
+
+class Pace:
+    """The learner's step counter, and the due time in its steps."""
+
+    def __init__(self, identity: Identity, peers: Neighbourhood, *, step: int) -> None:
+        self._policy = policy = identity.policy
+        self._levels = policy.levels
+        self._fragment = fragment = identity.fragment
+        self._spacing = identity.spacing
+        self._peers = peers
+        self.step = step
+        self.step_time_s = 0.0
+        self.due_time = DueTime(policy.due, fragment=fragment, step=step)
+        self.every = line_pace.FROM_THE_START
+        self.level: Level = self._levels[0]
+        """The level of the newest roster that closed."""
+        self.need = line_levels.FROM_THE_START
+        self._paced_level = self.level
+        """The level for which ``every`` was decided."""
+        self._cycle_steps = policy.due.cycle_steps
+        self._cycle_at: float | None = None
+        self._snapshot_asked_at = 0.0
+        self._snapshots_s: deque[float] = deque(maxlen=SNAPSHOTS_KEPT)
+
+    def __repr__(self) -> str:
+        return f"Pace(step={self.step}, {self.due_time})"
+
+    @property
+    def is_due(self) -> bool:
+        return self.due_time.is_due(self.step)
+
+    def median_step_s(self, now: float) -> float:
+        """Median step time of the peers in sight, this one included; 0: not known."""
+        return self._peers.median_step_s(self.step_time_s, now)
+
+    def answers_call(self, now: float, *, hurried: bool) -> bool:
+        """True if there are enough steps to join a leader that calls."""
+        return self.due_time.answers_call(self.step, self._cycle(now), hurried=hurried)
+
+    def sits_out(self, version: int, now: float, *, called: bool) -> bool:
+        """True if this peer takes no part in the next version, because of its line."""
+        return self.due_time.sits_out(version, self.step, self._cycle(now), called=called)
+
+    def took_part(self, version: int) -> None:
+        self.due_time.took_part(version, self.step)
+
+    def take_level(self, number: int) -> Level:
+        """Go on with the cycle of this level; the last one for a number that the run lacks."""
+        self.level = self._levels[min(number, len(self._levels) - 1)]
+        self.due_time.cycle_steps = self.level.cycle_steps
+        self._cycle_at = None
+        return self.level
+
+    def need_of_line(self, encoded_bytes: Callable[[str], int], now: float) -> Need | None:
+        """Decide again which level the line needs. Returns the decision if it is a new one."""
+        before = self.need
+        if len(self._levels) == 1:
+            return None
+        line = Line(
+            bytes_per_s=self._peers.bytes_per_s,
+            step_s=self.median_step_s(now),
+            fragments=self._policy.due.fragments,
+            members=min(len(self._peers.trainers(now)), self._peers.group_size),
+            share_max=self._policy.line_share,
+        )
+        self.need = line_levels.needed(before, line, self._levels, encoded_bytes)
+        return None if self.need.level == before.level else self.need
+
+    def versions_of_line(self, encoded_bytes: Callable[[str], int], now: float) -> Every | None:
+        """Decide again how often to take part. Returns the decision if it is a new one."""
+        before = self.every
+        # A load of another size has nothing to do with how the last one varied: with the margin k
+        # would stay at what the line needed before the level rose, and half of the rounds left out.
+        kept = before if self.level == self._paced_level else line_pace.FROM_THE_START
+        self._paced_level = self.level
+        self.every = line_pace.every(
+            kept,
+            bytes_per_s=self._peers.bytes_per_s,
+            fragment_bytes=max(map(encoded_bytes, (self.level.codec, self.level.codec_down))),
+            fragments=self._policy.due.fragments,
+            cycle_s=self.level.cycle_steps * self.median_step_s(now),
+            share_max=self._policy.line_share,
+            versions_max=self._policy.stale_max,
+        )
+        self.due_time.every = self.every.versions
+        return None if self.every.versions == before.versions else self.every
+
+    def amend(self, policy: RoundPolicy) -> None:
+        """Go by another policy from the next cycle on."""
+        if policy == self._policy:
+            return
+        number = self._levels.index(self.level) if self.level in self._levels else 0
+        self._policy, self._levels = policy, policy.levels
+        self.due_time.policy = policy.due
+        if self.need.level >= len(self._levels):
+            self.need = line_levels.FROM_THE_START
+        self.take_level(number)
+
+    def start_cycle(self, now: float) -> None:
+        """A roster closed: count from here."""
+        cycle, fragments = self._cycle(now), self._policy.due.fragments
+        shift = self._spacing.closed(self._fragment, self.step, fragments=fragments, interval=cycle)
+        self.due_time.closed(self.step, cycle + shift)
+
+    def retry_later(self, now: float) -> None:
+        """An attempt ended without a version."""
+        self.due_time.attempt_failed(self.step, self._cycle(now))
+
+    def snapshot_asked(self, now: float) -> None:
+        self._snapshot_asked_at = now
+
+    def snapshot_taken(self, now: float) -> None:
+        self._snapshots_s.append(now - self._snapshot_asked_at)
+
+    def snapshot_left_s(self, now: float, *, unknown_s: float) -> float:
+        """Time until the snapshot that was asked for is there; at first it may take any time up to
+        ``unknown_s``."""
+        longest_s = max(self._snapshots_s, default=None)
+        takes_s = unknown_s if longest_s is None else SNAPSHOT_MARGIN * longest_s
+        return max(0.0, self._snapshot_asked_at + takes_s - now)
+
+    def _cycle(self, now: float) -> int:
+        """Own steps in one cycle of the median peer."""
+        if self._cycle_at is None or now - self._cycle_at > INTERVAL_KEPT_S:
+            self._cycle_at = now
+            self._cycle_steps = self.due_time.interval(
+                own_s=self.step_time_s, median_s=self.median_step_s(now)
+            )
+        return self._cycle_steps

@@ -1,0 +1,249 @@
+"""A contribution in doubt: it may be merged where this peer cannot see it.
+
+The part of ``averaging.round.machine`` for after a round that ended in doubt. It asks the roster
+until one of these tells: a standing by its ``merged``, a void round, a majority that has forsworn
+the round, or the deadline after ``doubt_s``. The deadline comes sooner where most of the voters are
+gone and the rest of the roster has forsworn the round: nobody is left to wait for. A peer in doubt
+joins nothing.
+
+Every method that decides returns changes (``averaging.round.interface.transitions``).
+
+In a swarm of several groups a doubt ends with the work counted as merged elsewhere, and the lighter
+side of a fork does not offer again what others carry on with: a state that lacks some work does not
+prove that no other state has it. Otherwise work was merged twice (storms of several groups, seeds
+18, 64, 7079, 7319, 201069). The price: work on a lighter side, or in a round that a majority gave
+up and nobody finished, can be lost.
+
+One group may become one of several, when a partition ends. Work that this peer offers again is
+**open** until a standing covers it, where nobody could tell of the round that had it, or where it
+was merged on the side of a fork that this peer has left: if several groups are seen before, it
+counts as merged elsewhere as well (storms 56434 and 77874 with liars).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from averaging import messages
+from averaging.history.standing import Standing
+from averaging.messages import Commit, Message
+from averaging.round.interface.effects import Note, Presume, Send, Settle
+from averaging.round.interface.identity import Identity
+from averaging.round.interface.transitions import Changes
+from averaging.round.opinions.neighbourhood import Neighbourhood
+from averaging.round.sealing.seals import is_void, may_be_finished
+from dht.identity import PeerId
+
+ASK_INTERVAL_MAX_S = 30.0
+
+
+@dataclass(slots=True)
+class Doubt:
+    """A contribution in doubt, and when to ask and to stop asking."""
+
+    round: bytes
+    commit: Commit
+    mark: int
+    several_groups: bool
+    """The round was one of several groups' (or may have been): a member that finished it did so
+    on a lineage of its own, however few peers are in sight by now."""
+    ends_at: float
+    ask_at: float
+    wait_s: float
+    forsworn: set[PeerId]
+    deserted_at: float | None = None
+    """Time since which most voters are gone, and all others that are left have vowed."""
+    void_said_by: set[PeerId] = field(default_factory=set)
+
+
+class Doubting:
+    """One peer as one that may be in doubt."""
+
+    __slots__ = ("_id", "_open_mark", "_peers", "_policy", "doubt")
+
+    def __init__(self, identity: Identity, peers: Neighbourhood) -> None:
+        self._id = identity
+        self._policy = identity.policy
+        self._peers = peers
+        self.doubt: Doubt | None = None
+        self._open_mark: int | None = None
+        """The own step up to which others may go on with work that this peer offers again."""
+
+    def __repr__(self) -> str:
+        about = self.doubt.round.hex()[:8] if self.doubt is not None else None
+        return f"Doubting({about})"
+
+    def is_about(self, round_id: bytes) -> bool:
+        return self.doubt is not None and self.doubt.round == round_id
+
+    def begin(
+        self, round_id: bytes, commit: Commit, mark: int, now: float, *, several_groups: bool
+    ) -> None:
+        self.doubt = Doubt(
+            round=round_id,
+            commit=commit,
+            mark=mark,
+            several_groups=several_groups,
+            ends_at=now + self._policy.doubt_s,
+            ask_at=now + self._policy.resend_s,
+            wait_s=self._policy.resend_s,
+            forsworn={self._id.me},
+        )
+
+    def leave_open(self, mark: int) -> None:
+        """The own work is offered again, though others may go on with it."""
+        self._open_mark = mark
+
+    def presume_open(self, now: float) -> Changes:
+        """Before this peer offers anything: among several groups its open work counts as merged."""
+        if self._open_mark is None or not self._peers.has_several_groups(now):
+            return []
+        mark, self._open_mark = self._open_mark, None
+        return _presumed(mark, "it may be merged in one of several groups")
+
+    def next_at(self) -> float | None:
+        doubt = self.doubt
+        if doubt is None:
+            return None
+        at = min(doubt.ask_at, doubt.ends_at)
+        return at if doubt.deserted_at is None else min(at, self._deserted_until(doubt))
+
+    def standing_changed(self, standing: Standing) -> Changes:
+        """This peer stands elsewhere now, and its work merged there ends the doubt."""
+        mark = self._open_mark
+        if mark is not None and standing.merged.covers(self._id.me, self._id.incarnation, mark):
+            self._open_mark = None
+        doubt, self.doubt = self.doubt, None
+        if doubt is None:
+            return []
+        covered = standing.merged.covers(self._id.me, self._id.incarnation, doubt.mark)
+        return [Note("doubt_told", {"merged": covered})]
+
+    def tick(self, now: float) -> Changes:
+        doubt = self.doubt
+        if doubt is None:
+            return []
+        self._look_who_is_left(doubt, now)
+        if now >= doubt.ends_at:
+            return self._end_unanswered(doubt, "nobody could tell in time", now)
+        if doubt.deserted_at is not None and now >= self._deserted_until(doubt):
+            return self._end_unanswered(doubt, "those who could tell are gone", now)
+        if now < doubt.ask_at:
+            return []
+        doubt.wait_s = min(ASK_INTERVAL_MAX_S, 2 * doubt.wait_s)
+        doubt.ask_at = now + doubt.wait_s
+        ask = messages.Ask(self._id.fragment, doubt.round)
+        roster = [entry.peer for entry in doubt.commit.members]
+        return [Send(peer, ask) for peer in roster if peer not in doubt.forsworn]
+
+    def _deserted_until(self, doubt: Doubt) -> float:
+        assert doubt.deserted_at is not None
+        return doubt.deserted_at + self._policy.margin_s
+
+    def _look_who_is_left(self, doubt: Doubt, now: float) -> None:
+        """Note since when nobody is left to wait for: those that may know are gone."""
+        silent = [entry.peer for entry in doubt.commit.members if entry.peer not in doubt.forsworn]
+        if not self._peers.is_deserted(doubt.commit, now) or not all(
+            self._peers.is_gone(peer, now) for peer in silent
+        ):
+            doubt.deserted_at = None
+        elif doubt.deserted_at is None:
+            doubt.deserted_at = now
+
+    def _end_unanswered(self, doubt: Doubt, reason: str, now: float) -> Changes:
+        if self._has_several_groups(doubt, now):
+            return self._presume(doubt, reason)
+        self.leave_open(doubt.mark)
+        return self._settle(doubt, reason)
+
+    def is_answered_by(self, sender: PeerId, round_id: bytes) -> bool:
+        """True if this peer may say how the round in doubt ended: its voters may."""
+        doubt = self.doubt
+        if doubt is None or doubt.round != round_id:
+            return False
+        return doubt.commit.index(sender) in doubt.commit.voters
+
+    def receive(self, sender: PeerId, message: Message, now: float) -> Changes:
+        """A member has said something about the round in doubt.
+
+        The head in ``Finished`` and ``Forsworn`` was compared before, and nothing came of it.
+        """
+        doubt = self.doubt
+        if doubt is None:
+            return []
+        match message:
+            case messages.Finished() if self._has_several_groups(doubt, now):
+                reason = f"{sender} has finished it, on a lineage of its own"
+                return self._presume(doubt, reason)
+            case messages.Void():
+                verify = self._id.verify
+                if not is_void(doubt.commit, message, sender, doubt.void_said_by, verify):
+                    return []
+                finished = may_be_finished(message)
+                return self.void("the round is void", now, may_be_finished=finished)
+            case messages.Forsworn():
+                return self._forsworn_by(sender, message, doubt, now)
+        return []
+
+    def _forsworn_by(
+        self, sender: PeerId, message: messages.Forsworn, doubt: Doubt, now: float
+    ) -> Changes:
+        several = self._has_several_groups(doubt, now)
+        if several and message.head and message.head.version >= doubt.commit.version:
+            return []  # an earlier incarnation of it may have finished
+        if not self._id.verify(sender, messages.vow(doubt.round), message.signature):
+            return []
+        doubt.forsworn.add(sender)
+        self._look_who_is_left(doubt, now)
+        commit = doubt.commit
+        if len(doubt.forsworn) == len(commit.members):
+            return self._settle(doubt, "everybody has forsworn the round")
+        vowed = sum(commit.members[index].peer in doubt.forsworn for index in commit.voters)
+        if vowed >= commit.majority:
+            return self.void("a majority has forsworn the round", now, may_be_finished=True)
+        return []
+
+    def presumed(self, now: float) -> int | None:
+        """The own step up to which work in doubt counts as merged, whatever a new state says.
+
+        In a swarm of several groups the state that this peer fetches is one of many: that it lacks
+        the work does not mean that all others lack it, and sooner or later they are all mixed.
+        """
+        if self.doubt is None or not self._has_several_groups(self.doubt, now):
+            return None
+        return self.doubt.mark
+
+    def _has_several_groups(self, doubt: Doubt, now: float) -> bool:
+        return doubt.several_groups or self._peers.has_several_groups(now)
+
+    def _presume(self, doubt: Doubt, reason: str) -> Changes:
+        self.doubt = None
+        return _presumed(doubt.mark, reason)
+
+    def void(self, reason: str, now: float, *, may_be_finished: bool) -> Changes:
+        """A majority will never finish the round; no member has, unless it was sealed before.
+
+        In one group that would be a fork, to be mixed or rebased like any other. In several
+        groups, a member that has finished goes on beside this peer: the rest of the roster has a
+        moment to say so.
+        """
+        doubt = self.doubt
+        if doubt is None:
+            return []
+        if not may_be_finished:
+            return self._settle(doubt, reason)
+        if not self._has_several_groups(doubt, now):
+            self.leave_open(doubt.mark)
+            return self._settle(doubt, reason)
+        if now + self._policy.margin_s < doubt.ends_at:
+            doubt.ends_at = now + self._policy.margin_s
+            doubt.ask_at = now
+        return []
+
+    def _settle(self, doubt: Doubt, reason: str) -> Changes:
+        self.doubt = None
+        return [Note("settled", {"reason": reason}), Settle(doubt.round, reason)]
+
+
+def _presumed(mark: int, reason: str) -> Changes:
+    return [Note("presumed", {"reason": reason}), Presume(mark, reason)]

@@ -1,0 +1,694 @@
+"""Agreeing on the contributors of a round: single-decree Paxos among the voters of its roster.
+
+The value is a **seal**: the roster indices whose contributions are merged, ascending, or nothing at
+all, which means that the round is void. ``Acceptor`` is the memory of one voter.
+``Coordinator`` is the leader, or the member that took its place. ``averaging.round.machine`` says
+why this is safe.
+
+``averaging.round.sealing.seals`` says whose a ballot is. The next in rank begins one when the voter
+before it is dead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from averaging.messages import (
+    PROMISES_SIGNED_SINCE,
+    Forswear,
+    Message,
+    Prepare,
+    Promise,
+    Propose,
+    Reassign,
+    Sealed,
+    Void,
+    promise_text,
+    vote,
+    vow,
+)
+from averaging.round.interface.effects import LeaveOut, Note, Send, Suspect, Value
+from averaging.round.interface.identity import Keys
+from averaging.round.interface.signed_commit import SignedCommit
+from averaging.round.interface.transitions import Changes
+from averaging.round.sealing.seals import (
+    VOID,
+    all_peers_of,
+    expected_of,
+    is_backed,
+    is_possible,
+    owner_of,
+)
+from averaging.rules.policy import RoundPolicy
+from averaging.rules.sites import may_still_upload
+from dht.identity import PeerId
+
+DEAD = "dead"
+"""The reason for a missing member that may come back."""
+REASSIGNMENTS_MAX = 2
+"""Number of times that one slice may change its reducer before the seal, and again after it."""
+
+
+class Acceptor:
+    """The promises and votes of one voter. They end with its incarnation."""
+
+    __slots__ = ("accepted", "accepted_ballot", "forsworn", "promised")
+
+    def __init__(self) -> None:
+        self.promised = 0
+        self.accepted_ballot: int | None = None
+        self.accepted: tuple[int, ...] = VOID
+        self.forsworn = False
+        """This voter has vowed never to finish the round: it accepts a void seal and no other."""
+
+    def prepare(self, ballot: int) -> bool:
+        """Promise to ignore lower ballots. ``False``: a higher one has the promise."""
+        if ballot < self.promised:
+            return False
+        self.promised = ballot
+        return True
+
+    def propose(self, ballot: int, seal: tuple[int, ...]) -> bool:
+        """Accept a seal. ``False``: a higher ballot has the promise, or the round is forsworn, or
+        another seal was accepted in this ballot: two votes in it would prove this voter a liar.
+        """
+        if ballot < self.promised or (self.forsworn and seal != VOID):
+            return False
+        if ballot == self.accepted_ballot and seal != self.accepted:
+            return False
+        self.promised = ballot
+        self.accepted_ballot = ballot
+        self.accepted = seal
+        return True
+
+
+class BallotPhase(StrEnum):
+    """The progress of a coordinator with its ballot."""
+
+    PREPARING = "preparing"
+    GATHERING = "gathering"
+    PROPOSING = "proposing"
+    SEALED = "sealed"
+    FORSWEARING = "forswearing"
+    OVER = "over"
+
+
+_CHOSEN = (BallotPhase.SEALED, BallotPhase.FORSWEARING, BallotPhase.OVER)
+"""A seal was chosen, or the round is over."""
+
+
+class Opinions(Protocol):
+    """A judgement of the other members. Each peer has its own."""
+
+    def is_down(self, peer: PeerId, now: float) -> bool:
+        """True if this peer takes another for dead."""
+        ...
+
+    def refuses(self, peer: PeerId) -> str | None:
+        """The reason to merge nothing of a peer; ``None``: there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Voter:
+    """The peer that coordinates: its judgement, its keys, and its own vote."""
+
+    opinions: Opinions
+    keys: Keys
+    acceptor: Acceptor | None = None
+    """``None``: it has no vote."""
+
+
+class Coordinator:
+    """Brings a round to its end by one ballot: gathers reports, seals, replaces dead reducers.
+
+    It proposes the members whose uploads all reducers have, but for those that it refuses itself:
+    they stay members, vote, get the new version and offer the same work to the next round, as after
+    an upload that came too late. So a peer that one leader suspects wrongly waits for another one.
+    Leaving whom it likes out of a seal is in any coordinator's power, as in any reducer's.
+
+    A message to its own peer is sent and received like any other. But its own acceptor takes what
+    it proposes before anybody hears of it: a proposal is signed like a vote, and would show that
+    its author lied when it promises another coordinator later to have accepted nothing.
+    """
+
+    def __init__(
+        self,
+        signed: SignedCommit,
+        ballot: int,
+        reducers: list[PeerId],
+        policy: RoundPolicy,
+        *,
+        me: Voter,
+        changes: Changes,
+        now: float,
+    ) -> None:
+        """``reducers``: shared with the participation that this coordinator belongs to.
+
+        ``changes``: the coordinator adds what it wants done.
+        """
+        commit = signed.commit
+        self._is_down = me.opinions.is_down
+        self._refuses = me.opinions.refuses
+        self._keys = me.keys
+        self._acceptor = me.acceptor
+        self._policy = policy
+        self._changes = changes
+        self.round = signed.round
+        self.commit = commit
+        self.ballot = ballot
+        self.reducers = reducers
+        self.expected = expected_of(commit)
+        self.complete: dict[int, set[int]] = {}
+        self.refused: dict[int, dict[int, str]] = {}
+        self.gone: dict[int, str] = {}
+        self.absent: set[int] = set()
+        self.promises: dict[int, Promise] = {}
+        self.accepted: dict[int, bytes] = {}
+        """Votes for the proposed seal, by roster index."""
+        self.forsworn: dict[int, bytes] = {}
+        """Vows never to finish the round, by roster index."""
+        self.finished: dict[int, PeerId] = {}
+        self.reassigned: dict[int, int] = {}
+        self.stuck: set[int] = set()
+        self._missed_by: defaultdict[int, set[int]] = defaultdict(set)
+        """The voters that say that a slice has not come in time, by slice."""
+        self._slices_due_at = math.inf
+        self._patient_until: dict[int, float] = {}
+        """Time that a slice's new reducer has to merge it."""
+        self.value: tuple[int, ...] | None = None
+        self.why = ""
+        self.began_at = now
+        self._newcomers_until: float | None = None
+        """Deadline for uploads of members on probation; ``None``: the others have not all done."""
+        self.phase = BallotPhase.PREPARING if ballot else BallotPhase.GATHERING
+        self.resend_at = now + policy.resend_s
+        wait_s = 2 * policy.margin_s if ballot else commit.upload_s + policy.margin_s
+        self.deadline = now + wait_s
+        if ballot:
+            self._note("ballot_started", ballot=ballot)
+            self._send_prepare()
+
+    def _send(self, to: PeerId, message: Message) -> None:
+        self._changes.append(Send(to, message))
+
+    def _note(self, event: str, **fields: Value) -> None:
+        self._changes.append(Note(event, fields))
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase is BallotPhase.OVER
+
+    # Messages
+
+    def promised(self, sender: int, promise: Promise, now: float, *, uploads_until: float) -> None:
+        """A voter follows this ballot. ``uploads_until``: the deadline of all uploads, whoever
+        coordinates: another ballot does not give them their time once more."""
+        if promise.ballot != self.ballot or sender not in self.commit.voters:
+            return
+        if not (self._can_be_true(promise) and self._is_signed(sender, promise)):
+            self._note("false_promise", peer=self.commit.members[sender].peer)
+            return
+        if self.phase is BallotPhase.GATHERING:
+            self._promised_late(sender, promise, now)
+        elif self.phase is BallotPhase.PREPARING:
+            self.promises[sender] = promise
+            if len(self.promises) >= self.commit.majority:
+                self._begin_ballot(uploads_until, now)
+
+    def _is_signed(self, sender: int, promise: Promise) -> bool:
+        """True if a voter has signed its promise, or cannot in a round of this protocol."""
+        if self.commit.protocol < PROMISES_SIGNED_SINCE:
+            return True
+        peer = self.commit.members[sender].peer
+        said = promise_text(self.round, promise.ballot, promise.accepted_ballot, promise.accepted)
+        return self._keys.verify(peer, said, promise.signature)
+
+    def _can_be_true(self, promise: Promise) -> bool:
+        """True if a voter can have accepted what it says. The highest accepted ballot decides: an
+        invention would stand in the way of the round, here and in all later ballots."""
+        last = promise.accepted_ballot
+        if last is None:
+            return True
+        return last <= promise.ballot and is_possible(self.commit, promise.accepted)
+
+    def _promised_late(self, sender: int, promise: Promise, now: float) -> None:
+        """Take its reports as if they came now: its own resending may be after the deadline."""
+        for slice_index, complete in promise.reports:
+            if slice_index not in self.complete:
+                self.reported(self.commit.members[sender].peer, slice_index, complete, (), now)
+
+    def _begin_ballot(self, uploads_until: float, now: float) -> None:
+        """A majority follows this ballot: continue with its accepted seal, or gather reports."""
+        accepted = [p for _, p in sorted(self.promises.items()) if p.accepted_ballot is not None]
+        if accepted:
+            best = max(accepted, key=lambda promise: promise.accepted_ballot or 0)
+            self._note("ballot_continues_seal", ballot=self.ballot, void=not best.accepted)
+            self._propose(best.accepted, "a majority holds an accepted seal", now)
+            return
+        self._note("ballot_gathers", ballot=self.ballot)
+        self.phase = BallotPhase.GATHERING
+        self.began_at = now
+        self.deadline = max(uploads_until, now) + self._policy.margin_s
+        promised = {self.commit.members[index].peer for index in self.promises}
+        for sender, promise in sorted(self.promises.items()):
+            for slice_index, complete in promise.reports:
+                self._take_report(self.commit.members[sender].peer, slice_index, complete)
+        for slice_index, reducer in enumerate(self.reducers):
+            if reducer not in promised and self._is_down(reducer, now):
+                self._reassign(slice_index, f"{reducer} is dead", now)
+        self._call_reducers()
+        self.consider(now)
+
+    def reported(
+        self,
+        reducer: PeerId,
+        slice_index: int,
+        complete: tuple[int, ...],
+        refused: tuple[tuple[int, str], ...],
+        now: float,
+    ) -> None:
+        if not self._reduces(reducer, slice_index):
+            return
+        if self.phase is BallotPhase.SEALED and self._is_lost(complete, now):
+            self.deadline = min(self.deadline, now + self._policy.margin_s)
+        if self.phase is not BallotPhase.GATHERING:
+            return
+        self._take_report(reducer, slice_index, complete)
+        members = len(self.commit.members)
+        self.refused[slice_index] = {i: reason for i, reason in refused if i < members}
+        self.consider(now)
+
+    def _reduces(self, peer: PeerId, slice_index: int) -> bool:
+        return slice_index < len(self.reducers) and self.reducers[slice_index] == peer
+
+    def _take_report(self, peer: PeerId, slice_index: int, complete: tuple[int, ...]) -> None:
+        """Take the word of a slice's reducer, and of nobody else, about members of the round."""
+        if self._reduces(peer, slice_index):
+            members = len(self.commit.members)
+            self.complete[slice_index] = {index for index in complete if index < members}
+
+    def declined(self, peer: PeerId, reason: str, now: float, *, absent: bool) -> None:
+        """A member or reducer says that the commit does not hold for it.
+
+        A member that was ``absent`` from the start has accepted nothing, under no ballot, and never
+        will. When the others are no majority, no seal was or can be chosen: the round is void, and
+        no vote is needed for that.
+        """
+        index = self.commit.index(peer)
+        if index is not None:
+            self.gone[index] = reason
+            if absent:
+                self.absent.add(index)
+        voters = self.commit.voters
+        away = self.absent.intersection(voters)
+        if len(voters) - len(away) < self.commit.majority and self.phase not in _CHOSEN:
+            self._give_up(f"{len(away)} of {len(voters)} voters declined")
+        elif self.phase is BallotPhase.GATHERING:
+            for slice_index, reducer in enumerate(self.reducers):
+                if reducer == peer:
+                    self._reassign(slice_index, f"{peer} declined: {reason}", now)
+            self.consider(now)
+
+    def accepted_by(self, sender: int, ballot: int, signature: bytes, now: float) -> None:
+        """A voter accepted the proposed seal."""
+        if self.phase is not BallotPhase.PROPOSING or ballot != self.ballot:
+            return
+        if sender not in self.commit.voters:
+            return
+        assert self.value is not None
+        said = vote(self.round, ballot, self.value)
+        if not self._keys.verify(self.commit.members[sender].peer, said, signature):
+            self._note("false_vote", peer=self.commit.members[sender].peer)
+            return
+        self.accepted[sender] = signature
+        if len(self.accepted) < self.commit.majority:
+            return
+        self.resend_at = now + self._policy.resend_s
+        self._note(
+            "sealed" if self.value else "sealed_void",
+            ballot=self.ballot,
+            contributors=len(self.value),
+            reason=self.why,
+        )
+        if self.value:
+            self.phase = BallotPhase.SEALED
+            self._slices_due_at = now + self.commit.upload_s + self._policy.margin_s
+            self.deadline = now + 2 * (self.commit.upload_s + self._policy.margin_s)
+        else:
+            self.phase = BallotPhase.OVER
+        for peer in all_peers_of(self.commit, self.reducers):
+            if self.value:
+                self._send(peer, self._sealed())
+            else:
+                self._send(peer, self._void())
+
+    def outbid(self, promised: int) -> None:
+        """Another member has taken over with a higher ballot: stop."""
+        if promised > self.ballot and self.phase not in (BallotPhase.SEALED, BallotPhase.OVER):
+            self._note("outbid", ballot=self.ballot, promised=promised)
+            self.phase = BallotPhase.OVER
+
+    def missing(self, sender: PeerId, slice_index: int, now: float) -> None:
+        """A member cannot upload a slice, or does not get it back merged."""
+        if slice_index >= len(self.reducers):
+            return
+        if self.phase is BallotPhase.GATHERING:
+            reducer = self.reducers[slice_index]
+            if self._is_down(reducer, now):
+                self._reassign(slice_index, f"{reducer} is dead", now)
+        elif self.phase is BallotPhase.SEALED:
+            reducer = self.reducers[slice_index]
+            self._send(sender, self._sealed())
+            self._note_missed(sender, slice_index, now)
+            # All members miss what one reducer has not sent: those that say so a moment later do
+            # not mean the new one.
+            waited = slice_index in self.stuck and now >= self._patient_until.get(slice_index, now)
+            if self._is_down(reducer, now) or waited:
+                self._reassign(slice_index, f"{reducer} does not answer", now)
+            self.stuck.add(slice_index)
+
+    def _note_missed(self, sender: PeerId, slice_index: int, now: float) -> None:
+        """Hold a slice that most voters miss against its reducer.
+
+        This peer may lead without waiting for slices itself. Where fewer miss one, it may be their
+        lines.
+        """
+        index = self.commit.index(sender)
+        # Slice 0 brings the maps of all lineages, and its reducer may have got a bad one.
+        could = self.commit.kind == "merge" or slice_index > 0
+        if could and index in self.commit.voters and now >= self._slices_due_at:
+            missed_by = self._missed_by[slice_index]
+            missed_by.add(index)
+            if len(missed_by) >= self.commit.majority:
+                missed_by.clear()
+                # Its successors lack its own upload, if it has left with that.
+                self._note_withheld(
+                    self.commit.reducers[slice_index], "a slice that it merged", now
+                )
+
+    def has_finished(self, peer: PeerId) -> bool:
+        """A member has the new version. ``True`` when all members have it or are gone."""
+        index = self.commit.index(peer)
+        if index is not None:
+            if self.phase is BallotPhase.FORSWEARING and index not in self.finished:
+                self.phase = BallotPhase.SEALED  # it can hand over what is missing
+            self.finished[index] = peer
+        return len(self.finished.keys() | self.gone.keys()) >= len(self.commit.members)
+
+    def voters_have_finished(self) -> bool:
+        """True if all voters have the new version or are gone."""
+        return (self.finished.keys() | self.gone.keys()).issuperset(self.commit.voters)
+
+    def forsworn_by(self, peer: PeerId, signature: bytes) -> None:
+        """A voter will never finish this round. A majority of vows voids it."""
+        index = self.commit.index(peer)
+        if index not in self.commit.voters or self.phase is not BallotPhase.FORSWEARING:
+            return
+        if not self._keys.verify(peer, vow(self.round), signature):
+            self._note("false_vote", peer=peer)
+            return
+        self.forsworn[index] = signature
+        if len(self.forsworn) < self.commit.majority:
+            return
+        self.phase = BallotPhase.OVER
+        self.value = VOID
+        self.why = "a slice is lost and a majority forswore the round"
+        self._note("forsworn_void", ballot=self.ballot)
+        for other in all_peers_of(self.commit, self.reducers):
+            self._send(other, self._void())
+
+    # Time
+
+    def tick(self, now: float, *, i_finished: bool) -> None:
+        if self.is_over:
+            return
+        if now >= self.deadline:
+            self._deadline(now, i_finished=i_finished)
+        if now >= self.resend_at:
+            self.resend_at = now + self._policy.resend_s
+            self._resend(now)
+
+    def next_at(self) -> float | None:
+        return None if self.is_over else min(self.deadline, self.resend_at)
+
+    def _deadline(self, now: float, *, i_finished: bool) -> None:
+        if self.phase is BallotPhase.PREPARING:
+            self._note("ballot_without_majority", ballot=self.ballot, promises=len(self.promises))
+            self.note_silent_voters(now)
+            self.phase = BallotPhase.OVER
+        elif self.phase is BallotPhase.GATHERING:
+            silent = [s for s in range(len(self.reducers)) if s not in self.complete]
+            for slice_index in silent:
+                self._note_withheld(self.reducers[slice_index], "its report as a reducer", now)
+            if silent and all(self.reassigned.get(s, 0) < REASSIGNMENTS_MAX for s in silent):
+                self.deadline = now + self.commit.upload_s + self._policy.margin_s
+                for slice_index in silent:
+                    self._reassign(slice_index, f"{self.reducers[slice_index]} is silent", now)
+            if self.phase is BallotPhase.GATHERING and now >= self.deadline:
+                self._seal("the upload deadline has come", now)
+        elif self.phase is BallotPhase.PROPOSING:
+            self.deadline = now + self._policy.round_s  # acceptors are asked again until the end
+        elif self.phase is BallotPhase.SEALED:
+            self.deadline = now + self.commit.upload_s
+            # Finished members have been asked to hand over the missing slices.
+            unfinished = set(self.commit.voters).difference(self.finished)
+            if self.stuck and not i_finished and len(unfinished) >= self.commit.majority:
+                self._note("forswearing", ballot=self.ballot, slices=len(self.stuck))
+                self.phase = BallotPhase.FORSWEARING
+                self._send_forswear()
+        elif self.phase is BallotPhase.FORSWEARING:
+            self.deadline = now + self.commit.upload_s
+
+    def note_silent_voters(self, now: float) -> None:
+        """Note the voters that have not answered a ballot which ends without a majority."""
+        if self.phase not in (BallotPhase.PREPARING, BallotPhase.PROPOSING):
+            return
+        preparing = self.phase is BallotPhase.PREPARING
+        answered = set(self.promises) if preparing else set(self.accepted)
+        for index in self.commit.voters:
+            if index not in answered and index not in self.gone:
+                self._note_withheld(self.commit.members[index].peer, "its vote", now)
+
+    def _note_withheld(self, peer: PeerId, what: str, now: float) -> None:
+        if peer != owner_of(self.ballot, self.commit) and not self._is_down(peer, now):
+            fields = {"peer": peer, "reason": f"it has not sent {what}"}
+            self._changes.append(Suspect("withheld", fields))
+
+    def _resend(self, now: float) -> None:
+        if self.phase is BallotPhase.PREPARING:
+            self._send_prepare()
+        elif self.phase is BallotPhase.GATHERING:
+            for slice_index, reducer in enumerate(self.reducers):
+                if self._is_down(reducer, now):
+                    self._reassign(slice_index, f"{reducer} is dead", now)
+                elif self.reassigned.get(slice_index):
+                    self._send_reassigned(slice_index)
+            self._call_reducers()
+            for index, entry in enumerate(self.commit.members):
+                if self._is_down(entry.peer, now):
+                    self.gone.setdefault(index, DEAD)
+                elif self.gone.get(index) == DEAD:
+                    del self.gone[index]
+            self.consider(now)
+        elif self.phase is BallotPhase.PROPOSING:
+            self._send_propose()
+        elif self.phase is BallotPhase.SEALED:
+            for slice_index, reducer in enumerate(self.reducers):
+                if self._is_down(reducer, now) and len(self.finished) < len(self.commit.members):
+                    self.stuck.add(slice_index)
+                    self._reassign(slice_index, f"{reducer} is dead", now)
+            for peer in all_peers_of(self.commit, self.reducers):
+                if peer not in self.finished.values():
+                    self._send(peer, self._sealed())
+        elif self.phase is BallotPhase.FORSWEARING:
+            self._send_forswear()
+
+    # Decisions
+
+    def _give_up(self, why: str) -> None:
+        self.phase = BallotPhase.OVER
+        self.value = VOID
+        self.why = why
+        self._note("no_majority_left", ballot=self.ballot, reason=why)
+        for peer in all_peers_of(self.commit, self.reducers):
+            self._send(peer, self._void())
+
+    def consider(self, now: float) -> None:
+        """Propose a seal as soon as no more uploads can complete."""
+        if self.phase is not BallotPhase.GATHERING:
+            return
+        if self._too_few_left():
+            self._seal("too few members are left", now)
+            return
+        waiting = self.expected & may_still_upload(self.commit, self.gone)
+        if not self._are_settled(waiting.intersection(self.commit.voters)):
+            return
+        if self._are_settled(waiting):
+            self._seal("every upload is settled", now)
+        elif self._newcomers_until is None:
+            # They get as much time again as the others took.
+            took_s = now - self.began_at
+            self._newcomers_until = now + max(took_s, self._policy.resend_s)
+        elif now >= self._newcomers_until:
+            self._seal("every upload but those of members on probation is settled", now)
+
+    def _are_settled(self, members: set[int]) -> bool:
+        """True if every reducer has these members' uploads, or has refused them."""
+        return all(
+            index in self.complete
+            and not members.difference(self.complete[index], self.refused.get(index, ()))
+            for index in range(len(self.reducers))
+        )
+
+    def declined_indices(self) -> frozenset[int]:
+        """Members that said that the commit does not hold for them."""
+        return frozenset(index for index, why in self.gone.items() if why != DEAD)
+
+    def _is_lost(self, complete: tuple[int, ...], now: float) -> bool:
+        """True if the uploads that the new reducer of a sealed slice lacks went with the dead.
+
+        It has those of all others: a member that had the merged slice would have sent that instead.
+        """
+        lacking = set(range(len(self.commit.members))).difference(complete)
+        gone = all(self._is_down(self.commit.members[index].peer, now) for index in lacking)
+        return gone and not lacking.isdisjoint(self.value or VOID)
+
+    def _too_few_left(self) -> bool:
+        """True if no seal can have the contributors that the commit asks for.
+
+        A mix needs the copy of each lineage.
+        """
+        declined = self.declined_indices()
+        if self.commit.kind == "mix":
+            return not declined.isdisjoint(self.expected)
+        return len(self.expected.difference(declined)) < self.commit.contributors_min
+
+    def _seal(self, why: str, now: float) -> None:
+        everywhere = set(self.expected)
+        for slice_index in range(len(self.reducers)):
+            everywhere &= self.complete.get(slice_index, set())
+        seal = tuple(sorted(everywhere))
+        if self.commit.kind == "mix":
+            if everywhere != self.expected:
+                seal, why = VOID, f"{why}; a lineage's copy is incomplete"
+        else:
+            left_out = self._left_out(everywhere)
+            seal = tuple(sorted(everywhere - left_out))
+            # A member whose upload was refused must not cost the others their round.
+            bad = left_out.union(*self.refused.values())
+            if not is_backed(self.commit, seal) or (
+                len(bad.union(seal)) < self.commit.contributors_min
+            ):
+                wanted = self.commit.contributors_min
+                why = f"{why}; {len(seal)} of {wanted} contributors complete"
+                seal = VOID
+        self._propose(seal, why, now)
+
+    def _left_out(self, complete: set[int]) -> set[int]:
+        """The members that this peer refuses; all of a bundle, by the one that carries it."""
+        found, members = set(), self.commit.members
+        for index in sorted(complete):
+            delegate = members[index].delegate
+            reason = self._refuses(members[index if delegate is None else delegate].peer)
+            if reason is not None:
+                found.add(index)
+                fields = {"round": self.round.hex(), "peer": members[index].peer, "reason": reason}
+                self._changes.append(LeaveOut("not_proposed", fields))
+        return found
+
+    def _propose(self, seal: tuple[int, ...], why: str, now: float) -> None:
+        if self._acceptor is not None and not self._acceptor.propose(self.ballot, seal):
+            # It has given the round up, as all hear that ask it: the next in rank takes over.
+            self.phase = BallotPhase.OVER
+            return
+        self.phase = BallotPhase.PROPOSING
+        self.value = seal
+        self.why = why
+        self.deadline = now + self._policy.round_s
+        self.resend_at = now + self._policy.resend_s
+        self._send_propose()
+
+    def _reassign(self, slice_index: int, why: str, now: float) -> None:
+        count = self.reassigned.get(slice_index, 0)
+        limit = REASSIGNMENTS_MAX * (2 if self.phase is BallotPhase.SEALED else 1)
+        before = self.reducers[slice_index]
+        candidates = [
+            entry.peer
+            for index, entry in enumerate(self.commit.members)
+            if entry.reachable
+            and entry.peer != before
+            and index not in self.gone
+            and not self._is_down(entry.peer, now)
+        ]
+        if count >= limit or not candidates:
+            return
+        worked = [peer for peer in candidates if self.commit.index(peer) in self.commit.voters]
+        candidates = worked or candidates
+        # The next in rank after the failed one, so that several lost slices are spread.
+        index = self.commit.index(before)
+        later = [p for p in candidates if (self.commit.index(p) or 0) > (index or 0)]
+        chosen = (later or candidates)[0]
+        self.reassigned[slice_index] = count + 1
+        self.reducers[slice_index] = chosen
+        self._patient_until[slice_index] = now + self.commit.upload_s
+        self.complete.pop(slice_index, None)
+        self.refused.pop(slice_index, None)
+        self._note("reassigned", slice=slice_index, to=chosen, reason=why, phase=str(self.phase))
+        if self.phase is BallotPhase.GATHERING:
+            self.deadline = max(self.deadline, now + self.commit.upload_s)
+        self._send_reassigned(slice_index)
+
+    # Messages to send
+
+    def _send_prepare(self) -> None:
+        for index in self.commit.voters:
+            if index not in self.promises:
+                peer = self.commit.members[index].peer
+                self._send(peer, Prepare(self.commit.fragment, self.round, self.ballot))
+
+    def _send_propose(self) -> None:
+        assert self.value is not None
+        signature = self._keys.sign(vote(self.round, self.ballot, self.value))
+        message = Propose(self.commit.fragment, self.round, self.ballot, self.value, signature)
+        for index in self.commit.voters:
+            if index not in self.accepted:
+                self._send(self.commit.members[index].peer, message)
+
+    def _call_reducers(self) -> None:
+        """Name a later ballot to reducers without a vote, whom nobody asks for a promise."""
+        voters = {self.commit.members[index].peer for index in self.commit.voters}
+        for slice_index, reducer in enumerate(self.reducers):
+            if self.ballot and slice_index not in self.complete and reducer not in voters:
+                self._send(reducer, self._reassigned(slice_index))
+
+    def _send_reassigned(self, slice_index: int) -> None:
+        message = self._reassigned(slice_index)
+        for peer in all_peers_of(self.commit, self.reducers):
+            self._send(peer, message)
+
+    def _reassigned(self, slice_index: int) -> Reassign:
+        reducer = self.reducers[slice_index]
+        return Reassign(self.commit.fragment, self.round, self.ballot, slice_index, reducer)
+
+    def _send_forswear(self) -> None:
+        for index, entry in enumerate(self.commit.members):
+            if index not in self.forsworn:
+                self._send(entry.peer, Forswear(self.commit.fragment, self.round, self.ballot))
+
+    def _sealed(self) -> Sealed:
+        assert self.value
+        votes = tuple(sorted(self.accepted.items()))
+        return Sealed(self.commit.fragment, self.round, self.ballot, self.value, votes)
+
+    def _void(self) -> Void:
+        forsworn = len(self.forsworn) >= self.commit.majority
+        # Those who accepted a seal that was then forsworn did not vote for the empty one.
+        signed = self.forsworn if forsworn else self.accepted
+        votes = tuple(sorted(signed.items())) if len(signed) >= self.commit.majority else ()
+        why = self.why[:300]
+        return Void(self.commit.fragment, self.round, why, forsworn, self.ballot, votes)

@@ -1,0 +1,98 @@
+"""The coordinator of a round, and the time at which one of its voters takes that over."""
+
+from __future__ import annotations
+
+import math
+
+from averaging.messages import Commit
+from averaging.round.interface.identity import Identity
+from averaging.round.interface.phase import Stage
+from averaging.round.opinions.neighbourhood import Neighbourhood
+from averaging.round.sealing.seals import ballot_of, owner_of
+from dht.identity import PeerId
+
+
+class Takeover:
+    """The highest ballot of one round, and the time at which one peer begins the next one.
+
+    Voters take over in the order of the roster, after the one that coordinates.
+    """
+
+    def __init__(
+        self, identity: Identity, commit: Commit, peers: Neighbourhood, *, now: float
+    ) -> None:
+        self._commit = commit
+        self._peers = peers
+        self._policy = identity.policy
+        entry, voters = commit.index(identity.me), commit.voters
+        can_coordinate = entry in voters and commit.members[entry].reachable
+        self._entry = entry if can_coordinate else None
+        self._began_at = now
+        self.ballot = 0
+        """The highest ballot known to be in use; its owner is the coordinator."""
+        self.at = math.inf  # also of a peer that cannot coordinate
+        """Time at which this peer takes over, unless the coordinator is heard before."""
+        self._left_ballot: int | None = None
+        """The highest ballot whose owner has said that it is out of the round."""
+        self.plan(self._usual_wait_s, now)
+
+    @property
+    def coordinating_peer(self) -> PeerId:
+        return owner_of(self.ballot, self._commit)
+
+    @property
+    def _usual_wait_s(self) -> float:
+        return self._commit.upload_s + 2 * self._policy.margin_s
+
+    def plan(self, wait_s: float, now: float, *, sooner: bool = False) -> None:
+        """Take over after ``wait_s``, and later for each voter whose turn comes before.
+
+        ``sooner``: never later than planned.
+        """
+        if self._entry is None:
+            return
+        members, voters = self._commit.members, self._commit.voters
+        start = self._commit.index(self.coordinating_peer)
+        ahead = 0
+        for step in range(1, len(members) + 1):
+            index = ((-1 if start is None else start) + step) % len(members)
+            if index == self._entry:
+                break
+            entry = members[index]
+            able = index in voters and entry.reachable
+            if able and not self._peers.is_down(entry.peer, now):
+                ahead += 1
+        at = now + wait_s + ahead * self._policy.margin_s
+        self.at = min(at, self.at) if sooner else at
+
+    def heard(self, peer: PeerId, stage: Stage, now: float) -> None:
+        """The coordinator is alive: put off the takeover."""
+        coordinates = peer == self.coordinating_peer and self._left_ballot != self.ballot
+        if self.at < math.inf and coordinates:
+            wait_s = self._usual_wait_s * (2 if stage is Stage.SEALED else 1)
+            since = self._began_at if stage is Stage.UPLOADING else now
+            self.plan(max(self._policy.margin_s, since + wait_s - now), now)
+
+    def left(self, now: float) -> None:
+        """The coordinator is another incarnation, or has given up: nobody seals the round.
+
+        One that gave up a sealed round coordinates on.
+        """
+        if self._left_ballot != self.ballot:
+            self._left_ballot = self.ballot
+            self.plan(self._policy.suspect_s, now, sooner=True)
+
+    def follow(self, ballot: int, now: float) -> None:
+        """Another peer coordinates with a higher ballot."""
+        self.ballot = ballot
+        self.plan(self._usual_wait_s, now)
+
+    def cancel(self) -> None:
+        self.at = math.inf
+
+    def begin(self, *, above: int) -> None:
+        """Coordinate with an own ballot, higher than all known ones and than ``above``."""
+        voters = self._commit.voters
+        assert self._entry is not None
+        place = voters.index(self._entry)
+        self.ballot = ballot_of(place, voters=len(voters), above=max(self.ballot, above))

@@ -1,0 +1,349 @@
+"""Live peers audit each other's merges: who lies is banned by all, and nobody else is."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from averaging import messages as said
+from averaging.audit.proofs import Proof, TwoVotes, Vote
+from averaging.live.checks.auditing import (
+    SERVED_MAX,
+    SERVED_PER_PEER_MAX,
+    AskProof,
+    Auditing,
+    audit_protocol,
+)
+from averaging.live.settings import AveragerSettings
+from averaging.live.slices import bundling
+from averaging.live.slices.evidence import Uploads
+from averaging.live.slices.reducing import OngoingMerge, Reducing
+from averaging.live.streams.questions import NotHere, ask, next_data
+from averaging.numbers import chunks
+from averaging.rules.mixing import MixingPolicy
+from averaging.rules.policy import RoundPolicy
+from dht.host import Stream
+from dht.identity import PeerId
+from dht.memory.host import MemoryNetwork, identity_of
+from dht.memory.virtual_loop import run
+from tests.averaging.live.quadratic import POLICY, RUN, Peer, Swarm, swarm
+
+MALLORY = identity_of("mallory").peer_id
+EVERYTHING = replace(POLICY, audit_rate=1.0)
+HALF = replace(POLICY, audit_rate=0.5)
+
+
+@pytest.fixture(autouse=True)
+def several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slices of this tiny model have several pieces, as those of larger ones do."""
+    monkeypatch.setattr(chunks, "PIECE_MIN_VALUES", 1)
+
+
+async def honest(made: Swarm, policy: RoundPolicy, **facts: Any) -> list[Peer]:
+    return [await made.add(name, policy=policy, **facts) for name in ("anna", "boris", "clara")]
+
+
+def convicts(peers: list[Peer]) -> list[set[PeerId]]:
+    return [set(peer.averager.audits.convicted) for peer in peers]
+
+
+def audits_of(peers: list[Peer]) -> int:
+    return sum(peer.averager.audits.counters["audits"] for peer in peers)
+
+
+def reduce_falsely(monkeypatch: pytest.MonkeyPatch, who: PeerId) -> None:
+    """A member takes the first contribution for the mean: within any bound of norms."""
+    honestly = Reducing._merge_chunks
+
+    def lie(self: Reducing, given: Any, places: Any, ongoing: OngoingMerge, say: Any) -> None:
+        if self.parts.me == who:
+            first = 1.0, *[0.0] * (len(ongoing.sources) - 1)
+            ongoing = replace(ongoing, weights=first)
+        honestly(self, given, places, ongoing, say)
+
+    monkeypatch.setattr(Reducing, "_merge_chunks", lie)
+
+
+@pytest.mark.parametrize("codec", ["int8", "f32"])
+@pytest.mark.parametrize("merge", ["mean", "centered_clip"])
+async def test_a_reducer_that_lies_within_all_bounds_is_banned_by_everybody(
+    monkeypatch: pytest.MonkeyPatch, codec: str, merge: str
+) -> None:
+    if merge == "mean":
+        reduce_falsely(monkeypatch, MALLORY)
+    else:
+        honestly = Reducing._merge_chunks
+
+        def lie(self: Reducing, given: Any, places: Any, ongoing: OngoingMerge, say: Any) -> None:
+            if self.parts.me == MALLORY:
+                ongoing = replace(ongoing, sources=ongoing.sources[:1] * len(ongoing.sources))
+            honestly(self, given, places, ongoing, say)
+
+        monkeypatch.setattr(Reducing, "_merge_chunks", lie)
+
+    async with swarm(MemoryNetwork()) as made:
+        policy = replace(HALF, codec=codec, merge=merge)
+        peers = await honest(made, policy)
+        await made.add("mallory", policy=policy)
+        await made.until(lambda: convicts(peers) == [{MALLORY}] * 3, within_s=40.0)
+        (event, *more) = peers[0].told("convicted")
+        assert event["reason"].startswith("merged slice") and not more
+        before = [peer.versions() for peer in peers]
+        at = asyncio.get_running_loop().time()
+        await made.live(30.0)
+        assert [peer.versions() for peer in peers] > before
+        later = [e for p in peers for t, n, e in p.events if n == "round" and t > at + 15.0]
+        assert later and not any(MALLORY in each["members"] for each in later)
+        made.check()
+
+
+WAYS = {
+    "one group": EVERYTHING,
+    "other codec down, with feedback": replace(
+        EVERYTHING, codec="int2", codec_down="int4", feedback=frozenset({"int2"})
+    ),
+    "melds": replace(EVERYTHING, group_size=2, mixing=MixingPolicy(every=1)),
+    "mixes": replace(EVERYTHING, group_size=2, mixing=MixingPolicy(every=3)),
+    "rda": replace(EVERYTHING, merge="rda", codec="f32"),
+    "centered clip": replace(EVERYTHING, merge="centered_clip", codec="int4"),
+}
+
+
+ALIKE = ("one group", "mixes", "centered clip")
+"""Ways in which an audit does nothing else than in one of the others."""
+
+
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=pytest.mark.slow) if way in ALIKE else way for way in WAYS],
+)
+async def test_honest_peers_that_audit_everything_find_nothing(way: str) -> None:
+    async with swarm(MemoryNetwork()) as made:
+        names = ("anna", "boris", "clara", "dora")
+        peers = [await made.add(name, policy=WAYS[way]) for name in names]
+        await made.live(40.0)
+        assert audits_of(peers) > 20
+        assert convicts(peers) == [set()] * 4
+        assert not any(peer.told("audit_refused") for peer in peers)
+        assert not any(peer.averager.audits.counters["audits_broken"] for peer in peers)
+        made.check()
+
+
+def test_bundles_of_a_site_are_audited_and_a_delegate_that_lies_is_banned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> list[set[PeerId]]:
+        async with swarm(MemoryNetwork()) as made:
+            peers = [await made.add(name, policy=EVERYTHING) for name in ("anna", "boris")]
+            for name in ("mallory", "nora"):
+                peers.append(await made.add(name, policy=EVERYTHING, site="attic"))
+            await made.live(50.0)
+            assert audits_of(peers) > 20
+            delegates = {
+                d for p in peers for e in p.told("round") for d in e.get("delegates", {}).values()
+            }
+            assert delegates
+            made.check()
+            return convicts(peers)
+
+    assert run(main()) == [set()] * 4
+    honestly = bundling._merge
+
+    def lie(*args: Any) -> list[bytes]:
+        numbers, chunk, given, *others = args
+        doubled = replace(given, payloads=[given.payloads[0]] * len(given.payloads))
+        return honestly(numbers, chunk, doubled, *others)
+
+    monkeypatch.setattr(bundling, "_merge", lie)
+    # Whoever is the delegate lies; riders and the other site find it.
+    *others, liar = sorted(run(main()), key=len, reverse=True)
+    assert others[0] in ({MALLORY}, {identity_of("nora").peer_id})
+    assert others == [others[0]] * 3 and not liar
+
+
+async def test_a_peer_that_comes_later_is_shown_the_proof_and_one_that_restarts_has_kept_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reduce_falsely(monkeypatch, MALLORY)
+
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, HALF)
+        await made.add("mallory", policy=HALF)
+        await made.until(lambda: convicts(peers) == [{MALLORY}] * 3, within_s=40.0)
+        late = await made.add("late", policy=HALF)
+        await made.until(lambda: convicts([late]) == [{MALLORY}], within_s=70.0)
+        proof = late.proofs[MALLORY]
+        again = await made.add("again", policy=HALF, proofs=[proof])
+        await asyncio.sleep(0.1)
+        assert convicts([again]) == [{MALLORY}]
+
+
+async def test_a_proof_that_proves_nothing_convicts_nobody_and_costs_its_sender() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, EVERYTHING)
+        liar = await made.add("mallory", policy=EVERYTHING)
+        await made.live(30.0)
+        victim = peers[0].id
+        vote = Vote((0, 1), bytes(64))
+        head = TwoVotes(
+            peer=victim, round=bytes(32), ballot=1, first=vote, second=Vote((0,), bytes(64))
+        )
+        invented = Proof(head)
+        liar.averager.audits._proofs[invented.digest] = invented, victim
+        liar.averager.audits.spread()
+        await made.live(20.0)
+        assert convicts(peers) == [set()] * 3
+        told = [fields for peer in peers for fields in peer.told("proof_refused")]
+        assert told and all(fields["peer"] == liar.id for fields in told)
+        now = asyncio.get_running_loop().time()
+        assert peers[1].averager.audits.strikes.count(liar.id, now) > 0.9
+
+
+async def test_a_peer_that_shows_auditors_nothing_is_not_banned_and_counts_for_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = Uploads.of
+
+    def nothing(self: Uploads, index: int, *, alone: bool) -> Any:
+        mine = self.evidence._me == MALLORY
+        return None if mine else shown(self, index, alone=alone)
+
+    monkeypatch.setattr(Uploads, "of", nothing)
+
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, EVERYTHING)
+        await made.add("mallory", policy=EVERYTHING)
+        await made.live(90.0)
+        assert convicts(peers) == [set()] * 3
+        now = asyncio.get_running_loop().time()
+        assert any(peer.averager.audits.strikes.is_out(MALLORY, now) for peer in peers)
+        refused = [fields for peer in peers for fields in peer.told("audit_refused")]
+        assert {fields["peer"] for fields in refused} == {MALLORY}
+
+
+@pytest.mark.parametrize("drops", [True, False])
+async def test_a_peer_that_answers_auditors_drop_by_drop_or_not_at_all_counts_for_less(
+    monkeypatch: pytest.MonkeyPatch, drops: bool
+) -> None:
+    """Audits waited for it for as long as it liked, and it was held against nobody."""
+    honestly = Auditing._tell_all
+
+    async def drip(self: Auditing, stream: Stream, data: memoryview) -> None:
+        if self._host.peer_id != MALLORY:
+            await honestly(self, stream, data)
+            return
+        await asyncio.sleep(19.0)
+        for at in range(len(data)):
+            await (self._tell(stream, data[at : at + 1]) if drops else asyncio.sleep(19.0))
+            await asyncio.sleep(19.0)
+
+    monkeypatch.setattr(Auditing, "_tell_all", drip)
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, EVERYTHING)
+        await made.add("mallory", policy=EVERYTHING)
+        await made.live(90.0)
+        made.check()
+        now = asyncio.get_running_loop().time()
+        strikes = [peer.averager.audits.strikes for peer in peers]
+        assert all(each.is_out(MALLORY, now) for each in strikes)
+        others = [peer.id for peer in peers]
+        assert not any(each.count(one, now) for each in strikes for one in others)
+
+
+async def test_a_proof_that_comes_drop_by_drop_does_not_keep_others_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reduce_falsely(monkeypatch, MALLORY)
+    honestly, slow = Auditing._tell_all, identity_of("nora").peer_id
+    drips = False
+
+    async def drip(self: Auditing, stream: Stream, data: memoryview) -> None:
+        if self._host.peer_id != slow or not drips:
+            await honestly(self, stream, data)
+            return
+        for at in range(len(data)):
+            await asyncio.sleep(19.0)
+            await self._tell(stream, data[at : at + 1])
+
+    monkeypatch.setattr(Auditing, "_tell_all", drip)
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, HALF)
+        nora = await made.add("nora", policy=HALF)
+        await made.add("mallory", policy=HALF)
+        await made.until(lambda: convicts([*peers, nora]) == [{MALLORY}] * 4, within_s=60.0)
+        drips = True
+        late = await made.add("late", policy=HALF)
+        await asyncio.sleep(0.1)
+        (proof,) = nora.averager.audits._proofs
+        late.averager.audits.heard_of(slow, said.Accused(0, proof, MALLORY))
+        await made.until(lambda: convicts([late]) == [{MALLORY}], within_s=200.0)
+
+
+async def test_peers_whose_uploads_are_too_large_to_be_kept_hold_nothing_against_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a large model each audit that was not made at once found nothing: after a minute every
+    peer was out of favour with every other one."""
+    audit = Auditing._audit
+
+    async def later(self: Auditing, *what: Any) -> None:
+        await asyncio.sleep(10.0)
+        await audit(self, *what)
+
+    monkeypatch.setattr(Auditing, "_audit", later)
+    settings = AveragerSettings(uploads_bytes_max=1000)
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, EVERYTHING, settings=settings)
+        await made.live(60.0)
+        refused = [fields for peer in peers for fields in peer.told("audit_refused")]
+        assert not refused, refused[0]
+
+
+async def test_strangers_that_hold_all_places_of_a_peer_do_not_have_it_refuse_auditors() -> None:
+    """Auditors took the refusal for a sign that it hides a lie."""
+    async with swarm(MemoryNetwork()) as made:
+        anna, boris, _ = await honest(made, EVERYTHING)
+        await made.live(30.0)
+        strangers = [made.network.host(f"stranger {number}") for number in range(4)]
+        for stranger in strangers:
+            await stranger.connect(anna.id, await anna.host.addresses(), timeout_s=5.0)
+            for _ in range(SERVED_PER_PEER_MAX):
+                await stranger.open_stream(anna.id, audit_protocol(RUN), timeout_s=5.0)
+        assert len(strangers) * SERVED_PER_PEER_MAX == SERVED_MAX
+        await asyncio.sleep(0.1)
+        with pytest.raises(NotHere, match="that proof is not kept here"):
+            async with boris.averager.audits.stream(anna.id) as stream:
+                await ask(stream, AskProof(bytes(32)))
+                await next_data(stream)
+        for stranger in strangers:
+            await stranger.close()
+
+
+async def test_a_coordinator_that_proposes_two_seals_is_banned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, EVERYTHING)
+        liar = await made.add("mallory", policy=EVERYTHING)
+        transport, sign, count = liar.averager.transport, liar.averager.me.identity.sign, [0]
+        honestly = transport.send
+
+        def twice(peer: PeerId, message: bytes) -> None:
+            heard = said.decode(message)
+            count[0] += isinstance(heard, said.Propose)
+            if isinstance(heard, said.Propose) and count[0] % 2 and len(heard.seal) > 2:
+                seal = heard.seal[:-1]
+                vote = said.vote(heard.round, heard.ballot, seal)
+                message = said.encode(
+                    said.Propose(heard.fragment, heard.round, heard.ballot, seal, sign(vote))
+                )
+            honestly(peer, message)
+
+        transport.send = twice
+        await made.live(50.0)
+        assert convicts(peers) == [{MALLORY}] * 3
+        assert any("two seals" in each["reason"] for each in peers[0].told("convicted"))
+        made.check()

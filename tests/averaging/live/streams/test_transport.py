@@ -1,0 +1,388 @@
+"""Control links and bulk streams on the in-memory network."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from averaging.errors import BulkRefused
+from averaging.live.streams.bulk import Bulk, TransportSettings
+from dht.errors import PeerUnreachable, StreamBroken
+from dht.guarded_host import GuardedHost
+from dht.memory.host import MemoryNetwork
+from dht.memory.network import CALM, Weather
+from dht.memory.virtual_loop import run
+from tests.averaging.live.links import introduce, linked
+from tests.dht.membership.signers import only
+
+SETTINGS = TransportSettings(idle_max_s=30.0)
+
+
+async def test_a_message_opens_the_link_that_it_needs_and_the_answer_uses_it() -> None:
+    network = MemoryNetwork()
+    hosts = network.host("anna"), network.host("boris")
+    await introduce(*hosts)
+    async with linked(*hosts) as (anna, boris):
+        anna.transport.send(boris.peer, b"hello")
+        await asyncio.sleep(1.0)
+        boris.transport.send(anna.peer, b"hello yourself")
+        await asyncio.sleep(1.0)
+
+        assert boris.heard == [(anna.peer, b"hello")]
+        assert anna.heard == [(boris.peer, b"hello yourself")]
+        assert anna.transport.linked() == (boris.peer,)
+        assert not anna.lost and not boris.lost
+    for host in hosts:
+        await host.close()
+
+
+async def test_both_may_open_a_link_at_the_same_moment() -> None:
+    network = MemoryNetwork()
+    hosts = network.host("anna"), network.host("boris")
+    await introduce(*hosts)
+    async with linked(*hosts) as (anna, boris):
+        for number in range(50):
+            anna.transport.send(boris.peer, bytes([number]))
+            boris.transport.send(anna.peer, bytes([number]))
+        await asyncio.sleep(2.0)
+        assert anna.said() == boris.said() == [bytes([number]) for number in range(50)]
+    for host in hosts:
+        await host.close()
+
+
+async def test_a_peer_that_only_dials_out_is_reached_over_the_link_it_keeps() -> None:
+    network = MemoryNetwork()
+    hosts = network.host("anna"), network.host("boris")
+    anna_host, boris_host = hosts
+    network.dial_out_only(boris_host.peer_id)
+    await boris_host.connect(anna_host.peer_id, await anna_host.addresses(), timeout_s=5.0)
+    async with linked(*hosts, settings=SETTINGS) as (anna, boris):
+        boris.transport.keep([anna.peer])
+        await asyncio.sleep(300.0)  # far beyond the idle limit
+        anna.transport.send(boris.peer, b"you are due")
+        await asyncio.sleep(1.0)
+        assert boris.said() == [b"you are due"]
+    for host in hosts:
+        await host.close()
+
+
+async def test_an_idle_link_is_closed_without_anybody_being_lost() -> None:
+    network = MemoryNetwork()
+    hosts = network.host("anna"), network.host("boris")
+    await introduce(*hosts)
+    async with linked(*hosts, settings=SETTINGS) as (anna, boris):
+        anna.transport.send(boris.peer, b"once")
+        await asyncio.sleep(25.0)
+        assert anna.transport.linked() == (boris.peer,)
+        await asyncio.sleep(30.0)
+        assert anna.transport.linked() == boris.transport.linked() == ()
+        assert not anna.lost and not boris.lost
+    for host in hosts:
+        await host.close()
+
+
+async def test_a_message_to_nobody_is_reported_lost() -> None:
+    network = MemoryNetwork()
+    host = network.host("anna")
+    stranger = network.host("boris")
+    await introduce(host, stranger)
+    await stranger.close()
+    async with linked(host) as (anna,):
+        anna.transport.send(stranger.peer_id, b"anybody there?")
+        await asyncio.sleep(30.0)
+        assert [peer for peer, _ in anna.lost] == [stranger.peer_id]
+    await host.close()
+
+
+async def test_a_peer_that_vanishes_is_noticed_within_the_silence_limit() -> None:
+    network = MemoryNetwork(Weather(silence_s=1e6))
+    hosts = network.host("anna"), network.host("boris")
+    await introduce(*hosts)
+    async with linked(*hosts, settings=SETTINGS) as (anna, boris):
+        anna.transport.send(boris.peer, b"hello")
+        await asyncio.sleep(1.0)
+        network.pause(boris.peer)
+        await asyncio.sleep(SETTINGS.silence_max_s - 6.0)
+        assert not anna.lost
+        await asyncio.sleep(SETTINGS.heartbeat_s + 7.0)
+        assert [peer for peer, _ in anna.lost] == [boris.peer]
+        network.resume(boris.peer)
+        await asyncio.sleep(1.0)
+    for host in hosts:
+        await host.close()
+
+
+async def test_a_slow_reader_delays_only_itself_and_its_oldest_messages_are_dropped() -> None:
+    settings = TransportSettings(queue_max_messages=100, queue_max_bytes=1 << 20)
+
+    network = MemoryNetwork()
+    hosts = network.host("anna"), network.host("boris"), network.host("clara")
+    network.simulated.set_link(hosts[1].peer_id, down_bytes_s=2e4)
+    await introduce(*hosts)
+    async with linked(*hosts, settings=settings) as (anna, boris, clara):
+        for number in range(300):
+            anna.transport.send(boris.peer, number.to_bytes(2) * 20_000)
+            anna.transport.send(clara.peer, number.to_bytes(2))
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(1.0)
+        assert clara.said() == [number.to_bytes(2) for number in range(300)]
+        assert anna.transport.counters["messages_dropped"] > 50
+        assert {peer for peer, _ in anna.lost} == {boris.peer}
+    for host in hosts:
+        await host.close()
+
+
+async def test_a_peer_that_floods_is_read_more_slowly_and_others_are_not() -> None:
+    settings = TransportSettings(
+        received_per_s=10.0, received_burst=20.0, queue_max_messages=10_000
+    )
+
+    network = MemoryNetwork()
+    hosts = network.host("anna"), network.host("boris"), network.host("clara")
+    await introduce(*hosts)
+    async with linked(*hosts, settings=settings) as (anna, boris, clara):
+        for _ in range(1000):
+            boris.transport.send(anna.peer, b"flood")
+        await asyncio.sleep(5.0)
+        clara.transport.send(anna.peer, b"calm")
+        await asyncio.sleep(1.0)
+        from_boris = [1 for peer, _ in anna.heard if peer == boris.peer]
+        assert len(from_boris) <= 20 + 10 * 6 + 1
+        assert (clara.peer, b"calm") in anna.heard
+        assert anna.transport.counters["senders_slowed"] > 0
+    for host in hosts:
+        await host.close()
+
+
+async def test_a_frame_that_is_no_message_ends_the_link_and_only_that() -> None:
+    network = MemoryNetwork()
+    hosts = network.host("anna"), network.host("boris")
+    await introduce(*hosts)
+    async with linked(hosts[0]) as (anna,):
+        protocol = "shoal/test-run/control/1"
+        for frame in (b"", b"\x07what", b"\x01" + bytes(200_000)):
+            stream = await hosts[1].open_stream(anna.peer, protocol, timeout_s=5.0)
+            await stream.send(frame, timeout_s=5.0)
+            with pytest.raises(StreamBroken):
+                await stream.receive(timeout_s=30.0)
+        assert anna.transport.counters["frames_refused"] == 3
+        stream = await hosts[1].open_stream(anna.peer, protocol, timeout_s=5.0)
+        await stream.send(b"\x01fine", timeout_s=5.0)
+        await asyncio.sleep(1.0)
+        assert anna.said() == [b"fine"]
+        stream.abort()
+    for host in hosts:
+        await host.close()
+
+
+async def test_a_message_over_the_limit_is_the_senders_own_mistake() -> None:
+    network = MemoryNetwork()
+    host = network.host("anna")
+    async with linked(host) as (anna,):
+        with pytest.raises(ValueError, match="the limit is"):
+            anna.transport.send(network.host("boris").peer_id, bytes(1 << 20))
+    await host.close()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_in_a_storm_messages_arrive_at_most_once_and_missing_ones_were_reported(
+    seed: int,
+) -> None:
+    async def main() -> None:
+        storm = Weather(
+            latency_s=(0.05, 0.5), jitter_s=0.1, connection_loss=0.02, duplicate=0.1, reorder=0.1
+        )
+        network = MemoryNetwork(CALM)
+        hosts = network.host("anna"), network.host("boris")
+        await introduce(*hosts)
+        network.simulated.weather = storm
+        async with linked(*hosts) as (anna, boris):
+            for number in range(100):
+                anna.transport.send(boris.peer, bytes([number]))
+                await asyncio.sleep(0.5)
+            await asyncio.sleep(30.0)
+            said = boris.said()
+            assert len(said) == len(set(said)), f"seed {seed}: a message arrived twice"
+            if len(said) < 100:
+                assert anna.lost, f"seed {seed}: a loss was not reported"
+        for host in hosts:
+            await host.close()
+
+    run(main(), seed=seed)
+
+
+# Bulk streams
+
+
+async def test_a_slice_goes_out_in_pieces_and_an_answer_comes_back_on_the_same_stream() -> None:
+    data = bytes(range(256)) * 8192  # 2 MiB: several pieces
+
+    async def reverse(bulk: Bulk, header: bytes) -> None:
+        assert header == b"header"
+        received = bytearray(len(data))
+        await bulk.receive_into(memoryview(received))
+        await bulk.grant()
+        await bulk.send(received[::-1])
+        await bulk.finish()
+
+    network = MemoryNetwork()
+    hosts = network.host("anna"), network.host("boris")
+    await introduce(*hosts)
+    async with linked(*hosts, bulk=reverse) as (anna, boris):
+        bulk = await anna.transport.open_bulk(boris.peer, b"header")
+        await bulk.send(data)
+        await bulk.granted(timeout_s=10.0)
+        answer = bytearray(len(data))
+        await bulk.receive_into(memoryview(answer))
+        await bulk.finished()
+        assert answer == data[::-1]
+        assert bulk.sent_bytes == bulk.received_bytes == len(data)
+        bulk.abort()
+    for host in hosts:
+        await host.close()
+
+
+@pytest.mark.parametrize("size", [100, 3000])
+async def test_more_or_less_than_the_layout_says_breaks_the_stream(size: int) -> None:
+    problems: list[str] = []
+
+    async def expect_2000(bulk: Bulk, header: bytes) -> None:
+        try:
+            await bulk.receive_into(memoryview(bytearray(2000)))
+        except StreamBroken as error:
+            problems.append(error.reason)
+            raise
+
+    network = MemoryNetwork()
+    hosts = network.host("anna"), network.host("boris")
+    await introduce(*hosts)
+    async with linked(*hosts, bulk=expect_2000) as (anna, boris):
+        bulk = await anna.transport.open_bulk(boris.peer, b"header")
+        await bulk.send(bytes(size))
+        with pytest.raises(StreamBroken):
+            await bulk.finish()
+            await bulk.granted(timeout_s=10.0)
+        bulk.abort()
+        await asyncio.sleep(1.0)
+        assert len(problems) == 1
+    for host in hosts:
+        await host.close()
+
+
+async def test_a_refusal_reaches_the_opener_with_its_reason_even_while_it_is_sending() -> None:
+    async def refuse(bulk: Bulk, header: bytes) -> None:
+        await bulk.refuse("you are not in this round")
+
+    network = MemoryNetwork()
+    hosts = network.host("anna"), network.host("boris")
+    await introduce(*hosts)
+    async with linked(*hosts, bulk=refuse) as (anna, boris):
+        bulk = await anna.transport.open_bulk(boris.peer, b"header")
+        await bulk.send(bytes(3 << 20))
+        with pytest.raises(BulkRefused, match="not in this round"):
+            await bulk.granted(timeout_s=10.0)
+        bulk.abort()
+    for host in hosts:
+        await host.close()
+
+
+async def test_an_answer_that_is_not_acknowledged_by_the_deadline_is_not_refused() -> None:
+    """A reducer on a slow line: its agent ended with the round, and came back without its work."""
+
+    async def answer(bulk: Bulk, header: bytes) -> None:
+        try:
+            async with asyncio.timeout(2.0):
+                await bulk.send(bytes(100_000))
+                await bulk.finish()
+        except TimeoutError:
+            await bulk.refuse("the round's deadline has come")
+
+    network = MemoryNetwork()
+    hosts = network.host("anna"), network.host("boris")
+    await introduce(*hosts)
+    async with linked(*hosts, bulk=answer) as (anna, boris):
+        bulk = await anna.transport.open_bulk(boris.peer, b"header")
+        await asyncio.sleep(5.0)  # nobody reads, so nothing is acknowledged
+        bulk.abort()
+        anna.transport.send(boris.peer, b"still there?")
+        await asyncio.sleep(1.0)
+        assert boris.said() == [b"still there?"]
+    for host in hosts:
+        await host.close()
+
+
+async def test_one_peer_cannot_open_bulk_streams_without_limit() -> None:
+    async def wait(bulk: Bulk, header: bytes) -> None:
+        await asyncio.sleep(5.0)
+        await bulk.grant()
+        await bulk.finish()
+
+    network = MemoryNetwork()
+    hosts = network.host("anna"), network.host("boris")
+    await introduce(*hosts)
+    settings = TransportSettings(bulk_streams_max=2)
+    async with linked(*hosts, bulk=wait, settings=settings) as (anna, boris):
+        opened = [await anna.transport.open_bulk(boris.peer, b"") for _ in range(3)]
+        outcomes = []
+        for bulk in opened:
+            try:
+                await bulk.granted(timeout_s=10.0)
+                await bulk.finished()
+                outcomes.append("granted")
+            except BulkRefused as error:
+                outcomes.append(error.reason)
+            bulk.abort()
+        assert outcomes[:2] == ["granted", "granted"]
+        assert "at most 2 of yours, 256 in all" in outcomes[2]
+    for host in hosts:
+        await host.close()
+
+
+async def test_bulk_to_nobody_says_so() -> None:
+    network = MemoryNetwork()
+    host, stranger = network.host("anna"), network.host("boris")
+    await introduce(host, stranger)
+    await stranger.close()
+    async with linked(host) as (anna,):
+        with pytest.raises(PeerUnreachable):
+            await anna.transport.open_bulk(stranger.peer_id, b"header")
+    await host.close()
+
+
+async def test_a_relayed_connection_carries_no_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dht.memory.stream import MemoryStream
+
+    network = MemoryNetwork()
+    hosts = network.host("anna"), network.host("boris")
+    await introduce(*hosts)
+    async with linked(*hosts) as (anna, boris):
+        monkeypatch.setattr(MemoryStream, "relayed", property(lambda stream: True))
+        with pytest.raises(BulkRefused, match="relays carry no bulk"):
+            await anna.transport.open_bulk(boris.peer, b"header")
+    for host in hosts:
+        await host.close()
+
+
+def test_a_heartbeat_that_leaves_no_room_for_a_lost_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="silence_max_s is 10"):
+        TransportSettings(heartbeat_s=5.0, silence_max_s=10.0)
+
+
+async def test_only_listed_peers_may_open_links_and_streams_where_there_is_a_list() -> None:
+    network = MemoryNetwork()
+    hosts = network.host("anna"), network.host("boris"), network.host("clara")
+    await introduce(*hosts)
+    guarded = GuardedHost(hosts[0], only(hosts[1].peer_id))
+    async with linked(guarded) as (anna,), linked(*hosts[1:]) as others:
+        for other in others:
+            other.transport.send(anna.peer, b"may I?")
+        await asyncio.sleep(5.0)
+        assert {peer for peer, _ in anna.heard} == {hosts[1].peer_id}
+        assert guarded.refused >= 1
+        assert any("admits only the peers it lists" in reason for _, reason in others[1].lost)
+        with pytest.raises(BulkRefused, match="admits only the peers it lists"):
+            bulk = await others[1].transport.open_bulk(anna.peer, b"header")
+            await bulk.granted(timeout_s=5.0)
+    for host in hosts:
+        await host.close()

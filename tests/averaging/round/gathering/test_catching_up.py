@@ -1,0 +1,124 @@
+"""Peers that say they are ahead and do not deliver: how long they are waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from averaging import messages as said
+from averaging.history.lineage import Lineage
+from averaging.history.standing import Standing
+from averaging.live.states.fetch_server import FetchServer, Request
+from averaging.messages import Head, Link
+from averaging.round.gathering.catching_up import FETCH_BASE_S, UnreliableSources, fetch_timeout_s
+from dht.memory.host import MemoryNetwork, identity_of
+from tests.averaging.live.quadratic import LAYOUT, POLICY, Peer, swarm
+from tests.averaging.live.served_states import Dripping
+from tests.averaging.round.machines import ANNA, BORIS
+
+SHORTEST_S = 4 * POLICY.margin_s
+
+
+def test_the_time_for_fetching_grows_with_the_bytes_up_to_a_limit() -> None:
+    assert fetch_timeout_s(POLICY, 0) == FETCH_BASE_S
+    assert fetch_timeout_s(POLICY, 625_000) == FETCH_BASE_S + 4.0
+    assert fetch_timeout_s(POLICY, 1 << 40) == POLICY.catch_up_s
+
+
+def test_a_measured_slow_line_has_the_time_that_its_bytes_need_and_a_fast_one_no_less() -> None:
+    assert fetch_timeout_s(POLICY, 625_000, line_bytes_s=125e3) == FETCH_BASE_S + 20.0
+    assert fetch_timeout_s(POLICY, 625_000, line_bytes_s=125e6) == FETCH_BASE_S + 4.0
+    assert fetch_timeout_s(POLICY, 625_000, line_bytes_s=1.0) == POLICY.catch_up_s
+
+
+def test_a_source_that_wastes_time_again_and_again_is_left_alone_twice_as_long_each_time() -> None:
+    sources = UnreliableSources(POLICY)
+    now = 0.0
+    for wait_s in (30.0, 60.0, 120.0, 240.0, 480.0, POLICY.catch_up_s, POLICY.catch_up_s):
+        assert sources.allows(ANNA, now)
+        sources.failed(ANNA, held_s=30.0, now=now)
+        assert not sources.allows(ANNA, now + wait_s - 0.1)
+        now += wait_s
+    assert sources.allows(BORIS, 0.0)
+
+
+def test_a_source_that_cannot_be_reached_is_tried_again_soon_each_time() -> None:
+    sources = UnreliableSources(POLICY)
+    for attempt in range(10):
+        now = attempt * SHORTEST_S
+        assert sources.allows(ANNA, now)
+        sources.failed(ANNA, held_s=SHORTEST_S, now=now)
+
+
+def test_reports_of_several_fragments_about_one_source_count_once() -> None:
+    sources = UnreliableSources(POLICY)
+    for _ in range(5):
+        sources.failed(ANNA, held_s=30.0, now=0.0)
+
+    assert sources.allows(ANNA, 30.0)
+
+
+def test_a_source_that_delivers_starts_with_a_clean_record() -> None:
+    sources = UnreliableSources(POLICY)
+    for now in (0.0, 30.0):
+        sources.failed(ANNA, held_s=30.0, now=now)
+    sources.delivered(ANNA)
+    sources.failed(ANNA, held_s=30.0, now=100.0)
+
+    assert sources.allows(ANNA, 130.0)
+
+
+class Drips(FetchServer):
+    """A server that answers every request, each frame just in time."""
+
+    async def _answer(self, reader: Any, request: Request) -> None:
+        await super()._answer(replace(reader, stream=Dripping(reader.stream)), request)
+
+
+def invented(standing: Standing, topic: bytes, fragment: int) -> Head:
+    """A head that descends from this one, with twice the tokens. No peer has it, and boris has
+    signed it."""
+    lineage = Lineage(bytes([66]) * 32)
+    head = standing.head()
+    version = head.version + 5
+    tokens = 2 * standing.merged.tokens + 1
+    link = Link(version, lineage, tokens)
+    boris = identity_of("boris")
+    signature = boris.sign(said.link_claim(topic, fragment, link))
+    return Head(version, lineage, (link, *head.links), ((boris.peer_id, signature),))
+
+
+async def test_a_slow_liar_delays_a_peer_for_a_while_and_not_for_ten_minutes() -> None:
+    """The liar says again and again that it is ahead, and answers drop by drop."""
+
+    async def lie(liar: Peer, to: Peer) -> None:
+        while True:
+            for index in range(len(LAYOUT.fragments)):
+                standing = to.averager.standing(index)
+                assert standing is not None
+                head = invented(standing, to.averager.topic, index)
+                behind = said.Behind(index, head, liar.id, standing.lineage)
+                liar.averager.transport.send(to.id, said.encode(behind))
+            await asyncio.sleep(2.0)
+
+    async with swarm(MemoryNetwork()) as made:
+        anna, liar = await made.add("anna"), await made.add("mallory", trains=False)
+        await made.add("boris")
+        liar.averager._server.__class__ = Drips
+        await made.live(20.0)
+        lying = asyncio.create_task(lie(liar, anna))
+        await made.live(FETCH_BASE_S + 5.0)
+        held = [version or 0 for version in anna.versions()]
+        await made.live(45.0)
+        lying.cancel()
+        made.check()
+        since = [(now or 0) - then for now, then in zip(anna.versions(), held, strict=True)]
+        assert min(since) >= 2, "in cycles of eight seconds"
+        (reason, *_) = [
+            fields["reason"]
+            for fields in anna.told("refused")
+            if (fields["peer"], fields["kind"]) == (liar.id, "did_not_deliver")
+        ]
+        assert "not done within 30" in reason
+        assert anna.averager.stats.blamed[liar.id]

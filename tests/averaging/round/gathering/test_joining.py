@@ -1,0 +1,452 @@
+"""A machine that wants to be led, or is alone: when it offers, and when it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from averaging import messages as said
+from averaging.history.standing import Standing
+from averaging.messages import Join
+from averaging.round.gathering.joining import FAILED_JOINS_MAX
+from averaging.round.gathering.roster import OpenRoster
+from averaging.round.interface.effects import Effect, GiveUp, Send, TakeSnapshot
+from averaging.round.interface.inputs import (
+    CaughtUp,
+    Due,
+    Leave,
+    MergeBeforeLeaving,
+    Offered,
+    Received,
+    StepsCounted,
+    Tick,
+)
+from averaging.round.interface.phase import Phase
+from averaging.round.machine import FragmentRounds
+from averaging.rules.peer_view import PeerView
+from averaging.rules.probation import ProbationPolicy
+from dht.identity import PeerId
+from tests.averaging.round.machines import (
+    ANNA,
+    BORIS,
+    ME,
+    POLICY,
+    asks,
+    behind,
+    certified,
+    joined,
+    leading,
+    lineage,
+    machine,
+    offer,
+    phase,
+    ranked,
+    sent,
+    standing,
+)
+
+
+def wanted(effects: list[Effect]) -> list[str]:
+    return [effect.reason for effect in effects if isinstance(effect, TakeSnapshot)]
+
+
+def founder_beside(anna: PeerView) -> FragmentRounds:
+    rounds = machine(others=(), founder=True)
+    rounds.peers.view = {ANNA: anna}
+    return rounds
+
+
+ARRIVING = PeerView(first_seen=0.0, heard_at=0.0, trains=False, arrives=True)
+
+
+def test_a_founder_keeps_the_state_that_a_newcomer_is_fetching() -> None:
+    assert wanted(founder_beside(ARRIVING).handle(Due(), 1.0)) == []
+
+
+@pytest.mark.parametrize("at", [31.0, 1000.0])
+def test_a_founder_folds_again_when_the_newcomer_is_not_heard_any_more(at: float) -> None:
+    assert wanted(founder_beside(ARRIVING).handle(Due(), at)) == ["alone, so I fold"]
+
+
+@pytest.mark.parametrize(("number", "reason"), [(1, "alone, so I fold"), (2, "a keeper takes it")])
+def test_a_keeper_of_the_protocol_before_leads_no_round_of_one_that_leaves(
+    number: int, reason: str
+) -> None:
+    keeper = PeerView(first_seen=-1e3, heard_at=0.0, trains=False, keeps=True, protocol=number)
+    rounds = machine(others=(), reachable=False)
+    rounds.peers.view = {ANNA: keeper}
+    rounds.handle(MergeBeforeLeaving(), 1.0)
+    assert wanted(rounds.handle(Due(), 1.0)) == [reason]
+
+
+def test_a_keeper_beside_a_founder_changes_nothing() -> None:
+    keeper = msgspec.structs.replace(ARRIVING, arrives=False)
+    assert wanted(founder_beside(keeper).handle(Due(), 1.0)) == ["alone, so I fold"]
+
+
+def test_a_newcomer_that_never_trains_does_not_stop_a_founder_for_good() -> None:
+    rounds = founder_beside(ARRIVING)
+    rounds.handle(Due(), 1.0)
+    late = 1.0 + POLICY.alone_s
+    rounds.peers.view = {ANNA: msgspec.structs.replace(ARRIVING, heard_at=late)}
+    assert wanted(rounds.handle(Due(), late)) == ["alone, so I fold"]
+
+
+def test_a_leader_that_falls_behind_keeps_no_empty_roster_open() -> None:
+    """Earlier, the leader joined itself there again and again, and passed when called: its work was
+    never merged."""
+    rounds = leading()
+    caller = next(iter(rounds.peers.view))
+    rounds.handle(Due(), 1.0)
+    rounds.handle(Offered(offer(standing("start"))), 1.0)
+    assert rounds.open_roster is not None
+
+    ahead = standing("start", "one")
+    rounds.handle(
+        Received(
+            caller,
+            said.Behind(0, certified(ahead, tuple(rounds.peers.view)), caller, lineage("start")),
+        ),
+        1.1,
+    )
+    assert rounds.open_roster is None
+    rounds.handle(CaughtUp(ahead), 1.2)
+
+    rounds.handle(StepsCounted(100), 1.5)
+    assert wanted(rounds.handle(Received(caller, said.Call(0, ahead.head(), 10.0)), 2.0))
+    effects = rounds.handle(Offered(offer(ahead, mark=100)), 2.1)
+    assert [type(message) for message in sent(effects, caller)] == [Join]
+
+
+def test_an_abandoned_offer_leaves_no_empty_roster_open() -> None:
+    rounds = leading()
+    rounds.handle(Due(), 1.0)
+    rounds.handle(Offered(offer(standing("start"))), 1.0)
+
+    rounds.handle(Leave("the learner left"), 2.0)
+
+    assert rounds.open_roster is None
+
+
+def test_a_leader_that_is_no_member_of_its_round_opens_no_second_one() -> None:
+    """The other one would make another version of the same: a fork, where two are a quorum."""
+    rounds = leading()
+    start = standing("start")
+    for other in rounds.peers.view:
+        rounds.handle(asks(other, start), 1.0)
+    rounds.handle(Tick(), 1.0 + POLICY.quorum.wait_s)
+    assert [part.entry for part in rounds.rounds.values()] == [None]
+    assert rounds.open_roster is None
+
+    rounds.handle(StepsCounted(100), 1.5)
+    rounds.handle(Due(), 20.0)
+    effects = rounds.handle(Offered(offer(start, mark=100)), 20.0)
+
+    assert rounds.open_roster is None
+    assert sent(effects) == []
+    assert [effect.reason for effect in effects if isinstance(effect, GiveUp)] == [
+        "the roster that I closed is without me"
+    ]
+
+
+# A call, and the snapshot that is taken for it
+
+CALL = said.Call(0, standing("start").head(), 10.0)
+FIRST = ranked((ANNA, BORIS), standing("start").head())[0]
+"""The leader of the two, for one that can only dial out."""
+
+
+def called(rounds: FragmentRounds, *, step: int = 12, now: float = 1.0) -> list[Effect]:
+    rounds.handle(StepsCounted(step), now)
+    return rounds.handle(Received(FIRST, CALL), now)
+
+
+def test_a_peer_that_comes_says_how_long_its_snapshots_take() -> None:
+    rounds = machine(reachable=False)
+    assert sent(called(rounds), FIRST) == [said.Coming(0, POLICY.answer_s)], "not known yet"
+    rounds.handle(Offered(offer(standing("start"), mark=12, steps=12)), 5.0)
+    rounds.handle(Leave("a round later"), 6.0)
+    rounds.peers.trains = True
+
+    assert sent(called(rounds, now=20.0), FIRST) == [said.Coming(0, 1.25 * 4.0)]
+
+
+def test_a_due_peer_that_is_called_says_how_long_its_snapshot_will_still_take() -> None:
+    rounds = machine(reachable=False)
+    rounds.handle(Due(), 1.0)
+
+    effects = rounds.handle(Received(FIRST, CALL), 3.0)
+
+    assert sent(effects, FIRST) == [said.Coming(0, POLICY.answer_s - 2.0)]
+
+
+@pytest.mark.parametrize(
+    "given", [Offered(None), Leave("leaving"), Tick()], ids=lambda given: type(given).__name__
+)
+def test_a_peer_that_said_it_comes_and_does_not_passes(given: Offered | Leave | Tick) -> None:
+    rounds = machine(reachable=False)
+    called(rounds)
+
+    passed = [m for m in sent(rounds.handle(given, 500.0), FIRST) if isinstance(m, said.Pass)]
+
+    assert len(passed) == 1
+
+
+def test_a_leader_waits_for_a_snapshot_that_a_peer_has_announced() -> None:
+    rounds = leading()
+    rounds.handle(StepsCounted(24), 1.0)
+    others = sorted(rounds.peers.view)
+    rounds.handle(asks(others[0], standing("start")), 1.0)
+    rounds.handle(Received(others[1], said.Coming(0, 4.0)), 1.1)
+    rounds.handle(Offered(offer(standing("start"))), 1.2)
+    rounds.handle(Tick(), 4.9)
+    assert rounds.open_roster is not None and len(rounds.open_roster.joins) == 2
+
+    rounds.handle(asks(others[1], standing("start")), 5.0)
+
+    assert rounds.own_round is not None and len(rounds.own_round.commit.members) == 3
+
+
+def waits_for_one_that_comes() -> tuple[FragmentRounds, PeerId, PeerId]:
+    """A leader with one of two peers in its roster, and the other one, which comes in 4 s."""
+    rounds = leading()
+    rounds.handle(StepsCounted(24), 1.0)
+    one, other = sorted(rounds.peers.view)
+    rounds.handle(asks(one, standing("start")), 1.0)
+    rounds.handle(Received(other, said.Coming(0, 4.0)), 1.1)
+    rounds.handle(Offered(offer(standing("start"))), 1.2)
+    return rounds, one, other
+
+
+def test_a_peer_that_did_not_come_is_not_waited_for_again_until_it_joins() -> None:
+    rounds, one, other = waits_for_one_that_comes()
+    rounds.handle(Tick(), 1.1 + 4.0 + POLICY.suspect_s)
+    assert rounds.own_round is not None and len(rounds.own_round.commit.members) == 2
+
+    rounds.leading.roster = open_roster = OpenRoster(
+        (one, other), decide_at=60.0, search_at=60.0, now=30
+    )
+    open_roster.called = {one: 30.0, other: 30.0}
+    rounds.handle(Received(other, said.Coming(0, 4.0)), 30.1)
+    assert other not in open_roster.coming
+
+
+def test_a_peer_that_says_again_that_it_comes_is_not_waited_for_longer() -> None:
+    rounds, _, other = waits_for_one_that_comes()
+    for now in (2.0, 3.0, 4.0, 5.0):
+        rounds.handle(Received(other, said.Coming(0, 4.0)), now)
+
+    rounds.handle(Tick(), 1.1 + 4.0 + POLICY.suspect_s)
+
+    assert rounds.own_round is not None and len(rounds.own_round.commit.members) == 2
+
+
+@pytest.mark.parametrize("came", [True, False])
+def test_a_peer_that_was_left_out_counts_its_cycle_from_the_closing(came: bool) -> None:
+    rounds = machine(reachable=False)
+    called(rounds, step=12 if came else 5)
+    rounds.handle(StepsCounted(14), 2.0)
+
+    rounds.handle(Received(FIRST, said.Closed(0, 1, bytes(32))), 2.0)
+
+    assert rounds.phase is Phase.IDLE
+    assert rounds.due_time.due_step == 14 + POLICY.due.cycle_steps
+
+
+def test_a_closing_is_counted_once_and_not_of_any_version() -> None:
+    rounds = machine(reachable=False)
+    called(rounds, step=5)
+    for version in (1, 1, 10_000):
+        rounds.handle(Received(FIRST, said.Closed(0, version, bytes(32))), 2.0)
+        rounds.handle(StepsCounted(9), 3.0)
+
+    assert rounds.due_time.due_step == 5 + POLICY.due.cycle_steps
+
+
+# Peers that leave
+
+
+def joins_within(rounds: FragmentRounds, begins: float, seconds: float) -> list[float]:
+    """The times at which a peer that leaves joins, if every roster has closed without it."""
+    times = []
+    for turn in range(int(4 * seconds)):
+        now = begins + turn / 4
+        if not wanted(rounds.handle(Due(), now)):
+            continue
+        assert rounds.standing is not None
+        effects = rounds.handle(Offered(offer(rounds.standing)), now)
+        (leader,) = [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, Join)]
+        times.append(now - begins)
+        rounds.handle(Received(leader, said.Closed(0, 1, bytes(32))), now)
+    return times
+
+
+def test_a_peer_that_leaves_does_not_join_again_and_again_while_the_others_make_a_round() -> None:
+    rounds = machine(reachable=False)
+    rounds.handle(MergeBeforeLeaving(), 1.0)
+    assert joins_within(rounds, 1.0, 9.0) == [0.0, 0.25, 0.75, 1.75, 3.75, 5.75, 7.75]
+
+
+def test_a_peer_that_leaves_joins_at_once_from_the_version_that_the_others_made() -> None:
+    rounds = machine(reachable=False)
+    rounds.handle(MergeBeforeLeaving(), 1.0)
+    joins_within(rounds, 1.0, 4.0)
+    made = standing("start", "made")
+    rounds.handle(Received(ANNA, behind(made, ANNA)), 5.0)
+    rounds.handle(CaughtUp(made), 5.0)
+    assert joins_within(rounds, 5.0, 0.5) == [0.0, 0.25]
+
+
+def test_a_peer_that_leaves_comes_at_once_when_it_is_called() -> None:
+    rounds = machine(reachable=False)
+    rounds.handle(MergeBeforeLeaving(), 1.0)
+    joins_within(rounds, 1.0, 4.0)
+    assert wanted(called(rounds, step=1, now=5.0))
+
+
+# Leaders that are behind
+
+
+def test_a_leader_that_is_behind_is_passed_over_at_once_with_the_same_offer() -> None:
+    rounds = machine(reachable=False)
+    first = joined(rounds)
+    other = BORIS if first == ANNA else ANNA
+
+    effects = rounds.handle(Received(first, said.Refused(0, 1, "I am behind", behind=True)), 2.0)
+
+    (again,) = sent(effects, other)
+    assert isinstance(again, Join) and first in again.failed and again.mark == 24
+    assert not [effect for effect in effects if isinstance(effect, GiveUp)]
+
+
+@pytest.mark.parametrize("where", ["start", "elsewhere"])
+def test_a_leader_that_was_behind_is_followed_again_when_it_calls_from_where_the_others_stand(
+    where: str,
+) -> None:
+    """The last two of a swarm gathered apart until the deadline, each called by the other."""
+    head = standing("start").head()
+    first = next(peer for peer in (ANNA, BORIS) if ranked((ME, peer), head)[0] == peer)
+    rounds = machine(others=(first,))
+    assert joined(rounds) == first
+    rounds.handle(Received(first, said.Refused(0, 1, "I am behind", behind=True)), 2.0)
+    assert rounds.open_roster is not None
+
+    answer = sent(rounds.handle(Received(first, said.Call(0, standing(where).head(), 10.0)), 9.0))
+
+    follows = where == "start"
+    assert (rounds.open_roster is None) is follows
+    assert [type(message) for message in answer if not isinstance(message, said.Compare)] == (
+        [Join] if follows else [said.Pass]
+    )
+
+
+def test_a_leader_that_has_wasted_joins_is_not_followed_again_for_a_call() -> None:
+    rounds = machine(reachable=False)
+    for _ in range(FAILED_JOINS_MAX):
+        rounds.joining.join_failed(FIRST, "nothing came of it")
+
+    (answer,) = sent(called(rounds), FIRST)
+
+    assert answer == said.Pass(0, "I have joined you in vain")
+
+
+def test_a_peer_sent_to_a_leader_on_probation_asks_another_with_the_same_offer() -> None:
+    dora = PeerId("dora")
+    policy = replace(POLICY, probation=ProbationPolicy(rounds=8, seconds=40.0))
+    rounds = machine(policy=policy, reachable=False)
+    for _ in range(10):
+        rounds.peers.saw_merged([ME, ANNA, BORIS], 0.0)
+    assert isinstance(rounds.peers.view, dict)
+    rounds.peers.view[dora] = rounds.peers.view[ANNA]
+    first = joined(rounds)
+    other = BORIS if first == ANNA else ANNA
+
+    effects = rounds.handle(Received(first, said.Redirect(0, 1, dora)), 2.0)
+    (again,) = sent(effects, other)
+    assert isinstance(again, Join) and again.mark == 24
+    assert not [effect for effect in effects if isinstance(effect, GiveUp)]
+
+    effects = rounds.handle(Received(other, said.Redirect(0, again.join, dora)), 2.0)
+    assert [type(message) for message in sent(effects, dora)] == [Join]
+
+
+def test_a_leader_that_catches_up_for_long_sends_members_on_before_the_quorums_deadline() -> None:
+    rounds = leading()
+    one, two = sorted(rounds.peers.view)
+    ahead = led_by_me(one, two, lambda name: standing("start", name))
+    rounds.handle(asks(one, ahead, head=certified(ahead, (one, two))), 1.0)
+    assert rounds.phase is Phase.CATCHING and rounds.open_roster is not None
+
+    assert not refusals(rounds.handle(Tick(), 1.0 + POLICY.resend_s))
+    effects = rounds.handle(Tick(), 1.0 + POLICY.answer_s + POLICY.resend_s)
+
+    assert [message.behind for message in refusals(effects)] == [True]
+    assert rounds.open_roster is None
+
+
+def test_a_leader_that_cannot_catch_up_sends_those_that_wait_for_it_on_at_once() -> None:
+    """Earlier, a leader that stays behind, by its own judgement, stopped all others for as long as
+    it did."""
+    rounds = leading()
+    one, two = sorted(rounds.peers.view)
+    ahead = led_by_me(one, two, lambda name: standing("start", name))
+    head = certified(ahead, (one, two))
+    rounds.handle(asks(one, ahead, head=head), 1.0)
+    rounds.handle(asks(two, ahead, head=head), 1.0)
+    assert rounds.open_roster is not None and len(rounds.open_roster.held) == 2
+
+    refused = refusals(rounds.handle(CaughtUp(None), 1.5))
+
+    assert [message.behind for message in refused] == [True, True]
+    assert rounds.open_roster is None
+
+
+def test_a_leader_that_does_not_take_the_state_of_a_heavier_side_keeps_no_join_from_there() -> None:
+    rounds = leading(standing("start", "mine", tokens=10))
+    one, two = sorted(rounds.peers.view)
+    apart = led_by_me(one, two, lambda name: standing("start", "theirs", name, tokens=1000))
+    head = certified(apart, (one, two))
+    rounds.handle(asks(one, apart, head=head), 1.0)
+    assert phase(rounds) is Phase.CATCHING
+    rounds.handle(CaughtUp(None), 1.5)  # it asks this source no more for a while
+
+    refused = refusals(rounds.handle(asks(one, apart, 2, head=head), 2.0))
+
+    assert [message.behind for message in refused] == [True]
+    assert rounds.open_roster is None
+
+
+def test_a_leader_that_was_passed_over_and_is_asked_again_is_not_given_as_many_joins_again() -> (
+    None
+):
+    """The others sent each other back to it, and each counted from nought."""
+    rounds = machine(reachable=False)
+    first = joined(rounds)
+    other = BORIS if first == ANNA else ANNA
+    for _ in range(FAILED_JOINS_MAX):
+        rounds.joining.join_failed(first, "nothing came of it")
+    assert first in rounds.peers.passed_over
+    rounds.handle(Received(first, said.NoQuorum(0, 1, "nobody here")), 2.0)
+    assert joined(rounds, 3.0) == other
+    rounds.handle(Received(other, said.Redirect(0, 2, first)), 3.0)
+    assert first not in rounds.peers.passed_over
+
+    rounds.handle(Received(first, said.NoQuorum(0, 3, "nobody here")), 4.0)
+
+    assert first in rounds.peers.passed_over
+
+
+def led_by_me(one: PeerId, two: PeerId, where: Callable[[str], Standing]) -> Standing:
+    """The first of these standings at which this peer leads."""
+    return next(
+        each
+        for each in (where(str(name)) for name in range(100))
+        if ranked((ME, one, two), each.head())[0] == ME
+    )
+
+
+def refusals(effects: list[Effect]) -> list[said.Refused]:
+    return [message for message in sent(effects) if isinstance(message, said.Refused)]

@@ -1,0 +1,103 @@
+"""Contributions in doubt, and work that is offered again though a round may have had it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from averaging import messages
+from averaging.history.merged_map import MergedMap
+from averaging.messages import Commit
+from averaging.round.interface.effects import GiveUp, Presume, Settle
+from averaging.round.interface.inputs import Progressed, Received, Tick
+from averaging.round.interface.transitions import Stand
+from averaging.round.machine import FragmentRounds
+from averaging.rules.peer_view import PeerView
+from dht.identity import PeerId
+from tests.averaging.round.machines import (
+    ME,
+    POLICY,
+    committed,
+    joined,
+    machine,
+    of,
+    sign,
+    standing,
+)
+
+OTHERS = tuple(PeerId(f"other-{number}") for number in range(5))
+LATE = 2.0 + POLICY.doubt_s
+
+
+def entered(group_size: int = 5) -> tuple[FragmentRounds, Commit, bytes]:
+    """A machine that is in a round of one group of two, as it saw nobody else."""
+    rounds = machine(others=OTHERS[:1], policy=replace(POLICY, group_size=group_size))
+    message = committed(rounds, joined(rounds))
+    rounds.handle(Received(OTHERS[0], message), 1.0)
+    assert rounds.own_round is not None
+    return rounds, messages.decode_commit(message.commit), messages.digest(message.commit)
+
+
+def sees_several_groups(rounds: FragmentRounds, now: float) -> None:
+    for peer in OTHERS:
+        cast(dict[PeerId, PeerView], rounds.peers.view)[peer] = PeerView(
+            first_seen=-1e3, heard_at=now, step_time_s=1.0
+        )
+    assert rounds.peers.has_several_groups(now)
+
+
+@pytest.mark.parametrize("is_covered", [False, True])
+def test_work_of_a_doubt_that_nobody_answered_counts_as_merged_among_several_groups(
+    is_covered: bool,
+) -> None:
+    """Others may have finished the round before this peer was alone with its doubt."""
+    rounds, commit, round_id = entered()
+    (entry,) = [each for each in commit.members if each.peer == ME]
+    rounds.own_round = None
+    rounds._apply(rounds.joining.become_idle("a partition", retry=False), 1.0)
+    rounds.doubting.begin(round_id, commit, entry.mark, 1.0, several_groups=False)
+    assert of(rounds.handle(Tick(), LATE), Settle)
+    if is_covered:
+        after = standing("start", "one")
+        merged = MergedMap().with_work(ME, rounds._id.incarnation, entry.mark, 100)
+        rounds._apply([Stand(replace(after, merged=merged), fresh=True)], LATE)
+    sees_several_groups(rounds, LATE)
+
+    presumed = of(rounds.handle(Progressed(1, 1.0), LATE), Presume)
+
+    assert [each.mark for each in presumed] == ([] if is_covered else [entry.mark])
+    assert not of(rounds.handle(Progressed(2, 1.0), LATE), Presume), "once"
+
+
+@pytest.mark.parametrize(("several", "in_doubt"), [(True, True), (False, False)])
+def test_a_leaders_word_alone_voids_no_round_of_several_groups(
+    several: bool, in_doubt: bool
+) -> None:
+    """A leader may tell one member so, and have the others seal the round."""
+    rounds, commit, round_id = entered()
+    if several:
+        sees_several_groups(rounds, 1.0)
+        rounds.several_groups_version = commit.version
+    void = messages.Void(0, round_id, "because", False, 0, ())
+
+    (given_up,) = of(rounds.handle(Received(commit.leader, void), 1.5), GiveUp)
+
+    assert given_up.in_doubt == in_doubt
+    if several:
+        assert not of(rounds.handle(Tick(), 1.6), Settle)
+        assert of(rounds.handle(Tick(), 1.5 + POLICY.margin_s), Presume)
+
+
+def test_a_void_round_with_the_votes_of_most_is_void_among_several_groups() -> None:
+    rounds, commit, round_id = entered()
+    sees_several_groups(rounds, 1.0)
+    rounds.several_groups_version = commit.version
+    vote = messages.vote(round_id, 0, ())
+    votes = tuple((index, sign(commit.members[index].peer, vote)) for index in commit.voters)
+    void = messages.Void(0, round_id, "because", False, 0, votes)
+
+    (given_up,) = of(rounds.handle(Received(commit.leader, void), 1.5), GiveUp)
+
+    assert not given_up.in_doubt
