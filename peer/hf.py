@@ -140,7 +140,10 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         self._open.enter_context(run)
         self._training = _Training(run, self._token_counter(own, args, state))
         recipe = isinstance(getattr(train_dataloader, "dataset", None), RunDataset)
-        if (measure := self._measure(run, recipe=recipe)) is not None:
+        # The run's data goes on where it stopped. The Trainer would skip what it has read before.
+        args.ignore_data_skip |= recipe
+        at_once = args.per_device_eval_batch_size
+        if (measure := self._measure(run, recipe=recipe, at_once=at_once)) is not None:
             run.measure_with(in_evaluation(own, measure))
         if not recipe:
             seed = args.data_seed or args.seed
@@ -209,7 +212,7 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
 
     # --- held-out loss ----------------------------------------------------------------------------
 
-    def _measure(self, run: Run | Follower, *, recipe: bool) -> MeasureModel | None:
+    def _measure(self, run: Run | Follower, *, recipe: bool, at_once: int) -> MeasureModel | None:
         held_out = self._held_out
         if callable(held_out):
             return held_out
@@ -218,7 +221,7 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         if not recipe:
             return None
         return lambda model: (
-            held_out_loss(model, run.recipe_data.held_out, meanwhile=run.offer),
+            held_out_loss(model, run.recipe_data.held_out, at_once=at_once, meanwhile=run.offer),
             len(run.recipe_data.held_out),
         )
 

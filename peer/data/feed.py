@@ -85,8 +85,14 @@ class Feed:
     ) -> Iterator[Any]:
         """The batches that ``Run.data`` returns. ``device``: where those of the recipe are put.
 
-        Raises ``RuntimeError`` in a worker process of a ``DataLoader``.
+        Raises ``RuntimeError`` in a worker process of a ``DataLoader``, and ``ValueError`` for a
+        ``batch_size`` of a dataset, whose items are the batches.
         """
+        if dataset is not None and batch_size is not None:
+            raise ValueError(
+                f"batch_size is {batch_size}; it is for the run's own data. The items of a dataset "
+                "are the batches: pass a DataLoader, or a dataset of batches"
+            )
         if torch.utils.data.get_worker_info() is not None:
             # Each worker would read all batches, from a position that is never saved.
             raise RuntimeError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -13,6 +12,7 @@ import torch
 from peer.errors import CheckpointDamaged, DiskFull
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.inner_state import (
+    InnerState,
     InnerStateUnknown,
     Optimizers,
     Restored,
@@ -41,6 +41,8 @@ class InnerSaves:
     ) -> None:
         self._folder = CheckpointFolder(folder, keep=2, allowed_bytes=allowed_bytes)
         self._model, self._optimizers = model, optimizers
+        self._saved_optimizers = optimizers
+        """Those whose state is saved: none, if it cannot be."""
         self._run_id = run_id
         self._every_s = every_s
         self._tell = tell
@@ -83,14 +85,18 @@ class InnerSaves:
             return
         self._skipped = None
         try:
-            inner = capture(
-                self._model, self._optimizers, run_id=self._run_id, step=step, data=position
-            )
+            inner = self._captured(step, position)
         except InnerStateUnknown as error:
-            self._save_at = math.inf
             self._tell("checkpoint_failed", {"text": str(error)})
-            return
+            # The position in the data does not depend on it.
+            self._saved_optimizers = ()
+            inner = self._captured(step, position)
         self._saving = self._writer.submit(save, self._folder, inner)
+
+    def _captured(self, step: int, position: Mapping[str, int]) -> InnerState:
+        return capture(
+            self._model, self._saved_optimizers, run_id=self._run_id, step=step, data=position
+        )
 
     def finish(self) -> None:
         """Wait until the current write has finished.

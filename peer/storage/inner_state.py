@@ -196,6 +196,8 @@ def _states(optimizer: Optimizers) -> Iterator[tuple[torch.Tensor, dict[str, Any
 
 def _mismatch(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: Optimizers) -> str:
     kind = _kind(optimizer)
+    if not checkpoint.meta["optimizer"]:
+        return "it was saved without the state of the optimizer"
     if checkpoint.meta["optimizer"] != kind:
         return f"it belongs to {checkpoint.meta['optimizer']}, this trainer uses {kind}"
     parameters = dict(named_parameters(model))

@@ -322,8 +322,12 @@ class Engine:
         ``meanwhile``: as for ``peer.model.recipes.held_out_loss``.
         """
         at_once = min(HELD_OUT_AT_ONCE, self.choices.micro_batch)
+        # Without the code of training: a compiler would make other code for these sizes.
+        loss = self.code(replace(self.choices, compile=False))
         with self.autocast():
-            return held_out_loss(self.model, sequences, at_once=at_once, meanwhile=meanwhile)
+            return held_out_loss(
+                self.model, sequences, at_once=at_once, meanwhile=meanwhile, loss=loss
+            )
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:

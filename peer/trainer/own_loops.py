@@ -46,13 +46,15 @@ def micro_batches(
     The gradient is that of the whole batch at once, to rounding. ``batch``: a tensor, or a tuple or
     a mapping of tensors, with samples in the first dimension. ``counted``: the number of values
     that the loss of a part is the mean over, such as tokens that are not ignored; by default each
-    sample counts the same. If it returns tensors, nothing is read from the device.
+    sample counts the same. If it returns tensors, nothing is read from the device. Where nothing
+    counts, all weights are 0.
     """
     if size < 1:
         raise ValueError(f"size is {size}; a micro-batch has at least one sample")
     parts = _parts(batch, size)
     counts = [_samples(part) if counted is None else counted(part) for part in parts]
     total = sum(counts)
+    total = total.clamp(min=1) if isinstance(total, Tensor) else max(total, 1)
     for part, count in zip(parts, counts, strict=True):
         yield part, count / total
 

@@ -12,7 +12,8 @@
 
 The loop stays the caller's. A hook after ``optimizer.step`` is the safe point at which fragments
 are offered and adopted; parameters change nowhere else. Gradient accumulation needs nothing: a step
-is an optimizer step. A step that a ``GradScaler`` skips does not count.
+is an optimizer step. A step that a ``GradScaler`` skips does not count. Nobody hears of it where
+the optimizer is not fused: its tokens then count with the next step.
 
 ``Run`` is a ``Plan`` until its block is entered, and has ``Parts`` from then on
 (``peer.trainer.parts``). The network belongs to the agent process; if that dies, the loop goes on.

@@ -80,10 +80,10 @@ class Words(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": tokens, "labels": tokens}
 
 
-def llama(dtype: torch.dtype = torch.float32) -> Any:
+def llama(dtype: torch.dtype = torch.float32, *, vocabulary: int = 32) -> Any:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=32,
+        vocab_size=vocabulary,
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=1,
@@ -105,10 +105,18 @@ class Until(TrainerCallback):  # type: ignore[misc]
 class Training:
     """A Trainer with a callback, on a tiny model."""
 
-    def __init__(self, directory: Path, model: Any, own: dict[str, Any], **arguments: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        model: Any,
+        own: dict[str, Any],
+        *,
+        toml: str = TOML,
+        **arguments: Any,
+    ) -> None:
         self.events: list[Any] = []
         self.shoal = ShoalCallback(
-            parse(TOML),
+            parse(toml),
             directory=directory / "peer",
             agent_command=(sys.executable, "-m", "tests.peer.agent.lone_agent"),
             line=QUICK,
@@ -347,6 +355,47 @@ def test_a_returning_trainer_continues_with_its_optimizer_and_place_in_the_data(
     assert again.shoal.run.peer_id == first.shoal.run.peer_id
     seen = first.data.seen[: 8 * 4] + again.data.seen[-8 * 4 :]
     assert sorted(seen) == list(range(64))  # one epoch, each once
+
+
+def test_a_returning_trainer_continues_with_the_runs_data_and_measures_as_much_as_fits(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    recipe = f'[data]\nrecipe = "python_stdlib"\nsequence_length = {LENGTH}'
+    toml = TOML.replace('[data]\nrecipe = "custom"', recipe)
+    measured: list[int] = []
+
+    def train(steps: int, **how: Any) -> list[tuple[int, ...]]:
+        """The sequences that were trained on."""
+        model, read = llama(vocabulary=256), list[torch.Tensor]()
+        training = start(
+            model,
+            toml=toml,
+            max_steps=steps,
+            save_strategy="steps",
+            save_steps=8,
+            per_device_eval_batch_size=3,
+        )
+        training.trainer.train_dataset = training.shoal.dataset()
+
+        def see(model: Any, given: tuple[torch.Tensor, ...], named: dict[str, Any]) -> None:
+            if model.training:
+                read.append(named["input_ids"])
+            else:
+                measured.append(len(given[0]))
+
+        model.register_forward_pre_hook(see, with_kwargs=True)
+        training.train(**how)
+        return [tuple(row) for batch in read for row in batch.tolist()]
+
+    first = train(8)
+    again = train(12, resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-8"))
+    (tmp_path / "peer" / "inner").rename(tmp_path / "earlier")
+    whole = train(20)
+    assert first == whole[:32]
+    # The Trainer's loader has taken one batch more than was trained on.
+    assert again == whole[36:52]
+    assert max(measured) == 3
 
 
 def test_peers_walk_the_same_data_in_orders_of_their_own(start: Start) -> None:

@@ -215,11 +215,13 @@ def held_out_loss(
     *,
     at_once: int = 32,
     meanwhile: Callable[[], None] = lambda: None,
+    loss: Callable[[nn.Module, Tensor], Tensor] = next_token_loss,
 ) -> float:
     """Mean cross-entropy, in nats per token, over held-out sequences (``peer.data.sources``).
 
     Depends on parameters and sequences alone: all peers measure the same, except for rounding.
     ``meanwhile`` is called before each ``at_once`` of them, and must not change parameters.
+    ``loss``: another way to compute the same loss.
     """
     device = next(model.parameters()).device
     training = model.training
@@ -234,7 +236,7 @@ def held_out_loss(
             meanwhile()
             if weight:
                 batch = torch.from_numpy(part).to(device)
-                total += next_token_loss(model, batch).item() * weight
+                total += loss(model, batch).item() * weight
                 weights += weight
     finally:
         model.train(training)

@@ -56,6 +56,11 @@ def test_the_batches_end_with_an_iterator_which_has_no_second_time() -> None:
         next(feed().batches(set(), None))
 
 
+def test_a_batch_size_is_not_passed_over_for_a_dataset_whose_items_are_the_batches() -> None:
+    with pytest.raises(ValueError, match="batch_size is 4; it is for the run's own data"):
+        feed().batches(ITEMS, 4)
+
+
 class Recipe(IterableDataset[torch.Tensor]):
     """The batches of a run as a dataset of torch."""
 

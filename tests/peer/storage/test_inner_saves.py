@@ -13,6 +13,40 @@ from peer.storage.inner_saves import InnerSaves
 from peer.storage.inner_state import save
 
 
+def test_an_optimizer_that_cannot_be_saved_costs_its_state_and_not_the_place_in_the_data(
+    tmp_path: Path,
+) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.state[model.weight]["factors"] = [torch.zeros(2)]  # as Shampoo keeps them
+    told: list[tuple[str, ...]] = []
+
+    def opened() -> InnerSaves:
+        return InnerSaves(
+            tmp_path,
+            model,
+            optimizer,
+            run_id="run",
+            every_s=0.0,
+            tell=lambda event, fields: told.append((event, *map(str, fields.values()))),
+        )
+
+    saves = opened()
+    for step in (1, 2):
+        saves.save(step=step, position={"position": 4 * step})
+    saves.finish()
+    assert [event for event, *_ in told] == ["checkpoint_failed"], "once"
+    expected = torch.rand(3)
+    torch.manual_seed(9)
+    restored = opened().restore()
+    assert restored is not None
+    assert restored.data == {"position": 8}
+    assert told[1:] == [
+        ("optimizer_not_restored", "it was saved without the state of the optimizer")
+    ]
+    assert torch.equal(torch.rand(3), expected)
+
+
 def test_the_save_of_a_trainer_that_leaves_is_made_although_another_is_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,23 @@ def test_recomputed_activations_and_a_loss_in_chunks_change_no_gradient(
     assert_same(gradients_of(lean, batch_of()), gradients_of(engine_of(), batch_of()), atol=1e-7)
 
 
+def test_the_held_out_loss_is_measured_in_chunks_where_training_needs_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All logits at once ran out of memory at a safe point, where no step is repeated."""
+    monkeypatch.setattr(chunked_loss, "LOGITS_AT_ONCE", 256 * 10)
+    at_once: list[int] = []
+    found = []
+    for lean in (False, True):
+        engine = engine_of(choices=Choices(micro_batch=7, lean=lean))
+        head = engine.model.get_submodule("head")
+        at_once.clear()
+        head.register_forward_hook(lambda _, given, made: at_once.append(made.numel()))
+        found.append(engine.held_out_loss(batch_of().numpy()))
+        assert (max(at_once) > 256 * 10) == (not lean)
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
+
+
 def test_activations_recomputed_for_want_of_memory_are_not_recomputed_later() -> None:
     """As while something is compiled: memory runs out, and the code there is then needs less."""
     engine = engine_of()

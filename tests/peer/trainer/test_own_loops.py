@@ -37,6 +37,12 @@ def test_parts_of_a_batch_add_up_to_its_gradient_also_with_a_smaller_last_one(si
     torch.testing.assert_close(gradient(divided), gradient(whole))
 
 
+@pytest.mark.parametrize("count", [0, torch.tensor(0)])
+def test_a_batch_in_which_nothing_counts_has_no_weight(count: int | torch.Tensor) -> None:
+    parts = peer.micro_batches(torch.ones(3, 2), 2, counted=lambda part: count)
+    assert [float(weight) for _, weight in parts] == [0.0, 0.0]
+
+
 def test_a_mean_over_what_is_not_ignored_is_weighted_by_that() -> None:
     whole, divided = model_of(), model_of()
     labels = torch.randint(5, (7, 6))
