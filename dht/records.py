@@ -17,7 +17,6 @@ a clock or the network.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,6 +74,7 @@ class ContributionCounters(msgspec.Struct, frozen=True, array_like=True):
     bytes_sent: Count = 0
 
 
+NUMBER_MAX = 1e12
 NAME_LENGTH_MAX = 32
 SITE_LENGTH_MAX = 16
 RELEASE_LENGTH_MAX = 24
@@ -139,8 +139,8 @@ class PeerRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
                 raise ValueError(f"{name} contains characters that cannot be printed")
         for name in ("step_time_s", "link_bytes_s"):
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} is {value}; it is positive and finite when known")
+            if value is not None and not 0 < value <= NUMBER_MAX:  # it is displayed, too
+                raise ValueError(f"{name} is {value}; it is above 0 and at most {NUMBER_MAX:g}")
 
 
 class RunRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

@@ -212,7 +212,8 @@ class PeerTable:
             sequence=admitted.sealed.sequence,
             sealed=sealed,
             depth=len(admitted.sealed.key.rpartition("/")[2]),
-            first_seen=known.first_seen if known is not None and same else admitted.first_seen,
+            # By the own eyes: the age of a record that was passed on is the word of another peer.
+            first_seen=known.first_seen if known is not None and same else now,
             record_seen_at=admitted.first_seen,
             expires_at=admitted.expires_at,
             heard_at=known.heard_at if known is not None else None,

@@ -146,12 +146,12 @@ def attest(where: Where, key: KeyFile = None, seed: Seeds = None, as_json: Json 
         from peer.attestable import chosen
 
         told = [states for states in before.kept.values() if states]
-        if before.fragments > FRAGMENTS_MAX:
+        if (count := before.seen.fragments) > FRAGMENTS_MAX:
             raise ValueError(
-                f"the run has {before.fragments} fragments; the states of up to {FRAGMENTS_MAX} "
+                f"the run has {count} fragments; the states of up to {FRAGMENTS_MAX} "
                 "can be attested"
             )
-        found = chosen(told, before.fragments)
+        found = chosen(told, count)
         if not found:
             raise NoStateToAttest(len(told))
         attested = tuple(Attested(kept.version, kept.lineage, kept.digest) for kept, _ in found)

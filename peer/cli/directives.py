@@ -65,23 +65,18 @@ class Before:
 
     @property
     def newest(self) -> int:
-        """The newest version of any fragment at any peer.
+        """The newest version of any fragment.
 
         Raises ``ValueError`` if no peer tells its own.
         """
-        told = [version for peer in self.seen.peers for version in peer.versions]
-        if not told:
+        newest = self.seen.newest_version
+        if newest is None:
             why = self.seen.reasons or "none has a state yet"
             raise ValueError(
                 f"no peer tells which version the run is at ({why}); "
                 "--at would name one that may be over: try again when a peer does"
             )
-        return max(told)
-
-    @property
-    def fragments(self) -> int:
-        """Number of fragments of the run, as its peers tell it."""
-        return max((len(peer.versions) for peer in self.seen.peers), default=0)
+        return newest
 
 
 Change: TypeAlias = "Callable[[Before], tuple[frozenset[bytes], Orders]]"

@@ -26,7 +26,7 @@ from dht.presence.presence import Presence
 from peer.errors import RunFileError
 from peer.joining.link import short_link
 from peer.run_file.reading import from_canonical
-from peer.run_page.content import RunPage, ask, described
+from peer.run_page.content import RunPage, ask, described, elsewhere
 from peer.run_page.server import Site, serve_run_pages
 from peer.views.page_address import PageAddress
 
@@ -40,6 +40,9 @@ RUNS_MAX = 50
 ASKED_MAX = 3
 FORGET_AFTER_S = 7 * 86_400.0
 """A page without live peers is shown this long after its last news."""
+
+FIXED = frozenset(("name", "description", "licence", "homepage", "contact", "discussion", "data"))
+"""What a run file says that its owner cannot amend, and a keeper has no other words for."""
 
 NO_KEEPER = (
     "No keeper that is on line publishes a page of this run, so its loss, its contributors and its "
@@ -97,14 +100,21 @@ class RunPages:
         self._pages.update(fresh)
 
     async def _look_at(self, run: RunId, live: Sequence[Member]) -> RunPage:
-        """The page that a keeper of a run publishes; else what the records say."""
-        keepers = [m.peer for m in live if m.record.role == "keeper"]
-        pages = await asyncio.gather(*(self._ask(run, peer) for peer in keepers[:ASKED_MAX]))
-        told = [page for page in pages if page is not None]
-        if told:
-            page = max(told, key=lambda each: each.tokens or 0)
-            return msgspec.structs.replace(page, link=self._link(run, live))
-        return await self._from_records(run, live)
+        """The page that a keeper of a run publishes; else what the records say.
+
+        Anybody may call itself a keeper. So those are asked that have been here longest; of three
+        one counts that is between the others, and what the run file says it says here.
+        """
+        said = await self._file(run, live)
+        keepers = sorted((m for m in live if m.record.role == "keeper"), key=lambda m: m.first_seen)
+        asked = [member.peer for member in keepers[:ASKED_MAX]]
+        pages = await asyncio.gather(*(self._ask(run, peer) for peer in asked))
+        told = sorted((page for page in pages if page), key=lambda page: page.tokens or 0)
+        if not told:
+            return self._from_records(run, live, said)
+        page = elsewhere(told[len(told) // 2])
+        fixed = {name: text for name, text in said.items() if name in FIXED}
+        return msgspec.structs.replace(page, **fixed, link=self._link(run, live))
 
     async def _ask(self, run: RunId, peer: PeerId) -> RunPage | None:
         try:
@@ -113,16 +123,21 @@ class RunPages:
             logger.info("run_page_not_had peer=%s reason=%s", peer, error)
             return None
 
-    async def _from_records(self, run: RunId, live: Sequence[Member]) -> RunPage:
+    async def _file(self, run: RunId, live: Sequence[Member]) -> Mapping[str, object]:
+        """What the run file says; nothing if none of the peers hands it out."""
         if run not in self._files:
             await self._fetch_file(run, [member.peer for member in live[:ASKED_MAX]])
-        said = self._files.get(run)
+        return self._files.get(run, {})
+
+    def _from_records(
+        self, run: RunId, live: Sequence[Member], said: Mapping[str, object]
+    ) -> RunPage:
         learners = sum(m.record.role == "learner" and m.record.trains for m in live)
         keepers = sum(m.record.role == "keeper" for m in live)
         tokens = sum(m.record.counters.tokens for m in live)
         return msgspec.structs.replace(
             RunPage(run=run, at=self._host.wall_time()),
-            **(said or {}),
+            **said,
             link=self._link(run, live),
             tokens=min(tokens, 2**62 - 1),
             learners=learners,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -165,12 +166,31 @@ class RunStatus:
 
     @property
     def global_tokens(self) -> int:
-        return max((peer.global_tokens for peer in self.peers), default=0)
+        return told_by_two([peer.global_tokens for peer in self._holders])
+
+    @property
+    def newest_version(self) -> int | None:
+        """The newest version of any fragment; ``None`` if no peer tells its own."""
+        told = [max(peer.versions) for peer in self._holders]
+        return told_by_two(told) if told else None
+
+    @property
+    def fragments(self) -> int:
+        """Number of fragments of the run, as most of its peers tell it; 0: none tells."""
+        counts = Counter(len(peer.versions) for peer in self._holders)
+        return max(counts, key=lambda count: (counts[count], count), default=0)
+
+    @property
+    def _holders(self) -> list[status.Status]:
+        """The answers of the peers that have the run's state."""
+        return [peer for peer in self.peers if peer.versions]
 
     @property
     def held_out(self) -> status.HeldOut | None:
-        """The newest held-out loss that any peer knows."""
-        known = [peer.held_out for peer in self.peers if peer.held_out is not None]
+        """The newest held-out loss that any peer knows, of a version that the run has reached."""
+        reached = told_by_two([peer.versions[0] for peer in self._holders])
+        told = [peer.held_out for peer in self.peers if peer.held_out is not None]
+        known = [each for each in told if each.version <= reached]
         return max(known, key=lambda held_out: held_out.version, default=None)
 
     def plain(self) -> dict[str, Any]:
@@ -201,6 +221,12 @@ class RunStatus:
                 for signer, each in self.directives.items()
             ],
         }
+
+
+def told_by_two(values: Iterable[int]) -> int:
+    """The largest value that two peers reach: where more than two answer, one may say anything."""
+    ranked = sorted(values, reverse=True)
+    return ranked[1] if len(ranked) > 2 else max(ranked, default=0)
 
 
 def _named(struct: msgspec.Struct) -> dict[str, Any]:

@@ -79,7 +79,8 @@ const wide = id => Math.max(280, $(id).clientWidth);
 function steps(low, high, most) {
   const raw = (high - low) / most || 1, power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].find(each => each * power >= raw) * power, found = [];
-  for (let at = Math.ceil(low / step) * step; at <= high + step / 1e6; at += step) found.push(at);
+  // Counted: of numbers that are too large for the step, the sum would stand still.
+  for (let at = Math.ceil(low / step) * step; at <= high + step / 1e6 && found.length <= 10 * most; at += step) found.push(at);
   return found;
 }
 function chart(page) {

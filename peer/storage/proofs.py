@@ -25,12 +25,18 @@ _SIZE_BYTES = 4
 
 
 def keep_proof(folder: Path, peer: PeerId, proof: Proof) -> None:
-    """Write the proof that convicts ``peer``. Raises ``OSError``."""
+    """Write the proof that convicts ``peer``, in place of the oldest one of too many.
+
+    Raises ``OSError``.
+    """
     head = proof.encode_head()
     path = folder / FOLDER
     path.mkdir(parents=True, exist_ok=True)
     size = len(head).to_bytes(_SIZE_BYTES, "big")
     write_whole(path / f"{peer}.proof", b"".join((size, head, proof.data)))
+    there = sorted(path.glob("*.proof"), key=lambda file: file.stat().st_mtime_ns)
+    for oldest in there[:-PROOFS_MAX]:
+        oldest.unlink(missing_ok=True)
 
 
 def kept_proofs(folder: Path) -> list[Proof]:

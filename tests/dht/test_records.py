@@ -188,6 +188,8 @@ def test_a_signed_but_unusable_body_is_refused(body: list[Any], reason: str) -> 
         {"name": "n" * 33},
         {"site": "a\nb"},
         {"step_time_s": float("nan")},
+        {"step_time_s": 1e308},
+        {"link_bytes_s": 1e308},
         {"step_time_s": 0.0},
         {"link_bytes_s": float("inf")},
         {"link_bytes_s": -1.0},

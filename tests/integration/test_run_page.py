@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from peer.lab.processes import free_port
+from peer.run_page.content import Point
 from peer.run_page.server import Site, parse_run_page, serve_run_pages
 from tests.integration import chromium
 from tests.integration.swarm_processes import Command, Swarm, address_of, run_text, until
@@ -153,6 +154,24 @@ def test_a_host_of_several_runs_lists_them_and_says_what_it_cannot_know(
         assert "Contributors" not in text and "Latest export" not in text
 
     browse(processes, tmp_path, site, look)
+
+
+@in_browser
+def test_a_page_of_absurd_numbers_does_not_stop_the_browser(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """Where the step of an axis was too small for its numbers, the browser counted for ever."""
+    far = [Point(at=1e11 - n, tokens=2**61 + 512 * n, loss=1e9 - 1e-7 * n) for n in range(2)]
+    page = a_page(losses=tuple(far), held_out=(), tokens=2**62 - 1, days=(), at=1e11)
+
+    async def look(tab: chromium.Tab, url: str) -> None:
+        await tab.look(width=360, height=780, dark=False)
+        await tab.go(url)
+        await tab.until(SHOWN, timeout_s=20)
+        drawn = await tab.value("document.querySelectorAll('#loss text').length")
+        assert 0 < drawn < 200
+
+    browse(processes, tmp_path, Site(who="x", pages=lambda: {RUN: page}), look)
 
 
 def read(url: str) -> Any:

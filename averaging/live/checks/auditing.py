@@ -659,18 +659,25 @@ class Auditing:
             self.spread()
 
     def heard_of(self, peer: PeerId, message: Accused) -> None:
-        """Another peer names a proof: fetch it, if it is news."""
+        """Another peer names a proof: fetch it, if it is news about a peer that is here.
+
+        Of one that is not, this peer is told again when it comes. Keys cost nothing, and each can
+        sign what convicts it: all peers would fetch, keep and pass on such proofs for ever.
+        """
         if message.proof in self._proofs:
             self._told.setdefault(message.proof, {})[peer] = math.inf
         known = message.proof in self._proofs or message.peer in self.convicted
         if known or message.peer == self._host.peer_id or self._fetching:
             return  # one after the other: a peer names its proof again
+        if message.peer not in self._around.others:
+            return
         if self.strikes.is_out(peer, self._around.now()):
             return
         self._fetching.add(message.proof)
-        self._around.spawn(self._fetch_proof(peer, message.proof), "fetch a proof")
+        self._around.spawn(self._fetch_proof(peer, message), "fetch a proof")
 
-    async def _fetch_proof(self, peer: PeerId, name: bytes) -> None:
+    async def _fetch_proof(self, peer: PeerId, message: Accused) -> None:
+        name = message.proof
         try:
             async with self._timed_stream(peer, PROOF_ANSWER_S) as (stream, deadline):
                 frame = await self._answer_of(stream, AskProof(name))
@@ -684,6 +691,8 @@ class Auditing:
             if proof.digest != name:
                 raise BadProof("it is another one than was named")
             guilty = await self._around.threads.run(self._check, proof)
+            if guilty.peer != message.peer:
+                raise BadProof("it convicts another peer than was named")
         except (BadProof, NotHere) as error:
             self.strikes.add(peer, self._around.now())
             self._around.event("proof_refused", peer=peer, reason=str(error))

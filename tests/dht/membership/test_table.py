@@ -13,11 +13,12 @@ from dht.membership.table import (
     Change,
     MembershipSettings,
     PeerTable,
+    bucket_key,
     bucket_of,
     depth_for,
 )
 from dht.record_keeper import Admitted, RecordKeeper
-from dht.records import RunRecord, file_key, seal
+from dht.records import PeerRecord, RunRecord, file_key, seal
 from tests.dht.membership.table_of_records import ANNA, BORIS, ME, RUN, TableOfRecords
 
 
@@ -168,6 +169,20 @@ def test_the_table_is_bounded_and_the_gone_make_room() -> None:
     assert len(swarm.table) == 2
     assert swarm.record(clara, 31.0, sequence=2)
     assert swarm.live(31.0) == sorted([BORIS.peer_id, clara.peer_id])
+
+
+def test_nobody_is_established_because_another_says_that_it_saw_it_long_ago() -> None:
+    """Its steps would be believed as well, as many as it could have made since."""
+    swarm = TableOfRecords()
+    record = PeerRecord(protocol=(1, 1), role="learner", incarnation=1, reachable=True)
+    data = seal(record, ANNA, key=bucket_key(RUN, ""), sequence=1, ttl_s=600)
+    verdict = swarm.keeper.admit(data, now=1000.0, age_s=590.0)
+    assert isinstance(verdict, Admitted) and verdict.first_seen == 410.0
+    swarm.table.observe(verdict, data, now=1000.0)
+    swarm.table.heard(ANNA.peer_id, 1001.0)
+    assert swarm.established(1002.0) == [] and swarm.established(1030.0) == [ANNA.peer_id]
+    (member,) = swarm.table
+    assert member.expires_at == 1010.0, "and it does not live longer for that"
 
 
 def test_a_crowd_that_finds_the_table_full_has_it_searched_once_a_second(

@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 
 from dht.addresses import with_peer
+from dht.host import Host
 from dht.identity import PeerId, RunId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
@@ -59,13 +60,17 @@ def test_a_page_is_what_a_keeper_publishes_and_otherwise_what_records_say() -> N
 
         async def answer(peer: PeerId, request: bytes) -> bytes:
             asked.append(request)
-            return encode(a_page(run=RUN.run_id, link="shoal://a keeper's own"))
+            page = a_page(run=RUN.run_id, link="shoal://a keeper's own", homepage="https://evil")
+            return encode(page)
 
         await keeper.serve_calls(PROTOCOL, answer, request_max_bytes=REQUEST_MAX_BYTES)
         found = await look()
         assert asked == [RUN.run_id.encode()]
         assert found.unknown == () and len(found.contributors) == 4
         assert str(own[0]) in found.link, "others join by this host"
+        assert (found.name, found.homepage) == ("ours", ""), "the run file says it"
+        assert found.model == a_page().model, "with the size, which the file does not have"
+        assert found.latest is not None and found.latest.path == "", "no file is served here"
 
         await member.leave()
         await member.close()
@@ -81,6 +86,41 @@ def test_a_page_is_what_a_keeper_publishes_and_otherwise_what_records_say() -> N
         await presence.close()
         await host.close()
         await keeper.close()
+
+    run(main())
+
+
+def test_a_keeper_that_came_last_or_overstates_the_tokens_makes_no_page() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        host = network.host("host")
+        presence = Presence(host, identity_of("host"), Profile(None, role="bootstrap"))
+        await presence.start()
+        own = [with_peer(at, host.peer_id) for at in await host.addresses()]
+        pages = RunPages(host, presence, own)
+
+        opened: list[Presence | Host] = []
+
+        async def keep(name: str, tokens: int) -> None:
+            keeper = network.host(name)
+
+            async def answer(peer: PeerId, request: bytes) -> bytes:
+                return encode(a_page(run=RUN.run_id, tokens=tokens))
+
+            await keeper.serve_calls(PROTOCOL, answer, request_max_bytes=REQUEST_MAX_BYTES)
+            profile = Profile(RUN.run_id, role="keeper", run_file=RUN.canonical())
+            member = Presence(keeper, identity_of(name), profile, seeds=own)
+            await member.start()
+            opened.extend((member, keeper))
+            await asyncio.sleep(20.0)
+
+        for number, tokens in enumerate((1000, 2**61, 1010, *[2**60] * 6)):
+            await keep(f"keeper{number}", tokens)
+        await pages.look()
+        [found] = pages.pages().values()
+        assert found.tokens == 1010
+        for each in (*opened, presence, host):
+            await each.close()
 
     run(main())
 

@@ -44,6 +44,28 @@ from tests.peer.credit.books import a_tally
 from tests.peer.statuses import BORIS, CLARA, a_status
 
 
+def test_one_peer_alone_tells_neither_tokens_nor_versions_nor_a_loss_of_the_run() -> None:
+    """An order for twenty versions from now was one for never, and states had no right number."""
+    honest = [
+        a_status(name=name, versions=(3, version), global_tokens=tokens)
+        for name, version, tokens in (("anna", 3, 990), ("boris", 4, 1000))
+    ]
+    liar = a_status(
+        name="mallory",
+        versions=(2**60,) * 4096,
+        global_tokens=2**61,
+        held_out=status.HeldOut(2**60, 0.01, BORIS),
+    )
+    newcomer = a_status(name="nina", versions=(), global_tokens=0, held_out=None)
+    seen = RunStatus("ab" * 32, (liar, newcomer, *honest), {})
+    assert (seen.global_tokens, seen.newest_version, seen.fragments) == (1000, 4, 2)
+    assert seen.held_out == status.HeldOut(3, 2.4, BORIS)
+    alone = RunStatus("ab" * 32, (newcomer, honest[1]), {})
+    assert (alone.global_tokens, alone.newest_version, alone.fragments) == (1000, 4, 2)
+    nobody = RunStatus("ab" * 32, (newcomer,), {})
+    assert (nobody.newest_version, nobody.fragments, nobody.held_out) == (None, 0, None)
+
+
 def test_a_resting_peer_tells_the_reason_and_its_limits() -> None:
     resting = a_status(
         name="anna",

@@ -202,6 +202,27 @@ async def test_a_proof_that_proves_nothing_convicts_nobody_and_costs_its_sender(
         assert peers[1].averager.audits.strikes.count(liar.id, now) > 0.9
 
 
+@pytest.mark.parametrize("about_a_member", [False, True])
+async def test_keys_that_nobody_has_met_convict_themselves_in_vain(about_a_member: bool) -> None:
+    """Each cost every peer a file, a line of its log and a message to all others, without end."""
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, EVERYTHING)
+        liar = await made.add("mallory", policy=EVERYTHING)
+        await made.live(30.0)
+        for number in range(10):
+            key = identity_of(f"invented {number}")
+            votes = [Vote(seal, key.sign(said.vote(bytes(32), 1, seal))) for seal in ((0, 1), (0,))]
+            head = TwoVotes(
+                peer=key.peer_id, round=bytes(32), ballot=1, first=votes[0], second=votes[1]
+            )
+            proof = Proof(head)
+            named = peers[0].id if about_a_member else key.peer_id
+            liar.averager.audits._proofs[proof.digest] = proof, named
+        liar.averager.audits.spread()
+        await made.live(20.0)
+        assert convicts(peers) == [set()] * 3
+
+
 async def test_a_peer_that_shows_auditors_nothing_is_not_banned_and_counts_for_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
