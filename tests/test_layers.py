@@ -22,6 +22,8 @@ PACKAGES = ("dht", "averaging", "peer")
 ORDER = (
     "dht",
     "dht.membership",
+    "dht.libp2p.framing",
+    "dht.libp2p.lane",
     "dht.libp2p",
     "dht.memory",
     "dht.presence",

@@ -2,17 +2,11 @@
 
 In: unary calls, streams and directory records of a peer. Out: the same on the network, with sizes,
 counts and waiting times bounded. Start reading at ``hivemind_host`` (the host and the daemon's
-life), then ``hivemind_daemon`` (one daemon process), ``frame_stream`` (frames, END and ACK on a
-socket), ``lane`` (direct TCP connections for bulk streams, each a ``lane_connection``, sealed by
-``sealing``, with messages of ``lane_wire`` and limits of ``lane_settings``; ``pacing`` leaves room
-for others on the line, ``packing`` compresses; ``meetings`` opens them between two peers behind
-routers, by ``punching`` at addresses that ``observers`` tell, and where that fails through a third
-peer, by ``relaying``; ``port_mapping`` asks the router for a ``port_lease``, with ``nat_pmp`` or
-``upnp``) and ``hivemind_directory`` (records on hivemind's Kademlia node; ``directory_search``
-decides which peers a search asks, and ``directory_wire`` checks each message before hivemind
-decodes it). Only modules named ``hivemind_*`` may use hivemind, and they take its names from
-``hivemind_patches``. Nothing here knows runs, fragments or training.
-
+life), then ``hivemind_daemon`` (one daemon process), ``framing`` (frames on a socket), ``lane``
+(direct connections for bulk streams) and ``hivemind_directory`` (records on hivemind's Kademlia
+node; ``directory_search`` decides which peers a search asks, and ``directory_wire`` checks each
+message before hivemind decodes it). Only modules named ``hivemind_*`` may use hivemind, and they
+take its names from ``hivemind_patches``. Nothing here knows runs, fragments or training.
 
 Shoal uses the two lowest layers of hivemind 1.1: the libp2p daemon and the asyncio Kademlia node,
 both in the agent's own event loop. Streams, rounds and state transfer are our own. hivemind's

@@ -37,7 +37,7 @@ from multiaddr import Multiaddr
 from dht import addresses
 from dht.errors import HostClosed
 from dht.identity import PeerId
-from dht.libp2p.frame_stream import FrameStream
+from dht.libp2p.framing.frame_stream import FrameStream
 from dht.libp2p.hivemind_patches import (
     HivemindMultiaddr,
     P2PDaemonError,
@@ -360,7 +360,9 @@ class Daemon(StrictP2P):
                         signal()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(child.wait(), 1.0)
-            child._transport.close()  # type: ignore[attr-defined]  # or it warns when collected
+            transport = getattr(child, "_transport", None)
+            if transport is not None:
+                transport.close()  # or it warns when collected
         if self._reader_task is not None:
             self._reader_task.cancel()
         self._alive = False

@@ -26,7 +26,7 @@ from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
 from dht.guarded_host import Refusal
 from dht.host import UNARY_MAX_BYTES, CallHandler, Connection, Directory, Stream, StreamHandler
 from dht.identity import Identity, PeerId
-from dht.libp2p.frame_stream import FrameStream
+from dht.libp2p.framing.frame_stream import FrameStream
 from dht.libp2p.hivemind_daemon import (
     START_TIMEOUT_S,
     Daemon,
@@ -44,9 +44,11 @@ from dht.libp2p.hivemind_patches import (
     RefusedByHandler,
     p2pd_pb2,
 )
-from dht.libp2p.lane import Lane
-from dht.libp2p.lane_settings import LaneSettings
-from dht.libp2p.lane_wire import (
+from dht.libp2p.lane.lane import Lane
+from dht.libp2p.lane.port_mapping import own_gateway
+from dht.libp2p.lane.relaying import connected
+from dht.libp2p.lane.settings import LaneSettings
+from dht.libp2p.lane.wire import (
     CIRCUIT_MAX_BYTES,
     CIRCUIT_PROTOCOL,
     KNOCK_MAX_BYTES,
@@ -62,8 +64,6 @@ from dht.libp2p.lane_wire import (
     decode,
     is_outer,
 )
-from dht.libp2p.port_mapping import own_gateway
-from dht.libp2p.relaying import connected
 from dht.record_keeper import RecordKeeper
 
 _logger = logging.getLogger("dht.host")

@@ -110,7 +110,7 @@ class PeerSettings:
     site: str | None = None
     """Peers with the same site are near each other (``averaging.rules.sites``)."""
     lane: str = "auto"
-    """TCP port for direct bulk transfers (``dht.libp2p.lane_settings.parse_lane``)."""
+    """TCP port for direct bulk transfers (``dht.libp2p.lane.settings.parse_lane``)."""
     credential: bytes = b""
     """Proof that the run admits this peer (``dht.membership.credentials``)."""
     stays: bool = False

@@ -2,9 +2,9 @@
 
 While a member of the run can be dialled, nothing is done here: it leads and reduces, and the others
 need no connections with each other. Otherwise this peer opens direct connections with all others
-(``dht.libp2p.punching``), and counts as reachable if none of them fails. A peer whose router lets
-no connection with some other one through does not lead: that one could not follow it. In a large
-run only some peers are met by everybody, and lead (``peer.rules.reach.hubs``).
+(``dht.libp2p.lane.punching``), and counts as reachable if none of them fails. A peer whose router
+lets no connection with some other one through does not lead: that one could not follow it. In a
+large run only some peers are met by everybody, and lead (``peer.rules.reach.hubs``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 
 from dht.errors import DhtError
 from dht.identity import PeerId
-from dht.libp2p.lane import Lane
+from dht.libp2p.lane.lane import Lane
 from dht.presence.presence import Presence
 from peer.rules.reach import hubs, to_meet
 

@@ -28,8 +28,8 @@ from dht.guarded_host import GuardedHost
 from dht.identity import PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.libp2p.lane_settings import parse_lane
-from dht.libp2p.relaying import MEMBERS_ONLY
+from dht.libp2p.lane.relaying import MEMBERS_ONLY
+from dht.libp2p.lane.settings import parse_lane
 from dht.membership.orders import words
 from dht.membership.table import Member
 from dht.presence.events import Events, PresenceEvent

@@ -66,7 +66,7 @@ class Begin(_Message, frozen=True, kw_only=True):
     listen: tuple[str, ...]
     announce: tuple[str, ...]
     lane: str = "auto"
-    """TCP port for direct bulk transfers (``dht.libp2p.lane_settings.parse_lane``)."""
+    """TCP port for direct bulk transfers (``dht.libp2p.lane.settings.parse_lane``)."""
     credential: bytes = b""
     """Proof that the run admits this peer (``dht.membership.credentials``)."""
     found_after_s: float | None

@@ -43,7 +43,7 @@ def _site(name: str | None) -> str | None:
 
 
 def _lane(text: str) -> str:
-    from dht.libp2p.lane_settings import parse_lane
+    from dht.libp2p.lane.settings import parse_lane
     from peer.hosting.listening import try_to_listen
 
     with usage_errors():

@@ -28,8 +28,8 @@ from peer.doctor.this_machine import (
 
 if TYPE_CHECKING:
     from dht.libp2p.hivemind_host import HivemindHost
-    from dht.libp2p.lane import Lane
-    from dht.libp2p.lane_connection import Path
+    from dht.libp2p.lane.connection import Path
+    from dht.libp2p.lane.lane import Lane
 
 
 async def examine(plan: Plan, *, on_finding: Callable[[Finding], None]) -> list[Finding]:
@@ -84,7 +84,7 @@ async def _try_lane(lane: Lane, peer: PeerId) -> Path | str:
 async def _open_host(identity: Identity, port: int) -> AsyncIterator[tuple[HivemindHost, float]]:
     from dht.libp2p.hivemind_daemon import DaemonSettings
     from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-    from dht.libp2p.lane_settings import LaneSettings
+    from dht.libp2p.lane.settings import LaneSettings
 
     started = time.monotonic()
     daemon = DaemonSettings(listen=(Multiaddr(f"/ip4/0.0.0.0/tcp/{port}"),))

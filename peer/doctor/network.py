@@ -16,9 +16,9 @@ from dht import addresses
 from dht.errors import DhtError, PeerUnreachable
 from dht.host import Host
 from dht.identity import Identity, PeerId, RunId
-from dht.libp2p.lane_connection import Path
-from dht.libp2p.observers import RouterView
-from dht.libp2p.relaying import MEMBERS_ONLY
+from dht.libp2p.lane.connection import Path
+from dht.libp2p.lane.observers import RouterView
+from dht.libp2p.lane.relaying import MEMBERS_ONLY
 from dht.membership.reachability import in_words
 from dht.membership.table import Member
 from dht.presence.presence import Presence

@@ -31,8 +31,8 @@ from dht.errors import AddressError
 from dht.identity import Identity, PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.libp2p.lane_settings import LaneSettings
-from dht.libp2p.relaying import MEMBERS_ONLY, Relay
+from dht.libp2p.lane.relaying import MEMBERS_ONLY, Relay
+from dht.libp2p.lane.settings import LaneSettings
 from dht.presence.events import Events, PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import PresenceSettings, Profile

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dht import addresses
-from dht.libp2p.lane_settings import parse_lane
+from dht.libp2p.lane.settings import parse_lane
 from dht.membership.credentials import InviteKey
 from dht.records import name_problem, site_problem
 from peer.bridge.agent_process import LineSettings

@@ -47,9 +47,11 @@ from averaging.numbers.codecs import codec_named, codec_names
 from averaging.numbers.layout import TensorSpec
 from dht import addresses
 from dht.identity import Identity, RunId
-from dht.libp2p import directory_wire, lane_wire, nat_pmp, upnp
+from dht.libp2p import directory_wire
 from dht.libp2p.directory_wire import MalformedMessage, place_of, read_packed, read_subkey
-from dht.libp2p.frame_stream import HEADER, FrameStream, FrameType
+from dht.libp2p.framing.frame_stream import HEADER, FrameStream, FrameType
+from dht.libp2p.framing.packing import packing, unpacking
+from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES
 from dht.libp2p.hivemind_patches import (
     DictionaryDHTValue,
     MSGPackSerializer,
@@ -57,9 +59,9 @@ from dht.libp2p.hivemind_patches import (
     _parsed,
     dht_pb2,
 )
-from dht.libp2p.packing import packing, unpacking
-from dht.libp2p.port_lease import NotMapped
-from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES
+from dht.libp2p.lane import nat_pmp, upnp
+from dht.libp2p.lane import wire as lane_wire
+from dht.libp2p.lane.port_lease import NotMapped
 from dht.membership import credentials, hello
 from dht.membership.credentials import (
     InviteKey,

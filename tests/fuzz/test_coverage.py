@@ -10,8 +10,8 @@ from typing import get_args
 import msgspec
 
 from averaging.numbers.codecs import codec_names
-from dht.libp2p import lane_wire
 from dht.libp2p.directory_wire import RULES
+from dht.libp2p.lane import wire as lane_wire
 from dht.membership import hello
 from tests.fuzz.targets import LANE, TARGETS
 
@@ -33,13 +33,13 @@ FUZZED: dict[str, tuple[str, ...]] = {
         "delegation_text",
     ),
     "dht/membership/hello.py": ("hello", "hello_reply", "dial_back", "dial_back_reply", "papers"),
-    "dht/libp2p/frame_stream.py": ("frames",),
-    "dht/libp2p/packing.py": ("packed",),
+    "dht/libp2p/framing/frame_stream.py": ("frames",),
+    "dht/libp2p/framing/packing.py": ("packed",),
     "dht/libp2p/hivemind_patches.py": ("directory_value", "directory_store", "directory_found"),
     "dht/libp2p/directory_wire.py": ("directory_packed", "directory_subkey"),
-    "dht/libp2p/nat_pmp.py": ("port_mapping",),
-    "dht/libp2p/upnp.py": ("upnp_answer", "upnp_description"),
-    "dht/libp2p/lane_wire.py": tuple(f"lane_{type(each).__name__.lower()}" for each in LANE),
+    "dht/libp2p/lane/nat_pmp.py": ("port_mapping",),
+    "dht/libp2p/lane/upnp.py": ("upnp_answer", "upnp_description"),
+    "dht/libp2p/lane/wire.py": tuple(f"lane_{type(each).__name__.lower()}" for each in LANE),
     "averaging/messages.py": ("message", "commit", "opening", "signatures"),
     "averaging/history/replay.py": ("replay_head",),
     "averaging/history/manifest.py": ("manifest",),
@@ -69,7 +69,7 @@ NOT_FROM_STRANGERS: dict[str, str] = {
     "dht/membership/peer_cache.py": OWN_FILES,
     "dht/presence/door.py": OWN_FILES,
     "dht/whole_files.py": OWN_FILES,
-    "dht/libp2p/pacing.py": "from the kernel",
+    "dht/libp2p/lane/pacing.py": "from the kernel",
     "dht/libp2p/hivemind_host.py": OWN_DAEMON,
     "dht/libp2p/hivemind_daemon.py": OWN_DAEMON,
     "averaging/live/streams/buffers.py": OWN_MEMORY,

@@ -22,7 +22,7 @@ from dht.host import FRAME_MAX_BYTES, Stream
 from dht.identity import PeerId, RunId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.libp2p.lane_settings import LaneSettings
+from dht.libp2p.lane.settings import LaneSettings
 from dht.presence.events import Events
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile

@@ -11,7 +11,7 @@ import pytest
 from averaging.live.streams.bulk import Bulk
 from averaging.live.streams.links import Transport
 from dht.identity import PeerId, RunId
-from dht.libp2p.lane_settings import LaneSettings
+from dht.libp2p.lane.settings import LaneSettings
 from peer.lab.chaos import stranger
 from peer.lab.chaos.visit import visit
 from tests.integration.loopback import LOOPBACK, hosts, run, until

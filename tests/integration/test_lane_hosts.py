@@ -12,8 +12,8 @@ from dht.errors import CallRefused, StreamBroken
 from dht.host import FRAME_MAX_BYTES, Stream
 from dht.identity import PeerId
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.libp2p.lane_settings import LaneSettings
-from dht.libp2p.lane_wire import LANE_PROTOCOL, PUNCH_PROTOCOL
+from dht.libp2p.lane.settings import LaneSettings
+from dht.libp2p.lane.wire import LANE_PROTOCOL, PUNCH_PROTOCOL
 from tests.integration.loopback import LOOPBACK, WAIT_S, dial_out_only, hosts, run, until
 
 LANE = LaneSettings(wait_s=WAIT_S)

@@ -25,7 +25,7 @@ from dht.errors import DhtError
 from dht.host import FRAME_MAX_BYTES, Stream
 from dht.identity import Identity, RunId
 from dht.libp2p.hivemind_host import HivemindHost
-from dht.libp2p.lane_wire import LANE_PROTOCOL
+from dht.libp2p.lane.wire import LANE_PROTOCOL
 from dht.membership import hello
 from dht.membership.table import bucket_key
 from dht.records import seal

@@ -18,11 +18,11 @@ from dht import addresses as address_rules
 from dht.errors import DhtError
 from dht.host import FRAME_MAX_BYTES, Stream
 from dht.identity import Identity, PeerId, RunId
-from dht.libp2p.frame_stream import HEADER, FrameType
+from dht.libp2p.framing.frame_stream import HEADER, FrameType
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.libp2p.lane_settings import LaneSettings
-from dht.libp2p.lane_wire import LANE_PROTOCOL, Offer
+from dht.libp2p.lane.settings import LaneSettings
+from dht.libp2p.lane.wire import LANE_PROTOCOL, Offer
 from dht.membership.hello import (
     CONFIRM_PROTOCOL,
     DIAL_BACK_PROTOCOL,

@@ -1,6 +1,7 @@
 """A router that maps TCP ports over UPnP: the part of an Internet Gateway Device that peers use.
 
-Serves ``tests/dht/libp2p/test_upnp.py`` on loopback, and a home's router in network namespaces.
+Serves ``tests/dht/libp2p/lane/test_upnp.py`` on loopback, and a home's router in network
+namespaces.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ from ipaddress import IPv4Address
 from dht.errors import CallRefused, PeerUnreachable
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
-from dht.libp2p.frame_stream import FrameStream
-from dht.libp2p.lane import Lane
-from dht.libp2p.lane_settings import LaneSettings
-from dht.libp2p.lane_wire import CIRCUIT_PROTOCOL, PUNCH_PROTOCOL, VIA_PROTOCOL, is_outer
-from dht.libp2p.observers import Outside
+from dht.libp2p.framing.frame_stream import FrameStream
+from dht.libp2p.lane.lane import Lane
+from dht.libp2p.lane.observers import Outside
+from dht.libp2p.lane.settings import LaneSettings
+from dht.libp2p.lane.wire import CIRCUIT_PROTOCOL, PUNCH_PROTOCOL, VIA_PROTOCOL, is_outer
 from tests.integration.loopback import WAIT_S
 
 HERE = "127.0.0.1"

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from dht.libp2p.pacing import LOOK_S, Pace, Sample, shares
+from dht.libp2p.lane.pacing import LOOK_S, Pace, Sample, shares
 
 STEP_S = 0.0005
 PACKET_BYTES, HEADERS_BYTES = 1448, 66

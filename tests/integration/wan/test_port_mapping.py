@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dht.libp2p.upnp import OTHER_PORTS
+from dht.libp2p.lane.upnp import OTHER_PORTS
 from peer.lab.network.topology import Internet, Nat, Site, internet, must_run_in
 from peer.lab.network.topology import inside as inside_of
 from tests.integration.swarm_processes import load, tell

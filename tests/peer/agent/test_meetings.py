@@ -10,7 +10,7 @@ import pytest
 
 from dht.errors import PeerUnreachable
 from dht.identity import PeerId
-from dht.libp2p.lane import Lane
+from dht.libp2p.lane.lane import Lane
 from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
 from peer.agent.meetings import MEET_EVERY_S, Meetings

@@ -17,10 +17,10 @@ from multiaddr import Multiaddr
 
 from averaging.live import compiling
 from dht.identity import PeerId, RunId
-from dht.libp2p.lane_connection import Path as LanePath
-from dht.libp2p.meetings import APART
-from dht.libp2p.observers import RouterView
-from dht.libp2p.relaying import MEMBERS_ONLY
+from dht.libp2p.lane.connection import Path as LanePath
+from dht.libp2p.lane.meetings import APART
+from dht.libp2p.lane.observers import RouterView
+from dht.libp2p.lane.relaying import MEMBERS_ONLY
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from dht.presence.events import Events, PresenceEvent

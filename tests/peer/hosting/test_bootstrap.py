@@ -16,7 +16,7 @@ from dht import addresses
 from dht.errors import CallRefused, KeyFileError
 from dht.identity import Identity, PeerId, RunId
 from dht.libp2p.hivemind_host import HivemindHost
-from dht.libp2p.lane_wire import CIRCUIT_PROTOCOL, Circuit, Leg, decode, encode
+from dht.libp2p.lane.wire import CIRCUIT_PROTOCOL, Circuit, Leg, decode, encode
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from peer.hosting.bootstrap import (

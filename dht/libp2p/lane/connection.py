@@ -13,8 +13,9 @@ from ipaddress import ip_address
 from typing import Protocol
 
 from dht.identity import PeerId
-from dht.libp2p.frame_stream import FrameStream
-from dht.libp2p.lane_wire import (
+from dht.libp2p.framing.frame_stream import FrameStream
+from dht.libp2p.framing.sealing import NUMBER_BYTES, Ticket
+from dht.libp2p.lane.wire import (
     PREAMBLE_MAX_BYTES,
     Answer,
     Begin,
@@ -24,7 +25,6 @@ from dht.libp2p.lane_wire import (
     decode,
     encode,
 )
-from dht.libp2p.sealing import NUMBER_BYTES, Ticket
 
 
 class Path(IntEnum):

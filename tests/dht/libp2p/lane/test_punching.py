@@ -14,13 +14,13 @@ import pytest
 
 from dht.errors import HostClosed
 from dht.identity import PeerId
-from dht.libp2p import meetings, observers
-from dht.libp2p.lane import Lane
-from dht.libp2p.lane_connection import Path
-from dht.libp2p.lane_settings import LaneSettings
-from dht.libp2p.lane_wire import Offer, Punch, PunchOffer, decode, encode, is_outer
-from dht.libp2p.punching import Opening
-from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES
+from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES
+from dht.libp2p.lane import meetings, observers
+from dht.libp2p.lane.connection import Path
+from dht.libp2p.lane.lane import Lane
+from dht.libp2p.lane.punching import Opening
+from dht.libp2p.lane.settings import LaneSettings
+from dht.libp2p.lane.wire import Offer, Punch, PunchOffer, decode, encode, is_outer
 from tests.dht.libp2p.lane_ends import (
     ANNA,
     BORIS,

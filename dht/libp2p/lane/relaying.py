@@ -4,7 +4,7 @@ Where two routers let no direct connection through, both ends dial a third peer,
 passes the bytes on. Each end asks the relay for its leg over libp2p, which authenticates it, so
 nobody joins a circuit in another's name; the relay judges the pair before it admits either end.
 The keys of the frames are exchanged by the two ends over libp2p, so the relay carries ciphertext
-and can neither read nor change it unnoticed (``dht.libp2p.sealing``).
+and can neither read nor change it unnoticed (``dht.libp2p.framing.sealing``).
 
 A relay acts with the consent of its owner only, within a rate for all circuits together.
 ``FairQueue`` shares the rate equally among pairs of peers, whatever number of circuits each has.
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from dht.identity import PeerId
-from dht.libp2p.sealing import NUMBER_BYTES
+from dht.libp2p.framing.sealing import NUMBER_BYTES
 from dht.throttled_host import Gate
 
 JOINED = b"\x01"

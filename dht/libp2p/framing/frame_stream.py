@@ -1,5 +1,5 @@
 """Frames over a byte stream: a libp2p stream, which the daemon hands us as a Unix socket, or a
-connection of our own (``dht.libp2p.lane``).
+connection of our own (``dht.libp2p.lane.lane``).
 
 A frame is ``u32 length, u8 type`` and the payload (big-endian). DATA carries the caller's bytes.
 END says that no more frames follow, and is answered by ACK once the other side's reader has taken
@@ -9,10 +9,10 @@ one ends, over some transports it truncates the stream, and end-of-file looks li
 A libp2p stream ends with its socket. A connection of our own carries one stream after another:
 DONE, sent by the side that served a stream which both sides have ended, says that it is ready for
 the next one. The daemon encrypts its streams; on our own connections each frame is sealed
-(``dht.libp2p.sealing``).
+(``dht.libp2p.framing.sealing``).
 
 On lines through the internet large frames are packed, where both sides read that
-(``dht.libp2p.packing``).
+(``dht.libp2p.framing.packing``).
 
 Bytes are read from the socket directly into the caller's buffer, and written from the caller's
 memory: beside the daemon's own work this costs next to nothing.
@@ -31,8 +31,8 @@ from typing import Protocol, cast
 from dht.errors import StreamBroken
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
-from dht.libp2p.packing import PACK_FROM_BYTES, in_turns, packing, unpacking
-from dht.libp2p.sealing import TAG_BYTES, BadSeal, Seals
+from dht.libp2p.framing.packing import PACK_FROM_BYTES, in_turns, packing, unpacking
+from dht.libp2p.framing.sealing import TAG_BYTES, BadSeal, Seals
 
 HEADER = struct.Struct(">IB")
 

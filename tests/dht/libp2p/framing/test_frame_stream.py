@@ -13,7 +13,7 @@ import pytest
 from dht.errors import StreamBroken
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
-from dht.libp2p.frame_stream import (
+from dht.libp2p.framing.frame_stream import (
     AHEAD_BYTES,
     HEADER,
     QUEUE_MAX_BYTES,
@@ -205,7 +205,7 @@ async def test_a_frame_that_arrives_slowly_but_steadily_is_waited_for() -> None:
 
 
 async def test_a_frame_that_trickles_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dht.libp2p.frame_stream.PATIENCE", 2)
+    monkeypatch.setattr("dht.libp2p.framing.frame_stream.PATIENCE", 2)
 
     async with against_raw() as (stream, raw):
         receiving = asyncio.ensure_future(stream.receive(timeout_s=0.7))

@@ -14,8 +14,8 @@ where the first SYN was lost (address-restricted with a symmetric one). QUIC ove
 same addresses and fail for the same two pairs, and every byte would pass through Python: both ends
 of an aioquic 1.7 connection on one core of a busy machine move 12 MB in a second of its processor
 time, those of a lane 1,100 to 1,230 MB (30 MB over loopback, three turns each). That is less than
-the 20 MB/s asked of it, and a hundredth of what the sealed frames of ``dht.libp2p.lane`` do, which
-go on as they are on these connections. Hence TCP.
+the 20 MB/s asked of it, and a hundredth of what the sealed frames of ``dht.libp2p.lane.lane`` do,
+which go on as they are on these connections. Hence TCP.
 
 This module knows nothing of peers: everybody who connects is a stranger until the lane has seen a
 ticket.

@@ -15,9 +15,9 @@ from typing import Protocol
 
 from dht.errors import DhtError
 from dht.identity import PeerId
-from dht.libp2p.lane_connection import Connection, Holder, Path, ticket_of
-from dht.libp2p.lane_wire import KNOCK_PROTOCOL, LET_IN, Knock, Offer, decode, encode, is_outer
-from dht.libp2p.punching import Opening
+from dht.libp2p.lane.connection import Connection, Holder, Path, ticket_of
+from dht.libp2p.lane.punching import Opening
+from dht.libp2p.lane.wire import KNOCK_PROTOCOL, LET_IN, Knock, Offer, decode, encode, is_outer
 
 OBSERVERS_MAX = 2
 """Number of peers that are asked for the outer address of a port."""
@@ -35,7 +35,7 @@ class Outside(Protocol):
     """
 
     async def call(self, peer: PeerId, protocol: str, message: bytes) -> bytes:
-        """Send a message of ``dht.libp2p.lane_wire`` to a peer; returns the answer."""
+        """Send a message of ``dht.libp2p.lane.wire`` to a peer; returns the answer."""
         ...
 
     async def observers(self) -> Sequence[tuple[PeerId, str]]:

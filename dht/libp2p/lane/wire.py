@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias, TypeVar
 import msgspec
 
 from dht.decoding import UNDECODABLE
-from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES
+from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES
 
 LANE_PROTOCOL = "/shoal/lane/1"
 """Unary call over libp2p that is answered with an ``Offer``."""

@@ -5,7 +5,7 @@ connection has a random key that is used for nothing else, so a counter serves a
 repeats. A frame that was changed, repeated, left out or reordered does not open.
 
 A ticket holds the keys of one connection with one peer, whose identity libp2p has verified; the
-keys travel over libp2p (``dht.libp2p.lane``). A ticket is named by a number, which need not be
+keys travel over libp2p (``dht.libp2p.lane.lane``). A ticket is named by a number, which need not be
 secret: it is of no use without the keys.
 """
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from dht.libp2p import nat_pmp, upnp
-from dht.libp2p.port_lease import LIFE_S, Mapped, NotMapped
-from dht.libp2p.port_mapping import keep_mapped
-from dht.libp2p.upnp import (
+from dht.libp2p.lane import nat_pmp, upnp
+from dht.libp2p.lane.port_lease import LIFE_S, Mapped, NotMapped
+from dht.libp2p.lane.port_mapping import keep_mapped
+from dht.libp2p.lane.upnp import (
     DEVICES,
     DOCUMENT_MAX_BYTES,
     OTHER_PORTS,

@@ -2,9 +2,10 @@
 
 The daemon maps its own port. The lane has another one, and without a mapping others cannot dial it
 even where they can dial the daemon. The default gateway is asked with NAT-PMP
-(``dht.libp2p.nat_pmp``), then over UPnP (``dht.libp2p.upnp``), which most home routers have
-instead. The mapping ends by itself unless it is renewed, and is removed when the lane is closed.
-The library for this in most programs, miniupnpc, is a C extension; aioupnp is not maintained.
+(``dht.libp2p.lane.nat_pmp``), then over UPnP (``dht.libp2p.lane.upnp``), which most home routers
+have instead. The mapping ends by itself unless it is renewed, and is removed when the lane is
+closed. The library for this in most programs, miniupnpc, is a C extension; aioupnp is not
+maintained.
 
 A router that lies makes peers dial a wrong port, which they give up as one that does not answer.
 Nothing but the default gateway is believed, or sent anything beyond the search for it. The address
@@ -22,12 +23,12 @@ import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dht.libp2p.lane_wire import is_outer
-from dht.libp2p.nat_pmp import ROUTER_PORT, NatPmp
-from dht.libp2p.port_lease import Mapped, NotMapped, Way
-from dht.libp2p.upnp import Upnp
+from dht.libp2p.lane.nat_pmp import ROUTER_PORT, NatPmp
+from dht.libp2p.lane.port_lease import Mapped, NotMapped, Way
+from dht.libp2p.lane.upnp import Upnp
+from dht.libp2p.lane.wire import is_outer
 
-_logger = logging.getLogger("dht.libp2p.port_mapping")
+_logger = logging.getLogger("dht.libp2p.lane.port_mapping")
 
 ROUTES = Path("/proc/net/route")
 """The kernel's routes (Linux)."""

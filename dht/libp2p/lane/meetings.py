@@ -1,10 +1,10 @@
 """Connections with peers behind routers, for a lane: met, or through a relay.
 
-Two peers whose routers let nobody in dial each other at once (``dht.libp2p.punching``). For that,
-each learns its outer address from peers outside (``dht.libp2p.observers``), and they agree on the
-moment over the daemon: the one that wants the connection calls ``Punch``. Where their routers do
-not let that through, both dial a third peer that passes the sealed frames on
-(``dht.libp2p.relaying``): the one that wants the connection chooses it, and calls ``Via``. A
+Two peers whose routers let nobody in dial each other at once (``dht.libp2p.lane.punching``). For
+that, each learns its outer address from peers outside (``dht.libp2p.lane.observers``), and they
+agree on the moment over the daemon: the one that wants the connection calls ``Punch``. Where their
+routers do not let that through, both dial a third peer that passes the sealed frames on
+(``dht.libp2p.lane.relaying``): the one that wants the connection chooses it, and calls ``Via``. A
 relayed pair tries to meet again later, after longer and longer pauses.
 
 The lane keeps the connections, and proves who is at their ends.
@@ -24,9 +24,13 @@ from typing import Any, Protocol
 
 from dht.errors import CallRefused, DhtError, PeerUnreachable
 from dht.identity import PeerId
-from dht.libp2p.lane_connection import Connection, Holder, Partner, Path, ticket_of
-from dht.libp2p.lane_settings import RELAY_S, RETRY_MAX_S, LaneSettings
-from dht.libp2p.lane_wire import (
+from dht.libp2p.framing.sealing import NUMBER_BYTES, Ticket
+from dht.libp2p.lane.connection import Connection, Holder, Partner, Path, ticket_of
+from dht.libp2p.lane.observers import Observers, Outside
+from dht.libp2p.lane.punching import Opening
+from dht.libp2p.lane.relaying import NO_BULK, reach_through
+from dht.libp2p.lane.settings import RELAY_S, RETRY_MAX_S, LaneSettings
+from dht.libp2p.lane.wire import (
     CIRCUIT_PROTOCOL,
     PUNCH_PROTOCOL,
     VIA_PROTOCOL,
@@ -40,12 +44,8 @@ from dht.libp2p.lane_wire import (
     encode,
     is_outer,
 )
-from dht.libp2p.observers import Observers, Outside
-from dht.libp2p.punching import Opening
-from dht.libp2p.relaying import NO_BULK, reach_through
-from dht.libp2p.sealing import NUMBER_BYTES, Ticket
 
-_logger = logging.getLogger("dht.libp2p.meetings")
+_logger = logging.getLogger("dht.libp2p.lane.meetings")
 
 RELAYS_TRIED_MAX = 8
 """Number of connected peers that are asked to relay, before a relayed connection is given up."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from urllib.parse import urljoin, urlsplit
 from xml.parsers import expat
 
-from dht.libp2p.port_lease import LIFE_S, Mapped, NotMapped
+from dht.libp2p.lane.port_lease import LIFE_S, Mapped, NotMapped
 
 SEARCH_GROUP = "239.255.255.250"
 SEARCH_PORT = 1900

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dht.identity import PeerId
-from dht.libp2p.sealing import (
+from dht.libp2p.framing.sealing import (
     KEY_BYTES,
     NUMBER_BYTES,
     SEALED_MAX_BYTES,

@@ -11,13 +11,13 @@ import pytest
 from dht.errors import PeerUnreachable, StreamBroken
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
-from dht.libp2p import meetings, observers
-from dht.libp2p.lane import Lane
-from dht.libp2p.lane_connection import Path
-from dht.libp2p.lane_settings import LaneSettings
-from dht.libp2p.lane_wire import PUNCH_PROTOCOL, Circuit, Leg, Via, decode, encode
-from dht.libp2p.relaying import FairQueue, Relay, RelaySettings
-from dht.libp2p.sealing import NUMBER_BYTES
+from dht.libp2p.framing.sealing import NUMBER_BYTES
+from dht.libp2p.lane import meetings, observers
+from dht.libp2p.lane.connection import Path
+from dht.libp2p.lane.lane import Lane
+from dht.libp2p.lane.relaying import FairQueue, Relay, RelaySettings
+from dht.libp2p.lane.settings import LaneSettings
+from dht.libp2p.lane.wire import PUNCH_PROTOCOL, Circuit, Leg, Via, decode, encode
 from tests.dht.libp2p.lane_ends import (
     ANNA,
     BORIS,

@@ -11,7 +11,7 @@ import contextlib
 import socket
 import struct
 
-from dht.libp2p.port_lease import LIFE_MIN_S, LIFE_S, Mapped, NotMapped
+from dht.libp2p.lane.port_lease import LIFE_MIN_S, LIFE_S, Mapped, NotMapped
 
 ROUTER_PORT = 5351
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dht.host import FRAME_MAX_BYTES
-from dht.libp2p.packing import PIECE_BYTES, in_turns, packing, unpacking
+from dht.libp2p.framing.packing import PIECE_BYTES, in_turns, packing, unpacking
 
 T = TypeVar("T")
 

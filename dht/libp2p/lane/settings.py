@@ -1,4 +1,4 @@
-"""Port, limits and deadlines of a direct lane (``dht.libp2p.lane``)."""
+"""Port, limits and deadlines of a direct lane (``dht.libp2p.lane.lane``)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class LaneSettings:
     """Limit of meetings at once to which other peers have called."""
 
     polite: bool = True
-    """Leave room on the own line for others (``dht.libp2p.pacing``)."""
+    """Leave room on the own line for others (``dht.libp2p.lane.pacing``)."""
 
     standing_max: int = 64
     """Limit of unused connections with peers behind routers; the longest unused one is closed."""

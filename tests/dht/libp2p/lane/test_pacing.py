@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from dht.libp2p import pacing
-from dht.libp2p.pacing import (
+from dht.libp2p.lane import pacing
+from dht.libp2p.lane.pacing import (
     BURST_BYTES,
     FLOOR_SHARE,
     LEAST_BYTES_S,

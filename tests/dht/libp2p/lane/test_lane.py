@@ -14,12 +14,12 @@ import pytest
 from dht.errors import StreamBroken
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
-from dht.libp2p import lane_connection
-from dht.libp2p.frame_stream import HEADER, FrameStream, FrameType
-from dht.libp2p.lane_connection import Connection
-from dht.libp2p.lane_settings import LaneSettings, parse_lane
-from dht.libp2p.lane_wire import Begin, Offer, decode, encode
-from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES
+from dht.libp2p.framing.frame_stream import HEADER, FrameStream, FrameType
+from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES
+from dht.libp2p.lane import connection as lane_connection
+from dht.libp2p.lane.connection import Connection
+from dht.libp2p.lane.settings import LaneSettings, parse_lane
+from dht.libp2p.lane.wire import Begin, Offer, decode, encode
 from dht.throttled_host import Gate, ThrottledStream
 from tests.dht.libp2p.lane_ends import (
     ANNA,
@@ -81,7 +81,7 @@ async def test_a_frame_sent_after_the_end_of_a_stream_is_no_part_of_the_next() -
 async def test_an_abort_is_noticed_at_once_and_the_connection_is_not_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dht.libp2p.frame_stream.LINGER_S", 1000.0)
+    monkeypatch.setattr("dht.libp2p.framing.frame_stream.LINGER_S", 1000.0)
 
     async with pair() as (anna, boris):
         ours = await opened(anna)
@@ -103,7 +103,7 @@ async def test_an_abort_is_noticed_at_once_and_the_connection_is_not_used_again(
 async def test_a_side_that_goes_on_when_the_other_is_done_loses_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dht.libp2p.frame_stream.LINGER_S", 1000.0)
+    monkeypatch.setattr("dht.libp2p.framing.frame_stream.LINGER_S", 1000.0)
 
     async with pair() as (anna, boris):
         ours = await opened(anna)

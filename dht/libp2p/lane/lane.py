@@ -9,9 +9,9 @@ another peer names, and sends the ticket's number; from then on every frame is s
 keys. So both ends are authenticated as surely as over libp2p, without another handshake.
 
 Where neither end can be dialled, or the other end dialled out and lets nobody in, both dial each
-other at once, or a third peer that passes the sealed frames on (``dht.libp2p.meetings``). A path
-that fails gives way to the next one; the better ones are tried again later, after longer and longer
-pauses.
+other at once, or a third peer that passes the sealed frames on (``dht.libp2p.lane.meetings``). A
+path that fails gives way to the next one; the better ones are tried again later, after longer and
+longer pauses.
 
 A connection carries one stream at a time, and is kept for the next one. If no connection can be had
 at once, the stream goes through the daemon, and the peer is dialled again later.
@@ -38,9 +38,15 @@ from typing import Any
 
 from dht.errors import DhtError, HostClosed
 from dht.identity import PeerId
-from dht.libp2p.frame_stream import FrameStream
-from dht.libp2p.lane_connection import Connection, Partner, Path, ticket_of
-from dht.libp2p.lane_settings import (
+from dht.libp2p.framing.frame_stream import FrameStream
+from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES, Ticket, Tickets
+from dht.libp2p.lane.connection import Connection, Partner, Path, ticket_of
+from dht.libp2p.lane.meetings import Meetings, Where
+from dht.libp2p.lane.observers import Ask, Observers, Outside, RouterView
+from dht.libp2p.lane.pacing import Pace, Pacer
+from dht.libp2p.lane.port_mapping import keep_mapped
+from dht.libp2p.lane.relaying import Relay, connected
+from dht.libp2p.lane.settings import (
     CONNECT_S,
     CONNECTIONS_MAX,
     MEET_AGAIN_FIRST_S,
@@ -49,15 +55,9 @@ from dht.libp2p.lane_settings import (
     TICKET_LIFE_S,
     LaneSettings,
 )
-from dht.libp2p.lane_wire import REASON_MAX, Answer, Begin, Circuit, Leg, Offer, decode, encode
-from dht.libp2p.meetings import Meetings, Where
-from dht.libp2p.observers import Ask, Observers, Outside, RouterView
-from dht.libp2p.pacing import Pace, Pacer
-from dht.libp2p.port_mapping import keep_mapped
-from dht.libp2p.relaying import Relay, connected
-from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES, Ticket, Tickets
+from dht.libp2p.lane.wire import REASON_MAX, Answer, Begin, Circuit, Leg, Offer, decode, encode
 
-_logger = logging.getLogger("dht.libp2p.lane")
+_logger = logging.getLogger("dht.libp2p.lane.lane")
 
 PEERS_MAX = 256
 """Number of peers whose dial results are remembered; the longest unused one is forgotten."""

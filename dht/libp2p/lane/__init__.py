@@ -1,0 +1,10 @@
+"""Lanes: direct TCP connections between two peers for bulk streams.
+
+Start reading at ``lane``, all connections of one peer.
+
+- ``connection``: one of them; ``wire``: its messages; ``settings``: its limits; ``pacing``: room
+  that it leaves to others on the line;
+- ``meetings``: connections with peers behind routers, by ``punching`` at addresses that
+  ``observers`` tell, and where that fails through a third peer, by ``relaying``;
+- ``port_mapping``: asks the router for a ``port_lease``, with ``nat_pmp`` or ``upnp``.
+"""
