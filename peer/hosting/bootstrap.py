@@ -147,6 +147,17 @@ def announced(text: str, *, port: int) -> Multiaddr:
 
     Raises ``AddressError`` or ``SettingError``.
     """
+    address = _parsed(text, port=port)
+    if not addresses.is_dialable(address):
+        raise SettingError(
+            "--announce",
+            f"nobody can dial {text!r}; name the host or the number at which others reach this "
+            "machine, and a port if it is another one there",
+        )
+    return address
+
+
+def _parsed(text: str, *, port: int) -> Multiaddr:
     if text.startswith("/"):
         return addresses.parse(text)
     host, _, last = text.rpartition(":")
