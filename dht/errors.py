@@ -97,8 +97,15 @@ class KeyFileError(DhtError):
                 f"key file {self.path} is damaged: {self.reason}; restore it from a backup, "
                 "or move it away to get a new identity"
             )
-        verb = "written" if self.problem == "unwritable" else "read"
-        return f"key file {self.path} cannot be {verb}: {self.reason}"
+        if self.problem == "unwritable":
+            return (
+                f"key file {self.path} cannot be written: {self.reason}; "
+                "free some space, or choose a folder that this user may write"
+            )
+        return (
+            f"key file {self.path} cannot be read: {self.reason}; start as the user whose file it "
+            "is, or choose another one"
+        )
 
 
 class AddressError(DhtError, ValueError):

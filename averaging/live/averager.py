@@ -478,6 +478,10 @@ class Averager(Services):
         finally:
             self.goes_back = False
 
+    def is_after(self, rollback: int) -> bool:
+        """True if no rollback later than this one separates this averager from its peers."""
+        return self.topic == topic_of(self.terms.run, self.terms.layout, rollback)
+
     def make_due(self, fragments: Iterable[int]) -> None:
         """Make these fragments due now. Rounds that are under way go on."""
         for fragment in fragments:

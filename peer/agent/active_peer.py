@@ -265,6 +265,12 @@ class ActivePeer:
                 await asyncio.to_thread(good.pin, local.orders.attested)
             if local.are_taken_back(self._averager.states):
                 await self._go_back()
+            elif not self._averager.is_after(local.rollback):
+                # A newcomer, which has heard of the rollback only now: it has no state, or one of
+                # after the rollback, and took no signature for genuine.
+                await self._averager.begin_again(
+                    self._averager.states, rollback=local.rollback, reason=ROLLED_BACK
+                )
             await asyncio.sleep(LOOK_AT_END_EVERY_S)
 
     async def _go_back(self) -> None:

@@ -42,6 +42,7 @@ from peer.events.names import Names
 from peer.hosting.listening import USUAL_PORT, SettingError, try_to_listen
 from peer.hosting.run_pages import RunPages, served_run_pages
 from peer.hosting.service import ServiceNotifier
+from peer.quantities import plural
 from peer.storage.home import PEERS
 from peer.views.page_address import PageAddress
 from peer.views.pages import Check, Content, serve_pages
@@ -146,6 +147,17 @@ def announced(text: str, *, port: int) -> Multiaddr:
 
     Raises ``AddressError`` or ``SettingError``.
     """
+    address = _parsed(text, port=port)
+    if not addresses.is_dialable(address):
+        raise SettingError(
+            "--announce",
+            f"nobody can dial {text!r}; name the host or the number at which others reach this "
+            "machine, and a port if it is another one there",
+        )
+    return address
+
+
+def _parsed(text: str, *, port: int) -> Multiaddr:
     if text.startswith("/"):
         return addresses.parse(text)
     host, _, last = text.rpartition(":")
@@ -231,7 +243,8 @@ class Bootstrap:
         estimate = self.presence.clock
         if estimate is None:
             return Check("clock", True, "no peer has been asked yet")
-        found = f"{estimate.offset_s:+.1f} s from the median of {estimate.peers} peers"
+        offset_s = round(estimate.offset_s, 1) + 0.0  # not -0.0
+        found = f"{offset_s:+.1f} s from the median of {plural(estimate.peers, 'peer')}"
         if abs(estimate.offset_s) > CLOCK_OFF_MAX_S + estimate.error_s:
             return Check("clock", False, f"{found}; turn NTP on")
         return Check("clock", True, found)

@@ -557,6 +557,6 @@ def status_lines(seen: RunStatus) -> list[str]:
         lines.append(f"directive {directive.number} of {signer}: {'; '.join(told + orders)}")
         for peer in seen.peers if directive.delegation is None else ():
             if peer.directive != directive.number:
-                known = f"directive {peer.directive}" if peer.directive else "none"
-                lines.append(f"  {peer.name} follows {known} yet")
+                old = f"still follows directive {peer.directive}"
+                lines.append(f"  {peer.name} {old if peer.directive else 'follows none yet'}")
     return lines

@@ -177,6 +177,7 @@ def test_a_place_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with pytest.raises(KeyFileError, match="cannot be written") as caught:
         Identity.load_or_create(tmp_path / "file" / "key")
     assert caught.value.problem == "unwritable"
+    assert "free some space, or choose a folder" in str(caught.value)
 
 
 def test_a_dangling_link_is_reported_and_not_filled(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from dht.addresses import with_peer
 from dht.errors import HostClosed
 from dht.identity import Identity, PeerId, RunId
 from dht.libp2p.hivemind_host import HivemindHost
+from dht.membership.credentials import Directive
+from dht.membership.orders import Orders, Rollback, Root
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
@@ -54,9 +56,9 @@ def acted_upon(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return verdicts
 
 
-def keeper_in(directory: Path, seeds: tuple[str, ...] = ()) -> Keeper:
+def keeper_in(directory: Path, seeds: tuple[str, ...] = (), policy: str = "") -> Keeper:
     settings = PeerSettings(
-        run=parse(learner_process.text()),
+        run=parse(learner_process.text() + policy),
         identity=identity_of("keeper"),
         directory=directory,
         name="keeper",
@@ -71,7 +73,11 @@ def keeper_in(directory: Path, seeds: tuple[str, ...] = ()) -> Keeper:
 
 @asynccontextmanager
 async def keeper_online(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, *, can_be_dialled_back: bool = True
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    can_be_dialled_back: bool = True,
+    policy: str = "",
 ) -> AsyncIterator[tuple[OnlinePeer, Averager]]:
     """A keeper on a simulated network, with the averager that it makes, beside one other peer."""
     network = MemoryNetwork()
@@ -86,7 +92,7 @@ async def keeper_online(
     seeds = tuple(str(with_peer(at, helper.peer_id)) for at in await helper.addresses())
     other = Presence(helper, identity_of("boris"), Profile(None))
     await other.start()
-    keeper = keeper_in(directory, seeds if can_be_dialled_back else ())
+    keeper = keeper_in(directory, seeds if can_be_dialled_back else (), policy)
     try:
         async with go_online(keeper.local) as online:
             yield online, make_averager(online, None, incarnation=keeper.incarnation, states=())
@@ -240,6 +246,24 @@ async def test_a_peer_of_unknown_reachability_starts_as_one_that_only_dials_out(
     async with alone as (online, averager):
         await taking_part(online, averager)
         assert not averager.reachable
+
+
+async def test_a_newcomer_that_hears_late_of_a_rollback_joins_the_rounds_after_it(
+    tmp_path: Path, acted_upon: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier, it checked all signatures as those of before the rollback, and never got a state."""
+    policy = f'\n[policy]\nowner = "{identity_of("owner").peer_id}"\n'
+    async with keeper_online(tmp_path, monkeypatch, policy=policy) as (online, averager):
+        local = online.local
+        rollback = Rollback(number=7, roots=(Root(version=9, lineage=bytes(32)),))
+        directive = Directive(number=8, bans=(), orders=Orders(rollback=rollback))
+        async with asyncio.TaskGroup() as tasks:
+            part = tasks.create_task(ActivePeer(online, averager).run(tasks, {}))
+            await asyncio.sleep(1.0)
+            local.follow_directive(directive)
+            await until(lambda: averager.is_after(7), within_s=10.0, what="it begins again")
+            local.end("the test is over", 0, finished=False, timeout_s=0.0)
+            await part
 
 
 async def test_a_verdict_reaches_rounds_although_the_daemon_is_just_down(

@@ -250,6 +250,13 @@ def test_an_address_to_announce_may_be_a_host_name_or_ip_address(text: str, addr
     assert str(announced(text, port=7700)) == address
 
 
+@pytest.mark.parametrize("text", ["0.0.0.0", "::", "seed.example.org:0", "/ip4/0.0.0.0/tcp/7700"])
+def test_an_address_that_nobody_can_dial_is_not_announced(text: str) -> None:
+    """Earlier, 0.0.0.0 was printed as the address to hand out."""
+    with pytest.raises(SettingError, match=r"nobody can dial .*; name the host"):
+        announced(text, port=7700)
+
+
 @pytest.mark.parametrize("text", ["", "a b", "http://x", "seed.example.org:99999", "1.2.3.4/7"])
 def test_an_invalid_address_to_announce_is_refused(text: str) -> None:
     with pytest.raises((SettingError, ValueError)):

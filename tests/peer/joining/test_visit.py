@@ -107,11 +107,16 @@ def test_members_that_do_not_answer_are_named_in_words_and_count_as_training() -
 def test_the_owners_orders_are_shown_with_the_peers_that_do_not_follow_them_yet() -> None:
     signer = Signer(Identity.from_seed(bytes(32)), RunId("ab" * 32))
     directive = signer.directive(5, frozenset(), Orders(paused=True))
-    told = a_status(name="anna", directive=5), a_status(name="boris")
+    told = (
+        a_status(name="anna", directive=5),
+        a_status(name="boris"),
+        a_status(name="clara", directive=4),
+    )
     seen = RunStatus("ab" * 32, told, {}, {BORIS: directive})
-    assert status_lines(seen)[-2:] == [
+    assert status_lines(seen)[-3:] == [
         f"directive 5 of {BORIS}: paused",
         "  boris follows none yet",
+        "  clara still follows directive 4",
     ]
     assert seen.plain()["directives"][0]["orders"] == ["paused"]
     assert not seen.is_ordered_to_end
