@@ -30,6 +30,7 @@ from typing import Any, Self
 import torch
 from torch.utils.data import IterableDataset
 
+from peer.bridge.messages import Fields
 from peer.data.sampling import order_for_peer
 from peer.errors import ExtraMissing, PeerError
 from peer.island import join
@@ -39,7 +40,6 @@ from peer.model.recipes import held_out_loss
 from peer.model.recipes.chunked_loss import IGNORED
 from peer.run_file.sections import RunFile
 from peer.trainer.measuring import MeasureModel, in_evaluation, of_batches
-from peer.trainer.observed_run import Fields
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings, settings_from
 

@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
+from peer.bridge.messages import Fields
 from peer.data.sampling import order_for_peer
 from peer.errors import ExtraMissing
 from peer.island import join
 from peer.island.follower import Follower
 from peer.run_file.sections import RunFile
 from peer.trainer.measuring import MeasureModel, in_evaluation
-from peer.trainer.observed_run import Fields
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings, settings_from
 

@@ -55,6 +55,7 @@ ORDER = (
     "peer.storage",
     "peer.data",
     "peer.guest",
+    "peer.trainer.computing",
     "peer.trainer",
     "peer.views",
     "peer.model.export",

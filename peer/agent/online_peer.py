@@ -60,7 +60,7 @@ from peer.storage.address import keep_link, keep_port, kept_port, listen_briefly
 from peer.storage.credentials import DIRECTIVES_FILE, check_admitted
 from peer.storage.home import PEERS
 from peer.storage.proofs import keep_proof
-from peer.trainer.speed import time_left_s
+from peer.trainer.computing.speed import time_left_s
 from peer.views import agent_page
 from peer.views.page_address import PageAddress, PageError, parse_page
 from peer.views.pages import Content, serve_pages

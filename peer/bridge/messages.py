@@ -11,6 +11,7 @@ fields are appended with a default and skipped by older readers, new messages ar
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -27,6 +28,8 @@ MESSAGE_MAX_BYTES = 16 << 20
 _LENGTH = struct.Struct("<I")
 
 Value: TypeAlias = str | int | float | bool | list[str | int | float] | None
+Fields: TypeAlias = Mapping[str, Value]
+"""The fields of an event."""
 
 
 class _Message(Struct, frozen=True, array_like=True, tag=True):

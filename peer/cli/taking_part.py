@@ -184,7 +184,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     from peer.rules.limits import manners
     from peer.storage.credentials import own_credential
     from peer.storage.earlier import look_at_files
-    from peer.trainer.choices import wishes_from
+    from peer.trainer.computing.choices import wishes_from
     from peer.trainer.loop import TrainerSettings, check_wishes
 
     start_logging(logging.WARNING)

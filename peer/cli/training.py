@@ -18,11 +18,12 @@ from peer.run_file.sections import RunFile
 from peer.storage.home import data_home, default_directory
 
 if TYPE_CHECKING:
+    from peer.bridge.messages import Fields
     from peer.island.ranks import Place
-    from peer.trainer.engine import Engine
-    from peer.trainer.fitting import Fit, Goal, Remembered
+    from peer.trainer.computing.engine import Engine
+    from peer.trainer.computing.fitting import Fit, Goal, Remembered
     from peer.trainer.loop import Stop, TrainerSettings
-    from peer.trainer.observed_run import Fields, Outcome
+    from peer.trainer.observed_run import Outcome
     from peer.trainer.session import Run
     from peer.trainer.settings import JoinSettings
     from peer.views.watch import Reporter
@@ -65,7 +66,7 @@ def _look(
     *,
     keep: bool,
 ) -> Look:
-    from peer.trainer.deferred_compiler import defer_compiler
+    from peer.trainer.computing.deferred_compiler import defer_compiler
     from peer.trainer.preflight import examine
 
     defer_compiler()
@@ -87,7 +88,7 @@ def _look(
 
 
 def _measurements() -> Remembered:
-    from peer.trainer.fitting import Remembered
+    from peer.trainer.computing.fitting import Remembered
 
     return Remembered(data_home(os.environ) / "measured.json")
 
@@ -146,7 +147,7 @@ def _rank(
 ) -> int:
     """The work of one of several processes. Only the first one has a screen."""
     from peer.island.training import open_rank, train_rank
-    from peer.trainer.deferred_compiler import defer_compiler
+    from peer.trainer.computing.deferred_compiler import defer_compiler
     from peer.trainer.loop import Stop as NeverAsked
 
     start_logging()

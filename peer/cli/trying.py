@@ -187,7 +187,7 @@ def bench_training(
         small_run,
         table,
     )
-    from peer.trainer.device_facts import choose_device
+    from peer.trainer.computing.device_facts import choose_device
 
     with usage_errors():
         is_cpu = choose_device(device).type == "cpu"

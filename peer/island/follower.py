@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 
 from dht.identity import PeerId
+from peer.bridge.messages import Fields
 from peer.bridge.shared_memory import Adoption, AdoptionOrder
 from peer.data.feed import Feed
 from peer.data.sequences import Data
@@ -24,7 +25,6 @@ from peer.run_file.schedule import Rates
 from peer.storage.home import default_directory
 from peer.storage.inner_saves import InnerSaves
 from peer.trainer.loop_checks import Mistake, restart_broken_moments
-from peer.trainer.observed_run import Fields
 from peer.trainer.parameters import exchanged_tensors, model_layout
 from peer.trainer.rank import Agreed, Plan, Rank, RankParts, check_finished, entered
 

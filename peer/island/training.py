@@ -15,12 +15,14 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
+from peer.bridge.messages import Fields
 from peer.island import join
 from peer.island.ranks import Place
 from peer.run_file.sections import RunFile
-from peer.trainer.device_facts import choose_device
-from peer.trainer.engine import Engine
-from peer.trainer.fitting import Fit, Goal
+from peer.trainer.computing.device_facts import choose_device
+from peer.trainer.computing.engine import Engine
+from peer.trainer.computing.fitting import Fit, Goal
+from peer.trainer.computing.tuning import Tuner
 from peer.trainer.loop import (
     Stop,
     TrainerSettings,
@@ -28,10 +30,9 @@ from peer.trainer.loop import (
     open_engine,
     outcome_of,
 )
-from peer.trainer.observed_run import Fields, Outcome
+from peer.trainer.observed_run import Outcome
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings
-from peer.trainer.tuning import Tuner
 
 BUCKET_VALUES = 1 << 23
 """Values that are summed by one collective operation: 32 MiB in fp32."""

@@ -13,11 +13,8 @@ parameters of the run in the model, the learning rate, batches, events, statisti
   ``loop_checks``: mistakes of the caller's loop;
 - ``loop``, ``preflight``, ``measuring``, ``solo``: the loop of the commands, checks before joining,
   held-out loss, training without other peers;
-- ``engine``: the computing part of the loop's steps; ``choices`` (precision, micro-batch, compiler)
-  and ``speed`` decide and compute from facts that ``device_facts`` reads, ``needs`` from a run
-  file; ``fitting``: a way to begin that is safe; ``tuning`` finds the best one while training, with
-  ``probing`` and ``compiling``; ``compiled_loss``; ``deferred_compiler``: torch's, imported when
-  something compiles; ``late``: values that nobody waits for; ``own_loops``: for other programs.
+- ``computing``: how this machine computes the loop's steps; ``needs``: the memory that a run file
+  asks for; ``own_loops``: ``computing`` for other programs.
 
 Start reading at ``Run._safe_point`` in ``session``. Not allowed here: a network, asyncio, imports
 of ``peer.agent``, ``peer.views`` or ``peer.cli`` (views read ``peer.trainer.observed_run``), and

@@ -18,14 +18,15 @@ from types import FrameType
 import torch
 
 from peer import signals
+from peer.bridge.messages import Fields
 from peer.errors import LoopWarning
 from peer.model.recipes import build_model, build_optimizer
 from peer.model.weights import load_weights
 from peer.run_file.sections import RunFile
-from peer.trainer.choices import Wishes, choose
-from peer.trainer.device_facts import choose_device, facts_of
-from peer.trainer.engine import Engine
-from peer.trainer.observed_run import Fields, Outcome
+from peer.trainer.computing.choices import Wishes, choose
+from peer.trainer.computing.device_facts import choose_device, facts_of
+from peer.trainer.computing.engine import Engine
+from peer.trainer.observed_run import Outcome
 from peer.trainer.rank import Rank
 from peer.trainer.session import Run, join
 from peer.trainer.settings import JoinSettings

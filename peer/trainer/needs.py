@@ -13,9 +13,9 @@ from peer.quantities import bytes_text, count_text, plural
 from peer.run_file.base import base_of
 from peer.run_file.merging import Outer
 from peer.run_file.sections import GptModel, HfModel, RunFile
-from peer.trainer.choices import FREE_FRACTION
+from peer.trainer.computing.choices import FREE_FRACTION
+from peer.trainer.computing.speed import flops_per_token, peak_flops
 from peer.trainer.parameters import recipe_layout, statistics_of
-from peer.trainer.speed import flops_per_token, peak_flops
 
 AGENT_BYTES = 450e6
 """Memory of interpreter, libraries and daemon without any parameter."""

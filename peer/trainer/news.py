@@ -8,8 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from peer.bridge.messages import Facts, FromAgent, Happened, Measure, Over, Phase, Try
-from peer.trainer.observed_run import Fields
+from peer.bridge.messages import Facts, Fields, FromAgent, Happened, Measure, Over, Phase, Try
 
 EVENTS_MAX = 1000
 """Number of events that are kept for the next safe point; beyond it the oldest are dropped."""

@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
-from peer.bridge.messages import Value
 from peer.errors import RunLost
-
-Fields: TypeAlias = Mapping[str, Value]
-"""The fields of an event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +47,6 @@ class Stats:
     bytes_received: int
     fates: Mapping[str, float]
     """All tokens of this peer ever: processed = merged + pending + discarded."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceUse:
-    """State of the device that trains. ``None``: not known or not readable."""
-
-    flops_per_token: float
-    """Floating-point operations of a step per token."""
-    peak_flops: float | None
-    """Most floating-point operations per second that the device makes in this precision."""
-    memory_bytes: float | None
-    temperature_c: float | None
-    preparing: str | None = None
-    """The preparation under way while the device trains, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from peer.trainer.choices import Precision
-from peer.trainer.device_facts import facts_of
-from peer.trainer.engine import autocast as in_precision
+from peer.trainer.computing.choices import Precision
+from peer.trainer.computing.device_facts import facts_of
+from peer.trainer.computing.engine import autocast as in_precision
 from peer.trainer.rank import Rank
 
 Batch = TypeVar("Batch", Tensor, tuple[Tensor, ...], Mapping[str, Tensor])

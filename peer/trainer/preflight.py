@@ -32,14 +32,22 @@ from peer.run_file.sections import (
     RunFile,
 )
 from peer.storage.home import folder_bytes
-from peer.trainer.choices import DeviceFacts
-from peer.trainer.device_facts import facts_of, free_bytes
-from peer.trainer.engine import Engine
-from peer.trainer.fitting import Fit, Goal, Remembered, begin, key_of, least_bytes, room_bytes
+from peer.trainer.computing.choices import DeviceFacts
+from peer.trainer.computing.device_facts import facts_of, free_bytes
+from peer.trainer.computing.engine import Engine
+from peer.trainer.computing.fitting import (
+    Fit,
+    Goal,
+    Remembered,
+    begin,
+    key_of,
+    least_bytes,
+    room_bytes,
+)
+from peer.trainer.computing.tuning import Tuner
 from peer.trainer.loop import TrainerSettings, open_engine, prepare_torch
 from peer.trainer.needs import agent_bytes, cycle_bytes, disk_bytes
 from peer.trainer.parameters import model_layout
-from peer.trainer.tuning import Tuner
 
 
 @dataclass(frozen=True, slots=True)

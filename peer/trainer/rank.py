@@ -22,8 +22,9 @@ from peer.data.sequences import Data, Sequences
 from peer.run_file.schedule import Rates
 from peer.run_file.sections import RunFile
 from peer.storage.inner_saves import InnerSaves
+from peer.trainer.computing.device_facts import DeviceUse
+from peer.trainer.computing.late import Skips
 from peer.trainer.device_copies import Piece
-from peer.trainer.late import Skips
 from peer.trainer.loop_checks import (
     LoopChecks,
     Mistake,
@@ -31,7 +32,6 @@ from peer.trainer.loop_checks import (
     token_count,
     warn_unless_entered,
 )
-from peer.trainer.observed_run import DeviceUse
 from peer.trainer.parameters import statistics_of
 from peer.trainer.settings import JoinSettings
 

@@ -33,7 +33,7 @@ from typing import Any, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
-from peer.bridge.messages import Device, Measured, Mistaken, Other, Restore
+from peer.bridge.messages import Device, Fields, Measured, Mistaken, Other, Restore
 from peer.data.sequences import Data
 from peer.errors import INTERRUPTED, LeftEarly, RunLost
 from peer.events.telling import on_screen
@@ -41,14 +41,14 @@ from peer.joining.link import event_of, is_news
 from peer.run_file.reading import with_settings
 from peer.run_file.sections import RunFile
 from peer.storage.inner_state import Optimizers, several
-from peer.trainer.late import LateValue
+from peer.trainer.computing.late import LateValue
+from peer.trainer.computing.speed import first_merges, steps_to_merge, time_left_s
 from peer.trainer.loop_checks import Mistake, restart_broken_moments
 from peer.trainer.news import News
-from peer.trainer.observed_run import Fields, Speed, Stats
+from peer.trainer.observed_run import Speed, Stats
 from peer.trainer.parts import Conditions, Parts, arrive, open_parts
 from peer.trainer.rank import Agreed, Plan, Rank, check_finished, entered
 from peer.trainer.settings import JoinSettings, settings_from
-from peer.trainer.speed import first_merges, steps_to_merge, time_left_s
 from peer.trainer.trials import Trials
 
 REST_LOOK_S = 0.02

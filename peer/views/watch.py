@@ -19,10 +19,11 @@ import msgspec
 from rich.live import Live
 from rich.text import Text
 
+from peer.bridge.messages import Fields
 from peer.events.names import printable
 from peer.events.telling import on_screen, own_offer
 from peer.quantities import fates_text, peers_text, rounded_shares
-from peer.trainer.observed_run import Fields, Outcome
+from peer.trainer.observed_run import Outcome
 from peer.views.event_log import plain
 from peer.views.progress import (
     done,

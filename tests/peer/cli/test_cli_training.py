@@ -14,8 +14,8 @@ from peer.cli.training import _rank
 from peer.island.ranks import Place
 from peer.run_file.reading import parse
 from peer.storage.home import data_home
-from peer.trainer.choices import Choices
-from peer.trainer.fitting import Goal, Remembered
+from peer.trainer.computing.choices import Choices
+from peer.trainer.computing.fitting import Goal, Remembered
 from peer.trainer.loop import TrainerSettings
 from peer.trainer.settings import JoinSettings
 from tests.peer.trainer.recipe_run import TEXT

@@ -28,8 +28,8 @@ from peer.run_file.forms import Form, form_of
 from peer.run_file.reading import parse
 from peer.run_file.sections import FilesData, FileSource, GptModel, RunFile
 from peer.run_file.writing import to_toml
-from peer.trainer.choices import Choices
-from peer.trainer.engine import Engine
+from peer.trainer.computing.choices import Choices
+from peer.trainer.computing.engine import Engine
 
 ANNA, BORIS = PeerId("anna"), PeerId("boris")
 CHAT = [

@@ -21,9 +21,9 @@ from peer.run_file.sections import (
     PythonStdlibData,
     RunFile,
 )
-from peer.trainer.choices import Choices
-from peer.trainer.engine import Engine
-from peer.trainer.fitting import Fit, Goal
+from peer.trainer.computing.choices import Choices
+from peer.trainer.computing.engine import Engine
+from peer.trainer.computing.fitting import Fit, Goal
 from peer.trainer.loop import TrainerSettings, open_engine
 
 

@@ -23,11 +23,11 @@ from peer.model.recipes.lora import QuantizerMissing, merged
 from peer.run_file.reading import parse
 from peer.run_file.sections import AdamwInner, HfModel, Lora, RunFile
 from peer.run_file.writing import to_toml
-from peer.trainer.choices import Choices
-from peer.trainer.engine import Engine
+from peer.trainer.computing.choices import Choices
+from peer.trainer.computing.engine import Engine
+from peer.trainer.computing.probing import probe
 from peer.trainer.needs import needs_of
 from peer.trainer.parameters import exchanged_tensors, frozen_parameters, recipe_layout
-from peer.trainer.probing import probe
 from tests.peer.data.published_model import publish
 from tests.peer.model.adapted_run import LORA, adapted_model, adapted_run
 from tests.peer.model.export.exported_run import save_run

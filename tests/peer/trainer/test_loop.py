@@ -15,21 +15,22 @@ from typing import Any
 import pytest
 import torch
 
+from peer.bridge.messages import Fields
 from peer.errors import DataUnavailable
 from peer.model.recipes import build_model, next_token_loss
 from peer.model.weights import WeightsUnfit, save_weights
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import CheckpointFolder
-from peer.trainer.choices import Wishes
-from peer.trainer.device_facts import facts_of
-from peer.trainer.engine import Engine
-from peer.trainer.fitting import begin
+from peer.trainer.computing.choices import Wishes
+from peer.trainer.computing.device_facts import facts_of
+from peer.trainer.computing.engine import Engine
+from peer.trainer.computing.fitting import begin
+from peer.trainer.computing.tuning import Tuner
 from peer.trainer.loop import Stop, TrainerSettings, open_engine, train
-from peer.trainer.observed_run import Fields, Outcome, Speed
+from peer.trainer.observed_run import Outcome, Speed
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings
-from peer.trainer.tuning import Tuner
 from tests.peer.trainer.recipe_run import TEXT
 
 

@@ -14,9 +14,10 @@ from peer.model.recipes import build_model
 from peer.model.recipes.counting import Size
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
-from peer.trainer import fitting, preflight
-from peer.trainer.choices import Choices, DeviceFacts
-from peer.trainer.fitting import Fit, Goal, Remembered
+from peer.trainer import preflight
+from peer.trainer.computing import fitting
+from peer.trainer.computing.choices import Choices, DeviceFacts
+from peer.trainer.computing.fitting import Fit, Goal, Remembered
 from peer.trainer.loop import TrainerSettings
 from peer.trainer.preflight import Preflight, check_keeper, examine, expected_share, problems
 from tests.peer.trainer.recipe_run import TEXT

@@ -31,7 +31,7 @@ from peer.joining.nickname import default_name
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
 from peer.storage.last_seen import LastSeen, save_last_seen
-from peer.trainer.observed_run import DeviceUse
+from peer.trainer.computing.device_facts import DeviceUse
 from peer.trainer.parts import Patience, found_after_s
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings

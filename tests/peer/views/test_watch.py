@@ -8,8 +8,9 @@ import os
 import pytest
 
 from dht.identity import Identity
+from peer.bridge.messages import Fields
 from peer.joining.link import only_from
-from peer.trainer.observed_run import Fields, Speed
+from peer.trainer.observed_run import Speed
 from peer.views.progress import progress_line, speed_texts
 from peer.views.screen import PeerRow
 from peer.views.watch import (

@@ -44,10 +44,10 @@ from peer.run_file.sections import (
     PythonStdlibData,
     RunFile,
 )
-from peer.trainer.choices import Precision
-from peer.trainer.compiled_loss import Loss, compiled
-from peer.trainer.device_facts import choose_device
-from peer.trainer.engine import autocast
+from peer.trainer.computing.choices import Precision
+from peer.trainer.computing.compiled_loss import Loss, compiled
+from peer.trainer.computing.device_facts import choose_device
+from peer.trainer.computing.engine import autocast
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from peer.run_file.sections import GptModel, PythonStdlibData, RunFile
-from peer.trainer.choices import PRECISIONS
-from peer.trainer.speed import (
+from peer.trainer.computing.choices import PRECISIONS
+from peer.trainer.computing.speed import (
     PEAKS,
     first_merges,
     flops_per_token,

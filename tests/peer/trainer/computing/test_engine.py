@@ -21,11 +21,11 @@ from peer.errors import MachineTooSmall
 from peer.model.recipes import build_model, build_optimizer, chunked_loss, next_token_loss
 from peer.model.recipes.gpt import Block
 from peer.run_file.reading import parse
-from peer.trainer import fitting, late
-from peer.trainer.choices import Choices, DeviceFacts, Precision, Probe, Wishes, choose
-from peer.trainer.device_facts import facts_of, free_bytes
-from peer.trainer.engine import Engine, is_out_of_memory
-from peer.trainer.fitting import (
+from peer.trainer.computing import fitting, late
+from peer.trainer.computing.choices import Choices, DeviceFacts, Precision, Probe, Wishes, choose
+from peer.trainer.computing.device_facts import facts_of, free_bytes
+from peer.trainer.computing.engine import Engine, is_out_of_memory
+from peer.trainer.computing.fitting import (
     Fit,
     Goal,
     Remembered,
@@ -34,8 +34,8 @@ from peer.trainer.fitting import (
     room_bytes,
     size_of_compiled,
 )
-from peer.trainer.probing import probe
-from peer.trainer.tuning import Tuner
+from peer.trainer.computing.probing import probe
+from peer.trainer.computing.tuning import Tuner
 from tests.peer.trainer.counting_compiler import counting
 from tests.peer.trainer.recipe_run import TEXT
 

@@ -12,7 +12,7 @@ import sys
 import torch
 from peer.model.recipes import build_model, build_optimizer
 from peer.run_file.sections import GptModel, RunFile
-from peer.trainer.deferred_compiler import defer_compiler
+from peer.trainer.computing.deferred_compiler import defer_compiler
 from peer.model.muon import Muon
 
 if "deferred" in sys.argv:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from peer.trainer.device_facts import choose_device, cpu_has_bf16, facts_of, temperature_c
+from peer.trainer.computing.device_facts import choose_device, cpu_has_bf16, facts_of, temperature_c
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """A way to begin to train that is safe, and remembering what turned out to be the best.
 
 One pass before joining says how much memory a sequence takes; the rest is found while training
-(``peer.trainer.tuning``). It is remembered per device and model, in a file of this user, and
-measured again when less memory is free than it took.
+(``peer.trainer.computing.tuning``). It is remembered per device and model, in a file of this user,
+and measured again when less memory is free than it took.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from peer.errors import MachineTooSmall
 from peer.model.recipes import trained_parameters
 from peer.quantities import bytes_text
 from peer.run_file.sections import GptModel, RunFile
-from peer.trainer.choices import (
+from peer.trainer.computing.choices import (
     FREE_FRACTION,
     Choices,
     DeviceFacts,
     Probe,
     Wishes,
 )
-from peer.trainer.device_facts import free_bytes
-from peer.trainer.engine import Engine
-from peer.trainer.probing import probe
+from peer.trainer.computing.device_facts import free_bytes
+from peer.trainer.computing.engine import Engine
+from peer.trainer.computing.probing import probe
 
 REMEMBERED_MAX = 200
 """Number of measurements that are kept; beyond it the oldest are dropped."""

@@ -11,8 +11,8 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from peer.model.recipes import build_model, chunked_loss, next_token_loss
 from peer.model.recipes.chunked_loss import loss_in_chunks
 from peer.run_file.sections import GptModel, RunFile
-from peer.trainer.compiled_loss import Loss, compiled
-from peer.trainer.engine import recompute_activations
+from peer.trainer.computing.compiled_loss import Loss, compiled
+from peer.trainer.computing.engine import recompute_activations
 from tests.peer.trainer.counting_compiler import counting
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

@@ -2,7 +2,7 @@
 
 These choices belong to the machine and never to the run: parameters and exchanged values are fp32,
 and a step has the run's ``batch_size``, whatever is chosen here. Everything in this module decides
-from facts that ``peer.trainer.device_facts`` has read, and touches no device.
+from facts that ``peer.trainer.computing.device_facts`` has read, and touches no device.
 
 ``compile = "auto"`` compiles on CUDA only. There a model of 124 million parameters trains 1.5 to
 1.9 times as fast for a minute of compiling. A CPU compiles for minutes, and gains nothing in fp32.

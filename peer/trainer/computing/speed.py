@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from peer.run_file.sections import GptModel, RunFile
-from peer.trainer.choices import Precision
+from peer.trainer.computing.choices import Precision
 
 PEAKS: Mapping[str, Mapping[Precision, float]] = {
     "H200": {"bf16": 989e12, "fp16": 989e12, "tf32": 495e12, "fp32": 67e12},

@@ -4,7 +4,7 @@ A ``Tuner`` begins with a way that is safe, measures micro-batches of the batche
 on, and then compiles for the best one in the background. So a peer trains from its first moment in
 a run, and nothing is computed for the sake of measuring. Gradients are the same to rounding in
 whatever way they are computed, and a micro-batch that runs out of memory is repeated
-(``peer.trainer.engine``).
+(``peer.trainer.computing.engine``).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import TypeAlias
 import torch
 
 from peer.quantities import bar_text, duration_text, plural
-from peer.trainer.choices import Choices, Probe, fastest, next_size
-from peer.trainer.compiling import Compilation
-from peer.trainer.engine import Engine
-from peer.trainer.fitting import EAGER, Fit, Goal, meanwhile, size_of_compiled
-from peer.trainer.probing import Meter
+from peer.trainer.computing.choices import Choices, Probe, fastest, next_size
+from peer.trainer.computing.compiling import Compilation
+from peer.trainer.computing.engine import Engine
+from peer.trainer.computing.fitting import EAGER, Fit, Goal, meanwhile, size_of_compiled
+from peer.trainer.computing.probing import Meter
 
 SHORT_S = 0.5
 """Passes of a whole micro-batch are compared if they are shorter, otherwise those of a sequence."""

@@ -6,13 +6,14 @@ import importlib.util
 import platform
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import torch
 
 from peer.quantities import plural
-from peer.trainer.choices import DeviceFacts, cuda_precisions
+from peer.trainer.computing.choices import DeviceFacts, cuda_precisions
 
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -161,3 +162,17 @@ def temperature_c(device: torch.device) -> float | None:
         return float(torch.cuda.temperature(device))
     except (NVMLError, RuntimeError, OSError):
         return None  # a driver that does not tell, or a part of a device, which has no sensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUse:
+    """State of the device that trains. ``None``: not known or not readable."""
+
+    flops_per_token: float
+    """Floating-point operations of a step per token."""
+    peak_flops: float | None
+    """Most floating-point operations per second that the device makes in this precision."""
+    memory_bytes: float | None
+    temperature_c: float | None
+    preparing: str | None = None
+    """The preparation under way while the device trains, in words."""

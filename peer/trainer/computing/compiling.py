@@ -10,9 +10,9 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 
-from peer.trainer.choices import Choices
-from peer.trainer.engine import Engine, autocast, is_out_of_memory, recompute_activations
-from peer.trainer.probing import random_tokens
+from peer.trainer.computing.choices import Choices
+from peer.trainer.computing.engine import Engine, autocast, is_out_of_memory, recompute_activations
+from peer.trainer.computing.probing import random_tokens
 
 
 class Compilation:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from peer.trainer.choices import (
+from peer.trainer.computing.choices import (
     Choices,
     DeviceFacts,
     Probe,

@@ -8,8 +8,8 @@ A micro-batch that runs out of memory in forward or backward pass is repeated wi
 sequences at once, from the same state of the random generators. The optimizer's step is not
 repeated: by then the activations are freed, so no smaller micro-batch would help it.
 
-The way to train may change from one micro-batch to the next, so that ``peer.trainer.tuning`` finds
-the best one with work that counts.
+The way to train may change from one micro-batch to the next, so that
+``peer.trainer.computing.tuning`` finds the best one with work that counts.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from peer.bridge.messages import Fields
 from peer.model.recipes import clip_gradients, held_out_loss, next_token_loss
 from peer.model.recipes.chunked_loss import can_chunk, loss_in_chunks
 from peer.model.recipes.gpt import Gpt
 from peer.run_file.sections import RunFile
-from peer.trainer.choices import Choices, Precision, split
-from peer.trainer.compiled_loss import Backend, Loss, compiled
-from peer.trainer.device_facts import device_name, temperature_c, used_bytes
-from peer.trainer.late import Skips
-from peer.trainer.observed_run import DeviceUse, Fields
-from peer.trainer.speed import flops_per_token, peak_flops
+from peer.trainer.computing.choices import Choices, Precision, split
+from peer.trainer.computing.compiled_loss import Backend, Loss, compiled
+from peer.trainer.computing.device_facts import DeviceUse, device_name, temperature_c, used_bytes
+from peer.trainer.computing.late import Skips
+from peer.trainer.computing.speed import flops_per_token, peak_flops
 
 HELD_OUT_AT_ONCE = 32
 

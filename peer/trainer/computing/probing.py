@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from peer.run_file.sections import vocabulary
-from peer.trainer.choices import Probe
-from peer.trainer.engine import Engine, is_out_of_memory
+from peer.trainer.computing.choices import Probe
+from peer.trainer.computing.engine import Engine, is_out_of_memory
 
 TEMPORARIES = 1.5
 """Memory of both passes over that of the tensors saved between them, where only these are known."""

@@ -1,0 +1,13 @@
+"""How this machine computes training steps: precision, micro-batches, compiled code.
+
+Start with ``engine``, which computes the gradients of a batch and applies them.
+
+- ``choices`` (precision, micro-batch, compiler) and ``speed`` decide and compute from facts that
+  ``device_facts`` reads;
+- ``fitting``: a way to begin that is safe; ``tuning`` finds the best one while training, with
+  ``probing`` and ``compiling``;
+- ``compiled_loss``; ``deferred_compiler``: torch's, imported when something compiles;
+- ``late``: values that nobody waits for.
+
+Nothing here knows a run's rounds or its other peers: what is exchanged does not depend on it.
+"""
