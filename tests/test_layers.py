@@ -77,6 +77,7 @@ ORDER = (
     "peer.lab.simulate.paper",
     "peer.lab.regions",
     "peer.lab.chaos.judging",
+    "peer.lab.chaos.attackers",
     "peer.lab.chaos",
     "peer.cli",
 )

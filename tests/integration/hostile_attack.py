@@ -1,9 +1,9 @@
 """Attacks a bootstrap peer with hostile requests of twenty kinds.
 
 ``python -m tests.integration.hostile_attack ADDRESS PAGE_PORT REQUESTS SEED SECONDS`` sends so many
-requests of ``peer.lab.chaos.hostile_requests``, or as many as it can in this time, from several
-identities of one process, and prints one JSON object with the number of requests of each kind. The
-twentieth are bare TCP connections to its daemon and its page.
+requests of ``peer.lab.chaos.attackers.hostile_requests``, or as many as it can in this time, from
+several identities of one process, and prints one JSON object with the number of requests of each
+kind. The twentieth are bare TCP connections to its daemon and its page.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dht import addresses
 from dht.errors import DhtError
 from dht.identity import Identity
 from dht.libp2p.hivemind_host import HivemindHost
-from peer.lab.chaos.hostile_requests import HOST, KINDS, Attacker
+from peer.lab.chaos.attackers.hostile_requests import HOST, KINDS, Attacker
 
 IDENTITIES = 3
 AT_ONCE = 16

@@ -8,9 +8,7 @@ Input: scenarios and a seed. Output: verdicts on the promises of a run, as JSON 
 - ``injection``: begins and ends faults on schedule; ``fault_actions`` carries them out, ``ambush``
   kills leaders in a given phase, ``proxy`` impairs links, ``workspace`` falsifies clocks.
 - ``resizing``: starts and ends learners on a schedule (``peer.lab.sizes``).
-- ``hostile`` with ``hostile_agent``: a learner that spoils its uploads. ``lying_agent``: a member
-  that lies, as ``director`` tells it to. ``visit``: strangers to the run attack it: one that floods
-  or sends garbage (``stranger``, ``hostile_requests``), or many (``crowd``).
+- ``attackers``: members that lie or spoil uploads, as ``director`` tells them to, and strangers.
 - ``collect``: turns logs and checkpoints into evidence. ``judging`` (pure) plans and judges.
 - ``goodput``: ``shoal chaos goodput``, the work that survives constant failures.
 """

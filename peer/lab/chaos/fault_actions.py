@@ -158,7 +158,9 @@ class FaultActions:
                 arguments += ["--knock", str(port)]
         self._strangers += 1
         process, log = swarm.helper(
-            "peer.lab.chaos.visit", [*arguments, *addresses], f"stranger-{self._strangers}.out"
+            "peer.lab.chaos.attackers.visit",
+            [*arguments, *addresses],
+            f"stranger-{self._strangers}.out",
         )
 
         def undo() -> Mapping[str, int]:

@@ -127,7 +127,7 @@ class Learner:
         process = spawn(
             arguments,
             log,
-            module=("-P", "-m", "peer.lab.chaos.hostile") if self.hostile else CLI,
+            module=("-P", "-m", "peer.lab.chaos.attackers.hostile") if self.hostile else CLI,
             environment=workspace.environment(clock=self._clock_file),
         )
         self.lives.append(CurrentLife(process, Output(log), workspace.now()))

@@ -25,8 +25,8 @@ from averaging.rules.probation import ProbationPolicy
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
+from peer.lab.chaos.attackers.lying_agent import lie_by
 from peer.lab.chaos.judging.lies import Lie
-from peer.lab.chaos.lying_agent import lie_by
 from tests.averaging.live.quadratic import POLICY, Peer, Swarm, check_tokens, layout_of, swarm
 
 FRAGMENTS = 4

@@ -18,8 +18,8 @@ import pytest
 from averaging.errors import BadPayload
 from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named
+from peer.lab.chaos.attackers.hostile_agent import KINDS, NORM_FACTOR, KindOfUpload, spoilt
 from peer.lab.chaos.fault_actions import make_unwritable
-from peer.lab.chaos.hostile_agent import KINDS, NORM_FACTOR, KindOfUpload, spoilt
 from peer.lab.chaos.proxy import LinkRule, Proxies
 from peer.lab.chaos.workspace import set_clock, write_hook
 

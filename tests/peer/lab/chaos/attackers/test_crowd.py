@@ -15,7 +15,7 @@ from dht.identity import RunId
 from dht.libp2p.hivemind_host import HivemindHost
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
-from peer.lab.chaos.crowd import Intruder
+from peer.lab.chaos.attackers.crowd import Intruder
 
 RUN = RunId("ab" * 32)
 

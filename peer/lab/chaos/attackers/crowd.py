@@ -29,8 +29,8 @@ from dht.libp2p.lane.wire import LANE_PROTOCOL
 from dht.membership import hello
 from dht.membership.table import bucket_key
 from dht.records import seal
-from peer.lab.chaos.hostile_requests import HOST, KINDS, RECORD, Attacker, kinds_of
-from peer.lab.chaos.stranger import TIMEOUT_S, dial, knock_silently
+from peer.lab.chaos.attackers.hostile_requests import HOST, KINDS, RECORD, Attacker, kinds_of
+from peer.lab.chaos.attackers.stranger import TIMEOUT_S, dial, knock_silently
 
 IDENTITIES = 2
 KEEP_S = 10.0

@@ -1,8 +1,8 @@
 """The agent of a member that lies: an honest agent, parts of which are replaced in its process.
 
-``python -m peer.lab.chaos.lying_agent ORDERS LOG ...`` behaves honestly, except while the file
-ORDERS names a way to lie (``peer.lab.chaos.judging.lies``). Each lie is appended to LOG, with its
-time and round, so that the judge knows what there was to be found. A line ``counts`` says since
+``python -m peer.lab.chaos.attackers.lying_agent ORDERS LOG ...`` behaves honestly, except while the
+file ORDERS names a way to lie (``peer.lab.chaos.judging.lies``). Each lie is appended to LOG, with
+its time and round, so that the judge knows what there was to be found. A line ``counts`` says since
 when it is established: a commit named it as a voter.
 """
 

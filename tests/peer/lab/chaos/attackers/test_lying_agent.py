@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dht.identity import PeerId
+from peer.lab.chaos.attackers.lying_agent import LOOK_EVERY_S, WrittenOrders
 from peer.lab.chaos.judging.lies import PROVABLE, Lie
-from peer.lab.chaos.lying_agent import LOOK_EVERY_S, WrittenOrders
 from tests.peer.lab.chaos.lies_in_memory import HONEST, outcome
 
 ME = PeerId("me")

@@ -1,8 +1,9 @@
 """A hostile learner: it takes part in a run, but spoils its uploads, or lies on orders.
 
-``python -m peer.lab.chaos.hostile join LINK ...`` is an ordinary learner whose agent is
-``peer.lab.chaos.hostile_agent`` or, with ``--orders``, ``peer.lab.chaos.lying_agent``. It accepts
-the options of ``shoal join`` that ``peer.lab.chaos.members`` passes.
+``python -m peer.lab.chaos.attackers.hostile join LINK ...`` is an ordinary learner whose agent is
+``peer.lab.chaos.attackers.hostile_agent`` or, with ``--orders``,
+``peer.lab.chaos.attackers.lying_agent``. It accepts the options of ``shoal join`` that
+``peer.lab.chaos.members`` passes.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--yes", action="store_true")
     given = parser.parse_args(arguments)
     directory = Path(given.directory)
-    agent = ["peer.lab.chaos.hostile_agent"]
+    agent = ["peer.lab.chaos.attackers.hostile_agent"]
     if given.orders is not None:
-        agent = ["peer.lab.chaos.lying_agent", given.orders]
+        agent = ["peer.lab.chaos.attackers.lying_agent", given.orders]
     found = find_run(given.link, ask_peers=ask_peers)
     own = JoinSettings(
         directory=directory,

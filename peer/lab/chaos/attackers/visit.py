@@ -1,8 +1,8 @@
 """Strangers visit a run: they attack members and bootstrap peers until their time is over.
 
-``python -m peer.lab.chaos.visit --what garbage|flood|crowd --run ID --seconds S ADDRESS...``: see
-``stranger`` for the first two, ``crowd`` for the third. The last line of the output is one JSON
-object with counters.
+``python -m peer.lab.chaos.attackers.visit --what garbage|flood|crowd --run ID --seconds S
+ADDRESS...``: see ``stranger`` for the first two, ``crowd`` for the third. The last line of the
+output is one JSON object with counters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from multiaddr import Multiaddr
 
 from dht.identity import RunId
 from peer.event_loop import run_until_stopped, unless_stopped
-from peer.lab.chaos import crowd, stranger
+from peer.lab.chaos.attackers import crowd, stranger
 
 
 async def visit(attack: Coroutine[Any, Any, None], *, seconds: float, stop: asyncio.Event) -> None:
