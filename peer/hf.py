@@ -31,7 +31,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from peer.bridge.messages import Fields
-from peer.data.sampling import order_for_peer
+from peer.data.batches.sampling import order_for_peer
 from peer.errors import ExtraMissing, PeerError
 from peer.island import join
 from peer.island.follower import Follower

@@ -53,6 +53,8 @@ ORDER = (
     "peer.model.recipes",
     "peer.joining",
     "peer.storage",
+    "peer.data.batches",
+    "peer.data.text",
     "peer.data",
     "peer.guest",
     "peer.trainer.computing",

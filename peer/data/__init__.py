@@ -8,20 +8,14 @@ In: a run file, a peer id and the data folder, or the dataset of the user's prog
 of token sequences, the held-out sequences, and a position to save.
 
 Start with ``sources.open_data``, which opens the recipe of a run, and ``feed``, which hands
-batches to the training loop until the run is over: ``prefetch`` reads them ahead in a thread, and
-``device_batches`` copies them to a device. ``order`` has the permutation and what is held out,
-``sequences`` the stream over an array of tokens.
+``batches`` to the training loop until the run is over. ``text`` has the way from files to tokens.
 
 - Recipes ``text`` and ``python_stdlib``: ``corpus``, the cached array of local files.
 - Recipe ``files``: ``files`` finds files and streams over weighted sources; ``pieces`` has their
-  pieces prepared ahead, with ``downloads``, the file ``formats``, ``tokenizing`` in ``workers``,
-  and the ``token_cache``. ``shards`` writes token shards.
-- A run that begins from a published model names it in ``published``; ``base_models`` has its files,
-  and ``examples`` are tokens of which only the answers are predicted.
+  pieces prepared ahead. ``shards`` writes token shards.
+- A run that begins from a published model names it in ``published``; ``base_models`` has its files.
 - Recipe ``hf``: ``documents``, the stream over a dataset of the Hugging Face hub, ``hub``, the
   access to it, and ``kept_documents``, their tokens in the token cache.
-
-``sampling`` gives the samplers of other frameworks a seed for each peer.
 
 A dataset's author and a run file's author are strangers: nothing here reads a local file outside
 of the data folder that they name, asks a host that is not public, or executes code of theirs.

@@ -18,8 +18,8 @@ from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 
 from dht.whole_files import new_folder
-from peer.data.downloads import Downloads, Host, KnownHashes
 from peer.data.hub import hub_address, hub_host
+from peer.data.text.downloads import Downloads, Host, KnownHashes
 from peer.errors import DataUnavailable, PeerError, one_line
 from peer.run_file.base import Base, base_of
 from peer.run_file.places import Place

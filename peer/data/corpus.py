@@ -18,7 +18,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from dht.whole_files import new_folder
-from peer.data.order import rank
+from peer.data.batches.order import rank
 from peer.errors import DataUnavailable
 from peer.run_file.sections import TextData
 

@@ -10,11 +10,11 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from peer.data.batches.order import Order, is_held_out
+from peer.data.batches.sequences import Sequences, evenly_chosen, evenly_spaced
 from peer.data.corpus import SEPARATOR
-from peer.data.examples import packed
 from peer.data.kept_documents import BLOCK_DOCUMENTS, KeptDocuments
-from peer.data.order import Order, is_held_out
-from peer.data.sequences import Sequences, evenly_chosen, evenly_spaced
+from peer.data.text.examples import packed
 from peer.errors import DataUnavailable
 
 _PARTS_MIN = 16

@@ -14,10 +14,10 @@ import torch
 
 from averaging.audit.readings import Reading
 from dht.identity import PeerId
-from peer.data.device_batches import Placing, placing
-from peer.data.order import Order
-from peer.data.prefetch import Prefetched, in_background
-from peer.data.sequences import Data, Sequences
+from peer.data.batches.device_batches import Placing, placing
+from peer.data.batches.order import Order
+from peer.data.batches.prefetch import Prefetched, in_background
+from peer.data.batches.sequences import Data, Sequences
 from peer.data.sources import open_data
 from peer.errors import RunRefused
 from peer.run_file.places import Place

@@ -16,12 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dht.identity import PeerId, RunId
-from peer.data.downloads import Downloads, KnownHashes, TellOf, file_sha256
-from peer.data.formats import PIECE_BYTES, DataFile, piece_count, unusable
-from peer.data.hub import hub_tokenizer_file
-from peer.data.order import Order
-from peer.data.pieces import Bundle, Pieces, Preparation
-from peer.data.sequences import (
+from peer.data.batches.order import Order
+from peer.data.batches.sequences import (
     Data,
     Examples,
     Sequences,
@@ -29,9 +25,13 @@ from peer.data.sequences import (
     evenly_chosen,
     evenly_spaced,
 )
-from peer.data.token_cache import TokenCache
-from peer.data.tokenizing import ByteTokenizer, FileTokenizer, Tokenizer
-from peer.data.workers import Workers
+from peer.data.hub import hub_tokenizer_file
+from peer.data.pieces import Bundle, Pieces, Preparation
+from peer.data.text.downloads import Downloads, KnownHashes, TellOf, file_sha256
+from peer.data.text.formats import PIECE_BYTES, DataFile, piece_count, unusable
+from peer.data.text.token_cache import TokenCache
+from peer.data.text.tokenizing import ByteTokenizer, FileTokenizer, Tokenizer
+from peer.data.text.workers import Workers
 from peer.extras import check_installed
 from peer.run_file.base import base_of
 from peer.run_file.places import (

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from dht.identity import PeerId
 from dht.whole_files import write_whole
+from peer.data.batches.order import Order
+from peer.data.batches.sequences import Data
 from peer.data.documents import (
     DocumentStream,
     ShardedDocuments,
@@ -25,15 +27,13 @@ from peer.data.documents import (
     text_in,
     tokenize_bytes,
 )
-from peer.data.downloads import Host
-from peer.data.examples import example_tokens
-from peer.data.formats import text_of as text_of_example
 from peer.data.kept_documents import KeptDocuments
-from peer.data.order import Order
-from peer.data.sequences import Data
-from peer.data.token_cache import TokenCache
-from peer.data.tokenizing import ByteTokenizer, FileTokenizer
-from peer.data.tokenizing import Tokenizer as EncodingTokenizer
+from peer.data.text.downloads import Host
+from peer.data.text.examples import example_tokens
+from peer.data.text.formats import text_of as text_of_example
+from peer.data.text.token_cache import TokenCache
+from peer.data.text.tokenizing import ByteTokenizer, FileTokenizer
+from peer.data.text.tokenizing import Tokenizer as EncodingTokenizer
 from peer.errors import DataUnavailable, one_line
 from peer.extras import check_installed, hub_errors, needed
 from peer.https import reason_of

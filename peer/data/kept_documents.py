@@ -13,7 +13,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from peer.data.token_cache import TokenCache
+from peer.data.text.token_cache import TokenCache
 from peer.errors import DataUnavailable
 
 logger = logging.getLogger(__name__)

@@ -11,14 +11,14 @@ import numpy as np
 from blake3 import blake3
 
 from dht.bounded_mapping import BoundedMapping
-from peer.data.downloads import Downloads, KnownHashes
-from peer.data.examples import signed
-from peer.data.formats import DataFile, piece_count, shard_piece
-from peer.data.order import is_held_out
-from peer.data.prefetch import in_background
-from peer.data.token_cache import PieceTokens, TokenCache
-from peer.data.tokenizing import FileTokenizer, Tokenizer
-from peer.data.workers import Job, Workers, carry_out
+from peer.data.batches.order import is_held_out
+from peer.data.batches.prefetch import in_background
+from peer.data.text.downloads import Downloads, KnownHashes
+from peer.data.text.examples import signed
+from peer.data.text.formats import DataFile, piece_count, shard_piece
+from peer.data.text.token_cache import PieceTokens, TokenCache
+from peer.data.text.tokenizing import FileTokenizer, Tokenizer
+from peer.data.text.workers import Job, Workers, carry_out
 from peer.errors import DataUnavailable
 from peer.run_file.forms import Form
 from peer.run_file.places import Place

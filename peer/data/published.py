@@ -16,7 +16,7 @@ from typing import Any
 from urllib.request import OpenerDirector
 
 from peer.data.base_models import INDEX, SINGLE, BaseUnavailable, Progress, model_downloads
-from peer.data.downloads import Downloads, Tell, file_sha256
+from peer.data.text.downloads import Downloads, Tell, file_sha256
 from peer.errors import DataUnavailable, one_line
 from peer.extras import hub_errors, needed
 from peer.run_file.base import WEIGHTS_FORMAT

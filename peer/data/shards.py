@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dht.whole_files import write_whole
-from peer.data.formats import DataFile, items, piece_count
 from peer.data.hub import hub_tokenizer_file
-from peer.data.tokenizing import ByteTokenizer, FileTokenizer, Tokenizer, batches
+from peer.data.text.formats import DataFile, items, piece_count
+from peer.data.text.tokenizing import ByteTokenizer, FileTokenizer, Tokenizer, batches
 from peer.errors import DataUnavailable, NotWritten
 from peer.run_file.places import LIST_FORMAT, TEXT_FORMATS, pinned
 

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dht.identity import PeerId
+from peer.data.batches.sequences import Data, Shard, evenly_spaced
 from peer.data.corpus import cached_corpus, stdlib_files, text_files
-from peer.data.downloads import TellOf
 from peer.data.files import check_files_there, open_files
 from peer.data.hub import check_hub, open_hub
-from peer.data.sequences import Data, Shard, evenly_spaced
+from peer.data.text.downloads import TellOf
 from peer.errors import DataUnavailable
 from peer.run_file.sections import (
     CustomData,

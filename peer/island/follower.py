@@ -15,8 +15,8 @@ import torch
 from dht.identity import PeerId
 from peer.bridge.messages import Fields
 from peer.bridge.shared_memory import Adoption, AdoptionOrder
+from peer.data.batches.sequences import Data
 from peer.data.feed import Feed
-from peer.data.sequences import Data
 from peer.errors import LeftEarly
 from peer.island.channel import Channel, Command, IslandBroken
 from peer.island.units import SharedUnit, agree_on_units

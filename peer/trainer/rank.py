@@ -17,8 +17,8 @@ import torch
 
 from averaging.numbers.layout import Layout
 from dht.identity import PeerId, RunId
+from peer.data.batches.sequences import Data, Sequences
 from peer.data.feed import Feed
-from peer.data.sequences import Data, Sequences
 from peer.run_file.schedule import Rates
 from peer.run_file.sections import RunFile
 from peer.storage.inner_saves import InnerSaves

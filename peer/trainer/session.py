@@ -34,7 +34,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from peer.bridge.messages import Device, Fields, Measured, Mistaken, Other, Restore
-from peer.data.sequences import Data
+from peer.data.batches.sequences import Data
 from peer.errors import INTERRUPTED, LeftEarly, RunLost
 from peer.events.telling import on_screen
 from peer.joining.link import event_of, is_news

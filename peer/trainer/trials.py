@@ -22,9 +22,9 @@ import torch
 from averaging.audit.readings import Reading
 from dht.identity import PeerId
 from peer.bridge.messages import HasRead, Tried, Try
+from peer.data.batches.prefetch import in_background
+from peer.data.batches.sequences import Sequences, digest_of
 from peer.data.feed import Feed
-from peer.data.prefetch import in_background
-from peer.data.sequences import Sequences, digest_of
 from peer.trainer.learner import Learner
 
 logger = logging.getLogger(__name__)

@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 
 from dht.identity import PeerId
+from peer.data.batches.prefetch import Prefetched
+from peer.data.batches.sequences import TokenStream
 from peer.data.corpus import stdlib_files
 from peer.data.files import open_files
-from peer.data.prefetch import Prefetched
-from peer.data.sequences import TokenStream
-from peer.data.workers import Workers
+from peer.data.text.workers import Workers
 from peer.run_file.places import pinned
 from peer.run_file.sections import FilesData, FileSource, GptModel, RunFile
 

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from peer.bridge.agent_process import LineSettings
-from peer.data.sampling import order_for_peer
+from peer.data.batches.sampling import order_for_peer
 from peer.errors import ExtraMissing
 from peer.hf import ShoalCallback, TrainerUnsupported
 from peer.model.recipes import build_optimizer

@@ -16,7 +16,7 @@ from typing import Any
 
 from peer.data.files import tokenizer_file
 from peer.data.hub import save_hub_tokenizer
-from peer.data.tokenizing import BYTES_END, FileTokenizer
+from peer.data.text.tokenizing import BYTES_END, FileTokenizer
 from peer.run_file.places import TOKEN_FORMATS, place_of
 from peer.run_file.sections import CustomData, FilesData, HfData, RunFile, vocabulary
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from peer.data.tokenizing import BYTES_END, ByteTokenizer
+from peer.data.text.tokenizing import BYTES_END, ByteTokenizer
 from peer.errors import DataUnavailable, one_line
 from peer.extras import needed
 from peer.model.export.tokenizer import TokenizerFiles

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dht.identity import PeerId
-from peer.data.sequences import Sequences
+from peer.data.batches.sequences import Sequences
 from peer.data.sources import open_data
 from peer.errors import PathError, PeerError
 from peer.model.recipes import held_out_loss

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from dht.identity import PeerId
+from peer.data.batches.sequences import Data
 from peer.data.files import open_files
-from peer.data.sequences import Data
-from peer.data.workers import Workers
+from peer.data.text.workers import Workers
 from peer.run_file.sections import Evaluation, FilesData, FileSource, RunFile
 
 ANNA = PeerId("anna")

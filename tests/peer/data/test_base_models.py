@@ -22,10 +22,10 @@ from peer.data.base_models import (
     missing_files,
     model_downloads,
 )
-from peer.data.downloads import file_sha256
 from peer.data.hub import hub_host
 from peer.data.published import published
 from peer.data.sources import open_data
+from peer.data.text.downloads import file_sha256
 from peer.errors import DataUnavailable, RunFileError
 from peer.https import https_opener
 from peer.model.recipes import build_model

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dht.identity import PeerId, RunId
+from peer.data.batches.order import Order, is_held_out
 from peer.data.documents import (
     DocumentStream,
     Until,
@@ -19,8 +20,7 @@ from peer.data.documents import (
     tokenize_bytes,
 )
 from peer.data.kept_documents import KeptDocuments
-from peer.data.order import Order, is_held_out
-from peer.data.token_cache import TokenCache
+from peer.data.text.token_cache import TokenCache
 from peer.errors import DataUnavailable
 
 ANNA = PeerId("anna")

@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from dht.identity import PeerId
 from peer.data import feed as reading
-from peer.data.downloads import TellOf
+from peer.data.batches.sequences import Data, Sequences, TokenStream
 from peer.data.feed import Feed
-from peer.data.sequences import Data, Sequences, TokenStream
 from peer.data.sources import open_data
+from peer.data.text.downloads import TellOf
 from peer.errors import DataUnavailable, RunRefused
 from peer.run_file.places import Place
 from peer.run_file.sections import FileSource, GptModel, PythonStdlibData, RunFile, TextData

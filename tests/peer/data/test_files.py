@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 from dht.identity import PeerId
-from peer.data import files, formats, pieces, token_cache
-from peer.data.downloads import Downloads, Tell
+from peer.data import files, pieces
+from peer.data.batches.order import is_held_out
+from peer.data.batches.prefetch import Prefetched
 from peer.data.files import hosts_of
-from peer.data.order import is_held_out
-from peer.data.prefetch import Prefetched
 from peer.data.sources import check_data, open_data
-from peer.data.token_cache import TokenCache, keep_below
+from peer.data.text import formats, token_cache
+from peer.data.text.downloads import Downloads, Tell
+from peer.data.text.token_cache import TokenCache, keep_below
 from peer.errors import DataUnavailable, ExtraMissing
 from peer.run_file.places import Place, pinned
 from peer.run_file.sections import CustomModel, FilesData, FileSource, RunFile

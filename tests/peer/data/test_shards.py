@@ -10,7 +10,7 @@ import pytest
 
 from peer import cli
 from peer.data.shards import write_shards
-from peer.data.tokenizing import ByteTokenizer
+from peer.data.text.tokenizing import ByteTokenizer
 from peer.errors import DataUnavailable, NotWritten
 from peer.run_file.reading import parse
 

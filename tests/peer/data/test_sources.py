@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dht.identity import PeerId
+from peer.data.batches.order import is_held_out
 from peer.data.corpus import CHUNK_BYTES
-from peer.data.order import is_held_out
 from peer.data.sources import check_data, open_data
 from peer.errors import DataUnavailable, ExtraMissing
 from peer.run_file.sections import (

@@ -16,8 +16,8 @@ import torch
 from averaging.audit.readings import SEQUENCES_MAX, Reading
 from dht.identity import PeerId
 from peer.bridge.messages import HasRead, Tried, Try, decode_from_trainer
+from peer.data.batches.sequences import Sequences
 from peer.data.feed import Feed
-from peer.data.sequences import Sequences
 from peer.run_file.sections import GptModel, Policy, PythonStdlibData, RunFile
 from peer.trainer.trials import Trials
 from tests.peer.trainer.learner_pair import Pair

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import TensorSpec
 from dht.identity import PeerId
-from peer.data.sequences import Sequences
+from peer.data.batches.sequences import Sequences
 from peer.data.sources import open_data
 from peer.lab.simulate.problems.problem import LocalTraining
 from peer.model.recipes import (

@@ -22,7 +22,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import TensorSpec
 from dht.identity import PeerId
-from peer.data.sequences import TokenStream
+from peer.data.batches.sequences import TokenStream
 from peer.data.sources import open_data
 from peer.lab.simulate.problems.problem import LocalTraining
 from peer.model.recipes.first_weights import draw

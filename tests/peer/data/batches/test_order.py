@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dht.identity import PeerId, RunId
-from peer.data.order import Order
+from peer.data.batches.order import Order
 
 ANNA, BORIS = PeerId("anna"), PeerId("boris")
 RUN = RunId("a-run")

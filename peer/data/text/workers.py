@@ -2,8 +2,8 @@
 
 They are processes, and of a lower priority, so that training is not disturbed: a thread would hold
 the lock of Python while it makes arrays of what the tokenizer returns. ``python -m
-peer.data.workers`` reads jobs as lines of JSON and answers each with a line. It ends when its input
-is closed, hence with its parent, and after a minute without a job.
+peer.data.text.workers`` reads jobs as lines of JSON and answers each with a line. It ends when its
+input is closed, hence with its parent, and after a minute without a job.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pathlib import Path
 
 import msgspec
 
-from peer.data.examples import sequences_of
-from peer.data.formats import DataFile, items, piece_count
-from peer.data.token_cache import TokenCache
-from peer.data.tokenizing import ByteTokenizer, FileTokenizer, Tokenizer, tokens_of
+from peer.data.text.examples import sequences_of
+from peer.data.text.formats import DataFile, items, piece_count
+from peer.data.text.token_cache import TokenCache
+from peer.data.text.tokenizing import ByteTokenizer, FileTokenizer, Tokenizer, tokens_of
 from peer.errors import DataUnavailable, PeerError
 
 IDLE_S = 60.0
@@ -153,7 +153,7 @@ class _Worker:
             package = str(Path(__file__).resolve().parents[2])
             path = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "peer.data.workers"],
+                [sys.executable, "-P", "-m", "peer.data.text.workers"],
                 env={
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(path),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dht.identity import PeerId, RunId
-from peer.data.sequences import Shard, evenly_spaced
+from peer.data.batches.sequences import Shard, evenly_spaced
 
 ANNA, BORIS = PeerId("anna"), PeerId("boris")
 RUN = RunId("a-run")

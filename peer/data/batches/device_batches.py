@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from peer.data.sequences import Sequences
+from peer.data.batches.sequences import Sequences
 
 
 @dataclass(frozen=True, slots=True)

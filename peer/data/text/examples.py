@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.data.formats import Item
-from peer.data.order import is_held_out
-from peer.data.token_cache import PieceTokens
-from peer.data.tokenizing import Tokenizer
+from peer.data.batches.order import is_held_out
+from peer.data.text.formats import Item
+from peer.data.text.token_cache import PieceTokens
+from peer.data.text.tokenizing import Tokenizer
 from peer.run_file.forms import Form
 
 Tokens = NDArray[np.int32]

@@ -14,9 +14,9 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from peer.data.formats import Item
-from peer.data.order import is_held_out
-from peer.data.token_cache import PieceTokens
+from peer.data.batches.order import is_held_out
+from peer.data.text.formats import Item
+from peer.data.text.token_cache import PieceTokens
 from peer.errors import DataUnavailable
 from peer.extras import needed
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from peer.data.files import check_files_there, open_files
-from peer.data.workers import Workers
+from peer.data.text.workers import Workers
 from peer.errors import DataUnavailable
 from peer.run_file.places import pinned
 from peer.run_file.sections import Evaluation, FilesData, FileSource, GptModel, RunFile
@@ -175,8 +175,8 @@ def test_a_tokenizer_that_does_not_fit_is_refused_with_the_remedy(
 PARENT = """
 import sys
 from pathlib import Path
-from peer.data.workers import Job, Workers
-from peer.data.formats import DataFile
+from peer.data.text.workers import Job, Workers
+from peer.data.text.formats import DataFile
 workers = Workers(1)
 file = DataFile(location=sys.argv[1], name="a.jsonl")
 workers.do(Job(files=(file,), piece=0, tokenizer=sys.argv[2], end_token="<e>", held_out=0.1,

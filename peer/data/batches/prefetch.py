@@ -14,7 +14,7 @@ from threading import Condition, Thread, current_thread
 from typing import Any, TypeVar
 
 from averaging.audit.readings import SEQUENCES_MAX, Reading
-from peer.data.sequences import Sequences, TokenStream, digest_of
+from peer.data.batches.sequences import Sequences, TokenStream, digest_of
 
 T = TypeVar("T")
 Place = Callable[[Sequences], Any]

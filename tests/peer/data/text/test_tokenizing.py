@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peer.data.tokenizing import FileTokenizer
+from peer.data.text.tokenizing import FileTokenizer
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peer.data.downloads import Downloads
-from peer.data.token_cache import TokenCache
+from peer.data.text.downloads import Downloads
+from peer.data.text.token_cache import TokenCache
 from peer.run_file.places import Place
 
 NOBODY = 65534

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.data import prefetch
-from peer.data.device_batches import placing
-from peer.data.prefetch import BATCHES_MAX, Prefetched
-from peer.data.sequences import Sequences
+from peer.data.batches import prefetch
+from peer.data.batches.device_batches import placing
+from peer.data.batches.prefetch import BATCHES_MAX, Prefetched
+from peer.data.batches.sequences import Sequences
 
 
 class Counting:

@@ -26,7 +26,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from dht.whole_files import write_whole
-from peer.data.token_cache import FOLDER_MAX_BYTES, keep_below
+from peer.data.text.token_cache import FOLDER_MAX_BYTES, keep_below
 from peer.errors import DataUnavailable
 from peer.https import https_opener, is_public, reason_of
 from peer.quantities import bytes_text

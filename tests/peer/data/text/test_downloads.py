@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.data.downloads import Downloads, KnownHashes
+from peer.data.text.downloads import Downloads, KnownHashes
 from peer.errors import DataUnavailable
 from peer.https import https_opener, is_public
 from peer.run_file.places import Place

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from dht.identity import PeerId
+from peer.data.batches.order import Order
 from peer.data.documents import DocumentStream, held_out_documents
-from peer.data.examples import example_tokens, packed
-from peer.data.formats import text_of
-from peer.data.order import Order
 from peer.data.sources import open_data
-from peer.data.tokenizing import ByteTokenizer, FileTokenizer
+from peer.data.text.examples import example_tokens, packed
+from peer.data.text.formats import text_of
+from peer.data.text.tokenizing import ByteTokenizer, FileTokenizer
 from peer.errors import DataUnavailable, RunFileError
 from peer.model.recipes import build_model, build_optimizer, held_out_loss, next_token_loss
 from peer.model.recipes.chunked_loss import loss_in_chunks

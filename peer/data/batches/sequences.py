@@ -11,7 +11,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from dht.identity import PeerId, RunId
-from peer.data.order import Order
+from peer.data.batches.order import Order
 
 Sequences = NDArray[np.int64]
 """Shape (sequences, sequence_length + 1): the target of each token is the next one."""
