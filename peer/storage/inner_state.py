@@ -73,6 +73,8 @@ class Restored:
     """``False`` if the state belongs to another kind of optimizer and was not restored."""
     reason: str = field(default="")
     """The reason if it was not."""
+    scaler: Mapping[str, float] = field(default_factory=dict)
+    """State of the ``GradScaler``; empty if none was saved."""
 
 
 def capture(
@@ -82,6 +84,7 @@ def capture(
     run_id: str,
     step: int,
     data: Mapping[str, int],
+    scaler: Mapping[str, float] | None = None,
 ) -> InnerState:
     """Copy the inner state to the CPU. Raises ``InnerStateUnknown``."""
     names = {id(p): name for name, p in named_parameters(model)}
@@ -115,6 +118,8 @@ def capture(
         "optimizer": kind,
         "plain": plain,
     }
+    if scaler:  # older releases do not look for it
+        meta["scaler"] = dict(scaler)
     return InnerState(tensors, meta)
 
 
@@ -154,7 +159,7 @@ def restore(
     torch.set_rng_state(_tensor(checkpoint, "rng/cpu"))
     if "rng/cuda" in checkpoint and torch.cuda.is_available():
         torch.cuda.set_rng_state(_tensor(checkpoint, "rng/cuda"))
-    return Restored(meta["step"], meta["data"], not reason, reason)
+    return Restored(meta["step"], meta["data"], not reason, reason, meta.get("scaler", {}))
 
 
 def several(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
