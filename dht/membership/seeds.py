@@ -79,7 +79,16 @@ class NobodyAnswered:
     outcomes: tuple[Outcome, ...]
 
     def __str__(self) -> str:
-        tried = ", ".join(f"{outcome.address}: {outcome.reason}" for outcome in self.outcomes)
+        seeds = [outcome for outcome in self.outcomes if outcome.source == "seed"]
+        cached = len(self.outcomes) - len(seeds)  # counted: there may be many, and most have left
+        if not seeds:
+            return (
+                f"none of the {cached} addresses of peers met earlier answered; still trying: they "
+                "may have left; whoever knows an address of this peer finds it all the same"
+            )
+        tried = ", ".join(f"{outcome.address}: {outcome.reason}" for outcome in seeds)
+        if cached:
+            tried += f", and {cached} addresses of peers met earlier"
         return (
             f"no bootstrap address answered; tried {tried}; still trying: check that one of "
             "them is running and that its port is open, then see 'No peer answers' in BOOTSTRAP.md"

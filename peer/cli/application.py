@@ -104,20 +104,27 @@ def shoal(
         print(context.get_help())
 
 
+class _Printable(logging.Formatter):
+    """Keeps an event on one line of printable characters: it may quote what a stranger said."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        from peer.events.names import printable
+
+        # A traceback is added to it later, and keeps its lines.
+        return printable(super().formatMessage(record))
+
+
 def start_logging(level: int = logging.INFO) -> None:
     """Log to stderr, one line per event. stdout is for the output of the command."""
-    logging.basicConfig(
-        level=level,
-        stream=sys.stderr,
-        format=LOG_FORMAT,
-        datefmt=LOG_DATE_FORMAT,
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Printable(LOG_FORMAT, LOG_DATE_FORMAT))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def log_to(path: Path) -> None:
     """Log warnings into a file from now on: the terminal gets sentences."""
     handler = RotatingFileHandler(path, maxBytes=LOG_MAX_BYTES, backupCount=1, delay=True)
-    handler.setFormatter(logging.Formatter(LOG_FORMAT, LOG_DATE_FORMAT))
+    handler.setFormatter(_Printable(LOG_FORMAT, LOG_DATE_FORMAT))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
 
 

@@ -43,6 +43,8 @@ class InnerSaves:
         self._model, self._optimizers = model, optimizers
         self._saved_optimizers = optimizers
         """Those whose state is saved: none, if it cannot be."""
+        self.scaler: torch.amp.GradScaler | None = None
+        """The scaler of a trainer in fp16, whose scale is saved as well."""
         self._run_id = run_id
         self._every_s = every_s
         self._tell = tell
@@ -55,12 +57,14 @@ class InnerSaves:
         self._save_at = time.monotonic() + every_s
 
     def restore(self) -> Restored | None:
-        """Restore the state of the optimizer and of torch's generators after a restart."""
+        """Restore the state of optimizer, scaler and torch's generators after a restart."""
         try:
             restored = restore(self._folder, self._model, self._optimizers, run_id=self._run_id)
         except CheckpointDamaged as error:
             self._tell("optimizer_not_restored", {"reason": str(error)})
             return None
+        if restored is not None and restored.scaler and self.scaler is not None:
+            self.scaler.load_state_dict(dict(restored.scaler))
         if restored is not None and restored.optimizer:
             self._tell("optimizer_restored", {"step": restored.step})
         elif restored is not None:
@@ -95,7 +99,12 @@ class InnerSaves:
 
     def _captured(self, step: int, position: Mapping[str, int]) -> InnerState:
         return capture(
-            self._model, self._saved_optimizers, run_id=self._run_id, step=step, data=position
+            self._model,
+            self._saved_optimizers,
+            run_id=self._run_id,
+            step=step,
+            data=position,
+            scaler=None if self.scaler is None else self.scaler.state_dict(),
         )
 
     def finish(self) -> None:

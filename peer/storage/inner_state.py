@@ -73,6 +73,8 @@ class Restored:
     """``False`` if the state belongs to another kind of optimizer and was not restored."""
     reason: str = field(default="")
     """The reason if it was not."""
+    scaler: Mapping[str, float] = field(default_factory=dict)
+    """State of the ``GradScaler``; empty if none was saved."""
 
 
 def capture(
@@ -82,13 +84,14 @@ def capture(
     run_id: str,
     step: int,
     data: Mapping[str, int],
+    scaler: Mapping[str, float] | None = None,
 ) -> InnerState:
     """Copy the inner state to the CPU. Raises ``InnerStateUnknown``."""
     names = {id(p): name for name, p in named_parameters(model)}
     kind = _kind(optimizer)
     tensors: dict[str, torch.Tensor] = {"rng/cpu": torch.get_rng_state()}
-    if torch.cuda.is_available() and any(p.is_cuda for p in model.parameters()):
-        tensors["rng/cuda"] = torch.cuda.get_rng_state()
+    if (device := _cuda_device(model)) is not None:
+        tensors["rng/cuda"] = torch.cuda.get_rng_state(device)
     plain: dict[str, dict[str, Any]] = {}
     seen: set[str] = set()
     for parameter, state in _states(optimizer):
@@ -115,6 +118,8 @@ def capture(
         "optimizer": kind,
         "plain": plain,
     }
+    if scaler:  # older releases do not look for it
+        meta["scaler"] = dict(scaler)
     return InnerState(tensors, meta)
 
 
@@ -152,14 +157,19 @@ def restore(
         for each in several(optimizer):
             _load(checkpoint, model, each)
     torch.set_rng_state(_tensor(checkpoint, "rng/cpu"))
-    if "rng/cuda" in checkpoint and torch.cuda.is_available():
-        torch.cuda.set_rng_state(_tensor(checkpoint, "rng/cuda"))
-    return Restored(meta["step"], meta["data"], not reason, reason)
+    if "rng/cuda" in checkpoint and (device := _cuda_device(model)) is not None:
+        torch.cuda.set_rng_state(_tensor(checkpoint, "rng/cuda"), device)
+    return Restored(meta["step"], meta["data"], not reason, reason, meta.get("scaler", {}))
 
 
 def several(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
     """One or several optimizers, as a tuple."""
     return (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
+
+
+def _cuda_device(model: torch.nn.Module) -> torch.device | None:
+    """The GPU that the model is on, which need not be torch's current one; ``None`` without."""
+    return next((p.device for p in model.parameters() if p.is_cuda), None)
 
 
 def _kind(optimizer: Optimizers) -> str:

@@ -174,6 +174,9 @@ def make_steps(
     with warnings.catch_warnings(), engine.tuning:
         warnings.simplefilter("ignore", LoopWarning)  # the screen shows the event loop_mistake
         tell()
+        # The processes of an island add scaled gradients up, and do not save at the same step.
+        if engine.scaler is not None and engine.combine is None:
+            run.keep_scaler(engine.scaler)
         with run:
             run.schedule(engine.optimizer)
             run.watch_device(engine.use)

@@ -126,6 +126,7 @@ class Rank(abc.ABC):
         self._device_use: Callable[[], DeviceUse] | None = None
         self._step_tokens = 0
         self._skips = Skips()
+        self._scaler: torch.amp.GradScaler | None = None
 
     @abc.abstractmethod
     def __enter__(self) -> Self: ...
@@ -172,6 +173,7 @@ class Rank(abc.ABC):
             statistics=statistics_of(parts.plan.model, parts.run_file.outer.buffers),
         )
         self._checks.watch_optimizers(self._open)
+        parts.inner.scaler = self._scaler
         if (restored := parts.inner.restore()) is not None:
             parts.feed.restore(restored.data)
         if parts.plan.auto:
@@ -224,6 +226,14 @@ class Rank(abc.ABC):
             self._take_loss(checked_loss(loss))
         if self._checks is not None:
             self._checks.logged()
+
+    def keep_scaler(self, scaler: torch.amp.GradScaler) -> None:
+        """Save the scale with the optimizer's state, to go on with it after a restart.
+
+        To be called before the block is entered. A new scaler begins at 65536 and skips steps until
+        it has found its scale.
+        """
+        self._scaler = scaler
 
     @abc.abstractmethod
     def _take_loss(self, loss: torch.Tensor | float) -> None:

@@ -140,7 +140,8 @@ class Engine:
         self._backend = backend
         self._codes: dict[bool, Loss] = {}
         """Compiled code, by whether it is lean."""
-        self._scaler: torch.amp.GradScaler | None = None
+        self.scaler: torch.amp.GradScaler | None = None
+        """Scales the loss in fp16."""
         self._skips = Skips()
         self._made = 0
         self._recomputes = False
@@ -158,9 +159,9 @@ class Engine:
             high = "highest" if choices.precision == "fp32" else "high"
             torch.set_float32_matmul_precision(high)
         if choices.precision != "fp16":
-            self._scaler = None
-        elif self._scaler is None:
-            self._scaler = torch.amp.GradScaler(self.device.type)
+            self.scaler = None
+        elif self.scaler is None:
+            self.scaler = torch.amp.GradScaler(self.device.type)
         self._loss: Callable[[Tensor], Tensor]
         self._loss = partial(self.code(choices), self.model)
 
@@ -209,14 +210,14 @@ class Engine:
         if self.combine is not None:
             self.combine.finish()
         self._made = 0
-        if self._scaler is None:
+        if self.scaler is None:
             clip_gradients(self.run, self.model)
             self.optimizer.step()
         else:
-            self._scaler.unscale_(self.optimizer)
+            self.scaler.unscale_(self.optimizer)
             clip_gradients(self.run, self.model)
-            self._scaler.step(self.optimizer)
-            self._scaler.update()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return self._made
 
@@ -234,7 +235,7 @@ class Engine:
                     loss = self._share_of_loss(part, batch)
                 if self.combine is not None:
                     self.combine.begin_pass(last=last)
-                torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+                torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss))
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None, "a batch has at least one sequence"
         return total

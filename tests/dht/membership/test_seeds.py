@@ -144,6 +144,20 @@ def test_bad_news_are_told_once_with_each_address_and_its_own_reason() -> None:
         assert plan.report() is None, "told twice"
 
 
+@pytest.mark.parametrize("seeds", [(), (at(1),)], ids=["no seed", "a seed"])
+def test_peers_met_earlier_are_counted_and_not_called_bootstrap_peers(
+    seeds: tuple[Multiaddr, ...],
+) -> None:
+    """A bootstrap peer whose members had all left told 3 kB about its own bootstrap addresses."""
+    plan = planner(*seeds, cached=tuple(at(number) for number in range(10, 42)))
+    for now in range(0, 60, 5):
+        fail_all(plan, now)
+    text = str(plan.report())
+    assert "32 addresses of peers met earlier" in text and len(text) < 400
+    assert str(at(10)) not in text
+    assert ("bootstrap" in text, f"{at(1)}: refused" in text) == (bool(seeds), bool(seeds))
+
+
 def test_bad_news_are_told_again_after_somebody_had_answered() -> None:
     plan = planner(at(1))
     fail_all(plan, 0.0)

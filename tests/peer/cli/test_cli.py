@@ -368,3 +368,18 @@ def test_a_word_that_is_no_choice_is_told_with_the_choices(
     code, errors = complaint(["invite", "x", "--role", "boss"], capsys)
     assert code == 2
     assert errors.startswith("shoal: Invalid value for '--role': 'boss' is not one of 'learner', ")
+
+
+def test_a_line_of_the_log_contains_nothing_of_a_stranger_that_a_terminal_would_obey() -> None:
+    code = """
+import logging
+from peer.cli.application import start_logging
+
+start_logging()
+logging.getLogger("peer.hosting").info("run_page_not_had reason=%s", "no\\x1b[2J\\nroot: well")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stderr.endswith(" run_page_not_had reason=no\ufffd[2J\ufffdroot: well\n")
+    assert done.stderr.count("\n") == 1

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from peer.model.recipes import build_model, build_optimizer, next_token_loss
 from peer.run_file.sections import (
@@ -124,3 +125,25 @@ def test_a_parameter_of_two_optimizers_cannot_be_saved(tmp_path: Path) -> None:
         optimizer.step()
     with pytest.raises(InnerStateUnknown, match="parameter of two optimizers"):
         capture(model, optimizers, run_id="r", step=1, data={})
+
+
+def test_the_random_state_of_the_model_s_own_gpu_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was that of torch's current device. A machine without a GPU can pretend to have two."""
+    with FakeTensorMode():
+        model = torch.nn.ParameterList([torch.empty(2, device="cuda:1")])
+    optimizer = torch.optim.SGD(model.parameters())
+    state = torch.arange(16, dtype=torch.uint8)
+    states = {torch.device("cuda:1"): state}
+    monkeypatch.setattr("torch.cuda.get_rng_state", states.__getitem__)
+    folder = CheckpointFolder(tmp_path)
+    save(folder, capture(model, optimizer, run_id="run", step=1, data={}))
+
+    monkeypatch.setattr(
+        "torch.cuda.set_rng_state", lambda found, device: states.update({device: found})
+    )
+    states.clear()
+    assert restore(folder, model, optimizer, run_id="run") is not None
+    ((device, found),) = states.items()
+    assert device == torch.device("cuda:1") and torch.equal(found, state)

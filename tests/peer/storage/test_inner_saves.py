@@ -47,6 +47,27 @@ def test_an_optimizer_that_cannot_be_saved_costs_its_state_and_not_the_place_in_
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.parametrize("before", [True, False], ids=["with a scale", "of an older release"])
+def test_the_scale_of_half_precision_is_saved(tmp_path: Path, before: bool) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def opened(scaler: torch.amp.GradScaler | None) -> InnerSaves:
+        saves = InnerSaves(
+            tmp_path, model, optimizer, run_id="run", every_s=60.0, tell=lambda *told: None
+        )
+        saves.scaler = scaler
+        return saves
+
+    saves = opened(torch.amp.GradScaler("cpu", init_scale=16.0) if before else None)
+    saves.save(step=1, position={})
+    saves.finish()
+    fresh = torch.amp.GradScaler("cpu")
+    assert opened(fresh).restore() is not None
+    assert fresh.get_scale() == (16.0 if before else 65536.0)
+    assert opened(None).restore() is not None, "it trains in another precision now"
+
+
 def test_the_save_of_a_trainer_that_leaves_is_made_although_another_is_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

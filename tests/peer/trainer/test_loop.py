@@ -196,6 +196,25 @@ def test_a_restart_goes_on_with_the_next_sequence_and_the_same_moments(
     assert restored == [3]
 
 
+def test_a_restart_in_half_precision_goes_on_with_the_same_scale(
+    run_file: RunFile, tmp_path: Path
+) -> None:
+    """It began at 65536 again, and skipped steps until it had found its scale."""
+    settings = TrainerSettings(
+        device="cpu", threads=1, steps_max=2, wishes=Wishes(precision="fp16")
+    )
+
+    def scale_after(engine: Engine) -> float:
+        train(run_file, own=own(tmp_path / "peer"), settings=settings, stop=Stop(), engine=engine)
+        assert engine.scaler is not None
+        return engine.scaler.get_scale()
+
+    first, second = (open_engine(run_file, settings) for _ in range(2))
+    assert first.scaler is not None
+    first.scaler.load_state_dict({**first.scaler.state_dict(), "scale": 16.0})
+    assert (scale_after(first), scale_after(second)) == (16.0, 16.0)
+
+
 def test_only_one_writer_saves_the_optimizer(run_file: RunFile, tmp_path: Path) -> None:
     """Two writers would take each other's unfinished checkpoints for those of a dead process."""
     trained(run_file, tmp_path / "peer", steps=3)
