@@ -33,6 +33,7 @@ from peer.errors import NoStateToAttest, NothingAttested, RunOver
 runs = typer.Typer()
 
 AMENDED_IN = "+20"
+TO_END = "to end the run: shoal run end"
 
 AtVersion = Annotated[
     str | None,
@@ -63,7 +64,7 @@ def amend(
 
     Example: shoal run amend my.run.toml --set inner.learning_rate=5e-4 --at +20
     """
-    from peer.rules.amendments import over_at_once, refused
+    from peer.rules.amendments import past, refused, spent
     from peer.run_file.reading import wrong_values
 
     changes = dict(_setting(text) for text in settings)
@@ -71,15 +72,16 @@ def amend(
         raise typer.BadParameter(reason)
     if faults := wrong_values(changes):
         raise typer.BadParameter(str(faults[0]))
+    if (reason := past(changes, datetime.now(UTC))) is not None:
+        raise typer.BadParameter(f"{reason}; {TO_END}")
     _check_version(at)
 
     def change(orders: Orders, before: Before) -> Orders:
         version = version_of(at or AMENDED_IN, before.newest)
         if settings_at(orders, version).items() >= changes.items():
             return orders
-        now = datetime.now(UTC)
-        if reason := over_at_once(before.found.run, changes, now, before.seen.global_tokens):
-            raise ValueError(f"{reason}; to end the run: shoal run end")
+        if reason := spent(before.found.run, changes, before.seen.global_tokens):
+            raise ValueError(f"{reason}; {TO_END}")
         return msgspec.structs.replace(orders, amendments=amended(orders, version, changes))
 
     return _order(where, change, key=key, seed=seed, as_json=as_json)

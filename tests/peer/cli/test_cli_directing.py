@@ -85,6 +85,7 @@ def test_a_setting_that_cannot_be_amended_is_bad_usage(
         (("amend", "--set", "inner.learning_rate=fast"), "inner.learning_rate is 'fast'; it must"),
         (("amend", "--set", "end.tokens=-5"), "end.tokens is -5; it must"),
         (("amend", "--set", "end.date=tomorrow"), "end.date is 'tomorrow'; it must"),
+        (("amend", "--set", "end.date=2026-01-01T00:00:00Z"), "end.date is 2026-01-01T00:00:00Z, "),
         (("amend", "--set", "outer.codec=int5"), "outer.codec is 'int5'; it must"),
         (("amend", "--set", "end.tokens=5000", "--at", "soon"), "--at is 'soon'; it is a version"),
         (("end", "--at", "-3"), "--at is '-3'; it is a version"),
