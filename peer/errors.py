@@ -87,7 +87,8 @@ class HomeUnknown(PeerError):
     exit_code = 2
     message = (
         "this user has no home folder for keys and checkpoints (HOME is not set, and there is no "
-        "account of this user); set HOME, or XDG_DATA_HOME to a folder that this user may write"
+        "account of this user); set HOME, or XDG_DATA_HOME to the absolute path of a "
+        "folder that this user may write"
     )
 
 

@@ -55,6 +55,14 @@ def peers_text(count: int) -> str:
     return plural(count, "peer")
 
 
+def listed(names: Sequence[str], *, most: int | None = None) -> str:
+    """``0, 1 and 3``. Of more than ``most`` names, the first ones: ``0, 1 and 12 more``."""
+    shown = list(names)
+    if most is not None and len(names) > most:
+        shown[most - 1 :] = [f"{len(names) - most + 1} more"]
+    return " and ".join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))
+
+
 def rounded_shares(amounts: Sequence[float], *, whole: int = 100) -> list[int]:
     """Shares in ``amounts`` as whole numbers whose sum is ``whole``, by the largest remainders.
 

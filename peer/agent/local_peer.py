@@ -43,6 +43,7 @@ from peer.events.table import REPORTED, audience_of
 from peer.events.telling import in_story
 from peer.guest.enforcement import Guest
 from peer.guest.state_place import place_of_state
+from peer.quantities import listed
 from peer.rules.amendments import effective
 from peer.rules.ending import Ending, LastRounds
 from peer.rules.foundings import Founding
@@ -85,6 +86,9 @@ WORK_IN_PROGRESS = {
     RoundPhase.FOLDING: "folding",
 }
 """Descriptions for people of what averaging does about a fragment."""
+
+FRAGMENTS_NAMED = 6
+"""Of more fragments with the same work in progress, the rest are counted."""
 
 TEXTS = ("reason", "text")
 """Fields of events that are texts for people."""
@@ -605,7 +609,7 @@ class LocalPeer:
             if phase in WORK_IN_PROGRESS:
                 found.setdefault(WORK_IN_PROGRESS[phase], []).append(str(index))
         return tuple(
-            f"fragment{'s' * (len(each) > 1)} {' and '.join(each)} {words}"
+            f"fragment{'s' * (len(each) > 1)} {listed(each, most=FRAGMENTS_NAMED)} {words}"
             for words, each in found.items()
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -27,11 +28,12 @@ from dht.membership.orders import (
 )
 from peer.cli.application import Json, start_logging
 from peer.cli.directives import Before, KeyFile, Seeds, Where, direct
-from peer.errors import NoStateToAttest, NothingAttested
+from peer.errors import NoStateToAttest, NothingAttested, RunOver
 
 runs = typer.Typer()
 
 AMENDED_IN = "+20"
+TO_END = "to end the run: shoal run end"
 
 AtVersion = Annotated[
     str | None,
@@ -62,7 +64,7 @@ def amend(
 
     Example: shoal run amend my.run.toml --set inner.learning_rate=5e-4 --at +20
     """
-    from peer.rules.amendments import over_at_once, refused
+    from peer.rules.amendments import past, refused, spent
     from peer.run_file.reading import wrong_values
 
     changes = dict(_setting(text) for text in settings)
@@ -70,15 +72,16 @@ def amend(
         raise typer.BadParameter(reason)
     if faults := wrong_values(changes):
         raise typer.BadParameter(str(faults[0]))
+    if (reason := past(changes, datetime.now(UTC))) is not None:
+        raise typer.BadParameter(f"{reason}; {TO_END}")
     _check_version(at)
 
     def change(orders: Orders, before: Before) -> Orders:
         version = version_of(at or AMENDED_IN, before.newest)
         if settings_at(orders, version).items() >= changes.items():
             return orders
-        now = datetime.now(UTC)
-        if reason := over_at_once(before.found.run, changes, now, before.seen.global_tokens):
-            raise ValueError(f"{reason}; to end the run: shoal run end")
+        if reason := spent(before.found.run, changes, before.seen.global_tokens):
+            raise ValueError(f"{reason}; {TO_END}")
         return msgspec.structs.replace(orders, amendments=amended(orders, version, changes))
 
     return _order(where, change, key=key, seed=seed, as_json=as_json)
@@ -108,7 +111,7 @@ def end(
             wanted = End(at=int(time.time()))
         return msgspec.structs.replace(orders, end=wanted, paused=False)
 
-    return _order(where, change, key=key, seed=seed, as_json=as_json)
+    return _order(where, change, key=key, seed=seed, as_json=as_json, to_ended=True)
 
 
 @runs.command("pause")
@@ -212,16 +215,41 @@ def _order(
     seed: list[str] | None,
     as_json: bool,
     asks_kept: bool = False,
+    to_ended: bool = False,
 ) -> int:
+    """Give an order. ``to_ended``: to a run that has ended, too. Raises ``RunOver`` otherwise."""
     start_logging(logging.ERROR)
+
+    def wanted(before: Before) -> tuple[frozenset[bytes], Orders]:
+        if not to_ended:
+            _check_goes_on(where, before)
+        return before.bans, change(before.orders, before)
+
     delivered = direct(
         where,
-        lambda before: (before.bans, change(before.orders, before)),
+        wanted,
         key=key,
         seeds=seed,
         asks_kept=asks_kept,
     )
     return delivered.report(as_json=as_json)
+
+
+def _check_goes_on(where: str, before: Before) -> None:
+    """Raise ``RunOver`` if the run has ended: peers would take the order, and change nothing."""
+    from peer.rules.amendments import effective
+    from peer.rules.ending import ended
+    from peer.storage.last_seen import date_text
+
+    run, orders, seen = before.found.run, before.orders, before.seen
+    over = ended(
+        effective(run, orders, seen.newest_version or 0).end,
+        seen.peers,
+        now=datetime.now(UTC),
+        ordered=orders.end is not None,
+    )
+    if over is not None:
+        raise RunOver(run.name, date_text(over[0]), over[1], shlex.quote(where))
 
 
 def _check_version(text: str | None) -> None:

@@ -401,7 +401,7 @@ def explain(
         str | None,
         Option(
             "--round",
-            help="FRAGMENT/VERSION, or the first characters of a round id.",
+            help="FRAGMENT/VERSION, or the first 6 or more characters of a round id.",
             metavar="ROUND",
         ),
     ] = None,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,13 +70,13 @@ def write_shards(
     files: list[Path] = []
     lines: list[str] = []
     total = 0
+    is_new = not out.exists()
     try:
         tokens = _tokens(list(_texts(inputs)), tokenizer, text_field)
         for number, shard in enumerate(_shards(tokens, shard_tokens)):
-            # Most that can be wrong with the text is known when the first shard is.
-            out.mkdir(parents=True, exist_ok=True)
             content = shard.astype(dtype).tobytes()
             files.append(out / f"tokens-{number:05}.bin")
+            # It makes the folder: most that can be wrong with the text is known by then.
             write_whole(files[-1], content)
             lines.append(f"{hashlib.sha256(content).hexdigest()}  {files[-1].name}\n")
             total += shard.size
@@ -84,6 +85,9 @@ def write_shards(
         index = "".join(lines).encode()
         write_whole(list_file, index)
     except OSError as error:
+        if is_new:
+            with suppress(OSError):  # it is not empty, or was not made
+                out.rmdir()
         raise NotWritten(str(error.filename or out), error.strerror or str(error)) from error
     name = pinned(f"{out.name}/{list_file.name}", hashlib.sha256(index).hexdigest())
     source = f'[[data.sources]]\nfiles = ["{name}"]\ndtype = "uint{8 * dtype.itemsize}"\n'

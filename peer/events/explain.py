@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from peer.errors import PeerError
 from peer.events.logs import Log, timeline
 from peer.events.names import Names, NothingFound
 from peer.events.sentences import Event
@@ -15,6 +17,22 @@ from peer.quantities import bytes_text, count_text, duration_text, plural
 
 REASONS_MAX = 3
 """The most frequent reasons of each kind that a summary lists."""
+
+ROUND_ID_MIN = 6
+"""The fewest characters that name a round: of fewer, "9" could be a version, too."""
+
+
+class NoRoundName(PeerError):
+    """A text is neither a place of a round nor the beginning of an id."""
+
+    exit_code = 2
+    wanted: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.wanted!r} names no round: it is FRAGMENT/VERSION such as 2/7, or the first "
+            f"{ROUND_ID_MIN} or more characters of the round's id"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +150,8 @@ def _summary(log: Log, names: Names) -> list[Line]:
 def round_story(logs: Sequence[Log], wanted: str) -> list[Line]:
     """One round, as told by all logs.
 
-    ``wanted``: the beginning of its id, or FRAGMENT/VERSION. Raises ``NothingFound``.
+    ``wanted``: the beginning of its id, or FRAGMENT/VERSION. Raises ``NoRoundName`` or
+    ``NothingFound``.
     """
     names = Names.of(logs)
     fits = _round_filter(wanted)
@@ -273,10 +292,11 @@ def _without_repeats(lines: Sequence[Line]) -> list[Line]:
 
 
 def _round_filter(wanted: str) -> Callable[[Event], bool]:
-    fragment, slash, version = wanted.partition("/")
-    if slash and f"{fragment}{version}".isascii() and fragment.isdigit() and version.isdigit():
-        place = (int(fragment), int(version))
-        return lambda event: place == (event["fragment"], event["version"])
+    if place := re.fullmatch(r"([0-9]{1,18})/([0-9]{1,18})", wanted):
+        fragment, version = map(int, place.groups())
+        return lambda event: (event["fragment"], event["version"]) == (fragment, version)
+    if not re.fullmatch(f"[0-9a-f]{{{ROUND_ID_MIN},}}", wanted.lower()):
+        raise NoRoundName(wanted)
     return lambda event: str(event["round"]).startswith(wanted.lower())
 
 

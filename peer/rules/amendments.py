@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+import msgspec
+
 from dht.identity import PeerId
 from dht.membership.orders import Orders, Value, settings_at
 from dht.records import PeerRecord
 from peer.errors import RunFileError
 from peer.run_file.merging import CODECS_SINCE
 from peer.run_file.reading import with_settings
+from peer.run_file.sections import End as EndSettings
 from peer.run_file.sections import RunFile
 
 AMENDABLE = (
@@ -65,21 +68,32 @@ def objection(run: RunFile, orders: Orders) -> str | None:
     return None
 
 
-def over_at_once(
-    run: RunFile, settings: Mapping[str, Value], now: datetime, merged: int
-) -> str | None:
-    """Reason why these settings would end a run with ``merged`` tokens; ``None``: they do not.
+def past(settings: Mapping[str, Value], now: datetime) -> str | None:
+    """Reason why the date among these settings would end any run at once; ``None``: it would not.
+
+    A value that is no date is left to ``objection``.
+    """
+    try:
+        date = msgspec.convert({"date": settings.get("end.date")}, EndSettings).date
+    except msgspec.ValidationError:
+        return None
+    if date is None or date > now:
+        return None
+    return f"end.date is {date:%Y-%m-%dT%H:%M:%SZ}, which is past"
+
+
+def spent(run: RunFile, settings: Mapping[str, Value], merged: int) -> str | None:
+    """Reason why the budget among these settings would end a run with ``merged`` tokens at once;
+    ``None``: it would not.
 
     Values that break a rule are left to ``objection``.
     """
     try:
-        end = with_settings(run, settings).end
+        tokens = with_settings(run, settings).end.tokens
     except (RunFileError, OverflowError, ValueError):
         return None
-    if "end.date" in settings and end.date is not None and end.date <= now:
-        return f"end.date is {end.date:%Y-%m-%dT%H:%M:%SZ}, which is past"
-    if "end.tokens" in settings and end.tokens != "unlimited" and end.tokens <= merged:
-        return f"end.tokens is {end.tokens}, and {merged} tokens are merged already"
+    if "end.tokens" in settings and tokens != "unlimited" and tokens <= merged:
+        return f"end.tokens is {tokens}, and {merged} tokens are merged already"
     return None
 
 

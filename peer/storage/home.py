@@ -71,10 +71,11 @@ class Occupant(msgspec.Struct, frozen=True, kw_only=True):
 def data_home(environment: Mapping[str, str]) -> Path:
     """The folder for keys, checkpoints and logs (XDG Base Directory Specification).
 
-    Raises ``HomeUnknown``.
+    The specification has relative paths ignored. Raises ``HomeUnknown``.
     """
-    if home := environment.get("XDG_DATA_HOME"):
-        return Path(home) / "shoal"
+    home = Path(environment.get("XDG_DATA_HOME", ""))
+    if home.is_absolute():
+        return home / "shoal"
     try:
         return Path.home() / ".local" / "share" / "shoal"
     except RuntimeError as error:  # a user of a container, say, without HOME and without account

@@ -17,7 +17,7 @@ from dht.membership.peer_cache import PeerCache
 from dht.presence.kept_peers import load_cache
 from dht.whole_files import read_json, write_whole
 from peer.errors import RunFileError
-from peer.quantities import count_text
+from peer.quantities import count_text, listed
 from peer.run_file.reading import from_canonical
 from peer.run_file.sections import RunFile
 from peer.storage.home import OUTER, PEERS, default_directory, keeper_directory
@@ -46,7 +46,7 @@ class LastSeen(msgspec.Struct, frozen=True, kw_only=True):
     def sentence(self) -> str:
         """``last seen here on 2026-11-22 20:41 UTC at 1.2 M tokens, with anna and boris``."""
         reached = "" if self.tokens is None else f" at {count_text(self.tokens)} tokens"
-        company = f", with {_listed(self.names)}" if self.names else ""
+        company = f", with {listed(self.names)}" if self.names else ""
         return f"last seen here on {date_text(self.at)}{reached}{company}"
 
     def run_file(self, run_id: RunId) -> RunFile | None:
@@ -75,10 +75,6 @@ def save_state(folder: Path, state: State) -> None:
 def load_state(folder: Path) -> State | None:
     """The last state that a peer has kept."""
     return read_json(folder / STATE_FILE, State)
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def date_text(at: float) -> str:

@@ -11,6 +11,7 @@ from peer.quantities import (
     count_text,
     duration_text,
     fates_text,
+    listed,
     plural,
     rounded_shares,
 )
@@ -25,6 +26,17 @@ def test_quantities_are_short() -> None:
     ]
     assert [duration_text(s) for s in (5, 65, 3_725)] == ["0:05", "1:05", "1:02:05"]
     assert [count_text(n) for n in (12, 1_500, 2_000_000)] == ["12", "1.5 k", "2 M"]
+
+
+def test_a_list_is_in_words_and_a_long_one_is_cut() -> None:
+    assert [listed("0134"[:count]) for count in (0, 1, 2, 4)] == [
+        "",
+        "0",
+        "0 and 1",
+        "0, 1, 3 and 4",
+    ]
+    assert listed("abcd", most=4) == "a, b, c and d"
+    assert listed("abcde", most=4) == "a, b, c and 2 more"
 
 
 def test_a_bar_is_full_when_all_is_there() -> None:

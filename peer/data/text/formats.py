@@ -7,6 +7,7 @@ its content alone. A damaged file is an error that names the file, the place in 
 
 from __future__ import annotations
 
+import json
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -231,6 +232,11 @@ def _text_of(line: bytes, file: DataFile) -> str:
     try:
         row = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if (half := _lone_surrogate(line)) is not None:
+            raise _Refused(
+                f"contains half of a character ({half}, a lone surrogate); write its text with "
+                "whole characters, or remove the line"
+            ) from None
         raise _Refused(f"is not JSON ({error}); remove the line or {AGAIN}") from None
     has = f"the fields {', '.join(map(str, row))}" if isinstance(row, dict) else "no fields"
     if file.form is not None:
@@ -249,6 +255,20 @@ def _text_of(line: bytes, file: DataFile) -> str:
             "[[data.sources]], or remove the line"
         )
     return text
+
+
+def _lone_surrogate(line: bytes) -> str | None:
+    """The first lone surrogate of a line that is JSON otherwise, as an escape sequence.
+
+    Programs in Python and JavaScript write and read them; other readers of JSON refuse them.
+    """
+    try:
+        json.dumps(json.loads(line), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        return f"\\u{ord(error.object[error.start]):04x}"
+    except (ValueError, RecursionError):
+        pass
+    return None
 
 
 def _example(form: Form, values: list[Any]) -> str:

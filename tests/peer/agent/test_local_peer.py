@@ -16,6 +16,7 @@ from averaging.errors import CodecsNotCompiled
 from averaging.history.merged_map import MergedMap
 from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
+from averaging.round.interface.phase import Phase as RoundPhase
 from averaging.rules.peer_view import PeerView
 from dht.identity import Identity, PeerId
 from dht.membership.credentials import Directive
@@ -235,6 +236,32 @@ async def test_the_outcome_of_each_peers_last_offer_is_remembered(
     for number in range(2000):
         peer.averager_event("round", a_round(contributors=[PeerId(f"12D3{number}")]))
     assert len(peer.last_offers) == 1024
+
+
+class Busy(NotAveraging):
+    """Does something about many fragments at once."""
+
+    phases = (
+        RoundPhase.CATCHING,
+        *[RoundPhase.ENTERED] * 3,
+        RoundPhase.IDLE,
+        RoundPhase.ENTERED,
+        *[RoundPhase.JOINING] * 12,
+    )
+
+
+def test_the_work_in_progress_is_in_words_with_few_of_many_fragments(
+    made: tuple[LocalPeer, Hearing],
+) -> None:
+    """It was "fragments 1 and 2 and 3 and 5 exchanging"."""
+    peer, _ = made
+    assert peer.in_flight() == ()
+    peer.averaging = Busy()
+    assert peer.in_flight() == (
+        "fragment 0 catching up",
+        "fragments 1, 2, 3 and 5 exchanging",
+        "fragments 6, 7, 8, 9, 10 and 7 more waiting for peers",
+    )
 
 
 async def test_a_round_without_this_peers_work_is_counted_however_it_is_heard_of(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from dht.identity import Identity, PeerId
 from dht.membership.orders import NONE
 from peer import cli
+from peer.attestable import Kept
 from peer.cli.directing import version_of
 from peer.cli.directives import Before
 from peer.cli.finding import no_peers
@@ -17,6 +20,7 @@ from peer.errors import NoStateToAttest
 from peer.joining.link import find_run
 from peer.joining.visit import RunStatus, Silent
 from peer.run_file.reading import parse
+from tests.peer.statuses import a_status
 
 SEED = "/ip4/203.0.113.7/tcp/7700/p2p/12D3KooWC5mVdyoGeyBP9WU6nAFGbDLfFfsYbZwbZJRmLYeNSJwB"
 OPEN = f'schema = 1\nname = "ours"\nseeds = ["{SEED}"]\n'
@@ -81,6 +85,7 @@ def test_a_setting_that_cannot_be_amended_is_bad_usage(
         (("amend", "--set", "inner.learning_rate=fast"), "inner.learning_rate is 'fast'; it must"),
         (("amend", "--set", "end.tokens=-5"), "end.tokens is -5; it must"),
         (("amend", "--set", "end.date=tomorrow"), "end.date is 'tomorrow'; it must"),
+        (("amend", "--set", "end.date=2026-01-01T00:00:00Z"), "end.date is 2026-01-01T00:00:00Z, "),
         (("amend", "--set", "outer.codec=int5"), "outer.codec is 'int5'; it must"),
         (("amend", "--set", "end.tokens=5000", "--at", "soon"), "--at is 'soon'; it is a version"),
         (("end", "--at", "-3"), "--at is '-3'; it is a version"),
@@ -101,6 +106,89 @@ def test_a_value_that_cannot_be_is_refused_before_peers_are_searched_for(
     code, errors = said(capsys, "run", command, str(file), *options)
     assert code == 2
     assert reason in errors
+
+
+class Ended:
+    """A visitor of a run whose peers say that it has ended."""
+
+    tokens = 5_000_000
+    versions = (3, 4)
+
+    async def look(self, *, timeout_s: float) -> RunStatus:
+        told = a_status(ended_at=86_400.0, global_tokens=self.tokens, versions=self.versions)
+        return RunStatus("run", (told,), {})
+
+    async def attestable(self) -> dict[PeerId, tuple[Kept, ...]]:
+        return {}
+
+    async def deliver(self, directive: bytes) -> dict[PeerId, str]:
+        return {PeerId("anna"): ""}
+
+
+@pytest.fixture
+def ended(file: Path, monkeypatch: pytest.MonkeyPatch) -> type[Ended]:
+    """The run of ``file``, with an owner, a budget of tokens, and peers that tell of its end."""
+
+    @asynccontextmanager
+    async def visit(*arguments: object, **settings: object) -> AsyncIterator[Ended]:
+        yield Ended()
+
+    file.write_text(f"{OPEN}\n[end]\ntokens = 5_000_000\n", encoding="utf-8")
+    assert cli.run(["run", "sign", str(file)]) == 0
+    monkeypatch.setattr("peer.joining.visit.visit", visit)
+    return Ended
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        ("amend", "--set", "inner.learning_rate=1e-3"),
+        ("pause",),
+        ("resume",),
+        ("attest",),
+        ("rollback",),
+    ],
+)
+def test_a_run_that_has_ended_takes_no_orders(
+    order: tuple[str, ...],
+    home: Path,
+    file: Path,
+    ended: type[Ended],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They were signed, all peers took them, and nothing changed."""
+    before = sorted(home.rglob("*"))
+    command, *options = order
+    code, errors = said(capsys, "run", command, str(file), *options)
+    assert code == 4
+    assert "has ended on 1970-01-02 00:00 UTC at 5,000,000 tokens; `shoal export" in errors
+    assert sorted(home.rglob("*")) == before
+
+
+def test_a_run_that_has_ended_can_be_ended_once_more(
+    file: Path, ended: type[Ended], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A peer that missed the first order gets it."""
+    assert said(capsys, "run", "end", str(file))[0] == 0
+    code, errors = said(capsys, "run", "resume", str(file))
+    assert code == 4 and "has ended on" in errors
+
+
+def test_an_end_that_nothing_bears_out_keeps_no_owner_from_its_run(
+    file: Path,
+    ended: type[Ended],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ended, "tokens", 4_999_999)
+    assert said(capsys, "run", "pause", str(file))[0] == 0
+    # With fewer tokens for the run they do.
+    monkeypatch.setattr(ended, "tokens", 3_000_000)
+    assert said(capsys, "run", "amend", str(file), "--set", "end.tokens=4_000_000")[0] == 0
+    monkeypatch.setattr(ended, "tokens", 4_000_000)
+    assert said(capsys, "run", "resume", str(file))[0] == 0  # the amendment is for later versions
+    monkeypatch.setattr(ended, "versions", (30, 30))
+    assert said(capsys, "run", "pause", str(file))[0] == 4
 
 
 def test_a_version_is_one_to_come() -> None:

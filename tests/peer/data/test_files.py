@@ -276,6 +276,12 @@ def test_a_line_without_the_text_is_named(tmp_path: Path) -> None:
         ("[1]", "has no text in the field 'text', but no fields"),
         ('{"text": "x', "is not JSON (JSON is malformed: invalid character (byte 11)); rem"),
         ("\udcff{}", "is not JSON"),
+        # Text of Python that was cut inside a character. It was "Input data was truncated".
+        (r'{"text": "\ud83d"}', r"contains half of a character (\ud83d, a lone surrogate); "),
+        (r'{"text": "x \ude00 y"}', r"contains half of a character (\ude00, "),
+        (r'{"a": ["\ud83d\u0041"], "text": "x"}', r"contains half of a character (\ud83d, "),
+        (r'{"text": "\ud83d', "is not JSON"),
+        (r'{"text": NaN, "a": "\ud83d\ude00"}', "is not JSON"),
     ):
         content = "\n".join([*lines[:150], wrong, *lines[150:]]).encode(errors="surrogateescape")
         assert f"a.jsonl, line 151: {words}" in problem(tmp_path, "a.jsonl", content)

@@ -13,6 +13,7 @@ from peer.data.shards import write_shards
 from peer.data.text.tokenizing import ByteTokenizer
 from peer.errors import DataUnavailable, NotWritten
 from peer.run_file.reading import parse
+from tests.peer.model.export.full_disk import files_of_at_most
 
 
 @pytest.fixture
@@ -105,3 +106,19 @@ def test_a_preparation_that_fails_leaves_no_empty_folder(tmp_path: Path) -> None
         with pytest.raises(DataUnavailable):
             write_shards([tmp_path / wrong], ByteTokenizer(), tmp_path / "out")
         assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_leaves_no_empty_folder_but_one_that_was_there(
+    texts: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "there").mkdir()
+    for name in ("out", "there"):
+        with files_of_at_most(1), pytest.raises(NotWritten, match="too large"):
+            write_shards([texts], ByteTokenizer(), tmp_path / name)
+    assert not (tmp_path / "out").exists()
+    assert not any((tmp_path / "there").iterdir())
+    # Shards that were written are kept: a second try replaces them.
+    small = 2 * 100
+    with files_of_at_most(small), pytest.raises(NotWritten, match="too large"):
+        write_shards([texts], ByteTokenizer(), tmp_path / "out", shard_tokens=100)
+    assert [path.stat().st_size for path in (tmp_path / "out").glob("*.bin")][:1] == [small]

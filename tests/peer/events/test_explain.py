@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from peer import cli
-from peer.events.explain import overview, peer_story, round_story
+from peer.events.explain import NoRoundName, overview, peer_story, round_story
 from peer.events.logs import Log, aligned, read_logs, timeline
 from peer.events.names import NothingFound
 from peer.views.event_log import EventLog, read_events
@@ -94,6 +94,18 @@ def test_a_round_is_found_by_the_beginning_of_its_id_too(tell: Tell) -> None:
     assert round_story(logs, ROUND[:8]) == round_story(logs, "2/7")
     with pytest.raises(NothingFound, match="2/7"):
         round_story(logs, "2/8")
+
+
+@pytest.mark.parametrize(
+    "wanted", ["9", "a", "", "ababa", "2/", "/7", "2/x", "2/7/1", "1/" + "7" * 5000, "x"]
+)
+def test_what_names_no_round_is_told_with_what_does(tell: Tell, wanted: str) -> None:
+    """A number alone was the beginning of an id: `--round 9` told of any round, or of none."""
+    logs = [*two_peers(tell), *logs_of(tell(CLARA, "c", (1.0, "round", a_round(round="9" * 64))))]
+    with pytest.raises(NoRoundName, match=r"such as 2/7, or the first 6 or more characters of"):
+        round_story(logs, wanted)
+    assert round_story(logs, "9" * 6)
+    assert round_story(logs, ROUND[:6].upper())
 
 
 def test_the_story_of_a_round_has_only_events_that_led_to_it(tell: Tell) -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from dht.identity import PeerId
 from dht.membership.orders import NONE, Amendment, Attested, End, Orders, Value, amended
 from dht.records import PeerRecord
-from peer.rules.amendments import AMENDABLE, effective, objection, over_at_once, too_new
+from peer.rules.amendments import AMENDABLE, effective, objection, past, spent, too_new
 from peer.run_file.sections import RunFile
 
 RUN = RunFile()
@@ -51,7 +51,7 @@ def test_a_date_or_budget_that_is_over_already_is_told_from_one_to_come() -> Non
     now = datetime(2026, 11, 26, 12, tzinfo=UTC)
 
     def told(name: str, value: Value) -> str:
-        return over_at_once(RUN, {name: value}, now, 5_000_000) or ""
+        return past({name: value}, now) or spent(RUN, {name: value}, 5_000_000) or ""
 
     assert told("end.date", "2026-11-26T12:00:00Z") == (
         "end.date is 2026-11-26T12:00:00Z, which is past"

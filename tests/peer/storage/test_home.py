@@ -58,6 +58,16 @@ def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.Mo
     assert data_home({"XDG_DATA_HOME": "/srv"}) == Path("/srv/shoal")
 
 
+def test_a_data_home_that_is_no_absolute_path_is_ignored(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Keys and checkpoints were in another folder for every folder that a command began in."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for relative in ("", "data", "./data", "~/data"):
+        assert data_home({"XDG_DATA_HOME": relative}) == tmp_path / ".local" / "share" / "shoal"
+    assert data_home({"XDG_DATA_HOME": str(tmp_path)}) == tmp_path / "shoal"
+
+
 def test_a_folder_is_created_with_its_parents(tmp_path: Path) -> None:
     with peer_folder(tmp_path / "a" / "b"):
         assert (tmp_path / "a" / "b").is_dir()
