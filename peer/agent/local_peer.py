@@ -35,6 +35,7 @@ from dht.membership.orders import NONE, Orders, Root, Value, settings_at
 from dht.records import Role
 from peer.agent.account import global_tokens
 from peer.agent.policies import round_orders
+from peer.agent.repeats import Repeats
 from peer.bridge.messages import Device
 from peer.description import Described, Description, Kinds
 from peer.events.board import Board
@@ -283,6 +284,7 @@ class LocalPeer:
         self.began_at = loop.time()
         self._merged_tokens = 0
         self._is_alone = False
+        self._failures = Repeats()
         self._reach = Reach()
 
     def __repr__(self) -> str:
@@ -502,6 +504,8 @@ class LocalPeer:
             self.jumps[name] += 1
         if name == "round":
             self._round_ended(fields)
+        elif name == "fetch_failed" and not self._is_new_failure(fields["reason"]):
+            self.log.write(name, fields)
         elif name == "founded_apart":
             self._met_another_founding(fields)
         elif name == "alone":
@@ -521,6 +525,10 @@ class LocalPeer:
                 )
         if name == "void" and self.last_rounds is not None:
             self.last_rounds.came_to_nothing(fields["fragment"])
+
+    def _is_new_failure(self, reason: str) -> bool:
+        """``True`` if people are to hear the reason: every fragment has the same."""
+        return self._failures.is_due(reason.partition(": ")[2], now=time.monotonic())
 
     def _met_another_founding(self, fields: Fields) -> None:
         """Report a peer with another history once, whichever fragment it was found out at."""

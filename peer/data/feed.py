@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch.utils.data import DataLoader, RandomSampler
 
 from averaging.audit.readings import Reading
 from dht.identity import PeerId
 from peer.data.batches.device_batches import Placing, placing
 from peer.data.batches.order import Order
 from peer.data.batches.prefetch import Prefetched, in_background
+from peer.data.batches.sampling import order_for_peer
 from peer.data.batches.sequences import Data, Sequences
 from peer.data.sources import open_data
 from peer.errors import RunRefused
@@ -134,6 +136,8 @@ class Feed:
         if isinstance(dataset, Iterator):  # such as a generator: there is no second time
             yield from takewhile(lambda _: not self._over(), dataset)
             return
+        if isinstance(dataset, DataLoader):
+            self._draw_own_order(dataset)
         while not self._over():
             empty = True
             for batch in takewhile(lambda _: not self._over(), dataset):
@@ -141,6 +145,15 @@ class Feed:
                 yield batch
             if empty:
                 raise ValueError("the dataset yields nothing; it must yield at least one batch")
+
+    def _draw_own_order(self, loader: DataLoader[Any]) -> None:
+        """Let the loader shuffle differently here than at peers whose programs set equal seeds."""
+        if isinstance(loader.sampler, RandomSampler):
+            # Drawn, for another order after a restart: the place in a loader is not saved.
+            seed, reader = int(torch.randint(2**62, ())), str(self._reader)
+        else:  # several processes of one peer may share what it draws
+            seed, reader = 0, self._reader.partition("/")[0]
+        order_for_peer(loader, run_id=self._run_id, peer_id=reader, seed=seed)
 
     @property
     def reading(self) -> Reading | None:

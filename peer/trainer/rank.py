@@ -256,8 +256,10 @@ class Rank(abc.ABC):
 
         Without a dataset: the run's data recipe, as a tensor of tokens with
         ``sequence_length + 1`` columns, copied to ``device`` while the one before is used. With one
-        that has a length: its items, in this process's own order. With any other iterable: its
-        items, again and again, and those of an iterator, such as a generator, once.
+        that has a length: its items, in this process's own order. With a ``DataLoader`` that
+        shuffles: its batches, again and again, in orders that are this peer's own whatever seed the
+        program sets. With any other iterable: its items, again and again, and those of an iterator,
+        such as a generator, once.
         """
         return self._parts.feed.batches(dataset, batch_size, device)
 

@@ -168,6 +168,22 @@ def test_people_hear_of_peers_by_name_and_the_log_has_their_ids(
     assert logged["reason"] == f"{boris}: the stream broke"
 
 
+def test_a_failure_of_every_fragment_is_told_once_and_logged_each_time(
+    made: tuple[LocalPeer, Hearing],
+) -> None:
+    """A peer that could not fetch the state printed a line for each fragment, again and again."""
+    peer, delegate = made
+    for why in ("the stream broke", "the stream broke", "nobody to ask"):
+        for fragment in range(8):
+            reason = f"fragment {fragment} could not be fetched: {why}"
+            peer.averager_event("fetch_failed", {"fragment": fragment, "reason": reason})
+    assert [heard["reason"] for _, heard in delegate.heard] == [
+        "fragment 0 could not be fetched: the stream broke",
+        "fragment 0 could not be fetched: nobody to ask",
+    ]
+    assert sum(e["event"] == "fetch_failed" for e in read_events(peer.log.path)) == 24
+
+
 def test_a_ready_peer_says_that_nobody_reduces_among_peers_that_only_dial_out(
     made: tuple[LocalPeer, Hearing], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from dht.identity import PeerId
 from peer.data import feed as reading
@@ -46,6 +46,33 @@ def test_reading_continues_at_the_position_of_a_checkpoint() -> None:
     again = feed()
     again.resume(state)
     assert sorted(seen + list(islice(again.batches(ITEMS, None), 30))) == ITEMS
+
+
+def order_of(
+    reader: str, *, seed: int = 0, distributed: tuple[int, int] | None = None
+) -> list[int]:
+    torch.manual_seed(seed)
+    items: Any = ITEMS
+    sampler: DistributedSampler[int] | None = None
+    if distributed is not None:
+        sampler = DistributedSampler(items, rank=distributed[0], num_replicas=distributed[1])
+    loader = DataLoader(items, batch_size=1, sampler=sampler, shuffle=sampler is None)
+    return [int(item) for item in islice(feed(reader).batches(loader, None), len(loader))]
+
+
+def test_loaders_of_peers_with_equal_seeds_shuffle_differently() -> None:
+    """All peers trained on the same batches in the same order, where programs set a seed."""
+    assert sorted(order_of("anna")) == sorted(order_of("boris")) == ITEMS
+    assert order_of("anna") == order_of("anna")
+    assert order_of("anna") != order_of("boris")
+    assert order_of("anna") != order_of("anna/1")
+    assert order_of("anna") != order_of("anna", seed=1), "it was restarted"
+
+
+def test_processes_of_one_peer_share_a_distributed_order_that_no_other_peer_has() -> None:
+    halves = [order_of("anna", distributed=(0, 2)), order_of("anna/1", distributed=(1, 2))]
+    assert sorted(halves[0] + halves[1]) == ITEMS
+    assert order_of("boris", distributed=(0, 2)) != halves[0]
 
 
 def test_the_batches_end_with_an_iterator_which_has_no_second_time() -> None:
