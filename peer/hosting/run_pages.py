@@ -64,6 +64,8 @@ class RunPages:
         self._pages: dict[RunId, RunPage] = {}
         self._files: dict[RunId, Mapping[str, object]] = {}
         """Settings from run files, by run."""
+        self._keepers_since: dict[RunId, Mapping[PeerId, float]] = {}
+        """When each keeper was first seen here. A table counts anew after each time of silence."""
 
     def __repr__(self) -> str:
         return f"RunPages({len(self._pages)} runs)"
@@ -93,6 +95,7 @@ class RunPages:
             if wall_time - page.at > FORGET_AFTER_S or len(self._pages) > 2 * RUNS_MAX:
                 del self._pages[run]
                 self._files.pop(run, None)
+                self._keepers_since.pop(run, None)
             else:
                 self._pages[run] = msgspec.structs.replace(
                     page, learners=0, keepers=0, others=0, link="", unknown=(NOBODY,)
@@ -106,8 +109,9 @@ class RunPages:
         one counts that is between the others, and what the run file says it says here.
         """
         said = await self._file(run, live)
-        keepers = sorted((m for m in live if m.record.role == "keeper"), key=lambda m: m.first_seen)
-        asked = [member.peer for member in keepers[:ASKED_MAX]]
+        since = self._keepers(run)
+        keepers = sorted((m.peer for m in live if m.peer in since), key=lambda peer: since[peer])
+        asked = keepers[:ASKED_MAX]
         pages = await asyncio.gather(*(self._ask(run, peer) for peer in asked))
         told = sorted((page for page in pages if page), key=lambda page: page.tokens or 0)
         if not told:
@@ -115,6 +119,13 @@ class RunPages:
         page = elsewhere(told[len(told) // 2])
         fixed = {name: text for name, text in said.items() if name in FIXED}
         return msgspec.structs.replace(page, **fixed, link=self._link(run, live))
+
+    def _keepers(self, run: RunId) -> Mapping[PeerId, float]:
+        """The keepers of a run that are or were here, with the time of the first look at each."""
+        now, known = asyncio.get_running_loop().time(), self._keepers_since.get(run, {})
+        there = [m.peer for m in self._presence.tables.get(run, ()) if m.record.role == "keeper"]
+        self._keepers_since[run] = {peer: known.get(peer, now) for peer in there}
+        return self._keepers_since[run]
 
     async def _ask(self, run: RunId, peer: PeerId) -> RunPage | None:
         try:

@@ -113,10 +113,10 @@ def test_a_keeper_that_came_last_or_overstates_the_tokens_makes_no_page() -> Non
             await member.start()
             opened.extend((member, keeper))
             await asyncio.sleep(20.0)
+            await pages.look()
 
         for number, tokens in enumerate((1000, 2**61, 1010, *[2**60] * 6)):
             await keep(f"keeper{number}", tokens)
-        await pages.look()
         [found] = pages.pages().values()
         assert found.tokens == 1010
         for each in (*opened, presence, host):
