@@ -25,7 +25,9 @@ def train(run: Any = RUN_FILE, *, steps: int, **own: Any) -> float:
     ).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scaler = torch.amp.GradScaler(device)
-    with peer.join(run, model=model, optimizer=optimizer, **own) as part:
+    part = peer.join(run, model=model, optimizer=optimizer, **own)
+    part.keep_scaler(scaler)  # a restart goes on with its scale
+    with part:
         part.schedule(optimizer)
         for _ in range(steps):
             points, arms = (values.to(device) for values in spirals(64))

@@ -89,7 +89,7 @@ WORK_IN_PROGRESS = {
 """Descriptions for people of what averaging does about a fragment."""
 
 FRAGMENTS_NAMED = 6
-"""Of more fragments with the same work in progress, the rest are counted."""
+"""Largest number of fragments at the same work that are named; the rest are counted."""
 
 TEXTS = ("reason", "text")
 """Fields of events that are texts for people."""

@@ -42,7 +42,7 @@ FORGET_AFTER_S = 7 * 86_400.0
 """A page without live peers is shown this long after its last news."""
 
 FIXED = frozenset(("name", "description", "licence", "homepage", "contact", "discussion", "data"))
-"""What a run file says that its owner cannot amend, and a keeper has no other words for."""
+"""Settings that the owner of a run cannot amend: a page shows them as its run file has them."""
 
 NO_KEEPER = (
     "No keeper that is on line publishes a page of this run, so its loss, its contributors and its "
@@ -135,7 +135,7 @@ class RunPages:
             return None
 
     async def _file(self, run: RunId, live: Sequence[Member]) -> Mapping[str, object]:
-        """What the run file says; nothing if none of the peers hands it out."""
+        """Settings from the run file; none if no peer hands it out."""
         if run not in self._files:
             await self._fetch_file(run, [member.peer for member in live[:ASKED_MAX]])
         return self._files.get(run, {})

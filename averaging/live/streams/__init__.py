@@ -1,4 +1,4 @@
-"""What a live peer's bytes travel on, and what carrying them takes of this machine.
+"""Streams and messages of a live peer, and the memory and processor time that they take.
 
 - ``links``: small messages to each peer, and the streams that others open; ``bulk``: streams of
   slices; ``questions``: streams on which one peer asks and the other answers;

@@ -1,4 +1,4 @@
-"""What a round machine thinks of other peers, of its learner and of the run.
+"""Opinions of a round machine about other peers, its learner and the run.
 
 - ``neighbourhood``: which peers live, answer, lead and are passed over;
 - ``certificates``: which versions of others count as signed by enough of those that count;

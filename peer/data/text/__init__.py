@@ -1,4 +1,4 @@
-"""From files of text to cached tokens.
+"""The way from files of text to cached tokens.
 
 ``downloads`` brings files, ``formats`` reads documents out of them, ``tokenizing`` turns these into
 tokens, in several ``workers``, and the ``token_cache`` keeps those. ``examples`` are tokens of
