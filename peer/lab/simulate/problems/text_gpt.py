@@ -25,7 +25,8 @@ from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import TensorSpec
 from dht.identity import PeerId
 from peer.data.batches.sequences import Sequences
-from peer.data.sources import open_data
+from peer.data.sources import check_data, open_data
+from peer.errors import DataUnavailable
 from peer.lab.simulate.problems.problem import LocalTraining
 from peer.model.recipes import (
     build_model,
@@ -38,16 +39,21 @@ from peer.model.recipes import (
 )
 from peer.run_file.sections import (
     AdamwInner,
+    Data,
     Evaluation,
     GptModel,
     MuonInner,
     PythonStdlibData,
     RunFile,
+    TextData,
 )
 from peer.trainer.computing.choices import Precision
 from peer.trainer.computing.compiled_loss import Loss, compiled
 from peer.trainer.computing.device_facts import choose_device
 from peer.trainer.computing.engine import autocast
+
+ROOT = Path("/")
+"""Patterns of text files are relative to it."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,8 @@ class TextGpt:
     learning_rate: float = 3e-3
     momentum: float | None = None
     """Muon's momentum, or AdamW's beta1; ``None``: the default of a run file."""
+    text: str | None = None
+    """A pattern of text files to learn from; ``None``: Python's standard library, 10 MB."""
     name: str = "text_gpt"
     heads: Collection[str] = ()
     """The output head is the embedding."""
@@ -70,6 +78,10 @@ class TextGpt:
 
     def __post_init__(self) -> None:
         choose_device(self.device)  # raises ValueError where it is missing
+        try:
+            check_data(self.run(0), ROOT)
+        except DataUnavailable as error:
+            raise ValueError(str(error)) from error
         torch.set_num_threads(1)  # a fixed order of additions, and no slower for a small model
 
     @property
@@ -84,11 +96,15 @@ class TextGpt:
         if self.momentum is not None:
             setting = "momentum" if self.optimizer == "muon" else "beta1"
             inner = replace(inner, **{setting: self.momentum})
+        data: Data = PythonStdlibData(sequence_length=self.length)
+        if self.text is not None:
+            pattern = Path(self.text).absolute().relative_to(ROOT).as_posix()
+            data = TextData(files=[pattern], sequence_length=self.length)
         return RunFile(
             name="text-gpt",
             random_seed=seed,
             model=GptModel(layers=self.layers, width=self.width, context=self.length),
-            data=PythonStdlibData(sequence_length=self.length),
+            data=data,
             inner=inner,
             evaluation=Evaluation(sequences=256),
         )
@@ -109,7 +125,7 @@ class TextGpt:
     @cached_property
     def _held_out(self) -> Sequences:
         return open_data(
-            self.run(0), peer_id=PeerId("judge"), cache_dir=self.cache, data_dir=self.cache
+            self.run(0), peer_id=PeerId("judge"), cache_dir=self.cache, data_dir=ROOT
         ).held_out
 
     def first_values(self, seed: int) -> Float32s:
@@ -172,7 +188,7 @@ class _GptTraining:
                 of_data,
                 peer_id=PeerId(f"simulated-{peer}"),
                 cache_dir=problem.cache,
-                data_dir=problem.cache,
+                data_dir=ROOT,
             ).train
             for peer in peers
         ]

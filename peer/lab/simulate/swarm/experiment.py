@@ -94,6 +94,9 @@ class ProblemChoice(_Table, frozen=True, kw_only=True):
     """Blocks of ``text_gpt``."""
     length: Count | None = None
     """Tokens of each sequence of ``text_gpt``."""
+    text: str | None = None
+    """A pattern of text files that ``text_gpt`` learns from, such as corpus/**/*.txt. Default:
+    Python's standard library, which a large swarm reads several times."""
     device: str | None = None
     """The device on which the learners of ``text_gpt`` compute, such as cuda."""
     warmup_share: Share = 0.0

@@ -43,7 +43,7 @@ def problem_of(experiment: Experiment) -> Problem:
         changes["tensors" if isinstance(problem, Quadratic) else "width"] = choice.size
     if choice.learning_rate is not None:
         changes["learning_rate"] = choice.learning_rate
-    for setting in ("optimizer", "momentum", "layers", "length", "batch", "device"):
+    for setting in ("optimizer", "momentum", "layers", "length", "batch", "text", "device"):
         value = getattr(choice, setting)
         if value is None:
             continue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -156,6 +158,24 @@ def test_a_problem_has_the_size_that_its_experiment_sets() -> None:
     assert (256, 32) in {spec.shape for spec in problem.specs}
 
 
+def test_a_problem_learns_the_text_that_its_experiment_names(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("shoal " * 20_000)
+    settings = {"problem.name": "text_gpt", "problem.text": f"{tmp_path}/*.txt"}
+    problem = problem_of(Experiment().with_settings(settings))
+    learner = problem.learner([0], seed=0)
+    learner.train(30)
+    assert problem.evaluate(learner.values) < 1.5, "one word again and again is soon learned"
+
+
+def test_a_text_that_is_missing_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    settings = {"problem.name": "text_gpt", "problem.text": f"{tmp_path}/*.txt"}
+    with pytest.raises(BadExperiment, match=r"problem: .*no file in / matches '.*\*.txt'"):
+        problem_of(Experiment().with_settings(settings))
+
+
 def test_a_device_that_is_missing_is_named() -> None:
     pytest.importorskip("torch")
     settings = {"problem.name": "text_gpt", "problem.device": "cuda:7"}
@@ -183,7 +203,14 @@ def test_a_learner_on_cuda_learns_as_one_on_the_cpu(optimizer: str) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("optimizer", "muon"), ("momentum", 0.8), ("batch", 3), ("layers", 2), ("device", "cuda")],
+    [
+        ("optimizer", "muon"),
+        ("momentum", 0.8),
+        ("batch", 3),
+        ("layers", 2),
+        ("text", "a"),
+        ("device", "cuda"),
+    ],
 )
 def test_a_problem_refuses_a_choice_that_it_does_not_have(setting: str, value: object) -> None:
     settings = {"problem.name": "quadratic", f"problem.{setting}": value}
