@@ -282,9 +282,9 @@ def test_a_status_too_large_or_with_control_characters_is_refused() -> None:
         status.decode(status.encode(a_status(name="\x1b[2J")))
 
 
-def test_a_status_with_a_thousand_arrays_inside_one_another_is_refused() -> None:
+def test_a_status_with_thousands_of_arrays_inside_one_another_is_refused() -> None:
     fields = msgspec.msgpack.decode(status.encode(a_status()))
-    data = msgspec.msgpack.encode([*fields, None])[:-1] + b"\x91" * 2000 + b"\xc0"
+    data = msgspec.msgpack.encode([*fields, None])[:-1] + b"\x91" * 20_000 + b"\xc0"
     with pytest.raises(ValueError, match="not a status"):
         status.decode(data)
 
