@@ -62,7 +62,7 @@ def check_table(
             found.add(here, problem, _nearest(name, known))
         elif sections := sections_of(fields[name].type):
             if not isinstance(value, dict):
-                found.add(here, f"is {value!r}; it must be a table: [{'.'.join(here)}]")
+                found.add(here, f"is {_shown(value)}; it must be a table: [{'.'.join(here)}]")
             elif (chosen := _choose_section(value, sections, here, found)) is not None:
                 check_table(value, chosen, here, found)
         else:

@@ -330,6 +330,7 @@ def test_a_wrong_name_is_refused_with_its_line_and_the_nearest_valid_one(
         ("[end]\ndate = 2027-03-31", "a date and time with its offset"),
         ("[end]\ndate = 2027-03-31T12:00:00", "a date and time with its offset"),
         ("outer = 3", "line 1: outer is 3; it must be a table: [outer]"),
+        (f"outer = '{'a' * 99}'", "...; it must be a table: [outer]"),
         ("name = 'A b'", "lower-case letters"),
         ("description = '\\u001b[2J'".replace("'", '"'), "printable"),
         (
