@@ -112,6 +112,9 @@ class Lane:
         self._served: dict[Connection, PeerId | None] = {}
         """Connections that other peers have dialled; ``None``: the peer is not known yet."""
 
+        self._strangers: dict[Connection, socket.socket] = {}
+        """Those whose peer is not known yet, oldest first."""
+
         self._pacer = Pacer(self._sockets)
         self._sent_before = 0
         """Number of bytes sent on connections that are gone."""
@@ -267,20 +270,44 @@ class Lane:
 
     def admit(self, dialled: socket.socket, path: Path) -> Connection | None:
         """Make room for a connection of a peer that is not known yet; ``None``: closed."""
-        strangers = sum(peer is None for peer in self._served.values())
-        if strangers >= self.settings.strangers_max or len(self._served) >= CONNECTIONS_MAX:
+        if len(self._strangers) >= self.settings.strangers_max:
+            self._drop_a_stranger()
+        if len(self._served) >= CONNECTIONS_MAX:
             self.counters["refused"] += 1
             dialled.close()
             return None
         connection = Connection(self, path, dialled=False)
         self._served[connection] = None
+        self._strangers[connection] = dialled
         return connection
+
+    def _drop_a_stranger(self) -> None:
+        """Drop the oldest connection from the address that has the most strangers.
+
+        Who has a ticket shows it at once. So a flood from few addresses drops only its own
+        connections, and one from many has to be as quick as an honest peer's round trip.
+        """
+        addresses = {each: _address_of(dialled) for each, dialled in self._strangers.items()}
+        counts = Counter(addresses.values())
+        most = max(counts, key=counts.__getitem__)
+        oldest = next(each for each, address in addresses.items() if address == most)
+        self.counters["refused"] += 1
+        del self._served[oldest]
+        with contextlib.suppress(OSError):
+            self._strangers.pop(oldest).shutdown(socket.SHUT_RDWR)  # it is read as an end
 
     async def greet(self, connection: Connection, dialled: socket.socket) -> None:
         """Close a connection whose peer does not prove in time that it has a ticket's keys."""
-        if not await self._redeem(connection, dialled):
-            self._served.pop(connection, None)
-            return
+        try:
+            if await self._redeem(connection, dialled):
+                await self._hear_proof(connection, dialled)
+        finally:
+            self._strangers.pop(connection, None)
+            if connection.peer is None:
+                self._served.pop(connection, None)
+
+    async def _hear_proof(self, connection: Connection, dialled: socket.socket) -> None:
+        """Read from a connection that has named a ticket, until its peer has proved its keys."""
         loop = asyncio.get_running_loop()
         stream = connection.stream
         try:
@@ -294,7 +321,6 @@ class Lane:
             raise
         if connection.peer is None:
             self.counters["turned_away"] += 1
-            self._served.pop(connection, None)
 
     async def _redeem(self, connection: Connection, dialled: socket.socket) -> bool:
         """Take the number with which a connection begins: that of a ticket.
@@ -330,6 +356,7 @@ class Lane:
         if sum(other == peer for other in self._served.values()) >= self.settings.per_peer_max:
             return f"more than {self.settings.per_peer_max} connections with {peer}"
         connection.peer = self._served[connection] = peer
+        self._strangers.pop(connection, None)
         connection.greeted.set()
         self.counters["accepted"] += 1
         self.rest(connection)
@@ -595,6 +622,15 @@ class Lane:
             known.dialled.discard(connection)
             with contextlib.suppress(ValueError):
                 known.idle.remove(connection)
+
+
+def _address_of(dialled: socket.socket) -> str:
+    """The address at the other end; empty if it is gone."""
+    try:
+        address: str = dialled.getpeername()[0]
+    except OSError:
+        return ""
+    return address
 
 
 async def _number_from(dialled: socket.socket) -> bytes:

@@ -333,14 +333,39 @@ def test_a_byte_that_was_changed_on_the_way_breaks_the_stream(at: int) -> None:
     run(scenario())
 
 
-async def test_there_is_a_limit_to_strangers() -> None:
-    async with pair(there=LaneSettings(strangers_max=2)) as (_, boris):
-        port = boris.lane.port
-        strangers = [await asyncio.open_connection(HERE, port) for _ in range(3)]
+@pytest.mark.parametrize("said", [b"", b"\x10half a num"])
+async def test_the_oldest_stranger_gives_way_to_one_that_has_a_ticket(said: bytes) -> None:
+    few = LaneSettings(strangers_max=2, greet_timeout_s=2 * WAIT_S)
+    async with pair(PATIENT, few) as (anna, boris):
+        strangers = []
+        for _ in range(2):
+            strangers.append(await asyncio.open_connection(HERE, boris.lane.port))
+            strangers[-1][1].write(said)
+        await until(lambda: boris.lane.connections == 2, timeout_s=WAIT_S)
+        await one_round(anna, boris, 1)
         async with asyncio.timeout(WAIT_S):
-            assert await strangers[2][0].read(1) == b""
+            assert await strangers[0][0].read(1) == b""
         assert boris.lane.counters["refused"] == 1
+        assert boris.lane.connections == 2
         for _, writer in strangers:
+            writer.transport.abort()
+
+
+async def test_a_flood_from_one_address_drops_its_own_connections() -> None:
+    few = LaneSettings(strangers_max=3)
+    async with pair(there=few) as (_, boris):
+        port = boris.lane.port
+        elsewhere = await asyncio.open_connection(HERE, port, local_addr=("127.0.0.2", 0))
+        await until(lambda: boris.lane.connections == 1, timeout_s=WAIT_S)
+        flood = [await asyncio.open_connection(HERE, port) for _ in range(9)]
+        async with asyncio.timeout(WAIT_S):
+            for reader, _ in flood[:-2]:
+                assert await reader.read(1) == b""
+        assert boris.lane.counters["refused"] == 7
+        assert boris.lane.connections == 3
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(elsewhere[0].read(1), 0.1)
+        for _, writer in [elsewhere, *flood]:
             writer.transport.abort()
 
 
