@@ -9,7 +9,8 @@ and can neither read nor change it unnoticed (``dht.libp2p.framing.sealing``).
 A relay acts with the consent of its owner only, within a rate for all circuits together.
 ``FairQueue`` shares the rate equally among pairs of peers, whatever number of circuits each has.
 Memory is bounded: two chunks for each circuit, and the kernel's buffers at ``WINDOW_BYTES``. A
-circuit is closed when either end closes its leg, or after ``idle_max_s`` without a byte.
+circuit is closed when either end closes its leg, or after ``idle_max_s`` without a byte. When all
+places are taken, the peer that has asked for the most circuits makes room.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ class _Circuit:
     sockets: list[socket.socket] = field(default_factory=list)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
     active_at: float = 0.0
+    """Time of the last byte, or of the first request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +145,7 @@ class Relay:
 
         self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
         self._serving: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._carrying: dict[_Circuit, asyncio.Task[None]] = {}
 
     def __repr__(self) -> str:
         return f"Relay(rate={self.rate}, circuits={self.circuits})"
@@ -159,7 +161,7 @@ class Relay:
             return
         self._is_on = rate is not None
         if rate is None:
-            for task in self._tasks:
+            for task in self._carrying.values():
                 task.cancel()
         else:
             self._gate.set_rate(rate)
@@ -178,9 +180,14 @@ class Relay:
                 raise ValueError("a circuit has two different ends")
             if (reason := await self.judge(peer, other)) is not None:
                 raise ValueError(reason)
-            circuit = self._circuit((min(peer, other), max(peer, other)), number)
-            if peer in circuit.legs:
+            pair = min(peer, other), max(peer, other)
+            circuit = self._circuits.get((pair, number))
+            if circuit is not None and peer in circuit.legs:
                 raise ValueError("this end of the circuit was asked for already")
+            # What others ask for takes none of a peer's places before it comes.
+            if self._asked()[peer] >= self.settings.per_peer_max:
+                raise ValueError(f"this peer relays {self.settings.per_peer_max} of yours already")
+            circuit = circuit or self._begin(peer, pair, number)
         except ValueError:
             self.counters["refused"] += 1
             raise
@@ -188,27 +195,38 @@ class Relay:
         self._legs[leg] = circuit
         return leg
 
-    def _circuit(self, pair: Pair, number: bytes) -> _Circuit:
-        known = self._circuits.get((pair, number))
-        if known is not None:
-            return known
-        settings = self.settings
-        if len(self._circuits) >= settings.circuits_max:
-            raise ValueError(f"this peer relays {settings.circuits_max} connections already")
-        for peer in pair:
-            if sum(peer in ends for ends, _ in self._circuits) >= settings.per_peer_max:
-                raise ValueError(
-                    f"this peer relays {settings.per_peer_max} connections of {peer} already"
-                )
-        circuit = self._circuits[pair, number] = _Circuit(pair)
-        carrying = asyncio.create_task(self._carry(circuit, number), name=f"circuit {pair}")
-        self._tasks.add(carrying)
+    def _asked(self) -> Counter[PeerId]:
+        """Number of circuits that each peer has asked for."""
+        return Counter(peer for circuit in self._circuits.values() for peer in circuit.legs)
+
+    def _begin(self, peer: PeerId, pair: Pair, number: bytes) -> _Circuit:
+        """Begin a circuit for which ``peer`` is the first to ask. Raises ``ValueError``."""
+        if len(self._circuits) >= self.settings.circuits_max:
+            self._make_room(peer)
+        circuit = _Circuit(pair, active_at=asyncio.get_running_loop().time())
+        self._circuits[pair, number] = circuit
+        carrying = asyncio.create_task(self._carry(circuit), name=f"circuit {pair}")
+        self._carrying[circuit] = carrying
         carrying.add_done_callback(lambda task: self._ended(circuit, number, task))
         return circuit
 
+    def _make_room(self, peer: PeerId) -> None:
+        """Close the longest unused circuit of the peer that has asked for the most of them.
+
+        Raises ``ValueError`` if ``peer`` would then have as many itself.
+        """
+        asked = self._asked()
+        most = max(asked, key=asked.__getitem__)
+        if asked[most] <= asked[peer] + 1:
+            raise ValueError(f"this peer relays {self.settings.circuits_max} connections already")
+        of_most = {key: each for key, each in self._circuits.items() if most in each.legs}
+        unused = min(of_most, key=lambda key: of_most[key].active_at)
+        self._carrying[self._circuits.pop(unused)].cancel()
+
     def _ended(self, circuit: _Circuit, number: bytes, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        del self._circuits[circuit.pair, number]
+        del self._carrying[circuit]
+        if self._circuits.get((circuit.pair, number)) is circuit:
+            del self._circuits[circuit.pair, number]
         for leg in circuit.legs.values():
             self._legs.pop(leg, None)
         for each in circuit.sockets:
@@ -232,7 +250,7 @@ class Relay:
             circuit.complete.set()
         return True
 
-    async def _carry(self, circuit: _Circuit, number: bytes) -> None:
+    async def _carry(self, circuit: _Circuit) -> None:
         """Wait for both ends, then pass bytes on until one of them is gone or both are silent."""
         loop = asyncio.get_running_loop()
         try:
@@ -298,7 +316,7 @@ class Relay:
     async def close(self) -> None:
         """Close every circuit."""
         self._is_on = False
-        tasks = [*self._tasks, *((self._serving,) if self._serving is not None else ())]
+        tasks = [*self._carrying.values(), *((self._serving,) if self._serving is not None else ())]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
