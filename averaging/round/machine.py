@@ -121,7 +121,7 @@ from averaging import messages
 from averaging.history.standing import Standing, with_merged_map
 from averaging.messages import Commit, Committed, Head, Link, Message, ParentCertificate
 from averaging.round.gathering.catching_up import ATTEMPTS_IN_VAIN, CatchingUp, UnreliableSources
-from averaging.round.gathering.joining import Joining
+from averaging.round.gathering.joining import UNUSUAL_FAILURE, Joining
 from averaging.round.gathering.leading import Leading
 from averaging.round.gathering.lingering import Lingering
 from averaging.round.gathering.objections import members_behind, objection, overstatement_of_leader
@@ -796,7 +796,7 @@ class FragmentRounds:
         self.rounds[signed.round] = participation
         if participation.entry is not None:
             self.timers.pop(Timer.ANSWER, None)
-            self.joining.entered(commit.leader)
+            self.joining.entered()
             self.own_round = participation
             self.phase = Phase.ENTERED
             if commit.kind == "meld" or self.peers.has_several_groups(now):
@@ -840,6 +840,7 @@ class FragmentRounds:
         )
         if self.own_round is participation:
             self.own_round = None
+            self.joining.led_to_version(participation.commit.leader)
             self._apply(self.joining.become_idle("finished", retry=False), now)
         self._apply(participation.finished(head), now)
         self._apply(self.leading.tell_late(participation.id, head), now)
@@ -874,7 +875,8 @@ class FragmentRounds:
         self.own_round = None
         commit = participation.commit
         reason = f"its round ended without a version: {ended.reason}"
-        self._apply(self.joining.join_failed(commit.leader, reason), now)
+        failed = self.joining.join_failed(commit.leader, reason, weight=UNUSUAL_FAILURE)
+        self._apply(failed, now)
         several = commit.version == self.several_groups_version
         elsewhere = ended.may_be_finished and participation.may_contain_own_work()
         in_doubt = ended.in_doubt or (elsewhere and several)

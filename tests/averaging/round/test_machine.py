@@ -251,10 +251,27 @@ def test_a_leader_that_goes_on_wasting_joins_is_passed_over_for_longer_until_it_
     assert versions == [1, 2, 4, 8, 16, 16]
 
     rounds.peers.stop_passing_over(first)
-    rounds.handle(Received(first, committed(rounds, first)), 1.5)
-    assert phase(rounds) is Phase.ENTERED
+    rounds.joining.led_to_version(first)
     rounds.joining.join_failed(first, "nothing came of it")
     assert first not in rounds.peers.passed_over
+
+
+def test_a_leader_whose_rounds_are_all_void_is_passed_over() -> None:
+    """Each commit counted as its success, so a fragment stood still at the version for which a
+    leader ranked first that had its rounds sealed as void."""
+    rounds = machine(reachable=False)
+    first = joined(rounds)
+    for number in range(3):
+        assert first not in rounds.peers.passed_over
+        message, now = committed(rounds, first), 2.0 + 8.0 * number
+        rounds.handle(Received(first, message), now)
+        assert phase(rounds) is Phase.ENTERED
+        void = said.Void(0, said.digest(message.commit), "because", forsworn=False)
+        rounds.handle(Received(first, void), now)
+        assert phase(rounds) is Phase.IDLE
+        joined(rounds, now + 7.0)
+
+    assert first in rounds.peers.passed_over
 
 
 def test_a_leader_that_finds_no_quorum_passes_no_peer_over_any_more() -> None:
