@@ -440,9 +440,10 @@ class Participation:
             case messages.Promise() if member is not None:
                 uploads_until = self.entered_at + self.commit.upload_s
                 coordinator.promised(member, message, now, uploads_until=uploads_until)
-            case messages.Outbid() if message.ballot == coordinator.ballot:
-                coordinator.outbid(message.promised)
-                self.takeover.plan(self._policy.margin_s, now)
+            case messages.Outbid() if member is not None and message.ballot == coordinator.ballot:
+                coordinator.not_followed_by(member, message.promised)
+                if coordinator.is_over:
+                    self.takeover.plan(self._policy.margin_s, now)
             case messages.Accepted() if member is not None:
                 coordinator.accepted_by(member, message.ballot, message.signature, now)
             case messages.Forsworn():
@@ -515,10 +516,18 @@ class Participation:
         is_near = ballot <= self.acceptor.promised + BALLOTS_AHEAD_MAX
         return is_near and owner_of(ballot, self.commit) == sender
 
+    def _heeds(self, sender: PeerId, ballot: int, now: float) -> bool:
+        """True if this peer follows a ballot by now: it does, or the coordinator had its time."""
+        coordinator, coordinating_peer = self.coordinator, self.coordinating_peer
+        if ballot <= self.takeover.ballot or sender in (self._id.me, coordinating_peer):
+            return True
+        has_failed = coordinator is not None and coordinator.is_over
+        return (coordinating_peer == self._id.me and has_failed) or self.takeover.is_due(now)
+
     def _reassigned(self, sender: PeerId, message: messages.Reassign, now: float) -> bool:
         if not self._may_use(sender, message.ballot) or message.slice >= len(self.reducers):
             return False
-        if message.ballot < self.acceptor.promised:
+        if message.ballot < self.acceptor.promised or not self._heeds(sender, message.ballot, now):
             return True
         self._follow(message.ballot, now)
         known = self.reducers[message.slice] == message.reducer
@@ -544,6 +553,10 @@ class Participation:
     def _prepare(self, sender: PeerId, message: messages.Prepare, now: float) -> bool:
         if not self._may_use(sender, message.ballot) or not self._has_vote:
             return False
+        if not self._heeds(sender, message.ballot, now):
+            if not self._send_outcome(sender):
+                self._outbid(sender, message.ballot)
+            return True
         if not self.acceptor.prepare(message.ballot):
             self._outbid(sender, message.ballot)
             return True
@@ -569,7 +582,9 @@ class Participation:
         signed = sender == self._id.me or self._id.verify(sender, vote, message.signature)
         if not (signed and is_possible(self.commit, message.seal)):
             return False
-        if self.acceptor.propose(message.ballot, message.seal):
+        if not self._heeds(sender, message.ballot, now):
+            self._outbid(sender, message.ballot)
+        elif self.acceptor.propose(message.ballot, message.seal):
             self._follow(message.ballot, now)
             signature = self._id.sign(vote)
             accepted = messages.Accepted(self.commit.fragment, self.id, message.ballot, signature)
@@ -581,13 +596,14 @@ class Participation:
         return True
 
     def _outbid(self, sender: PeerId, ballot: int) -> None:
+        """Answer that this peer does not follow a ballot: another has its promise, or its time."""
         promised = self.acceptor.promised
         self._send(sender, messages.Outbid(self.commit.fragment, self.id, ballot, promised))
 
     def _forswear(self, sender: PeerId, message: messages.Forswear, now: float) -> bool:
         if not self._may_use(sender, message.ballot) or self.entry is None:
             return False
-        if message.ballot < self.acceptor.promised:
+        if message.ballot < self.acceptor.promised or not self._heeds(sender, message.ballot, now):
             return True
         if self.stage is Stage.APPLYING or self.stage is Stage.FINISHED:
             if self.head is not None:

@@ -172,6 +172,10 @@ class Coordinator:
         """Votes for the proposed seal, by roster index."""
         self.forsworn: dict[int, bytes] = {}
         """Vows never to finish the round, by roster index."""
+        self._not_following: set[int] = set()
+        """The voters that have answered, but do not follow this ballot."""
+        self._outbid_at: dict[int, int] = {}
+        """Higher ballots that voters say to have promised, by roster index."""
         self.finished: dict[int, PeerId] = {}
         self.reassigned: dict[int, int] = {}
         self.stuck: set[int] = set()
@@ -347,6 +351,20 @@ class Coordinator:
             else:
                 self._send(peer, self._void())
 
+    def not_followed_by(self, sender: int, promised: int) -> None:
+        """A voter does not follow this ballot, or not yet. ``promised``: its highest promise.
+
+        The ballot has failed once so many have promised higher ones that no majority is left: the
+        word of one would stop every ballot.
+        """
+        if sender not in self.commit.voters:
+            return
+        self._not_following.add(sender)
+        if promised > self.ballot:
+            self._outbid_at[sender] = promised
+        if len(self.commit.voters) - len(self._outbid_at) < self.commit.majority:
+            self.outbid(max(self._outbid_at.values()))
+
     def outbid(self, promised: int) -> None:
         """Another member has taken over with a higher ballot: stop."""
         if promised > self.ballot and self.phase not in (BallotPhase.SEALED, BallotPhase.OVER):
@@ -470,6 +488,7 @@ class Coordinator:
             return
         preparing = self.phase is BallotPhase.PREPARING
         answered = set(self.promises) if preparing else set(self.accepted)
+        answered |= self._not_following
         for index in self.commit.voters:
             if index not in answered and index not in self.gone:
                 self._note_withheld(self.commit.members[index].peer, "its vote", now)

@@ -50,6 +50,7 @@ from tests.averaging.round.machines import (
     leading,
     machine,
     offer,
+    ranked,
     sign,
     standing,
 )
@@ -288,6 +289,19 @@ def leads_unproven() -> FragmentRounds:
     return rounds
 
 
+def leads_and_holds() -> FragmentRounds:
+    """A leader that catches up with a peer that has joined it. Another one is further ahead."""
+    heads = [where.head() for where in (standing("start"), AHEAD, FURTHER)]
+    pairs = ((PeerId(f"a{count}"), PeerId(f"b{count}")) for count in range(10_000))
+    one, two = next(
+        pair for pair in pairs if all(ranked((ME, *pair), head)[0] == ME for head in heads)
+    )
+    rounds = machine(others=(one, two))
+    rounds.handle(asks(one, AHEAD, head=certified(AHEAD, (one, two))), 1.0)
+    rounds.handle(asks(two, FURTHER, head=certified(FURTHER, (one, two))), 1.0)
+    return rounds
+
+
 def the_last_one_passes(rounds: FragmentRounds) -> Input:
     return Received(max(rounds.peers.view), messages.Pass(0, "I follow another leader"))
 
@@ -331,7 +345,7 @@ def forsworn_by_one_ahead(rounds: FragmentRounds) -> Input:
     return Received(messages.decode_commit(message.commit).leader, answer)
 
 
-AHEAD = standing("start", "one")
+AHEAD, FURTHER = standing("start", "one"), standing("start", "one", "two")
 FROM_AHEAD: tuple[Message, ...] = (
     behind(AHEAD, BORIS),
     messages.Call(0, certified(AHEAD), 10.0),
@@ -388,6 +402,7 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     (promised, lambda rounds: PeerSilent(leader_of(rounds)[0]), 2.0),
     (folding, lambda rounds: Folded(), 2.0),
     (catching, lambda rounds: CaughtUp(AHEAD), 2.0),
+    (leads_and_holds, lambda rounds: CaughtUp(AHEAD), 2.0),
     (in_doubt, forsworn_by_one_ahead, 2.0),
     (leads_unproven, the_last_one_passes, 2.0),
 ]

@@ -301,7 +301,8 @@ def test_a_later_coordinator_whose_voters_were_never_in_the_round_leaves_it_at_o
     others = [i for i in voters if enter.commit.members[i].peer != ME]
     ballot = ballot_of(voters.index(others[0]), voters=len(voters), above=0)
     first = enter.commit.members[others[0]].peer
-    rounds.handle(Received(first, said.Prepare(0, enter.round, ballot)), BEGAN)
+    late = BEGAN + enter.commit.upload_s + 2 * POLICY.margin_s
+    rounds.handle(Received(first, said.Prepare(0, enter.round, ballot)), late)
     assert not part.coordinates
     now = part.takeover.at
     rounds.handle(Tick(), now)
