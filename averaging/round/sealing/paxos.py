@@ -383,10 +383,13 @@ class Coordinator:
             reducer = self.reducers[slice_index]
             self._send(sender, self._sealed())
             self._note_missed(sender, slice_index, now)
-            # All members miss what one reducer has not sent: those that say so a moment later do
-            # not mean the new one.
-            waited = slice_index in self.stuck and now >= self._patient_until.get(slice_index, now)
-            if self._is_down(reducer, now) or waited:
+            # Before the slice is due, one member's line may have broken, or it says so in vain: all
+            # would send the slice again. And all members miss what one reducer has not sent: those
+            # that say so a moment later do not mean the new one.
+            due_at = max(self._slices_due_at, self._patient_until.get(slice_index, 0.0))
+            waited = slice_index in self.stuck and now >= due_at
+            declined = self.commit.index(reducer) in self.declined_indices()
+            if declined or waited or self._is_down(reducer, now):
                 self._reassign(slice_index, f"{reducer} does not answer", now)
             self.stuck.add(slice_index)
 

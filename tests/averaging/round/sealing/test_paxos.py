@@ -488,6 +488,22 @@ def test_a_slice_that_all_members_miss_at_once_is_reassigned_once() -> None:
     assert coordinator.reassigned == {0: 2}, "another one that is dead is replaced at once"
 
 
+@pytest.mark.parametrize("has_declined", [False, True])
+def test_a_member_that_misses_a_slice_twice_at_once_has_nobody_send_it_again(
+    has_declined: bool,
+) -> None:
+    """All members sent the slice to another reducer as often as one of them said so, although the
+    reducer was there and had it. One that was restarted is not waited for."""
+    coordinator = sealed_by_all(commit_of(4), [], set())
+    if has_declined:
+        coordinator.declined(coordinator.reducers[0], "not in my rounds", 1.5, absent=False)
+    for now in (2.0, 2.1, 3.0):
+        coordinator.missing(PeerId("p0"), 0, now)
+    assert coordinator.reassigned == ({0: 1} if has_declined else {})
+    coordinator.missing(PeerId("p0"), 0, 1.0 + COMMIT.upload_s + POLICY.margin_s)
+    assert coordinator.reassigned == {0: 2 if has_declined else 1}
+
+
 def test_a_slice_that_went_with_a_dead_contributor_is_forsworn_at_once() -> None:
     """The dead reducer alone had its own upload; the others waited for half a minute."""
     changes: Changes = []
