@@ -125,7 +125,7 @@ class Participation:
         """The ballot that this peer coordinates, or was the last to coordinate."""
         self.seal: tuple[int, ...] | None = None
         self.applied: Apply | None = None
-        self._others_finished = False
+        self._finished_by: set[PeerId] = set()
         self.head: messages.Head | None = None
         """The head of this peer after the round, once it has finished it."""
         self.stage = Stage.UPLOADING
@@ -618,7 +618,8 @@ class Participation:
         self._note("heard_finished", peer=sender)
         all_have = self.coordinator is not None and self.coordinator.has_finished(sender)
         newcomer = self.commit.index(sender) in self.commit.on_probation
-        self._others_finished = self._others_finished or not newcomer
+        if not newcomer:
+            self._finished_by.add(sender)
         coordinator = self.coordinator if self.commit.on_probation else None
         if coordinator is not None and coordinator.voters_have_finished():
             # A member on probation that never says so does not keep the round for long.
@@ -634,9 +635,18 @@ class Participation:
         elif self.stage is Stage.FINISHED and sender == self.coordinating_peer != self._id.me:
             # All have finished. With short cycles, rounds kept for ``round_s`` would pile up.
             self.end_at = min(self.end_at, now + self._policy.margin_s)
-        if self._waits and not newcomer:
+        if self._waits and self._others_finished:
             at = now + self._policy.margin_s + self._policy.resend_s
             self._timers.setdefault(RoundTimer.OVERDUE, at)
+
+    @property
+    def _others_finished(self) -> bool:
+        """True if others have finished: the coordinator says so, or more voters than may all lie.
+
+        One that said so at once had all others leave a round whose uploads took longer.
+        """
+        told = len(self._finished_by) > len(self.commit.voters) / 3
+        return told or self.coordinating_peer in self._finished_by
 
     def _end_for_all(self, now: float) -> None:
         """All that count have finished: nobody has to keep the round any longer."""

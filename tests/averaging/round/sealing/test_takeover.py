@@ -10,7 +10,7 @@ from averaging import messages as said
 from averaging.messages import Message, encode_commit
 from averaging.round.gathering.roster import Leader, compose
 from averaging.round.interface.effects import Send, Suspect
-from averaging.round.interface.inputs import LinkLost, Received
+from averaging.round.interface.inputs import LinkLost, Received, Tick
 from averaging.round.interface.signed_commit import SignedCommit
 from averaging.round.interface.transitions import Changes
 from averaging.round.participation import Participation
@@ -144,6 +144,19 @@ def test_no_third_voter_interrupts_the_ballot_of_a_successor() -> None:
     higher = ballot_of(place, voters=len(voters), above=above)
     (refused,) = hears(part, USURPER, prepare(part, higher), now + 0.1)
     assert refused == said.Outbid(0, part.id, higher, above)
+
+
+@pytest.mark.parametrize("by", [(USURPER,), (USURPER, DORA), (LEADER,)])
+def test_a_round_is_left_as_finished_without_this_peer_on_the_word_of_its_leader_or_of_several(
+    by: tuple[PeerId, ...],
+) -> None:
+    """One that said so at once had all others leave a round whose uploads took longer."""
+    part = entered()
+    for peer in by:
+        finished = said.Finished(0, part.id, standing("start", "next").head())
+        hears(part, peer, finished, BEGAN)
+    part.handle(Tick(), BEGAN + POLICY.margin_s + POLICY.resend_s)
+    assert part.is_open == (by == (USURPER,))
 
 
 def later_coordinator(changes: Changes) -> Coordinator:

@@ -204,12 +204,10 @@ def test_a_coordinator_that_has_given_up_a_sealed_round_replaces_its_reducers_st
     reducer until the end."""
     rounds, enter = entered()
     mine, first, second = sealed(rounds, enter)
-    other, keeps = enter.commit.reducers[first], enter.commit.reducers[second]
+    other = enter.commit.reducers[first]
     rounds.handle(SliceMerged(enter.round, mine, bytes(32)), BEGAN)
-    finished = said.Finished(0, enter.round, standing("start", "next").head())
-    rounds.handle(Received(keeps, finished), BEGAN + 1.0)
+    rounds.rounds[enter.round].handle(Received(ME, said.Forswear(0, enter.round, 0)), BEGAN)
     late = BEGAN + enter.commit.upload_s + POLICY.margin_s + 0.1
-    rounds.handle(Tick(), late)
     assert not rounds.rounds[enter.round].is_open
 
     missing = Received(other, said.Missing(0, enter.round, second))
