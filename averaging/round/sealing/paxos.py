@@ -590,7 +590,33 @@ class Coordinator:
             return not declined.isdisjoint(self.expected)
         return len(self.expected.difference(declined)) < self.commit.contributors_min
 
+    def _replace_obstructors(self, now: float) -> bool:
+        """Give to others the slices whose reducers alone lack most uploads. ``True``: some were.
+
+        All other reducers have these uploads, and the seal follows the reducer that has the fewest:
+        one that reported none made void every round that it reduced in. Its slice takes time once
+        more, and the work of the members does not wait for a round without it.
+        """
+        replaced = False
+        for slice_index, complete in sorted(self.complete.items()):
+            reducer = self.reducers[slice_index]
+            others = [
+                self.complete.get(index, set())
+                for index, peer in enumerate(self.reducers)
+                if peer != reducer
+            ]
+            elsewhere = self.expected.intersection(*others) if others else set()
+            lacks = elsewhere - complete
+            if len(lacks) < 2 or 2 * len(lacks) < len(elsewhere):
+                continue
+            self._note_withheld(reducer, "uploads that all other reducers have", now)
+            self._reassign(slice_index, f"{reducer} lacks what all others have", now)
+            replaced = replaced or slice_index not in self.complete
+        return replaced
+
     def _seal(self, why: str, now: float) -> None:
+        if self.commit.kind != "mix" and self._replace_obstructors(now):
+            return
         everywhere = set(self.expected)
         for slice_index in range(len(self.reducers)):
             everywhere &= self.complete.get(slice_index, set())
