@@ -898,20 +898,28 @@ class Participation:
         if self.entry is None:
             del self._timers[RoundTimer.OVERDUE]
             return
-        if self._others_finished:
-            self._leave("somebody finished, and my merged slices did not come", now)
-            return
+        left = self._others_finished
         self._timers[RoundTimer.OVERDUE] = now + self._policy.resend_s + self._policy.margin_s
         for index, digest in enumerate(self.slices.digests):
             if digest is None:
-                # Its successors lack its own upload, if it has left with that.
-                reducer = self.commit.reducers[index]
-                # Slice 0 brings the maps of all lineages, and its reducer may have got a bad one.
-                could = self.commit.kind == "merge" or index > 0
-                if could and reducer != self._id.me and not self._peers.is_down(reducer, now):
-                    reason = f"it has not sent slice {index}, which it merged"
-                    self._emit(Suspect("withheld", {"peer": reducer, "reason": reason}))
-                self._send_to_coordinator(messages.Missing(self.commit.fragment, self.id, index))
+                if self.seal is not None:
+                    self._suspect_keeping(index, now)
+                if not left:
+                    self._send_to_coordinator(
+                        messages.Missing(self.commit.fragment, self.id, index)
+                    )
+        if left:
+            self._leave("somebody finished, and my merged slices did not come", now)
+
+    def _suspect_keeping(self, index: int, now: float) -> None:
+        """Suspect the reducer of a slice that is overdue, also where it has sent it to others."""
+        # Its successors lack its own upload, if it has left with that.
+        reducer = self.commit.reducers[index]
+        # Slice 0 brings the maps of all lineages, and its reducer may have got a bad one.
+        could = self.commit.kind == "merge" or index > 0
+        if could and reducer != self._id.me and not self._peers.is_down(reducer, now):
+            reason = f"it has not sent slice {index}, which it merged"
+            self._emit(Suspect("withheld", {"peer": reducer, "reason": reason}))
 
     def _take_over(self, now: float) -> None:
         self.takeover.cancel()

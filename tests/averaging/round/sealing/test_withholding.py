@@ -153,18 +153,28 @@ def sealed(rounds: FragmentRounds, enter: Enter) -> tuple[int, int, int]:
     return mine, first, second
 
 
+@pytest.mark.parametrize("others_have_it", [False, True])
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_a_reducer_that_sends_no_merged_slice_is_named_unless_it_is_gone(is_gone: bool) -> None:
+def test_a_reducer_that_sends_no_merged_slice_is_named_unless_it_is_gone(
+    is_gone: bool, others_have_it: bool
+) -> None:
+    """Those that left a round which others had finished named nobody: a reducer that answered half
+    of the members lost no standing by it."""
     rounds, enter = entered()
-    mine, _, second = sealed(rounds, enter)
+    mine, first, second = sealed(rounds, enter)
     keeps = enter.commit.reducers[second]
     rounds.handle(SliceMerged(enter.round, mine, bytes(32)), BEGAN)
+    if others_have_it:
+        finished = said.Finished(0, enter.round, standing("start", "next").head())
+        for index in (first, second):
+            rounds.handle(Received(enter.commit.reducers[index], finished), BEGAN)
     late = BEGAN + enter.commit.upload_s + POLICY.margin_s
     if is_gone:
         rounds.handle(LinkLost(keeps), BEGAN)
     assert not blamed(rounds.handle(Tick(), late - 0.1))
     found = blamed(rounds.handle(Tick(), late + 0.1))
     assert set(found) == (set() if is_gone else {keeps})
+    assert rounds.rounds[enter.round].is_open != others_have_it
 
 
 @pytest.mark.parametrize("whose", ["leader", "member"])
