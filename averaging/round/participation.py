@@ -517,12 +517,17 @@ class Participation:
         return is_near and owner_of(ballot, self.commit) == sender
 
     def _heeds(self, sender: PeerId, ballot: int, now: float) -> bool:
-        """True if this peer follows a ballot by now: it does, or the coordinator had its time."""
-        coordinator, coordinating_peer = self.coordinator, self.coordinating_peer
-        if ballot <= self.takeover.ballot or sender in (self._id.me, coordinating_peer):
+        """True if this peer follows a ballot by now: it does, or the coordinator had its time.
+
+        That holds for another ballot of the coordinator itself: each would give it as much time
+        again.
+        """
+        if ballot <= self.takeover.ballot or sender == self._id.me:
             return True
+        coordinator = self.coordinator
         has_failed = coordinator is not None and coordinator.is_over
-        return (coordinating_peer == self._id.me and has_failed) or self.takeover.is_due(now)
+        is_mine = self.coordinating_peer == self._id.me
+        return (is_mine and has_failed) or self.takeover.is_due(now)
 
     def _reassigned(self, sender: PeerId, message: messages.Reassign, now: float) -> bool:
         if not self._may_use(sender, message.ballot) or message.slice >= len(self.reducers):

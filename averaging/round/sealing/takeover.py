@@ -15,6 +15,11 @@ from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.round.sealing.seals import ballot_of, owner_of
 from dht.identity import PeerId
 
+WAITS_MAX = 3
+"""Time in which a coordinator that is heard must have sealed the round, in usual waits: it gathers
+again for each slice that it reassigns. One that only showed that it lives kept all others in the
+round until its deadline."""
+
 
 class Takeover:
     """The highest ballot of one round, and the time at which one peer begins the next one.
@@ -79,9 +84,12 @@ class Takeover:
         self.at = min(at, self.at) if sooner else at
 
     def heard(self, peer: PeerId, stage: Stage, now: float) -> None:
-        """The coordinator is alive: put off the takeover."""
+        """The coordinator is alive: put off the takeover, though not for ever."""
         coordinates = peer == self.coordinating_peer and self._left_ballot != self.ballot
         is_over = self._entry is not None and self.at == math.inf
+        must_be_done = now >= self._began_at + WAITS_MAX * self._usual_wait_s
+        if must_be_done and stage is Stage.UPLOADING:
+            return
         if coordinates and not is_over:
             wait_s = self._usual_wait_s * (2 if stage is Stage.SEALED else 1)
             since = self._began_at if stage is Stage.UPLOADING else now

@@ -16,6 +16,7 @@ from averaging.round.interface.transitions import Changes
 from averaging.round.participation import Participation
 from averaging.round.sealing.paxos import Coordinator, Voter
 from averaging.round.sealing.seals import VOID, ballot_of
+from averaging.round.sealing.takeover import WAITS_MAX
 from dht.identity import PeerId
 from tests.averaging.round.machines import (
     ME,
@@ -121,6 +122,19 @@ def test_a_coordinator_that_is_heard_is_followed_for_longer() -> None:
     assert isinstance(promised, said.Promise)
 
 
+def test_a_coordinator_that_only_shows_that_it_lives_is_replaced_in_the_end() -> None:
+    """It kept all others in the round until the deadline."""
+    part = entered()
+    ballot, second = ballot_of_peer(part, DORA), 0
+    answers: list[Message] = []
+    while not any(isinstance(each, said.Promise) for each in answers):
+        second += 1
+        part.heard(LEADER, BEGAN + second)
+        answers = hears(part, DORA, prepare(part, ballot), BEGAN + second)
+        assert second < part.commit.round_s
+    assert second <= WAITS_MAX * usual_wait_s(part) + POLICY.margin_s
+
+
 @pytest.mark.parametrize("gone", ["its link broke", "it is out of the round"])
 def test_a_coordinator_that_is_gone_is_replaced_at_once(gone: str) -> None:
     part = entered()
@@ -132,6 +146,14 @@ def test_a_coordinator_that_is_gone_is_replaced_at_once(gone: str) -> None:
     later = BEGAN + POLICY.suspect_s
     (promised,) = hears(part, DORA, prepare(part, ballot_of_peer(part, DORA)), later)
     assert isinstance(promised, said.Promise)
+
+
+def test_a_coordinator_gets_no_more_time_by_another_ballot_of_its_own() -> None:
+    """A leader that began one after the other kept all in its rounds until the deadline."""
+    part = entered()
+    ballot = ballot_of_peer(part, LEADER)
+    (refused,) = hears(part, LEADER, prepare(part, ballot), BEGAN + 1.0)
+    assert refused == said.Outbid(0, part.id, ballot, 0)
 
 
 def test_no_third_voter_interrupts_the_ballot_of_a_successor() -> None:
