@@ -442,6 +442,8 @@ class Participation:
                 coordinator.promised(member, message, now, uploads_until=uploads_until)
             case messages.Outbid() if member is not None and message.ballot == coordinator.ballot:
                 coordinator.not_followed_by(member, message.promised)
+                if coordinator.was_too_early and self.takeover.ballot == coordinator.ballot:
+                    self.takeover.go_back()
                 if coordinator.is_over:
                     self.takeover.plan(self._policy.margin_s, now)
             case messages.Accepted() if member is not None:
@@ -930,7 +932,8 @@ class Participation:
         self.takeover.cancel()
         if self.coordinates:
             return
-        self.takeover.begin(above=self.acceptor.promised)
+        tried = 0 if self.coordinator is None else self.coordinator.ballot
+        self.takeover.begin(above=max(self.acceptor.promised, tried))
         ballot = self.takeover.ballot
         self._note("took_over", ballot=ballot, stage=str(self.stage))
         self.coordinator = self._coordinate(ballot, now)

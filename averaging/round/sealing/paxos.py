@@ -174,6 +174,8 @@ class Coordinator:
         """Vows never to finish the round, by roster index."""
         self._not_following: set[int] = set()
         """The voters that have answered, but do not follow this ballot."""
+        self.was_too_early = False
+        """The coordinator before has not had its time, as most voters see it."""
         self._outbid_at: dict[int, int] = {}
         """Higher ballots that voters say to have promised, by roster index."""
         self.finished: dict[int, PeerId] = {}
@@ -217,6 +219,7 @@ class Coordinator:
         if not (self._can_be_true(promise) and self._is_signed(sender, promise)):
             self._note("false_promise", peer=self.commit.members[sender].peer)
             return
+        self._not_following.discard(sender)
         if self.phase is BallotPhase.GATHERING:
             self._promised_late(sender, promise, now)
         elif self.phase is BallotPhase.PREPARING:
@@ -364,6 +367,11 @@ class Coordinator:
             self._outbid_at[sender] = promised
         if len(self.commit.voters) - len(self._outbid_at) < self.commit.majority:
             self.outbid(max(self._outbid_at.values()))
+        refused = len(self.commit.voters) - len(self._not_following) < self.commit.majority
+        if refused and self.phase is BallotPhase.PREPARING:
+            self._note("ballot_too_early", ballot=self.ballot)
+            self.phase = BallotPhase.OVER
+            self.was_too_early = True
 
     def outbid(self, promised: int) -> None:
         """Another member has taken over with a higher ballot: stop."""

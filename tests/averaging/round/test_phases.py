@@ -117,6 +117,24 @@ def left_by_all() -> FragmentRounds:
     return rounds
 
 
+def leads_one() -> FragmentRounds:
+    """The leader of a round of two."""
+    names = (PeerId(f"a{count}") for count in range(100))
+    head = standing("start").head()
+    rounds = machine(others=(next(name for name in names if ranked((ME, name), head)[0] == ME),))
+    rounds.handle(Due(), 1.0)
+    rounds.handle(Offered(offer(standing("start"))), 1.0)
+    rounds.handle(asks(max(rounds.peers.view), standing("start")), 1.0)
+    assert rounds.phase is Phase.ENTERED
+    return rounds
+
+
+def that_one_declines(rounds: FragmentRounds) -> Input:
+    assert rounds.own_round is not None
+    declined = messages.Declined(0, rounds.own_round.id, "not in my rounds", absent=False)
+    return Received(max(rounds.peers.view), declined)
+
+
 def one_withdraws(rounds: FragmentRounds) -> Input:
     assert rounds.own_round is not None
     member = min(rounds.peers.view)
@@ -384,6 +402,7 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     *((play, lambda rounds: Tick(), LATE) for play in (wanted, catching, folding)),
     *((play, the_owner_pauses, 2.0) for play in (wanted, joining, promised)),
     (left_by_all, one_withdraws, 1.5 + POLICY.margin_s),
+    (leads_one, that_one_declines, 2.0),
     (promised_to_one_of_lower_rank, mutual, 2.0),
     (promised, stream_with_a_false_commit, 2.0),
     (entered_with_slices_of_others, sealed_by_all, 2.0),

@@ -190,14 +190,31 @@ def later_coordinator(changes: Changes) -> Coordinator:
     )
 
 
-def test_the_word_of_one_voter_stops_no_ballot_and_that_of_half_does() -> None:
+@pytest.mark.parametrize("is_outbid", [False, True])
+def test_the_word_of_one_voter_stops_no_ballot_and_that_of_half_does(is_outbid: bool) -> None:
     coordinator = later_coordinator([])
-    coordinator.not_followed_by(0, promised=1000)
-    coordinator.not_followed_by(0, promised=1001)
-    coordinator.not_followed_by(2, promised=0)
+    for promised in (1000, 1001):
+        coordinator.not_followed_by(0, promised=promised)
     assert not coordinator.is_over
-    coordinator.not_followed_by(2, promised=1000)
-    assert coordinator.is_over
+    coordinator.not_followed_by(2, promised=1000 if is_outbid else 0)
+    assert coordinator.is_over and coordinator.was_too_early != is_outbid
+
+
+def test_a_successor_whom_most_do_not_follow_yet_reports_to_the_coordinator_before_it() -> None:
+    """The others heard that one. Without its reports, those of a reducer whose link had broken for
+    a moment, it sealed nothing."""
+    part = entered()
+    part.handle(LinkLost(LEADER), BEGAN)
+    part.handle(Tick(), part.takeover.at)
+    ballot = part.takeover.ballot
+    assert part.coordinates and ballot
+    for peer in (LEADER, DORA):
+        assert part.coordinating_peer == ME
+        hears(part, peer, said.Outbid(0, part.id, ballot, 0), BEGAN + 4.0)
+    assert not part.coordinates and part.coordinating_peer == LEADER
+
+    part.handle(Tick(), part.takeover.at)
+    assert part.coordinates and part.takeover.ballot > ballot, "it tries again"
 
 
 def test_a_voter_that_answers_but_does_not_follow_yet_is_not_named_for_silence() -> None:
