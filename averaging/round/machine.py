@@ -121,7 +121,7 @@ from averaging import messages
 from averaging.history.standing import Standing, with_merged_map
 from averaging.messages import Commit, Committed, Head, Link, Message, ParentCertificate
 from averaging.round.gathering.catching_up import ATTEMPTS_IN_VAIN, CatchingUp, UnreliableSources
-from averaging.round.gathering.joining import Joining
+from averaging.round.gathering.joining import UNUSUAL_FAILURE, Joining
 from averaging.round.gathering.leading import Leading
 from averaging.round.gathering.lingering import Lingering
 from averaging.round.gathering.objections import members_behind, objection, overstatement_of_leader
@@ -175,6 +175,17 @@ A round fades for ``margin_s`` after all have finished it; fast learners make se
 """
 AUXILIARY_ROUNDS = 8
 """A peer without a learner leads and reduces for others: it may be in this many times as many."""
+EARLY_MAX = 64
+"""Messages that may wait for the commit that they are about; all of them are sent again."""
+KEEP_OUT = (
+    messages.Ask,
+    messages.Prepare,
+    messages.Propose,
+    messages.Reassign,
+    messages.Forswear,
+)
+"""Messages about an unknown round that are answered with never entering it. A member that had the
+commit first kept others out of rounds whose leader had taken their joins."""
 
 
 class FragmentRounds:
@@ -245,6 +256,8 @@ class FragmentRounds:
         """Time at which ``Tick`` is wanted; ``None``: nothing waits. Each input may move it."""
         self._effects: list[Effect] = []
         self._own_messages: deque[Message] = deque()
+        self._early: deque[tuple[PeerId, Message]] = deque(maxlen=EARLY_MAX)
+        """Messages about unknown rounds that came while this peer waits for a commit."""
 
     def __repr__(self) -> str:
         version = self.standing.version if self.standing else None
@@ -261,6 +274,7 @@ class FragmentRounds:
         if self.standing is not None and self.ending.is_reached_by(self.standing):
             self._consider_end(link_of(self.standing.head()), now)
         self._handle(given, now)
+        self._hear_the_early(now)
         while self._own_messages:
             self._receive(self._id.me, self._own_messages.popleft(), now)
         self.lingering.ends_on(self.standing if self.ending.is_final(now) else None, now)
@@ -605,6 +619,10 @@ class FragmentRounds:
         if participation is not None:
             self._apply(participation.handle(inputs.Received(sender, message), now), now)
             return
+        may_come = self._awaits_a_commit and round_id not in self.outcomes
+        if may_come and isinstance(message, KEEP_OUT):
+            self._early.append((sender, message))
+            return
         match message:
             case messages.Finished():
                 self._apply([transitions.Compare(sender, message.head)], now)
@@ -615,9 +633,6 @@ class FragmentRounds:
                 signature = self._id.sign(messages.vow(round_id))
                 vow = messages.Forsworn(self.fragment, round_id, mine, signature)
                 self._answer_unknown_round(sender, round_id, vow, now)
-            case messages.Reassign() if self._awaits_commit_of(sender):
-                # It has overtaken the commit, to which an answer would be a refusal.
-                self.counters["early_reassign"] += 1
             case (
                 messages.Prepare() | messages.Propose() | messages.Reassign() | messages.Forswear()
             ):
@@ -641,9 +656,17 @@ class FragmentRounds:
             self.outcomes.keep_out(round_id, sender)
             self._send(sender, vow, now)
 
-    def _awaits_commit_of(self, leader: PeerId) -> bool:
+    @property
+    def _awaits_a_commit(self) -> bool:
+        """True if another leader may have a round for this peer, which does not know its name."""
         attempt = self.joining.attempt
-        return attempt is not None and attempt.leader == leader
+        return attempt is not None and attempt.leader != self._id.me
+
+    def _hear_the_early(self, now: float) -> None:
+        """Take what was said of rounds whose commits might still have come."""
+        while self._early and not self._awaits_a_commit:
+            sender, message = self._early.popleft()
+            self._about_round(sender, message, now)
 
     def _receive_in_doubt(self, sender: PeerId, message: Message, now: float) -> None:
         if isinstance(message, (messages.Finished, messages.Forsworn)):
@@ -796,7 +819,7 @@ class FragmentRounds:
         self.rounds[signed.round] = participation
         if participation.entry is not None:
             self.timers.pop(Timer.ANSWER, None)
-            self.joining.entered(commit.leader)
+            self.joining.entered()
             self.own_round = participation
             self.phase = Phase.ENTERED
             if commit.kind == "meld" or self.peers.has_several_groups(now):
@@ -840,6 +863,7 @@ class FragmentRounds:
         )
         if self.own_round is participation:
             self.own_round = None
+            self.joining.led_to_version(participation.commit.leader)
             self._apply(self.joining.become_idle("finished", retry=False), now)
         self._apply(participation.finished(head), now)
         self._apply(self.leading.tell_late(participation.id, head), now)
@@ -874,7 +898,8 @@ class FragmentRounds:
         self.own_round = None
         commit = participation.commit
         reason = f"its round ended without a version: {ended.reason}"
-        self._apply(self.joining.join_failed(commit.leader, reason), now)
+        failed = self.joining.join_failed(commit.leader, reason, weight=UNUSUAL_FAILURE)
+        self._apply(failed, now)
         several = commit.version == self.several_groups_version
         elsewhere = ended.may_be_finished and participation.may_contain_own_work()
         in_doubt = ended.in_doubt or (elsewhere and several)

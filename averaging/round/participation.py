@@ -125,7 +125,7 @@ class Participation:
         """The ballot that this peer coordinates, or was the last to coordinate."""
         self.seal: tuple[int, ...] | None = None
         self.applied: Apply | None = None
-        self._others_finished = False
+        self._finished_by: set[PeerId] = set()
         self.head: messages.Head | None = None
         """The head of this peer after the round, once it has finished it."""
         self.stage = Stage.UPLOADING
@@ -440,9 +440,12 @@ class Participation:
             case messages.Promise() if member is not None:
                 uploads_until = self.entered_at + self.commit.upload_s
                 coordinator.promised(member, message, now, uploads_until=uploads_until)
-            case messages.Outbid() if message.ballot == coordinator.ballot:
-                coordinator.outbid(message.promised)
-                self.takeover.plan(self._policy.margin_s, now)
+            case messages.Outbid() if member is not None and message.ballot == coordinator.ballot:
+                coordinator.not_followed_by(member, message.promised)
+                if coordinator.was_too_early and self.takeover.ballot == coordinator.ballot:
+                    self.takeover.go_back()
+                if coordinator.is_over:
+                    self.takeover.plan(self._policy.margin_s, now)
             case messages.Accepted() if member is not None:
                 coordinator.accepted_by(member, message.ballot, message.signature, now)
             case messages.Forsworn():
@@ -515,10 +518,23 @@ class Participation:
         is_near = ballot <= self.acceptor.promised + BALLOTS_AHEAD_MAX
         return is_near and owner_of(ballot, self.commit) == sender
 
+    def _heeds(self, sender: PeerId, ballot: int, now: float) -> bool:
+        """True if this peer follows a ballot by now: it does, or the coordinator had its time.
+
+        That holds for another ballot of the coordinator itself: each would give it as much time
+        again.
+        """
+        if ballot <= self.takeover.ballot or sender == self._id.me:
+            return True
+        coordinator = self.coordinator
+        has_failed = coordinator is not None and coordinator.is_over
+        is_mine = self.coordinating_peer == self._id.me
+        return (is_mine and has_failed) or self.takeover.is_due(now)
+
     def _reassigned(self, sender: PeerId, message: messages.Reassign, now: float) -> bool:
         if not self._may_use(sender, message.ballot) or message.slice >= len(self.reducers):
             return False
-        if message.ballot < self.acceptor.promised:
+        if message.ballot < self.acceptor.promised or not self._heeds(sender, message.ballot, now):
             return True
         self._follow(message.ballot, now)
         known = self.reducers[message.slice] == message.reducer
@@ -544,6 +560,10 @@ class Participation:
     def _prepare(self, sender: PeerId, message: messages.Prepare, now: float) -> bool:
         if not self._may_use(sender, message.ballot) or not self._has_vote:
             return False
+        if not self._heeds(sender, message.ballot, now):
+            if not self._send_outcome(sender):
+                self._outbid(sender, message.ballot)
+            return True
         if not self.acceptor.prepare(message.ballot):
             self._outbid(sender, message.ballot)
             return True
@@ -569,7 +589,9 @@ class Participation:
         signed = sender == self._id.me or self._id.verify(sender, vote, message.signature)
         if not (signed and is_possible(self.commit, message.seal)):
             return False
-        if self.acceptor.propose(message.ballot, message.seal):
+        if not self._heeds(sender, message.ballot, now):
+            self._outbid(sender, message.ballot)
+        elif self.acceptor.propose(message.ballot, message.seal):
             self._follow(message.ballot, now)
             signature = self._id.sign(vote)
             accepted = messages.Accepted(self.commit.fragment, self.id, message.ballot, signature)
@@ -581,13 +603,14 @@ class Participation:
         return True
 
     def _outbid(self, sender: PeerId, ballot: int) -> None:
+        """Answer that this peer does not follow a ballot: another has its promise, or its time."""
         promised = self.acceptor.promised
         self._send(sender, messages.Outbid(self.commit.fragment, self.id, ballot, promised))
 
     def _forswear(self, sender: PeerId, message: messages.Forswear, now: float) -> bool:
         if not self._may_use(sender, message.ballot) or self.entry is None:
             return False
-        if message.ballot < self.acceptor.promised:
+        if message.ballot < self.acceptor.promised or not self._heeds(sender, message.ballot, now):
             return True
         if self.stage is Stage.APPLYING or self.stage is Stage.FINISHED:
             if self.head is not None:
@@ -602,7 +625,8 @@ class Participation:
         self._note("heard_finished", peer=sender)
         all_have = self.coordinator is not None and self.coordinator.has_finished(sender)
         newcomer = self.commit.index(sender) in self.commit.on_probation
-        self._others_finished = self._others_finished or not newcomer
+        if not newcomer:
+            self._finished_by.add(sender)
         coordinator = self.coordinator if self.commit.on_probation else None
         if coordinator is not None and coordinator.voters_have_finished():
             # A member on probation that never says so does not keep the round for long.
@@ -618,9 +642,18 @@ class Participation:
         elif self.stage is Stage.FINISHED and sender == self.coordinating_peer != self._id.me:
             # All have finished. With short cycles, rounds kept for ``round_s`` would pile up.
             self.end_at = min(self.end_at, now + self._policy.margin_s)
-        if self._waits and not newcomer:
+        if self._waits and self._others_finished:
             at = now + self._policy.margin_s + self._policy.resend_s
             self._timers.setdefault(RoundTimer.OVERDUE, at)
+
+    @property
+    def _others_finished(self) -> bool:
+        """True if others have finished: the coordinator says so, or more voters than may all lie.
+
+        One that said so at once had all others leave a round whose uploads took longer.
+        """
+        told = len(self._finished_by) > len(self.commit.voters) / 3
+        return told or self.coordinating_peer in self._finished_by
 
     def _end_for_all(self, now: float) -> None:
         """All that count have finished: nobody has to keep the round any longer."""
@@ -872,26 +905,35 @@ class Participation:
         if self.entry is None:
             del self._timers[RoundTimer.OVERDUE]
             return
-        if self._others_finished:
-            self._leave("somebody finished, and my merged slices did not come", now)
-            return
+        left = self._others_finished
         self._timers[RoundTimer.OVERDUE] = now + self._policy.resend_s + self._policy.margin_s
         for index, digest in enumerate(self.slices.digests):
             if digest is None:
-                # Its successors lack its own upload, if it has left with that.
-                reducer = self.commit.reducers[index]
-                # Slice 0 brings the maps of all lineages, and its reducer may have got a bad one.
-                could = self.commit.kind == "merge" or index > 0
-                if could and reducer != self._id.me and not self._peers.is_down(reducer, now):
-                    reason = f"it has not sent slice {index}, which it merged"
-                    self._emit(Suspect("withheld", {"peer": reducer, "reason": reason}))
-                self._send_to_coordinator(messages.Missing(self.commit.fragment, self.id, index))
+                if self.seal is not None:
+                    self._suspect_keeping(index, now)
+                if not left:
+                    self._send_to_coordinator(
+                        messages.Missing(self.commit.fragment, self.id, index)
+                    )
+        if left:
+            self._leave("somebody finished, and my merged slices did not come", now)
+
+    def _suspect_keeping(self, index: int, now: float) -> None:
+        """Suspect the reducer of a slice that is overdue, also where it has sent it to others."""
+        # Its successors lack its own upload, if it has left with that.
+        reducer = self.commit.reducers[index]
+        # Slice 0 brings the maps of all lineages, and its reducer may have got a bad one.
+        could = self.commit.kind == "merge" or index > 0
+        if could and reducer != self._id.me and not self._peers.is_down(reducer, now):
+            reason = f"it has not sent slice {index}, which it merged"
+            self._emit(Suspect("withheld", {"peer": reducer, "reason": reason}))
 
     def _take_over(self, now: float) -> None:
         self.takeover.cancel()
         if self.coordinates:
             return
-        self.takeover.begin(above=self.acceptor.promised)
+        tried = 0 if self.coordinator is None else self.coordinator.ballot
+        self.takeover.begin(above=max(self.acceptor.promised, tried))
         ballot = self.takeover.ballot
         self._note("took_over", ballot=ballot, stage=str(self.stage))
         self.coordinator = self._coordinate(ballot, now)

@@ -324,9 +324,17 @@ class ActivePeer:
         averager.end_merges()
 
     async def _has_company(self) -> bool:
-        """True if another learner has not made its last rounds yet."""
-        answers = await self._online.statuses(self._local.others_who_train()[:ASKED_LAST])
-        return any(each.phase in ("ready", "leaving") and each.ended_at is None for each in answers)
+        """True if another learner has not made its last rounds yet, as far as is known.
+
+        One that does not answer may be dead, and counts as live for a while. Without it this peer
+        may be the only learner, and has work that is merged with nobody.
+        """
+        asked = self._local.others_who_train()[:ASKED_LAST]
+        answers = await self._online.statuses(asked)
+        trains = any(
+            each.phase in ("ready", "leaving") and each.ended_at is None for each in answers
+        )
+        return trains or len(answers) < len(asked)
 
     async def _until_others_agree(self, timeout_s: float) -> None:
         """Stay while another peer may still need versions of this one, or this one theirs."""

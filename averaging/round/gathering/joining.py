@@ -452,8 +452,8 @@ class Joining:
     def join_failed(self, leader: PeerId, reason: str, *, weight: int = 1) -> Changes:
         """A join with this leader led to no version. After several it is passed over.
 
-        First at this version, and after each further failure for longer, until a round of it has
-        this peer as a member. It may be honest and see little of the swarm, or it may lie. It is
+        First at this version, and after each further failure for longer, until this peer finishes
+        a round of it. It may be honest and see little of the swarm, or it may lie. It is
         not accused: the next in rank leads instead. When this peer leads itself and gets no further
         either, the others were not the reason: they are asked again.
         """
@@ -777,9 +777,16 @@ class Joining:
         call, self.call = self.call, None
         return call
 
-    def entered(self, leader: PeerId) -> None:
+    def entered(self) -> None:
         """A commit that names this peer holds: the attempt has reached its end."""
         self.attempt = None
+
+    def led_to_version(self, leader: PeerId) -> None:
+        """This peer has finished a round of a leader: its earlier failures are forgotten.
+
+        A commit alone is none: a leader that had each of its rounds sealed as void was never passed
+        over, and its fragment stood still at the version for which it ranked first.
+        """
         self._failed_joins.pop(leader, None)
 
 

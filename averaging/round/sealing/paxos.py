@@ -172,6 +172,12 @@ class Coordinator:
         """Votes for the proposed seal, by roster index."""
         self.forsworn: dict[int, bytes] = {}
         """Vows never to finish the round, by roster index."""
+        self._not_following: set[int] = set()
+        """The voters that have answered, but do not follow this ballot."""
+        self.was_too_early = False
+        """The coordinator before has not had its time, as most voters see it."""
+        self._outbid_at: dict[int, int] = {}
+        """Higher ballots that voters say to have promised, by roster index."""
         self.finished: dict[int, PeerId] = {}
         self.reassigned: dict[int, int] = {}
         self.stuck: set[int] = set()
@@ -213,6 +219,7 @@ class Coordinator:
         if not (self._can_be_true(promise) and self._is_signed(sender, promise)):
             self._note("false_promise", peer=self.commit.members[sender].peer)
             return
+        self._not_following.discard(sender)
         if self.phase is BallotPhase.GATHERING:
             self._promised_late(sender, promise, now)
         elif self.phase is BallotPhase.PREPARING:
@@ -347,6 +354,25 @@ class Coordinator:
             else:
                 self._send(peer, self._void())
 
+    def not_followed_by(self, sender: int, promised: int) -> None:
+        """A voter does not follow this ballot, or not yet. ``promised``: its highest promise.
+
+        The ballot has failed once so many have promised higher ones that no majority is left: the
+        word of one would stop every ballot.
+        """
+        if sender not in self.commit.voters:
+            return
+        self._not_following.add(sender)
+        if promised > self.ballot:
+            self._outbid_at[sender] = promised
+        if len(self.commit.voters) - len(self._outbid_at) < self.commit.majority:
+            self.outbid(max(self._outbid_at.values()))
+        refused = len(self.commit.voters) - len(self._not_following) < self.commit.majority
+        if refused and self.phase is BallotPhase.PREPARING:
+            self._note("ballot_too_early", ballot=self.ballot)
+            self.phase = BallotPhase.OVER
+            self.was_too_early = True
+
     def outbid(self, promised: int) -> None:
         """Another member has taken over with a higher ballot: stop."""
         if promised > self.ballot and self.phase not in (BallotPhase.SEALED, BallotPhase.OVER):
@@ -365,10 +391,13 @@ class Coordinator:
             reducer = self.reducers[slice_index]
             self._send(sender, self._sealed())
             self._note_missed(sender, slice_index, now)
-            # All members miss what one reducer has not sent: those that say so a moment later do
-            # not mean the new one.
-            waited = slice_index in self.stuck and now >= self._patient_until.get(slice_index, now)
-            if self._is_down(reducer, now) or waited:
+            # Before the slice is due, one member's line may have broken, or it says so in vain: all
+            # would send the slice again. And all members miss what one reducer has not sent: those
+            # that say so a moment later do not mean the new one.
+            due_at = max(self._slices_due_at, self._patient_until.get(slice_index, 0.0))
+            waited = slice_index in self.stuck and now >= due_at
+            declined = self.commit.index(reducer) in self.declined_indices()
+            if declined or waited or self._is_down(reducer, now):
                 self._reassign(slice_index, f"{reducer} does not answer", now)
             self.stuck.add(slice_index)
 
@@ -470,6 +499,7 @@ class Coordinator:
             return
         preparing = self.phase is BallotPhase.PREPARING
         answered = set(self.promises) if preparing else set(self.accepted)
+        answered |= self._not_following
         for index in self.commit.voters:
             if index not in answered and index not in self.gone:
                 self._note_withheld(self.commit.members[index].peer, "its vote", now)
@@ -568,7 +598,33 @@ class Coordinator:
             return not declined.isdisjoint(self.expected)
         return len(self.expected.difference(declined)) < self.commit.contributors_min
 
+    def _replace_obstructors(self, now: float) -> bool:
+        """Give to others the slices whose reducers alone lack most uploads. ``True``: some were.
+
+        All other reducers have these uploads, and the seal follows the reducer that has the fewest:
+        one that reported none made void every round that it reduced in. Its slice takes time once
+        more, and the work of the members does not wait for a round without it.
+        """
+        replaced = False
+        for slice_index, complete in sorted(self.complete.items()):
+            reducer = self.reducers[slice_index]
+            others = [
+                self.complete.get(index, set())
+                for index, peer in enumerate(self.reducers)
+                if peer != reducer
+            ]
+            elsewhere = self.expected.intersection(*others) if others else set()
+            lacks = elsewhere - complete
+            if len(lacks) < 2 or 2 * len(lacks) < len(elsewhere):
+                continue
+            self._note_withheld(reducer, "uploads that all other reducers have", now)
+            self._reassign(slice_index, f"{reducer} lacks what all others have", now)
+            replaced = replaced or slice_index not in self.complete
+        return replaced
+
     def _seal(self, why: str, now: float) -> None:
+        if self.commit.kind != "mix" and self._replace_obstructors(now):
+            return
         everywhere = set(self.expected)
         for slice_index in range(len(self.reducers)):
             everywhere &= self.complete.get(slice_index, set())

@@ -1,4 +1,8 @@
-"""The coordinator of a round, and the time at which one of its voters takes that over."""
+"""The coordinator of a round, and the time at which one of its voters takes that over.
+
+A coordinator has its time: before it is over, no voter follows a higher ballot of another. Whoever
+votes may begin one, and a single voter that did so in every round stopped its fragment for good.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,11 @@ from averaging.round.interface.phase import Stage
 from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.round.sealing.seals import ballot_of, owner_of
 from dht.identity import PeerId
+
+WAITS_MAX = 3
+"""Time in which a coordinator that is heard must have sealed the round, in usual waits: it gathers
+again for each slice that it reassigns. One that only showed that it lives kept all others in the
+round until its deadline."""
 
 
 class Takeover:
@@ -30,8 +39,11 @@ class Takeover:
         self._began_at = now
         self.ballot = 0
         """The highest ballot known to be in use; its owner is the coordinator."""
+        self._ballot_before = 0
         self.at = math.inf  # also of a peer that cannot coordinate
         """Time at which this peer takes over, unless the coordinator is heard before."""
+        self._due_at = math.inf
+        """Time at which the coordinator has had its time, unless it is heard before."""
         self._left_ballot: int | None = None
         """The highest ballot whose owner has said that it is out of the round."""
         self.plan(self._usual_wait_s, now)
@@ -44,11 +56,18 @@ class Takeover:
     def _usual_wait_s(self) -> float:
         return self._commit.upload_s + 2 * self._policy.margin_s
 
+    def is_due(self, now: float) -> bool:
+        """True if the coordinator may be replaced: it has had its time, is dead or out of it."""
+        left = self._left_ballot == self.ballot
+        return left or now >= self._due_at or self._peers.is_down(self.coordinating_peer, now)
+
     def plan(self, wait_s: float, now: float, *, sooner: bool = False) -> None:
         """Take over after ``wait_s``, and later for each voter whose turn comes before.
 
         ``sooner``: never later than planned.
         """
+        due_at = now + wait_s
+        self._due_at = min(due_at, self._due_at) if sooner else due_at
         if self._entry is None:
             return
         members, voters = self._commit.members, self._commit.voters
@@ -62,13 +81,17 @@ class Takeover:
             able = index in voters and entry.reachable
             if able and not self._peers.is_down(entry.peer, now):
                 ahead += 1
-        at = now + wait_s + ahead * self._policy.margin_s
+        at = due_at + ahead * self._policy.margin_s
         self.at = min(at, self.at) if sooner else at
 
     def heard(self, peer: PeerId, stage: Stage, now: float) -> None:
-        """The coordinator is alive: put off the takeover."""
+        """The coordinator is alive: put off the takeover, though not for ever."""
         coordinates = peer == self.coordinating_peer and self._left_ballot != self.ballot
-        if self.at < math.inf and coordinates:
+        is_over = self._entry is not None and self.at == math.inf
+        must_be_done = now >= self._began_at + WAITS_MAX * self._usual_wait_s
+        if must_be_done and stage is Stage.UPLOADING:
+            return
+        if coordinates and not is_over:
             wait_s = self._usual_wait_s * (2 if stage is Stage.SEALED else 1)
             since = self._began_at if stage is Stage.UPLOADING else now
             self.plan(max(self._policy.margin_s, since + wait_s - now), now)
@@ -94,5 +117,10 @@ class Takeover:
         """Coordinate with an own ballot, higher than all known ones and than ``above``."""
         voters = self._commit.voters
         assert self._entry is not None
+        self._ballot_before = self.ballot
         place = voters.index(self._entry)
         self.ballot = ballot_of(place, voters=len(voters), above=max(self.ballot, above))
+
+    def go_back(self) -> None:
+        """Follow the coordinator before again, which needs this peer's reports: others hear it."""
+        self.ballot = self._ballot_before

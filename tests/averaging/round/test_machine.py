@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from averaging.round.interface.effects import (
     Apply,
     CatchUp,
     Discard,
+    Effect,
     Enter,
     Fold,
     GiveUp,
@@ -251,10 +253,27 @@ def test_a_leader_that_goes_on_wasting_joins_is_passed_over_for_longer_until_it_
     assert versions == [1, 2, 4, 8, 16, 16]
 
     rounds.peers.stop_passing_over(first)
-    rounds.handle(Received(first, committed(rounds, first)), 1.5)
-    assert phase(rounds) is Phase.ENTERED
+    rounds.joining.led_to_version(first)
     rounds.joining.join_failed(first, "nothing came of it")
     assert first not in rounds.peers.passed_over
+
+
+def test_a_leader_whose_rounds_are_all_void_is_passed_over() -> None:
+    """Each commit counted as its success, so a fragment stood still at the version for which a
+    leader ranked first that had its rounds sealed as void."""
+    rounds = machine(reachable=False)
+    first = joined(rounds)
+    for number in range(3):
+        assert first not in rounds.peers.passed_over
+        message, now = committed(rounds, first), 2.0 + 8.0 * number
+        rounds.handle(Received(first, message), now)
+        assert phase(rounds) is Phase.ENTERED
+        void = said.Void(0, said.digest(message.commit), "because", forsworn=False)
+        rounds.handle(Received(first, void), now)
+        assert phase(rounds) is Phase.IDLE
+        joined(rounds, now + 7.0)
+
+    assert first in rounds.peers.passed_over
 
 
 def test_a_leader_that_finds_no_quorum_passes_no_peer_over_any_more() -> None:
@@ -995,6 +1014,14 @@ def waiting(policy: RoundPolicy = POLICY) -> tuple[FragmentRounds, PeerId]:
     return rounds, leader
 
 
+def end_attempt(rounds: FragmentRounds, leader: PeerId) -> list[Effect]:
+    """The leader that was joined finds no quorum."""
+    attempt = rounds.joining.attempt
+    assert attempt is not None
+    answer = said.NoQuorum(0, attempt.join.join, "nobody came")
+    return rounds.handle(Received(leader, answer), 1.0)
+
+
 def test_a_commit_of_the_leader_is_entered_once() -> None:
     rounds, leader = waiting()
     message = committed(rounds, leader)
@@ -1237,30 +1264,53 @@ def test_a_restarted_agent_does_not_say_that_it_was_absent_where_it_may_have_vot
 
     numbered = replace(identity(ME), first_number=10**9)
     rounds = FragmentRounds(numbered, view=before.peers.view, standing=standing("start"), now=3.0)
-    joined(rounds, 3.0)
+    other = joined(rounds, 3.0)
     (answer,) = sent(rounds.handle(Received(leader, message), 3.0), leader)
     assert isinstance(answer, said.Declined) and not answer.absent
+    end_attempt(rounds, other)
     (again,) = sent(rounds.handle(Received(leader, said.Prepare(0, round_id, 2)), 4.0), leader)
     assert isinstance(again, said.Declined) and not again.absent
 
 
 def test_of_a_roster_that_it_has_not_seen_a_peer_does_not_say_that_it_was_absent() -> None:
-    rounds, leader = waiting()
-    (answer,) = sent(rounds.handle(Received(leader, said.Prepare(0, bytes(32), 2)), 3.0), leader)
+    rounds = machine()
+    (answer,) = sent(rounds.handle(Received(ANNA, said.Prepare(0, bytes(32), 2)), 3.0), ANNA)
     assert isinstance(answer, said.Declined) and not answer.absent
 
 
-def test_another_reducer_that_is_told_before_the_commit_does_not_keep_a_member_out() -> None:
-    """Earlier, where members had declined, the others took that for a round which they had given
-    up."""
+@pytest.mark.parametrize(
+    "early",
+    [
+        lambda name: said.Reassign(0, name, 0, 0, ANNA),
+        lambda name: said.Ask(0, name),
+        lambda name: said.Prepare(0, name, 1),
+        lambda name: said.Propose(0, name, 1, (), bytes(64)),
+        lambda name: said.Forswear(0, name, 1),
+    ],
+)
+def test_nothing_said_of_a_round_before_its_commit_keeps_a_member_out(
+    early: Callable[[bytes], said.Message],
+) -> None:
+    """The member took it for a round which it had given up: one that had the commit first could
+    keep it out of every round."""
     rounds, leader = waiting()
     message = committed(rounds, leader)
-    early = said.Reassign(0, said.digest(message.commit), 0, 0, leader)
+    told = early(said.digest(message.commit))
+    (other,) = {ANNA, BORIS} - {leader}
+    sender = leader if isinstance(told, said.Reassign) else other
 
-    assert not sent(rounds.handle(Received(leader, early), 1.9), leader)
+    assert not sent(rounds.handle(Received(sender, told), 1.9), sender)
     rounds.handle(Received(leader, message), 2.0)
 
-    assert rounds.own_round is not None
+    assert rounds.own_round is not None and rounds.own_round.is_open
+
+
+def test_what_was_said_of_a_round_that_never_came_is_answered_after_all() -> None:
+    rounds, leader = waiting()
+    assert not sent(rounds.handle(Received(BORIS, said.Ask(0, bytes(32))), 1.9), BORIS)
+    (vow,) = sent(end_attempt(rounds, leader), BORIS)
+    assert isinstance(vow, said.Forsworn)
+    assert bytes(32) in rounds.outcomes
 
 
 @pytest.mark.parametrize(("number", "incarnation", "gone"), [(1, 3, 2), (2, 3, 0), (1, 4, 0)])
@@ -1407,11 +1457,13 @@ def test_a_question_about_an_unknown_round_is_answered_with_a_vow() -> None:
     message = committed(rounds, leader)
     round_id = said.digest(message.commit)
 
+    end_attempt(rounds, leader)
     (answer,) = sent(rounds.handle(Received(leader, said.Ask(0, round_id)), 2.0), leader)
     assert isinstance(answer, said.Forsworn)
     (late,) = sent(rounds.handle(Received(leader, message), 3.0), leader)
 
-    assert isinstance(late, said.Declined), "the vow holds when the commit comes late"
+    assert isinstance(late, said.Declined)
+    assert late.reason == "I gave this round up", "the vow holds when the commit comes late"
 
 
 def test_messages_of_strangers_take_bounded_memory() -> None:
@@ -1438,6 +1490,7 @@ def test_questions_about_rounds_that_need_not_exist_make_a_peer_forget_no_vow_an
     head = standing("start", "v1").head()
     rounds.outcomes.finish(finished, head)
     (other,) = {ANNA, BORIS} - {leader}
+    end_attempt(rounds, leader)
     (vow,) = sent(rounds.handle(Received(other, said.Ask(0, kept_out)), 1.0), other)
     assert isinstance(vow, said.Forsworn)
 
@@ -1446,8 +1499,8 @@ def test_questions_about_rounds_that_need_not_exist_make_a_peer_forget_no_vow_an
 
     (answer,) = sent(rounds.handle(Received(other, said.Ask(0, finished)), 2.0), other)
     assert isinstance(answer, said.Finished) and answer.head.lineage == head.lineage
-    rounds.handle(Received(leader, message), 2.0)
-    assert rounds.own_round is None
+    (late,) = sent(rounds.handle(Received(leader, message), 2.0), leader)
+    assert isinstance(late, said.Declined) and late.reason == "I gave this round up"
     assert len(rounds.peers.failed) <= 256
     assert len(rounds.leading._late) <= 64
 

@@ -50,6 +50,7 @@ from tests.averaging.round.machines import (
     leading,
     machine,
     offer,
+    ranked,
     sign,
     standing,
 )
@@ -114,6 +115,24 @@ def left_by_all() -> FragmentRounds:
         rounds.handle(LinkLost(other), 1.0)
     rounds.handle(one_withdraws(rounds), 1.5)
     return rounds
+
+
+def leads_one() -> FragmentRounds:
+    """The leader of a round of two."""
+    names = (PeerId(f"a{count}") for count in range(100))
+    head = standing("start").head()
+    rounds = machine(others=(next(name for name in names if ranked((ME, name), head)[0] == ME),))
+    rounds.handle(Due(), 1.0)
+    rounds.handle(Offered(offer(standing("start"))), 1.0)
+    rounds.handle(asks(max(rounds.peers.view), standing("start")), 1.0)
+    assert rounds.phase is Phase.ENTERED
+    return rounds
+
+
+def that_one_declines(rounds: FragmentRounds) -> Input:
+    assert rounds.own_round is not None
+    declined = messages.Declined(0, rounds.own_round.id, "not in my rounds", absent=False)
+    return Received(max(rounds.peers.view), declined)
 
 
 def one_withdraws(rounds: FragmentRounds) -> Input:
@@ -288,6 +307,19 @@ def leads_unproven() -> FragmentRounds:
     return rounds
 
 
+def leads_and_holds() -> FragmentRounds:
+    """A leader that catches up with a peer that has joined it. Another one is further ahead."""
+    heads = [where.head() for where in (standing("start"), AHEAD, FURTHER)]
+    pairs = ((PeerId(f"a{count}"), PeerId(f"b{count}")) for count in range(10_000))
+    one, two = next(
+        pair for pair in pairs if all(ranked((ME, *pair), head)[0] == ME for head in heads)
+    )
+    rounds = machine(others=(one, two))
+    rounds.handle(asks(one, AHEAD, head=certified(AHEAD, (one, two))), 1.0)
+    rounds.handle(asks(two, FURTHER, head=certified(FURTHER, (one, two))), 1.0)
+    return rounds
+
+
 def the_last_one_passes(rounds: FragmentRounds) -> Input:
     return Received(max(rounds.peers.view), messages.Pass(0, "I follow another leader"))
 
@@ -331,7 +363,7 @@ def forsworn_by_one_ahead(rounds: FragmentRounds) -> Input:
     return Received(messages.decode_commit(message.commit).leader, answer)
 
 
-AHEAD = standing("start", "one")
+AHEAD, FURTHER = standing("start", "one"), standing("start", "one", "two")
 FROM_AHEAD: tuple[Message, ...] = (
     behind(AHEAD, BORIS),
     messages.Call(0, certified(AHEAD), 10.0),
@@ -370,6 +402,7 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     *((play, lambda rounds: Tick(), LATE) for play in (wanted, catching, folding)),
     *((play, the_owner_pauses, 2.0) for play in (wanted, joining, promised)),
     (left_by_all, one_withdraws, 1.5 + POLICY.margin_s),
+    (leads_one, that_one_declines, 2.0),
     (promised_to_one_of_lower_rank, mutual, 2.0),
     (promised, stream_with_a_false_commit, 2.0),
     (entered_with_slices_of_others, sealed_by_all, 2.0),
@@ -388,6 +421,7 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     (promised, lambda rounds: PeerSilent(leader_of(rounds)[0]), 2.0),
     (folding, lambda rounds: Folded(), 2.0),
     (catching, lambda rounds: CaughtUp(AHEAD), 2.0),
+    (leads_and_holds, lambda rounds: CaughtUp(AHEAD), 2.0),
     (in_doubt, forsworn_by_one_ahead, 2.0),
     (leads_unproven, the_last_one_passes, 2.0),
 ]

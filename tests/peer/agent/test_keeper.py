@@ -177,6 +177,27 @@ async def test_a_keeper_stays_open_after_the_date_until_all_learners_have_left_i
         assert loop.time() - began <= rules.quorum_deadline_s + LAST_ROUND_S + 1.0
 
 
+async def test_a_learner_that_is_silent_at_the_date_is_waited_for_while_it_counts_as_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only partner of a learner had died half a minute before. The learner took it for one that
+    had made its last rounds, but not for gone, and its own work was lost."""
+    others = [PeerId("boris")]
+
+    async def statuses(online: OnlinePeer, peers: Sequence[PeerId]) -> list[Status]:
+        return []
+
+    async with keeper_online(tmp_path, monkeypatch) as (online, averager):
+        monkeypatch.setattr(OnlinePeer, "statuses", statuses)
+        monkeypatch.setattr(online.local, "others_who_train", lambda: others)
+        last = asyncio.create_task(ActivePeer(online, averager)._make_last_rounds(LastRounds(())))
+        await asyncio.sleep(20.0)
+        assert not online.local.closed
+        others = []
+        await asyncio.sleep(1.0)
+        assert last.done() and online.local.closed == {0}
+
+
 def incarnation_of_a_life(directory: Path) -> int:
     async def life() -> int:
         keeper = keeper_in(directory)

@@ -473,6 +473,36 @@ def sealed_by_all(commit: Commit, changes: Changes, down: set[PeerId]) -> Coordi
     return coordinator
 
 
+@pytest.mark.parametrize(
+    ("complete", "is_replaced"), [((3,), True), ((2, 3), True), ((1, 2, 3), False)]
+)
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_reducer_that_alone_lacks_most_uploads_is_replaced(
+    complete: tuple[int, ...], is_replaced: bool, refuses: bool
+) -> None:
+    """The seal followed its report: rounds were void, or without the work of most."""
+    commit = commit_of(4)
+    commit = msgspec.structs.replace(
+        commit, reducers=tuple(PeerId(f"p{i}") for i in (0, 1, 3)), shares=(1, 1, 1)
+    )
+    changes: Changes = []
+    coordinator = coordinator_of(commit, 0, changes)
+    everybody = (0, 1, 2, 3)
+    refused = tuple((i, "no") for i in everybody if i not in complete) if refuses else ()
+    for index, here in enumerate((everybody, everybody, complete)):
+        coordinator.reported(coordinator.reducers[index], index, here, refused, 1.0)
+    if not refuses:
+        coordinator.tick(COMMIT.upload_s + POLICY.margin_s, i_finished=False)
+    named = {change.peer for change in changes if isinstance(change, Suspect)}
+
+    assert coordinator.reassigned == ({2: 1} if is_replaced else {})
+    assert named == ({PeerId("p3")} if is_replaced else set())
+    assert coordinator.value == (None if is_replaced else complete)
+    if is_replaced:
+        coordinator.reported(coordinator.reducers[2], 2, everybody, (), 20.0)
+        assert coordinator.value == everybody
+
+
 def test_a_slice_that_all_members_miss_at_once_is_reassigned_once() -> None:
     changes: Changes = []
     down: set[PeerId] = set()
@@ -486,6 +516,22 @@ def test_a_slice_that_all_members_miss_at_once_is_reassigned_once() -> None:
     down.add(coordinator.reducers[0])
     coordinator.missing(PeerId("p1"), 0, 3.0)
     assert coordinator.reassigned == {0: 2}, "another one that is dead is replaced at once"
+
+
+@pytest.mark.parametrize("has_declined", [False, True])
+def test_a_member_that_misses_a_slice_twice_at_once_has_nobody_send_it_again(
+    has_declined: bool,
+) -> None:
+    """All members sent the slice to another reducer as often as one of them said so, although the
+    reducer was there and had it. One that was restarted is not waited for."""
+    coordinator = sealed_by_all(commit_of(4), [], set())
+    if has_declined:
+        coordinator.declined(coordinator.reducers[0], "not in my rounds", 1.5, absent=False)
+    for now in (2.0, 2.1, 3.0):
+        coordinator.missing(PeerId("p0"), 0, now)
+    assert coordinator.reassigned == ({0: 1} if has_declined else {})
+    coordinator.missing(PeerId("p0"), 0, 1.0 + COMMIT.upload_s + POLICY.margin_s)
+    assert coordinator.reassigned == {0: 2 if has_declined else 1}
 
 
 def test_a_slice_that_went_with_a_dead_contributor_is_forsworn_at_once() -> None:

@@ -153,18 +153,28 @@ def sealed(rounds: FragmentRounds, enter: Enter) -> tuple[int, int, int]:
     return mine, first, second
 
 
+@pytest.mark.parametrize("others_have_it", [False, True])
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_a_reducer_that_sends_no_merged_slice_is_named_unless_it_is_gone(is_gone: bool) -> None:
+def test_a_reducer_that_sends_no_merged_slice_is_named_unless_it_is_gone(
+    is_gone: bool, others_have_it: bool
+) -> None:
+    """Those that left a round which others had finished named nobody: a reducer that answered half
+    of the members lost no standing by it."""
     rounds, enter = entered()
-    mine, _, second = sealed(rounds, enter)
+    mine, first, second = sealed(rounds, enter)
     keeps = enter.commit.reducers[second]
     rounds.handle(SliceMerged(enter.round, mine, bytes(32)), BEGAN)
+    if others_have_it:
+        finished = said.Finished(0, enter.round, standing("start", "next").head())
+        for index in (first, second):
+            rounds.handle(Received(enter.commit.reducers[index], finished), BEGAN)
     late = BEGAN + enter.commit.upload_s + POLICY.margin_s
     if is_gone:
         rounds.handle(LinkLost(keeps), BEGAN)
     assert not blamed(rounds.handle(Tick(), late - 0.1))
     found = blamed(rounds.handle(Tick(), late + 0.1))
     assert set(found) == (set() if is_gone else {keeps})
+    assert rounds.rounds[enter.round].is_open != others_have_it
 
 
 @pytest.mark.parametrize("whose", ["leader", "member"])
@@ -204,12 +214,10 @@ def test_a_coordinator_that_has_given_up_a_sealed_round_replaces_its_reducers_st
     reducer until the end."""
     rounds, enter = entered()
     mine, first, second = sealed(rounds, enter)
-    other, keeps = enter.commit.reducers[first], enter.commit.reducers[second]
+    other = enter.commit.reducers[first]
     rounds.handle(SliceMerged(enter.round, mine, bytes(32)), BEGAN)
-    finished = said.Finished(0, enter.round, standing("start", "next").head())
-    rounds.handle(Received(keeps, finished), BEGAN + 1.0)
+    rounds.rounds[enter.round].handle(Received(ME, said.Forswear(0, enter.round, 0)), BEGAN)
     late = BEGAN + enter.commit.upload_s + POLICY.margin_s + 0.1
-    rounds.handle(Tick(), late)
     assert not rounds.rounds[enter.round].is_open
 
     missing = Received(other, said.Missing(0, enter.round, second))
@@ -301,7 +309,8 @@ def test_a_later_coordinator_whose_voters_were_never_in_the_round_leaves_it_at_o
     others = [i for i in voters if enter.commit.members[i].peer != ME]
     ballot = ballot_of(voters.index(others[0]), voters=len(voters), above=0)
     first = enter.commit.members[others[0]].peer
-    rounds.handle(Received(first, said.Prepare(0, enter.round, ballot)), BEGAN)
+    late = BEGAN + enter.commit.upload_s + 2 * POLICY.margin_s
+    rounds.handle(Received(first, said.Prepare(0, enter.round, ballot)), late)
     assert not part.coordinates
     now = part.takeover.at
     rounds.handle(Tick(), now)

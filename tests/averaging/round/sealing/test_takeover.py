@@ -1,0 +1,227 @@
+"""Who coordinates a round, and when another voter may: no voter alone takes a round from others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from averaging import messages as said
+from averaging.messages import Message, encode_commit
+from averaging.round.gathering.roster import Leader, compose
+from averaging.round.interface.effects import Send, Suspect
+from averaging.round.interface.inputs import LinkLost, Received, Tick
+from averaging.round.interface.signed_commit import SignedCommit
+from averaging.round.interface.transitions import Changes
+from averaging.round.participation import Participation
+from averaging.round.sealing.paxos import Coordinator, Voter
+from averaging.round.sealing.seals import VOID, ballot_of
+from averaging.round.sealing.takeover import WAITS_MAX
+from dht.identity import PeerId
+from tests.averaging.round.machines import (
+    ME,
+    POLICY,
+    TOPIC,
+    OpinionsOf,
+    identity,
+    join,
+    machine,
+    sign,
+    signed,
+    standing,
+)
+
+LEADER, USURPER, DORA = PeerId("leader"), PeerId("usurper"), PeerId("dora")
+PEERS = (LEADER, ME, USURPER, DORA)
+BEGAN = 2.0
+
+
+def commit_of_four() -> SignedCommit:
+    where = standing("start")
+    commit = compose(
+        Leader(peer=LEADER, incarnation=1, topic=TOPIC, fragment=0, nonce=1),
+        [(peer, signed(peer, join(where), leader=LEADER)) for peer in PEERS],
+        POLICY,
+        encoded_bytes=lambda codec: 1 << 20,
+    )
+    encoded = encode_commit(commit)
+    return SignedCommit(said.digest(encoded), commit, encoded, sign(LEADER, encoded))
+
+
+def entered(me: PeerId = ME) -> Participation:
+    """One member's part in a round of four."""
+    peers = machine(others=tuple(peer for peer in PEERS if peer != ME)).peers
+    part = Participation(identity(me), commit_of_four(), standing("start"), peers, now=BEGAN)
+    part.begin(BEGAN, is_leader=me == LEADER)
+    return part
+
+
+def ballot_of_peer(part: Participation, peer: PeerId) -> int:
+    voters = part.commit.voters
+    place = voters.index(part.commit.index(peer) or 0)
+    return ballot_of(place, voters=len(voters), above=0)
+
+
+def replies(changes: Changes) -> list[Message]:
+    return [change.message for change in changes if isinstance(change, Send)]
+
+
+def hears(part: Participation, sender: PeerId, message: Message, now: float) -> list[Message]:
+    return replies(part.handle(Received(sender, message), now))
+
+
+def prepare(part: Participation, ballot: int) -> Message:
+    return said.Prepare(0, part.id, ballot)
+
+
+def propose_void(part: Participation, ballot: int) -> Message:
+    return said.Propose(0, part.id, ballot, VOID, sign(USURPER, said.vote(part.id, ballot, VOID)))
+
+
+def reassign(part: Participation, ballot: int) -> Message:
+    other = next(peer for peer in PEERS if peer != part.reducers[0])
+    return said.Reassign(0, part.id, ballot, 0, other)
+
+
+def forswear(part: Participation, ballot: int) -> Message:
+    return said.Forswear(0, part.id, ballot)
+
+
+def usual_wait_s(part: Participation) -> float:
+    return part.commit.upload_s + 2 * POLICY.margin_s
+
+
+@pytest.mark.parametrize("me", [ME, LEADER])
+@pytest.mark.parametrize("begins", [prepare, propose_void, reassign, forswear])
+def test_no_later_ballot_is_followed_before_the_coordinator_has_had_its_time(
+    begins: Callable[[Participation, int], Message], me: PeerId
+) -> None:
+    """One voter that proposed the empty seal in every round left a fragment without versions."""
+    part = entered(me)
+    ballot, reducers = ballot_of_peer(part, USURPER), list(part.reducers)
+
+    answers = hears(part, USURPER, begins(part, ballot), BEGAN + usual_wait_s(part) - 0.1)
+
+    assert part.is_open and part.reducers == reducers
+    assert part.coordinating_peer == LEADER and part.acceptor.promised == 0
+    assert part.coordinates == (me == LEADER)
+    assert not any(isinstance(each, said.Accepted | said.Forsworn) for each in answers)
+
+    hears(part, USURPER, begins(part, ballot), BEGAN + usual_wait_s(part))
+    assert part.coordinating_peer == USURPER or not part.is_open
+
+
+def test_a_coordinator_that_is_heard_is_followed_for_longer() -> None:
+    part = entered()
+    late = BEGAN + usual_wait_s(part) - 0.1
+    part.heard(LEADER, late)
+    ballot = ballot_of_peer(part, DORA)
+    (refused,) = hears(part, DORA, prepare(part, ballot), late + POLICY.margin_s - 0.1)
+    assert refused == said.Outbid(0, part.id, ballot, 0)
+    (promised,) = hears(part, DORA, prepare(part, ballot), late + POLICY.margin_s)
+    assert isinstance(promised, said.Promise)
+
+
+def test_a_coordinator_that_only_shows_that_it_lives_is_replaced_in_the_end() -> None:
+    """It kept all others in the round until the deadline."""
+    part = entered()
+    ballot, second = ballot_of_peer(part, DORA), 0
+    answers: list[Message] = []
+    while not any(isinstance(each, said.Promise) for each in answers):
+        second += 1
+        part.heard(LEADER, BEGAN + second)
+        answers = hears(part, DORA, prepare(part, ballot), BEGAN + second)
+        assert second < part.commit.round_s
+    assert second <= WAITS_MAX * usual_wait_s(part) + POLICY.margin_s
+
+
+@pytest.mark.parametrize("gone", ["its link broke", "it is out of the round"])
+def test_a_coordinator_that_is_gone_is_replaced_at_once(gone: str) -> None:
+    part = entered()
+    if gone == "its link broke":
+        part.handle(LinkLost(LEADER), BEGAN)
+    else:
+        vow = said.Forsworn(0, part.id, None, sign(LEADER, said.vow(part.id)))
+        hears(part, LEADER, vow, BEGAN)
+    later = BEGAN + POLICY.suspect_s
+    (promised,) = hears(part, DORA, prepare(part, ballot_of_peer(part, DORA)), later)
+    assert isinstance(promised, said.Promise)
+
+
+def test_a_coordinator_gets_no_more_time_by_another_ballot_of_its_own() -> None:
+    """A leader that began one after the other kept all in its rounds until the deadline."""
+    part = entered()
+    ballot = ballot_of_peer(part, LEADER)
+    (refused,) = hears(part, LEADER, prepare(part, ballot), BEGAN + 1.0)
+    assert refused == said.Outbid(0, part.id, ballot, 0)
+
+
+def test_no_third_voter_interrupts_the_ballot_of_a_successor() -> None:
+    part = entered()
+    now = BEGAN + usual_wait_s(part)
+    hears(part, DORA, prepare(part, ballot_of_peer(part, DORA)), now)
+    above = part.takeover.ballot
+    voters = part.commit.voters
+    place = voters.index(part.commit.index(USURPER) or 0)
+    higher = ballot_of(place, voters=len(voters), above=above)
+    (refused,) = hears(part, USURPER, prepare(part, higher), now + 0.1)
+    assert refused == said.Outbid(0, part.id, higher, above)
+
+
+@pytest.mark.parametrize("by", [(USURPER,), (USURPER, DORA), (LEADER,)])
+def test_a_round_is_left_as_finished_without_this_peer_on_the_word_of_its_leader_or_of_several(
+    by: tuple[PeerId, ...],
+) -> None:
+    """One that said so at once had all others leave a round whose uploads took longer."""
+    part = entered()
+    for peer in by:
+        finished = said.Finished(0, part.id, standing("start", "next").head())
+        hears(part, peer, finished, BEGAN)
+    part.handle(Tick(), BEGAN + POLICY.margin_s + POLICY.resend_s)
+    assert part.is_open == (by == (USURPER,))
+
+
+def later_coordinator(changes: Changes) -> Coordinator:
+    commit = commit_of_four()
+    me = Voter(OpinionsOf(), identity(ME))
+    ballot = ballot_of(1, voters=len(PEERS), above=0)
+    return Coordinator(
+        commit, ballot, list(commit.commit.reducers), POLICY, me=me, changes=changes, now=0.0
+    )
+
+
+@pytest.mark.parametrize("is_outbid", [False, True])
+def test_the_word_of_one_voter_stops_no_ballot_and_that_of_half_does(is_outbid: bool) -> None:
+    coordinator = later_coordinator([])
+    for promised in (1000, 1001):
+        coordinator.not_followed_by(0, promised=promised)
+    assert not coordinator.is_over
+    coordinator.not_followed_by(2, promised=1000 if is_outbid else 0)
+    assert coordinator.is_over and coordinator.was_too_early != is_outbid
+
+
+def test_a_successor_whom_most_do_not_follow_yet_reports_to_the_coordinator_before_it() -> None:
+    """The others heard that one. Without its reports, those of a reducer whose link had broken for
+    a moment, it sealed nothing."""
+    part = entered()
+    part.handle(LinkLost(LEADER), BEGAN)
+    part.handle(Tick(), part.takeover.at)
+    ballot = part.takeover.ballot
+    assert part.coordinates and ballot
+    for peer in (LEADER, DORA):
+        assert part.coordinating_peer == ME
+        hears(part, peer, said.Outbid(0, part.id, ballot, 0), BEGAN + 4.0)
+    assert not part.coordinates and part.coordinating_peer == LEADER
+
+    part.handle(Tick(), part.takeover.at)
+    assert part.coordinates and part.takeover.ballot > ballot, "it tries again"
+
+
+def test_a_voter_that_answers_but_does_not_follow_yet_is_not_named_for_silence() -> None:
+    changes: Changes = []
+    coordinator = later_coordinator(changes)
+    answered = coordinator.commit.index(DORA) or 0
+    coordinator.not_followed_by(answered, promised=0)
+    coordinator.tick(2 * POLICY.margin_s, i_finished=False)
+    named = {change.peer for change in changes if isinstance(change, Suspect)}
+    assert named and DORA not in named
