@@ -87,7 +87,12 @@ class Presence:
             credential=profile.credential,
             release=profile.release,
         )
-        runs = KnownRuns(identity.peer_id, profile.run, settings.membership)
+        runs = KnownRuns(
+            identity.peer_id,
+            profile.run,
+            settings.membership,
+            network_of=self._network_of,
+        )
         events = events or Events()
         self._this = this = ThisPeer(host, profile, settings, rng, own, runs, events)
         self._kept = KeptPeers(
@@ -197,6 +202,9 @@ class Presence:
     def connected(self) -> frozenset[PeerId]:
         """The connected peers, as of the last look."""
         return frozenset(self._dialler.connected)
+
+    def _network_of(self, peer: PeerId) -> str | None:
+        return self._dialler.network_of(peer)
 
     # --- life ------------------------------------------------------------------------------
 
