@@ -296,6 +296,10 @@ class Presence:
         own.counters = own.counters if counters is UNSET else counters
         self._announcement.outdate()
 
+    def go_by_clocks_of(self, has_worked: Callable[[PeerId], bool]) -> None:
+        """Set whose clocks count before those of other members."""
+        self._greeting.has_worked = has_worked
+
     def heard(self, peer: PeerId) -> None:
         """Note that the owner exchanged messages with a peer: it is alive."""
         self._this.runs.heard(peer, self._this.now())

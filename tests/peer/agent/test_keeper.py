@@ -284,6 +284,14 @@ async def test_a_verdict_reaches_rounds_although_the_daemon_is_just_down(
         assert averager.reachable
 
 
+async def test_the_clocks_of_those_that_have_worked_count_before_those_of_newcomers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acted_upon: list[bool]
+) -> None:
+    async with keeper_online(tmp_path, monkeypatch) as (online, averager):
+        await taking_part(online, averager)
+        assert online.presence._greeting.has_worked == averager.is_established
+
+
 def test_a_keeper_is_behind_by_the_versions_that_others_tell_of() -> None:
     assert behind((3, 4), [(3, 4), (3, 9), ()]) == 5
     assert behind((3, 4), [(2, 4)]) == 0
