@@ -96,7 +96,7 @@ async def test_a_disk_that_became_read_only_does_not_end_the_agent(
     for value in (1, 2):
         peer.state = peer.made_at(value)
         await peer.saver.save()
-    local = peer.saver._local
+    local: Any = peer.saver._local
     local.guest.disk.logs = None
     local.log.keep_within = lambda allowed: None
     local.folder = CheckpointFolder(tmp_path / "outer", allowed_bytes=lambda: 1)
