@@ -185,7 +185,7 @@ Reason = Literal[
 - ``forged``: the signature does not fit, another peer's id is claimed, or the content is not the
   run file whose hash is the run id;
 - ``foreign``: it belongs to another run;
-- ``misplaced``: it was made for another key;
+- ``misplaced``: it was made for another key, or for a bucket in which its peer has no place;
 - ``replayed``: a newer record of the same peer is known;
 - ``stale``: its time is over on this node's clock;
 - ``full``: no room under this key, or in this node's memory;

@@ -15,9 +15,15 @@ from multiaddr import Multiaddr
 
 from dht.identity import PeerId, RunId
 from dht.membership.hello import PASSED_MAX, Passed
-from dht.membership.table import SWEEP_EVERY_S, Member, MembershipSettings, PeerTable
+from dht.membership.table import (
+    SWEEP_EVERY_S,
+    Member,
+    MembershipSettings,
+    PeerTable,
+    bucket_of,
+)
 from dht.record_keeper import RecordKeeper
-from dht.records import Reason, Rejected, Sealed, check, claimed_run
+from dht.records import PeerRecord, Reason, Rejected, Sealed, check, claimed_run
 
 RUNS_MAX = 64
 """Limit of runs of which a bootstrap peer keeps tables. Keys cost nothing, and addresses do: a
@@ -114,6 +120,11 @@ class KnownRuns:
             self.rejected["replayed"] += 1
             return False
         known = self._known_of(sealed.run, peer, now)
+        bucket = sealed.key.rpartition("/")[2]
+        if isinstance(sealed.record, PeerRecord) and bucket != bucket_of(sealed.peer, len(bucket)):
+            # In a deep bucket that is read alone one key counts for a thousand peers.
+            self.rejected["misplaced"] += 1
+            return False
         verdict = known.keeper.admit(data, now=now, key=key, peer=peer, age_s=age_s)
         if isinstance(verdict, Rejected):
             self.rejected[verdict.reason] += 1
@@ -121,6 +132,8 @@ class KnownRuns:
         if self.run is None and not self._has_room_in(known.table, verdict.peer, now):
             self.rejected["full"] += 1
             return False
+        if self.run is not None and peer is not None and key is None:
+            known.table.make_room_for_a_caller(peer, now)
         return known.table.observe(verdict, data, now=now)
 
     def heard(self, peer: PeerId, now: float) -> None:

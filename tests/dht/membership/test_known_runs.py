@@ -9,7 +9,7 @@ from dht.identity import Identity, PeerId, RunId
 from dht.membership import known_runs
 from dht.membership.hello import PASSED_MAX
 from dht.membership.known_runs import RUNS_MAX, SILENT_S, KnownRuns
-from dht.membership.table import MembershipSettings, bucket_key
+from dht.membership.table import MembershipSettings, bucket_key, bucket_of
 from dht.records import (
     PeerRecord,
     seal,
@@ -148,6 +148,37 @@ def test_a_bootstrap_peer_remembers_no_more_records_of_many_runs_than_of_one() -
         known.take(record_of(member(number), 1, RunId(f"run{number}")), now=0.0)
     keepers = [each.keeper for each in known._known.values()]
     assert all(keeper is keepers[0] for keeper in keepers), "its limits hold for all runs together"
+
+
+def test_a_record_in_a_bucket_that_is_not_its_peers_is_not_taken() -> None:
+    """One key in the buckets that a newcomer reads counted for a thousand peers there."""
+    known = runs_of(RUN)
+    record = PeerRecord(protocol=(1, 1), role="learner", incarnation=1)
+    own, other = bucket_of(BORIS.peer_id, 10), bucket_of(ANNA.peer_id, 10)
+    assert own != other
+    for bucket in (other, "zz", "1" * 40):
+        assert not known.take(
+            seal(record, BORIS, key=bucket_key(RUN, bucket), sequence=1, ttl_s=30), now=0.0
+        )
+    assert known.rejected == {"misplaced": 3}
+    assert known.take(seal(record, BORIS, key=bucket_key(RUN, own), sequence=1, ttl_s=30), now=0.0)
+
+
+def test_a_table_full_of_peers_of_which_others_tell_has_room_for_one_that_calls() -> None:
+    """Records of thousands of keys are cheap: no peer that came later was known to anybody."""
+    known = KnownRuns(ANNA.peer_id, RUN, MembershipSettings(members_max=4))
+    for number in range(8):
+        known.take(record_of(member(number), 1), now=0.0)
+    assert not known.take(record_of(BORIS, 1), now=1.0), "it is told of as well"
+    for caller in (BORIS, CLARA):
+        assert known.take(record_of(caller, 2), now=1.0, peer=caller.peer_id)
+        known.heard(caller.peer_id, 1.0)
+    table = known.own_table()
+    assert len(table) == 4 and {BORIS.peer_id, CLARA.peer_id} <= {each.peer for each in table}
+    for number in (5, 6, 7):
+        known.take(record_of(member(number), 2), now=2.0, peer=member(number).peer_id)
+        known.heard(member(number).peer_id, 2.0)
+    assert {BORIS.peer_id, CLARA.peer_id} <= {each.peer for each in table}, "they called before"
 
 
 def test_a_bootstrap_peer_checks_no_signature_for_a_run_that_it_has_no_room_for(
