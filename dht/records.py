@@ -74,7 +74,10 @@ class ContributionCounters(msgspec.Struct, frozen=True, array_like=True):
     bytes_sent: Count = 0
 
 
-NUMBER_MAX = 1e12
+NUMBER_MIN, NUMBER_MAX = 1e-9, 1e12
+"""Bounds of speeds and times: others divide by them."""
+
+VERSION_MAX = 2**53 - 1
 NAME_LENGTH_MAX = 32
 SITE_LENGTH_MAX = 16
 RELEASE_LENGTH_MAX = 24
@@ -139,8 +142,10 @@ class PeerRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
                 raise ValueError(f"{name} contains characters that cannot be printed")
         for name in ("step_time_s", "link_bytes_s"):
             value = getattr(self, name)
-            if value is not None and not 0 < value <= NUMBER_MAX:  # it is displayed, too
-                raise ValueError(f"{name} is {value}; it is above 0 and at most {NUMBER_MAX:g}")
+            if value is not None and not NUMBER_MIN <= value <= NUMBER_MAX:  # it is displayed, too
+                raise ValueError(f"{name} is {value}; it is {NUMBER_MIN:g} to {NUMBER_MAX:g}")
+        if max(unpack_versions(self.versions), default=0) > VERSION_MAX:
+            raise ValueError(f"a fragment's version is above {VERSION_MAX}")
 
 
 class RunRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -180,7 +185,7 @@ Reason = Literal[
 - ``forged``: the signature does not fit, another peer's id is claimed, or the content is not the
   run file whose hash is the run id;
 - ``foreign``: it belongs to another run;
-- ``misplaced``: it was made for another key;
+- ``misplaced``: it was made for another key, or for a bucket in which its peer has no place;
 - ``replayed``: a newer record of the same peer is known;
 - ``stale``: its time is over on this node's clock;
 - ``full``: no room under this key, or in this node's memory;

@@ -122,7 +122,10 @@ def decode(data: bytes) -> Status:
     """Decode an answer of any peer. Raises ``ValueError``."""
     status = decoded(data, _decoder.decode, "a status", max_bytes=STATUS_MAX_BYTES)
     shown = (status.peer, status.name, status.role, status.phase, status.rest or "", status.merging)
-    for text in (*shown, *status.fates, *status.limits, *status.paths, *status.banned):
+    hashes = (status.layout, status.model, status.founding, status.frozen)
+    measured = () if status.held_out is None else (status.held_out.peer,)
+    lists = (*status.fates, *status.limits, *status.paths, *status.banned)
+    for text in (*shown, *hashes, *measured, *lists):
         if not text.isprintable():  # it is shown on terminals
             raise ValueError("a status contains characters that cannot be printed")
     return status

@@ -1,4 +1,6 @@
-"""Limits of the calls that each other peer may make. Pure, and bounded in memory."""
+"""Limits of the calls that each other peer may make, or that address one host. Pure, and bounded in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +8,18 @@ from collections import OrderedDict, deque
 from typing import Generic, TypeVar
 
 from dht.bounded_mapping import BoundedMapping
-from dht.identity import PeerId
 
 C = TypeVar("C")
 
 
 class CallBudget:
-    """Counts the calls of each peer within the last minute."""
+    """Counts the calls of each peer, or about each address, within the last minute."""
 
     def __init__(self, per_minute: int, *, peers_max: int = 4096) -> None:
         self._per_minute = per_minute
-        self._calls = BoundedMapping[PeerId, deque[float]](peers_max)
+        self._calls = BoundedMapping[str, deque[float]](peers_max)
 
-    def spend(self, peer: PeerId, now: float) -> bool:
+    def spend(self, peer: str, now: float) -> bool:
         """Count one more call of a peer, if it may make one now. Says whether it may."""
         calls = self._calls.get(peer) or deque()
         self._calls.renew(peer, calls)  # the longest silent peer is forgotten first

@@ -15,12 +15,19 @@ from multiaddr import Multiaddr
 
 from dht.identity import PeerId, RunId
 from dht.membership.hello import PASSED_MAX, Passed
-from dht.membership.table import SWEEP_EVERY_S, Member, MembershipSettings, PeerTable
+from dht.membership.table import (
+    SWEEP_EVERY_S,
+    Member,
+    MembershipSettings,
+    PeerTable,
+    bucket_of,
+)
 from dht.record_keeper import RecordKeeper
-from dht.records import Reason, Rejected, Sealed, check, claimed_run
+from dht.records import PeerRecord, Reason, Rejected, Sealed, check, claimed_run
 
 RUNS_MAX = 64
-"""Limit of runs of which a bootstrap peer keeps tables; the longest silent run makes room."""
+"""Limit of runs of which a bootstrap peer keeps tables. Keys cost nothing, and addresses do: a
+silent run makes room, then one that was only named, then one of the network with the most runs."""
 
 SILENT_S = 60.0
 """Silence after which a run may be replaced by another one."""
@@ -34,6 +41,11 @@ class _Known:
     keeper: RecordKeeper
     table: PeerTable
     heard_at: float
+    met: bool = False
+    """A member has called or answered, and was not only named by others."""
+
+    network: str | None = None
+    """Network of the first member that was met."""
 
 
 @dataclass(slots=True)
@@ -45,6 +57,9 @@ class KnownRuns:
     """The own run, the only one accepted; ``None`` at a bootstrap peer, which accepts all."""
 
     settings: MembershipSettings
+    network_of: Callable[[PeerId], str | None] = lambda peer: None
+    """The network from which a peer is connected, if that is known."""
+
     rejected: Counter[Reason] = field(default_factory=Counter)
     """Number of records that were not believed, by reason. Repeats and replays are common."""
 
@@ -90,15 +105,26 @@ class KnownRuns:
         key: str | None = None,
         age_s: float = 0.0,
     ) -> bool:
-        """Take a record if the keeper of its run admits it. Says whether it told anything new."""
-        if self.run is None and not self._has_room_for(claimed_run(data), now):
+        """Take a record if the keeper of its run admits it. Says whether it told anything new.
+
+        ``peer``: the peer that showed this record as its own.
+        """
+        if self.run is None and not self._has_room_for(claimed_run(data), peer, now):
             self.rejected["full"] += 1  # the signature costs a hundred times as much
             return False
         sealed = check(data, run=self.run, key=key, peer=peer)
         if isinstance(sealed, Rejected):
             self.rejected[sealed.reason] += 1
             return False
-        known = self._known_of(sealed.run, now)
+        if self.run is None and not self._left_other_runs(sealed, now):
+            self.rejected["replayed"] += 1
+            return False
+        known = self._known_of(sealed.run, peer, now)
+        bucket = sealed.key.rpartition("/")[2]
+        if isinstance(sealed.record, PeerRecord) and bucket != bucket_of(sealed.peer, len(bucket)):
+            # In a deep bucket that is read alone one key counts for a thousand peers.
+            self.rejected["misplaced"] += 1
+            return False
         verdict = known.keeper.admit(data, now=now, key=key, peer=peer, age_s=age_s)
         if isinstance(verdict, Rejected):
             self.rejected[verdict.reason] += 1
@@ -106,6 +132,8 @@ class KnownRuns:
         if self.run is None and not self._has_room_in(known.table, verdict.peer, now):
             self.rejected["full"] += 1
             return False
+        if self.run is not None and peer is not None and key is None:
+            known.table.make_room_for_a_caller(peer, now)
         return known.table.observe(verdict, data, now=now)
 
     def heard(self, peer: PeerId, now: float) -> None:
@@ -114,6 +142,8 @@ class KnownRuns:
             if known.table.get(peer) is not None:
                 known.table.heard(peer, now)
                 known.heard_at = now
+                known.met = True
+                known.network = known.network or self.network_of(peer)
 
     def failed(self, peer: PeerId, now: float) -> None:
         """Note that a call to a peer failed."""
@@ -152,10 +182,12 @@ class KnownRuns:
     def newer_than(self, record: bytes, peer: PeerId) -> bytes:
         """A newer record of a peer than the one it just sent; empty if there is none."""
         sent = check(record, peer=peer)
-        if not isinstance(sent, Sealed) or sent.run not in self._known:
+        if not isinstance(sent, Sealed):
             return b""
-        member = self._known[sent.run].table.get(peer)
-        return member.sealed if member is not None and member.sequence > sent.sequence else b""
+        # Of another run too: the numbers of a peer increase over all its runs.
+        entries = (known.table.get(peer) for known in self._known.values())
+        newest = max((m for m in entries if m), key=lambda m: m.sequence, default=None)
+        return newest.sealed if newest is not None and newest.sequence > sent.sequence else b""
 
     def member(self, peer: PeerId) -> Member | None:
         """The entry of a peer in the table of any of these runs; ``None`` if it is not known."""
@@ -170,12 +202,48 @@ class KnownRuns:
         member = self.member(peer)
         return () if member is None else member.addresses
 
-    def _has_room_for(self, run: RunId | None, now: float) -> bool:
-        """Say whether a run is known, or may take the place of one that is silent."""
+    def _has_room_for(self, run: RunId | None, caller: PeerId | None, now: float) -> bool:
+        """Say whether a run is known, or may take the place of another one."""
         if run is None or run in self._known or len(self._known) < RUNS_MAX:
             return True
-        # When all are in use, a stranger cannot displace them.
-        return now - self._known[self._longest_silent()].heard_at >= SILENT_S
+        return self._run_to_replace(caller, now) is not None
+
+    def _run_to_replace(self, caller: PeerId | None, now: float) -> RunId | None:
+        """The run that makes room for one that ``caller`` is in, or that nobody has called for."""
+        longest_silent = self._longest_silent(self._known)
+        if now - self._known[longest_silent].heard_at >= SILENT_S:
+            return longest_silent
+        if caller is None:
+            return None
+        named = [run for run, known in self._known.items() if not known.met]
+        if named:
+            return self._longest_silent(named)
+        runs_of = Counter(known.network for known in self._known.values())
+        most = max(runs_of.values())
+        if most <= runs_of[self.network_of(caller)] + 1:
+            return None
+        crowded = [run for run, known in self._known.items() if runs_of[known.network] == most]
+        return self._longest_silent(crowded)
+
+    def _left_other_runs(self, sealed: Sealed, now: float) -> bool:
+        """Take a peer out of the runs that it was in before; ``False``: it is in a newer one.
+
+        A host is in one run at a time, or one key would hold the places of all runs.
+        """
+        others = [run for run in self._known if run != sealed.run]
+        for run in others:
+            table = self._known[run].table
+            member = table.get(sealed.peer)
+            if member is None:
+                continue
+            if member.sequence > sealed.sequence:
+                if table.is_live(sealed.peer, now):
+                    return False
+                continue
+            table.remove(sealed.peer)
+            if not len(table):
+                del self._known[run]
+        return True
 
     def _has_room_in(self, table: PeerTable, peer: PeerId, now: float) -> bool:
         """Say whether a peer is known or may be taken in: the largest run gives way to others."""
@@ -196,13 +264,15 @@ class KnownRuns:
     def _members(self) -> int:
         return sum(len(known.table) for known in self._known.values())
 
-    def _longest_silent(self) -> RunId:
-        return min(self._known, key=lambda run: (self._known[run].heard_at, run))
+    def _longest_silent(self, runs: Iterable[RunId]) -> RunId:
+        return min(runs, key=lambda run: (self._known[run].heard_at, run))
 
-    def _known_of(self, run: RunId, now: float) -> _Known:
+    def _known_of(self, run: RunId, caller: PeerId | None, now: float) -> _Known:
         if run not in self._known:
             if len(self._known) >= RUNS_MAX:
-                del self._known[self._longest_silent()]
+                replaced = self._run_to_replace(caller, now)
+                assert replaced is not None, "there was room"
+                del self._known[replaced]
             self._known[run] = self._new(run, None, now)
         return self._known[run]
 

@@ -443,6 +443,16 @@ class PeerTable:
             self.forget_lost(now)
         return len(self._members) < self.settings.members_max
 
+    def make_room_for_a_caller(self, peer: PeerId, now: float) -> None:
+        """In a full table one peer of which others only tell gives way to a peer that calls.
+
+        Anybody can sign records of thousands of keys, and has to call with each of them from here.
+        """
+        if peer not in self._members and not self._has_room(now):
+            named = [each for each in self._members.values() if each.heard_at is None]
+            if named:
+                self._drop([min(named, key=lambda m: m.last_sign_at).peer])
+
     def forget(self, now: float) -> None:
         """Drop peers that were lost long ago, or all lost peers if the table is full."""
         if len(self._members) >= self.settings.members_max:

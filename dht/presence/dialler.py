@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from multiaddr import Multiaddr
 
-from dht.addresses import peer_of, with_peer
+from dht.addresses import network_of, peer_of, with_peer
 from dht.bounded_mapping import BoundedMapping
 from dht.errors import PeerUnreachable
 from dht.host import Connection
@@ -40,12 +40,16 @@ class Dialler:
         self._this = this
         self._seed_peers = frozenset(peer_of(seed) for seed in seeds)
         self._reachability = reachability
+        self._networks: dict[PeerId, str | None] = {}
+        """Networks from which peers were connected at the last look."""
+
         self._answered = BoundedMapping[PeerId, None](ANSWERED_MAX)
 
     async def look(self) -> tuple[Connection, ...]:
         """Take note of the present connections. Raises ``HostClosed``."""
         connections = await self._this.host.connections()
         self.connected = {c.peer: c.relayed for c in connections}
+        self._networks = {c.peer: network_of(c.address) for c in connections}
         return connections
 
     async def connect(self, peer: PeerId, *, timeout_s: float) -> None:
@@ -65,6 +69,10 @@ class Dialler:
         self.not_fresh.add(peer)
         await self._this.host.connect(peer, addresses, timeout_s=timeout_s)
         self._answered.renew(peer, None)
+
+    def network_of(self, peer: PeerId) -> str | None:
+        """The network from which a peer is connected, as of the last look."""
+        return self._networks.get(peer)
 
     def is_known(self, peer: PeerId) -> bool:
         """Say whether this peer dials others for ``peer``: for members and peers it has dialled."""

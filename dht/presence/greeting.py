@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
@@ -49,6 +49,9 @@ class Greeting:
     announcement: Announcement
     run_files: RunFiles
     budget: CallBudget
+    has_worked: Callable[[PeerId], bool] = lambda peer: True
+    """True if the clock of a member counts before those of members that only just came."""
+
     _clock: ClockOffsets = field(default_factory=ClockOffsets)
     _clock_is_off: bool = False
     _not_to_greet: dict[PeerId, float] = field(default_factory=dict)
@@ -62,14 +65,21 @@ class Greeting:
     def clock(self) -> ClockEstimate | None:
         """Estimated difference to the clocks of the swarm; ``None`` before any peer was asked.
 
-        A run may end at a date by it, so strangers do not count: members do, and while none was
-        asked the seeds that the owner of this peer has named.
+        A run may end at a date by it, so strangers do not count. Members that have worked do, as
+        anybody may be a member of an open run; while none of them was asked all members, and then
+        the seeds that the owner of this peer has named.
         """
         now, runs = self.this.now(), self.this.runs
         if self.this.profile.run is None:
             return self._clock.estimate(now)
-        by_members = self._clock.estimate(now, runs.is_member)
-        return by_members or self._clock.estimate(now, self.dialler.is_seed)
+        for counts in (
+            lambda peer: runs.is_member(peer) and self.has_worked(peer),
+            runs.is_member,
+            self.dialler.is_seed,
+        ):
+            if (estimate := self._clock.estimate(now, counts)) is not None:
+                return estimate
+        return None
 
     async def serve(self) -> None:
         """Answer other peers from now on."""

@@ -87,7 +87,12 @@ class Presence:
             credential=profile.credential,
             release=profile.release,
         )
-        runs = KnownRuns(identity.peer_id, profile.run, settings.membership)
+        runs = KnownRuns(
+            identity.peer_id,
+            profile.run,
+            settings.membership,
+            network_of=self._network_of,
+        )
         events = events or Events()
         self._this = this = ThisPeer(host, profile, settings, rng, own, runs, events)
         self._kept = KeptPeers(
@@ -198,6 +203,9 @@ class Presence:
         """The connected peers, as of the last look."""
         return frozenset(self._dialler.connected)
 
+    def _network_of(self, peer: PeerId) -> str | None:
+        return self._dialler.network_of(peer)
+
     # --- life ------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -287,6 +295,10 @@ class Presence:
         own.link_bytes_s = own.link_bytes_s if link_bytes_s is UNSET else link_bytes_s
         own.counters = own.counters if counters is UNSET else counters
         self._announcement.outdate()
+
+    def go_by_clocks_of(self, has_worked: Callable[[PeerId], bool]) -> None:
+        """Set whose clocks count before those of other members."""
+        self._greeting.has_worked = has_worked
 
     def heard(self, peer: PeerId) -> None:
         """Note that the owner exchanged messages with a peer: it is alive."""

@@ -94,6 +94,7 @@ class ActivePeer:
         local, averager = self._local, self._averager
         # The verdict may have come before there was an averager to hear of it.
         averager.set_reachable(self._online.can_serve)
+        self._online.presence.go_by_clocks_of(averager.is_established)
         coroutines: dict[str, Coroutine[Any, Any, None]] = {
             "averager": averager.run(),
             "save": self._saver.run(),

@@ -22,6 +22,7 @@ import numpy as np
 from averaging.history.state import FragmentState
 from averaging.numbers.arrays import check_subnormals
 from averaging.numbers.layout import Layout
+from dht.identity import PeerId
 from dht.records import unpack_versions
 from peer.agent.active_peer import ActivePeer, make_averager, send_standing
 from peer.agent.local_peer import (
@@ -116,6 +117,16 @@ def behind(own: Sequence[int], told: Iterable[Sequence[int]]) -> int:
     return max([0, *gaps])
 
 
+def ahead(version: int, told: Iterable[tuple[PeerId, int]], *, turn: int) -> PeerId | None:
+    """One of the peers that say they have a newer version, in turn; ``None``: nobody does.
+
+    Not the one that says the most: a single record that overstates its version would be asked for
+    ever, and no other peer again.
+    """
+    newer = sorted(peer for peer, theirs in told if theirs > version)
+    return newer[turn % len(newer)] if newer else None
+
+
 class Keeper(Delegate):
     """One session of a keeper on line in one run."""
 
@@ -146,6 +157,8 @@ class Keeper(Delegate):
         self._until = until
         self._link: str | None = None
         self._behind = 0
+        self._turn = 0
+        """Number of times that others were asked for newer versions."""
 
     def __repr__(self) -> str:
         return f"Keeper({self.local!r})"
@@ -257,16 +270,16 @@ class Keeper(Delegate):
         if isinstance(local.averaging, NotAveraging):
             return
         told = {m.peer: unpack_versions(m.record.versions) for m in online.live_members()}
+        known = {p: each for p, each in told.items() if local.averaging.is_established(p)} or told
+        self._turn += 1
         for state in local.states:
             if state is None:
                 continue
             index = state.fragment
-            ahead = {p: each[index] for p, each in told.items() if index < len(each)}
-            newest = max(ahead.values(), default=0)
-            if newest > state.version:
-                peers = sorted(peer for peer, version in ahead.items() if version == newest)
-                send_standing(local.averaging, peers[state.version % len(peers)], state)
-        self._behind = behind(local.versions(), told.values())
+            versions = ((p, each[index]) for p, each in known.items() if index < len(each))
+            if (peer := ahead(state.version, versions, turn=self._turn)) is not None:
+                send_standing(local.averaging, peer, state)
+        self._behind = behind(local.versions(), known.values())
 
     # --- the delegate's part --------------------------------------------------------------------
 

@@ -170,7 +170,7 @@ class ShownRun:
         tally = self._online.credit.tally.copied()
         self._rows, by_day = await asyncio.to_thread(_counted, tally)
         self._days = tuple(Day(date=date_of(day), tokens=n) for day, n in by_day)[-DAYS_MAX:]
-        named = [row.name for row in self._rows if row.name]
+        named = [(row.name, row.peers) for row in self._rows if row.name]
         self._record.meet(self._online.host.wall_time(), named[:ROWS_MAX])
 
     def _latest(self) -> Latest | None:

@@ -111,8 +111,9 @@ class Saver:
             local.log.keep_within(allowed and allowed / 2)
             log = local.directory / "agent.log"
             await asyncio.to_thread(trim_log, log, allowed and allowed / 2)
-            await asyncio.to_thread(local.folder.prune)
-            await asyncio.to_thread(self._inner_folder.prune)
+            for folder in (local.folder, self._inner_folder):
+                with contextlib.suppress(OSError):  # a failing disk is told with the checkpoint
+                    await asyncio.to_thread(folder.prune)
             await asyncio.sleep(KEEP_HOUSE_EVERY_S)
 
     async def export(self, *, apart: str) -> None:

@@ -5,7 +5,7 @@ then, how many tokens each peer has by its own count, with the day by its clock;
 a day stands. Reports divide credit into days and add none to it: tokens that a later day does not
 contain any more never count (``averaging.history.merged_map`` is the authority). Of several
 contributors that report a day the second largest report counts, so one of them cannot move work
-into another day.
+into another day. Of two or one, each alone dates its own work, and no other's.
 """
 
 from __future__ import annotations
@@ -78,4 +78,11 @@ def united(reports: Iterable[Report]) -> tuple[Report, ...]:
 
 def counted(reports: tuple[Report, ...]) -> Totals:
     """The totals that the reports of one day, the largest first, amount to."""
-    return reports[1 if len(reports) >= KEPT_PER_DAY else 0].totals
+    if len(reports) >= KEPT_PER_DAY:
+        return reports[1].totals
+    own = {each.peer: each.totals.by_peer.get(each.peer, 0) for each in reports}
+    if len(reports) == 1:
+        return Totals.of(own)
+    one, other = (each.totals.by_peer for each in reports)
+    shared = {peer: min(one[peer], other[peer]) for peer in one.keys() & other.keys()}
+    return Totals.of(shared | own)

@@ -224,9 +224,12 @@ class RunStatus:
 
 
 def told_by_two(values: Iterable[int]) -> int:
-    """The largest value that two peers reach: where more than two answer, one may say anything."""
+    """The largest value that two peers reach: where more than one answers, one may say anything.
+
+    Of two, the smaller value counts: a peer that lags behind understates it for a short time.
+    """
     ranked = sorted(values, reverse=True)
-    return ranked[1] if len(ranked) > 2 else max(ranked, default=0)
+    return ranked[1] if len(ranked) > 1 else max(ranked, default=0)
 
 
 def _named(struct: msgspec.Struct) -> dict[str, Any]:

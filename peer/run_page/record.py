@@ -11,10 +11,13 @@ from typing import Any
 
 import msgspec
 
+from dht.identity import PeerId
 from peer.quantities import count_text
 from peer.run_page.content import NEWS_MAX, POINTS_MAX, News, Point
 
 FIRST_EVERY_S = 10.0
+MET_MAX = 4096
+"""Keys of contributors that were news. Beyond them nobody is."""
 _TEXT_MAX = 300
 
 
@@ -25,7 +28,7 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     losses: tuple[Point, ...] = ()
     held_out: tuple[Point, ...] = ()
     news: tuple[News, ...] = ()
-    contributors: tuple[str, ...] = ()
+    met: tuple[PeerId, ...] = ()
 
 
 class Record:
@@ -37,8 +40,8 @@ class Record:
         self._losses = list(saved.losses)
         self._held_out = list(saved.held_out)
         self._news = list(saved.news)
-        self._known = set(saved.contributors)
-        """Names of contributors that were news already."""
+        self._met = set(saved.met)
+        """Keys of contributors that were news already: a name may change at any time."""
         self._tokens = self._losses[-1].tokens if self._losses else 0
 
     @classmethod
@@ -56,7 +59,7 @@ class Record:
                 losses=self.losses,
                 held_out=self.held_out,
                 news=self.news,
-                contributors=tuple(sorted(self._known)),
+                met=tuple(sorted(self._met)),
             )
         )
 
@@ -102,14 +105,15 @@ class Record:
             case {"event": "ended_here"}:
                 self._tell(at, "the run has ended")
 
-    def meet(self, at: float, names: Sequence[str]) -> None:
-        """Welcome contributors whose names are new. Those of before this record are no news."""
-        if not self._known:
-            self._known.update(names)
-        for name in names:
-            if name not in self._known:
-                self._known.add(name)
+    def meet(self, at: float, contributors: Sequence[tuple[str, Sequence[PeerId]]]) -> None:
+        """Welcome new contributors, by name and keys. Those of before this record are no news."""
+        is_new = not self._met
+        for name, keys in contributors:
+            if len(self._met) + len(keys) > MET_MAX:
+                return
+            if not is_new and self._met.isdisjoint(keys):
                 self._tell(at, f"{name} contributes")
+            self._met.update(keys)
 
     def _tell(self, at: float, text: str) -> None:
         self._news.insert(0, News(at=at, text=text[:_TEXT_MAX]))

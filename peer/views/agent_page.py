@@ -237,10 +237,7 @@ def _own_row(status: Status) -> dict[str, Any]:
 
 def _row(member: Member, now: float) -> dict[str, Any]:
     record = member.record
-    try:
-        versions = unpack_versions(record.versions)
-    except ValueError:  # an invalid record costs one cell of the page
-        versions = ()
+    versions = unpack_versions(record.versions)
     return {
         "peer": member.peer,
         "name": record.name or member.peer[-6:],

@@ -138,7 +138,11 @@ class EventLog:
         sizes = {file: file.stat().st_size for file in earlier if file.exists()}
         for file, size in list(sizes.items()):
             if sum(sizes.values()) > (self._files_kept - 1) * self._max_bytes:
-                file.unlink(missing_ok=True)
+                try:
+                    file.unlink(missing_ok=True)
+                except OSError as error:
+                    logger.warning("event_log_not_deleted path=%s reason=%s", file, error)
+                    return
                 sizes[file] -= size
 
 

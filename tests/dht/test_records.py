@@ -114,7 +114,7 @@ def test_a_record_with_64_fragments_and_6_addresses_stays_under_1_kib() -> None:
 def test_a_record_over_1_kib_is_not_sealed() -> None:
     record = msgspec.structs.replace(RECORD, addresses=tuple(bytes(128) for _ in range(6)))
     assert isinstance(check(sealed(record)), Sealed)
-    too_large = msgspec.structs.replace(record, versions=bytes(400))
+    too_large = msgspec.structs.replace(record, credential=bytes(320))
     with pytest.raises(ValueError, match="at most 1024"):
         sealed(too_large)
 
@@ -191,6 +191,11 @@ def test_a_signed_but_unusable_body_is_refused(body: list[Any], reason: str) -> 
         {"step_time_s": 1e308},
         {"link_bytes_s": 1e308},
         {"step_time_s": 0.0},
+        {"step_time_s": 5e-324},
+        {"link_bytes_s": 5e-324},
+        {"versions": b"\xff" * 30},
+        {"versions": b"\x00"},
+        {"versions": pack_versions([2**53])},
         {"link_bytes_s": float("inf")},
         {"link_bytes_s": -1.0},
         {"addresses": (b"",) * 7},

@@ -44,6 +44,7 @@ from dht.libp2p.lane.wire import (
     encode,
     is_outer,
 )
+from dht.membership.call_budget import CallBudget
 
 _logger = logging.getLogger("dht.libp2p.lane.meetings")
 
@@ -55,6 +56,10 @@ NO_RELAY_S = 10.0
 only not have heard of both yet."""
 
 REFUSALS_MAX = 256
+
+MEETINGS_PER_MINUTE = 16
+"""Limit of meetings to which one peer calls, and of those at one address: nobody has seen that the
+address belongs to the peer that names it, and a pair that fails pauses for longer each time."""
 
 APART = "both are behind routers, which let no direct connection through"
 
@@ -99,6 +104,8 @@ class Meetings:
     observers: Observers
     _no_relays: OrderedDict[tuple[PeerId, PeerId], float] = field(default_factory=OrderedDict)
     """Peers that refused to relay, and to whom, and until when they are not asked again."""
+    _calls: CallBudget = field(default_factory=lambda: CallBudget(MEETINGS_PER_MINUTE))
+    _dials: CallBudget = field(default_factory=lambda: CallBudget(MEETINGS_PER_MINUTE))
     _under_way: int = 0
     """Number of meetings to which other peers have called."""
 
@@ -154,8 +161,7 @@ class Meetings:
             async with self.observers.outer_address(opening) as (ip, port):
                 reply = await self.outside.call(peer, PUNCH_PROTOCOL, encode(Punch(ip, port)))
                 offer = decode(PunchOffer, reply)
-                if not is_outer(offer.ip):
-                    raise ValueError(f"its outer address {offer.ip} is none on the internet")
+                self._check_address(offer.ip)
                 await self._meet_at(offer, opening, peer, known)
         finally:
             opening.close()
@@ -233,14 +239,22 @@ class Meetings:
     async def meet(self, peer: PeerId, request: bytes) -> bytes:
         """Answer ``Punch``: dial the asking peer, and be dialled. Raises ``ValueError``."""
         punch = decode(Punch, request)
-        if not is_outer(punch.ip):
-            raise ValueError(f"{punch.ip} is no public address")
+        if not self._calls.spend(peer, self._now):
+            raise ValueError(f"more than {MEETINGS_PER_MINUTE} calls to meetings in a minute")
+        self._check_address(punch.ip)
         if self._under_way >= self.settings.meetings_max:
             raise ValueError(f"more than {self.settings.meetings_max} meetings at once")
         self._under_way += 1
         ready: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.lane.spawn(self._host_meeting(peer, punch, ready), f"meeting {peer}")
         return await ready
+
+    def _check_address(self, ip: str) -> None:
+        """Raise ``ValueError`` if this address is not dialled now because another peer named it."""
+        if not is_outer(ip):
+            raise ValueError(f"{ip} is no public address")
+        if not self._dials.spend(ip, self._now):
+            raise ValueError(f"more than {MEETINGS_PER_MINUTE} meetings at {ip} in a minute")
 
     async def _host_meeting(self, peer: PeerId, punch: Punch, ready: asyncio.Future[bytes]) -> None:
         """Take part in a meeting to which ``peer`` has called, once ``ready`` has the offer."""

@@ -118,10 +118,12 @@ class Observers:
                 connection.cut()
             return
         for peer, _ in observers[:OBSERVERS_MAX]:
-            with contextlib.suppress(DhtError):
-                if is_outer(ip := await self.outside.seen_by(peer)):
-                    yield ip, opening.port
-                    return
+            ip = ""
+            with contextlib.suppress(DhtError):  # not around yield: that of the block passes
+                ip = await self.outside.seen_by(peer)
+            if is_outer(ip):
+                yield ip, opening.port
+                return
         raise OSError("no connected peer can tell this peer's outer address")
 
     async def _observe(

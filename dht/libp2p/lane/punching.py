@@ -33,7 +33,8 @@ ATTEMPT_S = 1.0
 """Time after which a dial is begun anew, as the kernel sends its next SYN late."""
 
 AGAIN_S = 0.1
-"""Pause after a dial that was refused: the other side was not ready."""
+"""Pause after a dial that was refused: the other side was not ready. It is doubled each time, up to
+``ATTEMPT_S``, as the address may be that of somebody who has nothing to do with this."""
 
 BACKLOG = 4
 
@@ -101,6 +102,7 @@ class Opening:
     async def _dial_until_met(
         self, ip: str, port: int, found: asyncio.Queue[socket.socket]
     ) -> None:
+        pause_s = AGAIN_S
         while True:
             try:
                 async with asyncio.timeout(ATTEMPT_S):
@@ -108,7 +110,8 @@ class Opening:
             except TimeoutError:
                 continue
             except OSError:
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, ATTEMPT_S)
                 continue
             await _hand_over(dialled, found)
             return

@@ -44,6 +44,10 @@ PEER_MAX = 64
 
 _Peer = Annotated[str, msgspec.Meta(min_length=1, max_length=PEER_MAX)]
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+_OuterPort = Annotated[int, msgspec.Meta(ge=1024, le=65535)]
+"""Port that others are asked to dial at any address: routers give no lower one to a connection from
+a high port (RFC 4787, 4.2.1), and services of third parties listen there."""
+
 _IP_MAX = 45
 _IP = Annotated[str, msgspec.Meta(max_length=_IP_MAX)]
 _Number = Annotated[bytes, msgspec.Meta(min_length=NUMBER_BYTES, max_length=NUMBER_BYTES)]
@@ -89,14 +93,14 @@ class Punch(msgspec.Struct, frozen=True, array_like=True):
     """Request to dial this address now, and to be dialled from it."""
 
     ip: _IP
-    port: _Port
+    port: _OuterPort
 
 
 class PunchOffer(msgspec.Struct, frozen=True, array_like=True):
     """Answer to ``Punch``: the address to dial, and a ticket for the connection."""
 
     ip: _IP
-    port: _Port
+    port: _OuterPort
     number: _Number
     dialler_key: _Key
     listener_key: _Key

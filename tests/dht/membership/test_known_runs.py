@@ -1,5 +1,7 @@
 """The runs of which a peer knows members."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from dht.identity import Identity, PeerId, RunId
 from dht.membership import known_runs
 from dht.membership.hello import PASSED_MAX
 from dht.membership.known_runs import RUNS_MAX, SILENT_S, KnownRuns
-from dht.membership.table import MembershipSettings, bucket_key
+from dht.membership.table import MembershipSettings, bucket_key, bucket_of
 from dht.records import (
     PeerRecord,
     seal,
@@ -42,17 +44,69 @@ def test_a_member_takes_in_its_own_run_only() -> None:
     assert known.is_member(BORIS.peer_id) and not known.is_member(CLARA.peer_id)
 
 
-def test_a_bootstrap_peer_knows_many_runs_but_not_any_number() -> None:
-    known = runs_of(None)
+def member(number: int) -> Identity:
+    return Identity.from_seed(number.to_bytes(32, "big"))
+
+
+def call(known: KnownRuns, caller: Identity, run: str, now: float, sequence: int = 1) -> bool:
+    """A member of a run says hello. Says whether its record was taken."""
+    record = record_of(caller, sequence, RunId(run))
+    taken = known.take(record, now=now, peer=caller.peer_id)
+    known.heard(caller.peer_id, now)
+    return taken
+
+
+def full_of_runs(network_of: Callable[[PeerId], str | None] = lambda peer: None) -> KnownRuns:
+    """A bootstrap peer that a member of each of ``RUNS_MAX`` runs has called."""
+    known = KnownRuns(ANNA.peer_id, None, MembershipSettings(), network_of)
     for number in range(RUNS_MAX):
-        assert known.take(record_of(BORIS, 1, RunId(f"run{number}")), now=0.0)
-    assert not known.take(record_of(BORIS, 1, RunId("late")), now=SILENT_S - 1)
+        assert call(known, member(number), f"run{number}", now=0.0)
+    return known
+
+
+def test_a_bootstrap_peer_knows_many_runs_but_not_any_number() -> None:
+    known = full_of_runs()
+    assert not call(known, BORIS, "late", now=SILENT_S - 1)
     assert known.rejected["full"] == 1
 
-    known.heard(BORIS.peer_id, SILENT_S - 1)
-    assert not known.take(record_of(BORIS, 2, RunId("late")), now=SILENT_S + 1)
-    assert known.take(record_of(BORIS, 3, RunId("late")), now=2 * SILENT_S)
-    assert len(known.tables) == RUNS_MAX
+    for number in range(1, RUNS_MAX):
+        known.heard(member(number).peer_id, SILENT_S - 1)
+    assert call(known, BORIS, "late", now=SILENT_S + 1)
+    assert len(known.tables) == RUNS_MAX and "run0" not in known.tables
+    assert not call(known, CLARA, "later", now=SILENT_S + 1)
+
+
+def test_one_key_holds_the_place_of_one_run_at_a_bootstrap_peer() -> None:
+    known = runs_of(None)
+    for number in range(2 * RUNS_MAX):
+        assert call(known, BORIS, f"run{number}", now=0.0, sequence=number)
+    assert list(known.tables) == [f"run{2 * RUNS_MAX - 1}"]
+
+    newest = record_of(BORIS, 2 * RUNS_MAX - 1, RunId(f"run{2 * RUNS_MAX - 1}"))
+    older = record_of(BORIS, 5, RunId("older"))
+    assert not known.take(older, now=1.0, peer=BORIS.peer_id), "it is in a newer one"
+    assert known.rejected == {"replayed": 1}
+    assert known.newer_than(older, BORIS.peer_id) == newest, "its clock may have been set back"
+    assert known.take(older, now=31.0, peer=BORIS.peer_id), "it fell silent in the newer one"
+
+
+def test_runs_that_were_only_named_give_way_to_one_whose_member_calls() -> None:
+    known = runs_of(None)
+    for number in range(RUNS_MAX):
+        known.take(record_of(member(number), 1, RunId(f"run{number}")), now=0.0)
+    assert not known.take(record_of(BORIS, 1, RunId("named")), now=1.0), "it is named, too"
+    assert call(known, BORIS, "called", now=1.0)
+    assert "called" in known.tables and len(known.tables) == RUNS_MAX
+
+
+def test_keys_of_one_network_do_not_hold_the_places_of_all_runs() -> None:
+    networks = {BORIS.peer_id: "198.51.100.0/24"}
+    known = full_of_runs(lambda peer: networks.get(peer, "203.0.113.0/24"))
+    assert not call(known, CLARA, "one-more", now=1.0), "the same network"
+    assert call(known, BORIS, "honest", now=1.0)
+    for number in range(RUNS_MAX):
+        call(known, member(number), f"other{number}", now=2.0, sequence=2)
+    assert "honest" in known.tables and len(known.tables) == RUNS_MAX
 
 
 def test_strangers_that_name_members_of_many_runs_fill_no_bootstrap_peer(
@@ -62,10 +116,9 @@ def test_strangers_that_name_members_of_many_runs_fill_no_bootstrap_peer(
     known = runs_of(None)
     small, large = RunId("small"), RunId("large")
     known.take(record_of(BORIS, 1, small), now=0.0)
-    for number in range(20):
-        named = Identity.from_seed(number.to_bytes(32, "big"))
-        for run in (large, RunId(f"run{number % 3}")):
-            known.take(record_of(named, number + 1, run), now=1.0)
+    for number in range(40):
+        run = large if number % 2 else RunId(f"run{number % 3}")
+        known.take(record_of(member(number), 1, run), now=1.0)
     sizes = {run: len(table) for run, table in known.tables.items()}
     assert sum(sizes.values()) == 12
     assert max(sizes.values()) <= 4, "the largest run gives way to the others"
@@ -92,17 +145,46 @@ def test_in_a_full_bootstrap_peer_those_that_never_called_give_way_first(
 def test_a_bootstrap_peer_remembers_no_more_records_of_many_runs_than_of_one() -> None:
     known = runs_of(None)
     for number in range(4):
-        known.take(record_of(BORIS, number + 1, RunId(f"run{number}")), now=0.0)
+        known.take(record_of(member(number), 1, RunId(f"run{number}")), now=0.0)
     keepers = [each.keeper for each in known._known.values()]
     assert all(keeper is keepers[0] for keeper in keepers), "its limits hold for all runs together"
+
+
+def test_a_record_in_a_bucket_that_is_not_its_peers_is_not_taken() -> None:
+    """One key in the buckets that a newcomer reads counted for a thousand peers there."""
+    known = runs_of(RUN)
+    record = PeerRecord(protocol=(1, 1), role="learner", incarnation=1)
+    own, other = bucket_of(BORIS.peer_id, 10), bucket_of(ANNA.peer_id, 10)
+    assert own != other
+    for bucket in (other, "zz", "1" * 40):
+        assert not known.take(
+            seal(record, BORIS, key=bucket_key(RUN, bucket), sequence=1, ttl_s=30), now=0.0
+        )
+    assert known.rejected == {"misplaced": 3}
+    assert known.take(seal(record, BORIS, key=bucket_key(RUN, own), sequence=1, ttl_s=30), now=0.0)
+
+
+def test_a_table_full_of_peers_of_which_others_tell_has_room_for_one_that_calls() -> None:
+    """Records of thousands of keys are cheap: no peer that came later was known to anybody."""
+    known = KnownRuns(ANNA.peer_id, RUN, MembershipSettings(members_max=4))
+    for number in range(8):
+        known.take(record_of(member(number), 1), now=0.0)
+    assert not known.take(record_of(BORIS, 1), now=1.0), "it is told of as well"
+    for caller in (BORIS, CLARA):
+        assert known.take(record_of(caller, 2), now=1.0, peer=caller.peer_id)
+        known.heard(caller.peer_id, 1.0)
+    table = known.own_table()
+    assert len(table) == 4 and {BORIS.peer_id, CLARA.peer_id} <= {each.peer for each in table}
+    for number in (5, 6, 7):
+        known.take(record_of(member(number), 2), now=2.0, peer=member(number).peer_id)
+        known.heard(member(number).peer_id, 2.0)
+    assert {BORIS.peer_id, CLARA.peer_id} <= {each.peer for each in table}, "they called before"
 
 
 def test_a_bootstrap_peer_checks_no_signature_for_a_run_that_it_has_no_room_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    known = runs_of(None)
-    for number in range(RUNS_MAX):
-        known.take(record_of(BORIS, 1, RunId(f"run{number}")), now=0.0)
+    known = full_of_runs()
     late = record_of(BORIS, 1, RunId("late"))
     monkeypatch.setattr("dht.records.verify", lambda *arguments: pytest.fail("it was checked"))
     assert not known.take(late, now=1.0)

@@ -439,6 +439,24 @@ async def test_strangers_do_not_set_the_clock_by_which_a_run_ends(swarm: Swarm) 
         assert not peer.told("clock_off")
 
 
+async def test_newcomers_do_not_set_the_clock_where_others_have_worked(swarm: Swarm) -> None:
+    """Anybody may be a member of an open run, under as many keys as it likes."""
+    await start_swarm(swarm, 3)
+    old = swarm.members()[:3]
+    for peer in old:
+        peer.presence.go_by_clocks_of({each.host.peer_id for each in old}.__contains__)
+    seeds = await swarm.seed_addresses("peer0", "peer1", "peer2")
+    for number in range(6):
+        await swarm.start(f"new{number}", seeds=seeds, wall_offset_s=365 * 86_400.0)
+    await asyncio.sleep(10 * MINUTE)
+    for peer in old:
+        assert peer.presence.clock is not None and abs(peer.presence.clock.offset_s) < 1
+        assert peer.presence.clock.peers == 2
+    old[0].presence.go_by_clocks_of(lambda peer: False)
+    clock = old[0].presence.clock
+    assert clock is not None and clock.peers == 8, "where none of them has worked, all count"
+
+
 async def test_a_clock_set_back_over_a_restart_keeps_nobody_out(swarm: Swarm) -> None:
     await start_swarm(swarm, 5)
     await swarm.stop("peer2")

@@ -28,7 +28,7 @@ from dht.presence.settings import Profile
 from dht.record_keeper import RecordKeeper
 from dht.records import RUN_FILE_MAX_BYTES, Rejected, RunRecord, file_key, seal
 from peer.agent.active_peer import ActivePeer, lacks, make_averager
-from peer.agent.keeper import Keeper, behind
+from peer.agent.keeper import Keeper, ahead, behind
 from peer.agent.local_peer import LAST_ROUND_S, PeerSettings
 from peer.agent.online_peer import GREETED_MAX, OnlinePeer, go_online
 from peer.guest.enforcement import Guest
@@ -303,6 +303,24 @@ async def test_a_verdict_reaches_rounds_although_the_daemon_is_just_down(
         averager.set_reachable(False)
         await until(lambda: bool(tried), within_s=60.0, what="the daemon is told")
         assert averager.reachable
+
+
+async def test_the_clocks_of_those_that_have_worked_count_before_those_of_newcomers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acted_upon: list[bool]
+) -> None:
+    async with keeper_online(tmp_path, monkeypatch) as (online, averager):
+        await taking_part(online, averager)
+        assert online.presence._greeting.has_worked == averager.is_established
+
+
+def test_a_peer_that_overstates_its_version_is_asked_no_more_than_others() -> None:
+    """A keeper hears of new versions by records alone: one of them kept it from all others."""
+    said = {"a": 2**53 - 1, "b": 9, "c": 8, "d": 7}
+    told = [(identity_of(name).peer_id, version) for name, version in said.items()]
+    asked = [ahead(7, told, turn=turn) for turn in range(6)]
+    honest = {peer for peer, version in told[1:] if version > 7}
+    assert set(asked) == {told[0][0], *honest} and max(map(asked.count, asked)) == 2
+    assert ahead(2**53 - 1, told, turn=3) is None
 
 
 def test_a_keeper_is_behind_by_the_versions_that_others_tell_of() -> None:

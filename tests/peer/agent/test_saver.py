@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 
 from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
-from peer.agent.saver import Saver
+from peer.agent.saver import KEEP_HOUSE_EVERY_S, Saver
 from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import CheckpointFolder
 
@@ -84,3 +86,29 @@ def test_a_checkpoint_that_was_removed_or_not_written_is_written_again(
 
 def refuse(*arguments: object, **settings: object) -> Path:
     raise OSError("no space left")
+
+
+async def test_a_disk_that_became_read_only_does_not_end_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old checkpoints that exceed the limit of the owner cannot be removed then."""
+    peer = Peer(tmp_path)
+    for value in (1, 2):
+        peer.state = peer.made_at(value)
+        await peer.saver.save()
+    local: Any = peer.saver._local
+    local.guest.disk.logs = None
+    local.log.keep_within = lambda allowed: None
+    local.folder = CheckpointFolder(tmp_path / "outer", allowed_bytes=lambda: 1)
+
+    def read_only(path: Path, target: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "rename", read_only)
+    house = asyncio.create_task(peer.saver.keep_house())
+    await asyncio.sleep(2 * KEEP_HOUSE_EVERY_S)
+    assert not house.done() and len(local.folder.numbers()) == 2
+    monkeypatch.undo()
+    await asyncio.sleep(2 * KEEP_HOUSE_EVERY_S)
+    assert len(local.folder.numbers()) == 1
+    house.cancel()

@@ -80,6 +80,7 @@ def test_days_sum_to_the_totals_and_the_last_report_of_a_day_divides_them() -> N
     made = tally(proven({ANNA: 100, BORIS: 60}))
     take(made, report(ANNA, RUN, DAY - 2, totals(anna=30)))
     take(made, report(ANNA, RUN, DAY - 2, totals(anna=40, boris=10)))
+    take(made, report(BORIS, RUN, DAY - 2, totals(anna=35, boris=10)))
     take(made, report(BORIS, RUN, DAY, totals(anna=90, boris=60)))
     assert [named(day) for day in made.by_day().values()] == [
         {"A": 40, "B": 10},
@@ -90,7 +91,8 @@ def test_days_sum_to_the_totals_and_the_last_report_of_a_day_divides_them() -> N
 
 def test_work_that_was_lost_with_its_lineage_counts_on_no_day() -> None:
     made = tally(proven({ANNA: 100, BORIS: 20}))
-    take(made, report(ANNA, RUN, DAY - 1, totals(anna=70, boris=50, clara=5)))
+    for each in (ANNA, BORIS):
+        take(made, report(each, RUN, DAY - 1, totals(anna=70, boris=50, clara=5)))
     take(made, report(ANNA, RUN, DAY, totals(anna=100, boris=20)))
     assert [named(day) for day in made.by_day().values()] == [{"A": 70, "B": 20}, {"A": 30}]
 
@@ -111,6 +113,20 @@ def test_one_of_three_reporters_cannot_move_work_into_another_day() -> None:
     take(made, report(CLARA, RUN, DAY - 1, totals(anna=50, boris=30, clara=10**9)))
     take(made, report(ANNA, RUN, DAY, totals(anna=100, boris=60, clara=40)))
     assert named(made.by_day()[DAY - 1]) == {"A": 50, "B": 30, "C": 20}
+
+
+def test_where_few_report_a_day_each_alone_dates_only_its_own_work() -> None:
+    """One report of a day long ago had all work of the run done on that day."""
+    made = tally(proven({ANNA: 100, BORIS: 60, CLARA: 40}))
+    take(made, report(CLARA, RUN, 0, totals(anna=10**9, boris=10**9, clara=10**9)))
+    take(made, report(ANNA, RUN, DAY - 1, totals(anna=50, boris=30, clara=40)))
+    take(made, report(CLARA, RUN, DAY - 1, totals(anna=10**9, boris=10, clara=40)))
+    take(made, report(ANNA, RUN, DAY, totals(anna=100, boris=60, clara=40)))
+    assert [named(day) for day in made.by_day().values()] == [
+        {"C": 40},
+        {"A": 50, "B": 10},
+        {"A": 50, "B": 50},
+    ]
 
 
 @pytest.mark.parametrize(

@@ -763,3 +763,14 @@ def test_an_owner_that_is_no_key_is_refused() -> None:
     wrong = OWNER.replace("12D3", "13D3")
     with pytest.raises(RunFileError, match="is not that of an Ed25519 key"):
         parse(f'[policy]\nowner = "{wrong}"\n')
+
+
+@pytest.mark.parametrize("key", ["{}b=1", "[{}b]", "[[{}b]]", "x={{{}b=1}}"])
+@pytest.mark.parametrize("part", ["a.", '"a" . ', "'a'."])
+def test_a_key_of_many_parts_is_refused_before_it_takes_time_and_memory(
+    key: str, part: str
+) -> None:
+    """Tables were kept for every beginning of the key: 60 KB of text took 4 GB."""
+    with pytest.raises(RunFileError, match="nested too deeply"):
+        parse(key.format(part * 10_000))
+    assert parse("description = 'a.b.c. d'").description == "a.b.c. d"

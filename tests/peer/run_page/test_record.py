@@ -5,8 +5,16 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import msgspec
+
+from dht.identity import PeerId
 from peer.run_page.content import NEWS_MAX, POINTS_MAX
-from peer.run_page.record import FIRST_EVERY_S, Record
+from peer.run_page.record import FIRST_EVERY_S, MET_MAX, Record
+
+
+def named(*names: str) -> list[tuple[str, tuple[PeerId, ...]]]:
+    """Contributors with one key each."""
+    return [(name, (PeerId(f"key of {name}"),)) for name in names]
 
 
 def test_the_median_of_what_learners_tell_is_noted_at_intervals() -> None:
@@ -41,9 +49,9 @@ def test_events_for_everybody_are_news_and_others_are_not() -> None:
     ]
     for number, event in enumerate(events):
         record.note({**event, "at": 10.0 + number}, 0)
-    record.meet(20.0, ["Ada"])
-    record.meet(21.0, ["Ada", "Boris"])
-    record.meet(22.0, ["Ada", "Boris", "Clara"])
+    record.meet(20.0, named("Ada"))
+    record.meet(21.0, named("Ada", "Boris"))
+    record.meet(22.0, named("Ada", "Boris", "Clara"))
     assert [news.text for news in record.news] == [
         "Clara contributes",
         "Boris contributes",
@@ -56,9 +64,22 @@ def test_events_for_everybody_are_news_and_others_are_not() -> None:
 
 def test_news_are_bounded() -> None:
     record = Record()
-    record.meet(0.0, ["the first"])
-    record.meet(1.0, [f"peer {number}" for number in range(2 * NEWS_MAX)])
+    record.meet(0.0, named("the first"))
+    record.meet(1.0, named(*(f"peer {number}" for number in range(2 * NEWS_MAX))))
     assert len(record.news) == NEWS_MAX
+
+
+def test_a_contributor_that_renames_itself_is_no_news_and_fills_no_record() -> None:
+    record = Record()
+    record.meet(0.0, named("Ada"))
+    for number in range(100):
+        record.meet(1.0, [*named("Ada"), (f"mallory {number}", (PeerId("m"), PeerId("n")))])
+    assert [news.text for news in record.news] == ["mallory 0 contributes"]
+    record.meet(2.0, [("mallory", (PeerId("o"), PeerId("m")))])
+    assert len(record.news) == 1, "one of its keys is known"
+    for number in range(2 * MET_MAX):
+        record.meet(3.0, named(f"peer {number}"))
+    assert len(msgspec.json.decode(record.encode())["met"]) == MET_MAX
 
 
 def test_a_record_survives_as_a_file_and_a_damaged_one_begins_anew() -> None:
@@ -66,9 +87,9 @@ def test_a_record_survives_as_a_file_and_a_damaged_one_begins_anew() -> None:
     record.sample(1.0, 100, [3.0])
     record.note({"event": "measured", "loss": 2.5, "at": 2.0}, 150)
     assert record.held_out[0].tokens == 150
-    record.meet(3.0, ["Ada"])
+    record.meet(3.0, named("Ada"))
     again = Record.decode(record.encode())
     assert again.encode() == record.encode()
-    again.meet(4.0, ["Ada", "Boris"])
+    again.meet(4.0, named("Ada", "Boris"))
     assert len(again.news) == 2 and again.news[0].text == "Boris contributes"
     assert Record.decode(b"{").losses == ()

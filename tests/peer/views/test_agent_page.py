@@ -79,11 +79,6 @@ def test_the_percentages_sum_to_a_hundred_also_with_many_who_left() -> None:
     assert {row["percent"] for row in rows_by_name(merged={}).values()} == {None}
 
 
-def test_a_record_with_invalid_versions_does_not_break_the_page() -> None:
-    rows = rows_by_name(a_member(BORIS, versions=b"\xff" * 30), merged={})
-    assert rows["boris"]["version"] is None
-
-
 def test_the_page_has_the_speed_the_fates_and_the_use_of_the_machine() -> None:
     own = OwnState(
         link="",

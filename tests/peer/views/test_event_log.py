@@ -59,6 +59,26 @@ def test_the_listener_gets_every_event_that_is_written(tmp_path: Path) -> None:
     assert heard == [{"at": 5.0, "event": "round", "loss": None}]
 
 
+def test_an_old_file_that_cannot_be_deleted_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = EventLog(tmp_path / "events.jsonl", max_bytes=200)
+    for number in range(20):
+        log.write("tick", {"number": number})
+
+    def read_only(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(Path, "unlink", read_only)
+    log.keep_within(100)
+    assert sorted(tmp_path.iterdir()) == before
+    monkeypatch.undo()
+    log.keep_within(100)
+    log.close()
+    assert len(list(tmp_path.iterdir())) < len(before)
+
+
 def test_a_full_disk_costs_events_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

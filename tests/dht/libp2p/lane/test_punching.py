@@ -18,6 +18,7 @@ from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES
 from dht.libp2p.lane import meetings, observers
 from dht.libp2p.lane.connection import Path
 from dht.libp2p.lane.lane import Lane
+from dht.libp2p.lane.meetings import MEETINGS_PER_MINUTE
 from dht.libp2p.lane.punching import Opening
 from dht.libp2p.lane.settings import LaneSettings
 from dht.libp2p.lane.wire import Offer, Punch, PunchOffer, decode, encode, is_outer
@@ -181,14 +182,55 @@ async def test_nobody_is_sent_to_dial_a_private_address_or_into_too_many_meeting
     anna, boris, _ = hidden(LaneSettings(meetings_max=1, dial_timeout_s=0.5))
     for ip in ("192.168.1.1", "10.0.0.1", "0.0.0.0", "169.254.169.254"):
         with pytest.raises(ValueError, match="no public address"):
-            await boris.lane.meet(ANNA, encode(Punch(ip, 80)))
+            await boris.lane.meet(ANNA, encode(Punch(ip, 7700)))
     with pytest.raises(ValueError, match="no Punch"):
         await boris.lane.meet(ANNA, b"\xc1")
-    offer = decode(PunchOffer, await boris.lane.meet(ANNA, encode(Punch(HERE, 9))))
+    offer = decode(PunchOffer, await boris.lane.meet(ANNA, encode(Punch(HERE, 1024))))
     assert offer.ip == HERE
     with pytest.raises(ValueError, match="more than 1 meetings"):
-        await boris.lane.meet(ANNA, encode(Punch(HERE, 9)))
+        await boris.lane.meet(ANNA, encode(Punch(HERE, 1024)))
     await closed(anna, boris)
+
+
+async def test_one_member_has_a_third_party_dialled_a_few_times_a_minute() -> None:
+    """Each meeting dials the address; 40 members would flood it."""
+    port = 1024  # nobody listens there, and no opening gets it
+    anna, boris, _ = hidden(LaneSettings(meetings_max=1000, dial_timeout_s=0.5))
+    for _ in range(MEETINGS_PER_MINUTE):
+        await boris.lane.meet(ANNA, encode(Punch(HERE, port)))
+    with pytest.raises(ValueError, match=f"more than {MEETINGS_PER_MINUTE} calls"):
+        await boris.lane.meet(ANNA, encode(Punch("203.0.114.7", port)))
+    with pytest.raises(ValueError, match=f"more than {MEETINGS_PER_MINUTE} meetings at {HERE}"):
+        await boris.lane.meet(CLARA, encode(Punch(HERE, port)))
+    await closed(anna, boris)
+
+
+async def test_peers_that_are_called_to_meetings_name_no_address_too_often() -> None:
+    anna, boris, _ = hidden()
+    clara, *_ = hidden()
+    anna.others[CLARA] = clara
+    for called in (BORIS, CLARA) * (MEETINGS_PER_MINUTE // 2):
+        assert await anna.lane.reach(called) is None
+        anna.lane.forget(called)
+    reason = await anna.lane.reach(BORIS)
+    assert f"more than {MEETINGS_PER_MINUTE} meetings at {HERE}" in str(reason)
+    await closed(anna, boris, clara)
+
+
+async def test_an_address_that_refuses_is_dialled_less_and_less_often() -> None:
+    dials = 0
+
+    class Counted(Opening):
+        async def dial(self, ip: str, port: int) -> socket.socket:
+            nonlocal dials
+            dials += 1
+            raise ConnectionRefusedError
+
+    opening = Counted()
+    async with opening.meeting(HERE, 7700):
+        await asyncio.sleep(1.0)
+    opening.close()
+    assert 2 <= dials <= 4, "at 0, 0.1, 0.3 and 0.7 s"
 
 
 def test_only_public_addresses_of_ipv4_are_outer() -> None:
@@ -199,7 +241,15 @@ def test_only_public_addresses_of_ipv4_are_outer() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"port": 0}, {"port": 65536}, {"ip": "1" * 46}, {"number": b""}, {"dialler_key": b"x"}],
+    [
+        {"port": 0},
+        {"port": 443},
+        {"port": 1023},
+        {"port": 65536},
+        {"ip": "1" * 46},
+        {"number": b""},
+        {"dialler_key": b"x"},
+    ],
 )
 def test_an_offer_of_a_meeting_is_checked_when_it_is_read(changes: dict[str, object]) -> None:
     fields = {name: getattr(OFFER, name) for name in OFFER.__struct_fields__}
