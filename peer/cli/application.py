@@ -175,6 +175,7 @@ _DISK = {
     errno.ENOENT: _NO_SUCH_PATH,
     errno.ENOTDIR: _NO_SUCH_PATH,
     errno.EISDIR: _NO_SUCH_PATH,
+    errno.EEXIST: "choose another path",
     errno.ELOOP: _NO_SUCH_PATH,
     errno.ENAMETOOLONG: _NO_SUCH_PATH,
     errno.EIO: "check the disk (`dmesg`), or choose another path",

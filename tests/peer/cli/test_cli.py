@@ -247,6 +247,18 @@ def test_a_trial_writes_nothing_beside_somebodys_files(
     assert [each.name for each in tmp_path.iterdir()] == ["run.toml"]
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["demo --directory", "chaos run kill --directory", "simulate swarm --out"],
+)
+def test_a_file_where_a_folder_belongs_is_reported(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    code, said = complaint([*command.split(), str(tmp_path / "file")], capsys)
+    assert code == 2 and said.endswith("file: File exists; choose another path\n")
+
+
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **options: object) -> None:
         raise AssertionError("a bug")
