@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -98,6 +99,17 @@ def count(text: str) -> int:
         return int(float(text))
     except (ValueError, OverflowError) as error:
         raise typer.BadParameter(f"{text!r} is not a number such as 30e6") from error
+
+
+def speed(text: str) -> float:
+    """A number of Mbit/s."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise typer.BadParameter(f"{text!r} is not a speed in Mbit/s, such as 50 or 0.5")
+    return found
 
 
 def milliseconds(text: str) -> float:

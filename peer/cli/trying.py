@@ -10,16 +10,18 @@ import tempfile
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from typer import Argument, Option
 
 from peer.cli.application import MEASURE, Json, JsonAtTheEnd, Plain, complain, start_logging
 from peer.cli.finding import no_peers
-from peer.cli.showing import count, seconds, usage_errors
+from peer.cli.showing import count, seconds, speed, usage_errors
 from peer.signals import as_interrupts
+
+if TYPE_CHECKING:
+    from peer.run_file.sections import RunFile
 
 commands = typer.Typer()
 
@@ -319,22 +321,20 @@ def bench_regions(
     with usage_errors():
         run = find_run(str(file), ask_peers=no_peers).run
         large = None if extrapolate is None else find_run(str(extrapolate), ask_peers=no_peers).run
-        cycles = cycle.split(",") if cycle else [run.outer.steps_per_cycle]
+        cycles = [count(steps) for steps in cycle.split(",")] if cycle else [None]
         trials = [
             Trial(
-                run=msgspec.structs.replace(
-                    run, outer=msgspec.structs.replace(run.outer, steps_per_cycle=int(steps))
-                ),
-                directory=where / f"{rate}-mbit-cycle-{steps}",
+                run=run if steps is None else _with_cycle(run, steps),
+                directory=where / f"{rate:g}-mbit-cycle-{steps or run.outer.steps_per_cycle}",
                 regions=regions,
-                mbit=float(rate),
+                mbit=rate,
                 one_way_ms=distance / 2,
                 step_s=seconds(step),
                 seconds=seconds(time),
                 fail_s=None if fail is None else seconds(fail),
             )
             for steps in cycles
-            for rate in mbit.split(",")
+            for rate in map(speed, mbit.split(","))
         ]
     if (reason := cannot_build()) is not None:
         complain(f"regions cannot be made here: {reason}")
@@ -352,6 +352,13 @@ def bench_regions(
     print(table(rows))
     if beyond is not None:
         print(extrapolation.text(beyond))
+
+
+def _with_cycle(run: RunFile, steps: int) -> RunFile:
+    """The run with cycles of so many steps. Raises ``RunFileError`` if it cannot have them."""
+    from peer.run_file.reading import with_settings
+
+    return with_settings(run, {"outer.steps_per_cycle": steps}, source="--cycle")
 
 
 chaos = typer.Typer(

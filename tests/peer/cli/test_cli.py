@@ -259,6 +259,16 @@ def test_a_file_where_a_folder_belongs_is_reported(
     assert code == 2 and said.endswith("file: File exists; choose another path\n")
 
 
+def test_regions_of_a_cycle_that_a_run_cannot_have_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Earlier, network namespaces were built and a learner failed in its own."""
+    code, said = complaint(
+        ["bench", "regions", "examples/regions/run.toml", "--cycle", "0"], capsys
+    )
+    assert code == 2 and "--cycle: outer.steps_per_cycle is 0" in said
+
+
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **options: object) -> None:
         raise AssertionError("a bug")

@@ -451,6 +451,8 @@ def test_bandwidth_shows_which_methods_a_link_can_carry(capsys: pytest.CaptureFi
         ["simulate", "goodput", "--learners", "3", "--mtbf", "soon"],
         ["simulate", "goodput", "--learners", "0"],
         ["simulate", "goodput", "--mtbf", "9h"],
+        ["bench", "regions", "examples/regions/run.toml", "--mbit", "fast"],
+        ["bench", "regions", "examples/regions/run.toml", "--mbit", "inf"],
         ["simulate", "swarm", sys.executable],
         ["simulate", "quality", "--learners", "4,1"],
         ["chaos", "goodput", "--only", "rigid"],
