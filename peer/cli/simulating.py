@@ -47,7 +47,9 @@ Settings = Annotated[
 
 @simulations.command("goodput")
 def simulate_goodput(
-    seeds: Annotated[int, Option(help="Number of simulations of each cell.", min=1)] = 3,
+    seeds: Annotated[
+        int, Option(help="Number of simulations of each cell of the table.", min=1)
+    ] = 3,
     learners: Annotated[
         int | None,
         Option(help="Simulate your own swarm: number of machines.", min=1, max=100_000),
@@ -76,6 +78,8 @@ def simulate_goodput(
     from peer.lab.simulate.paper import goodput
 
     if learners is not None:
+        if out is not None:
+            raise typer.BadParameter("--out is for the reported table: leave --learners out")
         own = goodput.swarm(
             learners=learners,
             mtbf_s=seconds(mtbf or "9h"),
@@ -147,6 +151,8 @@ def simulate_bandwidth(
             overlap_steps=tau,
         )
     if up is not None:
+        if out is not None:
+            raise typer.BadParameter("--out is for the link that is needed: leave --up out")
         link = bits_per_second(up) / 1e9
         largest = {
             method: bandwidth.largest_model(method, setting, link_gbit_s=link)
@@ -233,6 +239,8 @@ def simulate_swarm(
         raise BadExperiment(f"{experiment} is not UTF-8 text ({error.reason})") from error
     todo = swarm_report.cells(chosen, sweep(settings or []), _seeds(seeds, seed))
     if sizes is not None:
+        if out is not None:
+            raise typer.BadParameter("--out is for a swarm of one size: leave --sizes out")
         _follow_sizes(todo, sizes, over, politely=politely, as_json=as_json)
         return
     if out is not None:
