@@ -170,7 +170,11 @@ def _owned_by(file: Path, owner: PeerId) -> str:
 def delegate(
     where: Where,
     peer: Annotated[
-        str, Argument(help="Public key of the delegate: the id of one of its peers.", metavar="KEY")
+        str,
+        Argument(
+            help="Public key of the delegate: the id of one of its peers, as in shoal credit --json.",
+            metavar="KEY",
+        ),
     ],
     days: Annotated[int, Option(help="Days until it ends.", min=1, max=3650)] = 30,
     key: KeyFile = None,

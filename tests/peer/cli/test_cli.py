@@ -158,6 +158,7 @@ def test_unusable_keys_are_an_error_and_are_not_changed(
         code, errors = complaint(arguments, capsys)
         assert code == 2
         assert says in errors
+        assert "move it away: a peer then gets a new identity, and an owner's runs" in errors
         assert key.read_bytes() == before
 
 
