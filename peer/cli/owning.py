@@ -172,7 +172,7 @@ def delegate(
     peer: Annotated[
         str,
         Argument(
-            help="Public key of the delegate: the id of one of its peers, as in shoal credit --json.",
+            help="Public key of the delegate: the id of one of its peers (shoal credit --json).",
             metavar="KEY",
         ),
     ],
