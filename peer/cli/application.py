@@ -198,7 +198,9 @@ def reported(work: Callable[[], object]) -> int:
     except OSError as error:
         if error.errno not in _DISK:
             raise
-        complain(f"{error.filename or 'a file'}: {error.strerror}; {_DISK[error.errno]}")
+        complain(
+            f"{error.filename or 'a file or the output'}: {error.strerror}; {_DISK[error.errno]}"
+        )
         return EXIT_USAGE
     except (KeyboardInterrupt, typer.Abort):
         complain(str(Interrupted()))

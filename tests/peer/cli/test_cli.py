@@ -287,6 +287,21 @@ def test_a_closed_pipe_causes_no_traceback() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_no_error(closed: str) -> None:
+    """``--version`` failed with a traceback, and a socket would have been the standard output."""
+    script = "import os, sys; sys.argv[1:] = ['--version']; from peer.cli import main; "
+    script += "sys.exit = lambda code: os._exit(code or os.open('/dev/null', 0) < 3); main()"
+    done = subprocess.run(
+        ["bash", "-c", f'"$0" -c "$1" {closed}', sys.executable, script],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+
+
 @pytest.mark.parametrize("both", [False, True], ids=["stdout", "stdout and stderr"])
 def test_a_peer_whose_output_nobody_reads_any_more_is_asked_to_leave(both: bool) -> None:
     """`shoal join LINK | head` ended at once, and left its work behind."""
