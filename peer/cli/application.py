@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer import Option
@@ -138,6 +138,11 @@ def report_if_slow(doing: str, *, after_s: float = 5.0) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def can_draw(stream: TextIO) -> bool:
+    """Whether a screen or a bar can be drawn there: on a terminal that moves its cursor."""
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 def say(text: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from peer.cli.application import complain, report_if_slow
+from peer.cli.application import can_draw, complain, report_if_slow
 
 if TYPE_CHECKING:
     from peer.lab.results.page import Section
@@ -64,8 +64,8 @@ def print_section(section: Section) -> None:
 
 @contextmanager
 def progress(what: str, *, quiet: bool) -> Iterator[Callable[[float], None]]:
-    """A progress bar with the remaining time; a line if stderr is no terminal and it takes long."""
-    if quiet or not sys.stderr.isatty():
+    """A progress bar with the remaining time; a line if stderr cannot show it and it takes long."""
+    if quiet or not can_draw(sys.stderr):
         with report_if_slow(f"still {what}"):
             yield lambda share: None
         return

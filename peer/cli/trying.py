@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import MEASURE, Json, JsonAtTheEnd, Plain, complain, start_logging
+from peer.cli.application import (
+    MEASURE,
+    Json,
+    JsonAtTheEnd,
+    Plain,
+    can_draw,
+    complain,
+    start_logging,
+)
 from peer.cli.finding import no_peers
 from peer.cli.showing import count, seconds, speed, usage_errors
 from peer.signals import as_interrupts
@@ -54,7 +62,7 @@ def demo(
     where = _folder(directory, "demo")
     settings = DemoSettings(peers=peers, steps=steps, directory=where)
     with as_interrupts(), Demo(settings) as swarm:
-        if plain or as_json or not sys.stdout.isatty():
+        if plain or as_json or not can_draw(sys.stdout):
             printed = 0
 
             def look() -> None:

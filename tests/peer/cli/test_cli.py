@@ -18,8 +18,11 @@ from dht.identity import Identity
 from peer import cli
 from peer.cli import taking_part
 from peer.cli.application import report_if_slow
+from peer.cli.learner_options import Options
 from peer.cli.showing import progress
+from peer.cli.training import _reporter
 from peer.errors import PeerError, RunRefused
+from peer.views.watch import PlainReporter, ScreenReporter
 
 PEER = Identity.from_seed(bytes(32)).peer_id
 
@@ -88,6 +91,17 @@ def test_progress_that_has_no_bar_is_reported_as_slow(
         while not said and time.monotonic() < deadline:
             said = capsys.readouterr().err
     assert said == "shoal: still downloading tiny ...\n"
+
+
+def test_a_terminal_that_cannot_draw_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With TERM=dumb, in editors and consoles, ``shoal start`` said nothing while it trained."""
+    keyboard, terminal = os.openpty()
+    with os.fdopen(terminal, "w") as screen:
+        monkeypatch.setattr(sys, "stdout", screen)
+        for kind, reporter in (("xterm", ScreenReporter), ("dumb", PlainReporter)):
+            monkeypatch.setenv("TERM", kind)
+            assert type(_reporter(Options())) is reporter
+    os.close(keyboard)
 
 
 def test_a_closed_terminal_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
