@@ -178,7 +178,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     import psutil
 
     from peer.cli.training import look_at, train_here, train_on_devices
-    from peer.data.sources import check_data
+    from peer.data.sources import check_cache, check_data
     from peer.island.training import choose_devices
     from peer.model.weights import check_there
     from peer.rules.limits import manners
@@ -227,6 +227,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
         check_there(options.weights)
     data_directory = own.data_directory or where / "data"
     check_data(found.run, data_directory)
+    check_cache(found.run, data_cache())
     if not _may_fetch_base(found.run, options, founds=settings.founds):
         return EXIT_REFUSED
     settings = replace(
