@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import signal
@@ -138,6 +139,13 @@ def report_if_slow(doing: str, *, after_s: float = 5.0) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def json_text(value: object, *, indent: int | None = None) -> str:
+    """A value in JSON, which has no number that is not finite: such a one is ``null``."""
+    from peer.views.event_log import plain
+
+    return json.dumps(plain(value), indent=indent)
 
 
 def can_draw(stream: TextIO) -> bool:

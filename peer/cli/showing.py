@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from peer.cli.application import can_draw, complain, report_if_slow
+from peer.cli.application import can_draw, complain, json_text, report_if_slow
 
 if TYPE_CHECKING:
     from peer.lab.results.page import Section
@@ -45,7 +44,7 @@ def present(
         title = title or section.heading
         write_html(out / f"{name}.html", title=title, command=command, sections=[section])
     if as_json:
-        print(json.dumps(record))
+        print(json_text(record))
     elif section is not None:
         print_section(section)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import Json
+from peer.cli.application import Json, json_text
 from peer.cli.showing import (
     bits_per_second,
     milliseconds,
@@ -87,7 +86,7 @@ def simulate_goodput(
             seed=0,
         )
         if as_json:
-            print(json.dumps({"swarm": [asdict(row) for row in own]}))
+            print(json_text({"swarm": [asdict(row) for row in own]}))
         else:
             for row in own:
                 print(
@@ -159,7 +158,7 @@ def simulate_bandwidth(
             for method in bandwidth.METHODS
         }
         if as_json:
-            print(json.dumps({"link_gbit_s": link, "largest_model": largest, "asked": params}))
+            print(json_text({"link_gbit_s": link, "largest_model": largest, "asked": params}))
         else:
             for method, size in largest.items():
                 verdict = "enough" if size >= params else "not enough"
@@ -266,7 +265,7 @@ def simulate_swarm(
         title = f"Simulated swarm: {chosen.name}"
         write_html(out / "swarm.html", title=title, command=command, sections=parts)
     if as_json:
-        print(json.dumps({"command": command, "rows": [asdict(row) for row in rows]}))
+        print(json_text({"command": command, "rows": [asdict(row) for row in rows]}))
     else:
         print_section(swarm_report.table(todo, results))
 
@@ -294,7 +293,7 @@ def _follow_sizes(
         if as_json:
             windows = [asdict(window) for window in found.windows]
             record = {"label": cell.label, "seed": cell.seed, "rise": found.rise}
-            print(json.dumps({**record, "windows": windows, "costs": [asdict(c) for c in costs]}))
+            print(json_text({**record, "windows": windows, "costs": [asdict(c) for c in costs]}))
         else:
             print_section(resizing.table(f"{cell.label}, seed {cell.seed}", found, costs))
 

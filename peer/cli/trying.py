@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import sys
@@ -22,6 +21,7 @@ from peer.cli.application import (
     Plain,
     can_draw,
     complain,
+    json_text,
     start_logging,
 )
 from peer.cli.finding import no_peers
@@ -80,7 +80,7 @@ def demo(
     compared = demo_report.compare(settings, result)
     record = summary(settings, result, compared)
     demo_report.write(settings.directory, result, compared, record)
-    print(json.dumps(record) if as_json else summary_text(record), flush=True)
+    print(json_text(record) if as_json else summary_text(record), flush=True)
     return 0 if record["ok"] else 1
 
 
@@ -144,7 +144,7 @@ def bench_averaging(
             rounds=rounds,
         )
     found = run_averaging_bench(bench, tell=_tell)
-    print(json.dumps(found) if as_json else table(found["rows"]))
+    print(json_text(found) if as_json else table(found["rows"]))
 
 
 @benches.command("training")
@@ -221,7 +221,7 @@ def bench_training(
         )
     with as_interrupts():
         found = run_training_bench(bench, tell=_tell)
-    print(json.dumps(found) if as_json else table(found))
+    print(json_text(found) if as_json else table(found))
     bars = [*found["bars"], *found["device_bars"]]
     return 1 if check and not all(bar["met"] for bar in bars) else 0
 
@@ -278,7 +278,7 @@ def bench_memory(
         )
     with as_interrupts():
         found = run_memory_bench(bench, folder=directory.resolve(), tell=_tell)
-    print(json.dumps(found) if as_json else table(found))
+    print(json_text(found) if as_json else table(found))
     return 1 if check and not all(bar["met"] for bar in found["bars"]) else 0
 
 
@@ -355,7 +355,7 @@ def bench_regions(
     beyond = None if large is None else extrapolation.extrapolate(large, regions, rows)
     if as_json:
         found = {"rows": [record(each) for each in rows]}
-        print(json.dumps(found if beyond is None else {**found, "extrapolation": asdict(beyond)}))
+        print(json_text(found if beyond is None else {**found, "extrapolation": asdict(beyond)}))
         return
     print(table(rows))
     if beyond is not None:
@@ -431,7 +431,7 @@ def chaos_run(
     outcome = run_chaos(settings, Watcher(lambda text: print(text, flush=True)))
     page = report.write(settings.directory, outcome)
     record = summary(outcome)
-    print(json.dumps(record) if as_json else report.text(record, page), flush=True)
+    print(json_text(record) if as_json else report.text(record, page), flush=True)
     return 0 if record["ok"] else 1
 
 
@@ -481,5 +481,5 @@ def chaos_goodput(
         if not as_json:
             print(figures_text(found[-1]), flush=True)
     if as_json:
-        print(json.dumps({"swarms": found, "directory": str(where)}))
+        print(json_text({"swarms": found, "directory": str(where)}))
     return 0

@@ -413,6 +413,13 @@ def test_an_experiment_needs_no_plots_to_show_what_it_found(
     assert {each.name for each in tmp_path.iterdir()} == {"bandwidth.csv", "bandwidth.html"}
 
 
+def test_numbers_that_are_not_finite_are_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """One simulation has no standard error, and NaN is no JSON: other parsers refuse it."""
+    _, output, _ = said(["simulate", "goodput", "--json", "--seeds", "1"], capsys)
+    assert "NaN" not in output
+    assert json.loads(output)["cells"][0]["standard_error"] is None
+
+
 def test_goodput_computes_the_swarm_of_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     own = ["simulate", "goodput", "--learners", "12", "--mtbf", "9h", "--rejoin", "4m", "--json"]
     code, output, _ = said(own, capsys)
