@@ -236,7 +236,9 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
             found.run, founds=settings.founds, data_dir=data_directory, quiet=options.as_json
         ),
     )
-    asks = not options.as_json and bool(own.seeds) and not own.found  # there are peers to ask
+    # There are peers to ask, which answer a visitor: it has a key of its own, which no list has.
+    answers = bool(own.seeds) and not own.found and found.run.policy.admission != "listed"
+    asks = answers and not options.as_json
     seen = _look_at_run(found, own.seeds) if asks else None
     with report_if_slow("still building the model"):
         look = look_at(
