@@ -24,7 +24,6 @@ from peer.errors import INTERRUPTED, PeerError
 
 Json = Annotated[bool, Option("--json", help="Print one JSON object.")]
 JsonLines = Annotated[bool, Option("--json", help="Print one JSON object per line.")]
-JsonAtTheEnd = Annotated[bool, Option("--json", help="Print one JSON object as the last line.")]
 RelayBulk = Annotated[
     str | None,
     Option(

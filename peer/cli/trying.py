@@ -6,6 +6,7 @@ import logging
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,6 @@ from typer import Argument, Option
 from peer.cli.application import (
     MEASURE,
     Json,
-    JsonAtTheEnd,
     Plain,
     can_draw,
     complain,
@@ -44,7 +44,7 @@ def demo(
     directory: Annotated[
         Path | None, Option(help="Folder for logs and plots; by default a new one in /tmp.")
     ] = None,
-    as_json: JsonAtTheEnd = False,
+    as_json: Json = False,
     plain: Plain = False,
 ) -> int:
     """Run a whole swarm on this machine in two or three minutes, with a kill -9 on the way.
@@ -63,12 +63,12 @@ def demo(
     settings = DemoSettings(peers=peers, steps=steps, directory=where)
     with as_interrupts(), Demo(settings) as swarm:
         if plain or as_json or not can_draw(sys.stdout):
-            printed = 0
+            printed, tell = 0, _course(as_json=as_json)
 
             def look() -> None:
                 nonlocal printed
                 for line in swarm.news[printed:]:
-                    print(f"{swarm.elapsed_s:6.1f} s  {line}", flush=True)
+                    tell(f"{swarm.elapsed_s:6.1f} s  {line}")
                 printed = len(swarm.news)
 
             result = swarm.run(look)
@@ -96,6 +96,11 @@ def _folder(chosen: Path | None, command: str) -> Path:
             f"--directory: {folder} is not empty, {other.name!r} is in it; pass a new folder"
         )
     return folder
+
+
+def _course(*, as_json: bool) -> Callable[[str], None]:
+    """Prints the course of a trial: with ``--json`` on stderr, as stdout has JSON alone."""
+    return partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
 
 
 def _tell(*words: str) -> None:
@@ -401,7 +406,7 @@ def chaos_run(
     pace: Annotated[float, Option(help="Least seconds per step.", min=0.01)] = 0.2,
     control: Annotated[bool, Option(help="Run a swarm without faults first, to compare.")] = True,
     directory: LogFolder = None,
-    as_json: JsonAtTheEnd = False,
+    as_json: Json = False,
 ) -> int:
     """Inject faults into a swarm of real processes on a seeded schedule, and judge its promises.
 
@@ -428,7 +433,7 @@ def chaos_run(
             control=control,
             pace_s=pace,
         )
-    outcome = run_chaos(settings, Watcher(lambda text: print(text, flush=True)))
+    outcome = run_chaos(settings, Watcher(_course(as_json=as_json)))
     page = report.write(settings.directory, outcome)
     record = summary(outcome)
     print(json_text(record) if as_json else report.text(record, page), flush=True)
@@ -447,7 +452,7 @@ def chaos_goodput(
     only: Annotated[str | None, Option(help="Only one swarm: shoal or synchronous.")] = None,
     seed: Annotated[int, Option(help="Seed of the failures.", min=0)] = 0,
     directory: LogFolder = None,
-    as_json: JsonAtTheEnd = False,
+    as_json: Json = False,
 ) -> int:
     """Measure the share of work that constant failures leave, with real processes.
 
@@ -477,7 +482,7 @@ def chaos_goodput(
                 synchronous=synchronous,
                 seed=seed,
             )
-        found.append(measure(settings, lambda text: print(text, flush=True)))
+        found.append(measure(settings, _course(as_json=as_json)))
         if not as_json:
             print(figures_text(found[-1]), flush=True)
     if as_json:

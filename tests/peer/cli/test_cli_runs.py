@@ -22,6 +22,7 @@ from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
 from peer import cli
 from peer.cli import taking_part
+from peer.cli.trying import _course
 from peer.errors import NobodyMet, RunNotFound
 from peer.joining.link import FoundRun, Link
 from peer.joining.visit import RunStatus, Silent
@@ -810,3 +811,12 @@ def test_a_keeper_needs_a_date_or_a_word(until: str, capsys: pytest.CaptureFixtu
     code, output, errors = said(["keep", LINK, "--until", until], capsys)
     assert (code, output) == (2, "")
     assert "'forever', 'end' or a date" in errors
+
+
+def test_the_course_of_a_trial_is_not_in_its_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """``shoal demo --json | jq`` failed at the first line that said what went on."""
+    for as_json in (True, False):
+        _course(as_json=as_json)("learner-0 is training")
+        output, errors = capsys.readouterr()
+        assert (errors if as_json else output) == "learner-0 is training\n"
+        assert (output if as_json else errors) == ""
