@@ -76,6 +76,9 @@ class HostClosed(DhtError):
     message = "the host is not up: {reason}"
 
 
+_WITHOUT_IT = "a peer then gets a new identity, and an owner's runs have nobody who may change them"
+
+
 class KeyFileError(DhtError):
     """The file that holds this peer's key cannot be used; it was left as it is.
 
@@ -90,12 +93,12 @@ class KeyFileError(DhtError):
         if self.problem == "exposed":
             return (
                 f"key file {self.path} can be read by others ({self.reason}); "
-                f"run `chmod 600 {self.path}`, or move it away to get a new identity"
+                f"run `chmod 600 {self.path}`, or move it away: {_WITHOUT_IT}"
             )
         if self.problem == "damaged":
             return (
                 f"key file {self.path} is damaged: {self.reason}; restore it from a backup, "
-                "or move it away to get a new identity"
+                f"or move it away: {_WITHOUT_IT}"
             )
         if self.problem == "unwritable":
             return (

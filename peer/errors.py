@@ -196,7 +196,7 @@ class NotOwner(PeerError):
     reason: str
     message = (
         "the key {path} cannot sign for run {run!r}: {reason}; name the "
-        "owner's key with --key, or a delegate's with --key and --delegation"
+        "owner's key with --key, or for shoal invite and run ban a delegate's, with --delegation"
     )
 
 

@@ -28,6 +28,7 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 import typer
@@ -84,6 +85,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> NoReturn:
     """Entry point of the ``shoal`` command."""
+    _open_closed_streams()
     sys.stdout, sys.stderr = _tolerant(sys.stdout), _tolerant(sys.stderr)
     try:
         code = run(sys.argv[1:])
@@ -92,6 +94,19 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     sys.exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Point closed standard streams (``shoal ps >&-``) to nowhere, here and in child processes.
+
+    Else a socket would get the descriptor, and be taken for the stream.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
 
 
 class _Terminal(io.FileIO):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import signal
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer import Option
@@ -23,7 +24,6 @@ from peer.errors import INTERRUPTED, PeerError
 
 Json = Annotated[bool, Option("--json", help="Print one JSON object.")]
 JsonLines = Annotated[bool, Option("--json", help="Print one JSON object per line.")]
-JsonAtTheEnd = Annotated[bool, Option("--json", help="Print one JSON object as the last line.")]
 RelayBulk = Annotated[
     str | None,
     Option(
@@ -140,6 +140,18 @@ def report_if_slow(doing: str, *, after_s: float = 5.0) -> Iterator[None]:
         timer.cancel()
 
 
+def json_text(value: object, *, indent: int | None = None) -> str:
+    """A value in JSON, which has no number that is not finite: such a one is ``null``."""
+    from peer.views.event_log import plain
+
+    return json.dumps(plain(value), indent=indent)
+
+
+def can_draw(stream: TextIO) -> bool:
+    """Whether a screen or a bar can be drawn there: on a terminal that moves its cursor."""
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
 def say(text: str) -> None:
     """Print a line of a peer that goes on, at once.
 
@@ -175,6 +187,7 @@ _DISK = {
     errno.ENOENT: _NO_SUCH_PATH,
     errno.ENOTDIR: _NO_SUCH_PATH,
     errno.EISDIR: _NO_SUCH_PATH,
+    errno.EEXIST: "choose another path",
     errno.ELOOP: _NO_SUCH_PATH,
     errno.ENAMETOOLONG: _NO_SUCH_PATH,
     errno.EIO: "check the disk (`dmesg`), or choose another path",
@@ -197,7 +210,9 @@ def reported(work: Callable[[], object]) -> int:
     except OSError as error:
         if error.errno not in _DISK:
             raise
-        complain(f"{error.filename or 'a file'}: {error.strerror}; {_DISK[error.errno]}")
+        complain(
+            f"{error.filename or 'a file or the output'}: {error.strerror}; {_DISK[error.errno]}"
+        )
         return EXIT_USAGE
     except (KeyboardInterrupt, typer.Abort):
         complain(str(Interrupted()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from dht.identity import Identity, PeerId, parse_peer_id
-from peer.cli.application import SEE, Json, complain, start_logging
+from peer.cli.application import SEE, Json, complain, json_text, start_logging
 from peer.cli.finding import link_of, seen_by_peers
 from peer.quantities import plural
 from peer.storage.home import run_of, running_peers
@@ -78,7 +77,7 @@ def credit(
         rows = {str(folder): _in_folder(folder) for folder in folders}
         own = {str(folder): _peer_of(folder) for folder in folders}
     if as_json:
-        print(json.dumps({place: _record(rows[place], own.get(place)) for place in rows}))
+        print(json_text({place: _record(rows[place], own.get(place)) for place in rows}))
         return
     from peer.credit.contributors import lines
 

@@ -6,7 +6,6 @@ makes no difference gets no new number: the directive in force is given to the p
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from dht import addresses
 from dht.identity import PeerId
 from dht.membership.orders import NONE, Orders, words
 from dht.whole_files import write_whole
-from peer.cli.application import complain, report_if_slow
+from peer.cli.application import complain, json_text, report_if_slow
 from peer.cli.finding import find, with_own_peers
 from peer.cli.showing import usage_errors
 
@@ -107,7 +106,7 @@ class Delivered:
                 "taken": taken,
                 "refused": refused,
             }
-            print(json.dumps(record))
+            print(json_text(record))
         else:
             said = "" if self.is_new else ", as before"
             print(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -13,7 +12,16 @@ import typer
 from typer import Argument, Option
 
 from dht import addresses
-from peer.cli.application import HOST, SEE, Json, RelayBulk, RunPageAt, complain, start_logging
+from peer.cli.application import (
+    HOST,
+    SEE,
+    Json,
+    RelayBulk,
+    RunPageAt,
+    complain,
+    json_text,
+    start_logging,
+)
 from peer.storage.home import data_home
 
 if TYPE_CHECKING:
@@ -90,7 +98,7 @@ def bootstrap(
     def show(started: seeding.Bootstrap) -> None:
         if as_json:
             print(
-                json.dumps(
+                json_text(
                     {
                         "peer_id": started.peer_id,
                         "address": str(started.address),
@@ -163,5 +171,5 @@ def doctor(
 
     findings = run_unless_stopped(examine(plan, on_finding=show))
     if as_json:
-        print(json.dumps(as_record(findings), indent=1))
+        print(json_text(as_record(findings), indent=1))
     return exit_code(findings)

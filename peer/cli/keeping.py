@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -21,6 +20,7 @@ from peer.cli.application import (
     RelayBulk,
     RunPageAt,
     complain,
+    json_text,
     log_to,
     say,
     start_logging,
@@ -143,7 +143,7 @@ def keep(
 
     def show(event: str, fields: Mapping[str, Any]) -> None:
         record = {**fields, "event": event}
-        text = json.dumps(record, default=str) if as_json else sentence(record)
+        text = json_text(record) if as_json else sentence(record)
         if text:
             say(text)
 

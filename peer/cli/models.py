@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import USE_THE_MODEL, Json
+from peer.cli.application import USE_THE_MODEL, Json, json_text
 from peer.cli.found_models import check_link, find_model, parts_of
 
 commands = typer.Typer()
@@ -123,7 +122,7 @@ def export(
             "tokens": outer.global_tokens,
             "model": outer.model,
         }
-        print(json.dumps(record))
+        print(json_text(record))
         return
     print(
         f"wrote {out}: run {outer.run.name}, {outer.global_tokens} tokens, model {outer.model} "

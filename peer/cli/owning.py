@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 import time
@@ -16,7 +15,7 @@ from dht import addresses
 from dht.identity import Identity, PeerId, parse_peer_id, public_key_of
 from dht.membership.orders import Orders
 from dht.whole_files import write_whole
-from peer.cli.application import OWN_A_RUN, Json, complain, start_logging
+from peer.cli.application import OWN_A_RUN, Json, complain, json_text, start_logging
 from peer.cli.directives import Before, DelegationText, KeyFile, Seeds, Where, direct, signer_for
 from peer.cli.finding import find, with_own_peers
 from peer.cli.showing import usage_errors
@@ -66,7 +65,7 @@ def invite(
     ends = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(until))
     if as_json:
         record = {"link": link, "invite": signed.invite.id, "role": role, "expires_at": until}
-        print(json.dumps(record))
+        print(json_text(record))
         return
     print(f"shoal {'join' if role == 'learner' else 'keep'} '{link}'")
     name = signed.invite.id
@@ -103,7 +102,7 @@ def sign(
     run = parse(read_text(file), source=str(file))
     if as_json:
         record = {"owner": owner, "run_id": run.run_id, "key": str(path)}
-        print(json.dumps(record))
+        print(json_text(record))
         return
     print(f"owner: {owner}\nrun_id: {run.run_id}\nkey: {path}")
 
@@ -170,7 +169,11 @@ def _owned_by(file: Path, owner: PeerId) -> str:
 def delegate(
     where: Where,
     peer: Annotated[
-        str, Argument(help="Public key of the delegate: the id of one of its peers.", metavar="KEY")
+        str,
+        Argument(
+            help="Public key of the delegate: the id of one of its peers (shoal credit --json).",
+            metavar="KEY",
+        ),
     ],
     days: Annotated[int, Option(help="Days until it ends.", min=1, max=3650)] = 30,
     key: KeyFile = None,
@@ -194,7 +197,7 @@ def delegate(
         f"for {name}, until {date_text(until)}: with its own --key and this as --delegation it may "
         "use shoal invite and shoal run ban"
     )
-    print(json.dumps({"delegation": text, "key": name, "expires_at": until}) if as_json else text)
+    print(json_text({"delegation": text, "key": name, "expires_at": until}) if as_json else text)
 
 
 @runs.command("ban")

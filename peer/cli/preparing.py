@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import Json, report_if_slow
+from peer.cli.application import Json, json_text, report_if_slow
 from peer.quantities import plural
 from peer.storage.home import data_cache
 
@@ -55,7 +54,7 @@ def prepare(
             "vocabulary": written.vocabulary,
             "source": written.source,
         }
-        print(json.dumps(record))
+        print(json_text(record))
         return
     shards = plural(len(written.files), "shard")
     print(f"# {written.tokens} tokens of a vocabulary of {written.vocabulary}, in {shards}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from peer.cli import directing, owning
-from peer.cli.application import Json, complain, report_if_slow
+from peer.cli.application import Json, complain, json_text, report_if_slow
 from peer.cli.bases import run_from_base, show_new
 from peer.cli.finding import check_new, no_peers
 from peer.cli.showing import usage_errors
@@ -127,7 +126,7 @@ def run_check(
     except RunFileError as error:
         if as_json:
             faults = [{"line": f.line, "setting": f.setting, "fault": str(f)} for f in error.faults]
-            print(json.dumps({"ok": False, "faults": faults}))
+            print(json_text({"ok": False, "faults": faults}))
         else:
             for fault in error.faults:
                 complain(f"{file}: {fault}")
@@ -156,10 +155,10 @@ def run_check(
             if not as_json:
                 raise
             faults = [{"line": None, "setting": "data", "fault": str(error)}]
-            print(json.dumps({"ok": False, "faults": faults}))
+            print(json_text({"ok": False, "faults": faults}))
             return error.exit_code
     if as_json:
-        print(json.dumps(found))
+        print(json_text(found))
     else:
         print("\n".join((*(f"{key}: {value}" for key, value in found.items()), *lines)))
     return 0

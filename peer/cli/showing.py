@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from peer.cli.application import complain, report_if_slow
+from peer.cli.application import can_draw, complain, json_text, report_if_slow
 
 if TYPE_CHECKING:
     from peer.lab.results.page import Section
@@ -44,7 +44,7 @@ def present(
         title = title or section.heading
         write_html(out / f"{name}.html", title=title, command=command, sections=[section])
     if as_json:
-        print(json.dumps(record))
+        print(json_text(record))
     elif section is not None:
         print_section(section)
 
@@ -63,8 +63,8 @@ def print_section(section: Section) -> None:
 
 @contextmanager
 def progress(what: str, *, quiet: bool) -> Iterator[Callable[[float], None]]:
-    """A progress bar with the remaining time; a line if stderr is no terminal and it takes long."""
-    if quiet or not sys.stderr.isatty():
+    """A progress bar with the remaining time; a line if stderr cannot show it and it takes long."""
+    if quiet or not can_draw(sys.stderr):
         with report_if_slow(f"still {what}"):
             yield lambda share: None
         return
@@ -98,6 +98,17 @@ def count(text: str) -> int:
         return int(float(text))
     except (ValueError, OverflowError) as error:
         raise typer.BadParameter(f"{text!r} is not a number such as 30e6") from error
+
+
+def speed(text: str) -> float:
+    """A number of Mbit/s."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise typer.BadParameter(f"{text!r} is not a speed in Mbit/s, such as 50 or 0.5")
+    return found
 
 
 def milliseconds(text: str) -> float:

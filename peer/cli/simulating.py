@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import Json
+from peer.cli.application import Json, json_text
 from peer.cli.showing import (
     bits_per_second,
     milliseconds,
@@ -47,7 +46,9 @@ Settings = Annotated[
 
 @simulations.command("goodput")
 def simulate_goodput(
-    seeds: Annotated[int, Option(help="Number of simulations of each cell.", min=1)] = 3,
+    seeds: Annotated[
+        int, Option(help="Number of simulations of each cell of the table.", min=1)
+    ] = 3,
     learners: Annotated[
         int | None,
         Option(help="Simulate your own swarm: number of machines.", min=1, max=100_000),
@@ -76,6 +77,8 @@ def simulate_goodput(
     from peer.lab.simulate.paper import goodput
 
     if learners is not None:
+        if out is not None:
+            raise typer.BadParameter("--out is for the reported table: leave --learners out")
         own = goodput.swarm(
             learners=learners,
             mtbf_s=seconds(mtbf or "9h"),
@@ -83,7 +86,7 @@ def simulate_goodput(
             seed=0,
         )
         if as_json:
-            print(json.dumps({"swarm": [asdict(row) for row in own]}))
+            print(json_text({"swarm": [asdict(row) for row in own]}))
         else:
             for row in own:
                 print(
@@ -147,13 +150,15 @@ def simulate_bandwidth(
             overlap_steps=tau,
         )
     if up is not None:
+        if out is not None:
+            raise typer.BadParameter("--out is for the link that is needed: leave --up out")
         link = bits_per_second(up) / 1e9
         largest = {
             method: bandwidth.largest_model(method, setting, link_gbit_s=link)
             for method in bandwidth.METHODS
         }
         if as_json:
-            print(json.dumps({"link_gbit_s": link, "largest_model": largest, "asked": params}))
+            print(json_text({"link_gbit_s": link, "largest_model": largest, "asked": params}))
         else:
             for method, size in largest.items():
                 verdict = "enough" if size >= params else "not enough"
@@ -233,6 +238,8 @@ def simulate_swarm(
         raise BadExperiment(f"{experiment} is not UTF-8 text ({error.reason})") from error
     todo = swarm_report.cells(chosen, sweep(settings or []), _seeds(seeds, seed))
     if sizes is not None:
+        if out is not None:
+            raise typer.BadParameter("--out is for a swarm of one size: leave --sizes out")
         _follow_sizes(todo, sizes, over, politely=politely, as_json=as_json)
         return
     if out is not None:
@@ -258,7 +265,7 @@ def simulate_swarm(
         title = f"Simulated swarm: {chosen.name}"
         write_html(out / "swarm.html", title=title, command=command, sections=parts)
     if as_json:
-        print(json.dumps({"command": command, "rows": [asdict(row) for row in rows]}))
+        print(json_text({"command": command, "rows": [asdict(row) for row in rows]}))
     else:
         print_section(swarm_report.table(todo, results))
 
@@ -286,7 +293,7 @@ def _follow_sizes(
         if as_json:
             windows = [asdict(window) for window in found.windows]
             record = {"label": cell.label, "seed": cell.seed, "rise": found.rise}
-            print(json.dumps({**record, "windows": windows, "costs": [asdict(c) for c in costs]}))
+            print(json_text({**record, "windows": windows, "costs": [asdict(c) for c in costs]}))
         else:
             print_section(resizing.table(f"{cell.label}, seed {cell.seed}", found, costs))
 

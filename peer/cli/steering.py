@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import time
@@ -25,6 +24,7 @@ from peer.cli.application import (
     Json,
     JsonLines,
     complain,
+    json_text,
     report_if_slow,
     start_logging,
 )
@@ -91,7 +91,7 @@ def show_status(
                 if seen.ended_at is not None and not as_json:
                     print(RunOver("", date_text(seen.ended_at), seen.global_tokens, f"'{link}'"))
                 if as_json:
-                    print(json.dumps(seen.plain()), flush=True)
+                    print(json_text(seen.plain()), flush=True)
                 seen.check_admitted()
                 if not as_json:
                     print("\n".join(status_lines(seen)), flush=True)
@@ -110,7 +110,7 @@ def show_status(
             raise NobodyMet(error.where, f"{known.sentence}; {error.reason}") from error
         over = RunOver("", date_text(known.ended_at), known.tokens, f"'{link}'")
         record = {"run_id": wanted.run_id, "ended_at": known.ended_at, "peers": []}
-        print(json.dumps(record) if as_json else over)
+        print(json_text(record) if as_json else over)
     return 0
 
 
@@ -122,7 +122,7 @@ def _show_own_peers(*, watch: bool, as_json: bool) -> int:
     while True:
         rows = _own_peers()
         if as_json:
-            print(json.dumps({"peers": rows}), flush=True)
+            print(json_text({"peers": rows}), flush=True)
         for row in [] if as_json else rows:
             merged = row["merged_tokens"]  # as last noted, now and then
             in_run = f", at least {count_text(merged)} merged in the run" if merged else ""
@@ -187,7 +187,7 @@ def show_peers(as_json: Json = False) -> None:
 
     rows = _own_peers()
     if as_json:
-        print(json.dumps({"peers": rows}))
+        print(json_text({"peers": rows}))
         return
     for row in rows:
         done = f"{count_text(row['tokens'])} tokens" if row["role"] == "learner" else "no training"
@@ -235,7 +235,7 @@ def show_link(
             "`shoal ps` lists the folders, and a peer that has just started needs a moment"
         )
     if as_json:
-        print(json.dumps({"links": {str(each): link for each, link in found.items()}}))
+        print(json_text({"links": {str(each): link for each, link in found.items()}}))
         return
     for each, link in found.items():
         if len(found) > 1:
@@ -386,7 +386,7 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
                 words.append("asked to leave" if is_in_use(folder) else "no peer is running there")
             print(f"{folder}: {', '.join(words) or 'no limits'}")
     if as_json:
-        print(json.dumps(shown))
+        print(json_text(shown))
     elif changes and directory is None:
         print(f"changed {plural(len(folders), 'peer')}")
 
@@ -439,7 +439,7 @@ def explain(
     else:
         story = stories.everything(known) if timeline else stories.overview(known)
     if as_json:
-        print(json.dumps({"story": [asdict(line) for line in story]}))
+        print(json_text({"story": [asdict(line) for line in story]}))
         return
     width = max((len(line.who) for line in story), default=0)
     for line in story:

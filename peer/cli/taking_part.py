@@ -178,7 +178,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     import psutil
 
     from peer.cli.training import look_at, train_here, train_on_devices
-    from peer.data.sources import check_data
+    from peer.data.sources import check_cache, check_data
     from peer.island.training import choose_devices
     from peer.model.weights import check_there
     from peer.rules.limits import manners
@@ -227,6 +227,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
         check_there(options.weights)
     data_directory = own.data_directory or where / "data"
     check_data(found.run, data_directory)
+    check_cache(found.run, data_cache())
     if not _may_fetch_base(found.run, options, founds=settings.founds):
         return EXIT_REFUSED
     settings = replace(
@@ -235,7 +236,9 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
             found.run, founds=settings.founds, data_dir=data_directory, quiet=options.as_json
         ),
     )
-    asks = not options.as_json and bool(own.seeds) and not own.found  # there are peers to ask
+    # There are peers to ask, which answer a visitor: it has a key of its own, which no list has.
+    answers = bool(own.seeds) and not own.found and found.run.policy.admission != "listed"
+    asks = answers and not options.as_json
     seen = _look_at_run(found, own.seeds) if asks else None
     with report_if_slow("still building the model"):
         look = look_at(

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peer.cli.application import EXIT_INTERRUPTED, complain, reported, say, start_logging
+from peer.cli.application import EXIT_INTERRUPTED, can_draw, complain, reported, say, start_logging
 from peer.cli.learner_options import Options
 from peer.run_file.sections import RunFile
 from peer.storage.home import data_home, default_directory
@@ -220,6 +220,6 @@ def _reporter(options: Options) -> Reporter:
 
     if options.as_json:
         return JsonReporter(say)
-    if options.plain or not sys.stdout.isatty():
+    if options.plain or not can_draw(sys.stdout):
         return PlainReporter(say)
     return ScreenReporter()

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import MEASURE, Json, JsonAtTheEnd, Plain, complain, start_logging
+from peer.cli.application import (
+    MEASURE,
+    Json,
+    Plain,
+    can_draw,
+    complain,
+    json_text,
+    start_logging,
+)
 from peer.cli.finding import no_peers
-from peer.cli.showing import count, seconds, usage_errors
+from peer.cli.showing import count, seconds, speed, usage_errors
 from peer.signals import as_interrupts
+
+if TYPE_CHECKING:
+    from peer.run_file.sections import RunFile
 
 commands = typer.Typer()
 
@@ -34,7 +44,7 @@ def demo(
     directory: Annotated[
         Path | None, Option(help="Folder for logs and plots; by default a new one in /tmp.")
     ] = None,
-    as_json: JsonAtTheEnd = False,
+    as_json: Json = False,
     plain: Plain = False,
 ) -> int:
     """Run a whole swarm on this machine in two or three minutes, with a kill -9 on the way.
@@ -52,13 +62,13 @@ def demo(
     where = _folder(directory, "demo")
     settings = DemoSettings(peers=peers, steps=steps, directory=where)
     with as_interrupts(), Demo(settings) as swarm:
-        if plain or as_json or not sys.stdout.isatty():
-            printed = 0
+        if plain or as_json or not can_draw(sys.stdout):
+            printed, tell = 0, _course(as_json=as_json)
 
             def look() -> None:
                 nonlocal printed
                 for line in swarm.news[printed:]:
-                    print(f"{swarm.elapsed_s:6.1f} s  {line}", flush=True)
+                    tell(f"{swarm.elapsed_s:6.1f} s  {line}")
                 printed = len(swarm.news)
 
             result = swarm.run(look)
@@ -70,7 +80,7 @@ def demo(
     compared = demo_report.compare(settings, result)
     record = summary(settings, result, compared)
     demo_report.write(settings.directory, result, compared, record)
-    print(json.dumps(record) if as_json else summary_text(record), flush=True)
+    print(json_text(record) if as_json else summary_text(record), flush=True)
     return 0 if record["ok"] else 1
 
 
@@ -86,6 +96,11 @@ def _folder(chosen: Path | None, command: str) -> Path:
             f"--directory: {folder} is not empty, {other.name!r} is in it; pass a new folder"
         )
     return folder
+
+
+def _course(*, as_json: bool) -> Callable[[str], None]:
+    """Prints the course of a trial: with ``--json`` on stderr, as stdout has JSON alone."""
+    return partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
 
 
 def _tell(*words: str) -> None:
@@ -134,7 +149,7 @@ def bench_averaging(
             rounds=rounds,
         )
     found = run_averaging_bench(bench, tell=_tell)
-    print(json.dumps(found) if as_json else table(found["rows"]))
+    print(json_text(found) if as_json else table(found["rows"]))
 
 
 @benches.command("training")
@@ -211,7 +226,7 @@ def bench_training(
         )
     with as_interrupts():
         found = run_training_bench(bench, tell=_tell)
-    print(json.dumps(found) if as_json else table(found))
+    print(json_text(found) if as_json else table(found))
     bars = [*found["bars"], *found["device_bars"]]
     return 1 if check and not all(bar["met"] for bar in bars) else 0
 
@@ -268,7 +283,7 @@ def bench_memory(
         )
     with as_interrupts():
         found = run_memory_bench(bench, folder=directory.resolve(), tell=_tell)
-    print(json.dumps(found) if as_json else table(found))
+    print(json_text(found) if as_json else table(found))
     return 1 if check and not all(bar["met"] for bar in found["bars"]) else 0
 
 
@@ -319,22 +334,20 @@ def bench_regions(
     with usage_errors():
         run = find_run(str(file), ask_peers=no_peers).run
         large = None if extrapolate is None else find_run(str(extrapolate), ask_peers=no_peers).run
-        cycles = cycle.split(",") if cycle else [run.outer.steps_per_cycle]
+        cycles = [count(steps) for steps in cycle.split(",")] if cycle else [None]
         trials = [
             Trial(
-                run=msgspec.structs.replace(
-                    run, outer=msgspec.structs.replace(run.outer, steps_per_cycle=int(steps))
-                ),
-                directory=where / f"{rate}-mbit-cycle-{steps}",
+                run=run if steps is None else _with_cycle(run, steps),
+                directory=where / f"{rate:g}-mbit-cycle-{steps or run.outer.steps_per_cycle}",
                 regions=regions,
-                mbit=float(rate),
+                mbit=rate,
                 one_way_ms=distance / 2,
                 step_s=seconds(step),
                 seconds=seconds(time),
                 fail_s=None if fail is None else seconds(fail),
             )
             for steps in cycles
-            for rate in mbit.split(",")
+            for rate in map(speed, mbit.split(","))
         ]
     if (reason := cannot_build()) is not None:
         complain(f"regions cannot be made here: {reason}")
@@ -347,11 +360,18 @@ def bench_regions(
     beyond = None if large is None else extrapolation.extrapolate(large, regions, rows)
     if as_json:
         found = {"rows": [record(each) for each in rows]}
-        print(json.dumps(found if beyond is None else {**found, "extrapolation": asdict(beyond)}))
+        print(json_text(found if beyond is None else {**found, "extrapolation": asdict(beyond)}))
         return
     print(table(rows))
     if beyond is not None:
         print(extrapolation.text(beyond))
+
+
+def _with_cycle(run: RunFile, steps: int) -> RunFile:
+    """The run with cycles of so many steps. Raises ``RunFileError`` if it cannot have them."""
+    from peer.run_file.reading import with_settings
+
+    return with_settings(run, {"outer.steps_per_cycle": steps}, source="--cycle")
 
 
 chaos = typer.Typer(
@@ -386,7 +406,7 @@ def chaos_run(
     pace: Annotated[float, Option(help="Least seconds per step.", min=0.01)] = 0.2,
     control: Annotated[bool, Option(help="Run a swarm without faults first, to compare.")] = True,
     directory: LogFolder = None,
-    as_json: JsonAtTheEnd = False,
+    as_json: Json = False,
 ) -> int:
     """Inject faults into a swarm of real processes on a seeded schedule, and judge its promises.
 
@@ -413,10 +433,10 @@ def chaos_run(
             control=control,
             pace_s=pace,
         )
-    outcome = run_chaos(settings, Watcher(lambda text: print(text, flush=True)))
+    outcome = run_chaos(settings, Watcher(_course(as_json=as_json)))
     page = report.write(settings.directory, outcome)
     record = summary(outcome)
-    print(json.dumps(record) if as_json else report.text(record, page), flush=True)
+    print(json_text(record) if as_json else report.text(record, page), flush=True)
     return 0 if record["ok"] else 1
 
 
@@ -432,7 +452,7 @@ def chaos_goodput(
     only: Annotated[str | None, Option(help="Only one swarm: shoal or synchronous.")] = None,
     seed: Annotated[int, Option(help="Seed of the failures.", min=0)] = 0,
     directory: LogFolder = None,
-    as_json: JsonAtTheEnd = False,
+    as_json: Json = False,
 ) -> int:
     """Measure the share of work that constant failures leave, with real processes.
 
@@ -462,9 +482,9 @@ def chaos_goodput(
                 synchronous=synchronous,
                 seed=seed,
             )
-        found.append(measure(settings, lambda text: print(text, flush=True)))
+        found.append(measure(settings, _course(as_json=as_json)))
         if not as_json:
             print(figures_text(found[-1]), flush=True)
     if as_json:
-        print(json.dumps({"swarms": found, "directory": str(where)}))
+        print(json_text({"swarms": found, "directory": str(where)}))
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import sys
 import time
@@ -15,7 +14,7 @@ from unicodedata import category
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import USE_THE_MODEL, Json, report_if_slow
+from peer.cli.application import USE_THE_MODEL, Json, json_text, report_if_slow
 from peer.cli.found_models import find_ready
 from peer.storage.home import data_cache
 
@@ -131,7 +130,7 @@ class _Talk:
         if self.as_json:
             tokens = len(pieces) - 1
             record = {"prompt": text, "text": said, "tokens": tokens, "seed": seed}
-            print(json.dumps({**record, "tokens_per_s": round(tokens / took_s, 1)}))
+            print(json_text({**record, "tokens_per_s": round(tokens / took_s, 1)}))
 
     def _said(self, prompt: list[int], sampling: Sampling) -> list[str]:
         """A piece of text for each token, and the rest."""
@@ -205,7 +204,7 @@ def evaluate(
             losses = [held_out_of_run(ready, cache_dir=data_cache())]
     run_id = None if ready.run is None else ready.run.run_id
     if as_json:
-        print(json.dumps({"run_id": run_id, "losses": [_record(loss) for loss in losses]}))
+        print(json_text({"run_id": run_id, "losses": [_record(loss) for loss in losses]}))
         return
     for loss in losses:
         bits = "" if loss.bits_per_byte is None else f", {loss.bits_per_byte:.4f} bits per byte"
@@ -232,7 +231,7 @@ def _report_tasks(folder: Path, tasks: list[str], *, as_json: bool) -> None:
         raise ExportUnusable(str(folder), why)
     results = measured(folder, tasks)
     if as_json:
-        print(json.dumps({"tasks": results}, default=str))
+        print(json_text({"tasks": results}))
         return
     for task, figures in results.items():
         for name, value in figures.items():

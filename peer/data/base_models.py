@@ -75,7 +75,7 @@ def base_folder(
         return _together(base, paths, cache_dir / "bases")
     except DataUnavailable as error:
         raise BaseUnavailable(base.text, error.reason) from error
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise BaseUnavailable(base.text, one_line(error)) from error
 
 
@@ -173,7 +173,7 @@ def _together(base: Base, paths: Sequence[Path], folder: Path) -> Path:
             (temporary / name).symlink_to(place)
         # transformers 5 fails without one; how a published model is sampled from is not used.
         (temporary / GENERATION).write_text("{}")
-        tensors = {tensor: name for name in names for tensor in _tensors(temporary / name)}
+        tensors = {tensor: name for name in names for tensor in tensors_in(temporary / name)}
         if len(names) > 1:
             total = sum(path.stat().st_size for path in paths)
             index = {"metadata": {"total_size": total}, "weight_map": tensors}
@@ -181,6 +181,12 @@ def _together(base: Base, paths: Sequence[Path], folder: Path) -> Path:
     return made
 
 
-def _tensors(path: Path) -> Sequence[str]:
-    with safe_open(os.fspath(path), "np") as file:
-        return list(file.keys())
+def tensors_in(path: Path) -> Sequence[str]:
+    """The names of a file's tensors. Raises ``DataUnavailable`` for a damaged file."""
+    try:
+        with safe_open(os.fspath(path), "np") as file:
+            return list(file.keys())
+    except SafetensorError as error:
+        raise DataUnavailable(
+            "files", f"{path.name} is damaged ({one_line(error)}); save or fetch it again"
+        ) from error

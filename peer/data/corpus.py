@@ -120,7 +120,11 @@ def cached_corpus(
             _build_corpus(files, folder, held_out=held_out, by_name=by_name)
         return Corpus(_mapped(folder / "train.u8"), _mapped(folder / "held_out.u8"))
     except OSError as error:
-        raise DataUnavailable(name, f"{error.filename or folder}: {error.strerror}") from error
+        raise DataUnavailable(
+            name,
+            f"{error.filename or folder}: {error.strerror}; make it readable and {cache_dir} "
+            "writable for this user, and free some space",
+        ) from error
 
 
 def _mapped(path: Path) -> NDArray[np.uint8]:

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any
 from urllib.request import OpenerDirector
 
-from peer.data.base_models import INDEX, SINGLE, BaseUnavailable, Progress, model_downloads
+from peer.data.base_models import (
+    INDEX,
+    SINGLE,
+    BaseUnavailable,
+    Progress,
+    model_downloads,
+    tensors_in,
+)
 from peer.data.text.downloads import Downloads, Tell, file_sha256
 from peer.errors import DataUnavailable, one_line
 from peer.extras import hub_errors, needed
@@ -74,7 +81,9 @@ def _on_hub(named: str) -> Published:
     name, _, revision = named.partition("@")
     if re.fullmatch(OWNED_HUB_NAME, name) is None:
         raise BaseUnavailable(
-            named, "it is no folder here; a model on the hub is named 'owner/name'"
+            named,
+            "it is no folder here; a model on the hub is named 'owner/name', and an address begins "
+            "with https://",
         )
     try:
         found = huggingface_hub.HfApi().model_info(
@@ -94,7 +103,9 @@ def _on_hub(named: str) -> Published:
                 )
         settings = _settings(read, named)
     except hub_errors() as error:
-        raise BaseUnavailable(named, one_line(error)) from error
+        raise BaseUnavailable(
+            named, f"{one_line(error)}; check the name and the connection to the hub"
+        ) from error
     source = f"{name}@{commit}"
     has_tokenizer = any(file.startswith("tokenizer") for file in there)
     return Published(
@@ -114,6 +125,8 @@ def _in_folder(named: str) -> Published:
 
     there = sorted(path.name for path in folder.iterdir())
     weights = _weights(there, read, named)
+    for file in weights:
+        tensors_in(folder / file)
     settings = _settings(read, named)
     # In a run file a folder is relative to the data folder, which is usually that of the file.
     source = folder.name if folder.is_absolute() or ".." in folder.parts else folder.as_posix()
@@ -149,7 +162,8 @@ def _at_address(
             weights = [SINGLE]
     hashes = {}
     for file in weights:
-        _, place = downloads.fetch_new(source + file, tell=_of_file(tell, file))
+        path, place = downloads.fetch_new(source + file, tell=_of_file(tell, file))
+        tensors_in(path)
         assert place.sha256 is not None
         hashes[file] = place.sha256
     return Published(

@@ -90,6 +90,20 @@ def read_once(run: RunFile, *, cache_dir: Path, data_dir: Path) -> str:
     return opened.description
 
 
+def check_cache(run: RunFile, cache_dir: Path) -> None:
+    """Make the folder for what is made of the data. Raises ``DataUnavailable``."""
+    if isinstance(run.data, CustomData):
+        return
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataUnavailable(
+            str(run.data.__struct_config__.tag),
+            f"{cache_dir} cannot be made: {error.strerror}; make it writable for this user, or set "
+            "XDG_DATA_HOME to the absolute path of a folder that is",
+        ) from error
+
+
 def check_data(run: RunFile, data_dir: Path) -> None:
     """Check early that the data is there. Raises ``DataUnavailable`` or ``ExtraMissing``."""
     recipe = run.data

@@ -164,6 +164,7 @@ function list(found) {
   $("who").textContent = found.who + ".";
   if (!show("runsbox", !wanted && found.runs.length !== 1)) return;
   $("title").textContent = "Runs";
+  $("json").href = $("json").textContent = "runs.json";
   $("state").textContent = found.runs.length + (found.runs.length === 1 ? " run" : " runs");
   const rows = found.runs.map(run => make("tr", {}, make("td", {}, make("a", {
     href: "?" + new URLSearchParams({run: run.run}), textContent: run.name || run.run.slice(0, 16)})),

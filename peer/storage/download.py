@@ -68,7 +68,7 @@ async def download(
 
     ``layout``: that of the run's model; ``None`` if only programs have the model, and peers tell.
     ``parts``: folder for what has arrived. ``on_seen`` gets what the peers say of the run.
-    Raises ``NotDownloaded``, ``NobodyMet`` or ``DhtError``.
+    Raises ``NotAdmitted``, ``NotDownloaded``, ``NobodyMet`` or ``DhtError``.
     """
     async with visit(link, own_invite=owners_invite) as visitor:
         seen = await visitor.look(timeout_s=LOOK_S)
@@ -84,7 +84,11 @@ async def download(
 
 
 def sources_in(seen: RunStatus, layout: Layout | None, run_name: str) -> list[Status]:
-    """The peers of one founding that have the state of this layout. Raises ``NotDownloaded``."""
+    """The peers of one founding that have the state of this layout.
+
+    Raises ``NotAdmitted`` or ``NotDownloaded``.
+    """
+    seen.check_admitted()
     holders = [each for each in seen.peers if each.versions]
     fitting = [each for each in holders if layout and each.layout == layout.hash.hex()]
     if not fitting:
@@ -102,6 +106,7 @@ async def layout_of_peers(link: Link, run: RunFile) -> Layout:
     """The layout of a model that only programs have. Raises what ``download`` raises."""
     async with visit(link, own_invite=owners_invite) as visitor:
         seen = await visitor.look(timeout_s=LOOK_S)
+        seen.check_admitted()
         holders = [each for each in seen.peers if each.versions]
         return await _told_layout(visitor, holders, run)
 

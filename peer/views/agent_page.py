@@ -157,6 +157,7 @@ def content(
         "who": f"{status.name}, {status.role}"
         + (f", step {status.steps}" if status.role == "learner" else ""),
         "link": own.link or None,
+        "ended_at": status.ended_at,
         "fragments": len(status.versions),
         "figures": {
             "loss": status.loss,

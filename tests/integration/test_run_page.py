@@ -147,6 +147,8 @@ def test_a_host_of_several_runs_lists_them_and_says_what_it_cannot_know(
         await tab.go(url)
         await tab.until("document.querySelectorAll('#runs a').length === 2", timeout_s=20)
         assert await tab.value(FITS)
+        data = await tab.value("document.getElementById('json').href")
+        assert data == url + "runs.json", "there is no run.json of several runs"
         await tab.value("document.querySelectorAll('#runs a')[1].click()")
         await tab.until(SHOWN, timeout_s=20)
         text = await tab.value(TEXT)

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from averaging.numbers.arrays import Float32s
+from averaging.numbers.codecs import codec_names
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
 from peer.bridge.agent_process import AgentProcess, LineSettings
@@ -111,6 +112,8 @@ class MemoryBench:
             raise ValueError(f"ways is {', '.join(self.ways)}; known: {', '.join(WAYS)}")
         if self.founder is not None and self.founder not in WAYS:
             raise ValueError(f"founder is {self.founder}; known: {', '.join(WAYS)}")
+        if self.codec not in codec_names():
+            raise ValueError(f"codec is {self.codec}; known: {', '.join(codec_names())}")
         if self.turns < 1:
             raise ValueError(f"turns is {self.turns}; it must be at least 1")
 

@@ -18,8 +18,11 @@ from dht.identity import Identity
 from peer import cli
 from peer.cli import taking_part
 from peer.cli.application import report_if_slow
+from peer.cli.learner_options import Options
 from peer.cli.showing import progress
+from peer.cli.training import _reporter
 from peer.errors import PeerError, RunRefused
+from peer.views.watch import PlainReporter, ScreenReporter
 
 PEER = Identity.from_seed(bytes(32)).peer_id
 
@@ -90,6 +93,17 @@ def test_progress_that_has_no_bar_is_reported_as_slow(
     assert said == "shoal: still downloading tiny ...\n"
 
 
+def test_a_terminal_that_cannot_draw_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With TERM=dumb, in editors and consoles, ``shoal start`` said nothing while it trained."""
+    keyboard, terminal = os.openpty()
+    with os.fdopen(terminal, "w") as screen:
+        monkeypatch.setattr(sys, "stdout", screen)
+        for kind, reporter in (("xterm", ScreenReporter), ("dumb", PlainReporter)):
+            monkeypatch.setenv("TERM", kind)
+            assert type(_reporter(Options())) is reporter
+    os.close(keyboard)
+
+
 def test_a_closed_terminal_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training hands over what it has then, and says so to nobody (``peer.signals``)."""
     ours, terminal = os.openpty()
@@ -158,6 +172,7 @@ def test_unusable_keys_are_an_error_and_are_not_changed(
         code, errors = complaint(arguments, capsys)
         assert code == 2
         assert says in errors
+        assert "move it away: a peer then gets a new identity, and an owner's runs" in errors
         assert key.read_bytes() == before
 
 
@@ -247,6 +262,28 @@ def test_a_trial_writes_nothing_beside_somebodys_files(
     assert [each.name for each in tmp_path.iterdir()] == ["run.toml"]
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["demo --directory", "chaos run kill --directory", "simulate swarm --out"],
+)
+def test_a_file_where_a_folder_belongs_is_reported(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    code, said = complaint([*command.split(), str(tmp_path / "file")], capsys)
+    assert code == 2 and said.endswith("file: File exists; choose another path\n")
+
+
+def test_regions_of_a_cycle_that_a_run_cannot_have_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Earlier, network namespaces were built and a learner failed in its own."""
+    code, said = complaint(
+        ["bench", "regions", "examples/regions/run.toml", "--cycle", "0"], capsys
+    )
+    assert code == 2 and "--cycle: outer.steps_per_cycle is 0" in said
+
+
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **options: object) -> None:
         raise AssertionError("a bug")
@@ -260,6 +297,21 @@ def test_a_closed_pipe_causes_no_traceback() -> None:
     command = f"{sys.executable} -m peer.cli --help | head -c 1"
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_no_error(closed: str) -> None:
+    """``--version`` failed with a traceback, and a socket would have been the standard output."""
+    script = "import os, sys; sys.argv[1:] = ['--version']; from peer.cli import main; "
+    script += "sys.exit = lambda code: os._exit(code or os.open('/dev/null', 0) < 3); main()"
+    done = subprocess.run(
+        ["bash", "-c", f'"$0" -c "$1" {closed}', sys.executable, script],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     assert done.stderr == ""
 

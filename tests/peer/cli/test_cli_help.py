@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dht.identity import Identity
 from peer import cli
+from peer.doctor.findings import Finding
+from peer.rules.limits import Limits
+from peer.status import Status
 
 WITHOUT_JSON = {
     "shoal run new": "prints a run file, which is TOML: a script can read that",
@@ -127,3 +135,48 @@ def test_a_mistake_is_told_before_torch_or_a_server_is_loaded(arguments: tuple[s
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "2 set()", done.stderr
+
+
+def documented() -> dict[str, set[str]]:
+    """The words in backticks of each row of 'Output for scripts' in GUIDE.md, by its commands."""
+    guide = (Path(__file__).parents[3] / "GUIDE.md").read_text(encoding="utf-8")
+    chapter = guide.partition("\n## Output for scripts\n")[2].partition("\n## ")[0]
+    rows = [line.split(" | ", 1) for line in chapter.splitlines() if line.startswith("| ")]
+    return {first.removeprefix("| "): set(re.findall("`(.*?)`", rest)) for first, rest in rows}
+
+
+def test_the_guide_has_the_fields_of_each_command() -> None:
+    rows = documented()
+    named = " ".join(rows)
+    for name, _ in ALL:
+        words = name.removeprefix("shoal ").split()
+        if name not in WITHOUT_JSON:
+            assert any(f"`{word}" in named for word in (" ".join(words), words[-1], words[0])), name
+    assert rows["its `peers`"] == set(Status.__struct_fields__)
+    limits = rows["`limits`, `pause`, `resume`, `leave`"]
+    assert limits == {*Limits.__struct_fields__, "month_used_bytes", "disk_used_bytes"}
+    assert rows["`doctor`"] == {"ok", "findings", *(each.name for each in fields(Finding))}
+
+
+def test_the_guide_has_the_fields_that_are_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    good, bad, text = tmp_path / "good.toml", tmp_path / "bad.toml", tmp_path / "a.txt"
+    good.write_text("name = 'good'", encoding="utf-8")
+    bad.write_text("nam = 'bad'", encoding="utf-8")
+    text.write_text("some words", encoding="utf-8")
+    peer = Identity.from_seed(bytes(32)).peer_id
+    rows = documented()
+    for row, *arguments in (
+        ("`run sign`", "run", "sign", str(good)),
+        ("`run check`", "run", "check", str(good)),
+        ("`run check`", "run", "check", str(bad)),
+        ("`invite`", "invite", str(good)),
+        ("`run delegate`", "run", "delegate", str(good), peer),
+        ("`data prepare`", "data", "prepare", str(text), "--out", str(tmp_path / "shards")),
+        ("`ps`, `status` without a link", "ps"),
+    ):
+        cli.run([*arguments, "--json"])
+        printed = json.loads(capsys.readouterr().out)
+        assert printed and printed.keys() <= rows[row], row

@@ -22,6 +22,7 @@ from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
 from peer import cli
 from peer.cli import taking_part
+from peer.cli.trying import _course
 from peer.errors import NobodyMet, RunNotFound
 from peer.joining.link import FoundRun, Link
 from peer.joining.visit import RunStatus, Silent
@@ -413,6 +414,13 @@ def test_an_experiment_needs_no_plots_to_show_what_it_found(
     assert {each.name for each in tmp_path.iterdir()} == {"bandwidth.csv", "bandwidth.html"}
 
 
+def test_numbers_that_are_not_finite_are_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """One simulation has no standard error, and NaN is no JSON: other parsers refuse it."""
+    _, output, _ = said(["simulate", "goodput", "--json", "--seeds", "1"], capsys)
+    assert "NaN" not in output
+    assert json.loads(output)["cells"][0]["standard_error"] is None
+
+
 def test_goodput_computes_the_swarm_of_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     own = ["simulate", "goodput", "--learners", "12", "--mtbf", "9h", "--rejoin", "4m", "--json"]
     code, output, _ = said(own, capsys)
@@ -451,6 +459,11 @@ def test_bandwidth_shows_which_methods_a_link_can_carry(capsys: pytest.CaptureFi
         ["simulate", "goodput", "--learners", "3", "--mtbf", "soon"],
         ["simulate", "goodput", "--learners", "0"],
         ["simulate", "goodput", "--mtbf", "9h"],
+        ["simulate", "goodput", "--learners", "3", "--out", "results"],
+        ["simulate", "bandwidth", "--up", "20Mbit", "--out", "results"],
+        ["simulate", "swarm", "--sizes", "2,4", "--out", "results"],
+        ["bench", "regions", "examples/regions/run.toml", "--mbit", "fast"],
+        ["bench", "regions", "examples/regions/run.toml", "--mbit", "inf"],
         ["simulate", "swarm", sys.executable],
         ["simulate", "quality", "--learners", "4,1"],
         ["chaos", "goodput", "--only", "rigid"],
@@ -798,3 +811,12 @@ def test_a_keeper_needs_a_date_or_a_word(until: str, capsys: pytest.CaptureFixtu
     code, output, errors = said(["keep", LINK, "--until", until], capsys)
     assert (code, output) == (2, "")
     assert "'forever', 'end' or a date" in errors
+
+
+def test_the_course_of_a_trial_is_not_in_its_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """``shoal demo --json | jq`` failed at the first line that said what went on."""
+    for as_json in (True, False):
+        _course(as_json=as_json)("learner-0 is training")
+        output, errors = capsys.readouterr()
+        assert (errors if as_json else output) == "learner-0 is training\n"
+        assert (output if as_json else errors) == ""

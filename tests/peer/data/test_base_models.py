@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from dht.identity import PeerId
 from peer import cli
@@ -237,6 +239,15 @@ def test_a_model_without_safetensors_is_refused(
             published(NAME, cache_dir=home)
 
 
+def test_a_folder_with_damaged_weights_is_refused(folder: Path, home: Path, tmp_path: Path) -> None:
+    """Earlier, the hash of a file that was cut off got into the run file."""
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(BaseUnavailable, match=r"model.safetensors is damaged .*; save or fetch it"):
+        published(str(copy), cache_dir=home)
+
+
 def test_weights_that_lack_a_part_of_the_model_are_refused(folder: Path, home: Path) -> None:
     run = run_from(str(folder), home)
     base = base_folder(run, cache_dir=home, data_dir=folder.parent)
@@ -250,7 +261,7 @@ def test_a_null_of_a_published_configuration_stays_null(home: Path, tmp_path: Pa
     """The sliding window of Mistral is 4096 tokens if the key is left out."""
     config = transformers.MistralConfig(sliding_window=None, hidden_size=32)
     config.save_pretrained(tmp_path / "mistral")
-    (tmp_path / "mistral" / "model.safetensors").write_bytes(b"unread")
+    save_file({}, tmp_path / "mistral" / "model.safetensors")
     run = run_from(str(tmp_path / "mistral"), home)
     assert isinstance(run.model, HfModel)
     again = dict.fromkeys(run.model.config_unset or ()) | run.model.config

@@ -12,7 +12,7 @@ import pytest
 from dht.identity import PeerId
 from peer.data.batches.order import is_held_out
 from peer.data.corpus import CHUNK_BYTES
-from peer.data.sources import check_data, open_data
+from peer.data.sources import check_cache, check_data, open_data
 from peer.errors import DataUnavailable, ExtraMissing
 from peer.run_file.sections import (
     CustomData,
@@ -171,6 +171,15 @@ def test_a_module_is_held_out_by_its_name_in_every_version(stdlib_cache: Path) -
             name = f"{module.replace('.', '/')}/__init__.py"
         middle = path.read_bytes()[5000:5200]
         assert (middle in held) == is_held_out(name.encode(), run.data.held_out), module
+
+
+def test_a_cache_that_cannot_be_made_is_reported_before_anything_starts(tmp_path: Path) -> None:
+    """With a home that is read-only, and --directory elsewhere, a run was founded first."""
+    (tmp_path / "file").touch()
+    with pytest.raises(DataUnavailable, match=r"data cannot be made: Not a dir.*XDG_DATA_HOME"):
+        check_cache(RunFile(), tmp_path / "file" / "data")
+    check_cache(RunFile(data=CustomData()), tmp_path / "file" / "data")
+    check_cache(RunFile(), tmp_path / "new" / "data")
 
 
 def test_custom_data_is_not_opened(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import PeerId, RunId
 from dht.memory.host import MemoryHost, MemoryNetwork
 from dht.memory.network import Weather
+from peer.errors import NotAdmitted
 from peer.joining.visit import RunStatus, Silent
 from peer.status import Status
 from peer.storage.download import NotDownloaded, fetch_fragments, sources_in
@@ -157,6 +158,12 @@ def test_a_run_that_has_no_state_yet_is_one_sentence() -> None:
         with pytest.raises(NotDownloaded, match=says) as refused:
             sources_in(seen, LAYOUT, "small")
         assert "\n" not in str(refused.value)
+
+
+def test_a_visitor_that_is_not_admitted_is_told_so_and_not_to_try_again() -> None:
+    refusal = Silent("anna", "learner", None, "it is not listed", refuses=True)
+    with pytest.raises(NotAdmitted, match=r"it is not listed$"):
+        sources_in(RunStatus("run", (), {ME: refusal}), LAYOUT, "small")
 
 
 def test_a_model_comes_from_the_founding_with_the_most_work() -> None:

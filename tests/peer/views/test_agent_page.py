@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
 from averaging.history.merged_map import Mark
 from dht.identity import PeerId
 from dht.membership.table import Member
@@ -9,6 +13,7 @@ from dht.records import PeerRecord, pack_versions
 from peer.bridge.messages import Device
 from peer.events.board import Board
 from peer.events.names import Names
+from peer.status import Status
 from peer.views.agent_page import KnownPeers, OwnState, content, peer_rows
 from tests.peer.statuses import a_status
 
@@ -80,6 +85,23 @@ def test_the_percentages_sum_to_a_hundred_also_with_many_who_left() -> None:
 
 
 def test_the_page_has_the_speed_the_fates_and_the_use_of_the_machine() -> None:
+    page = a_page(a_status())
+    assert (page["state"], page["link"]) == ("training", None)
+    assert page["orders"] == ["paused"]
+    figures = page["figures"]
+    assert figures["tokens_per_s"] == 20.0  # 100 tokens in 10 steps of half a second
+    assert figures["fates_text"] == "100 trained: 90 merged, 10 pending, 0 discarded"
+    wanted = {"processor_share": 0.5, "share_of_peak": 0.37, "device_bytes": 2e9}
+    assert figures.items() >= {**wanted, "temperature_c": None, "time_left_s": 60.0}.items()
+
+
+def test_the_page_of_a_run_that_is_over_says_so() -> None:
+    """Earlier, it asked others to join a run that admits nobody any more."""
+    assert a_page(a_status())["ended_at"] is None
+    assert a_page(msgspec.structs.replace(a_status(), ended_at=5.0))["ended_at"] == 5.0
+
+
+def a_page(status: Status) -> dict[str, Any]:
     own = OwnState(
         link="",
         tokens_goal=None,
@@ -92,12 +114,4 @@ def test_the_page_has_the_speed_the_fates_and_the_use_of_the_machine() -> None:
         time_left_s=60.0,
     )
     known = KnownPeers((), {}, {}, now=100.0)
-    status = a_status()
-    page = content(status, Board(Names({})), known, own, run_id="", run_name="", wall_time=0.0)
-    assert (page["state"], page["link"]) == ("training", None)
-    assert page["orders"] == ["paused"]
-    figures = page["figures"]
-    assert figures["tokens_per_s"] == 20.0  # 100 tokens in 10 steps of half a second
-    assert figures["fates_text"] == "100 trained: 90 merged, 10 pending, 0 discarded"
-    wanted = {"processor_share": 0.5, "share_of_peak": 0.37, "device_bytes": 2e9}
-    assert figures.items() >= {**wanted, "temperature_c": None, "time_left_s": 60.0}.items()
+    return content(status, Board(Names({})), known, own, run_id="", run_name="", wall_time=0.0)

@@ -25,6 +25,7 @@ def test_the_model_has_about_as_many_values_as_were_asked_for_and_every_fragment
         ({"values": 999, "fragments": 1}, "at least 1000"),
         ({"ways": ("paper",)}, "known: memory, files"),
         ({"founder": "paper"}, "known: memory, files"),
+        ({"codec": "int5"}, "known: f32, f16, int8"),
         ({"turns": 0}, "at least 1"),
     ],
 )
