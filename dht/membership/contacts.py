@@ -47,6 +47,9 @@ def peers_to_greet(
 ) -> list[PeerId]:
     """Choose a few members, unheard ones first, one stranger, and sometimes a lost peer.
 
+    Half of the hellos are for members that were heard: anybody can sign records of thousands of
+    keys at which nobody answers.
+
     ``spared``: members that need no hello now.
 
     A stranger is connected and not known as a member: a bootstrap peer, or a member of the other
@@ -55,16 +58,14 @@ def peers_to_greet(
     chosen: list[PeerId] = []
     if table is not None:
         live = _shuffled(table.live(now), rng)
-        live.sort(key=lambda member: member.heard_at is not None)
         contacts = sum(member.peer in connected for member in live)
         if contacts >= settings.peers_max:  # news spread without a full mesh
             live = [member for member in live if member.peer in connected]
-        able = [
-            member.peer
-            for member in live
-            if member.peer not in spared and _can_greet(member, connected)
-        ]
-        chosen = able[: settings.hellos_per_beat]
+        able = [m for m in live if m.peer not in spared and _can_greet(m, connected)]
+        unheard = [member.peer for member in able if member.heard_at is None]
+        heard = [member.peer for member in able if member.heard_at is not None]
+        most = settings.hellos_per_beat
+        chosen = [*unheard[: max(most - len(heard), (most + 1) // 2)], *heard][:most]
     if strangers:
         chosen.append(strangers[int(rng.integers(len(strangers)))])
     if table is not None:
