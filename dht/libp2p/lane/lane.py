@@ -227,6 +227,8 @@ class Lane:
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
+        for dialled in self._strangers.values():
+            dialled.close()  # of a task that never began
         for connection in [*self._served, *(c for p in self._peers.values() for c in p.dialled)]:
             connection.stream.cut()
         self._peers.clear()

@@ -17,7 +17,7 @@ from dht.identity import PeerId
 from dht.libp2p.framing.frame_stream import HEADER, FrameStream, FrameType
 from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES
 from dht.libp2p.lane import connection as lane_connection
-from dht.libp2p.lane.connection import Connection
+from dht.libp2p.lane.connection import Connection, Path
 from dht.libp2p.lane.settings import LaneSettings, parse_lane
 from dht.libp2p.lane.wire import Begin, Offer, decode, encode
 from dht.throttled_host import Gate, ThrottledStream
@@ -528,3 +528,22 @@ async def test_nothing_is_packed_on_a_near_or_a_fast_line(monkeypatch: pytest.Mo
             stream = await opened(anna)
             assert stream.packs == packs
             stream.cut()
+
+
+async def test_closing_at_the_moment_of_a_dial_leaves_no_socket_open() -> None:
+    async with pair() as (_, boris):
+        with socket.socket() as near:
+            near.connect((HERE, boris.lane.port))
+            near.setblocking(False)
+            admit = boris.lane.admit
+            admitted = asyncio.Event()
+
+            def noted(dialled: socket.socket, path: Path) -> Connection | None:
+                admitted.set()
+                return admit(dialled, path)
+
+            boris.lane.admit = noted  # type: ignore[method-assign]
+            await admitted.wait()
+            await boris.lane.close()
+            async with asyncio.timeout(WAIT_S):
+                assert await asyncio.get_running_loop().sock_recv(near, 1) == b""

@@ -217,7 +217,7 @@ def test_all_loops_take_turns_and_the_one_with_shoal_merges(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    bench = TrainingBench(run=parse(TINY), device="cpu", threads=1, seconds=3.0, turns=1)
+    bench = TrainingBench(run=parse(TINY), device="cpu", threads=1, seconds=10.0, turns=1)
     found = training.run_training_bench(bench)
     rows = {row["loop"]: row for row in found["rows"]}
     assert all(row["tokens_per_s"] > 0 for row in rows.values())
