@@ -206,6 +206,10 @@ _REST_OF_A_ROUND = _rows(
             "leads ballot {ballot} and proposes the seal that was accepted before",
         ),
         "outbid": ("ballot, promised", "ended ballot {ballot}: ballot {promised} was promised"),
+        "ballot_too_early": (
+            "ballot",
+            "ended ballot {ballot}: most voters still follow the leader before it",
+        ),
         "false_vote": ("peer", "did not count a vote of {peer}: its signature is not of this seal"),
         "false_promise": ("peer", "did not count a promise of {peer}: it has not signed it"),
         "forswearing": (
