@@ -649,7 +649,7 @@ _TRAINING_PROCESS = (
             "progress": (
                 "peer, peers, versions, tokens_per_s:float, share_of_peak:float, "
                 "time_left_s, next_merge_s, device_bytes, temperature_c:float, "
-                "processor_share:float",
+                "processor_share:float, preparing:text",
                 "step {steps}, loss {loss}",
             ),
             "done": ("finished, stopped, directory", "ended at step {steps}, loss {loss}"),
