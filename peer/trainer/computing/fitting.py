@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from peer.trainer.computing.choices import (
     Choices,
     DeviceFacts,
     Probe,
+    Sample,
     Wishes,
 )
 from peer.trainer.computing.device_facts import free_bytes
@@ -45,6 +47,9 @@ million parameters in bf16."""
 TRIAL_TOKENS = 64
 """Tokens of the pass before joining, except on a GPU. A processor takes seconds for a sequence, and
 time and memory grow with the tokens."""
+
+BLOCK_BYTES = 20e6
+"""Memory that the allocator of a GPU takes at once. A smaller difference is not seen."""
 
 WARM_S = 2.0
 """A pass that is this quick is made twice: the first one of a small model measures little else than
@@ -198,8 +203,8 @@ def begin(
     )
     first = replace(engine.choices, micro_batch=_first_size(engine, goal, one))
     engine.choose(first)
-    most = min(wanted.micro_batch, max(1, int(room / one.peak_bytes)))
-    return replace(goal, first=first), Fit(first, one.seconds, one.peak_bytes * most)
+    most = max(1, min(wanted.micro_batch, one.fitting(room)))
+    return replace(goal, first=first), Fit(first, one.sequence_s, one.bytes_of(most))
 
 
 def size_of_compiled(eager: Probe, *, most: int, room: float) -> int:
@@ -225,22 +230,30 @@ def _known(engine: Engine, known: Fit, room: float) -> tuple[Goal, Fit]:
     return Goal(first=first, choices=known.choices, room_bytes=room, known=known), known
 
 
-def _one_sequence(engine: Engine, room: float) -> Probe:
+def _one_sequence(engine: Engine, room: float) -> Sample:
     """Measure one sequence, if need be with recomputed activations."""
     for lean in (False, True):
         engine.choose(replace(engine.choices, compile=False, micro_batch=1, lean=lean))
         one = _in_full(engine) if engine.device.type == "cuda" else _in_short(engine)
-        if one.peak_bytes <= room:
+        if one.fitting(room):
             return one
     raise MachineTooSmall(engine.run.name, _shortage(room))
 
 
-def _in_full(engine: Engine) -> Probe:
+def _in_full(engine: Engine) -> Sample:
+    """One sequence, and what a second one adds, if both fit."""
     probe(engine, 1)  # it loads kernels
-    return probe(engine, 1)
+    one = probe(engine, 1)
+    gradients = 4.0 * _trained(engine)
+    added = one.peak_bytes - gradients
+    two = probe(engine, 2) if engine.batch_size > 1 and isfinite(added) else None
+    if two is None or not isfinite(two.peak_bytes):
+        return Sample(one.seconds, gradients, added)
+    added = min(added, max(two.peak_bytes - one.peak_bytes, BLOCK_BYTES))
+    return Sample(one.seconds, one.peak_bytes - added, added)
 
 
-def _in_short(engine: Engine) -> Probe:
+def _in_short(engine: Engine) -> Sample:
     """One sequence, by calculation from a few tokens."""
     length = engine.run.data.sequence_length
     tokens = min(length, TRIAL_TOKENS)
@@ -251,15 +264,18 @@ def _in_short(engine: Engine) -> Probe:
         more = min(more, probe(engine, 1, length=tokens), key=lambda each: each.seconds)
     # Copies of weights in another precision take the same memory for any number of tokens.
     grown = (more.peak_bytes - less.peak_bytes) / max(1, tokens - fewer)
-    peak_bytes = more.peak_bytes + max(0.0, grown) * (length - tokens)
-    return Probe(1, more.seconds * length / tokens, max(1.0, peak_bytes))
+    # What is computed again is a part of ``more`` alone.
+    token_bytes = min(max(0.0, grown), more.peak_bytes / tokens)
+    return Sample(
+        sequence_s=more.seconds * length / tokens,
+        fixed_bytes=more.peak_bytes - token_bytes * tokens,
+        sequence_bytes=token_bytes * length,
+    )
 
 
-def _first_size(engine: Engine, goal: Goal, one: Probe) -> int:
+def _first_size(engine: Engine, goal: Goal, one: Sample) -> int:
     """The first micro-batch: one that certainly fits."""
-    on_cuda = engine.device.type == "cuda"
-    gradients = 4.0 * _trained(engine) if on_cuda else 0.0
-    fitting = (goal.room_bytes - gradients) / max(1.0, one.peak_bytes - gradients)
+    fitting = one.fitting(goal.room_bytes)
     most = goal.choices.micro_batch
     if goal.wished and not goal.choices.compile:  # compiled code needs less memory
         if most > fitting:

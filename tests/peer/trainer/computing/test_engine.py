@@ -698,7 +698,7 @@ def test_a_device_of_limited_size_trains_at_once_and_measures_meanwhile(most: in
         return next_token_loss(model, tokens)
 
     engine, free = engine_of(SIXTEEN, loss=limited), engine_of(SIXTEEN)
-    kept = begun(engine, GPU, Wishes(), room=8 * probe(engine, 1).peak_bytes)
+    kept = begun(engine, GPU, Wishes(), room=5 * probe(engine, 1).peak_bytes)
     assert seen[-1] == 1, "one sequence was tried before joining"
     assert 1 < engine.choices.micro_batch <= 4
     with engine.tuning:
@@ -713,6 +713,41 @@ def test_a_device_of_limited_size_trains_at_once_and_measures_meanwhile(most: in
     assert engine.choices == best.choices
     assert best.choices.micro_batch <= most
     assert_same(parameters_of(engine), parameters_of(free), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("each", "first", "told"),
+    [(1e9, 32, 32.75e9), (4e9, 8, 68.75e9), (1e6, 32, 0.75e9 + 32 * 20e6)],
+)
+def test_gradients_and_copies_of_weights_count_once_in_the_memory_told_before_joining(
+    each: float, first: int, told: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """124 million parameters: 0.5 GB of gradients and 0.25 GB of weights in bf16.
+
+    For 32 sequences of 1 GB 47.9 GB were told. Less than the allocator's blocks is not seen.
+    """
+    run = parse(TEXT.replace("batch_size = 2", "batch_size = 32"))
+    engine = engine_of(run, choices=Choices(precision="bf16", micro_batch=32))
+    engine.device = torch.device("cuda")
+    monkeypatch.setattr(fitting, "_trained", lambda engine: 125_000_000)
+    monkeypatch.setattr(
+        fitting, "probe", lambda engine, size: Probe(size, 0.02, 0.75e9 + size * max(each, 20e6))
+    )
+    goal, found = begin(engine, GPU, Wishes(), room=70e9, known=None)
+    assert found.step_bytes == pytest.approx(told)
+    assert goal.first.micro_batch == first, "half of the room to begin with"
+
+
+def test_memory_is_told_where_two_sequences_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of()
+    engine.device = torch.device("cuda")
+    monkeypatch.setattr(fitting, "_trained", lambda engine: 125_000_000)
+    sizes = {1: 1.5e9, 2: float("inf")}
+    monkeypatch.setattr(fitting, "probe", lambda engine, size: Probe(size, 0.02, sizes[size]))
+    _, found = begin(engine, GPU, Wishes(), room=2e9, known=None)
+    assert (found.choices.micro_batch, found.step_bytes) == (1, 1.5e9)
+    with pytest.raises(MachineTooSmall):
+        begin(engine, GPU, Wishes(), room=1.4e9, known=None)
 
 
 def test_several_devices_need_room_for_sums_and_processes_share_the_memory(
