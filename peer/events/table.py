@@ -636,6 +636,11 @@ _TRAINING_PROCESS = (
                 "after its hidden states",
             ),
             "micro_batch_reduced": ("text", "ran out of memory and goes on with {text}"),
+            "not_measured": (
+                "",
+                "leaves the held-out loss to other peers: not even one sequence fits into the "
+                "memory that training leaves; training goes on",
+            ),
             "optimizer_restored": ("step", "restored the optimizer as it was at step {step}"),
             "optimizer_not_restored": ("reason", "the optimizer starts afresh: {reason}"),
         },

@@ -178,10 +178,11 @@ def make_steps(
         if engine.scaler is not None and engine.combine is None:
             run.keep_scaler(engine.scaler)
         with run:
+            engine.make_states()  # not before: a restored state is not made twice
             run.schedule(engine.optimizer)
             run.watch_device(engine.use)
             held_out = run.recipe_data.held_out
-            run.measure_with(lambda: (engine.held_out_loss(held_out, run.offer), len(held_out)))
+            run.measure_with(lambda: engine.measured(held_out, run.offer))
             run.check_with(engine.held_out_loss)
             for batch in run.data(batch_size=engine.batch_size, device=engine.device):
                 loss = engine.gradients(batch)

@@ -19,6 +19,7 @@ import torch
 
 from dht.whole_files import write_whole
 from peer.errors import MachineTooSmall
+from peer.model.muon import batches, product_dtype
 from peer.model.recipes import trained_parameters
 from peer.quantities import bytes_text
 from peer.run_file.sections import GptModel, RunFile
@@ -175,7 +176,28 @@ def room_bytes(engine: Engine, *, others_bytes: float, devices: int = 1) -> floa
     if engine.device.type == "cpu":
         # Each process has a model of its own; the one that is measured here is there already.
         free = (free + values) / devices - values
-    return free - moments - gradients - sums
+    return free - moments - gradients - sums - step_bytes(engine)
+
+
+def step_bytes(engine: Engine) -> float:
+    """Memory that a step of the optimizer takes and gives back: Muon's, for its largest batch.
+
+    By then this process has freed its activations; a compiler at work in it may have some. All
+    values are there twice in fp32, once more with a scaler, and four times in the type of products.
+    """
+    values = max(
+        (
+            sum(matrix.numel() for matrix in batch)
+            for group in engine.optimizer.param_groups
+            if group.get("orthogonal")
+            for batch in batches(group["params"])
+        ),
+        default=0,
+    )
+    if not values:
+        return 0.0
+    scaled = 4 if engine.scaler is not None else 0
+    return values * (8.0 + scaled + 4 * product_dtype(engine.device).itemsize)
 
 
 def _trained(engine: Engine) -> int:

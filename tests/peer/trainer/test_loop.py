@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from peer.bridge.messages import Fields
-from peer.errors import DataUnavailable
+from peer.errors import DataUnavailable, MachineTooSmall
 from peer.model.recipes import build_model, next_token_loss
 from peer.model.weights import WeightsUnfit, save_weights
 from peer.run_file.reading import parse
@@ -100,6 +100,52 @@ def test_the_loop_tries_contributions_of_others_where_the_run_asks_for_it(
     assert all(each["seconds"] > 0.0 for each in told)
     assert outcome.loss is not None and outcome.loss < 6.0, "the poison is gone again"
     assert not list(tmp_path.glob("trial*"))
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_held_out_measurement_that_runs_out_of_memory_does_not_end_training(
+    fits: bool, run_file: RunFile, tmp_path: Path
+) -> None:
+    """It runs at a safe point, where its error went through the loop."""
+    most = 1 if fits else 0
+
+    def loss(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+        if len(tokens) > (2 if torch.is_grad_enabled() else most):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return next_token_loss(model, tokens)
+
+    events: list[Fields] = []
+    settings = TrainerSettings(device="cpu", threads=1, steps_max=40)
+    found = train(
+        run_file,
+        own=own(tmp_path / "peer"),
+        settings=settings,
+        stop=Stop(),
+        on_event=events.append,
+        engine=open_engine(run_file, settings, made=partial(Engine, loss=loss)),
+    )
+    assert found.steps == 40
+    names = [event["event"] for event in events]
+    assert ("measured" in names) == fits
+    assert names.count("not_measured") == (0 if fits else 1)
+
+
+def test_an_optimizer_s_state_that_does_not_fit_is_refused_before_anything_is_trained(
+    run_file: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first step it was too late: it may have changed some parameters already."""
+    settings = TrainerSettings(device="cpu", threads=1, steps_max=3)
+    engine = open_engine(run_file, settings)
+    passes: list[int] = []
+    monkeypatch.setattr(engine, "gradients", lambda batch: passes.append(len(batch)))
+
+    def full(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(engine.optimizer, "step", full)
+    with pytest.raises(MachineTooSmall, match="state of its optimizer"):
+        train(run_file, own=own(tmp_path), settings=settings, stop=Stop(), engine=engine)
+    assert not passes
 
 
 def test_the_loop_knows_its_speed_and_the_time_left(run_file: RunFile, tmp_path: Path) -> None:

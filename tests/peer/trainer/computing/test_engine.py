@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from peer.errors import MachineTooSmall
+from peer.model import muon
 from peer.model.recipes import build_model, build_optimizer, chunked_loss, next_token_loss
 from peer.model.recipes.gpt import Block
 from peer.run_file.reading import parse
@@ -208,6 +211,147 @@ def test_one_sequence_that_does_not_fit_gets_recomputed_activations_and_then_fai
     )
     with pytest.raises(torch.OutOfMemoryError):
         hopeless.gradients(batch_of())
+
+
+def limited_to(most: int, seen: list[int]) -> Callable[[nn.Module, Tensor], Tensor]:
+    """A loss that runs out of memory above ``most`` sequences."""
+
+    def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+        seen.append(len(tokens))
+        if len(tokens) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return next_token_loss(model, tokens)
+
+    return loss
+
+
+def test_a_held_out_measurement_that_runs_out_of_memory_is_repeated_with_half_as_many() -> None:
+    """It is not compiled, so it may not fit where compiled code trains. It ended the training."""
+    seen: list[int] = []
+    engine = engine_of(loss=limited_to(2, seen))
+    sequences = batch_of(8).numpy()
+    expected = engine_of().held_out_loss(sequences)
+    assert engine.measured(sequences, lambda: None) == (pytest.approx(expected, rel=1e-6), 8)
+    assert seen == [7, 3, 1, *[1] * 7]
+    assert engine.model.training
+    seen.clear()
+    engine.held_out_loss(sequences)
+    assert seen == [1] * 8, "the next one begins with what has fitted"
+    assert engine.choices.micro_batch == 7, "training may have more at once"
+
+
+def test_a_held_out_loss_of_which_no_sequence_fits_is_left_out_and_that_is_said_once() -> None:
+    engine = engine_of(loss=limited_to(0, []))
+    for _ in range(2):
+        assert engine.measured(batch_of().numpy(), lambda: None) == (0.0, 0)
+    assert [event["event"] for event in engine.events] == ["not_measured"]
+    assert engine.model.training
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.held_out_loss(batch_of().numpy())
+
+
+OPTIMIZERS = {
+    "adamw": 'optimizer = "adamw"',
+    "sgd": 'optimizer = "sgd"\nlearning_rate = 0.01\nweight_decay = 0.1',
+    "plain sgd": 'optimizer = "sgd"\nlearning_rate = 0.01\nmomentum = 0.0\nnesterov = false',
+    "muon": 'optimizer = "muon"',
+}
+
+
+def run_with(optimizer: str) -> Any:
+    return parse(TEXT.replace('optimizer = "adamw"', OPTIMIZERS[optimizer]))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_optimizer_s_state_is_made_before_the_first_pass_and_changes_nothing(
+    optimizer: str,
+) -> None:
+    """Memory for it was taken in the first step, after the micro-batch had been chosen."""
+    run = run_with(optimizer)
+    engine, without = engine_of(run), engine_of(run)
+    without.model.load_state_dict(engine.model.state_dict())
+    before = parameters_of(engine)
+    engine.make_states()
+    assert_same(parameters_of(engine), before, atol=0.0)
+
+    def places() -> list[int]:
+        states = engine.optimizer.state.values()
+        return [v.data_ptr() for state in states for v in state.values() if v is not None]
+
+    made = places()
+    assert bool(made) == (optimizer != "plain sgd")
+    for _ in range(3):
+        for each in (engine, without):
+            each.gradients(batch_of(2))
+            assert each.apply() == 1
+    assert places() == made, "no step has made any"
+    for name, values in parameters_of(without).items():
+        assert torch.equal(parameters_of(engine)[name], values), name
+    state = deepcopy(engine.optimizer.state_dict()["state"])
+    engine.make_states()
+    torch.testing.assert_close(engine.optimizer.state_dict()["state"], state, rtol=0, atol=0)
+
+
+def test_a_device_without_room_for_the_optimizer_s_state_is_refused_before_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = engine_of()
+
+    def full(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    rates = [group["lr"] for group in engine.optimizer.param_groups]
+    monkeypatch.setattr(engine.optimizer, "step", full)
+    with pytest.raises(MachineTooSmall, match=r"state of its optimizer .*--device"):
+        engine.make_states()
+    assert [group["lr"] for group in engine.optimizer.param_groups] == rates
+    assert all(p.grad is None for p in engine.model.parameters())
+
+
+class Held(TorchDispatchMode):
+    """The most memory of tensors that were made since it was entered and are still held."""
+
+    def __init__(self, known: set[int]) -> None:
+        super().__init__()
+        self._known, self.peak_bytes = known, 0
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for each in tree_leaves(made):
+            if isinstance(each, Tensor) and each.untyped_storage().data_ptr() not in self._known:
+                storage = each.untyped_storage()
+                self._made[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
+        self._made = {key: pair for key, pair in self._made.items() if not pair[0].expired()}
+        self.peak_bytes = max(self.peak_bytes, sum(size for _, size in self._made.values()))
+        return made
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_a_step_of_muon_takes_is_kept_free(
+    precision: Precision, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (fitting, muon):
+        monkeypatch.setattr(module, "product_dtype", lambda device: dtype)
+    run = parse(
+        TEXT.replace('optimizer = "adamw"', 'optimizer = "muon"')
+        .replace("layers = 1", "layers = 4")
+        .replace("width = 16", "width = 64")
+    )
+    engine = engine_of(run, choices=Choices(precision=precision, micro_batch=2))
+    engine.make_states()
+    engine.gradients(batch_of(2))
+    known = {p.untyped_storage().data_ptr() for p in engine.model.parameters()}
+    known |= {
+        p.grad.untyped_storage().data_ptr() for p in engine.model.parameters() if p.grad is not None
+    }
+    for state in engine.optimizer.state.values():
+        known |= {value.untyped_storage().data_ptr() for value in state.values()}
+    with Held(known) as held:
+        assert engine.apply() == 1
+    kept = fitting.step_bytes(engine)
+    assert 0.6 * kept < held.peak_bytes <= 1.02 * kept, "a few numbers beside the matrices"
 
 
 @pytest.mark.parametrize(
