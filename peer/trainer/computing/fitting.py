@@ -1,8 +1,8 @@
 """A way to begin to train that is safe, and remembering what turned out to be the best.
 
-One pass before joining says how much memory a sequence takes; the rest is found while training
-(``peer.trainer.computing.tuning``). It is remembered per device and model, in a file of this user,
-and measured again when less memory is free than it took.
+A few passes before joining say how much memory a sequence takes, and about how fast this machine
+will be; the rest is found while training (``peer.trainer.computing.tuning``). It is remembered per
+device and model, in a file of this user, and measured again when less memory is free than it took.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from peer.trainer.computing.choices import (
     FREE_FRACTION,
     Choices,
     DeviceFacts,
+    Precision,
     Probe,
     Sample,
     Wishes,
@@ -48,6 +49,9 @@ million parameters in bf16."""
 TRIAL_TOKENS = 64
 """Tokens of the pass before joining, except on a GPU. A processor takes seconds for a sequence, and
 time and memory grow with the tokens."""
+
+TRIAL_S = 0.5
+"""Longest pass that is made before joining only to learn the speed."""
 
 BLOCK_BYTES = 20e6
 """Memory that the allocator of a GPU takes at once. A smaller difference is not seen."""
@@ -224,9 +228,10 @@ def begin(
         compares=facts.kind == "cpu" and wishes.precision == "auto" and wanted.precision != "fp32",
     )
     first = replace(engine.choices, micro_batch=_first_size(engine, goal, one))
-    engine.choose(first)
     most = max(1, min(wanted.micro_batch, one.fitting(room)))
-    return replace(goal, first=first), Fit(first, one.sequence_s, one.bytes_of(most))
+    sequence_s = _quickest(engine, goal, one)
+    engine.choose(first)
+    return replace(goal, first=first), Fit(first, sequence_s, one.bytes_of(most))
 
 
 def size_of_compiled(eager: Probe, *, most: int, room: float) -> int:
@@ -304,6 +309,25 @@ def _first_size(engine: Engine, goal: Goal, one: Sample) -> int:
             raise MachineTooSmall(engine.run.name, _shortage(goal.room_bytes, most))
         return most
     return max(1, min(most, int(SAFE_SHARE * fitting))) if goal.grows else 1
+
+
+def _quickest(engine: Engine, goal: Goal, one: Sample) -> float:
+    """Time of a sequence in the fastest way of those that can be tried in a moment.
+
+    People decide by it how much may be sent. By a few tokens a small model seems many times slower
+    than it is, because most of the time does not depend on their number.
+    """
+    best = one.sequence_s
+    half_of_room = max(1, int(SAFE_SHARE * one.fitting(goal.room_bytes)))
+    most = min(goal.choices.micro_batch, half_of_room)
+    plain: list[Precision] = ["fp32"] if goal.compares else []
+    for precision in (goal.choices.precision, *plain):
+        engine.choose(replace(engine.choices, precision=precision))
+        size = 1
+        while size <= most and size * best <= TRIAL_S:
+            best = min(best, probe(engine, size).per_sequence_s)
+            size = min(2 * size, most) if size < most else most + 1
+    return best
 
 
 def _shortage(room: float, wished: int | None = None) -> str:

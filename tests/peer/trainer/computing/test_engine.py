@@ -827,6 +827,37 @@ def test_the_speed_of_a_small_model_is_not_that_of_loading_the_libraries() -> No
     assert found.sequence_s < 0.5
 
 
+@pytest.mark.parametrize("in_half", [False, True])
+def test_the_speed_is_that_of_many_sequences_where_a_pass_takes_as_long_for_any_number(
+    in_half: bool,
+) -> None:
+    """The upload that people agreed to was 18 times too low: 26.8 MB an hour for 494."""
+
+    def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+        is_half = model(tokens[:, :-1]).dtype == torch.bfloat16
+        time.sleep(0.4 if is_half else 0.1)
+        return next_token_loss(model, tokens)
+
+    facts = replace(CPU, fast=("bf16", "fp32")) if in_half else CPU
+    choices = choose(facts, Wishes(), batch_size=16)
+    engine = engine_of(SIXTEEN, choices=choices, loss=loss)
+    _, found = begin(engine, facts, Wishes(), room=1e9, known=None)
+    assert found.sequence_s < 0.1 / 4
+    assert found.choices == engine.choices == replace(choices, micro_batch=1)
+
+
+def test_a_slow_machine_makes_no_long_pass_before_joining() -> None:
+    passes: list[float] = []
+
+    def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+        passes.append(0.02 * tokens.numel())
+        time.sleep(passes[-1])
+        return next_token_loss(model, tokens)
+
+    begin(engine_of(SIXTEEN, loss=loss), CPU, Wishes(), room=1e9, known=None)
+    assert max(passes) <= fitting.TRIAL_S
+
+
 @pytest.mark.parametrize("most", [1, 3, 5, 16])
 def test_a_device_of_limited_size_trains_at_once_and_measures_meanwhile(most: int) -> None:
     """A device that runs out of memory above ``most`` sequences, which nobody has told.
@@ -843,7 +874,7 @@ def test_a_device_of_limited_size_trains_at_once_and_measures_meanwhile(most: in
 
     engine, free = engine_of(SIXTEEN, loss=limited), engine_of(SIXTEEN)
     kept = begun(engine, GPU, Wishes(), room=5 * probe(engine, 1).peak_bytes)
-    assert seen[-1] == 1, "one sequence was tried before joining"
+    assert max(seen) <= 3, "few sequences were tried before joining"
     assert 1 < engine.choices.micro_batch <= 4
     with engine.tuning:
         assert engine.tuning.text is not None
