@@ -630,6 +630,7 @@ _TRAINING_PROCESS = (
             "compiling": ("", "compiles the model for this device while it trains"),
             "compiled": ("seconds", "trains with compiled code, which took {seconds:.0f} s"),
             "compile_failed": ("reason", "trains without compiling: {reason}"),
+            "way_found": ("text", "goes on with {text}: the fastest way found on this machine"),
             "logits_at_once": (
                 "",
                 "computes all logits of a micro-batch at once: this model has more than a head "

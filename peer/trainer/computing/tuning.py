@@ -50,6 +50,8 @@ class Tuner:
         """The last measurement."""
         self._compile_s = None if goal.known is None else goal.known.compile_s
         """Time of the last compilation."""
+        self._told = None if goal.known is None else goal.choices
+        """The way that people were told of last, beside the one to begin with."""
         self._code: Compilation | None = None
         self._plan = self._planned()
         self._measures = self._done = False
@@ -99,6 +101,7 @@ class Tuner:
         if wanted.compile:
             size = max(1, int(wanted.micro_batch / EAGER))
             self._engine.choose(replace(wanted, compile=False, micro_batch=size))
+        self._told = self._engine.choices  # as ``micro_batch_reduced``
         self._plan, self._done = self._replanned(wanted), False
         self._go_on(None)
 
@@ -115,6 +118,7 @@ class Tuner:
         if goal.known is not None:
             if goal.choices != engine.choices:
                 yield from self._compiled(goal.choices)
+                self._tell()
             return
         if goal.wished and goal.choices.compile:  # without compiling it may not fit
             yield from self._compiled(replace(goal.choices, lean=engine.choices.lean))
@@ -140,10 +144,18 @@ class Tuner:
         return Fit(self._engine.choices, best.per_sequence_s, best.peak_bytes)
 
     def _found(self, fit: Fit) -> None:
+        self._tell()
         self._fit = replace(fit, compile_s=self._compile_s)
         # A compiler that failed is tried again at the next start: it may lack a package or space.
         if fit.choices.compile or not self._goal.choices.compile:
             self._keep(self._fit)
+
+    def _tell(self) -> None:
+        """Say how it trains from now on, as the next start will, unless that was said."""
+        choices = self._engine.choices
+        if choices != self._told:
+            self._told = choices
+            self._engine.events.append({"event": "way_found", "text": choices.text})
 
     def _compiled(self, choices: Choices) -> Plan:
         """Train on until there is code for these choices, and then with it."""

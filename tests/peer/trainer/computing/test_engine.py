@@ -596,8 +596,9 @@ def test_a_compiler_that_fails_is_left_out_and_that_is_said_once() -> None:
     compiled(engine, Choices(micro_batch=4, compile=True))
     engine.gradients(batch_of())
     assert engine.apply()
-    began, failed = engine.events
+    began, failed, found = engine.events
     assert (began["event"], failed["event"]) == ("compiling", "compile_failed")
+    assert found == {"event": "way_found", "text": "fp32, 4 sequences at once"}
     assert "no such instruction" in str(failed["reason"])
     assert not engine.choices.compile
 
@@ -802,6 +803,14 @@ def test_a_processor_begins_with_one_sequence_and_has_all_that_fit_in_its_first_
     (found,) = kept
     assert engine.choices == found.choices == Choices(micro_batch=16)
     assert found.sequence_s > 0
+    # It was never said, after "1 sequence at once to begin with". The next start says the same.
+    assert list(engine.events) == [{"event": "way_found", "text": "fp32, 16 sequences at once"}]
+    next_goal, _ = begin(engine, CPU, Wishes(), room=1e9, known=found)
+    assert next_goal.text == "fp32, 16 sequences at once"
+    engine.tuning = Tuner(engine, next_goal)
+    with engine.tuning:
+        until_settled(engine)
+    assert len(engine.events) == 1
 
     two = probe(engine, 2).peak_bytes
     tight = engine_of(SIXTEEN)
@@ -985,6 +994,9 @@ def test_memory_that_becomes_less_is_remembered_and_nothing_is_compiled_in_the_w
             until_settled(engine)
     assert engine.choices.micro_batch == 2
     assert engine.choices.compile == compiles
+    said = [event["text"] for event in engine.events if "text" in event]
+    assert said[-1] == engine.choices.text
+    assert said.count(engine.choices.text) == 1, "once for each change"
     assert set(compiling) == ({"compile"} if compiles else set())
     assert (kept[-1].compile_s is not None) == compiles
     assert replace(kept[-1], compile_s=None) == Fit(engine.choices, 1.0, 2e6)
