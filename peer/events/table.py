@@ -629,6 +629,10 @@ _TRAINING_PROCESS = (
             ),
             "compiling": ("", "compiles the model for this device while it trains"),
             "compiled": ("seconds", "trains with compiled code, which took {seconds:.0f} s"),
+            "compiler_awaited": (
+                "text",
+                "waits for the compiler, which cannot be interrupted: {text}",
+            ),
             "compile_failed": ("reason", "trains without compiling: {reason}"),
             "way_found": ("text", "goes on with {text}: the fastest way found on this machine"),
             "logits_at_once": (

@@ -10,7 +10,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -171,7 +171,9 @@ def make_steps(
             on_event(engine.events.popleft())
 
     run.leave_when(lambda: bool(stop) or (steps_max is not None and steps >= steps_max))
-    with warnings.catch_warnings(), engine.tuning:
+    with warnings.catch_warnings(), engine.tuning, ExitStack() as at_end:
+        at_end.callback(tell)
+        at_end.callback(engine.tuning.leaving)
         warnings.simplefilter("ignore", LoopWarning)  # the screen shows the event loop_mistake
         tell()
         # The processes of an island add scaled gradients up, and do not save at the same step.

@@ -74,6 +74,10 @@ class Tuning(Protocol):
         """
         ...
 
+    def leaving(self) -> None:
+        """No step follows: tell what ``__exit__`` will wait for, if for anything."""
+        ...
+
     def wait(self) -> bool:
         """Wait for work in the background. Returns whether there was any."""
         ...
@@ -96,6 +100,9 @@ class Settled:
 
     def around(self, size: int, *, last: bool) -> AbstractContextManager[object]:
         return nullcontext()
+
+    def leaving(self) -> None:
+        return
 
     def wait(self) -> bool:
         return False

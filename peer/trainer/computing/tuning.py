@@ -18,6 +18,7 @@ import torch
 
 from peer.quantities import bar_text, duration_text, plural
 from peer.trainer.computing.choices import Choices, Probe, fastest, next_size
+from peer.trainer.computing.compiled_loss import usual_compile_s
 from peer.trainer.computing.compiling import Compilation
 from peer.trainer.computing.engine import Engine
 from peer.trainer.computing.fitting import EAGER, Fit, Goal, meanwhile, size_of_compiled
@@ -25,6 +26,9 @@ from peer.trainer.computing.probing import Meter
 
 SHORT_S = 0.5
 """Passes of a whole micro-batch are compared if they are shorter, otherwise those of a sequence."""
+
+ALMOST = 0.99
+"""Share of a compilation that takes longer than expected."""
 
 PASSES = 2
 """Number of micro-batches that are measured of each kind: the first one fills caches."""
@@ -72,10 +76,9 @@ class Tuner:
         if self._code is None:
             return f"measuring {plural(self._engine.choices.micro_batch, 'sequence')} at once"
         taken = self._code.elapsed_s
-        # By the time that it took before. The first time nobody knows.
-        usual = self._compile_s
-        bar = "" if usual is None else f"{bar_text(taken / max(taken, usual))} "
-        return f"compiling {bar}for {duration_text(taken)}"
+        # By the time that it took before, the first time by that of another machine.
+        share = taken / (self._compile_s or usual_compile_s(self._engine.model))
+        return f"compiling {bar_text(min(ALMOST, share))} for {duration_text(taken)}"
 
     @contextmanager
     def around(self, size: int, *, last: bool) -> Iterator[None]:
@@ -88,6 +91,11 @@ class Tuner:
             yield
         self._is_between_steps = last
         self._go_on(meter.probe)
+
+    def leaving(self) -> None:
+        """Tell that leaving waits for a compiler, if one is at work."""
+        if self._code is not None and not self._code.done:
+            self._engine.events.append({"event": "compiler_awaited", "text": self.text})
 
     def wait(self) -> bool:
         """Wait for a compiler at work. Returns whether there was one."""

@@ -25,7 +25,7 @@ from peer.storage.checkpoint import CheckpointFolder
 from peer.trainer.computing.choices import Wishes
 from peer.trainer.computing.device_facts import facts_of
 from peer.trainer.computing.engine import Engine
-from peer.trainer.computing.fitting import begin
+from peer.trainer.computing.fitting import Fit, Goal, begin
 from peer.trainer.computing.tuning import Tuner
 from peer.trainer.loop import Stop, TrainerSettings, open_engine, train
 from peer.trainer.observed_run import Outcome, Speed
@@ -206,7 +206,41 @@ def test_the_loop_trains_while_it_compiles_and_says_so(run_file: RunFile, tmp_pa
     assert 0 < found.steps < 10_000
     names = [event["event"] for event in events]
     assert (names.count("compiling"), names.count("compile_failed")) == (1, 1)
-    assert any(str(speed.preparing).startswith("compiling for ") for speed in speeds)
+    # There was no bar before the time was known.
+    assert any(str(speed.preparing).startswith("compiling [") for speed in speeds)
+
+
+def test_leaving_says_that_it_waits_for_a_compiler(run_file: RunFile, tmp_path: Path) -> None:
+    """It waited in silence."""
+    told = threading.Event()
+    events: list[Fields] = []
+
+    def on_event(fields: Fields) -> None:
+        events.append(fields)
+        if fields["event"] == "compiler_awaited":
+            told.set()
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        assert told.wait(60.0)
+        return graph.forward
+
+    torch._dynamo.reset()
+    settings = TrainerSettings(device="cpu", threads=1, steps_max=3)
+    engine = open_engine(run_file, settings, made=partial(Engine, backend=backend))
+    choices = replace(engine.choices, compile=True)
+    known = Fit(choices, 1.0, 1.0)
+    goal = Goal(first=engine.choices, choices=choices, room_bytes=1e9, known=known)
+    engine.tuning = Tuner(engine, goal)
+    train(
+        run_file,
+        own=own(tmp_path / "peer"),
+        settings=settings,
+        stop=Stop(),
+        on_event=on_event,
+        engine=engine,
+    )
+    (awaited,) = [each for each in events if each["event"] == "compiler_awaited"]
+    assert str(awaited["text"]).startswith("compiling [")
 
 
 def test_a_step_that_the_scaler_skips_counts_no_tokens(run_file: RunFile, tmp_path: Path) -> None:

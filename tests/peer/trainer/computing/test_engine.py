@@ -537,6 +537,27 @@ def test_it_trains_while_code_is_compiled_and_then_with_it_also_after_an_adoptio
     assert len(graphs) == 4
 
 
+@pytest.mark.parametrize(("earlier_s", "bar"), [(1e6, " "), (None, " "), (1e-6, "#########")])
+def test_a_compilation_has_a_bar_also_the_first_time(earlier_s: float | None, bar: str) -> None:
+    torch._dynamo.reset()
+    go_on = threading.Event()
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        assert go_on.wait(60.0)
+        return graph.forward
+
+    engine = engine_of(choices=Choices(micro_batch=7), backend=backend)
+    choices = Choices(micro_batch=7, compile=True)
+    engine.tuning = Tuner(engine, goal_of(engine, choices, compile_s=earlier_s))
+    with engine.tuning:
+        text = engine.tuning.text
+        engine.tuning.leaving()
+        go_on.set()
+    assert str(text).startswith(f"compiling [{bar}")
+    assert "100%" not in str(text), "it is still at work"
+    assert [event["event"] for event in engine.events] == ["compiling", "compiler_awaited"]
+
+
 def test_compiling_meanwhile_changes_no_gradient() -> None:
     """Every step has the gradients of one that nothing happens beside."""
     torch._dynamo.reset()
