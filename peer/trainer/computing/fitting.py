@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -50,8 +51,8 @@ TRIAL_TOKENS = 64
 """Tokens of the pass before joining, except on a GPU. A processor takes seconds for a sequence, and
 time and memory grow with the tokens."""
 
-TRIAL_S = 0.5
-"""Longest pass that is made before joining only to learn the speed."""
+TRIAL_S = 3.0
+"""Time for passes before joining that only tell the speed."""
 
 BLOCK_BYTES = 20e6
 """Memory that the allocator of a GPU takes at once. A smaller difference is not seen."""
@@ -321,10 +322,12 @@ def _quickest(engine: Engine, goal: Goal, one: Sample) -> float:
     half_of_room = max(1, int(SAFE_SHARE * one.fitting(goal.room_bytes)))
     most = min(goal.choices.micro_batch, half_of_room)
     plain: list[Precision] = ["fp32"] if goal.compares else []
-    for precision in (goal.choices.precision, *plain):
+    precisions = (goal.choices.precision, *plain)
+    for precision in precisions:
         engine.choose(replace(engine.choices, precision=precision))
+        until = time.perf_counter() + TRIAL_S / len(precisions)
         size = 1
-        while size <= most and size * best <= TRIAL_S:
+        while size <= most and size * best <= until - time.perf_counter():
             best = min(best, probe(engine, size).per_sequence_s)
             size = min(2 * size, most) if size < most else most + 1
     return best
