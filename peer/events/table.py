@@ -633,13 +633,23 @@ _TRAINING_PROCESS = (
             ),
             "compiling": ("", "compiles the model for this device while it trains"),
             "compiled": ("seconds", "trains with compiled code, which took {seconds:.0f} s"),
+            "compiler_awaited": (
+                "text",
+                "waits for the compiler, which cannot be interrupted: {text}",
+            ),
             "compile_failed": ("reason", "trains without compiling: {reason}"),
+            "way_found": ("text", "goes on with {text}: the fastest way found on this machine"),
             "logits_at_once": (
                 "",
                 "computes all logits of a micro-batch at once: this model has more than a head "
                 "after its hidden states",
             ),
             "micro_batch_reduced": ("text", "ran out of memory and goes on with {text}"),
+            "not_measured": (
+                "",
+                "leaves the held-out loss to other peers: not even one sequence fits into the "
+                "memory that training leaves; training goes on",
+            ),
             "optimizer_restored": ("step", "restored the optimizer as it was at step {step}"),
             "optimizer_not_restored": ("reason", "the optimizer starts afresh: {reason}"),
         },
@@ -653,7 +663,7 @@ _TRAINING_PROCESS = (
             "progress": (
                 "peer, peers, versions, tokens_per_s:float, share_of_peak:float, "
                 "time_left_s, next_merge_s, device_bytes, temperature_c:float, "
-                "processor_share:float",
+                "processor_share:float, preparing:text",
                 "step {steps}, loss {loss}",
             ),
             "done": ("finished, stopped, directory", "ended at step {steps}, loss {loss}"),

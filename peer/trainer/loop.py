@@ -10,7 +10,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -171,17 +171,20 @@ def make_steps(
             on_event(engine.events.popleft())
 
     run.leave_when(lambda: bool(stop) or (steps_max is not None and steps >= steps_max))
-    with warnings.catch_warnings(), engine.tuning:
+    with warnings.catch_warnings(), engine.tuning, ExitStack() as at_end:
+        at_end.callback(tell)
+        at_end.callback(engine.tuning.leaving)
         warnings.simplefilter("ignore", LoopWarning)  # the screen shows the event loop_mistake
         tell()
         # The processes of an island add scaled gradients up, and do not save at the same step.
         if engine.scaler is not None and engine.combine is None:
             run.keep_scaler(engine.scaler)
         with run:
+            engine.make_states()  # not before: a restored state is not made twice
             run.schedule(engine.optimizer)
             run.watch_device(engine.use)
             held_out = run.recipe_data.held_out
-            run.measure_with(lambda: (engine.held_out_loss(held_out, run.offer), len(held_out)))
+            run.measure_with(lambda: engine.measured(held_out, run.offer))
             run.check_with(engine.held_out_loss)
             for batch in run.data(batch_size=engine.batch_size, device=engine.device):
                 loss = engine.gradients(batch)

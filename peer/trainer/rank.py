@@ -283,10 +283,11 @@ class Rank(abc.ABC):
     def measure_with(self, measure: Callable[[], tuple[float, int]]) -> None:
         """Set the function that measures the held-out loss.
 
-        It returns the mean loss and the number of sequences, and is called at a safe point when it
-        is this peer's turn; training waits meanwhile. One that takes long calls ``offer`` now and
-        then. Of several processes that are one learner each calls its own at the same safe point,
-        so that they may compute together; the result of rank 0 is published.
+        It returns the mean loss and the number of sequences, which is 0 if it could not measure,
+        and is called at a safe point when it is this peer's turn; training waits meanwhile. One
+        that takes long calls ``offer`` now and then. Of several processes that are one learner each
+        calls its own at the same safe point, so that they may compute together; the result of rank
+        0 is published.
         """
         self._measure = measure
 

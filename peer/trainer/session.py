@@ -239,10 +239,11 @@ class Run(Rank):
         self._checks.stepped(tokens=tokens, exchanged=exchanged, alone=alone or self.over)
         if wanted is not None and (measure is not None or wanted.gate):
             loss, sequences = (0.0, 0) if measure is None else measure()
-            measured = Measured(
-                version=wanted.version, loss=loss, sequences=sequences, gate=wanted.gate
-            )
-            parts.agent.send(measured)
+            if sequences or wanted.gate:
+                measured = Measured(
+                    version=wanted.version, loss=loss, sequences=sequences, gate=wanted.gate
+                )
+                parts.agent.send(measured)
         if self._trials is not None:
             self._try(self._trials, step=learner.steps)
         parts.inner.maybe_save(step=learner.steps, position=parts.feed.state)

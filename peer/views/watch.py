@@ -262,7 +262,7 @@ class ScreenReporter:
             self._live.console.print(Text(sentence(fields) or ""), soft_wrap=True)
             return
         text = self._watch.on_event(fields)
-        if text is not None and fields["event"] in ("phase", "paused"):
+        if text is not None and fields["event"] in ("phase", "paused", "compiler_awaited"):
             self._live.update(Text(text), refresh=True)
 
     def on_step(self, run: Run) -> None:

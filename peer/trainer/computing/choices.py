@@ -156,6 +156,24 @@ class Probe:
         return Probe(size, self.seconds * by, self.peak_bytes * by, self.work_s * by)
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What both passes of a micro-batch take, by its number of sequences."""
+
+    sequence_s: float
+    fixed_bytes: float
+    """Memory for any number: gradients, and copies of weights in another precision."""
+    sequence_bytes: float
+    """Memory that each sequence adds."""
+
+    def bytes_of(self, sequences: int) -> float:
+        return self.fixed_bytes + self.sequence_bytes * sequences
+
+    def fitting(self, room_bytes: float) -> int:
+        """Number of sequences whose memory there is."""
+        return int(max(0.0, room_bytes - self.fixed_bytes) / max(1.0, self.sequence_bytes))
+
+
 def next_size(probes: Sequence[Probe], *, start: int, most: int, room_bytes: float) -> int | None:
     """The micro-batch to try next, from ``start`` on; ``None`` if no further one is worth it."""
     if not probes:

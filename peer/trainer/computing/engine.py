@@ -5,8 +5,9 @@ The gradient is that of the whole batch in one pass, to rounding. Nothing in a s
 value from the device: whether a ``GradScaler`` (fp16) has skipped a step is known one step later.
 
 A micro-batch that runs out of memory in forward or backward pass is repeated with half as many
-sequences at once, from the same state of the random generators. The optimizer's step is not
-repeated: by then the activations are freed, so no smaller micro-batch would help it.
+sequences at once, from the same state of the random generators; so is a held-out measurement. The
+optimizer's step cannot be repeated, because it may have changed some of the parameters. It takes no
+memory that it did not have before the first pass (``make_states``): by then activations are freed.
 
 The way to train may change from one micro-batch to the next, so that
 ``peer.trainer.computing.tuning`` finds the best one with work that counts.
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from peer.bridge.messages import Fields
+from peer.errors import MachineTooSmall
 from peer.model.recipes import clip_gradients, held_out_loss, next_token_loss
 from peer.model.recipes.chunked_loss import can_chunk, loss_in_chunks
 from peer.model.recipes.gpt import Gpt
@@ -47,6 +49,12 @@ _ALLOCATION_FAILED = (
 late ("CUDA error: out of memory"), of the CPU, and of cuBLAS and cuDNN."""
 
 
+_NO_ROOM_FOR_STATES = (
+    "the state of its optimizer does not fit beside the model and its gradients; close other "
+    "programs, or use a device with more memory (--device)"
+)
+
+
 class Tuning(Protocol):
     """Finds the best way to train while an engine trains."""
 
@@ -64,6 +72,10 @@ class Tuning(Protocol):
 
         ``last``: whether they are the last ones of a step.
         """
+        ...
+
+    def leaving(self) -> None:
+        """No step follows: tell what ``__exit__`` will wait for, if for anything."""
         ...
 
     def wait(self) -> bool:
@@ -88,6 +100,9 @@ class Settled:
 
     def around(self, size: int, *, last: bool) -> AbstractContextManager[object]:
         return nullcontext()
+
+    def leaving(self) -> None:
+        return
 
     def wait(self) -> bool:
         return False
@@ -144,6 +159,8 @@ class Engine:
         """Scales the loss in fp16."""
         self._skips = Skips()
         self._made = 0
+        self._held_out_at_once = HELD_OUT_AT_ONCE
+        self._told_unmeasured = False
         self._recomputes = False
         optimizer.register_step_post_hook(self._note_step)
         self.choices = choices
@@ -200,6 +217,35 @@ class Engine:
         while (loss := self._try(partial(self._accumulate, batch))) is None:
             _set_random_state(self.device, state)
         return loss
+
+    def make_states(self) -> None:
+        """Make the optimizer's state, unless it was restored, by a step that changes nothing.
+
+        It is made before the first pass, so that what is left for activations is known. Raises
+        ``MachineTooSmall``: a step that runs out of memory later has changed some parameters.
+        """
+        if self.optimizer.state:
+            return
+        groups = self.optimizer.param_groups
+        kept = [{name: group[name] for name in ("lr", "weight_decay")} for group in groups]
+        try:
+            for group in groups:
+                group.update(lr=0.0, weight_decay=0.0)
+                for parameter in group["params"]:
+                    parameter.grad = torch.zeros_like(parameter)
+            self.optimizer.step()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise MachineTooSmall(self.run.name, _NO_ROOM_FOR_STATES) from error
+        finally:
+            for group, settings in zip(groups, kept, strict=True):
+                group.update(settings)
+            self.forget_gradients()
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):  # moments, and the count of steps
+                    value.zero_()
 
     def apply(self) -> int:
         """Clip the gradients, make the optimizer's step, forget the gradients.
@@ -296,6 +342,9 @@ class Engine:
     def forget_gradients(self) -> None:
         """Free the memory of gradients, and what the device's allocator keeps for later."""
         self.optimizer.zero_grad(set_to_none=True)
+        self._free_unused()
+
+    def _free_unused(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -320,9 +369,38 @@ class Engine:
     ) -> float:
         """Mean loss per token over held-out sequences, in the precision of training.
 
-        ``meanwhile``: as for ``peer.model.recipes.held_out_loss``.
+        ``meanwhile``: as for ``peer.model.recipes.held_out_loss``, and called again where memory
+        runs out: then it is repeated with half as many sequences at once. Raises the error of one.
         """
-        at_once = min(HELD_OUT_AT_ONCE, self.choices.micro_batch)
+        while True:
+            at_once = min(self._held_out_at_once, self.choices.micro_batch)
+            try:
+                return self._held_out_loss(sequences, at_once, meanwhile)
+            except Exception as error:
+                if at_once == 1 or not is_out_of_memory(error):
+                    raise
+            # Outside of the handler: the error's traceback held the activations.
+            self._held_out_at_once = at_once // 2
+            self._free_unused()
+
+    def measured(
+        self, sequences: NDArray[np.int64], meanwhile: Callable[[], None]
+    ) -> tuple[float, int]:
+        """The held-out loss, and of how many sequences: of none if not even one fits."""
+        try:
+            return self.held_out_loss(sequences, meanwhile), len(sequences)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        self._free_unused()
+        if not self._told_unmeasured:
+            self._told_unmeasured = True
+            self.events.append({"event": "not_measured"})
+        return 0.0, 0
+
+    def _held_out_loss(
+        self, sequences: NDArray[np.int64], at_once: int, meanwhile: Callable[[], None]
+    ) -> float:
         # Without the code of training: a compiler would make other code for these sizes.
         loss = self.code(replace(self.choices, compile=False))
         with self.autocast():

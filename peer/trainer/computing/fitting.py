@@ -1,15 +1,17 @@
 """A way to begin to train that is safe, and remembering what turned out to be the best.
 
-One pass before joining says how much memory a sequence takes; the rest is found while training
-(``peer.trainer.computing.tuning``). It is remembered per device and model, in a file of this user,
-and measured again when less memory is free than it took.
+A few passes before joining say how much memory a sequence takes, and about how fast this machine
+will be; the rest is found while training (``peer.trainer.computing.tuning``). It is remembered per
+device and model, in a file of this user, and measured again when less memory is free than it took.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import time
 from dataclasses import asdict, dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch
 
 from dht.whole_files import write_whole
 from peer.errors import MachineTooSmall
+from peer.model.muon import batches, product_dtype
 from peer.model.recipes import trained_parameters
 from peer.quantities import bytes_text
 from peer.run_file.sections import GptModel, RunFile
@@ -25,7 +28,9 @@ from peer.trainer.computing.choices import (
     FREE_FRACTION,
     Choices,
     DeviceFacts,
+    Precision,
     Probe,
+    Sample,
     Wishes,
 )
 from peer.trainer.computing.device_facts import free_bytes
@@ -45,6 +50,12 @@ million parameters in bf16."""
 TRIAL_TOKENS = 64
 """Tokens of the pass before joining, except on a GPU. A processor takes seconds for a sequence, and
 time and memory grow with the tokens."""
+
+TRIAL_S = 3.0
+"""Time for passes before joining that only tell the speed."""
+
+BLOCK_BYTES = 20e6
+"""Memory that the allocator of a GPU takes at once. A smaller difference is not seen."""
 
 WARM_S = 2.0
 """A pass that is this quick is made twice: the first one of a small model measures little else than
@@ -170,7 +181,28 @@ def room_bytes(engine: Engine, *, others_bytes: float, devices: int = 1) -> floa
     if engine.device.type == "cpu":
         # Each process has a model of its own; the one that is measured here is there already.
         free = (free + values) / devices - values
-    return free - moments - gradients - sums
+    return free - moments - gradients - sums - step_bytes(engine)
+
+
+def step_bytes(engine: Engine) -> float:
+    """Memory that a step of the optimizer takes and gives back: Muon's, for its largest batch.
+
+    By then this process has freed its activations; a compiler at work in it may have some. All
+    values are there twice in fp32, once more with a scaler, and four times in the type of products.
+    """
+    values = max(
+        (
+            sum(matrix.numel() for matrix in batch)
+            for group in engine.optimizer.param_groups
+            if group.get("orthogonal")
+            for batch in batches(group["params"])
+        ),
+        default=0,
+    )
+    if not values:
+        return 0.0
+    scaled = 4 if engine.scaler is not None else 0
+    return values * (8.0 + scaled + 4 * product_dtype(engine.device).itemsize)
 
 
 def _trained(engine: Engine) -> int:
@@ -197,9 +229,10 @@ def begin(
         compares=facts.kind == "cpu" and wishes.precision == "auto" and wanted.precision != "fp32",
     )
     first = replace(engine.choices, micro_batch=_first_size(engine, goal, one))
+    most = max(1, min(wanted.micro_batch, one.fitting(room)))
+    sequence_s = _quickest(engine, goal, one)
     engine.choose(first)
-    most = min(wanted.micro_batch, max(1, int(room / one.peak_bytes)))
-    return replace(goal, first=first), Fit(first, one.seconds, one.peak_bytes * most)
+    return replace(goal, first=first), Fit(first, sequence_s, one.bytes_of(most))
 
 
 def size_of_compiled(eager: Probe, *, most: int, room: float) -> int:
@@ -225,22 +258,30 @@ def _known(engine: Engine, known: Fit, room: float) -> tuple[Goal, Fit]:
     return Goal(first=first, choices=known.choices, room_bytes=room, known=known), known
 
 
-def _one_sequence(engine: Engine, room: float) -> Probe:
+def _one_sequence(engine: Engine, room: float) -> Sample:
     """Measure one sequence, if need be with recomputed activations."""
     for lean in (False, True):
         engine.choose(replace(engine.choices, compile=False, micro_batch=1, lean=lean))
         one = _in_full(engine) if engine.device.type == "cuda" else _in_short(engine)
-        if one.peak_bytes <= room:
+        if one.fitting(room):
             return one
     raise MachineTooSmall(engine.run.name, _shortage(room))
 
 
-def _in_full(engine: Engine) -> Probe:
+def _in_full(engine: Engine) -> Sample:
+    """One sequence, and what a second one adds, if both fit."""
     probe(engine, 1)  # it loads kernels
-    return probe(engine, 1)
+    one = probe(engine, 1)
+    gradients = 4.0 * _trained(engine)
+    added = one.peak_bytes - gradients
+    two = probe(engine, 2) if engine.batch_size > 1 and isfinite(added) else None
+    if two is None or not isfinite(two.peak_bytes):
+        return Sample(one.seconds, gradients, added)
+    added = min(added, max(two.peak_bytes - one.peak_bytes, BLOCK_BYTES))
+    return Sample(one.seconds, one.peak_bytes - added, added)
 
 
-def _in_short(engine: Engine) -> Probe:
+def _in_short(engine: Engine) -> Sample:
     """One sequence, by calculation from a few tokens."""
     length = engine.run.data.sequence_length
     tokens = min(length, TRIAL_TOKENS)
@@ -251,21 +292,45 @@ def _in_short(engine: Engine) -> Probe:
         more = min(more, probe(engine, 1, length=tokens), key=lambda each: each.seconds)
     # Copies of weights in another precision take the same memory for any number of tokens.
     grown = (more.peak_bytes - less.peak_bytes) / max(1, tokens - fewer)
-    peak_bytes = more.peak_bytes + max(0.0, grown) * (length - tokens)
-    return Probe(1, more.seconds * length / tokens, max(1.0, peak_bytes))
+    # What is computed again is a part of ``more`` alone.
+    token_bytes = min(max(0.0, grown), more.peak_bytes / tokens)
+    return Sample(
+        sequence_s=more.seconds * length / tokens,
+        fixed_bytes=more.peak_bytes - token_bytes * tokens,
+        sequence_bytes=token_bytes * length,
+    )
 
 
-def _first_size(engine: Engine, goal: Goal, one: Probe) -> int:
+def _first_size(engine: Engine, goal: Goal, one: Sample) -> int:
     """The first micro-batch: one that certainly fits."""
-    on_cuda = engine.device.type == "cuda"
-    gradients = 4.0 * _trained(engine) if on_cuda else 0.0
-    fitting = (goal.room_bytes - gradients) / max(1.0, one.peak_bytes - gradients)
+    fitting = one.fitting(goal.room_bytes)
     most = goal.choices.micro_batch
     if goal.wished and not goal.choices.compile:  # compiled code needs less memory
         if most > fitting:
             raise MachineTooSmall(engine.run.name, _shortage(goal.room_bytes, most))
         return most
     return max(1, min(most, int(SAFE_SHARE * fitting))) if goal.grows else 1
+
+
+def _quickest(engine: Engine, goal: Goal, one: Sample) -> float:
+    """Time of a sequence in the fastest way of those that can be tried in a moment.
+
+    People decide by it how much may be sent. By a few tokens a small model seems many times slower
+    than it is, because most of the time does not depend on their number.
+    """
+    best = one.sequence_s
+    half_of_room = max(1, int(SAFE_SHARE * one.fitting(goal.room_bytes)))
+    most = min(goal.choices.micro_batch, half_of_room)
+    plain: list[Precision] = ["fp32"] if goal.compares else []
+    precisions = (goal.choices.precision, *plain)
+    for precision in precisions:
+        engine.choose(replace(engine.choices, precision=precision))
+        until = time.perf_counter() + TRIAL_S / len(precisions)
+        size = 1
+        while size <= most and size * best <= until - time.perf_counter():
+            best = min(best, probe(engine, size).per_sequence_s)
+            size = min(2 * size, most) if size < most else most + 1
+    return best
 
 
 def _shortage(room: float, wished: int | None = None) -> str:

@@ -18,6 +18,7 @@ import torch
 
 from peer.quantities import bar_text, duration_text, plural
 from peer.trainer.computing.choices import Choices, Probe, fastest, next_size
+from peer.trainer.computing.compiled_loss import usual_compile_s
 from peer.trainer.computing.compiling import Compilation
 from peer.trainer.computing.engine import Engine
 from peer.trainer.computing.fitting import EAGER, Fit, Goal, meanwhile, size_of_compiled
@@ -25,6 +26,9 @@ from peer.trainer.computing.probing import Meter
 
 SHORT_S = 0.5
 """Passes of a whole micro-batch are compared if they are shorter, otherwise those of a sequence."""
+
+ALMOST = 0.99
+"""Share of a compilation that takes longer than expected."""
 
 PASSES = 2
 """Number of micro-batches that are measured of each kind: the first one fills caches."""
@@ -50,6 +54,8 @@ class Tuner:
         """The last measurement."""
         self._compile_s = None if goal.known is None else goal.known.compile_s
         """Time of the last compilation."""
+        self._told = None if goal.known is None else goal.choices
+        """The way that people were told of last, beside the one to begin with."""
         self._code: Compilation | None = None
         self._plan = self._planned()
         self._measures = self._done = False
@@ -70,10 +76,9 @@ class Tuner:
         if self._code is None:
             return f"measuring {plural(self._engine.choices.micro_batch, 'sequence')} at once"
         taken = self._code.elapsed_s
-        # By the time that it took before. The first time nobody knows.
-        usual = self._compile_s
-        bar = "" if usual is None else f"{bar_text(taken / max(taken, usual))} "
-        return f"compiling {bar}for {duration_text(taken)}"
+        # By the time that it took before, the first time by that of another machine.
+        share = taken / (self._compile_s or usual_compile_s(self._engine.model))
+        return f"compiling {bar_text(min(ALMOST, share))} for {duration_text(taken)}"
 
     @contextmanager
     def around(self, size: int, *, last: bool) -> Iterator[None]:
@@ -87,6 +92,11 @@ class Tuner:
         self._is_between_steps = last
         self._go_on(meter.probe)
 
+    def leaving(self) -> None:
+        """Tell that leaving waits for a compiler, if one is at work."""
+        if self._code is not None and not self._code.done:
+            self._engine.events.append({"event": "compiler_awaited", "text": self.text})
+
     def wait(self) -> bool:
         """Wait for a compiler at work. Returns whether there was one."""
         return self._code is not None and self._code.wait()
@@ -99,6 +109,7 @@ class Tuner:
         if wanted.compile:
             size = max(1, int(wanted.micro_batch / EAGER))
             self._engine.choose(replace(wanted, compile=False, micro_batch=size))
+        self._told = self._engine.choices  # as ``micro_batch_reduced``
         self._plan, self._done = self._replanned(wanted), False
         self._go_on(None)
 
@@ -115,6 +126,7 @@ class Tuner:
         if goal.known is not None:
             if goal.choices != engine.choices:
                 yield from self._compiled(goal.choices)
+                self._tell()
             return
         if goal.wished and goal.choices.compile:  # without compiling it may not fit
             yield from self._compiled(replace(goal.choices, lean=engine.choices.lean))
@@ -140,10 +152,18 @@ class Tuner:
         return Fit(self._engine.choices, best.per_sequence_s, best.peak_bytes)
 
     def _found(self, fit: Fit) -> None:
+        self._tell()
         self._fit = replace(fit, compile_s=self._compile_s)
         # A compiler that failed is tried again at the next start: it may lack a package or space.
         if fit.choices.compile or not self._goal.choices.compile:
             self._keep(self._fit)
+
+    def _tell(self) -> None:
+        """Say how it trains from now on, as the next start will, unless that was said."""
+        choices = self._engine.choices
+        if choices != self._told:
+            self._told = choices
+            self._engine.events.append({"event": "way_found", "text": choices.text})
 
     def _compiled(self, choices: Choices) -> Plan:
         """Train on until there is code for these choices, and then with it."""

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from peer.bridge.messages import Fields
-from peer.errors import DataUnavailable
+from peer.errors import DataUnavailable, MachineTooSmall
 from peer.model.recipes import build_model, next_token_loss
 from peer.model.weights import WeightsUnfit, save_weights
 from peer.run_file.reading import parse
@@ -25,7 +25,7 @@ from peer.storage.checkpoint import CheckpointFolder
 from peer.trainer.computing.choices import Wishes
 from peer.trainer.computing.device_facts import facts_of
 from peer.trainer.computing.engine import Engine
-from peer.trainer.computing.fitting import begin
+from peer.trainer.computing.fitting import Fit, Goal, begin
 from peer.trainer.computing.tuning import Tuner
 from peer.trainer.loop import Stop, TrainerSettings, open_engine, train
 from peer.trainer.observed_run import Outcome, Speed
@@ -102,6 +102,52 @@ def test_the_loop_tries_contributions_of_others_where_the_run_asks_for_it(
     assert not list(tmp_path.glob("trial*"))
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_held_out_measurement_that_runs_out_of_memory_does_not_end_training(
+    fits: bool, run_file: RunFile, tmp_path: Path
+) -> None:
+    """It runs at a safe point, where its error went through the loop."""
+    most = 1 if fits else 0
+
+    def loss(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+        if len(tokens) > (2 if torch.is_grad_enabled() else most):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return next_token_loss(model, tokens)
+
+    events: list[Fields] = []
+    settings = TrainerSettings(device="cpu", threads=1, steps_max=40)
+    found = train(
+        run_file,
+        own=own(tmp_path / "peer"),
+        settings=settings,
+        stop=Stop(),
+        on_event=events.append,
+        engine=open_engine(run_file, settings, made=partial(Engine, loss=loss)),
+    )
+    assert found.steps == 40
+    names = [event["event"] for event in events]
+    assert ("measured" in names) == fits
+    assert names.count("not_measured") == (0 if fits else 1)
+
+
+def test_an_optimizer_s_state_that_does_not_fit_is_refused_before_anything_is_trained(
+    run_file: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first step it was too late: it may have changed some parameters already."""
+    settings = TrainerSettings(device="cpu", threads=1, steps_max=3)
+    engine = open_engine(run_file, settings)
+    passes: list[int] = []
+    monkeypatch.setattr(engine, "gradients", lambda batch: passes.append(len(batch)))
+
+    def full(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(engine.optimizer, "step", full)
+    with pytest.raises(MachineTooSmall, match="state of its optimizer"):
+        train(run_file, own=own(tmp_path), settings=settings, stop=Stop(), engine=engine)
+    assert not passes
+
+
 def test_the_loop_knows_its_speed_and_the_time_left(run_file: RunFile, tmp_path: Path) -> None:
     speeds: list[Speed] = []
     train(
@@ -160,7 +206,41 @@ def test_the_loop_trains_while_it_compiles_and_says_so(run_file: RunFile, tmp_pa
     assert 0 < found.steps < 10_000
     names = [event["event"] for event in events]
     assert (names.count("compiling"), names.count("compile_failed")) == (1, 1)
-    assert any(str(speed.preparing).startswith("compiling for ") for speed in speeds)
+    # There was no bar before the time was known.
+    assert any(str(speed.preparing).startswith("compiling [") for speed in speeds)
+
+
+def test_leaving_says_that_it_waits_for_a_compiler(run_file: RunFile, tmp_path: Path) -> None:
+    """It waited in silence."""
+    told = threading.Event()
+    events: list[Fields] = []
+
+    def on_event(fields: Fields) -> None:
+        events.append(fields)
+        if fields["event"] == "compiler_awaited":
+            told.set()
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        assert told.wait(60.0)
+        return graph.forward
+
+    torch._dynamo.reset()
+    settings = TrainerSettings(device="cpu", threads=1, steps_max=3)
+    engine = open_engine(run_file, settings, made=partial(Engine, backend=backend))
+    choices = replace(engine.choices, compile=True)
+    known = Fit(choices, 1.0, 1.0)
+    goal = Goal(first=engine.choices, choices=choices, room_bytes=1e9, known=known)
+    engine.tuning = Tuner(engine, goal)
+    train(
+        run_file,
+        own=own(tmp_path / "peer"),
+        settings=settings,
+        stop=Stop(),
+        on_event=on_event,
+        engine=engine,
+    )
+    (awaited,) = [each for each in events if each["event"] == "compiler_awaited"]
+    assert str(awaited["text"]).startswith("compiling [")
 
 
 def test_a_step_that_the_scaler_skips_counts_no_tokens(run_file: RunFile, tmp_path: Path) -> None:

@@ -62,10 +62,26 @@ def test_a_gpu_is_named_with_the_choices_and_the_memory_that_they_take(found: Pr
     new = replace(found, facts=gpu, goal=goal, parameters=124_000_000, step_bytes=15e9)
     assert "NVIDIA H100   bf16, 4 sequences at once to begin with   16.5 GB" in new.lines[2]
     assert "Machine  about " in new.lines[3]
+    assert " an hour by a short trial (" in new.lines[4]
 
     seen = replace(new, goal=replace(goal, known=Fit(choices, 0.01, 15e9)))
     assert "NVIDIA H100   bf16, compiled, 32 sequences at once   16.5 GB of 80 GB" in seen.lines[2]
     assert "about" not in seen.lines[3]
+    assert "Network  sends at most " in seen.lines[4]
+    assert "trial" not in seen.lines[4]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_upload_told_before_anything_is_compiled_is_that_of_compiled_code(
+    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choices = Choices(micro_batch=2, compile=True)
+    fit = Fit(choices, 0.19, 1e6)
+    first = replace(choices, compile=False)
+    goal = Goal(first=first, choices=choices, room_bytes=1e9, known=fit if known else None)
+    monkeypatch.setattr(preflight, "begin", lambda *arguments, **rest: (goal, fit))
+    seen = examine(parse(TEXT), ON_CPU, pace_s=0.0, directory=tmp_path / "x")
+    assert seen.step_time_s == pytest.approx(2 * (0.19 if known else 0.1))
 
 
 def test_a_device_without_room_for_one_sequence_is_refused_before_the_model_is_built(

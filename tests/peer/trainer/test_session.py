@@ -26,6 +26,7 @@ from peer.bridge.agent_process import LineSettings
 from peer.bridge.messages import Phase
 from peer.data import feed
 from peer.errors import DiskFull
+from peer.events.table import TABLE
 from peer.joining.link import FoundRun
 from peer.joining.nickname import default_name
 from peer.run_file.reading import parse
@@ -502,6 +503,13 @@ def test_tokens_shown_as_merged_exclude_pending_ones(
     with run:
         assert progress(run)["global_tokens"] == 5000 - lone_agent.OWN_PENDING
         assert watch.Watch().view(run).global_tokens == 5000 - lone_agent.OWN_PENDING
+
+
+def test_a_record_of_progress_has_the_fields_that_are_documented(start: Start) -> None:
+    """`preparing` was missing in EVENTS.md: the fields of a speed are nowhere written as names."""
+    run, _, _ = start()
+    with run:
+        assert progress(run).keys() - {"event"} == TABLE["progress"].fields.keys()
 
 
 def test_the_budget_that_people_see_is_the_one_that_the_owner_has_amended(
