@@ -24,9 +24,19 @@ from peer.errors import INTERRUPTED, PeerError
 Json = Annotated[bool, Option("--json", help="Print one JSON object.")]
 JsonLines = Annotated[bool, Option("--json", help="Print one JSON object per line.")]
 JsonAtTheEnd = Annotated[bool, Option("--json", help="Print one JSON object as the last line.")]
+
+
+def _relay_rate(text: str | None) -> str | None:
+    from peer.rules.limits import parse_relay_rate
+
+    parse_relay_rate(text)  # raises ``BadLimit``
+    return text
+
+
 RelayBulk = Annotated[
     str | None,
     Option(
+        callback=_relay_rate,
         help="Pass bulk data on between peers whose routers let no direct connection through, up "
         "to this many bytes per second, such as 2M; 'off': do not. They need it where nobody else "
         "can be dialled.",

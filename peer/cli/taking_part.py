@@ -26,11 +26,12 @@ from peer.cli.application import (
     start_logging,
 )
 from peer.cli.finding import check_new, find_patiently, no_peers, seen_by_peers
-from peer.cli.found_models import base_to_fetch, fetched_base
+from peer.cli.found_models import base_to_fetch, check_link, fetched_base
 from peer.cli.learner_options import Options, trains
 from peer.cli.owning import sign_if_owner_is_missing
 from peer.cli.showing import usage_errors
 from peer.errors import FolderInUse, NobodyToAsk, PeerError, RunHasExisted, RunOver
+from peer.quantities import plural
 from peer.run_file.sections import HfData, RunFile, TextData
 from peer.storage.home import (
     OUTER,
@@ -72,6 +73,7 @@ def start(file: str, options: Options) -> int:
 
     sign_if_owner_is_missing(Path(file))
     found = find_run(file, ask_peers=no_peers)
+    _check_machine(options)
     if found.run.policy.admission == "invited":
         complain("the run admits invited peers only; for each, or for all: shoal invite LINK")
     where = options.directory or default_directory(found.run.run_id)
@@ -147,6 +149,8 @@ def join(link: str, options: Options) -> int:
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.last_seen import date_text, recall
 
+    check_link(link)
+    _check_machine(options)
     found = find_patiently(link, options.directory)
     own = options.settings(found, seeds=[str(seed) for seed in found.seeds])
     where = own.directory or default_directory(found.run.run_id)
@@ -174,42 +178,62 @@ def _in_free_folder(own: JoinSettings, run: RunFile) -> JoinSettings:
     return replace(own, directory=folder)
 
 
+def _check_machine(options: Options) -> None:
+    """Check early that this machine has what the options name. Raises ``BadParameter``.
+
+    Where they name nothing, torch is imported later: to look for a run needs none.
+    """
+    if options.is_torch_asked:
+        _devices(options)
+
+
+def _devices(options: Options) -> tuple[str, ...]:
+    """The devices to train on. Raises ``BadParameter``."""
+    from peer.island.training import choose_devices
+    from peer.trainer.loop import TrainerSettings, check_wishes
+
+    with usage_errors():
+        devices = choose_devices(options.devices_wished())
+        check_wishes(TrainerSettings(device=devices[0], wishes=options.wishes()))
+    return devices
+
+
+def _for_batch(devices: tuple[str, ...], run: RunFile) -> tuple[str, ...]:
+    """As many devices as a batch has sequences: each trains on one at least."""
+    size = run.inner.batch_size
+    if len(devices) > size:
+        complain(
+            f"{size} of {len(devices)} devices train: a batch of run {run.name!r} has "
+            f"{plural(size, 'sequence')} (inner.batch_size), and a device trains on one at least"
+        )
+    return devices[:size]
+
+
 def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     import psutil
 
     from peer.cli.training import look_at, train_here, train_on_devices
     from peer.data.sources import check_data
-    from peer.island.training import choose_devices
-    from peer.model.weights import check_there
     from peer.rules.limits import manners
     from peer.storage.credentials import own_credential
     from peer.storage.earlier import look_at_files
-    from peer.trainer.computing.choices import wishes_from
-    from peer.trainer.loop import TrainerSettings, check_wishes
+    from peer.trainer.loop import TrainerSettings
 
     start_logging(logging.WARNING)
     usual = manners(desktop=_is_desktop(), cores=psutil.cpu_count(logical=False) or 1)
     os.nice(usual.niceness if options.nice is None else options.nice)
     threads = options.threads or usual.threads
-    with usage_errors():
-        devices = choose_devices(
-            options.device, options.devices, batch_size=found.run.inner.batch_size
-        )
-        if len(devices) > 1:
-            threads = max(1, (threads or os.cpu_count() or 1) // len(devices))
-        settings = TrainerSettings(
-            device=devices[0],
-            wishes=wishes_from(
-                precision=options.precision,
-                micro_batch=options.micro_batch,
-                compile=options.compile,
-            ),
-            threads=threads,
-            steps_max=options.steps,
-            founds=bool(own.found),
-            weights=options.weights,
-        )
-        check_wishes(settings)
+    devices = _for_batch(_devices(options), found.run)
+    if len(devices) > 1:
+        threads = max(1, (threads or os.cpu_count() or 1) // len(devices))
+    settings = TrainerSettings(
+        device=devices[0],
+        wishes=options.wishes(),
+        threads=threads,
+        steps_max=options.steps,
+        founds=bool(own.found),
+        weights=options.weights,
+    )
     where = own.directory or default_directory(found.run.run_id)
     check_folder(where, found.run)
     if is_in_use(where):
@@ -223,8 +247,6 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
         with peer_folder(where):
             identity = Identity.load_or_create(where / "identity.key")
             own_credential(where, identity, found.run, role="learner", invite=own.invite)
-    if options.weights is not None:
-        check_there(options.weights)
     data_directory = own.data_directory or where / "data"
     check_data(found.run, data_directory)
     if not _may_fetch_base(found.run, options, founds=settings.founds):

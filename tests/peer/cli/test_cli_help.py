@@ -12,6 +12,9 @@ import pytest
 
 from peer import cli
 
+SEED = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGVBEgkHzjFQg5VNNCdTSh3MPQbYUsFKVpLLUwz3kk2fu"
+LINK = f"shoal://{'0' * 64}?seed={SEED}"
+
 WITHOUT_JSON = {
     "shoal run new": "prints a run file, which is TOML: a script can read that",
 }
@@ -112,6 +115,8 @@ def test_a_shell_can_complete_commands() -> None:
         ("run", "check", "nowhere.toml"),
         ("start", "nowhere.toml"),
         ("start", "nowhere.toml", "--page", "9100"),
+        ("start", "examples/tiny_gpt/run.toml", "--micro-batch", "0"),
+        ("join", LINK, "--device", "tpu"),
         ("keep", "nowhere.toml", "--until", "tomorrow"),
         ("limits", "--up", "fast"),
     ],
@@ -124,6 +129,10 @@ def test_a_mistake_is_told_before_torch_or_a_server_is_loaded(arguments: tuple[s
         "print(code, {'torch', 'aiohttp'} & set(sys.modules))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     assert done.stdout.splitlines()[-1] == "2 set()", done.stderr

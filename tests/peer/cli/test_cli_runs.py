@@ -764,6 +764,27 @@ def test_of_two_joins_that_wait_for_an_answer_the_later_one_gets_a_folder_of_its
     assert f"this one is a second one, with the folder {second}" in errors
 
 
+def test_devices_beyond_the_sequences_of_a_batch_are_told_to_stand_idle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--devices 9` quietly became 4."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    path = tmp_path / "new.toml"
+    path.write_text('name = "new"\n[inner]\nbatch_size = 4\n', encoding="utf-8")
+    trained: list[tuple[str, ...]] = []
+    look = SimpleNamespace(lines=(), engine=None, step_time_s=1.0)
+    monkeypatch.setattr("peer.cli.training.look_at", lambda *_, **__: look)
+    monkeypatch.setattr("peer.cli.taking_part.log_to", lambda path: None)
+    monkeypatch.setattr(
+        "peer.cli.training.train_on_devices",
+        lambda run, own, options, settings, look, devices: trained.append(devices),
+    )
+    for asked, told in (("9", "4 of 9 devices train: a batch of run 'new' has 4 seq"), ("4", "")):
+        code, _, errors = said(["start", str(path), "--yes", "--devices", asked], capsys)
+        assert code == 0 and told in errors and bool(told) == ("devices train" in errors)
+        assert trained.pop() == ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
+
+
 def test_status_without_a_link_shows_the_peers_of_this_machine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
