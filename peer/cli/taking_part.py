@@ -49,6 +49,8 @@ from peer.storage.home import (
 if TYPE_CHECKING:
     from peer.joining.link import FoundRun
     from peer.joining.visit import RunStatus
+    from peer.rules.limits import Manners
+    from peer.trainer.loop import TrainerSettings
     from peer.trainer.settings import JoinSettings
 
 commands = typer.Typer()
@@ -209,35 +211,46 @@ def _for_batch(devices: tuple[str, ...], run: RunFile) -> tuple[str, ...]:
     return devices[:size]
 
 
-def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
+def _manners() -> Manners:
+    """The manners of training on this machine, where the options name none."""
     import psutil
 
-    from peer.cli.training import look_at, train_here, train_on_devices
-    from peer.data.sources import check_data
     from peer.rules.limits import manners
-    from peer.storage.credentials import own_credential
-    from peer.storage.earlier import look_at_files
+
+    return manners(desktop=_is_desktop(), cores=psutil.cpu_count(logical=False) or 1)
+
+
+def _trainer_settings(devices: Sequence[str], options: Options, *, founds: bool) -> TrainerSettings:
     from peer.trainer.loop import TrainerSettings
 
-    start_logging(logging.WARNING)
-    usual = manners(desktop=_is_desktop(), cores=psutil.cpu_count(logical=False) or 1)
-    os.nice(usual.niceness if options.nice is None else options.nice)
-    threads = options.threads or usual.threads
-    devices = _for_batch(_devices(options), found.run)
+    threads = options.threads or _manners().threads
     if len(devices) > 1:
         threads = max(1, (threads or os.cpu_count() or 1) // len(devices))
-    settings = TrainerSettings(
+    return TrainerSettings(
         device=devices[0],
         wishes=options.wishes(),
         threads=threads,
         steps_max=options.steps,
-        founds=bool(own.found),
+        founds=founds,
         weights=options.weights,
     )
+
+
+def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
+    from peer.cli.training import look_at, train_here, train_on_devices
+    from peer.data.sources import check_data
+    from peer.storage.credentials import own_credential
+    from peer.storage.earlier import look_at_files
+
+    start_logging(logging.WARNING)
+    os.nice(_manners().niceness if options.nice is None else options.nice)
     where = own.directory or default_directory(found.run.run_id)
     check_folder(where, found.run)
     if is_in_use(where):
         raise FolderInUse(str(where))  # before measurements and questions; `occupied` decides
+    data_directory = own.data_directory or where / "data"
+    with report_if_slow("still checking the data"):
+        check_data(found.run, data_directory, cache_dir=data_cache())
     earlier = look_at_files(where)
     for text in earlier.told:
         complain(text)
@@ -247,8 +260,8 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
         with peer_folder(where):
             identity = Identity.load_or_create(where / "identity.key")
             own_credential(where, identity, found.run, role="learner", invite=own.invite)
-    data_directory = own.data_directory or where / "data"
-    check_data(found.run, data_directory)
+    devices = _for_batch(_devices(options), found.run)  # with torch: other faults need none
+    settings = _trainer_settings(devices, options, founds=bool(own.found))
     if not _may_fetch_base(found.run, options, founds=settings.founds):
         return EXIT_REFUSED
     settings = replace(

@@ -197,6 +197,24 @@ def test_a_run_whose_text_cannot_be_read_is_not_begun(
     assert not (tmp_path / "peer").exists()
 
 
+def test_a_run_with_a_damaged_file_is_not_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier, it was founded, and its first peer ended when training came to the file."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("peer.cli.training.look_at", None)
+    path = tmp_path / "new.toml"
+    path.write_text(
+        'name = "new"\n[data]\nrecipe = "files"\n[[data.sources]]\nfiles = ["a.jsonl"]\n'
+    )
+    (tmp_path / "a.jsonl").write_text("{nonsense\n")
+    start = ["start", "--yes", "--directory", str(tmp_path / "peer"), str(path)]
+    code, output, errors = said(start, capsys)
+    assert (code, output) == (2, "")
+    assert "a.jsonl, line 1: is not JSON" in errors and errors.count("\n") == 1
+    assert not (tmp_path / "peer").exists()
+
+
 def test_a_new_run_file_may_show_the_settings_of_every_recipe(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
