@@ -32,7 +32,7 @@ from peer.cli.owning import sign_if_owner_is_missing
 from peer.cli.showing import usage_errors
 from peer.errors import FolderInUse, NobodyToAsk, PeerError, RunHasExisted, RunOver
 from peer.quantities import plural
-from peer.run_file.sections import HfData, RunFile, TextData
+from peer.run_file.sections import FilesData, HfData, RunFile, TextData
 from peer.storage.home import (
     OUTER,
     PEERS,
@@ -120,12 +120,15 @@ def _may_found(run: RunFile, where: Path, options: Options) -> bool:
 
 def _check_first_start(found: FoundRun, file: str, options: Options, where: Path) -> None:
     """Find mistakes in the run file, and read its data, before anything of a new run starts."""
+    from peer.data.files import hosts_of
     from peer.data.sources import read_once
 
     if has_been_there(where):
         return
     check_new(found, file)
-    if isinstance(found.run.data, TextData | HfData):
+    data = found.run.data
+    # Downloads of files take as long as they will: they are for a run that is under way.
+    if isinstance(data, TextData | HfData) or (isinstance(data, FilesData) and not hosts_of(data)):
         with report_if_slow("still reading the data"):
             read_once(
                 found.run,

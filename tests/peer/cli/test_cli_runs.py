@@ -197,21 +197,32 @@ def test_a_run_whose_text_cannot_be_read_is_not_begun(
     assert not (tmp_path / "peer").exists()
 
 
-def test_a_run_with_a_damaged_file_is_not_begun(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{nonsense\n", "a.jsonl, line 1: is not JSON"),
+        ('{"text": "short"}\n', "the held-out part has no sequence of 128 tokens; raise data."),
+    ],
+)
+def test_a_run_with_a_file_that_cannot_be_used_is_not_begun(
+    content: str,
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Earlier, it was founded, and its first peer ended when training came to the file."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setattr("peer.cli.training.look_at", None)
     path = tmp_path / "new.toml"
     path.write_text(
         'name = "new"\n[data]\nrecipe = "files"\n[[data.sources]]\nfiles = ["a.jsonl"]\n'
     )
-    (tmp_path / "a.jsonl").write_text("{nonsense\n")
+    (tmp_path / "a.jsonl").write_text(content)
     start = ["start", "--yes", "--directory", str(tmp_path / "peer"), str(path)]
     code, output, errors = said(start, capsys)
     assert (code, output) == (2, "")
-    assert "a.jsonl, line 1: is not JSON" in errors and errors.count("\n") == 1
+    assert says in errors and errors.count("\n") == 1
     assert not (tmp_path / "peer").exists()
 
 
@@ -582,6 +593,7 @@ def test_starting_in_the_folder_of_an_earlier_start_goes_on_without_a_question(
 ) -> None:
     path, folder = remember(tmp_path), tmp_path / "anna"
     (folder / "outer" / "000000000001").mkdir(parents=True)
+    (folder / "in_use").touch()
     assert said(["start", str(path), "--directory", str(folder)], capsys) == (0, "", "")
     assert len(began) == 1
     code, _, errors = said(["start", str(path), "--directory", str(folder), "--anew"], capsys)
@@ -706,6 +718,7 @@ def test_a_run_that_has_ended_is_not_started_again_in_its_folder(
     """Earlier, such a run trained some steps more, which nobody merged."""
     path, folder = remember(tmp_path, ended_at=86_400.0), tmp_path / "anna"
     (folder / "outer" / "000000000001").mkdir(parents=True)
+    (folder / "in_use").touch()
     code, output, errors = said(["start", str(path), "--directory", str(folder)], capsys)
     assert (code, output, began) == (4, "", [])
     assert (
