@@ -6,7 +6,6 @@ Only torch knows the devices of this machine; a name of one is checked with it, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
@@ -59,7 +58,7 @@ def _lane(text: str) -> str:
     return text
 
 
-def _seeds(texts: list[str] | None) -> list[str] | None:
+def checked_seeds(texts: list[str] | None) -> list[str] | None:
     with usage_errors():
         seeds_of(texts)
     return texts
@@ -75,21 +74,32 @@ def _listen(texts: list[str] | None) -> list[str] | None:
     return texts
 
 
-def _announce(texts: list[str] | None) -> list[str] | None:
+def checked_addresses(texts: list[str] | None) -> list[str] | None:
     with usage_errors():
         _parsed(texts)
     return texts
 
 
 def _pace(seconds: float) -> float:
-    if not math.isfinite(seconds):
-        raise typer.BadParameter(f"{seconds} is no number of seconds, such as 0.5")
+    if not 0.0 <= seconds <= PACE_MAX_S:
+        raise typer.BadParameter(f"{seconds:g} is no number of seconds from 0 to {PACE_MAX_S:g}")
     return seconds
 
 
-def _page(address: str) -> str:
-    page_of(address)
-    return address
+def _directory(folder: Path | None) -> Path | None:
+    from peer.storage.home import check_no_other_files
+
+    if folder is not None and folder.exists():
+        check_no_other_files(folder)
+    return folder
+
+
+def _page(text: str) -> str:
+    from peer.views.page_address import parse_page, try_page
+
+    if page_of(text) is not None:
+        try_page(parse_page(text))
+    return text
 
 
 def _state_on_disk(wish: str) -> str:
@@ -100,6 +110,11 @@ def _state_on_disk(wish: str) -> str:
     return wish
 
 
+PACE_MAX_S = 86_400.0
+
+THREADS_MAX = 1024
+"""Torch ends the process where the system has no more threads."""
+
 NETWORK = "Network"
 TRAINING = "Training"
 """Headings of a command's help."""
@@ -109,13 +124,17 @@ OF_FOUNDERS = ("anew", "weights")
 
 Directory = Annotated[
     Path | None,
-    Option(file_okay=False, help="Folder for this peer's key, checkpoints and logs."),
+    Option(
+        callback=_directory,
+        file_okay=False,
+        help="Folder for this peer's key, checkpoints and logs.",
+    ),
 ]
 Seeds = Annotated[
     list[str] | None,
     Option(
         "--seed",
-        callback=_seeds,
+        callback=checked_seeds,
         help="Multiaddr of a bootstrap or other peer; repeatable.",
         rich_help_panel=NETWORK,
     ),
@@ -135,7 +154,7 @@ Listen = Annotated[
 Announce = Annotated[
     list[str] | None,
     Option(
-        callback=_announce,
+        callback=checked_addresses,
         help="Multiaddr to announce to other peers; repeatable.",
         rich_help_panel=NETWORK,
     ),
@@ -244,6 +263,7 @@ class Options:
         Option(
             help="CPU threads for training; by default all cores, on a desktop all but one.",
             min=1,
+            max=THREADS_MAX,
             rich_help_panel=TRAINING,
         ),
     ] = None
@@ -258,7 +278,7 @@ class Options:
     ] = None
     pace: Annotated[
         float,
-        Option(callback=_pace, help="Minimum seconds per step.", min=0.0, rich_help_panel=TRAINING),
+        Option(callback=_pace, help="Minimum seconds per step.", rich_help_panel=TRAINING),
     ] = 0.0
     anew: Annotated[
         bool,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -115,6 +116,6 @@ def _quantity(text: str, units: dict[str, float], example: str) -> float:
         value = float(number)
     except ValueError:
         value = -1.0
-    if unit is None or not value > 0:
+    if unit is None or not 0.0 < value * unit < math.inf:
         raise typer.BadParameter(f"{text!r} is not {example}")
     return value * unit

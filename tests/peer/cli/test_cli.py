@@ -153,9 +153,11 @@ OF_LEARNERS = [
     (["--devices", "cpu,cpu:0"], "--devices is 'cpu,cpu:0'; it is auto, a number from 1 to 1024"),
     (["--device", "cuda:77"], "--device: device 'cuda:77' cannot be used here: "),
     (["--device", "cpu", "--precision", "tf32"], "cannot train in tf32; pass --precision auto, or"),
-    (["--pace", "inf"], "'--pace': inf is no number of seconds, such as 0.5"),
-    (["--pace", "-1"], "'--pace': '-1' should be greater than or equal to 0"),
+    (["--pace", "1e5"], "'--pace': 100000 is no number of seconds from 0 to 86400"),
+    (["--pace", "-1"], "'--pace': -1 is no number of seconds from 0 to 86400"),
+    (["--pace", "nan"], "'--pace': nan is no number of seconds from 0 to 86400"),
     (["--threads", "0"], "'--threads': '0' should be greater than or equal to 1"),
+    (["--threads", "1025"], "'--threads': '1025' should be less than or equal to 1024"),
     (["--nice", "20"], "'--nice': '20' should be less than or equal to 19"),
     (["--steps", "few"], "'--steps': 'few' should be a valid integer"),
     (["--tensorboard", __file__], "is a file"),
@@ -165,6 +167,7 @@ OF_LEARNERS = [
 ]
 OF_PEERS = [
     (["--directory", __file__], "is a file"),
+    (["--directory", "peer"], "is not a peer's folder: it has other files in it, such as"),
     (["--seed", "nonsense"], "'--seed': address 'nonsense': does not begin with '/', as in /ip4/"),
     (["--seed", "/ip4/1.2.3.4/tcp/77"], "'--seed': address '/ip4/1.2.3.4/tcp/77': does not name"),
     (["--listen", "/ip4/1.2.3.4/udp/1"], "'--listen': address '/ip4/1.2.3.4/udp/1': 'udp' is not"),
@@ -173,6 +176,7 @@ OF_PEERS = [
     (["--name", "a\nb"], "'--name': "),
     (["--lane", "77777"], "'--lane': "),
     (["--page", "9100"], "it is not HOST:PORT, such as 127.0.0.1:9100"),
+    (["--page", "192.0.2.77:9100"], "at 192.0.2.77:9100: it is not an address of this machine"),
     (["--state-on-disk", "yes"], "--state-on-disk is 'yes'; it is one of auto, on, off"),
 ]
 """Wrong options and what is said of them."""
