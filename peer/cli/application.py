@@ -43,10 +43,22 @@ RelayBulk = Annotated[
         metavar="RATE",
     ),
 ]
+
+
+def _run_page(text: str | None) -> str | None:
+    from peer.views.page_address import parse_run_page
+
+    if text in (None, "off"):
+        return None
+    parse_run_page(text)
+    return text
+
+
 RunPageAt = Annotated[
     str | None,
     Option(
         "--run-page",
+        callback=_run_page,
         help="HOST:PORT of a public page of the run, for anybody to read; without addresses of "
         "peers, and safe behind a proxy.",
         metavar="HOST:PORT",

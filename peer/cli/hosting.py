@@ -66,8 +66,7 @@ def bootstrap(
     from peer.events.sentences import page_text
     from peer.hosting import bootstrap as seeding
     from peer.rules.limits import parse_relay_rate
-    from peer.run_page.server import parse_run_page
-    from peer.views.page_address import parse_page
+    from peer.views.page_address import parse_page, parse_run_page
 
     start_logging()
     settings = seeding.BootstrapSettings(

@@ -75,6 +75,14 @@ def parse_page(text: str) -> PageAddress:
     return PageAddress(host, int(port))
 
 
+def parse_run_page(text: str) -> PageAddress:
+    """The address of public pages: ``HOST:PORT``. Raises ``PageError``."""
+    try:
+        return parse_page(text)
+    except PageError as error:
+        raise PageError(error.address, error.reason, "--run-page") from error
+
+
 def try_page(address: PageAddress) -> None:
     """Listen at an address for a moment, before anything starts. Raises ``PageError``."""
     if address.tries > 1:

@@ -189,7 +189,17 @@ OF_PEERS = [
         *(("join", *each) for each in (*OF_LEARNERS, *OF_PEERS)),
         *(("keep", *each) for each in OF_PEERS),
         ("start", ["--weights", "/nowhere"], "--weights /nowhere: no such file or folder"),
-        ("keep", ["--relay-bulk", "fast"], "--relay-bulk"),
+        ("keep", ["--relay-bulk", "fast"], "--relay-bulk is 'fast'; write a size such as"),
+        ("keep", ["--until", "2020-01-01"], "--until is '2020-01-01', which is past"),
+        ("keep", ["--until", "0001-01-01T00:00"], "--until is '0001-01-01T00:00'"),
+        ("keep", ["--every", "2h"], "--every is for what --publish writes; name a folder"),
+        ("keep", ["--keep-exports", "2"], "--keep-exports is for what --publish writes"),
+        ("keep", ["--dtype", "fp32"], "--dtype is for what --publish writes; name a folder"),
+        ("keep", ["--push", "a/b"], "--push is for what --publish writes; name a folder"),
+        ("keep", ["--publish", __file__], "is a file"),
+        ("keep", ["--publish", "out", "--every", "5"], "--every '5' is not a time such as 90s"),
+        ("keep", ["--publish", "out", "--every", "1e400d"], "--every '1e400d' is not a time"),
+        ("keep", ["--run-page", "8080"], "it is not HOST:PORT, such as 127.0.0.1:9100; choose"),
     ],
 )
 def test_a_wrong_option_is_refused_before_anybody_is_looked_for(
@@ -212,6 +222,13 @@ def test_a_wrong_option_is_refused_before_anybody_is_looked_for(
     code, errors = complaint([command, where, *options], capsys)
     assert code == 2
     assert says in errors
+
+
+def test_no_public_page_may_be_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """An address that was wrong was answered with `--run-page off`, which was refused, too."""
+    code, errors = complaint(["keep", f"shoal://{'0' * 64}", "--run-page", "off"], capsys)
+    assert code == 3
+    assert "no seed" in errors
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,7 @@ def test_a_shell_can_complete_commands() -> None:
         ("start", "examples/tiny_gpt/run.toml", "--micro-batch", "0"),
         ("join", LINK, "--device", "tpu"),
         ("keep", "nowhere.toml", "--until", "tomorrow"),
+        ("keep", "nowhere.toml", "--run-page", "127.0.0.1:1"),
         ("limits", "--up", "fast"),
     ],
     ids=" ".join,
