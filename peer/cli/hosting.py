@@ -14,6 +14,7 @@ from typer import Argument, Option
 
 from dht import addresses
 from peer.cli.application import HOST, SEE, Json, RelayBulk, RunPageAt, complain, start_logging
+from peer.cli.learner_options import checked_addresses, checked_seeds
 from peer.storage.home import data_home
 
 if TYPE_CHECKING:
@@ -31,14 +32,18 @@ def bootstrap(
     ] = None,
     listen: Annotated[
         list[str] | None,
-        Option(help="Multiaddr to listen at, instead of --port on all interfaces; repeatable."),
+        Option(
+            callback=checked_addresses,
+            help="Multiaddr to listen at, instead of --port on all interfaces; repeatable.",
+        ),
     ] = None,
     identity: Annotated[
         Path | None, Option(help="Key file, created if missing; by default in the data folder.")
     ] = None,
     data_dir: Annotated[Path | None, Option(help="Folder for the key and the known peers.")] = None,
     seed: Annotated[
-        list[str] | None, Option(help="Multiaddr of another bootstrap peer; repeatable.")
+        list[str] | None,
+        Option(callback=checked_seeds, help="Multiaddr of another bootstrap peer; repeatable."),
     ] = None,
     page: Annotated[
         str,
