@@ -138,7 +138,15 @@ def _message(error: Exception) -> str:
     text: str = error.format_message()  # type: ignore[attr-defined]
     # Words of the library that say nothing: our own sentences need no title.
     text = text.strip().removeprefix("Invalid value: ").rstrip(".")
-    return text.replace(": Value error, ", ": ")
+    text = text.replace(": Value error, ", ": ")
+    return text.replace(": Input should be ", f": {_refused_value(error)} should be ")
+
+
+def _refused_value(error: Exception) -> str:
+    """The value of which Typer says what it should be, but not what it is."""
+    # Newer versions of Typer have pydantic judge the values.
+    refused: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    return repr(refused[0]["input"]) if refused else "it"
 
 
 def _command(error: Exception) -> str:

@@ -24,19 +24,41 @@ from peer.errors import INTERRUPTED, PeerError
 
 Json = Annotated[bool, Option("--json", help="Print one JSON object.")]
 JsonLines = Annotated[bool, Option("--json", help="Print one JSON object per line.")]
+
+
+def _relay_rate(text: str | None) -> str | None:
+    from peer.rules.limits import parse_relay_rate
+
+    parse_relay_rate(text)  # raises ``BadLimit``
+    return text
+
+
 RelayBulk = Annotated[
     str | None,
     Option(
+        callback=_relay_rate,
         help="Pass bulk data on between peers whose routers let no direct connection through, up "
         "to this many bytes per second, such as 2M; 'off': do not. They need it where nobody else "
         "can be dialled.",
         metavar="RATE",
     ),
 ]
+
+
+def _run_page(text: str | None) -> str | None:
+    from peer.views.page_address import parse_run_page
+
+    if text in (None, "off"):
+        return None
+    parse_run_page(text)
+    return text
+
+
 RunPageAt = Annotated[
     str | None,
     Option(
         "--run-page",
+        callback=_run_page,
         help="HOST:PORT of a public page of the run, for anybody to read; without addresses of "
         "peers, and safe behind a proxy.",
         metavar="HOST:PORT",

@@ -22,6 +22,7 @@ from peer.cli.application import (
     json_text,
     start_logging,
 )
+from peer.cli.learner_options import checked_addresses, checked_seeds
 from peer.storage.home import data_home
 
 if TYPE_CHECKING:
@@ -39,14 +40,18 @@ def bootstrap(
     ] = None,
     listen: Annotated[
         list[str] | None,
-        Option(help="Multiaddr to listen at, instead of --port on all interfaces; repeatable."),
+        Option(
+            callback=checked_addresses,
+            help="Multiaddr to listen at, instead of --port on all interfaces; repeatable.",
+        ),
     ] = None,
     identity: Annotated[
         Path | None, Option(help="Key file, created if missing; by default in the data folder.")
     ] = None,
     data_dir: Annotated[Path | None, Option(help="Folder for the key and the known peers.")] = None,
     seed: Annotated[
-        list[str] | None, Option(help="Multiaddr of another bootstrap peer; repeatable.")
+        list[str] | None,
+        Option(callback=checked_seeds, help="Multiaddr of another bootstrap peer; repeatable."),
     ] = None,
     page: Annotated[
         str,
@@ -74,8 +79,7 @@ def bootstrap(
     from peer.events.sentences import page_text
     from peer.hosting import bootstrap as seeding
     from peer.rules.limits import parse_relay_rate
-    from peer.run_page.server import parse_run_page
-    from peer.views.page_address import parse_page
+    from peer.views.page_address import parse_page, parse_run_page
 
     start_logging()
     settings = seeding.BootstrapSettings(

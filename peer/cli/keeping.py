@@ -80,21 +80,30 @@ def keep(
     publish: Annotated[
         Path | None,
         Option(
+            file_okay=False,
             help="Write the run's model to this folder from time to time, each time complete or "
             "not at all, with a link 'latest' and a feed, for any web server to serve.",
             metavar="FOLDER",
         ),
     ] = None,
     every: Annotated[
-        str, Option(help="With --publish: time between two exports, such as 30m, 6h or 1d.")
-    ] = "1h",
+        str | None,
+        Option(
+            help="With --publish: time between two exports, such as 30m, 6h or 1d. [default: 1h]"
+        ),
+    ] = None,
     keep_exports: Annotated[
-        int,
-        Option(help="With --publish: number of exports that stay; older ones are removed.", min=1),
-    ] = 3,
+        int | None,
+        Option(
+            help="With --publish: number of exports that stay; older ones are removed. "
+            "[default: 3]",
+            min=1,
+        ),
+    ] = None,
     dtype: Annotated[
-        Dtype, Option("--dtype", help="With --publish: type of the exported parameters.")
-    ] = Dtype.BF16,
+        Dtype | None,
+        Option("--dtype", help="With --publish: type of the exported parameters. [default: bf16]"),
+    ] = None,
     push: Annotated[
         str | None,
         Option(
@@ -114,6 +123,8 @@ def keep(
     """
     ends = _date(until)  # before libraries that take seconds to import
     publishing = _publishing(publish, every, keep_exports, dtype, push)
+    start_logging(logging.WARNING)
+    found = find_patiently(link, directory)
     showing = _showing(run_page, publishing)
 
     from peer.agent import keeper
@@ -130,8 +141,6 @@ def keep(
     from peer.trainer.preflight import check_keeper
     from peer.views.watch import sentence
 
-    start_logging(logging.WARNING)
-    found = find_patiently(link, directory)
     where = directory or keeper_directory(found.run.run_id)
     told = _told_layout(found, seeds_of(seed), where)
     check_keeper(found.run, where, told)
@@ -185,16 +194,25 @@ def keep(
 
 
 def _publishing(
-    folder: Path | None, every: str, keep: int, dtype: Dtype, push: str | None
+    folder: Path | None,
+    every: str | None,
+    keep: int | None,
+    dtype: Dtype | None,
+    push: str | None,
 ) -> Publishing | None:
     """Settings of ``--publish`` and its companions. Raises ``BadParameter`` or ``PeerError``."""
+    if folder is None:
+        given = {"--every": every, "--keep-exports": keep, "--dtype": dtype, "--push": push}
+        for option, value in given.items():
+            if value is not None:
+                raise typer.BadParameter(
+                    f"{option} is for what --publish writes; name a folder with --publish"
+                )
+        return None
+
     from peer.publishing.publisher import EVERY_MIN_S, Publishing
 
-    if folder is None:
-        if push is not None:
-            raise typer.BadParameter("--push uploads what --publish writes; name a folder with it")
-        return None
-    every_s = seconds(every)
+    every_s = 3600.0 if every is None else seconds(every, option="--every")
     if not every_s >= EVERY_MIN_S:
         raise typer.BadParameter(f"--every is {every!r}; the shortest time is {EVERY_MIN_S:g}s")
     if push is not None:
@@ -204,10 +222,10 @@ def _publishing(
     return Publishing(
         folder=folder,
         every_s=every_s,
-        keep=keep,
+        keep=3 if keep is None else keep,
         repository=push,
         cache=data_cache(),
-        dtype=dtype.value,
+        dtype=(dtype or Dtype.BF16).value,
     )
 
 
@@ -217,7 +235,7 @@ def _showing(address: str | None, publishing: Publishing | None) -> Showing | No
         return None
     from peer.agent.run_page import Showing
     from peer.publishing.hub import address_of
-    from peer.run_page.server import parse_run_page
+    from peer.views.page_address import parse_run_page
 
     hub = "" if publishing is None or publishing.repository is None else publishing.repository
     return Showing(
@@ -254,10 +272,12 @@ def _date(until: str) -> datetime | None:
     if until in ("forever", "end"):
         return None
     try:
-        date = datetime.fromisoformat(until)
-    except ValueError as error:
+        date = datetime.fromisoformat(until).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
         raise typer.BadParameter(
             f"--until is {until!r}; it is 'forever', 'end' or a date such as 2027-01-31 or "
             "2027-01-31T18:00"
         ) from error
-    return date.astimezone(UTC)
+    if date <= datetime.now(UTC):
+        raise typer.BadParameter(f"--until is {until!r}, which is past")
+    return date

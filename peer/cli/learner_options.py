@@ -1,6 +1,7 @@
 """Options of the commands that take part in a run, and what becomes of them.
 
 Values are checked before anything starts: a mistake in an option costs no network and no torch.
+Only torch knows the devices of this machine; a name of one is checked with it, before the network.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from typer.models import ArgumentInfo
 from dht import addresses
 from peer.cli.application import JsonLines, Plain
 from peer.cli.showing import usage_errors
+from peer.rules.devices import DeviceWish, wished_devices
+from peer.trainer.computing.choices import Wishes, wishes_from
+from peer.views.sinks import check_curves
 
 if TYPE_CHECKING:
     from peer.joining.link import FoundRun
@@ -54,6 +58,50 @@ def _lane(text: str) -> str:
     return text
 
 
+def checked_seeds(texts: list[str] | None) -> list[str] | None:
+    with usage_errors():
+        seeds_of(texts)
+    return texts
+
+
+def _listen(texts: list[str] | None) -> list[str] | None:
+    from peer.hosting.listening import try_to_listen
+
+    with usage_errors():
+        listen = [addresses.parse(text) for text in texts or ()]
+    for address in listen:
+        try_to_listen(address, option="--listen")
+    return texts
+
+
+def checked_addresses(texts: list[str] | None) -> list[str] | None:
+    with usage_errors():
+        _parsed(texts)
+    return texts
+
+
+def _pace(seconds: float) -> float:
+    if not 0.0 <= seconds <= PACE_MAX_S:
+        raise typer.BadParameter(f"{seconds:g} is no number of seconds from 0 to {PACE_MAX_S:g}")
+    return seconds
+
+
+def _directory(folder: Path | None) -> Path | None:
+    from peer.storage.home import check_no_other_files
+
+    if folder is not None and folder.exists():
+        check_no_other_files(folder)
+    return folder
+
+
+def _page(text: str) -> str:
+    from peer.views.page_address import parse_page, try_page
+
+    if page_of(text) is not None:
+        try_page(parse_page(text))
+    return text
+
+
 def _state_on_disk(wish: str) -> str:
     from peer.rules.state_place import check_wish
 
@@ -61,6 +109,11 @@ def _state_on_disk(wish: str) -> str:
         check_wish(wish)
     return wish
 
+
+PACE_MAX_S = 86_400.0
+
+THREADS_MAX = 1024
+"""Torch ends the process where the system has no more threads."""
 
 NETWORK = "Network"
 TRAINING = "Training"
@@ -71,12 +124,17 @@ OF_FOUNDERS = ("anew", "weights")
 
 Directory = Annotated[
     Path | None,
-    Option(help="Folder for this peer's key, checkpoints and logs."),
+    Option(
+        callback=_directory,
+        file_okay=False,
+        help="Folder for this peer's key, checkpoints and logs.",
+    ),
 ]
 Seeds = Annotated[
     list[str] | None,
     Option(
         "--seed",
+        callback=checked_seeds,
         help="Multiaddr of a bootstrap or other peer; repeatable.",
         rich_help_panel=NETWORK,
     ),
@@ -88,13 +146,18 @@ Name = Annotated[
 Listen = Annotated[
     list[str] | None,
     Option(
+        callback=_listen,
         help="Multiaddr to listen at; by default any free port, IPv4; repeatable.",
         rich_help_panel=NETWORK,
     ),
 ]
 Announce = Annotated[
     list[str] | None,
-    Option(help="Multiaddr to announce to other peers; repeatable.", rich_help_panel=NETWORK),
+    Option(
+        callback=checked_addresses,
+        help="Multiaddr to announce to other peers; repeatable.",
+        rich_help_panel=NETWORK,
+    ),
 ]
 Lane = Annotated[
     str,
@@ -119,6 +182,7 @@ StateOnDisk = Annotated[
 Page = Annotated[
     str,
     Option(
+        callback=_page,
         help="Address of a web page about this peer: HOST:PORT, 'off', or 'auto' (this machine "
         "only, from port 7777 on). Pages on other addresses need a token.",
         metavar="ADDRESS",
@@ -135,6 +199,8 @@ class Options:
         Path | None,
         Option(
             "--data",
+            exists=True,
+            file_okay=False,
             help="Folder with the files of a `text` recipe; by default the folder of the run file.",
         ),
     ] = None
@@ -197,6 +263,7 @@ class Options:
         Option(
             help="CPU threads for training; by default all cores, on a desktop all but one.",
             min=1,
+            max=THREADS_MAX,
             rich_help_panel=TRAINING,
         ),
     ] = None
@@ -210,7 +277,8 @@ class Options:
         ),
     ] = None
     pace: Annotated[
-        float, Option(help="Minimum seconds per step.", min=0.0, rich_help_panel=TRAINING)
+        float,
+        Option(callback=_pace, help="Minimum seconds per step.", rich_help_panel=TRAINING),
     ] = 0.0
     anew: Annotated[
         bool,
@@ -232,6 +300,7 @@ class Options:
     tensorboard: Annotated[
         Path | None,
         Option(
+            file_okay=False,
             help="Write curves for TensorBoard into this folder; needs the extra 'tensorboard'.",
             metavar="FOLDER",
         ),
@@ -248,7 +317,27 @@ class Options:
     yes: Annotated[bool, Option("--yes", help="Do not ask for confirmation.")] = False
 
     def __post_init__(self) -> None:
-        page_of(self.page)  # before anything starts
+        check_curves(tensorboard=self.tensorboard, wandb_project=self.wandb)
+        with usage_errors():
+            self.devices_wished()
+            self.wishes()
+        if self.weights is not None and not self.weights.exists():
+            raise typer.BadParameter(f"--weights {self.weights}: no such file or folder")
+
+    @property
+    def is_torch_asked(self) -> bool:
+        """Whether torch decides if this machine can do what the options name."""
+        return (self.device, self.devices, self.precision) != ("auto", "auto", "auto")
+
+    def devices_wished(self) -> DeviceWish:
+        """Raises ``ValueError``."""
+        return wished_devices(self.device, self.devices)
+
+    def wishes(self) -> Wishes:
+        """Raises ``ValueError``."""
+        return wishes_from(
+            precision=self.precision, micro_batch=self.micro_batch, compile=self.compile
+        )
 
     def settings(
         self, found: FoundRun, *, seeds: Sequence[str], found_after_s: float | None = None
@@ -322,7 +411,7 @@ def _hidden(hint: Any) -> Any:
 
 
 def page_of(address: str) -> str | None:
-    """Check the address before anything starts; ``None`` for 'off'."""
+    """The address of ``--page``; ``None`` for 'off'. Raises ``PageError``."""
     from peer.views.page_address import parse_page
 
     if address == "off":
@@ -332,12 +421,8 @@ def page_of(address: str) -> str | None:
 
 
 def addresses_of(listen: list[str] | None, announce: list[str] | None) -> dict[str, Any]:
-    """Check the addresses before anything starts; without those that the user left out."""
-    from peer.hosting.listening import try_to_listen
-
+    """The addresses of the options, without those that the user left out."""
     given = {"listen": _parsed(listen), "announce": _parsed(announce)}
-    for address in given["listen"]:
-        try_to_listen(Multiaddr(address), option="--listen")
     return {key: texts for key, texts in given.items() if texts}
 
 

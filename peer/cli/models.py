@@ -54,6 +54,8 @@ def export(
     data: Annotated[
         Path | None,
         Option(
+            exists=True,
+            file_okay=False,
             help="Folder with the tokenizer.json of the run, if it is a local file; by default "
             "RUN_DIR/data, or the folder of the run file.",
             metavar="FOLDER",

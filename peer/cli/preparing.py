@@ -25,7 +25,7 @@ def prepare(
     texts: Annotated[
         list[Path], Argument(help="Files .txt, .jsonl or .parquet, or folders.", metavar="TEXT...")
     ],
-    out: Annotated[Path, Option(help="Folder for the shards.", metavar="FOLDER")],
+    out: Annotated[Path, Option(file_okay=False, help="Folder for the shards.", metavar="FOLDER")],
     tokenizer: Annotated[
         str, Option(help="'bytes', a tokenizer.json, or a tokenizer of the hub.", metavar="NAME")
     ] = "bytes",

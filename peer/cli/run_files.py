@@ -109,7 +109,12 @@ def run_check(
     file: Annotated[Path, Argument(help="Run file to check.", metavar="FILE")],
     data: Annotated[
         Path | None,
-        Option(help="Also read the data once, with this folder as data folder.", metavar="FOLDER"),
+        Option(
+            exists=True,
+            file_okay=False,
+            help="Also read the data once, with this folder as data folder.",
+            metavar="FOLDER",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> int:

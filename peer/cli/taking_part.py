@@ -26,12 +26,13 @@ from peer.cli.application import (
     start_logging,
 )
 from peer.cli.finding import check_new, find_patiently, no_peers, seen_by_peers
-from peer.cli.found_models import base_to_fetch, fetched_base
+from peer.cli.found_models import base_to_fetch, check_link, fetched_base
 from peer.cli.learner_options import Options, trains
 from peer.cli.owning import sign_if_owner_is_missing
 from peer.cli.showing import usage_errors
 from peer.errors import FolderInUse, NobodyToAsk, PeerError, RunHasExisted, RunOver
-from peer.run_file.sections import HfData, RunFile, TextData
+from peer.quantities import plural
+from peer.run_file.sections import FilesData, HfData, RunFile, TextData
 from peer.storage.home import (
     OUTER,
     PEERS,
@@ -48,6 +49,8 @@ from peer.storage.home import (
 if TYPE_CHECKING:
     from peer.joining.link import FoundRun
     from peer.joining.visit import RunStatus
+    from peer.rules.limits import Manners
+    from peer.trainer.loop import TrainerSettings
     from peer.trainer.settings import JoinSettings
 
 commands = typer.Typer()
@@ -72,6 +75,7 @@ def start(file: str, options: Options) -> int:
 
     sign_if_owner_is_missing(Path(file))
     found = find_run(file, ask_peers=no_peers)
+    _check_machine(options)
     if found.run.policy.admission == "invited":
         complain("the run admits invited peers only; for each, or for all: shoal invite LINK")
     where = options.directory or default_directory(found.run.run_id)
@@ -116,12 +120,15 @@ def _may_found(run: RunFile, where: Path, options: Options) -> bool:
 
 def _check_first_start(found: FoundRun, file: str, options: Options, where: Path) -> None:
     """Find mistakes in the run file, and read its data, before anything of a new run starts."""
+    from peer.data.files import hosts_of
     from peer.data.sources import read_once
 
     if has_been_there(where):
         return
     check_new(found, file)
-    if isinstance(found.run.data, TextData | HfData):
+    data = found.run.data
+    # Downloads of files take as long as they will: they are for a run that is under way.
+    if isinstance(data, TextData | HfData) or (isinstance(data, FilesData) and not hosts_of(data)):
         with report_if_slow("still reading the data"):
             read_once(
                 found.run,
@@ -147,6 +154,8 @@ def join(link: str, options: Options) -> int:
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.last_seen import date_text, recall
 
+    check_link(link)
+    _check_machine(options)
     found = find_patiently(link, options.directory)
     own = options.settings(found, seeds=[str(seed) for seed in found.seeds])
     where = own.directory or default_directory(found.run.run_id)
@@ -174,46 +183,78 @@ def _in_free_folder(own: JoinSettings, run: RunFile) -> JoinSettings:
     return replace(own, directory=folder)
 
 
-def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
-    import psutil
+def _check_machine(options: Options) -> None:
+    """Check early that this machine has what the options name. Raises ``BadParameter``.
 
-    from peer.cli.training import look_at, train_here, train_on_devices
-    from peer.data.sources import check_cache, check_data
+    Where they name nothing, torch is imported later: to look for a run needs none.
+    """
+    if options.is_torch_asked:
+        _devices(options)
+
+
+def _devices(options: Options) -> tuple[str, ...]:
+    """The devices to train on. Raises ``BadParameter``."""
     from peer.island.training import choose_devices
-    from peer.model.weights import check_there
-    from peer.rules.limits import manners
-    from peer.storage.credentials import own_credential
-    from peer.storage.earlier import look_at_files
-    from peer.trainer.computing.choices import wishes_from
     from peer.trainer.loop import TrainerSettings, check_wishes
 
-    start_logging(logging.WARNING)
-    usual = manners(desktop=_is_desktop(), cores=psutil.cpu_count(logical=False) or 1)
-    os.nice(usual.niceness if options.nice is None else options.nice)
-    threads = options.threads or usual.threads
     with usage_errors():
-        devices = choose_devices(
-            options.device, options.devices, batch_size=found.run.inner.batch_size
+        devices = choose_devices(options.devices_wished())
+        check_wishes(TrainerSettings(device=devices[0], wishes=options.wishes()))
+    return devices
+
+
+def _for_batch(devices: tuple[str, ...], run: RunFile) -> tuple[str, ...]:
+    """As many devices as a batch has sequences: each trains on one at least."""
+    size = run.inner.batch_size
+    if len(devices) > size:
+        complain(
+            f"{size} of {len(devices)} devices train: a batch of run {run.name!r} has "
+            f"{plural(size, 'sequence')} (inner.batch_size), and a device trains on one at least"
         )
-        if len(devices) > 1:
-            threads = max(1, (threads or os.cpu_count() or 1) // len(devices))
-        settings = TrainerSettings(
-            device=devices[0],
-            wishes=wishes_from(
-                precision=options.precision,
-                micro_batch=options.micro_batch,
-                compile=options.compile,
-            ),
-            threads=threads,
-            steps_max=options.steps,
-            founds=bool(own.found),
-            weights=options.weights,
-        )
-        check_wishes(settings)
+    return devices[:size]
+
+
+def _manners() -> Manners:
+    """The manners of training on this machine, where the options name none."""
+    import psutil
+
+    from peer.rules.limits import manners
+
+    return manners(desktop=_is_desktop(), cores=psutil.cpu_count(logical=False) or 1)
+
+
+def _trainer_settings(devices: Sequence[str], options: Options, *, founds: bool) -> TrainerSettings:
+    from peer.trainer.loop import TrainerSettings
+
+    threads = options.threads or _manners().threads
+    if len(devices) > 1:
+        threads = max(1, (threads or os.cpu_count() or 1) // len(devices))
+    return TrainerSettings(
+        device=devices[0],
+        wishes=options.wishes(),
+        threads=threads,
+        steps_max=options.steps,
+        founds=founds,
+        weights=options.weights,
+    )
+
+
+def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
+    from peer.cli.training import look_at, train_here, train_on_devices
+    from peer.data.sources import check_cache, check_data
+    from peer.storage.credentials import own_credential
+    from peer.storage.earlier import look_at_files
+
+    start_logging(logging.WARNING)
+    os.nice(_manners().niceness if options.nice is None else options.nice)
     where = own.directory or default_directory(found.run.run_id)
     check_folder(where, found.run)
     if is_in_use(where):
         raise FolderInUse(str(where))  # before measurements and questions; `occupied` decides
+    data_directory = own.data_directory or where / "data"
+    with report_if_slow("still checking the data"):
+        check_cache(found.run, data_cache())
+        check_data(found.run, data_directory, cache_dir=data_cache())
     earlier = look_at_files(where)
     for text in earlier.told:
         complain(text)
@@ -223,11 +264,8 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
         with peer_folder(where):
             identity = Identity.load_or_create(where / "identity.key")
             own_credential(where, identity, found.run, role="learner", invite=own.invite)
-    if options.weights is not None:
-        check_there(options.weights)
-    data_directory = own.data_directory or where / "data"
-    check_data(found.run, data_directory)
-    check_cache(found.run, data_cache())
+    devices = _for_batch(_devices(options), found.run)  # with torch: other faults need none
+    settings = _trainer_settings(devices, options, founds=bool(own.found))
     if not _may_fetch_base(found.run, options, founds=settings.founds):
         return EXIT_REFUSED
     settings = replace(

@@ -37,6 +37,8 @@ Where = Annotated[
 DataFolder = Annotated[
     Path | None,
     Option(
+        exists=True,
+        file_okay=False,
         help="Folder with the run's local files: data, or a tokenizer.json. By default "
         "RUN_DIR/data, or the folder of the run file.",
         metavar="FOLDER",

@@ -7,8 +7,9 @@ a sequence is from follows from its number. So a position is a few numbers per s
 
 from __future__ import annotations
 
+import itertools
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +29,13 @@ from peer.data.batches.sequences import (
 from peer.data.hub import hub_tokenizer_file
 from peer.data.pieces import Bundle, Pieces, Preparation
 from peer.data.text.downloads import Downloads, KnownHashes, TellOf, file_sha256
-from peer.data.text.formats import PIECE_BYTES, DataFile, piece_count, unusable
+from peer.data.text.formats import (
+    PIECE_BYTES,
+    DataFile,
+    check_beginning,
+    piece_count,
+    unusable,
+)
 from peer.data.text.token_cache import TokenCache
 from peer.data.text.tokenizing import ByteTokenizer, FileTokenizer, Tokenizer
 from peer.data.text.workers import Workers
@@ -48,6 +55,14 @@ FORMATS = (*TEXT_FORMATS, *TOKEN_FORMATS)
 
 LIST_MAX_BYTES = 1 << 24
 
+HASHED_EARLY_BYTES = 1 << 30
+"""Size of the local files whose hashes are checked before anything starts, which takes one or two
+seconds. A larger file would take minutes: its hash is checked when training comes to it, ahead of
+its use, and a wrong one ends training then."""
+
+LOOKED_INTO_FILES = 256
+"""Number of local files whose beginning is read before anything starts."""
+
 
 def open_files(
     run: RunFile,
@@ -64,13 +79,8 @@ def open_files(
     downloads = downloads or Downloads(cache_dir / "downloads", tell=tell)
     places = [list(_places(source, data_dir, downloads)) for source in recipe.sources]
     tokenizer, path, end_token = _tokenizer(recipe, data_dir, cache_dir, downloads)
-    size = vocabulary(run.model)
-    reads_text = any(place.suffix in TEXT_FORMATS for each in places for place, _ in each)
-    if reads_text and size is not None and tokenizer.vocabulary > size:
-        raise unusable(
-            f"the tokenizer {recipe.tokenizer!r} has {tokenizer.vocabulary} tokens, the model has "
-            f"{size}: {_remedy(run)}"
-        )
+    if _reads_text(places):
+        _check_vocabulary(run, recipe, tokenizer)
     preparation = Preparation(
         tokenizer=tokenizer,
         tokenizer_path=path,
@@ -78,7 +88,7 @@ def open_files(
         held_out=recipe.held_out,
         sequence_length=recipe.sequence_length,
         form=recipe.examples,
-        vocabulary=size,
+        vocabulary=vocabulary(run.model),
         cache_dir=cache_dir / "tokens",
         cache=TokenCache(cache_dir / "tokens"),
         downloads=downloads,
@@ -105,39 +115,77 @@ def open_files(
     return Data(stream, held_out, described)
 
 
+def _reads_text(places: Sequence[Sequence[tuple[Place, Path | None]]]) -> bool:
+    return any(place.suffix in TEXT_FORMATS for each in places for place, _ in each)
+
+
+def _check_vocabulary(run: RunFile, recipe: FilesData, tokenizer: Tokenizer) -> None:
+    size = vocabulary(run.model)
+    if size is not None and tokenizer.vocabulary > size:
+        raise unusable(
+            f"the tokenizer {recipe.tokenizer!r} has {tokenizer.vocabulary} tokens, the model has "
+            f"{size}: {_remedy(run)}"
+        )
+
+
 def _remedy(run: RunFile) -> str:
     if (base := base_of(run.model)) is not None:
         return f"use the tokenizer of its base, {base.text}"
     return "set model.vocabulary to at least the tokenizer's"
 
 
-def check_files_there(recipe: FilesData, data_dir: Path) -> None:
-    """Check packages, and local files without reading them.
+def check_files_there(run: RunFile, recipe: FilesData, data_dir: Path, *, cache_dir: Path) -> None:
+    """Check packages, the tokenizer and local files, as far as that takes a few seconds.
 
-    Raises ``DataUnavailable`` or ``ExtraMissing``.
+    Downloads are checked when they arrive. Raises ``DataUnavailable`` or ``ExtraMissing``.
     """
     if recipe.tokenizer != "bytes":
         check_installed("tokenizers", f"the tokenizer {recipe.tokenizer!r}")
-    for source in recipe.sources:
-        for place, path in _places(source, data_dir, downloads=None):
-            if place.suffix == ".parquet":
-                check_installed("pyarrow", f"the file {place}")
-            if path is not None and place.suffix in FORMATS:
-                try:
-                    piece_count(
-                        DataFile(
-                            str(path),
-                            place.name,
-                            source.text_field,
-                            source.dtype,
-                            form=recipe.examples,
-                        )
-                    )
-                except OSError as error:
-                    raise unusable(f"{path}: {error.strerror}") from error
+    places = [list(_places(source, data_dir, downloads=None)) for source in recipe.sources]
+    for place, _ in itertools.chain(*places):
+        if place.suffix == ".parquet":
+            check_installed("pyarrow", f"the file {place}")
+    try:
+        _check_hashes(itertools.chain(*places), KnownHashes(cache_dir / "hashes"))
+        for source, found in zip(recipe.sources, places, strict=True):
+            _check_form(run, recipe, source, found)
+    except OSError as error:
+        raise unusable(f"{error.filename}: {error.strerror}") from error
     place = place_of(recipe.tokenizer)
     if place.sha256 is not None and not place.is_url:
-        _local_tokenizer(place, data_dir)
+        path = _local_tokenizer(place, data_dir)
+        assert recipe.end_token is not None  # a run file without it is refused
+        if _reads_text(places):
+            _check_vocabulary(run, recipe, FileTokenizer(path, recipe.end_token))
+
+
+def _check_hashes(places: Iterable[tuple[Place, Path | None]], hashes: KnownHashes) -> None:
+    """Check the hashes of local files, up to ``HASHED_EARLY_BYTES``."""
+    left = HASHED_EARLY_BYTES
+    for bundle in _bundles(places):  # the hash of a bundle is remembered until it is opened
+        if bundle.paths is None or not any(place.sha256 for place in bundle.places):
+            continue
+        size = sum(path.stat().st_size for path in bundle.paths)
+        if size <= left:
+            left -= size
+            hashes.of(list(zip(bundle.paths, bundle.places, strict=True)))
+
+
+def _check_form(
+    run: RunFile, recipe: FilesData, source: FileSource, places: Sequence[tuple[Place, Path | None]]
+) -> None:
+    """Check the form of each local file of a source, and what the first ones begin with."""
+    looked_into = max(1, LOOKED_INTO_FILES // len(recipe.sources))
+    for place, path in places:
+        if path is None:
+            continue
+        file = DataFile(
+            str(path), place.name, source.text_field, source.dtype, form=recipe.examples
+        )
+        piece_count(file)
+        if looked_into:
+            looked_into -= 1
+            check_beginning(file, vocabulary=vocabulary(run.model))
 
 
 def hosts_of(recipe: FilesData) -> tuple[str, ...]:
@@ -225,7 +273,7 @@ def _listed(
             yield from _local(found, data_dir)
 
 
-def _bundles(places: Sequence[tuple[Place, Path | None]]) -> Iterator[Bundle]:
+def _bundles(places: Iterable[tuple[Place, Path | None]]) -> Iterator[Bundle]:
     """Small local files of text of one format together, any other file alone."""
     small: list[tuple[Place, Path]] = []
     size = 0

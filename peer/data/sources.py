@@ -84,7 +84,7 @@ def read_once(run: RunFile, *, cache_dir: Path, data_dir: Path) -> str:
 
     Raises ``DataUnavailable`` or ``ExtraMissing``.
     """
-    check_data(run, data_dir)
+    check_data(run, data_dir, cache_dir=cache_dir)
     opened = open_data(run, peer_id=PeerId("check"), cache_dir=cache_dir, data_dir=data_dir)
     opened.train.next(run.inner.batch_size)
     return opened.description
@@ -104,12 +104,15 @@ def check_cache(run: RunFile, cache_dir: Path) -> None:
         ) from error
 
 
-def check_data(run: RunFile, data_dir: Path) -> None:
-    """Check early that the data is there. Raises ``DataUnavailable`` or ``ExtraMissing``."""
+def check_data(run: RunFile, data_dir: Path, *, cache_dir: Path) -> None:
+    """Check early that the data is there, as far as that shows without reading all of it.
+
+    Raises ``DataUnavailable`` or ``ExtraMissing``.
+    """
     recipe = run.data
     if isinstance(recipe, TextData):
         text_files(recipe, data_dir)
     elif isinstance(recipe, HfData):
         check_hub(recipe)
     elif isinstance(recipe, FilesData):
-        check_files_there(recipe, data_dir)
+        check_files_there(run, recipe, data_dir, cache_dir=cache_dir)

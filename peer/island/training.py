@@ -18,6 +18,7 @@ import torch.distributed as dist
 from peer.bridge.messages import Fields
 from peer.island import join
 from peer.island.ranks import Place
+from peer.rules.devices import DeviceWish
 from peer.run_file.sections import RunFile
 from peer.trainer.computing.device_facts import choose_device
 from peer.trainer.computing.engine import Engine
@@ -38,45 +39,39 @@ BUCKET_VALUES = 1 << 23
 """Values that are summed by one collective operation: 32 MiB in fp32."""
 
 
-def choose_devices(device: str, devices: str, *, batch_size: int) -> tuple[str, ...]:
-    """The devices to train on, from the options ``--device`` and ``--devices``.
+def choose_devices(wish: DeviceWish) -> tuple[str, ...]:
+    """The devices of this machine to train on.
 
     ``auto`` takes all accelerators that are like the first one: the slowest sets the pace of all.
-    Raises ``ValueError``.
+    Raises ``ValueError`` if this machine lacks one.
     """
-    if devices == "auto":
-        found = _equal_accelerators() if device == "auto" else []
-    elif devices.isdecimal():
-        found = _first(int(devices), device)
-    elif device != "auto":
-        raise ValueError("--device names one device and --devices several; pass one of them")
+    if wish.names or wish.count is not None:
+        found = wish.names or _first(wish.count or 0, wish.device)
+        option = "--devices"
     else:
-        found = [name.strip() for name in devices.split(",")]
-    asked = devices != "auto"
-    if asked and (not found or not all(found) or len(set(found)) < len(found)):
-        raise ValueError(
-            f"--devices is {devices!r}; it is auto, a number, or different devices as cuda:0,cuda:1"
-        )
-    chosen = tuple(found[:batch_size]) if len(found) > 1 else (*found, device)[:1]
+        found = _equal_accelerators() if wish.device == "auto" else ()
+        option = "--device"
+    chosen = found if len(found) > 1 else (*found, wish.device)[:1]
     for name in chosen:
-        choose_device(name)
+        try:
+            choose_device(name)
+        except ValueError as error:
+            raise ValueError(f"{option}: {error}") from error
     return chosen
 
 
-def _equal_accelerators() -> list[str]:
+def _equal_accelerators() -> tuple[str, ...]:
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return [f"cuda:{index}" for index, name in enumerate(names) if name == names[0]]
+    return tuple(f"cuda:{index}" for index, name in enumerate(names) if name == names[0])
 
 
-def _first(count: int, device: str) -> list[str]:
+def _first(count: int, device: str) -> tuple[str, ...]:
     """Names of the first devices of one kind; of a CPU, which is one, names of processes."""
-    if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"--devices {count} is for --device cpu or cuda, not for {device}")
     if device == "cpu" or not torch.cuda.is_available():
-        return [f"cpu:{index}" for index in range(count)]
+        return tuple(f"cpu:{index}" for index in range(count))
     if count > torch.cuda.device_count():
         raise ValueError(f"--devices is {count}; there are {torch.cuda.device_count()} here")
-    return [f"cuda:{index}" for index in range(count)]
+    return tuple(f"cuda:{index}" for index in range(count))
 
 
 def batch_parts(batch_size: int, ranks: int) -> tuple[int, ...]:

@@ -59,12 +59,6 @@ def save_weights(model: torch.nn.Module, path: str | Path) -> None:
         save_file(tensors, temporary, metadata={"format": "pt"})
 
 
-def check_there(path: Path) -> None:
-    """Check early that the file or folder exists. Raises ``WeightsUnfit``."""
-    if not path.exists():
-        raise WeightsUnfit(str(path), "there is no such file or folder")
-
-
 @dataclass(frozen=True, slots=True)
 class Unmatched:
     """Names that ``load_weights`` found on one side only."""

@@ -11,6 +11,7 @@
     releases    this peer's release beside those of the others
     monthly_volume  the traffic of a calendar month
     state_place     memory or files for the run's state
+    devices         names of the devices to train on
 
 In come facts and the time, out go verdicts and sums. The effects are elsewhere: ``peer.guest``
 enforces limits, ``peer.agent`` keeps the ledger and ends a run. No module here may use a clock, a

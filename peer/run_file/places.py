@@ -80,6 +80,8 @@ def fault_of_place(place: Place, formats: tuple[str, ...]) -> str | None:
             return f"a URL needs the hash of the file: append {_PIN}HASH, as sha256sum prints it"
         if place.suffix not in formats:
             return f"the address must end in {' or '.join(formats)}, which is the file's format"
+    elif place.name.lower().startswith("http://"):
+        return "http is not protected against eavesdropping and modification; use https"
     elif leaves_folder(place.name):
         return "it must stay inside the data folder, or be an https URL"
     elif place.is_pattern and place.sha256 is not None:

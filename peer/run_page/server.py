@@ -29,7 +29,7 @@ from aiohttp.typedefs import Handler
 
 from peer.publishing.shelf import FEED, published
 from peer.run_page.content import RunPage
-from peer.views.page_address import PageAddress, PageError, parse_page
+from peer.views.page_address import PageAddress, PageError
 from peer.views.pages import listen
 
 FRESH_S = 5.0
@@ -210,14 +210,6 @@ async def _harden(request: web.BaseRequest, response: web.StreamResponse) -> Non
 
 def _json(content: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(content), content_type="application/json")
-
-
-def parse_run_page(text: str) -> PageAddress:
-    """The address of public pages: ``HOST:PORT``. Raises ``PageError``."""
-    try:
-        return parse_page(text)
-    except PageError as error:
-        raise PageError(error.address, error.reason, "--run-page") from error
 
 
 @asynccontextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
 import socket
 from dataclasses import dataclass, replace
 
@@ -71,6 +73,45 @@ def parse_page(text: str) -> PageAddress:
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise PageError(repr(text), f"it is not HOST:PORT, such as {DEFAULT_PAGE}")
     return PageAddress(host, int(port))
+
+
+def parse_run_page(text: str) -> PageAddress:
+    """The address of public pages: ``HOST:PORT``. Raises ``PageError``."""
+    try:
+        return parse_page(text)
+    except PageError as error:
+        raise PageError(error.address, error.reason, "--run-page") from error
+
+
+def try_page(address: PageAddress) -> None:
+    """Listen at an address for a moment, before anything starts. Raises ``PageError``."""
+    if address.tries > 1:
+        return
+    refused: OSError | None = None
+    try:
+        for family, *_, place in socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            try:
+                socket.create_server(place[:2], family=family).close()
+                return
+            except OSError as error:  # a family that is off; the host's other address may do
+                refused = error
+    except socket.gaierror as error:
+        refused = error
+    assert refused is not None, "a name that is known has addresses"
+    raise PageError(str(address), reason_of(refused)) from refused
+
+
+def reason_of(error: OSError) -> str:
+    """The reason why nothing can listen at an address, in words."""
+    if isinstance(error, socket.gaierror):
+        return "the name of its host is not known"
+    if error.errno == errno.EADDRINUSE:
+        return "another program uses this port"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "it is not an address of this machine"
+    return os.strerror(error.errno) if error.errno else str(error)
 
 
 def is_local(host: str) -> bool:

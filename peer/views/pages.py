@@ -39,7 +39,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from peer.views.page_address import PageAddress, PageError, is_local
+from peer.views.page_address import PageAddress, PageError, is_local, reason_of
 
 SEARCH_MAX = 100
 
@@ -149,7 +149,7 @@ async def listen(runner: web.AppRunner, address: PageAddress) -> PageAddress:
         except OSError as error:
             if error.errno == errno.EADDRINUSE and number + 1 < address.tries:
                 continue
-            raise PageError(str(tried), _reason(error)) from error
+            raise PageError(str(tried), reason_of(error)) from error
         return tried
     raise AssertionError("tries is positive")
 
@@ -204,11 +204,3 @@ def _json(content: object, *, status: int = 200) -> web.Response:
     return web.Response(
         text=json.dumps(content, indent=1) + "\n", status=status, content_type="application/json"
     )
-
-
-def _reason(error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return "another program uses this port"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return "it is not an address of this machine"
-    return os.strerror(error.errno) if error.errno else str(error)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from peer.errors import ExtraMissing, PeerError
-from peer.extras import needed
+from peer.extras import check_installed, needed
 from peer.views.progress import progress
 
 if TYPE_CHECKING:
@@ -106,6 +106,14 @@ class Curves:
             except (OSError, RuntimeError, ValueError) as error:
                 self._sinks.remove(sink)
                 logger.warning("curve_ends sink=%s reason=%s", type(sink).__name__, error)
+
+
+def check_curves(*, tensorboard: Path | None, wandb_project: str | None) -> None:
+    """Check early that the packages of the sinks asked for are there. Raises ``ExtraMissing``."""
+    if tensorboard is not None:
+        check_installed("tensorboard", "--tensorboard", extra="tensorboard")
+    if wandb_project is not None:
+        check_installed("wandb", "--wandb", extra="wandb")
 
 
 @contextmanager

@@ -17,7 +17,8 @@ import pytest
 
 from peer.lab.processes import free_port
 from peer.run_page.content import Point
-from peer.run_page.server import Site, parse_run_page, serve_run_pages
+from peer.run_page.server import Site, serve_run_pages
+from peer.views.page_address import parse_run_page
 from tests.integration import chromium
 from tests.integration.swarm_processes import Command, Swarm, address_of, run_text, until
 from tests.peer.run_page.example_pages import BAD, LINK, OTHER, RUN, a_page

@@ -31,6 +31,9 @@ CHUNK_BYTES = 1 << 14
 
 LINE_MAX_BYTES = 1 << 26
 
+BEGINNING_CHARACTERS = 1 << 20
+"""Part of a text file that is read to see whether it is one."""
+
 AGAIN = "copy, download or write it again"
 
 
@@ -93,6 +96,21 @@ def items(file: DataFile, piece: int) -> Iterator[Item]:
     if file.suffix == ".parquet":
         return _parquet_items(file, piece)
     return _jsonl_items(file, piece) if file.suffix == ".jsonl" else _txt_items(file, piece)
+
+
+def check_beginning(file: DataFile, *, vocabulary: int | None) -> None:
+    """Check what a file begins with, in some milliseconds. Raises ``DataUnavailable``.
+
+    The text of a parquet file is left out: its first row group may be hundreds of megabytes.
+    """
+    if file.is_tokens:
+        shard_piece(file, 0, vocabulary=vocabulary)
+    elif file.suffix != ".parquet":
+        left = BEGINNING_CHARACTERS
+        for item in items(file, 0):
+            left -= len(item.text)
+            if left <= 0:
+                break
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from peer.errors import PeerError, RunRefused
 from peer.views.watch import PlainReporter, ScreenReporter
 
 PEER = Identity.from_seed(bytes(32)).peer_id
+LINK = f"shoal://{'0' * 64}?seed=/ip4/127.0.0.1/tcp/9/p2p/{PEER}"
 
 
 def complaint(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -142,6 +143,12 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
         (["bootstrap", "--listen", "/ip4/1.2.3.400/tcp/1"], "1.2.3.400"),
         (["bootstrap", "--seed", "nonsense"], "nonsense"),
         (["bootstrap", "--seed", "/ip4/1.2.3.4/tcp/77"], "has to end in /p2p/"),
+        (["bootstrap", "--seed", "x"], "Invalid value for '--seed': address 'x': does not begin"),
+        (["bootstrap", "--listen", "x"], "Invalid value for '--listen': address 'x': does not"),
+        (["export", LINK, "out", "--data", "/nowhere"], "'/nowhere' does not exist"),
+        (["say", LINK, "hello", "--data", "/nowhere"], "'/nowhere' does not exist"),
+        (["run", "check", "run.toml", "--data", "/nowhere"], "'/nowhere' does not exist"),
+        (["data", "prepare", "x.txt", "--out", __file__], "is a file"),
         (["join", "run.toml", "--lane", "on"], "PORT:OUTER_PORT behind a router, 'auto' or 'off'"),
         (["doctor", "nonsense"], "neither a link"),
         (["doctor", "shoal://abc"], "64 hex digits"),
@@ -156,6 +163,108 @@ def test_bad_usage_is_one_line_and_code_2(
     code, errors = complaint(arguments, capsys)
     assert code == 2
     assert says in errors
+
+
+OF_LEARNERS = [
+    (["--precision", "xx"], "--precision is 'xx'; it is one of auto, bf16, fp16, tf32, fp32"),
+    (["--micro-batch", "0"], "--micro-batch is '0'; it is auto, or a number from 1 on"),
+    (["--compile", "yes"], "--compile is 'yes'; it is one of auto, on, off"),
+    (["--device", "tpu"], "--device is 'tpu'; it is auto, cpu, cuda, one of several as cuda:1, or"),
+    (["--devices", "cpu,cpu:0"], "--devices is 'cpu,cpu:0'; it is auto, a number from 1 to 1024"),
+    (["--device", "cuda:77"], "--device: device 'cuda:77' cannot be used here: "),
+    (["--device", "cpu", "--precision", "tf32"], "cannot train in tf32; pass --precision auto, or"),
+    (["--pace", "1e5"], "'--pace': 100000 is no number of seconds from 0 to 86400"),
+    (["--pace", "-1"], "'--pace': -1 is no number of seconds from 0 to 86400"),
+    (["--pace", "nan"], "'--pace': nan is no number of seconds from 0 to 86400"),
+    (["--threads", "0"], "'--threads': '0' should be greater than or equal to 1"),
+    (["--threads", "1025"], "'--threads': '1025' should be less than or equal to 1024"),
+    (["--nice", "20"], "'--nice': '20' should be less than or equal to 19"),
+    (["--steps", "few"], "'--steps': 'few' should be a valid integer"),
+    (["--tensorboard", __file__], "is a file"),
+    (["--data", "/nowhere"], "'/nowhere' does not exist"),
+    (["--data", __file__], "is a file"),
+    (["--site", "a b\n"], "'--site': "),
+]
+OF_PEERS = [
+    (["--directory", __file__], "is a file"),
+    (["--directory", "peer"], "is not a peer's folder: it has other files in it, such as"),
+    (["--seed", "nonsense"], "'--seed': address 'nonsense': does not begin with '/', as in /ip4/"),
+    (["--seed", "/ip4/1.2.3.4/tcp/77"], "'--seed': address '/ip4/1.2.3.4/tcp/77': does not name"),
+    (["--listen", "/ip4/1.2.3.4/udp/1"], "'--listen': address '/ip4/1.2.3.4/udp/1': 'udp' is not"),
+    (["--listen", "/ip4/192.0.2.77/tcp/0"], "this machine does not have that address; listen at"),
+    (["--announce", "there"], "'--announce': address 'there': does not begin with '/'"),
+    (["--name", "a\nb"], "'--name': "),
+    (["--lane", "77777"], "'--lane': "),
+    (["--page", "9100"], "it is not HOST:PORT, such as 127.0.0.1:9100"),
+    (["--page", "192.0.2.77:9100"], "at 192.0.2.77:9100: it is not an address of this machine"),
+    (["--state-on-disk", "yes"], "--state-on-disk is 'yes'; it is one of auto, on, off"),
+]
+"""Wrong options and what is said of them."""
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "says"),
+    [
+        *(("start", *each) for each in (*OF_LEARNERS, *OF_PEERS)),
+        *(("join", *each) for each in (*OF_LEARNERS, *OF_PEERS)),
+        *(("keep", *each) for each in OF_PEERS),
+        ("start", ["--weights", "/nowhere"], "--weights /nowhere: no such file or folder"),
+        ("keep", ["--relay-bulk", "fast"], "--relay-bulk is 'fast'; write a size such as"),
+        ("keep", ["--until", "2020-01-01"], "--until is '2020-01-01', which is past"),
+        ("keep", ["--until", "0001-01-01T00:00"], "--until is '0001-01-01T00:00'"),
+        ("keep", ["--every", "2h"], "--every is for what --publish writes; name a folder"),
+        ("keep", ["--keep-exports", "2"], "--keep-exports is for what --publish writes"),
+        ("keep", ["--dtype", "fp32"], "--dtype is for what --publish writes; name a folder"),
+        ("keep", ["--push", "a/b"], "--push is for what --publish writes; name a folder"),
+        ("keep", ["--publish", __file__], "is a file"),
+        ("keep", ["--publish", "out", "--every", "5"], "--every '5' is not a time such as 90s"),
+        ("keep", ["--publish", "out", "--every", "1e400d"], "--every '1e400d' is not a time"),
+        ("keep", ["--run-page", "8080"], "it is not HOST:PORT, such as 127.0.0.1:9100; choose"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anybody_is_looked_for(
+    command: str,
+    options: list[str],
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`shoal join LINK --precision xx` looked for the run until somebody answered."""
+
+    def nobody(*_: object, **__: object) -> None:
+        pytest.fail("it looks for the run")
+
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr("peer.joining.find.ask_peers", nobody)
+    monkeypatch.setattr("peer.data.sources.read_once", nobody)
+    where = "examples/tiny_gpt/run.toml" if command == "start" else LINK
+    code, errors = complaint([command, where, *options], capsys)
+    assert code == 2
+    assert says in errors
+
+
+def test_no_public_page_may_be_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """An address that was wrong was answered with `--run-page off`, which was refused, too."""
+    code, errors = complaint(["keep", f"shoal://{'0' * 64}", "--run-page", "off"], capsys)
+    assert code == 3
+    assert "no seed" in errors
+
+
+@pytest.mark.parametrize(
+    ("option", "package"), [("--tensorboard", "tensorboard"), ("--wandb", "wandb")]
+)
+def test_curves_whose_package_is_missing_are_refused_before_anybody_is_looked_for(
+    option: str,
+    package: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    code, errors = complaint(["join", LINK, option, str(tmp_path)], capsys)
+    assert code == 2
+    assert f"pip install 'shoal[{package}]'" in errors
 
 
 def test_unusable_keys_are_an_error_and_are_not_changed(

@@ -20,6 +20,9 @@ from peer.doctor.findings import Finding
 from peer.rules.limits import Limits
 from peer.status import Status
 
+SEED = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGVBEgkHzjFQg5VNNCdTSh3MPQbYUsFKVpLLUwz3kk2fu"
+LINK = f"shoal://{'0' * 64}?seed={SEED}"
+
 WITHOUT_JSON = {
     "shoal run new": "prints a run file, which is TOML: a script can read that",
 }
@@ -120,7 +123,10 @@ def test_a_shell_can_complete_commands() -> None:
         ("run", "check", "nowhere.toml"),
         ("start", "nowhere.toml"),
         ("start", "nowhere.toml", "--page", "9100"),
+        ("start", "examples/tiny_gpt/run.toml", "--micro-batch", "0"),
+        ("join", LINK, "--device", "tpu"),
         ("keep", "nowhere.toml", "--until", "tomorrow"),
+        ("keep", "nowhere.toml", "--run-page", "127.0.0.1:1"),
         ("limits", "--up", "fast"),
     ],
     ids=" ".join,
@@ -132,7 +138,11 @@ def test_a_mistake_is_told_before_torch_or_a_server_is_loaded(arguments: tuple[s
         "print(code, {'torch', 'aiohttp'} & set(sys.modules))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     assert done.stdout.splitlines()[-1] == "2 set()", done.stderr
 

@@ -198,6 +198,35 @@ def test_a_run_whose_text_cannot_be_read_is_not_begun(
     assert not (tmp_path / "peer").exists()
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{nonsense\n", "a.jsonl, line 1: is not JSON"),
+        ('{"text": "short"}\n', "the held-out part has no sequence of 128 tokens; raise data."),
+    ],
+)
+def test_a_run_with_a_file_that_cannot_be_used_is_not_begun(
+    content: str,
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Earlier, it was founded, and its first peer ended when training came to the file."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr("peer.cli.training.look_at", None)
+    path = tmp_path / "new.toml"
+    path.write_text(
+        'name = "new"\n[data]\nrecipe = "files"\n[[data.sources]]\nfiles = ["a.jsonl"]\n'
+    )
+    (tmp_path / "a.jsonl").write_text(content)
+    start = ["start", "--yes", "--directory", str(tmp_path / "peer"), str(path)]
+    code, output, errors = said(start, capsys)
+    assert (code, output) == (2, "")
+    assert says in errors and errors.count("\n") == 1
+    assert not (tmp_path / "peer").exists()
+
+
 def test_a_new_run_file_may_show_the_settings_of_every_recipe(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -577,6 +606,7 @@ def test_starting_in_the_folder_of_an_earlier_start_goes_on_without_a_question(
 ) -> None:
     path, folder = remember(tmp_path), tmp_path / "anna"
     (folder / "outer" / "000000000001").mkdir(parents=True)
+    (folder / "in_use").touch()
     assert said(["start", str(path), "--directory", str(folder)], capsys) == (0, "", "")
     assert len(began) == 1
     code, _, errors = said(["start", str(path), "--directory", str(folder), "--anew"], capsys)
@@ -701,6 +731,7 @@ def test_a_run_that_has_ended_is_not_started_again_in_its_folder(
     """Earlier, such a run trained some steps more, which nobody merged."""
     path, folder = remember(tmp_path, ended_at=86_400.0), tmp_path / "anna"
     (folder / "outer" / "000000000001").mkdir(parents=True)
+    (folder / "in_use").touch()
     code, output, errors = said(["start", str(path), "--directory", str(folder)], capsys)
     assert (code, output, began) == (4, "", [])
     assert (
@@ -775,6 +806,27 @@ def test_of_two_joins_that_wait_for_an_answer_the_later_one_gets_a_folder_of_its
     second = folder.with_name(f"{folder.name}-2")
     assert (code, trained) == (0, [second])
     assert f"this one is a second one, with the folder {second}" in errors
+
+
+def test_devices_beyond_the_sequences_of_a_batch_are_told_to_stand_idle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--devices 9` quietly became 4."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    path = tmp_path / "new.toml"
+    path.write_text('name = "new"\n[inner]\nbatch_size = 4\n', encoding="utf-8")
+    trained: list[tuple[str, ...]] = []
+    look = SimpleNamespace(lines=(), engine=None, step_time_s=1.0)
+    monkeypatch.setattr("peer.cli.training.look_at", lambda *_, **__: look)
+    monkeypatch.setattr("peer.cli.taking_part.log_to", lambda path: None)
+    monkeypatch.setattr(
+        "peer.cli.training.train_on_devices",
+        lambda run, own, options, settings, look, devices: trained.append(devices),
+    )
+    for asked, told in (("9", "4 of 9 devices train: a batch of run 'new' has 4 seq"), ("4", "")):
+        code, _, errors = said(["start", str(path), "--yes", "--devices", asked], capsys)
+        assert code == 0 and told in errors and bool(told) == ("devices train" in errors)
+        assert trained.pop() == ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
 
 
 def test_status_without_a_link_shows_the_peers_of_this_machine(

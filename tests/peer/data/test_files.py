@@ -419,14 +419,57 @@ def test_a_missing_package_is_one_line_that_names_it(
         opened(run, tmp_path)
 
 
+def checked(run: RunFile, tmp_path: Path) -> None:
+    check_data(run, tmp_path, cache_dir=tmp_path / "cache")
+
+
 def test_local_files_are_checked_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(bytes(3))
     with pytest.raises(DataUnavailable, match="has 3 bytes"):
-        check_data(run_of(FileSource(files=["a.bin"])), tmp_path)
+        checked(run_of(FileSource(files=["a.bin"])), tmp_path)
     with pytest.raises(DataUnavailable, match=r"matches 'b.bin'"):
-        check_data(run_of(FileSource(files=["b.bin"])), tmp_path)
+        checked(run_of(FileSource(files=["b.bin"])), tmp_path)
     url = f"https://example.org/a.bin#sha256={'00' * 32}"
-    check_data(run_of(FileSource(files=[url])), tmp_path)
+    checked(run_of(FileSource(files=[url])), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.csv", b"a,b", "a.csv has none of the formats .txt, .jsonl"),
+        ("a.jsonl", b'{"text": "a"}\n{nonsense', "a.jsonl, line 2: is not JSON"),
+        ("a.jsonl", b'{"body": "a"}', "a.jsonl, line 1: has no text in the field 'text'"),
+        ("a.txt", b"some text\xff", "a.txt: byte 9 is not UTF-8"),
+        ("a.bin", b"\x00\x01" * 9, "a.bin has the token 256 at index 0; the model has the tokens"),
+    ],
+)
+def test_the_beginning_of_local_files_is_checked_before_anything_starts(
+    name: str, content: bytes, says: str, tmp_path: Path
+) -> None:
+    """Earlier, the run was founded, and training then met the file."""
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "b.txt").write_bytes(b"good")
+    checked(run_of(FileSource(files=["folder"])), tmp_path)
+    with pytest.raises(DataUnavailable) as caught:
+        checked(run_of(FileSource(files=["folder", name])), tmp_path)
+    assert says in caught.value.reason
+
+
+def test_so_much_of_local_files_is_checked_early_that_it_takes_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "a.txt", texts(2000))
+    with (tmp_path / "a.txt").open("ab") as file:
+        file.write(b"\xff")
+    monkeypatch.setattr(formats, "BEGINNING_CHARACTERS", 1 << 10)
+    checked(run_of(FileSource(files=["a.txt"])), tmp_path)
+    (tmp_path / "b.txt").write_bytes(b"\xff")
+    monkeypatch.setattr(files, "LOOKED_INTO_FILES", 2)
+    sources = [FileSource(files=["a.txt", "b.txt"]), FileSource(files=["a.txt"])]
+    checked(run_of(*sources), tmp_path)
+    with pytest.raises(DataUnavailable, match="not UTF-8"):
+        checked(run_of(sources[0]), tmp_path)
 
 
 # --- hashes, lists, downloads -------------------------------------------------------------------
@@ -461,6 +504,23 @@ def test_the_hosts_of_downloads_can_be_told_before_joining() -> None:
         end_token="<e>",
     )
     assert hosts_of(recipe) == ("a.example.org", "b.example.org")
+
+
+def test_hashes_of_local_files_are_checked_early_up_to_a_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier, a run was founded whose first file was not the one that its author meant."""
+    right, wrong = write(tmp_path, "a.bin", texts(200)), "00" * 32
+    for name in ("a.bin", "a.txt"):  # small files of text are read together
+        write(tmp_path, name, texts(200))
+        with pytest.raises(DataUnavailable, match=f"the run file demands {wrong}: replace it"):
+            checked(run_of(FileSource(files=[pinned(name, wrong)])), tmp_path)
+    checked(run_of(FileSource(files=[pinned("a.bin", right)])), tmp_path)
+    (tmp_path / "l.sha256").write_text(f"{wrong}  a.bin\n")
+    with pytest.raises(DataUnavailable, match=f"the run file demands {wrong}: replace it"):
+        checked(run_of(FileSource(files=["l.sha256"])), tmp_path)
+    monkeypatch.setattr(files, "HASHED_EARLY_BYTES", (tmp_path / "a.bin").stat().st_size - 1)
+    checked(run_of(FileSource(files=[pinned("a.bin", wrong)])), tmp_path)
 
 
 def test_a_file_that_differs_from_its_hash_is_refused(tmp_path: Path) -> None:

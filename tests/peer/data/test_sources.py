@@ -131,7 +131,7 @@ def test_missing_or_too_little_text_is_reported(
 def test_a_pattern_that_is_none_is_reported(tmp_path: Path) -> None:
     for recipe in (TextData(files=["**x"]), FilesData(sources=[FileSource(files=["**x"])])):
         with pytest.raises(DataUnavailable, match=r"'\*\*x'"):  # from 3.13 on it is one
-            check_data(RunFile(data=recipe), tmp_path)
+            check_data(RunFile(data=recipe), tmp_path, cache_dir=tmp_path / "cache")
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc").exists(), reason="needs /proc")
@@ -192,10 +192,10 @@ def test_missing_data_is_reported_before_anything_starts(
 ) -> None:
     text = RunFile(data=TextData(files=["*.txt"]))
     with pytest.raises(DataUnavailable, match="--data"):
-        check_data(text, tmp_path / "not" / "there")
+        check_data(text, tmp_path / "not" / "there", cache_dir=tmp_path / "cache")
     (tmp_path / "a.txt").write_text("some")
-    check_data(text, tmp_path)
-    check_data(RunFile(), tmp_path)
+    check_data(text, tmp_path, cache_dir=tmp_path / "cache")
+    check_data(RunFile(), tmp_path, cache_dir=tmp_path / "cache")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ExtraMissing):
-        check_data(RunFile(data=HfData(dataset="a/b")), tmp_path)
+        check_data(RunFile(data=HfData(dataset="a/b")), tmp_path, cache_dir=tmp_path / "cache")

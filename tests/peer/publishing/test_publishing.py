@@ -233,7 +233,7 @@ def test_the_process_that_exports_ends_with_its_parent(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--push", "ada/small"], "--push uploads what --publish writes"),
+        (["--push", "ada/small"], "--push is for what --publish writes"),
         (["--run-page", "8080"], "choose another address with --run-page HOST:PORT"),
         (["--publish", "exports", "--every", "1s"], "the shortest time is 10s"),
         (["--publish", "exports", "--every", "soon"], "'soon' is not a time such as"),

@@ -15,8 +15,8 @@ from peer.lab.processes import free_port
 from peer.publishing.shelf import Shelf
 from peer.run_file.sections import RunFile
 from peer.run_page import server
-from peer.run_page.server import HEADERS, Rate, Site, parse_run_page, qr_svg, serve_run_pages
-from peer.views.page_address import PageError
+from peer.run_page.server import HEADERS, Rate, Site, qr_svg, serve_run_pages
+from peer.views.page_address import PageError, parse_run_page
 from tests.peer.run_page.example_pages import LINK, OTHER, RUN, a_page
 
 ONE = Site(who="Served by a test", pages=lambda: {RUN: a_page()})

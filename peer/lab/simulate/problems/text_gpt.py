@@ -79,7 +79,7 @@ class TextGpt:
     def __post_init__(self) -> None:
         choose_device(self.device)  # raises ValueError where it is missing
         try:
-            check_data(self.run(0), ROOT)
+            check_data(self.run(0), ROOT, cache_dir=self.cache)
         except DataUnavailable as error:
             raise ValueError(str(error)) from error
         torch.set_num_threads(1)  # a fixed order of additions, and no slower for a small model

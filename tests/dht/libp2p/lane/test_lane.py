@@ -542,7 +542,7 @@ async def test_closing_at_the_moment_of_a_dial_leaves_no_socket_open() -> None:
                 admitted.set()
                 return admit(dialled, path)
 
-            boris.lane.admit = noted  # type: ignore[method-assign]
+            boris.lane.admit = noted
             await admitted.wait()
             await boris.lane.close()
             async with asyncio.timeout(WAIT_S):

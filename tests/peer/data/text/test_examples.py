@@ -187,7 +187,7 @@ def test_a_parquet_file_without_the_column_is_refused_before_it_is_read(tmp_path
     source = FileSource(files=["a.parquet"])
     run = msgspec.structs.replace(run, data=msgspec.structs.replace(run.data, sources=[source]))
     with pytest.raises(DataUnavailable, match=r"no column 'prompt'; its columns are question: set"):
-        check_data(run, tmp_path)
+        check_data(run, tmp_path, cache_dir=tmp_path / "cache")
 
 
 @pytest.mark.parametrize(

@@ -160,10 +160,18 @@ def test_a_tokenizer_that_does_not_fit_is_refused_with_the_remedy(
     other = FilesData(**{**_fields(recipe), "end_token": "</s>"})
     with pytest.raises(DataUnavailable, match=r"no token '</s>'; set data.end_token"):
         opened(RunFile(model=run.model, data=other), tmp_path)
+
+    def checked(run: RunFile) -> None:
+        assert isinstance(run.data, FilesData)
+        check_files_there(run, run.data, tmp_path, cache_dir=tmp_path / "cache")
+
+    checked(run)
+    with pytest.raises(DataUnavailable, match=r"has 400 tokens, the model has 399: set model.vo"):
+        checked(small)
     (tmp_path / "t.json").write_text("{}")
-    for check in (lambda: check_files_there(recipe, tmp_path), lambda: opened(run, tmp_path)):
+    for check in (checked, lambda run: opened(run, tmp_path)):
         with pytest.raises(DataUnavailable, match=r"the run file demands .*: replace it"):
-            check()
+            check(run)
     rubbish = pinned("t.json", hashlib.sha256(b"{}").hexdigest())
     with pytest.raises(DataUnavailable, match=r"is no tokenizer.json"):
         opened(
