@@ -444,7 +444,7 @@ class PeerTable:
         return len(self._members) < self.settings.members_max
 
     def make_room_for_a_caller(self, peer: PeerId, now: float) -> None:
-        """In a full table one peer of which others only tell gives way to a peer that calls.
+        """Remove one peer of which others only tell, in a full table, for a peer that calls.
 
         Anybody can sign records of thousands of keys, and has to call with each of them from here.
         """

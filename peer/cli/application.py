@@ -170,7 +170,7 @@ def json_text(value: object, *, indent: int | None = None) -> str:
 
 
 def can_draw(stream: TextIO) -> bool:
-    """Whether a screen or a bar can be drawn there: on a terminal that moves its cursor."""
+    """Say whether a screen or a bar can be drawn there: on a terminal that moves its cursor."""
     return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 

@@ -326,7 +326,7 @@ class Options:
 
     @property
     def is_torch_asked(self) -> bool:
-        """Whether torch decides if this machine can do what the options name."""
+        """Say whether torch decides if this machine can do what the options name."""
         return (self.device, self.devices, self.precision) != ("auto", "auto", "auto")
 
     def devices_wished(self) -> DeviceWish:

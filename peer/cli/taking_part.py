@@ -204,7 +204,7 @@ def _devices(options: Options) -> tuple[str, ...]:
 
 
 def _for_batch(devices: tuple[str, ...], run: RunFile) -> tuple[str, ...]:
-    """As many devices as a batch has sequences: each trains on one at least."""
+    """Return at most one device for each sequence of a batch, and say so where some are left."""
     size = run.inner.batch_size
     if len(devices) > size:
         complain(

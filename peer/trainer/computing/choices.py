@@ -158,7 +158,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What both passes of a micro-batch take, by its number of sequences."""
+    """Time and memory of both passes of a micro-batch, by its number of sequences."""
 
     sequence_s: float
     fixed_bytes: float
