@@ -2,6 +2,9 @@
 
 A connection that this peer opened itself proves nothing about whether others can dial it, so every
 dial passes through here and is noted for ``dht.presence.dial_back``.
+
+A record names any addresses that its author likes, and all members dial them. So the dials in one
+network, and at host names, are limited, except at IP addresses from which a peer was connected.
 """
 
 from __future__ import annotations
@@ -10,15 +13,22 @@ from collections.abc import Sequence
 
 from multiaddr import Multiaddr
 
-from dht.addresses import network_of, peer_of, with_peer
+from dht.addresses import Scope, ip_of, network_of, peer_of, scope_of, with_peer
 from dht.bounded_mapping import BoundedMapping
 from dht.errors import PeerUnreachable
 from dht.host import Connection
 from dht.identity import PeerId
+from dht.membership.call_budget import CallBudget
 from dht.membership.reachability import Reachability
 from dht.presence.this_peer import ThisPeer
 
 ANSWERED_MAX = 4096
+
+DIALS_PER_MINUTE = 16
+"""Limit of dials in one network (/24, IPv6 /48), at addresses from which no peer was connected. A
+newcomer meets the peers of a data centre at this rate, if they do not dial it."""
+
+MET_MAX = 4096
 
 
 class Dialler:
@@ -44,12 +54,18 @@ class Dialler:
         """Networks from which peers were connected at the last look."""
 
         self._answered = BoundedMapping[PeerId, None](ANSWERED_MAX)
+        self._dials = CallBudget(DIALS_PER_MINUTE)
+        self._met_at = BoundedMapping[str, None](MET_MAX)
+        """IP addresses from which peers were connected."""
 
     async def look(self) -> tuple[Connection, ...]:
         """Take note of the present connections. Raises ``HostClosed``."""
         connections = await self._this.host.connections()
         self.connected = {c.peer: c.relayed for c in connections}
         self._networks = {c.peer: network_of(c.address) for c in connections}
+        for connection in connections:
+            if (ip := ip_of(connection.address)) is not None:
+                self._met_at.renew(ip, None)
         return connections
 
     async def connect(self, peer: PeerId, *, timeout_s: float) -> None:
@@ -59,8 +75,25 @@ class Dialler:
         """
         if any(connection.peer == peer for connection in await self._this.host.connections()):
             return
-        addresses = [with_peer(address, peer) for address in self._this.runs.addresses_of(peer)]
+        addresses = self.addresses_to_dial(peer)
+        if not addresses and self._this.runs.addresses_of(peer):
+            reason = f"{DIALS_PER_MINUTE} dials in its network in this minute are the most"
+            raise PeerUnreachable(peer, reason)
         await self.dial(peer, addresses, timeout_s=timeout_s)
+
+    def addresses_to_dial(self, peer: PeerId) -> list[Multiaddr]:
+        """The addresses of a member's record that may be dialled now. They count as dialled."""
+        return [
+            with_peer(address, peer)
+            for address in self._this.runs.addresses_of(peer)
+            if self._may_dial(address)
+        ]
+
+    def _may_dial(self, address: Multiaddr) -> bool:
+        """Count a dial at an address that a record names. Addresses of local networks are free."""
+        if scope_of(address) is not Scope.INTERNET or ip_of(address) in self._met_at:
+            return True
+        return self._dials.spend(network_of(address) or "a name", self._this.now())
 
     async def dial(self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float) -> None:
         """Open a connection. Raises ``PeerUnreachable`` or ``HostClosed``."""

@@ -315,6 +315,10 @@ class Presence:
         """
         await self._dialler.connect(peer, timeout_s=timeout_s)
 
+    def addresses_to_dial(self, peer: PeerId) -> Sequence[Multiaddr]:
+        """The addresses of a member's record that may be dialled now. They count as dialled."""
+        return self._dialler.addresses_to_dial(peer)
+
     async def greet(self, peers: Sequence[PeerId]) -> None:
         """Say hello to these peers now: they know then that this one is alive, and its record."""
         await self._greeting.greet(peers)

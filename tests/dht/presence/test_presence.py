@@ -1,11 +1,13 @@
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 from blake3 import blake3
+from multiaddr import Multiaddr
 from pytest import MonkeyPatch
 
 from dht.addresses import pack, parse
@@ -652,6 +654,41 @@ async def test_a_peer_that_is_about_to_be_dialled_back_does_not_spoil_it(swarm: 
         await boris.presence.connect(anna.id, timeout_s=5)
     boris.presence._dialler.awaited = None
     await boris.presence.connect(anna.id, timeout_s=5)
+
+
+async def test_members_that_name_a_strangers_address_have_it_dialled_a_few_times_a_minute(
+    swarm: Swarm, monkeypatch: MonkeyPatch
+) -> None:
+    """Records cost nothing: a member dialled six ports of one machine for each of many keys."""
+    await start_swarm(swarm, 2)
+    anna, _ = swarm.members()
+    dialled: list[str] = []
+    connect = MemoryHost.connect
+
+    async def watch(
+        self: MemoryHost, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float
+    ) -> None:
+        if self is anna.host:
+            dialled.extend(str(address).partition("/p2p/")[0] for address in addresses)
+        await connect(self, peer, addresses, timeout_s=timeout_s)
+
+    monkeypatch.setattr(MemoryHost, "connect", watch)
+    ports = tuple(pack(parse(f"/ip4/11.1.2.3/tcp/{port}")) for port in range(7000, 7006))
+    names = tuple(pack(parse(f"/dns4/{number}.example.org/tcp/1")) for number in range(6))
+    for minute in range(2):
+        for number in range(20):
+            key = Identity.from_seed(bytes([number]) * 32)
+            record = PeerRecord(
+                protocol=(1, 1),
+                role="learner",
+                incarnation=1,
+                addresses=ports if number % 2 else names,
+            )
+            sealed = seal(record, key, key=bucket_key(RUN, ""), sequence=minute, ttl_s=120)
+            assert anna.presence._intake.take(sealed)
+        await asyncio.sleep(MINUTE)
+    for kind in ("ip4/11.1", "dns4"):
+        assert 16 <= sum(kind in address for address in dialled) <= 3 * 16
 
 
 async def test_a_helper_dials_for_nobody_but_the_caller_and_not_into_its_own_network(
