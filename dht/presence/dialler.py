@@ -3,8 +3,8 @@
 A connection that this peer opened itself proves nothing about whether others can dial it, so every
 dial passes through here and is noted for ``dht.presence.dial_back``.
 
-A record names any addresses that its author likes, and all members dial them. So the dials in one
-network, and at host names, are limited, except at IP addresses from which a peer was connected.
+A record names any addresses that its author likes, and all members dial them. So dials are limited
+at each IP address from which no peer was connected, and at host names together.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from dht.presence.this_peer import ThisPeer
 ANSWERED_MAX = 4096
 
 DIALS_PER_MINUTE = 16
-"""Limit of dials in one network (/24, IPv6 /48), at addresses from which no peer was connected. A
-newcomer meets the peers of a data centre at this rate, if they do not dial it."""
+"""Limit of dials at an IPv4 address, or in an IPv6 network (/48), as records name them."""
 
 MET_MAX = 4096
 
@@ -77,7 +76,7 @@ class Dialler:
             return
         addresses = self.addresses_to_dial(peer)
         if not addresses and self._this.runs.addresses_of(peer):
-            reason = f"{DIALS_PER_MINUTE} dials in its network in this minute are the most"
+            reason = f"{DIALS_PER_MINUTE} dials at its address in this minute are the most"
             raise PeerUnreachable(peer, reason)
         await self.dial(peer, addresses, timeout_s=timeout_s)
 
@@ -91,9 +90,11 @@ class Dialler:
 
     def _may_dial(self, address: Multiaddr) -> bool:
         """Count a dial at an address that a record names. Addresses of local networks are free."""
-        if scope_of(address) is not Scope.INTERNET or ip_of(address) in self._met_at:
+        ip = ip_of(address)
+        if scope_of(address) is not Scope.INTERNET or ip in self._met_at:
             return True
-        return self._dials.spend(network_of(address) or "a name", self._this.now())
+        place = network_of(address) if ip is not None and ":" in ip else ip
+        return self._dials.spend(place or "a name", self._this.now())
 
     async def dial(self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float) -> None:
         """Open a connection. Raises ``PeerUnreachable`` or ``HostClosed``."""

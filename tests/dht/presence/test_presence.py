@@ -673,8 +673,8 @@ async def test_members_that_name_a_strangers_address_have_it_dialled_a_few_times
         await connect(self, peer, addresses, timeout_s=timeout_s)
 
     monkeypatch.setattr(MemoryHost, "connect", watch)
-    ports = tuple(pack(parse(f"/ip4/11.1.2.3/tcp/{port}")) for port in range(7000, 7006))
-    names = tuple(pack(parse(f"/dns4/{number}.example.org/tcp/1")) for number in range(6))
+    kinds = "/ip4/11.1.2.3/tcp/700{}", "/ip6/2a01:db8::{}/tcp/7", "/dns4/{}.example.org/tcp/7"
+    named = [tuple(pack(parse(each.format(n))) for n in range(1, 7)) for each in kinds]
     for minute in range(2):
         for number in range(20):
             key = Identity.from_seed(bytes([number]) * 32)
@@ -682,12 +682,12 @@ async def test_members_that_name_a_strangers_address_have_it_dialled_a_few_times
                 protocol=(1, 1),
                 role="learner",
                 incarnation=1,
-                addresses=ports if number % 2 else names,
+                addresses=named[number % 3],
             )
             sealed = seal(record, key, key=bucket_key(RUN, ""), sequence=minute, ttl_s=120)
             assert anna.presence._intake.take(sealed)
         await asyncio.sleep(MINUTE)
-    for kind in ("ip4/11.1", "dns4"):
+    for kind in ("ip4/11.1", "ip6", "dns4"):
         assert 16 <= sum(kind in address for address in dialled) <= 3 * 16
 
 
