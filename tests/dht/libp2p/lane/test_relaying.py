@@ -15,7 +15,7 @@ from dht.libp2p.framing.sealing import NUMBER_BYTES
 from dht.libp2p.lane import meetings, observers
 from dht.libp2p.lane.connection import Path
 from dht.libp2p.lane.lane import Lane
-from dht.libp2p.lane.relaying import FairQueue, Relay, RelaySettings
+from dht.libp2p.lane.relaying import FairQueue, Relay, RelaySettings, nobody
 from dht.libp2p.lane.settings import LaneSettings
 from dht.libp2p.lane.wire import PUNCH_PROTOCOL, Circuit, Leg, Via, decode, encode
 from tests.dht.libp2p.lane_ends import (
@@ -337,6 +337,16 @@ async def test_without_consent_the_reason_names_what_would_help() -> None:
     refused = homes.relay.counters["refused"]
     assert "--relay-bulk" in str(await homes.anna.lane.reach(BORIS))
     assert homes.relay.counters["refused"] == refused, "it is not asked again at once"
+    await homes.close()
+
+
+async def test_a_relay_that_refused_lately_is_named_again_without_being_asked() -> None:
+    """The doctor tried a peer twice, and said that nobody relays: the host was told to relay."""
+    homes = Homes()
+    homes.relay.judge = nobody
+    for _ in range(2):
+        assert "members of one run alone" in str(await homes.anna.lane.reach(BORIS))
+    assert homes.relay.counters["refused"] == 1
     await homes.close()
 
 
