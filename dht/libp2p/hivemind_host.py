@@ -780,7 +780,7 @@ class HivemindHost:
         assert self.lane is not None
         if (reason := await self.lane_refusal(peer)) is not None:
             raise ValueError(reason)
-        return self.lane.offer(peer)
+        return await self.lane.offer(peer)
 
     async def _if_admitted(self, answer: CallHandler, peer: PeerId, request: bytes) -> bytes:
         if (reason := await self.lane_refusal(peer)) is not None:
