@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dht.errors import CallRefused, DhtError, PeerUnreachable
+from dht.errors import NOT_SERVED, CallRefused, DhtError, PeerUnreachable
 from dht.identity import PeerId
 from dht.libp2p.framing.sealing import NUMBER_BYTES, Ticket
 from dht.libp2p.lane.connection import Connection, Holder, Partner, Path, ticket_of
@@ -198,7 +198,8 @@ class Meetings:
             try:
                 leg = decode(Leg, await self.outside.call(relay, CIRCUIT_PROTOCOL, encode(circuit)))
             except CallRefused as error:
-                why = "" if error.reason == NO_BULK else f"{relay} refused: {error.reason}"
+                relays_none = error.reason in (NO_BULK, NOT_SERVED)
+                why = "" if relays_none else f"{relay} refused: {error.reason}"
                 self._no_relays[relay, peer] = self._now + NO_RELAY_S, why
                 if why:
                     refusals.append(why)
