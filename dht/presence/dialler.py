@@ -1,7 +1,8 @@
 """Connections to other peers, and the record of which side opened them.
 
 A connection that this peer opened itself proves nothing about whether others can dial it, so every
-dial passes through here and is noted for ``dht.presence.dial_back``.
+dial passes through here and is noted for ``dht.presence.dial_back``. What the owner of this peer
+opens dials as well where a connection has been cut: that goes over ``Dialler.noted``.
 
 A record names any addresses that its author likes, and all members dial them. So dials are limited
 at each IP address from which no peer was connected, and at host names together.
@@ -16,7 +17,8 @@ from multiaddr import Multiaddr
 from dht.addresses import Scope, ip_of, network_of, peer_of, scope_of, with_peer
 from dht.bounded_mapping import BoundedMapping
 from dht.errors import PeerUnreachable
-from dht.host import Connection
+from dht.forwarding_host import ForwardingHost
+from dht.host import Connection, Host, Stream
 from dht.identity import PeerId
 from dht.membership.call_budget import CallBudget
 from dht.membership.reachability import Reachability
@@ -28,6 +30,31 @@ DIALS_PER_MINUTE = 16
 """Limit of dials at an IPv4 address, or in an IPv6 network (/48), as records name them."""
 
 MET_MAX = 4096
+
+
+class NotedHost(ForwardingHost):
+    """The host for what this peer's owner opens, which may dial, too."""
+
+    def __init__(self, host: Host, dialler: Dialler) -> None:
+        super().__init__(host)
+        self._dialler = dialler
+
+    async def connect(
+        self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float
+    ) -> None:
+        self._dialler.note(peer)
+        await super().connect(peer, addresses, timeout_s=timeout_s)
+
+    async def call(self, peer: PeerId, protocol: str, request: bytes, *, timeout_s: float) -> bytes:
+        self._dialler.note(peer)
+        return await super().call(peer, protocol, request, timeout_s=timeout_s)
+
+    async def open_stream(
+        self, peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False
+    ) -> Stream:
+        # Bulk data seldom needs the connection that was cut.
+        self._dialler.note(peer, may_refuse=not bulk)
+        return await super().open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)
 
 
 class Dialler:
@@ -45,6 +72,9 @@ class Dialler:
         self.not_fresh: set[PeerId] = set()
         """Peers whose connection is no proof of a dial-back: they were connected when it was
         requested, or this peer has dialled them since."""
+
+        self.noted = NotedHost(this.host, self)
+        """The host of everything that is not part of presence."""
 
         self._this = this
         self._seed_peers = frozenset(peer_of(seed) for seed in seeds)
@@ -98,11 +128,15 @@ class Dialler:
 
     async def dial(self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float) -> None:
         """Open a connection. Raises ``PeerUnreachable`` or ``HostClosed``."""
-        if peer == self.awaited:
-            raise PeerUnreachable(peer, "it is about to dial this peer")
-        self.not_fresh.add(peer)
+        self.note(peer)
         await self._this.host.connect(peer, addresses, timeout_s=timeout_s)
         self._answered.renew(peer, None)
+
+    def note(self, peer: PeerId, *, may_refuse: bool = True) -> None:
+        """Note that this peer may dial another now. Raises ``PeerUnreachable`` if it must not."""
+        if may_refuse and peer == self.awaited:
+            raise PeerUnreachable(peer, "it is about to dial this peer")
+        self.not_fresh.add(peer)
 
     def network_of(self, peer: PeerId) -> str | None:
         """The network from which a peer is connected, as of the last look."""

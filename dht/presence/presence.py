@@ -199,6 +199,11 @@ class Presence:
         return self._seeking.outcomes
 
     @property
+    def host(self) -> Host:
+        """The host for what is opened besides: connections that it opens prove no dial-back."""
+        return self._dialler.noted
+
+    @property
     def connected(self) -> frozenset[PeerId]:
         """The connected peers, as of the last look."""
         return frozenset(self._dialler.connected)

@@ -1,6 +1,7 @@
 import asyncio
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -689,6 +690,32 @@ async def test_members_that_name_a_strangers_address_have_it_dialled_a_few_times
         await asyncio.sleep(MINUTE)
     for kind in ("ip4/11.1", "ip6", "dns4"):
         assert 16 <= sum(kind in address for address in dialled) <= 3 * 16
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+async def test_a_connection_that_its_owner_opens_again_proves_no_dial_back(
+    hidden: bool, swarm: Swarm
+) -> None:
+    """A helper cuts its connection and dials; a link of a round dialled at the same moment, and the
+    helper took that connection for its own: a peer that nobody can dial was called reachable."""
+    await swarm.start_bootstrap("seed")
+    seeds = await swarm.seed_addresses("seed")
+    boris = await swarm.start("boris", seeds=seeds)
+    home = await swarm.start("home", seeds=seeds, dial_out_only=hidden)
+    at = await boris.host.addresses()
+
+    async def keep_linked() -> None:
+        while True:
+            with suppress(PeerUnreachable):
+                await home.presence.host.connect(boris.id, at, timeout_s=5)
+            await asyncio.sleep(0.05)
+
+    linked = asyncio.ensure_future(keep_linked())
+    for _ in range(60):
+        await asyncio.sleep(1.0)
+        assert home.presence.reachable is not hidden, home.presence.reachability_reason
+    assert home.presence.reachable is not None
+    linked.cancel()
 
 
 async def test_a_helper_dials_for_nobody_but_the_caller_and_not_into_its_own_network(
