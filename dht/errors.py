@@ -52,6 +52,10 @@ class PeerUnreachable(DhtError):
     message = "peer {peer} cannot be reached: {reason}"
 
 
+NOT_SERVED = "this protocol is not served"
+"""Reason of a refusal by a peer that does not know the protocol, or does not serve it."""
+
+
 class CallRefused(DhtError):
     """A peer answered, and the answer was an error or broke a limit."""
 

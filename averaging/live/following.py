@@ -28,12 +28,12 @@ from averaging.history.rewind import rewound
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.services import Services
-from averaging.live.states.fetcher import SOURCES_MAX, FetchFailed
+from averaging.live.states.fetcher import SLOWEST_BYTES_S, SOURCES_MAX, FetchFailed
 from averaging.messages import Commit, Head, Signatures
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Fragment
 from averaging.numbers.norm_bounds import norm_at_most
-from averaging.round.gathering.catching_up import fetch_timeout_s
+from averaging.round.gathering.catching_up import TRANSFERS_AT_ONCE, fetch_timeout_s
 from averaging.round.interface.effects import CatchUp, Rebase
 from averaging.round.interface.inputs import CaughtUp, Input
 from averaging.round.interface.phase import Phase
@@ -287,6 +287,15 @@ class Following:
         line_bytes_s = self._averager.transport.down.bytes_per_s
         return fetch_timeout_s(self._averager.terms.policy, size_bytes, line_bytes_s=line_bytes_s)
 
+    def _first_timeout_s(self) -> float:
+        """Time allowed for a first state, which a line of 1 Mbit/s suffices for.
+
+        Pieces that were fetched are of no use once their source has gone on to another version. A
+        source that stalls is left long before.
+        """
+        transfer_s = TRANSFERS_AT_ONCE * 2 * 4 * self._work.fragment.size / SLOWEST_BYTES_S
+        return max(self._averager.terms.policy.catch_up_s, transfer_s)
+
     def _is_newer(self, theirs: Standing, *, effect: CatchUp | Rebase | None = None) -> bool:
         mine, machine = self._work.state, self._work.machine
         return is_newer(
@@ -402,7 +411,7 @@ class Following:
                         self._work.fragment.size,
                         sources,
                         trust=_Trust(self._work, self._is_newer),
-                        timeout_s=averager.terms.policy.catch_up_s,
+                        timeout_s=self._first_timeout_s(),
                     )
                     await self._fit(state, sources[0])
             except FetchFailed as error:

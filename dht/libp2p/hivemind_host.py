@@ -22,7 +22,7 @@ from multiaddr import Multiaddr
 
 from dht import addresses as address_rules
 from dht.bounded_mapping import BoundedMapping
-from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
+from dht.errors import NOT_SERVED, CallRefused, DhtError, HostClosed, PeerUnreachable
 from dht.guarded_host import Refusal
 from dht.host import UNARY_MAX_BYTES, CallHandler, Connection, Directory, Stream, StreamHandler
 from dht.identity import Identity, PeerId
@@ -630,7 +630,7 @@ class HivemindHost:
             raise CallRefused(peer, protocol, str(error)) from error
         except P2PDaemonError as error:
             if "protocols not supported" in str(error):
-                raise CallRefused(peer, protocol, "this protocol is not served") from error
+                raise CallRefused(peer, protocol, NOT_SERVED) from error
             raise self._unreachable(daemon, peer, error) from error
         if len(reply) > UNARY_MAX_BYTES:
             raise CallRefused(peer, protocol, f"the reply has {len(reply)} bytes")
@@ -675,7 +675,7 @@ class HivemindHost:
         if handler is None or over or self._closed:
             self.refused_streams += 1
             _logger.debug("stream_refused peer=%s protocol=%s over=%s", peer, protocol, over)
-            return "too many streams" if over else "this protocol is not served"
+            return "too many streams" if over else NOT_SERVED
         self._open[peer] += 1
         stream.on_closed = lambda: self._stream_closed(peer)
         self._spawn(self._serve_stream(stream, protocol, handler), f"the handler of {protocol}")
@@ -780,7 +780,7 @@ class HivemindHost:
         assert self.lane is not None
         if (reason := await self.lane_refusal(peer)) is not None:
             raise ValueError(reason)
-        return self.lane.offer(peer)
+        return await self.lane.offer(peer)
 
     async def _if_admitted(self, answer: CallHandler, peer: PeerId, request: bytes) -> bytes:
         if (reason := await self.lane_refusal(peer)) is not None:

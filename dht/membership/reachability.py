@@ -7,8 +7,9 @@ scope in which the known peers live (``scope_that_counts``).
 
 A peer asks for dial-backs when it starts, when its addresses change, and periodically. One fresh
 connection that arrives proves that it is reachable. The opposite takes the failures of two helpers,
-or two failures of the only helper. A dial that was not made, or that met one of ours halfway, says
-nothing. ``dht.presence.reachability_checks`` asks for dial-backs and reports their results here.
+two failures of the only helper, or four of the only one of several that could dial. A dial that was
+not made, or that met one of ours halfway, says nothing. ``dht.presence.reachability_checks`` asks
+for dial-backs and reports their results here.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ RECHECK_REACHABLE_S = 600.0
 RECHECK_DIAL_OUT_S = 120.0
 HELPERS_PER_CHECK = 3
 DENIALS_MIN = 2
+DENIALS_OF_ONE = 4
 
 _NO_DIAL = ("dial backoff",)
 """Signs in the reason of a failure that no dial was made: the daemon waits after failed dials."""
@@ -210,7 +212,7 @@ class Reachability:
         verdict, before = self.verdicts[scope], self.reachable
         verdict.denials.append(helper)
         enough = len(set(verdict.denials)) >= DENIALS_MIN or (
-            others == 0 and len(verdict.denials) >= DENIALS_MIN
+            len(verdict.denials) >= (DENIALS_OF_ONE if others else DENIALS_MIN)
         )
         if enough:
             verdict.reachable = False

@@ -27,7 +27,7 @@ from typing import Any
 from multiaddr import Multiaddr
 
 from dht import addresses as address_rules
-from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
+from dht.errors import NOT_SERVED, CallRefused, DhtError, HostClosed, PeerUnreachable
 from dht.host import UNARY_MAX_BYTES, CallHandler, Connection, StreamHandler
 from dht.identity import Identity, PeerId
 from dht.memory.directory import MemoryDirectory
@@ -543,7 +543,7 @@ class MemoryHost:
         self, caller: PeerId, protocol: str, request: bytes, answer: Callable[[_Reply], None]
     ) -> None:
         if protocol not in self._calls:
-            answer(_Reply(refused="this protocol is not served"))
+            answer(_Reply(refused=NOT_SERVED))
             return
         handler, request_max_bytes = self._calls[protocol]
         if len(request) > request_max_bytes:
@@ -572,7 +572,7 @@ class MemoryHost:
         """Serve an incoming stream, or return the reason of a refusal."""
         handler = self._streams.get(protocol)
         if handler is None:
-            return "this protocol is not served"
+            return NOT_SERVED
         peer = stream.remote
         if self._inbound.get(peer, 0) >= STREAMS_PER_PEER_MAX:
             stream.abort()

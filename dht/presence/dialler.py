@@ -1,7 +1,11 @@
 """Connections to other peers, and the record of which side opened them.
 
 A connection that this peer opened itself proves nothing about whether others can dial it, so every
-dial passes through here and is noted for ``dht.presence.dial_back``.
+dial passes through here and is noted for ``dht.presence.dial_back``. What the owner of this peer
+opens dials as well where a connection has been cut: that goes over ``Dialler.noted``.
+
+A record names any addresses that its author likes, and all members dial them. So dials are limited
+at each IP address from which no peer was connected, and at host names together.
 """
 
 from __future__ import annotations
@@ -10,15 +14,47 @@ from collections.abc import Sequence
 
 from multiaddr import Multiaddr
 
-from dht.addresses import network_of, peer_of, with_peer
+from dht.addresses import Scope, ip_of, network_of, peer_of, scope_of, with_peer
 from dht.bounded_mapping import BoundedMapping
 from dht.errors import PeerUnreachable
-from dht.host import Connection
+from dht.forwarding_host import ForwardingHost
+from dht.host import Connection, Host, Stream
 from dht.identity import PeerId
+from dht.membership.call_budget import CallBudget
 from dht.membership.reachability import Reachability
 from dht.presence.this_peer import ThisPeer
 
 ANSWERED_MAX = 4096
+
+DIALS_PER_MINUTE = 16
+"""Limit of dials at an IPv4 address, or in an IPv6 network (/48), as records name them."""
+
+MET_MAX = 4096
+
+
+class NotedHost(ForwardingHost):
+    """The host for what this peer's owner opens, which may dial, too."""
+
+    def __init__(self, host: Host, dialler: Dialler) -> None:
+        super().__init__(host)
+        self._dialler = dialler
+
+    async def connect(
+        self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float
+    ) -> None:
+        self._dialler.note(peer)
+        await super().connect(peer, addresses, timeout_s=timeout_s)
+
+    async def call(self, peer: PeerId, protocol: str, request: bytes, *, timeout_s: float) -> bytes:
+        self._dialler.note(peer)
+        return await super().call(peer, protocol, request, timeout_s=timeout_s)
+
+    async def open_stream(
+        self, peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False
+    ) -> Stream:
+        # Bulk data seldom needs the connection that was cut.
+        self._dialler.note(peer, may_refuse=not bulk)
+        return await super().open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)
 
 
 class Dialler:
@@ -37,6 +73,9 @@ class Dialler:
         """Peers whose connection is no proof of a dial-back: they were connected when it was
         requested, or this peer has dialled them since."""
 
+        self.noted = NotedHost(this.host, self)
+        """The host of everything that is not part of presence."""
+
         self._this = this
         self._seed_peers = frozenset(peer_of(seed) for seed in seeds)
         self._reachability = reachability
@@ -44,12 +83,18 @@ class Dialler:
         """Networks from which peers were connected at the last look."""
 
         self._answered = BoundedMapping[PeerId, None](ANSWERED_MAX)
+        self._dials = CallBudget(DIALS_PER_MINUTE)
+        self._met_at = BoundedMapping[str, None](MET_MAX)
+        """IP addresses from which peers were connected."""
 
     async def look(self) -> tuple[Connection, ...]:
         """Take note of the present connections. Raises ``HostClosed``."""
         connections = await self._this.host.connections()
         self.connected = {c.peer: c.relayed for c in connections}
         self._networks = {c.peer: network_of(c.address) for c in connections}
+        for connection in connections:
+            if (ip := ip_of(connection.address)) is not None:
+                self._met_at.renew(ip, None)
         return connections
 
     async def connect(self, peer: PeerId, *, timeout_s: float) -> None:
@@ -59,16 +104,39 @@ class Dialler:
         """
         if any(connection.peer == peer for connection in await self._this.host.connections()):
             return
-        addresses = [with_peer(address, peer) for address in self._this.runs.addresses_of(peer)]
+        addresses = self.addresses_to_dial(peer)
+        if not addresses and self._this.runs.addresses_of(peer):
+            reason = f"{DIALS_PER_MINUTE} dials at its address in this minute are the most"
+            raise PeerUnreachable(peer, reason)
         await self.dial(peer, addresses, timeout_s=timeout_s)
+
+    def addresses_to_dial(self, peer: PeerId) -> list[Multiaddr]:
+        """The addresses of a member's record that may be dialled now. They count as dialled."""
+        return [
+            with_peer(address, peer)
+            for address in self._this.runs.addresses_of(peer)
+            if self._may_dial(address)
+        ]
+
+    def _may_dial(self, address: Multiaddr) -> bool:
+        """Count a dial at an address that a record names. Addresses of local networks are free."""
+        ip = ip_of(address)
+        if scope_of(address) is not Scope.INTERNET or ip in self._met_at:
+            return True
+        place = network_of(address) if ip is not None and ":" in ip else ip
+        return self._dials.spend(place or "a name", self._this.now())
 
     async def dial(self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float) -> None:
         """Open a connection. Raises ``PeerUnreachable`` or ``HostClosed``."""
-        if peer == self.awaited:
-            raise PeerUnreachable(peer, "it is about to dial this peer")
-        self.not_fresh.add(peer)
+        self.note(peer)
         await self._this.host.connect(peer, addresses, timeout_s=timeout_s)
         self._answered.renew(peer, None)
+
+    def note(self, peer: PeerId, *, may_refuse: bool = True) -> None:
+        """Note that this peer may dial another now. Raises ``PeerUnreachable`` if it must not."""
+        if may_refuse and peer == self.awaited:
+            raise PeerUnreachable(peer, "it is about to dial this peer")
+        self.not_fresh.add(peer)
 
     def network_of(self, peer: PeerId) -> str | None:
         """The network from which a peer is connected, as of the last look."""

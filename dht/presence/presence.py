@@ -199,6 +199,11 @@ class Presence:
         return self._seeking.outcomes
 
     @property
+    def host(self) -> Host:
+        """The host for what is opened besides: connections that it opens prove no dial-back."""
+        return self._dialler.noted
+
+    @property
     def connected(self) -> frozenset[PeerId]:
         """The connected peers, as of the last look."""
         return frozenset(self._dialler.connected)
@@ -314,6 +319,10 @@ class Presence:
         Raises ``PeerUnreachable`` or ``HostClosed``.
         """
         await self._dialler.connect(peer, timeout_s=timeout_s)
+
+    def addresses_to_dial(self, peer: PeerId) -> Sequence[Multiaddr]:
+        """The addresses of a member's record that may be dialled now. They count as dialled."""
+        return self._dialler.addresses_to_dial(peer)
 
     async def greet(self, peers: Sequence[PeerId]) -> None:
         """Say hello to these peers now: they know then that this one is alive, and its record."""

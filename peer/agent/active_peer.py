@@ -430,7 +430,7 @@ def make_averager(
     book.orders = local.round_orders()
     throttled = ThrottledHost(online.guarded, up=guest.up, down=guest.down, closed=closed)
     return Averager(
-        DiallingHost(throttled, online.addresses_of),
+        DiallingHost(throttled, online.presence.addresses_to_dial),
         None if trainer is None else trainer.port,
         me=Participant(
             identity=local.settings.identity,

@@ -150,7 +150,8 @@ class Entrance:
         misfit_since: float | None = None
         self._tell_at = began + TOLD_AFTER_S
         while not local.ending.done():
-            live = [member.peer for member in online.live_members()]
+            members = online.live_members()
+            live = [member.peer for member in members]
             answers = await online.statuses(first_asked(live, rng))
             others = other_models(
                 local.layout.hash.hex(),
@@ -173,9 +174,11 @@ class Entrance:
             if out_of_patience:
                 assert found_at is not None
                 # Several newcomers and no state among them: the first of them founds the run.
-                # Those who wait for the run's peers do not found it.
+                # Those who wait for the run's peers do not found it. A peer that has a state and
+                # does not answer may be behind a router, and busy.
                 rivals = [answer.peer for answer in answers if answer.phase != "waiting"]
-                first = all(local.me < peer for peer in rivals)
+                is_run = any(member.record.versions for member in members)
+                first = not is_run and all(local.me < peer for peer in rivals)
                 if first or loop.time() >= found_at + FOUNDER_PATIENCE_S:
                     return False
             if patience_s is None:

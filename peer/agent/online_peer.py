@@ -234,7 +234,7 @@ class OnlinePeer:
         self.local = local
         self.host = host
         self.presence = presence
-        self.guarded = GuardedHost(host, presence.door.refusal)
+        self.guarded = GuardedHost(presence.host, presence.door.refusal)
         """The host for everything that only peers of the run may use."""
         self._dialled = dialled
         self._asking_for_others = 0

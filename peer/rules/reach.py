@@ -52,14 +52,17 @@ class Untested:
 
 @dataclass(frozen=True, slots=True)
 class NobodyReduces:
-    """The learners can all only dial out, and open no direct connections either."""
+    """The learners can all only dial out, and this one has no direct connection with any.
+
+    The others may have some with each other, and merge.
+    """
 
     peers: int
 
     def __str__(self) -> str:
         return (
-            f"{self.peers} peers are here, all of them behind routers that let no direct "
-            "connection through, and nobody can reduce for them or send them the state: forward a "
+            f"{self.peers} peers are here, all of them behind routers, and this one has a direct "
+            "connection with no other: nobody can reduce for it, or send it the state; forward a "
             "TCP port to one of them (options --listen and --announce), run `shoal keep` on a "
             "machine that others can dial, or have the bootstrap peer started with --relay-bulk"
         )

@@ -34,6 +34,7 @@ import secrets
 import socket
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from ipaddress import ip_address
 from typing import Any
 
 from dht.errors import DhtError, HostClosed
@@ -138,6 +139,17 @@ class Lane:
         """The port that other peers are told to dial."""
         return self.settings.told_port or self._mapped_port or self.port
 
+    async def _port_for(self, peer: PeerId) -> int | None:
+        """The port that a connected peer is told.
+
+        A neighbour does not come through the router, nor does a peer that is connected over IPv6.
+        """
+        if self._mapped_port is None or self.settings.told_port is not None:
+            return self.told_port
+        at = [ip_address(host) for host in await self._where(peer)]
+        near = bool(at) and (at[0].version == 6 or at[0].is_private)
+        return self.port if near else self._mapped_port
+
     def map_port(self, router: str) -> None:
         """Have this router lead a port of its public address to the lane's, until it is closed."""
         if self.port is not None and self.settings.told_port is None:
@@ -236,9 +248,9 @@ class Lane:
 
     # --- being dialled ---------------------------------------------------------------------
 
-    def offer(self, peer: PeerId) -> bytes:
+    async def offer(self, peer: PeerId) -> bytes:
         """The ``Offer`` for a peer that asks over the daemon. Raises ``ValueError`` to refuse."""
-        port = self.told_port
+        port = await self._port_for(peer)
         if port is None or self._closed:
             raise ValueError("it does not listen for a direct lane")
         number, ticket = self.issue(peer)
@@ -550,7 +562,7 @@ class Lane:
     async def grant(self, peer: PeerId, request: bytes) -> bytes:
         """Answer ``Circuit`` as a relay: a leg for the asking peer. Raises ``ValueError``."""
         circuit = decode(Circuit, request)
-        port = self.told_port
+        port = await self._port_for(peer)
         if port is None or self._closed:
             raise ValueError("it does not listen for a direct lane")
         leg = await self.relay.admit(peer, PeerId(circuit.other), circuit.number)

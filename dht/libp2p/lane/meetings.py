@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dht.errors import CallRefused, DhtError, PeerUnreachable
+from dht.errors import NOT_SERVED, CallRefused, DhtError, PeerUnreachable
 from dht.identity import PeerId
 from dht.libp2p.framing.sealing import NUMBER_BYTES, Ticket
 from dht.libp2p.lane.connection import Connection, Holder, Partner, Path, ticket_of
@@ -102,8 +102,10 @@ class Meetings:
     outside: Outside
     where: Where
     observers: Observers
-    _no_relays: OrderedDict[tuple[PeerId, PeerId], float] = field(default_factory=OrderedDict)
-    """Peers that refused to relay, and to whom, and until when they are not asked again."""
+    _no_relays: OrderedDict[tuple[PeerId, PeerId], tuple[float, str]] = field(
+        default_factory=OrderedDict
+    )
+    """Peers that refused to relay, and to whom; until when they are not asked again, and why."""
     _calls: CallBudget = field(default_factory=lambda: CallBudget(MEETINGS_PER_MINUTE))
     _dials: CallBudget = field(default_factory=lambda: CallBudget(MEETINGS_PER_MINUTE))
     _under_way: int = 0
@@ -189,15 +191,18 @@ class Meetings:
 
     async def _go_through_a_relay(self, peer: PeerId, known: Partner) -> None:
         """Open a connection through a third peer. Raises ``OSError``."""
-        refusals: list[str] = []
-        for relay, ip in await self._possible_relays(peer):
+        possible = await self._possible_relays(peer)
+        refusals = [why for (_, to), (_, why) in self._no_relays.items() if to == peer and why]
+        for relay, ip in possible:
             circuit = Circuit(peer, secrets.token_bytes(NUMBER_BYTES))
             try:
                 leg = decode(Leg, await self.outside.call(relay, CIRCUIT_PROTOCOL, encode(circuit)))
             except CallRefused as error:
-                self._no_relays[relay, peer] = self._now + NO_RELAY_S
-                if error.reason != NO_BULK:
-                    refusals.append(f"{relay} refused: {error.reason}")
+                relays_none = error.reason in (NO_BULK, NOT_SERVED)
+                why = "" if relays_none else f"{relay} refused: {error.reason}"
+                self._no_relays[relay, peer] = self._now + NO_RELAY_S, why
+                if why:
+                    refusals.append(why)
                 continue
             except (ValueError, PeerUnreachable) as error:
                 refusals.append(str(error))
@@ -223,7 +228,8 @@ class Meetings:
     async def _possible_relays(self, peer: PeerId) -> list[tuple[PeerId, str]]:
         """Connected peers that may relay, in random order, so that all of them are used."""
         while self._no_relays and (
-            len(self._no_relays) > REFUSALS_MAX or next(iter(self._no_relays.values())) <= self._now
+            len(self._no_relays) > REFUSALS_MAX
+            or next(iter(self._no_relays.values()))[0] <= self._now
         ):
             self._no_relays.popitem(last=False)
         found = [

@@ -320,6 +320,22 @@ async def test_a_lone_founder_folds_and_its_run_is_ordinary_training() -> None:
         check_tokens([anna])
 
 
+async def test_a_newcomer_on_a_slow_line_gets_a_state_that_takes_longer_than_catching_up_may() -> (
+    None
+):
+    """Its pieces were of a version that was gone when it asked again: it began anew for ever."""
+    layout = Layout.build([TensorSpec("weight", (600, 500))], 1)
+    async with swarm(MemoryNetwork(), layout=layout) as made:
+        policy = replace(POLICY, due=replace(POLICY.due, fragments=1), catch_up_s=10.0)
+        for name in ("anna", "boris"):
+            await made.add(name, policy=policy)
+        await made.live(30.0)
+        clara = await made.add("clara", policy=policy, knows_start=False)
+        made.network.simulated.set_link(clara.id, down_bytes_s=150e3)
+        await made.live(60.0)
+        assert clara.told("state_fetched") and not clara.told("fetch_failed")
+
+
 async def test_newcomers_follow_a_founder_that_folded_after_they_had_its_state() -> None:
     """Most sources had what the newcomers have: they believed those, and mixed with the founder."""
     async with swarm(MemoryNetwork()) as made:

@@ -40,7 +40,7 @@ class End:
         self.asked += 1
         if peer not in self.others:
             raise PeerUnreachable(peer, "nobody knows it")
-        return self.change(self.others[peer].lane.offer(self.me))
+        return self.change(await self.others[peer].lane.offer(self.me))
 
     async def where(self, peer: PeerId) -> Sequence[str]:
         return self.at

@@ -1,5 +1,6 @@
 """The verdict whether a peer can be dialled, from the results of dials."""
 
+from dht.addresses import Scope
 from dht.identity import Identity, PeerId
 from dht.membership.reachability import Reachability
 
@@ -40,6 +41,17 @@ def test_the_only_helper_has_to_say_it_twice() -> None:
     state.announce(HERE, now=0.0)
     assert not state.denied(peer(1), "silence", others=0, now=0.0)
     assert state.denied(peer(1), "silence", others=0, now=5.0)
+
+
+def test_one_of_several_helpers_has_to_say_it_four_times_while_the_others_cannot_dial() -> None:
+    state = Reachability()
+    state.announce(HERE, now=0.0)
+    for at in range(3):
+        assert not state.denied(peer(1), "silence", others=1, now=5.0 * at)
+        state.not_tried("it was connected already", scope=Scope.INTERNET)
+    assert verdict(state) is None
+    assert state.denied(peer(1), "silence", others=1, now=15.0)
+    assert verdict(state) is False
 
 
 def test_a_confirmation_wipes_out_doubts() -> None:

@@ -1,11 +1,14 @@
 import asyncio
 import random
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 from blake3 import blake3
+from multiaddr import Multiaddr
 from pytest import MonkeyPatch
 
 from dht.addresses import pack, parse
@@ -652,6 +655,67 @@ async def test_a_peer_that_is_about_to_be_dialled_back_does_not_spoil_it(swarm: 
         await boris.presence.connect(anna.id, timeout_s=5)
     boris.presence._dialler.awaited = None
     await boris.presence.connect(anna.id, timeout_s=5)
+
+
+async def test_members_that_name_a_strangers_address_have_it_dialled_a_few_times_a_minute(
+    swarm: Swarm, monkeypatch: MonkeyPatch
+) -> None:
+    """Records cost nothing: a member dialled six ports of one machine for each of many keys."""
+    await start_swarm(swarm, 2)
+    anna, _ = swarm.members()
+    dialled: list[str] = []
+    connect = MemoryHost.connect
+
+    async def watch(
+        self: MemoryHost, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float
+    ) -> None:
+        if self is anna.host:
+            dialled.extend(str(address).partition("/p2p/")[0] for address in addresses)
+        await connect(self, peer, addresses, timeout_s=timeout_s)
+
+    monkeypatch.setattr(MemoryHost, "connect", watch)
+    kinds = "/ip4/11.1.2.3/tcp/700{}", "/ip6/2a01:db8::{}/tcp/7", "/dns4/{}.example.org/tcp/7"
+    named = [tuple(pack(parse(each.format(n))) for n in range(1, 7)) for each in kinds]
+    for minute in range(2):
+        for number in range(20):
+            key = Identity.from_seed(bytes([number]) * 32)
+            record = PeerRecord(
+                protocol=(1, 1),
+                role="learner",
+                incarnation=1,
+                addresses=named[number % 3],
+            )
+            sealed = seal(record, key, key=bucket_key(RUN, ""), sequence=minute, ttl_s=120)
+            assert anna.presence._intake.take(sealed)
+        await asyncio.sleep(MINUTE)
+    for kind in ("ip4/11.1", "ip6", "dns4"):
+        assert 16 <= sum(kind in address for address in dialled) <= 3 * 16
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+async def test_a_connection_that_its_owner_opens_again_proves_no_dial_back(
+    hidden: bool, swarm: Swarm
+) -> None:
+    """A helper cuts its connection and dials; a link of a round dialled at the same moment, and the
+    helper took that connection for its own: a peer that nobody can dial was called reachable."""
+    await swarm.start_bootstrap("seed")
+    seeds = await swarm.seed_addresses("seed")
+    boris = await swarm.start("boris", seeds=seeds)
+    home = await swarm.start("home", seeds=seeds, dial_out_only=hidden)
+    at = await boris.host.addresses()
+
+    async def keep_linked() -> None:
+        while True:
+            with suppress(PeerUnreachable):
+                await home.presence.host.connect(boris.id, at, timeout_s=5)
+            await asyncio.sleep(0.05)
+
+    linked = asyncio.ensure_future(keep_linked())
+    for _ in range(60):
+        await asyncio.sleep(1.0)
+        assert home.presence.reachable is not hidden, home.presence.reachability_reason
+    assert home.presence.reachable is not None
+    linked.cancel()
 
 
 async def test_a_helper_dials_for_nobody_but_the_caller_and_not_into_its_own_network(

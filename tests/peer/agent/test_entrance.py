@@ -330,9 +330,10 @@ def test_a_trainer_behind_the_checkpoint_adopts_it() -> None:
 class Street(Lobby):
     """The answers that a peer gets which looks for its run."""
 
-    def __init__(self, answers: list[Status]) -> None:
+    def __init__(self, answers: list[Status], silent: Sequence[Member]) -> None:
         super().__init__(holders_until=0.0)
         self.answers = answers
+        self.silent = silent
         self.layout = SimpleNamespace(hash=bytes.fromhex("aa"))
         self.ending: asyncio.Future[None] = asyncio.Future()
         self.presence = SimpleNamespace(misfits={})
@@ -341,7 +342,7 @@ class Street(Lobby):
         self.followed = ""
 
     def live_members(self) -> list[Member]:
-        return [member() for _ in self.answers]
+        return [*(member() for _ in self.answers), *self.silent]
 
     async def statuses(self, peers: Sequence[PeerId]) -> list[Status]:
         return self.answers
@@ -354,12 +355,19 @@ class Street(Lobby):
 
 
 def search(
-    answers: list[Status], *, found_after_s: float | None, seconds: float
+    answers: list[Status],
+    *,
+    found_after_s: float | None,
+    seconds: float,
+    silent: Sequence[Member] = (),
 ) -> tuple[bool | None, Street]:
-    """Let a peer look for its run: whether somebody has a state, or ``None`` if it still looks."""
+    """Let a peer look for its run: whether somebody has a state, or ``None`` if it still looks.
+
+    ``silent``: members that do not answer.
+    """
 
     async def main() -> tuple[bool | None, Street]:
-        street = Street(answers)
+        street = Street(answers, silent)
         begin = SimpleNamespace(
             found_after_s=found_after_s, seeds=(), allow_frozen_differences=True
         )
@@ -389,6 +397,14 @@ def test_a_founder_does_not_leave_founding_to_those_who_wait_for_one() -> None:
     assert search([waiting], found_after_s=5.0, seconds=10.0)[0] is False
     rival = a_status(peer="12D3KooWAnna", versions=(), phase="connecting")
     assert search([rival], found_after_s=5.0, seconds=10.0)[0] is None
+
+
+def test_a_run_whose_peers_do_not_answer_is_not_founded_again_at_once() -> None:
+    """The founder was behind a router, and had no place at a relay yet, or was busy."""
+    founder = member(versions=pack_versions((3, 4)))
+    assert search([], found_after_s=5.0, seconds=60.0, silent=[founder])[0] is None
+    assert search([], found_after_s=5.0, seconds=70.0, silent=[founder])[0] is False
+    assert search([], found_after_s=5.0, seconds=10.0, silent=[member()])[0] is False
 
 
 def test_a_newcomer_follows_one_founding_and_refuses_a_run_that_is_over() -> None:

@@ -201,8 +201,19 @@ async def test_without_a_ticket_and_both_of_its_keys_there_is_no_lane(
 
 async def test_behind_a_router_others_are_told_its_port() -> None:
     async with pair(there=LaneSettings(told_port=443)) as (_, boris):
-        told = msgspec.msgpack.decode(boris.lane.offer(ANNA), type=Offer)
+        told = msgspec.msgpack.decode(await boris.lane.offer(ANNA), type=Offer)
         assert told.port == 443 != boris.lane.port
+
+
+async def test_a_neighbour_is_told_the_own_port_and_not_the_one_that_the_router_maps() -> None:
+    """Two homes behind one router have to take different ports of it."""
+    async with pair() as (_, boris):
+        boris.lane._port_mapped(443)
+        for ip in "11.1.2.3", "100.64.0.7", None, "192.168.1.3", "2a01:db8::1":
+            boris.at = () if ip is None else (ip,)
+            told = msgspec.msgpack.decode(await boris.lane.offer(ANNA), type=Offer)
+            near = ip in ("192.168.1.3", "2a01:db8::1")
+            assert told.port == (boris.lane.port if near else 443)
 
 
 async def test_a_port_that_is_taken_is_no_reason_not_to_take_part() -> None:
@@ -211,7 +222,7 @@ async def test_a_port_that_is_taken_is_no_reason_not_to_take_part() -> None:
         async with pair(there=settings) as (_, boris):
             assert boris.lane.port is None
             with pytest.raises(ValueError, match="does not listen"):
-                boris.lane.offer(ANNA)
+                await boris.lane.offer(ANNA)
 
 
 @pytest.mark.parametrize(

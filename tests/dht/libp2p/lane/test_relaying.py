@@ -8,16 +8,16 @@ import socket
 
 import pytest
 
-from dht.errors import PeerUnreachable, StreamBroken
+from dht.errors import NOT_SERVED, CallRefused, PeerUnreachable, StreamBroken
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
 from dht.libp2p.framing.sealing import NUMBER_BYTES
 from dht.libp2p.lane import meetings, observers
 from dht.libp2p.lane.connection import Path
 from dht.libp2p.lane.lane import Lane
-from dht.libp2p.lane.relaying import FairQueue, Relay, RelaySettings
+from dht.libp2p.lane.relaying import FairQueue, Relay, RelaySettings, nobody
 from dht.libp2p.lane.settings import LaneSettings
-from dht.libp2p.lane.wire import PUNCH_PROTOCOL, Circuit, Leg, Via, decode, encode
+from dht.libp2p.lane.wire import CIRCUIT_PROTOCOL, PUNCH_PROTOCOL, Circuit, Leg, Via, decode, encode
 from tests.dht.libp2p.lane_ends import (
     ANNA,
     BORIS,
@@ -253,10 +253,13 @@ class Routers(OnLoopback):
     """Lets connections between homes through, or not."""
 
     closed = True
+    has_relay = True
 
     async def call(self, peer: PeerId, protocol: str, message: bytes) -> bytes:
         if self.closed and protocol == PUNCH_PROTOCOL:
             raise PeerUnreachable(peer, "its router lets nothing through")
+        if not self.has_relay and protocol == CIRCUIT_PROTOCOL:
+            raise CallRefused(peer, protocol, NOT_SERVED)
         return await super().call(peer, protocol, message)
 
 
@@ -337,6 +340,24 @@ async def test_without_consent_the_reason_names_what_would_help() -> None:
     refused = homes.relay.counters["refused"]
     assert "--relay-bulk" in str(await homes.anna.lane.reach(BORIS))
     assert homes.relay.counters["refused"] == refused, "it is not asked again at once"
+    await homes.close()
+
+
+async def test_a_bootstrap_peer_without_a_lane_is_one_that_does_not_relay() -> None:
+    """The doctor said of it that a protocol is not served."""
+    homes = Homes()
+    homes.routers[0].has_relay = False
+    assert "no connected peer relays bulk data" in str(await homes.anna.lane.reach(BORIS))
+    await homes.close()
+
+
+async def test_a_relay_that_refused_lately_is_named_again_without_being_asked() -> None:
+    """The doctor tried a peer twice, and said that nobody relays: the host was told to relay."""
+    homes = Homes()
+    homes.relay.judge = nobody
+    for _ in range(2):
+        assert "members of one run alone" in str(await homes.anna.lane.reach(BORIS))
+    assert homes.relay.counters["refused"] == 1
     await homes.close()
 
 
