@@ -815,7 +815,9 @@ class FragmentRounds:
 
     def _enter(self, signed: SignedCommit, now: float, *, is_leader: bool) -> None:
         commit = signed.commit
-        participation = Participation(self._id, signed, self.standing, self.peers, now=now)
+        participation = Participation(
+            self._id, signed, self.standing, self.peers, self.certificates, now=now
+        )
         self.rounds[signed.round] = participation
         if participation.entry is not None:
             self.timers.pop(Timer.ANSWER, None)

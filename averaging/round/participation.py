@@ -54,6 +54,7 @@ from averaging.round.interface.phase import LastTimer, RoundTimer, Stage
 from averaging.round.interface.signed_commit import SignedCommit
 from averaging.round.interface.transitions import Changes, Count, RoundEnded
 from averaging.round.member_slices import MemberSlices
+from averaging.round.opinions.certificates import Certificates, link_of
 from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.round.reducer import Reducer
 from averaging.round.sealing.paxos import Acceptor, BallotPhase, Coordinator, Voter
@@ -98,6 +99,7 @@ class Participation:
         signed: SignedCommit,
         standing: Standing | None,
         peers: Neighbourhood,
+        certificates: Certificates,
         *,
         now: float,
     ) -> None:
@@ -106,6 +108,7 @@ class Participation:
         self._id = identity
         self._policy = policy
         self._peers = peers
+        self._certificates = certificates
         self._standing = standing
         self._changes: Changes = []
         self.signed = signed
@@ -125,7 +128,8 @@ class Participation:
         """The ballot that this peer coordinates, or was the last to coordinate."""
         self.seal: tuple[int, ...] | None = None
         self.applied: Apply | None = None
-        self._finished_by: set[PeerId] = set()
+        self._finished_by: dict[PeerId, messages.Link] = {}
+        """Where the voters that say that they have finished stand."""
         self.head: messages.Head | None = None
         """The head of this peer after the round, once it has finished it."""
         self.stage = Stage.UPLOADING
@@ -435,7 +439,7 @@ class Participation:
                 self._suspect_withholding(coordinator, before, now)
                 self._send_outcome(sender)
             case messages.Missing():
-                if not self._send_outcome(sender):
+                if not self._send_outcome(sender) or coordinator.too_few_have_finished():
                     coordinator.missing(sender, message.slice, now)
             case messages.Promise() if member is not None:
                 uploads_until = self.entered_at + self.commit.upload_s
@@ -626,7 +630,7 @@ class Participation:
         all_have = self.coordinator is not None and self.coordinator.has_finished(sender)
         newcomer = self.commit.index(sender) in self.commit.on_probation
         if not newcomer:
-            self._finished_by.add(sender)
+            self._finished_by[sender] = link_of(head)
         coordinator = self.coordinator if self.commit.on_probation else None
         if coordinator is not None and coordinator.voters_have_finished():
             # A member on probation that never says so does not keep the round for long.
@@ -654,6 +658,15 @@ class Participation:
         """
         told = len(self._finished_by) > len(self.commit.voters) / 3
         return told or self.coordinating_peer in self._finished_by
+
+    def _can_follow(self, now: float) -> bool:
+        """True if this peer can take the version of those that have finished.
+
+        Where a reducer had answered half of the members, the others left, and could take nothing
+        of the few that had finished: no quorum stood on one version for minutes.
+        """
+        links = set(self._finished_by.values())
+        return any(self._certificates.holds(link, now) for link in links)
 
     def _end_for_all(self, now: float) -> None:
         """All that count have finished: nobody has to keep the round any longer."""
@@ -905,7 +918,7 @@ class Participation:
         if self.entry is None:
             del self._timers[RoundTimer.OVERDUE]
             return
-        left = self._others_finished
+        left = self._others_finished and self._can_follow(now)
         self._timers[RoundTimer.OVERDUE] = now + self._policy.resend_s + self._policy.margin_s
         for index, digest in enumerate(self.slices.digests):
             if digest is None:

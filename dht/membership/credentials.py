@@ -149,12 +149,17 @@ class Signer:
         directive = Directive(
             number=number, bans=tuple(sorted(bans)), delegation=self.delegation, orders=orders
         )
-        signed = _sign(directive, self.key, self.run)
+        try:
+            signed = _sign(directive, self.key, self.run)
+        except OverflowError as error:
+            raise ValueError(f"a number is too large for a directive: {error}") from error
         if (size := len(encode(signed))) > DIRECTIVE_MAX_BYTES:
             raise ValueError(
                 f"the directive has {size} bytes, {len(bans)} bans among them; at most "
                 f"{DIRECTIVE_MAX_BYTES} are passed on: ban whole invites instead of peers"
             )
+        if isinstance(read := _decode(encode(signed), Directive, DIRECTIVE_MAX_BYTES), Refused):
+            raise ValueError(read.reason)
         return signed
 
 

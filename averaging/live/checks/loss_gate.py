@@ -1,11 +1,10 @@
 """The loss gate of one peer: it has the loss measured around a jump, and undoes what raised it.
 
-Decisions are those of ``averaging.rules.loss_gate`` and ``averaging.rules.loss_gate``. Before a
-fragment jumps, the averager asks ``before_jump``: the loss is measured, and the state that is given
-up stays in memory. A peer that was away has several fragments to take over, and a model of which
-only a part is new says nothing: the loss is measured again when the learner holds all of them and
-nothing is being fetched. That costs, until then, another theta and momentum of each fragment that
-jumped.
+Decisions are those of ``averaging.rules.loss_gate``. Before a fragment jumps, the averager asks
+``before_jump``: the loss is measured, and the state that is given up stays in memory. A peer that
+was away has several fragments to take over, and a model of which only a part is new says nothing:
+the loss is measured again when the learner holds all of them and nothing is being fetched. That
+costs, until then, another theta and momentum of each fragment that jumped.
 
 An undone fragment goes back to its state before the jump. Work that the learner has not merged
 since is given up, because it was done on the parameters that were refused; work that was merged

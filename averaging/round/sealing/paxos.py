@@ -429,6 +429,10 @@ class Coordinator:
             self.finished[index] = peer
         return len(self.finished.keys() | self.gone.keys()) >= len(self.commit.members)
 
+    def too_few_have_finished(self) -> bool:
+        """True if the others may not be able to take the new version of those that have it."""
+        return len(self.finished.keys() & set(self.commit.voters)) < self.commit.majority
+
     def voters_have_finished(self) -> bool:
         """True if all voters have the new version or are gone."""
         return (self.finished.keys() | self.gone.keys()).issuperset(self.commit.voters)

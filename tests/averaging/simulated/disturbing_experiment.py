@@ -25,6 +25,7 @@ QUICK_LINES_BYTES_S, SLOW_LINES_BYTES_S = 1e6, 500.0
 
 SOON_S = 0.1
 """Time after a commit at which a disturber acts."""
+AWAY_S = 0.5
 
 
 @dataclass(slots=True)
@@ -168,6 +169,11 @@ def reporting_nothing(disturber: Disturber, sender: PeerId, to: PeerId, message:
     return False
 
 
+def mute(disturber: Disturber, sender: PeerId, to: PeerId, message: Message) -> bool:
+    """Say nothing about a round once its roster is known."""
+    return sender != disturber.name or getattr(message, "round", None) not in disturber.rounds
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """A way to disturb: what is done at each commit, and with each message."""
@@ -177,6 +183,8 @@ class Way:
     passes: Filter = all_pass
     answers_half: bool = False
     """Merged slices are sent to half of the members alone."""
+    crashes: bool = False
+    """It is killed when it learns a seal, and is back after half a second."""
 
 
 WAYS = (
@@ -191,6 +199,8 @@ WAYS = (
     Way("as a leader only shows that it lives", living_on, no_seals),
     Way("reports no upload as a reducer", passes=reporting_nothing),
     Way("answers half of the members as a reducer", answers_half=True),
+    Way("moves its bytes and says nothing in a round", passes=mute),
+    Way("is killed after each seal, and back after half a second", crashes=True),
 )
 
 
@@ -217,6 +227,9 @@ def disturbed(way: Way, *, line_bytes_s: float, live_s: float = LIVE_S) -> tuple
     def on_note(node: Node, note: Note) -> None:
         if node.name != disturber.name:
             seen[note.event] += 1
+        elif way.crashes and note.event == "learned_seal":
+            swarm.heap.call_in(0.0, swarm.crash, node.name)
+            swarm.heap.call_in(AWAY_S, swarm.restart, node.name)
 
     swarm.on_send, swarm.on_note = on_send, on_note
     if way.answers_half:

@@ -24,6 +24,7 @@ from dht.membership.credentials import (
     read_credential,
     read_directive,
 )
+from dht.membership.orders import End, Orders
 from dht.records import CREDENTIAL_MAX_BYTES, DIRECTIVE_MAX_BYTES
 from tests.dht.membership.signers import (
     DAY,
@@ -75,6 +76,13 @@ def test_the_largest_credential_and_directive_fit_their_limits() -> None:
     data = banning(*keys, number=2**32, signer=DELEGATES)
     assert len(data) <= DIRECTIVE_MAX_BYTES
     assert isinstance(read_directive(data, run=RUN, owner=OWNER.peer_id), Directive)
+
+
+@pytest.mark.parametrize("version", [2**53, 10**20])
+def test_no_directive_is_signed_that_nobody_can_read(version: int) -> None:
+    """It took the place of the last one beside the owner's key."""
+    with pytest.raises(ValueError, match="directive"):
+        OWNERS.directive(2, frozenset(), Orders(end=End(version=version)))
 
 
 def test_a_credential_of_another_peer_is_refused() -> None:

@@ -13,6 +13,8 @@ from averaging.round.interface.effects import Send, Suspect
 from averaging.round.interface.inputs import LinkLost, Received, Tick
 from averaging.round.interface.signed_commit import SignedCommit
 from averaging.round.interface.transitions import Changes
+from averaging.round.machine import FragmentRounds
+from averaging.round.opinions.certificates import link_of
 from averaging.round.participation import Participation
 from averaging.round.sealing.paxos import Coordinator, Voter
 from averaging.round.sealing.seals import VOID, ballot_of
@@ -23,6 +25,7 @@ from tests.averaging.round.machines import (
     POLICY,
     TOPIC,
     OpinionsOf,
+    certified,
     identity,
     join,
     machine,
@@ -48,10 +51,16 @@ def commit_of_four() -> SignedCommit:
     return SignedCommit(said.digest(encoded), commit, encoded, sign(LEADER, encoded))
 
 
-def entered(me: PeerId = ME) -> Participation:
+def around() -> FragmentRounds:
+    """A machine that sees all four."""
+    return machine(others=tuple(peer for peer in PEERS if peer != ME))
+
+
+def entered(me: PeerId = ME, *, rounds: FragmentRounds | None = None) -> Participation:
     """One member's part in a round of four."""
-    peers = machine(others=tuple(peer for peer in PEERS if peer != ME)).peers
-    part = Participation(identity(me), commit_of_four(), standing("start"), peers, now=BEGAN)
+    rounds = rounds or around()
+    opinions = rounds.peers, rounds.certificates
+    part = Participation(identity(me), commit_of_four(), standing("start"), *opinions, now=BEGAN)
     part.begin(BEGAN, is_leader=me == LEADER)
     return part
 
@@ -173,10 +182,12 @@ def test_a_round_is_left_as_finished_without_this_peer_on_the_word_of_its_leader
     by: tuple[PeerId, ...],
 ) -> None:
     """One that said so at once had all others leave a round whose uploads took longer."""
-    part = entered()
+    rounds = around()
+    part = entered(rounds=rounds)
+    made = certified(standing("start", "next"), by=(LEADER, USURPER, DORA))
+    rounds.certificates.hear(link_of(made), made.signatures, BEGAN)
     for peer in by:
-        finished = said.Finished(0, part.id, standing("start", "next").head())
-        hears(part, peer, finished, BEGAN)
+        hears(part, peer, said.Finished(0, part.id, made), BEGAN)
     part.handle(Tick(), BEGAN + POLICY.margin_s + POLICY.resend_s)
     assert part.is_open == (by == (USURPER,))
 

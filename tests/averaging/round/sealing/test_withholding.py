@@ -19,6 +19,7 @@ from averaging.round.interface.effects import (
 )
 from averaging.round.interface.identity import Identity
 from averaging.round.interface.inputs import (
+    Applied,
     Due,
     LinkLost,
     MergedArrived,
@@ -43,6 +44,7 @@ from tests.averaging.round.machines import (
     POLICY,
     OpinionsOf,
     asks,
+    certified,
     committed,
     identity,
     joined,
@@ -165,9 +167,10 @@ def test_a_reducer_that_sends_no_merged_slice_is_named_unless_it_is_gone(
     keeps = enter.commit.reducers[second]
     rounds.handle(SliceMerged(enter.round, mine, bytes(32)), BEGAN)
     if others_have_it:
-        finished = said.Finished(0, enter.round, standing("start", "next").head())
-        for index in (first, second):
-            rounds.handle(Received(enter.commit.reducers[index], finished), BEGAN)
+        have = enter.commit.reducers[first], enter.commit.reducers[second]
+        finished = said.Finished(0, enter.round, certified(standing("start", "next"), by=have))
+        for peer in have:
+            rounds.handle(Received(peer, finished), BEGAN)
     late = BEGAN + enter.commit.upload_s + POLICY.margin_s
     if is_gone:
         rounds.handle(LinkLost(keeps), BEGAN)
@@ -175,6 +178,51 @@ def test_a_reducer_that_sends_no_merged_slice_is_named_unless_it_is_gone(
     found = blamed(rounds.handle(Tick(), late + 0.1))
     assert set(found) == (set() if is_gone else {keeps})
     assert rounds.rounds[enter.round].is_open != others_have_it
+
+
+def test_a_round_is_left_to_those_that_finished_it_only_where_their_version_can_be_taken() -> None:
+    """A reducer of six that answered half of the members of a round had the others leave it, in
+    doubt, and no quorum stood on one version for minutes."""
+    rounds, enter = entered()
+    mine, first, second = sealed(rounds, enter)
+    rounds.handle(SliceMerged(enter.round, mine, bytes(32)), BEGAN)
+    have = enter.commit.reducers[first], enter.commit.reducers[second]
+    made = standing("start", "next")
+    late = BEGAN + enter.commit.upload_s + POLICY.margin_s + 0.1
+    for peer in have:
+        finished = said.Finished(0, enter.round, certified(made, by=have[:1]))
+        rounds.handle(Received(peer, finished), BEGAN)
+    rounds.handle(Tick(), late)
+    part = rounds.rounds[enter.round]
+    assert part.is_open and part.coordinator is not None
+    assert part.coordinator.stuck == {second}, "it asks for the slice"
+
+    finished = said.Finished(0, enter.round, certified(made, by=have))
+    rounds.handle(Received(have[0], finished), late)
+    rounds.handle(Tick(), late + POLICY.resend_s + POLICY.margin_s)
+    assert not part.is_open
+
+
+@pytest.mark.parametrize("are_enough", [False, True])
+def test_a_coordinator_that_has_finished_replaces_a_reducer_until_others_can_follow_it(
+    are_enough: bool,
+) -> None:
+    rounds, enter = entered()
+    mine, first, second = sealed(rounds, enter)
+    rounds.handle(SliceMerged(enter.round, mine, bytes(32)), BEGAN)
+    (apply,) = of(rounds.handle(MergedArrived(enter.round, second, bytes(32)), BEGAN), Apply)
+    assert isinstance(apply, Apply)
+    head = certified(apply.standing, by=(ME,))
+    rounds.handle(Applied(enter.round), BEGAN)
+    for peer in (ME, enter.commit.reducers[second])[: 1 + are_enough]:
+        rounds.handle(Received(peer, said.Finished(0, enter.round, head)), BEGAN)
+
+    other = enter.commit.reducers[first]
+    late = BEGAN + enter.commit.upload_s + POLICY.margin_s + 0.1
+    missing = Received(other, said.Missing(0, enter.round, second))
+    effects = [*rounds.handle(missing, late), *rounds.handle(missing, late + POLICY.resend_s)]
+    replaced = [m.slice for m in sent(effects, other) if isinstance(m, said.Reassign)]
+    assert replaced == ([] if are_enough else [second])
 
 
 @pytest.mark.parametrize("whose", ["leader", "member"])
