@@ -156,6 +156,8 @@ class FragmentWork:
         filed = await asyncio.to_thread(moved)
         if self._rests_on(state):
             self.state = filed
+            if self.averager.port is not None:
+                self.averager.port.moved(self.index, state, filed)
         return _is_put_away(filed, files)
 
     def _rests_on(self, state: FragmentState) -> bool:

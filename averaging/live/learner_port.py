@@ -73,6 +73,13 @@ class LearnerPort(Protocol):
         """
         ...
 
+    def moved(self, fragment: int, before: FragmentState, after: FragmentState) -> None:
+        """The arrays of a state are in other memory, with the same values: hold on to these only.
+
+        Until nobody has the old ones any more, there is no room for those of the next round.
+        """
+        ...
+
     def misses_base(self, fragment: int) -> bool:
         """True if the base of the parameters can be found only by a replay, through ``passed``."""
         ...

@@ -238,6 +238,16 @@ class SlotPort:
         if self.misses_base(fragment) and held is not None and held.lineage == state.lineage:
             self._entries[fragment].base = state.theta.copy()
 
+    def moved(self, fragment: int, before: FragmentState, after: FragmentState) -> None:
+        """Hold on to the arrays of ``after``, which have the values of ``before``."""
+        entry = self._entries[fragment]
+        if entry.base is before.theta:
+            entry.base = after.theta
+        if entry.given is before:
+            entry.given = after
+        if entry.next is not None and entry.next[0] is before:
+            entry.next = after, entry.next[1]
+
     def misses_base(self, fragment: int) -> bool:
         """True if only a replay can recover the base of the trainer's parameters."""
         in_hand = self.memory.state(fragment) is not SlotState.ADOPT

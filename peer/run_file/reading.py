@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -70,10 +71,21 @@ def from_canonical(data: bytes, run_id: str, *, source: str = "run file from pee
         raise RunFileError(source, [Fault("", f"it is not JSON: {error}")]) from error
     if not isinstance(settings, dict):
         raise RunFileError(source, [Fault("", "it is not a JSON object")])
-    run = _checked(settings, source=source, lines=None)
+    try:
+        run = _checked(settings, source=source, lines=None)
+    except RunFileError as error:
+        raise RunFileError(source, [_perhaps_later(fault) for fault in error.faults]) from None
     if run.canonical() != data:
         raise RunFileError(source, [Fault("", "it is not in canonical form")])
     return run
+
+
+def _perhaps_later(fault: Fault) -> Fault:
+    """A fault of a file that was checked by the release that made it: it may be a later one."""
+    if fault.setting == "schema":  # says so itself
+        return fault
+    advice = f"a later release may have made the run: upgrade this side with `{UPGRADE}`"
+    return replace(fault, problem=f"{fault.problem}; {advice}", nearest=None)
 
 
 def with_settings(

@@ -178,6 +178,9 @@ class LastingLearner:
     def passed(self, fragment: int, state: FragmentState) -> None:
         return
 
+    def moved(self, fragment: int, before: FragmentState, after: FragmentState) -> None:
+        return
+
     def misses_base(self, fragment: int) -> bool:
         return False
 

@@ -269,6 +269,11 @@ class QuadraticLearner:
     def passed(self, fragment: int, state: FragmentState) -> None:
         self.went_through.append((fragment, state.version))
 
+    def moved(self, fragment: int, before: FragmentState, after: FragmentState) -> None:
+        held = self._held[fragment]
+        if held.base is before.theta:
+            held.base = after.theta
+
     def misses_base(self, fragment: int) -> bool:
         return self.wants_the_way
 

@@ -581,6 +581,19 @@ def test_a_served_file_without_a_setting_is_refused() -> None:
     assert "not in canonical form" in reject(data)
 
 
+@pytest.mark.parametrize("later", [{"sparkle": 3}, {"codec": "int1"}])
+def test_a_served_file_with_what_this_release_does_not_know_says_which_side_to_upgrade(
+    later: dict[str, object],
+) -> None:
+    plain = json.loads(RunFile().canonical())
+    plain["outer"] |= later
+    data = json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+    said = reject(data)
+    assert f"outer.{next(iter(later))} is" in said
+    assert "upgrade this side with `git pull && pip install .`" in said
+    assert "did you mean" not in said
+
+
 def test_a_served_file_cannot_bring_seeds_along() -> None:
     plain = json.loads(RunFile().canonical()) | {"seeds": []}
     data = json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()

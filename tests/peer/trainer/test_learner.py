@@ -6,8 +6,10 @@ import asyncio
 import gc
 import math
 import tracemalloc
+import weakref
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -680,6 +682,26 @@ async def test_a_replay_through_the_trainers_version_saves_its_work(dtype: torch
     snapshot = await pair.offer(0)
     assert snapshot.base_version == 2
     assert snapshot.tokens == pair.learner.tokens - 10  # all since the one that was merged
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+async def test_of_a_state_that_is_put_away_nobody_holds_the_old_arrays(*, adopted: bool) -> None:
+    pair = Pair()
+    states = await pair.found()
+    before = moved(states[0], 1.0)
+    pair.port.adopt(0, before, contained=None)
+    if adopted:
+        pair.idle()
+    old, after = weakref.ref(before.theta), replace(before, theta=before.theta.copy())
+    pair.port.moved(0, before, after)
+    del before
+    gc.collect()
+    assert old() is None
+
+    pair.idle()
+    pair.train(0.25)
+    offer = await pair.offer(0)
+    assert offer.base_version == 1 and offer.base is after.theta
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])

@@ -218,6 +218,11 @@ async def test_peers_with_files_and_with_memory_have_equal_bits(
         for peer in (anna, clara, late):
             await made.until(partial(is_put_away, peer), within_s=5.0)
             assert not peer.told("state_in_memory")
+            assert peer.learner is not None
+            for state in peer.averager.states:
+                assert state is not None
+                base = peer.learner._held[state.fragment].base
+                assert base is state.theta, "the old array takes the room of the next round's"
         log = anna.averager._works[0].replay
         assert log is not None and len(log)
         assert files[0].used_bytes > sum(8 * part.size for part in made.layout.fragments)
