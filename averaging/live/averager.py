@@ -125,9 +125,9 @@ class Averager(Services):
 
         ``None`` where the run fixes both.
         """
-        if len(self.terms.policy.levels) == 1:
-            return None
         paces = [work.machine.pace for work in self._works]
+        if all(len(pace.levels) == 1 for pace in paces):
+            return None
         longest = max((pace.level for pace in paces), key=lambda level: level.cycle_steps)
         return longest, max((pace.need for pace in paces), key=lambda need: need.level)
 

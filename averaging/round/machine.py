@@ -219,7 +219,7 @@ class FragmentRounds:
         self.peers = Neighbourhood(identity, circumstances, view, now=now, probation=probation)
         """The other peers as this one sees them. The owner may replace ``view`` and ``crowd``."""
         self._took_state(None, standing)
-        self.pace = Pace(identity, self.peers, step=step)
+        self.pace = Pace(identity, self.peers, step=step, version=version + 1)
         self._begun_at_step = step
         self.joining = Joining(identity, self.peers, self.pace)
         sources = sources or UnreliableSources(self.policy)
@@ -425,8 +425,8 @@ class FragmentRounds:
         fewer, and ask for smaller rounds or for larger ones."""
         need = self.pace.need_of_line(self._id.encoded_bytes, now)
         if need is not None:
-            level = self._id.policy_at(self._next_version).levels[need.level]
-            self._note("line_needs", level=str(level), reason=need.reason)
+            level = str(self.pace.levels[need.level])
+            self._note("line_needs", level=level, reason=need.reason)
         every = self.pace.versions_of_line(self._id.encoded_bytes, now)
         if every is not None:
             self._note("takes_part", every=every.versions, reason=every.reason)

@@ -23,9 +23,13 @@ INTERVAL_KEPT_S = 10.0
 class Pace:
     """The learner's step counter, and the due time in its steps."""
 
-    def __init__(self, identity: Identity, peers: Neighbourhood, *, step: int) -> None:
-        self._policy = policy = identity.policy
-        self._levels = policy.levels
+    def __init__(
+        self, identity: Identity, peers: Neighbourhood, *, step: int, version: int
+    ) -> None:
+        """``version``: the one that the next round makes."""
+        self._policy = policy = identity.policy_at(version)
+        self.levels = policy.levels
+        """Those of the policy that it goes by now."""
         self._fragment = fragment = identity.fragment
         self._spacing = identity.spacing
         self._peers = peers
@@ -33,7 +37,7 @@ class Pace:
         self.step_time_s = 0.0
         self.due_time = DueTime(policy.due, fragment=fragment, step=step)
         self.every = line_pace.FROM_THE_START
-        self.level: Level = self._levels[0]
+        self.level: Level = self.levels[0]
         """The level of the newest roster that closed."""
         self.need = line_levels.FROM_THE_START
         self._paced_level = self.level
@@ -67,7 +71,7 @@ class Pace:
 
     def take_level(self, number: int) -> Level:
         """Go on with the cycle of this level; the last one for a number that the run lacks."""
-        self.level = self._levels[min(number, len(self._levels) - 1)]
+        self.level = self.levels[min(number, len(self.levels) - 1)]
         self.due_time.cycle_steps = self.level.cycle_steps
         self._cycle_at = None
         return self.level
@@ -75,7 +79,7 @@ class Pace:
     def need_of_line(self, encoded_bytes: Callable[[str], int], now: float) -> Need | None:
         """Decide again which level the line needs. Returns the decision if it is a new one."""
         before = self.need
-        if len(self._levels) == 1:
+        if len(self.levels) == 1:
             return None
         line = Line(
             bytes_per_s=self._peers.bytes_per_s,
@@ -84,7 +88,7 @@ class Pace:
             members=min(len(self._peers.trainers(now)), self._peers.group_size),
             share_max=self._policy.line_share,
         )
-        self.need = line_levels.needed(before, line, self._levels, encoded_bytes)
+        self.need = line_levels.needed(before, line, self.levels, encoded_bytes)
         return None if self.need.level == before.level else self.need
 
     def versions_of_line(self, encoded_bytes: Callable[[str], int], now: float) -> Every | None:
@@ -110,10 +114,10 @@ class Pace:
         """Go by another policy from the next cycle on."""
         if policy == self._policy:
             return
-        number = self._levels.index(self.level) if self.level in self._levels else 0
-        self._policy, self._levels = policy, policy.levels
+        number = self.levels.index(self.level) if self.level in self.levels else 0
+        self._policy, self.levels = policy, policy.levels
         self.due_time.policy = policy.due
-        if self.need.level >= len(self._levels):
+        if self.need.level >= len(self.levels):
             self.need = line_levels.FROM_THE_START
         self.take_level(number)
 

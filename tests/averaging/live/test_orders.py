@@ -10,6 +10,7 @@ import pytest
 from averaging.history.attested import numbers_digest, rolled_back
 from averaging.history.state import FragmentState
 from averaging.messages import Stamp
+from averaging.rules.line_levels import Level
 from averaging.rules.orders import Place, RoundOrders
 from dht.memory.host import MemoryNetwork
 from tests.averaging.live.quadratic import POLICY, Peer, Swarm, check_tokens, swarm
@@ -32,6 +33,17 @@ def copies(states: Sequence[FragmentState | None]) -> list[FragmentState]:
 def codecs(peer: Peer) -> list[tuple[int, str]]:
     told = [t for t in peer.told("round") if t["outcome"] == "finished"]
     return [(t["version"], t["codec"]) for t in told]
+
+
+async def test_rounds_that_follow_lines_since_an_amendment_are_told_of() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        averager = (await made.add("anna")).averager
+        assert averager.level() is None
+        longer = Level(codec="int8", codec_down="int8", cycle_steps=16)
+        amended = replace(POLICY, smaller_levels=(longer,))
+        averager.follow(orders(1, policies=((1, amended),)))
+        level = averager.level()
+        assert level is not None and level[0] == amended.levels[0]
 
 
 async def test_an_amendment_known_to_one_peer_holds_for_all_from_its_version_on() -> None:

@@ -29,6 +29,7 @@ from averaging.round.interface.inputs import Due, Offer, Offered, Received
 from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
 from averaging.round.opinions.certificates import link_of
+from averaging.rules.orders import RoundOrders
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.succession import succession
@@ -94,11 +95,17 @@ def machine(
     founder: bool = False,
     reachable: bool = True,
     trains: bool = True,
+    orders: RoundOrders | None = None,
 ) -> FragmentRounds:
-    """A machine that has been here for long, beside live peers that train."""
+    """A machine that has been here for long, beside live peers that train.
+
+    ``orders``: of the run's owner, as this peer knew them from the start.
+    """
     view = {peer: PeerView(first_seen=-1e3, heard_at=0.0, step_time_s=1.0) for peer in others}
+    me = identity(ME, policy, fragment=fragment, founder=founder)
+    me.book.orders = orders or RoundOrders()
     made = FragmentRounds(
-        identity(ME, policy, fragment=fragment, founder=founder),
+        me,
         Circumstances(reachable=reachable, trains=trains),
         view=view,
         standing=where or standing("start"),

@@ -13,12 +13,20 @@ from averaging.messages import (
     Stamp,
     decode_commit,
 )
-from averaging.round.interface.effects import TakeSnapshot
-from averaging.round.interface.inputs import Due, OrdersChanged, Received, Tick
+from averaging.round.interface.effects import Note, TakeSnapshot
+from averaging.round.interface.inputs import (
+    Due,
+    LineMeasured,
+    OrdersChanged,
+    Progressed,
+    Received,
+    Tick,
+)
 from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
 from averaging.rules.due import DuePolicy
 from averaging.rules.final_mix import Goal
+from averaging.rules.line_levels import Level
 from averaging.rules.orders import OrderBook, RoundOrders
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
@@ -156,6 +164,30 @@ def test_an_amended_cycle_holds_from_the_next_one_on() -> None:
     assert rounds.due_time.cycle_steps == rounds.due_time.policy.cycle_steps == 12
     later = following(machine(), amending(2, due=due))
     assert later.due_time.policy.cycle_steps == POLICY.due.cycle_steps
+
+
+def test_a_peer_that_starts_in_an_amended_run_goes_by_the_amended_cycle_at_once() -> None:
+    due = DuePolicy(cycle_steps=12, fragments=24)
+    rounds = machine(standing("a", "b"), orders=amending(2, due=due))
+    assert rounds.due_time.cycle_steps == rounds.due_time.policy.cycle_steps == 12
+    assert rounds.due_time.due_step == 12
+    later = machine(standing("a", "b"), orders=amending(3, due=due))
+    assert later.due_time.due_step == POLICY.due.cycle_steps
+
+
+def test_a_slow_line_at_the_start_in_a_run_amended_to_fewer_levels_asks_for_one_of_them() -> None:
+    several = [
+        Level(codec="int4", codec_down="int4", cycle_steps=steps) for steps in (30, 40, 50, 60)
+    ]
+    policy = replace(POLICY, smaller_levels=tuple(several))
+    rounds = machine(policy=policy, orders=amending(1, smaller_levels=tuple(several[:1])))
+    rounds.handle(Progressed(1, 1.0), 0.0)
+    (noted,) = [
+        note
+        for note in of(rounds.handle(LineMeasured(0.1e6), 0.0), Note)
+        if note.event == "line_needs"
+    ]
+    assert noted.fields["level"] == "int4 every 30 steps"
 
 
 def test_an_attested_link_needs_no_signature() -> None:
