@@ -168,7 +168,9 @@ def make_steps(
 
     def tell() -> None:
         while engine.events:
-            on_event(engine.events.popleft())
+            event = engine.events.popleft()
+            on_event(event)
+            run.record(event)
 
     run.leave_when(lambda: bool(stop) or (steps_max is not None and steps >= steps_max))
     with warnings.catch_warnings(), engine.tuning, ExitStack() as at_end:

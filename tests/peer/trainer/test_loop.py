@@ -128,6 +128,8 @@ def test_a_held_out_measurement_that_runs_out_of_memory_does_not_end_training(
     names = [event["event"] for event in events]
     assert ("measured" in names) == fits
     assert names.count("not_measured") == (0 if fits else 1)
+    recorded = [event for event in events if event["event"] == "recorded"]
+    assert recorded == ([] if fits else [{"event": "recorded", "name": "not_measured"}])
 
 
 def test_an_optimizer_s_state_that_does_not_fit_is_refused_before_anything_is_trained(
