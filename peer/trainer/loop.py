@@ -83,7 +83,8 @@ class Stop:
         for number in earlier:
             signal.signal(number, asked)
         try:
-            yield self
+            with signals.second_ends():
+                yield self
         finally:
             for number, handler in earlier.items():
                 signal.signal(number, handler)

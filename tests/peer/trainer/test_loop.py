@@ -337,6 +337,7 @@ def test_the_first_signal_is_a_wish_and_the_usual_handler_is_back_for_the_second
     before = signal.getsignal(signal.SIGTERM)
     with Stop().on_signals() as stop:
         assert not stop
+        assert "signals" in {each.name for each in threading.enumerate()}, "it counts them"
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
