@@ -21,13 +21,14 @@ from torch.utils._pytree import tree_leaves
 
 from peer.errors import MachineTooSmall
 from peer.model import muon
+from peer.model.out_of_memory import is_out_of_memory
 from peer.model.recipes import build_model, build_optimizer, chunked_loss, next_token_loss
 from peer.model.recipes.gpt import Block
 from peer.run_file.reading import parse
 from peer.trainer.computing import fitting, late
 from peer.trainer.computing.choices import Choices, DeviceFacts, Precision, Probe, Wishes, choose
 from peer.trainer.computing.device_facts import facts_of, free_bytes
-from peer.trainer.computing.engine import Engine, is_out_of_memory
+from peer.trainer.computing.engine import Engine
 from peer.trainer.computing.fitting import (
     Fit,
     Goal,
@@ -306,6 +307,47 @@ def test_a_device_without_room_for_the_optimizer_s_state_is_refused_before_the_f
         engine.make_states()
     assert [group["lr"] for group in engine.optimizer.param_groups] == rates
     assert all(p.grad is None for p in engine.model.parameters())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_matrices_that_do_not_fit_at_once_are_stepped_in_smaller_batches(
+    precision: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other programs had the memory, and it ended training: some matrices were changed already."""
+    run = parse(
+        TEXT.replace('optimizer = "adamw"', 'optimizer = "muon"').replace(
+            "layers = 1", "layers = 3"
+        )
+    )
+    choices = Choices(precision=precision, micro_batch=2)
+    engine, undisturbed = (engine_of(run, choices=choices) for _ in range(2))
+    undisturbed.model.load_state_dict(engine.model.state_dict())
+    sizes: list[int] = []
+    most = free = 10**9
+    short = 2 * max(p.numel() for p in engine.optimizer.param_groups[0]["params"])
+    original = muon.orthogonalised
+
+    def limited(matrices: Tensor) -> Tensor:
+        sizes.append(matrices.numel())
+        if matrices.numel() > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(matrices)
+
+    monkeypatch.setattr(muon, "orthogonalised", limited)
+    for number in range(4):
+        for each in (undisturbed, engine):
+            most = short if each is engine and number else free
+            sizes.clear()
+            each.gradients(batch_of(2))
+            assert each.apply() == 1
+        assert (max(sizes) <= short) == (number > 1), "it begins with what has fitted"
+    assert_same(parameters_of(engine), parameters_of(undisturbed), atol=1e-6)
+    found, expected = (each.optimizer.state_dict()["state"] for each in (engine, undisturbed))
+    torch.testing.assert_close(found, expected)
+    most = 0
+    engine.gradients(batch_of(2))
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.apply()
 
 
 class Held(TorchDispatchMode):
