@@ -25,7 +25,7 @@ from peer.model.out_of_memory import is_out_of_memory
 from peer.model.recipes import build_model, build_optimizer, chunked_loss, next_token_loss
 from peer.model.recipes.gpt import Block
 from peer.run_file.reading import parse
-from peer.trainer.computing import fitting, late
+from peer.trainer.computing import fitting, late, tuning
 from peer.trainer.computing.choices import Choices, DeviceFacts, Precision, Probe, Wishes, choose
 from peer.trainer.computing.device_facts import facts_of, free_bytes
 from peer.trainer.computing.engine import Engine
@@ -35,6 +35,7 @@ from peer.trainer.computing.fitting import (
     Remembered,
     begin,
     key_of,
+    meanwhile,
     room_bytes,
     size_of_compiled,
 )
@@ -762,7 +763,9 @@ def test_code_is_made_for_more_sequences_where_memory_kept_them_from_being_tried
     bytes_each: float, most: int, size: int
 ) -> None:
     eager = Probe(16, 1.0, 16 * bytes_each)
-    assert size_of_compiled(eager, most=most, room=200.0) == size
+    assert size_of_compiled(eager, fixed=0.0, most=most, room=200.0) == size
+    fixed = Probe(16, 1.0, 1000.0 + 16 * bytes_each)
+    assert size_of_compiled(fixed, fixed=1000.0, most=most, room=1200.0) == size
 
 
 @pytest.mark.slow
@@ -1095,6 +1098,51 @@ def test_a_batch_that_cannot_fit_is_refused_with_a_remedy() -> None:
     one = probe(engine_of(choices=Choices(micro_batch=1, lean=True)), 1)
     with pytest.raises(MachineTooSmall, match=r"7 sequences at once .*--micro-batch auto"):
         begun(engine_of(), CPU, Wishes(micro_batch=7), room=3.0 * one.peak_bytes)
+
+
+def test_what_any_number_of_sequences_takes_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that are kept for the backward pass: 3 sequences were said to fit where 8 do."""
+    run = parse(
+        TEXT.replace("batch_size = 2", "batch_size = 16").replace("width = 16", "width = 64")
+    )
+    room = 1.01 * probe(engine_of(run), 8).peak_bytes
+    engine = engine_of(run)
+    (kept,) = [begun(engine, CPU, Wishes(), room=room)]
+    with engine.tuning:
+        until_settled(engine)
+    assert 7 <= kept[0].choices.micro_batch <= 8
+    assert kept[0].fixed_bytes == pytest.approx(
+        2 * probe(engine, 1).peak_bytes - probe(engine, 2).peak_bytes, rel=0.1
+    )
+
+    # fp32 is tried with one sequence where passes take long.
+    monkeypatch.setattr(tuning, "SHORT_S", 0.0)
+    facts = DeviceFacts(kind="cpu", name="a processor", fast=("bf16", "fp32"))
+
+    def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+        logits = model(tokens[:, :-1])
+        began = time.process_time()
+        while logits.dtype == torch.bfloat16 and time.process_time() - began < SLOWER_S:
+            pass
+        return next_token_loss(model, tokens)
+
+    takes = probe(engine_of(run, loss=loss), 16).peak_bytes
+    room = 1.3 * takes
+    engine = engine_of(run, choices=choose(facts, Wishes(), batch_size=16), loss=loss)
+    (kept,) = [begun(engine, facts, Wishes(), room=room)]
+    with engine.tuning:
+        until_settled(engine)
+    assert kept[0].choices == Choices(precision="fp32", micro_batch=16)
+    assert takes <= kept[0].step_bytes <= room
+
+
+def test_little_is_trained_while_a_compiler_has_most_of_the_memory() -> None:
+    """Gradients are there twice: those of training, and those of the compiler's passes."""
+    wanted = Choices(micro_batch=8, compile=True)
+    # 4 for both, and 1 for each sequence; half of that in compiled code.
+    assert meanwhile(wanted, 8.0, fixed=4.0, room=20.0) == Choices(micro_batch=8)
+    assert meanwhile(wanted, 8.0, fixed=4.0, room=15.0) == Choices(micro_batch=3)
+    assert meanwhile(wanted, 8.0, fixed=4.0, room=9.0) == Choices(micro_batch=1)
 
 
 SLOWER_S = 0.04
