@@ -364,19 +364,25 @@ class Engine:
     ) -> float:
         """Mean loss per token over held-out sequences, in the precision of training.
 
-        ``meanwhile``: as for ``peer.model.recipes.held_out_loss``, and called again where memory
-        runs out: then it is repeated with half as many sequences at once. Raises the error of one.
+        ``meanwhile``: as for ``peer.model.recipes.held_out_loss``, and called again where it is
+        repeated: without a compiler that has disturbed it, and where memory runs out with half as
+        many sequences at once. Raises the error of one.
         """
         while True:
             at_once = min(self._held_out_at_once, self.choices.micro_batch)
             try:
                 return self._held_out_loss(sequences, at_once, meanwhile)
             except Exception as error:
-                if at_once == 1 or not is_out_of_memory(error):
+                short = is_out_of_memory(error)
+                # As in ``_try``.
+                if not (short or self.tuning.wait()):
+                    raise
+                if short and at_once == 1:
                     raise
             # Outside of the handler: the error's traceback held the activations.
-            self._held_out_at_once = at_once // 2
-            self._free_unused()
+            if short:
+                self._held_out_at_once = at_once // 2
+                self._free_unused()
 
     def measured(
         self, sequences: NDArray[np.int64], meanwhile: Callable[[], None]

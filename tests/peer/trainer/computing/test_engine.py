@@ -650,6 +650,47 @@ def test_a_step_that_a_compiler_disturbs_is_made_when_it_has_ended() -> None:
     assert calls == [True, False]
 
 
+def test_a_measurement_that_a_tracer_disturbs_is_repeated_and_a_step_is_not_disturbed() -> None:
+    """``torch.fx`` replaces the call of all modules while it traces one, in all threads."""
+    torch._dynamo.reset()
+    traces, disturbed = threading.Event(), threading.Event()
+
+    class Slow(nn.Module):
+        def forward(self, value: Tensor) -> Tensor:
+            traces.set()
+            assert disturbed.wait(60.0)
+            return value + 1
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        torch.fx.symbolic_trace(Slow())
+        return graph.forward
+
+    failed: list[Exception] = []
+
+    def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+        try:
+            return next_token_loss(model, tokens)
+        except NameError as error:
+            failed.append(error)
+            disturbed.set()
+            raise
+
+    engine, alone = engine_of(loss=loss, backend=backend), engine_of()
+    alone.model.load_state_dict(engine.model.state_dict())
+    for each in (engine, alone):
+        each.gradients(batch_of())
+    engine.tuning = Tuner(engine, goal_of(engine, Choices(micro_batch=7, compile=True)))
+    with engine.tuning:
+        assert traces.wait(60.0)
+        assert engine.apply() == alone.apply() == 1
+        assert_same(parameters_of(engine), parameters_of(alone), atol=0.0)
+        sequences = batch_of().numpy()
+        found = engine.measured(sequences, lambda: None)
+    assert found == (pytest.approx(alone.held_out_loss(sequences), rel=1e-6), 7)
+    assert "not installed as a submodule" in str(failed[0])
+    assert len(failed) == 1
+
+
 def test_a_compiler_that_fails_is_left_out_and_that_is_said_once() -> None:
     torch._dynamo.reset()
 
