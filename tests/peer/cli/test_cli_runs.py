@@ -522,6 +522,18 @@ def test_quick_shortens_only_what_is_not_given(
     assert asked == [((0,), (2, 4), 15), ((0, 1), (2, 4), 15), ((0,), (8,), 7)]
 
 
+@pytest.mark.parametrize("command", [["export", "OUT"], ["say", "x"]])
+def test_a_folder_that_does_not_exist_is_refused_without_torch(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for module in ("peer.model.export.tensors", "peer.model.use.ready"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    code, output, errors = said([command[0], "no-such-folder", *command[1:]], capsys)
+    assert output == "" and "there is no folder no-such-folder" in errors
+    assert code
+
+
 def test_joining_a_run_file_without_seeds_does_not_found_a_second_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
