@@ -6,7 +6,9 @@ Ctrl-C (SIGINT) and SIGTERM ask the first time and insist the second time. A clo
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +22,37 @@ def asking() -> tuple[signal.Signals, ...]:
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return INSISTING
     return (*INSISTING, signal.SIGHUP)
+
+
+@contextmanager
+def second_ends() -> Iterator[None]:
+    """End the process at once when a second one insists, also in the middle of an operation.
+
+    Python runs handlers between two operations. Several signals during one, such as the backward
+    pass of a large batch, are a single one to them: a thread counts what really came.
+    """
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    counted = asking()
+
+    def count() -> None:
+        asked = False
+        while received := ours.recv(64):
+            for number in received:
+                if asked and number in INSISTING:
+                    os._exit(128 + number)
+                asked = asked or number in counted
+
+    thread = threading.Thread(target=count, name="signals", daemon=True)
+    thread.start()
+    earlier = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(earlier)
+        theirs.close()
+        thread.join()
+        ours.close()
 
 
 @contextmanager

@@ -277,6 +277,8 @@ class Agent(Delegate):
                 self._facts_wanted.set()
             elif isinstance(message, Mistaken):
                 self.local.event("loop_mistake", kind=message.kind, text=message.text)
+            elif isinstance(message, Happened):
+                self.local.log.write(message.name, message.fields)
         _quit_at_the_latest(QUIT_WITHIN_S)
         self._end("the trainer is gone", 0.0)
         self.local.hurry()

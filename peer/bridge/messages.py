@@ -208,7 +208,7 @@ class Facts(_Message, frozen=True, kw_only=True):
 
 
 class Happened(_Message, frozen=True):
-    """Agent: an event, for ``run.on``."""
+    """Agent: an event, for ``run.on``. Trainer: one of its own, for the event log."""
 
     name: str
     fields: dict[str, Value]
@@ -275,7 +275,7 @@ class Tried(_Message, frozen=True, kw_only=True):
 
 
 FromTrainer: TypeAlias = (
-    Begin | Beat | Leave | Due | Measured | Device | Restore | Mistaken | HasRead | Tried
+    Begin | Beat | Leave | Due | Measured | Device | Restore | Mistaken | Happened | HasRead | Tried
 )
 FromAgent: TypeAlias = Beat | Phase | Facts | Happened | Measure | Over | Try
 

@@ -72,6 +72,14 @@ def check_link(where: str) -> None:
         parse_link(where)
 
 
+def check_there(where: str) -> None:
+    """Refuse a folder that does not exist, before the same libraries. Raises ``NoSuchFolder``."""
+    from peer.storage.outer_state import NoSuchFolder
+
+    if not is_remote(where) and not Path(where).is_dir():
+        raise NoSuchFolder(where)
+
+
 def find_model(
     where: str,
     parts: Path,
@@ -87,13 +95,12 @@ def find_model(
     """
     from peer.model.export.facts import facts_in_folder
     from peer.storage.checkpoint import CheckpointFolder
-    from peer.storage.outer_state import NoSuchFolder, NothingToExport, load_outer
+    from peer.storage.outer_state import NothingToExport, load_outer
 
     if is_remote(where):
         return _download(where, parts, data_dir=data_dir, quiet=quiet, check=check)
+    check_there(where)
     folder = Path(where)
-    if not folder.is_dir():
-        raise NoSuchFolder(where)
     outer = load_outer(CheckpointFolder(folder / OUTER, reads_only=True))
     if outer is None:
         raise NothingToExport(str(folder / OUTER))
@@ -161,6 +168,7 @@ def _layout_of(run: RunFile) -> Layout | None:
 def find_ready(where: str, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
     """The model of a run, or that in an exported folder, in memory and with its tokenizer."""
     check_link(where)
+    check_there(where)
     from peer.model.use.ready import check_buildable, is_export, ready_in, ready_of_run
 
     if Path(where).suffix in ONE_FILE and Path(where).is_file():

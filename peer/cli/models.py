@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from peer.cli.application import USE_THE_MODEL, Json, json_text
-from peer.cli.found_models import check_link, find_model, parts_of
+from peer.cli.found_models import check_link, check_there, find_model, parts_of
 
 commands = typer.Typer()
 
@@ -74,6 +74,7 @@ def export(
     Example: shoal export 'shoal://RUN_ID?seed=...' my-model --to hf --dtype bf16
     """
     check_link(where)
+    check_there(where)
     from peer.model.export.adapter import check_adapters, write_adapter
     from peer.model.export.folder import (
         Export,

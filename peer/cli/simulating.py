@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import typer
 from typer import Argument, Option
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from peer.lab.results.page import Section
     from peer.lab.simulate.paper.training import RunJobs
     from peer.lab.simulate.swarm.report import Cell
+
+T = TypeVar("T")
 
 simulations = typer.Typer(help="Experiments in virtual time.", no_args_is_help=True)
 
@@ -300,10 +302,11 @@ def _follow_sizes(
 
 @simulations.command("heterogeneous")
 def simulate_heterogeneous(
+    context: typer.Context,
     seeds: PairedSeeds = 3,
     seed: FirstSeed = 0,
     cycles: Annotated[float, Option(help="Cycles of a learner of speed 1.", min=1)] = 50,
-    quick: Annotated[bool, Option("--quick", help="One seed and 15 cycles.")] = False,
+    quick: Annotated[bool, Option("--quick", help="One seed and 15 cycles, if not given.")] = False,
     only: Annotated[
         str, Option(help="Only mixes of speeds whose name begins with this.", metavar="MIX")
     ] = "",
@@ -326,7 +329,8 @@ def simulate_heterogeneous(
     """
     from peer.lab.simulate.paper import heterogeneous
 
-    chosen, length = _seeds(1 if quick else seeds, seed), 15.0 if quick else cycles
+    chosen = _seeds(_short(context, "seeds", seeds, 1), seed)
+    length = _short(context, "cycles", cycles, 15.0)
     parts = tuple(part for part in heterogeneous.PARTS if part.startswith(only))
     if not parts:
         names = "; ".join(heterogeneous.PARTS)
@@ -346,11 +350,13 @@ def simulate_heterogeneous(
 
 @simulations.command("quality")
 def simulate_quality(
+    context: typer.Context,
     seeds: PairedSeeds = 3,
     seed: FirstSeed = 0,
     cycles: Annotated[float, Option(help="Cycles of each training.", min=1)] = 40,
     quick: Annotated[
-        bool, Option("--quick", help="One seed, 15 cycles, two and four learners.")
+        bool,
+        Option("--quick", help="One seed, 15 cycles, two and four learners, if not given."),
     ] = False,
     learners: Annotated[
         str, Option(help="Numbers of learners for the comparison of methods.", metavar="M,M,...")
@@ -382,9 +388,11 @@ def simulate_quality(
     """
     from peer.lab.simulate.paper import quality
 
-    chosen, length = _seeds(1 if quick else seeds, seed), 15.0 if quick else cycles
+    chosen = _seeds(_short(context, "seeds", seeds, 1), seed)
+    length = _short(context, "cycles", cycles, 15.0)
+    learners = _short(context, "learners", learners, "2,4")
     try:
-        counts = (2, 4) if quick else tuple(int(count) for count in learners.split(","))
+        counts = tuple(int(count) for count in learners.split(","))
     except ValueError as error:
         raise typer.BadParameter(f"--learners {learners!r} is not a list of numbers") from error
     if min(counts) < 2:
@@ -494,6 +502,13 @@ def simulate_compare(
         f"{' --following' if following else ''}"
     )
     _train_and_show(command, train, settings=settings, workers=workers, out=out, as_json=as_json)
+
+
+def _short(context: typer.Context, option: str, value: T, short: T) -> T:
+    """The value of an option, which is ``short`` with --quick unless it was given."""
+    source = context.get_parameter_source(option)
+    is_given = source is not None and source.name != "DEFAULT"
+    return short if context.params["quick"] and not is_given else value
 
 
 def _seeds(count: int, first: int) -> tuple[int, ...]:

@@ -17,7 +17,8 @@ import msgspec
 import typer
 from typer import Argument, Option
 
-from dht.identity import RunId
+from dht.errors import KeyFileError
+from dht.identity import Identity, RunId
 from peer.cli.application import (
     SEE,
     YOUR_PEERS,
@@ -32,6 +33,7 @@ from peer.cli.finding import link_of
 from peer.errors import NobodyMet, RunOver
 from peer.quantities import count_text, duration_text, plural
 from peer.storage.home import (
+    KEY,
     check_no_other_files,
     data_home,
     folder_bytes,
@@ -153,6 +155,7 @@ def _own_peers() -> list[dict[str, Any]]:
         rows.append(
             {
                 "pid": occupant.pid,
+                "peer": _peer_of(folder),
                 "run": occupant.run_name,
                 "run_id": occupant.run_id,
                 "role": occupant.role,
@@ -167,6 +170,14 @@ def _own_peers() -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _peer_of(folder: Path) -> str | None:
+    """The id of the peer; ``None`` if its key is not there yet, or is not to be read."""
+    try:
+        return Identity.load(folder / KEY).peer_id
+    except KeyFileError:
+        return None
 
 
 Folder = Annotated[

@@ -11,7 +11,8 @@ TITLES = (
     (
         Audience.RUN | Audience.SCREEN,
         "Training process only",
-        "For `run.on` and `--json`, not in the event log.",
+        "For `run.on` and `--json`, not in the event log: the agent, which writes it, is not there "
+        "yet when most of them happen, or no longer, as for `compiler_awaited`.",
     ),
     (Audience.LAB, "Experiments", "Records that `shoal simulate` and `shoal chaos` write."),
 )

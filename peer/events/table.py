@@ -591,6 +591,15 @@ _THIS_PEER = (
                 "uses the slower codecs, which are as exact: {reason}",
             ),
             "loop_mistake": ("kind, text", "{text}"),
+            "compiled": ("seconds", "trains with compiled code, which took {seconds:.0f} s"),
+            "compile_failed": ("reason", "trains without compiling: {reason}"),
+            "way_found": ("text", "goes on with {text}: the fastest way found on this machine"),
+            "micro_batch_reduced": ("text", "ran out of memory and goes on with {text}"),
+            "not_measured": (
+                "",
+                "leaves the held-out loss to other peers: not even one sequence fits into the "
+                "memory that training leaves; training goes on",
+            ),
             "port_taken": (
                 "port",
                 "another program uses port {port}, where this peer listened before: "
@@ -632,23 +641,14 @@ _TRAINING_PROCESS = (
                 "training goes on",
             ),
             "compiling": ("", "compiles the model for this device while it trains"),
-            "compiled": ("seconds", "trains with compiled code, which took {seconds:.0f} s"),
             "compiler_awaited": (
                 "text",
                 "waits for the compiler, which cannot be interrupted: {text}",
             ),
-            "compile_failed": ("reason", "trains without compiling: {reason}"),
-            "way_found": ("text", "goes on with {text}: the fastest way found on this machine"),
             "logits_at_once": (
                 "",
                 "computes all logits of a micro-batch at once: this model has more than a head "
                 "after its hidden states",
-            ),
-            "micro_batch_reduced": ("text", "ran out of memory and goes on with {text}"),
-            "not_measured": (
-                "",
-                "leaves the held-out loss to other peers: not even one sequence fits into the "
-                "memory that training leaves; training goes on",
             ),
             "optimizer_restored": ("step", "restored the optimizer as it was at step {step}"),
             "optimizer_not_restored": ("reason", "the optimizer starts afresh: {reason}"),

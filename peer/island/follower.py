@@ -186,6 +186,9 @@ class Follower(Rank):
     def _take_loss(self, loss: torch.Tensor | float) -> None:
         """Do nothing: the loss of rank 0 is shown."""
 
+    def record(self, event: Fields) -> None:
+        return  # only rank 0 has an agent
+
     def _found_mistake(self, mistake: Mistake, text: str) -> None:
         """Do nothing: the event log is at rank 0."""
 

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from peer.model.out_of_memory import is_out_of_memory
+
 ITERATIONS = 5
 """Newton-Schulz steps: singular values are then between about 0.7 and 1.2."""
 
@@ -71,6 +73,8 @@ class Muon(torch.optim.Optimizer):
         # A GradScaler then reads nothing from the device: it sets ``grad_scale`` and ``found_inf``
         # before each step, and deletes them after it.
         self._step_supports_amp_scaling = fused
+        self._batch_values: int | None = None
+        """Bound on the values of a batch, where memory has run out with a larger one."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -99,9 +103,27 @@ class Muon(torch.optim.Optimizer):
             if not group["orthogonal"]:
                 self._step_by_adamw(group, with_gradient)
                 continue
-            for batch in batches(with_gradient):
-                self._step_by_muon(group, batch)
+            for batch in batches(with_gradient, self._batch_values):
+                self._step_in_halves(group, batch)
         return loss
+
+    def _step_in_halves(self, group: dict[str, Any], matrices: list[Tensor]) -> None:
+        """Step matrices at once, or half as many where memory runs out."""
+        try:
+            self._step_by_muon(group, matrices)
+            return
+        except Exception as error:
+            # The processes of a model that is divided among them take the batches alike.
+            divided = hasattr(matrices[0], "device_mesh")
+            if len(matrices) == 1 or divided or not is_out_of_memory(error):
+                raise
+        # Outside of the handler: the error's traceback held what the step had made.
+        if matrices[0].is_cuda:
+            torch.cuda.empty_cache()
+        half = -(-len(matrices) // 2)
+        self._batch_values = half * matrices[0].numel()
+        self._step_in_halves(group, matrices[:half])
+        self._step_in_halves(group, matrices[half:])
 
     def _step_by_muon(self, group: dict[str, Any], matrices: list[Tensor]) -> None:
         for matrix in matrices:
@@ -116,8 +138,10 @@ class Muon(torch.optim.Optimizer):
             # With its buffer as gradient the buffer stays as it is.
             pairs = zip(gradients, buffers, strict=True)
             gradients = [torch.where(found_inf > 0, b, g) for g, b in pairs]
-        torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
-        ahead = torch._foreach_lerp(gradients, buffers, group["momentum"])  # Nesterov
+        kept = 1 - group["momentum"]
+        after = torch._foreach_lerp(buffers, gradients, kept)
+        ahead = torch._foreach_lerp(gradients, after, group["momentum"])  # Nesterov
+        del after
         updates = _orthogonal_parts(torch.stack(list(ahead)), matrices[0])
         rate = float(group["lr"])
         scale = ADAMW_RMS * math.sqrt(max(matrices[0].shape))
@@ -125,8 +149,11 @@ class Muon(torch.optim.Optimizer):
         decay: float | Tensor = rate * group["weight_decay"]
         if found_inf is not None:
             updates, decay = updates * (1 - found_inf), decay * (1 - found_inf)
-        torch._foreach_mul_(values, 1 - decay)
-        torch._foreach_add_(values, list(updates.to(values[0].dtype)), alpha=-rate * scale)
+        left, added = 1 - decay, list(updates.to(values[0].dtype))
+        # Nothing from here on takes memory: where it runs out, nothing has been changed.
+        torch._foreach_lerp_(buffers, gradients, kept)
+        torch._foreach_mul_(values, left)
+        torch._foreach_add_(values, added, alpha=-rate * scale)
 
     def _step_by_adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         states = [self.state[parameter] for parameter in parameters]
@@ -161,7 +188,7 @@ class Muon(torch.optim.Optimizer):
         return value
 
 
-def batches(matrices: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+def batches(matrices: Iterable[Tensor], values_max: int | None = None) -> Iterator[list[Tensor]]:
     """Matrices that are orthogonalised together: of one shape, type and place."""
 
     def kind(matrix: Tensor) -> str:
@@ -171,7 +198,7 @@ def batches(matrices: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     # A sorted order of kinds: all processes of an island must take the batches alike.
     for _, alike in groupby(sorted(matrices, key=kind), kind):
         same = list(alike)
-        size = max(1, BATCH_VALUES // max(1, same[0].numel()))
+        size = max(1, (values_max or BATCH_VALUES) // max(1, same[0].numel()))
         for start in range(0, len(same), size):
             yield same[start : start + size]
 

@@ -83,7 +83,8 @@ class Stop:
         for number in earlier:
             signal.signal(number, asked)
         try:
-            yield self
+            with signals.second_ends():
+                yield self
         finally:
             for number, handler in earlier.items():
                 signal.signal(number, handler)
@@ -168,7 +169,9 @@ def make_steps(
 
     def tell() -> None:
         while engine.events:
-            on_event(engine.events.popleft())
+            event = engine.events.popleft()
+            on_event(event)
+            run.record(event)
 
     run.leave_when(lambda: bool(stop) or (steps_max is not None and steps >= steps_max))
     with warnings.catch_warnings(), engine.tuning, ExitStack() as at_end:

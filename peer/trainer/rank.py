@@ -17,6 +17,7 @@ import torch
 
 from averaging.numbers.layout import Layout
 from dht.identity import PeerId, RunId
+from peer.bridge.messages import Fields
 from peer.data.batches.sequences import Data, Sequences
 from peer.data.feed import Feed
 from peer.run_file.schedule import Rates
@@ -234,6 +235,13 @@ class Rank(abc.ABC):
         it has found its scale.
         """
         self._scaler = scaler
+
+    @abc.abstractmethod
+    def record(self, event: Fields) -> None:
+        """Have an event of the loop in the event log, if it belongs there.
+
+        It is written by the agent, hence not before the block was entered, nor after it was left.
+        """
 
     @abc.abstractmethod
     def _take_loss(self, loss: torch.Tensor | float) -> None:

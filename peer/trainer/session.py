@@ -33,9 +33,10 @@ from typing import Any, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
-from peer.bridge.messages import Device, Fields, Measured, Mistaken, Other, Restore
+from peer.bridge.messages import Device, Fields, Happened, Measured, Mistaken, Other, Restore
 from peer.data.batches.sequences import Data
 from peer.errors import INTERRUPTED, LeftEarly, RunLost
+from peer.events.table import Audience, audience_of
 from peer.events.telling import on_screen
 from peer.joining.link import event_of, is_news
 from peer.run_file.reading import with_settings
@@ -323,6 +324,11 @@ class Run(Rank):
 
     def _found_mistake(self, mistake: Mistake, text: str) -> None:
         self._parts.agent.send(Mistaken(mistake, text))
+
+    def record(self, event: Fields) -> None:
+        if isinstance(self._stage, Parts) and audience_of(str(event["event"])) & Audience.LOG:
+            fields = {key: value for key, value in event.items() if key != "event"}
+            self._stage.agent.send(Happened(str(event["event"]), fields))
 
     def _heard_not_finite(self, fields: Fields) -> None:
         if self._checks is not None:

@@ -47,6 +47,8 @@ class DataSpeed:
     waited_share: float
     """Share of the time in which training at that appetite waits, out of the cache."""
     longest_wait_s: float
+    first_waited_share: float
+    """The same in a first pass, while the text is tokenized."""
 
     def __str__(self) -> str:
         return (
@@ -55,23 +57,24 @@ class DataSpeed:
             f"{self.worker_tokens_per_cpu_s / 1e6:.2f} M per second of a worker's processor time, "
             f"further ones {self.kept_tokens_per_s / 1e6:.1f} M tokens/s; at "
             f"{self.appetite_per_s / 1e6:.1f} M tokens/s training waits {self.waited_share:.3%} of "
-            f"the time, at most {self.longest_wait_s * 1e3:.1f} ms at once"
+            f"the time, at most {self.longest_wait_s * 1e3:.1f} ms at once, and in a first pass "
+            f"{self.first_waited_share:.2%}"
         )
 
 
 def measure(
     folder: Path, *, megabytes: int, appetite_per_s: float, seconds: float, workers: int
 ) -> DataSpeed:
-    pool = Workers(workers)
+    pool, another = Workers(workers), Workers(workers)
     try:
         run, recipe, corpus_bytes = _prepared(folder, megabytes)
 
-        def opened() -> Prefetched:
+        def opened(cache: str = "cache", pool: Workers = pool) -> Prefetched:
             stream: TokenStream = open_files(
                 run,
                 recipe,
                 PeerId("anna"),
-                cache_dir=folder / "cache",
+                cache_dir=folder / cache,
                 data_dir=folder,
                 workers=pool,
             ).train
@@ -84,8 +87,10 @@ def measure(
         work_s = _children_s() - before
         kept = _fill(opened())
         waited, longest = _feed(opened(), appetite_per_s, seconds)
+        first_waited, _ = _feed(opened("another", another), appetite_per_s, seconds)
     finally:
         pool.close()
+        another.close()
     return DataSpeed(
         workers=workers,
         corpus_bytes=corpus_bytes,
@@ -96,6 +101,7 @@ def measure(
         appetite_per_s=appetite_per_s,
         waited_share=waited,
         longest_wait_s=longest,
+        first_waited_share=first_waited,
     )
 
 

@@ -13,9 +13,10 @@ import pytest
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
 from peer.bridge.agent_process import AgentProcess, LineSettings
-from peer.bridge.messages import Begin, FromAgent, Over, Phase, Tensor
+from peer.bridge.messages import Begin, FromAgent, Happened, Over, Phase, Tensor
 from peer.bridge.shared_memory import SharedTensors
 from peer.run_file.reading import parse
+from peer.views.event_log import read_events
 from tests.integration import learner_process
 from tests.integration.swarm_processes import until
 from tests.processes import descendants
@@ -97,6 +98,14 @@ def test_a_trainer_that_works_gets_a_new_agent_however_often_its_network_fails(
     until(
         lambda: any(isinstance(said, Phase) and said.name == "founding" for said in heard),
         "an agent that gets on",
+    )
+    line.send(Happened("way_found", {"text": "fp32, 4 sequences at once"}))
+    until(
+        lambda: any(
+            event["event"] == "way_found" and event["text"] == "fp32, 4 sequences at once"
+            for event in read_events(tmp_path / "events.jsonl")
+        ),
+        "the trainer's event in the log",
     )
     line.stop()
     assert line.join(60)

@@ -206,8 +206,11 @@ class Downloads:
                 elif (pause_s := next(pauses, None)) is None:
                     raise
                 else:
+                    logger.warning(
+                        "download_failed url=%s reason=%s again_in_s=%.0f",
+                        *(place, reason_of(error), pause_s),
+                    )
                     self._pause(pause_s)
-                logger.info("download_continues url=%s reason=%s", place, error)
                 continue
             found = content.sha256
             if place.sha256 in (found, None):

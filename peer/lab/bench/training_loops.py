@@ -24,13 +24,14 @@ from torch import Tensor
 from dht.identity import PeerId, RunId
 from peer.data.base_models import fetch_base
 from peer.data.feed import Feed
+from peer.model.out_of_memory import is_out_of_memory
 from peer.model.recipes import build_model, build_optimizer, clip_gradients, next_token_loss
 from peer.run_file.reading import from_canonical
 from peer.run_file.schedule import Rates
 from peer.run_file.sections import GptModel, RunFile, vocabulary
 from peer.trainer.computing.choices import Precision
 from peer.trainer.computing.device_facts import facts_of
-from peer.trainer.computing.engine import autocast, is_out_of_memory
+from peer.trainer.computing.engine import autocast
 from peer.trainer.computing.fitting import Remembered, key_of
 from peer.trainer.computing.speed import flops_per_token, peak_flops
 from peer.trainer.loop import Stop, TrainerSettings, prepare_torch, train

@@ -150,10 +150,21 @@ class Probe:
     def per_sequence_s(self) -> float:
         return self.seconds / self.size
 
-    def scaled(self, size: int) -> Probe:
-        """The measurement for a micro-batch of another size, in proportion."""
+    def scaled(self, size: int, *, fixed: float = 0.0) -> Probe:
+        """The measurement for a micro-batch of another size, in proportion.
+
+        ``fixed``: the part of its memory that is the same for any size.
+        """
         by = size / self.size
-        return Probe(size, self.seconds * by, self.peak_bytes * by, self.work_s * by)
+        fixed = min(fixed, self.peak_bytes)
+        peak_bytes = fixed + (self.peak_bytes - fixed) * by
+        return Probe(size, self.seconds * by, peak_bytes, self.work_s * by)
+
+    def fitting(self, room_bytes: float, *, fixed: float = 0.0) -> int:
+        """Number of sequences whose memory there is, likewise."""
+        fixed = min(fixed, self.peak_bytes)
+        each = (self.peak_bytes - fixed) / self.size
+        return int(max(0.0, room_bytes - fixed) / max(1.0, each))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 
+from peer.model.out_of_memory import is_out_of_memory
 from peer.trainer.computing.choices import Choices
-from peer.trainer.computing.engine import Engine, autocast, is_out_of_memory, recompute_activations
+from peer.trainer.computing.engine import Engine, autocast, recompute_activations
 from peer.trainer.computing.probing import random_tokens
 
 

@@ -8,6 +8,8 @@ A micro-batch that runs out of memory in forward or backward pass is repeated wi
 sequences at once, from the same state of the random generators; so is a held-out measurement. The
 optimizer's step cannot be repeated, because it may have changed some of the parameters. It takes no
 memory that it did not have before the first pass (``make_states``): by then activations are freed.
+If other programs have it all the same, ``Muon`` goes on with smaller batches of matrices; fused
+kernels take none.
 
 The way to train may change from one micro-batch to the next, so that
 ``peer.trainer.computing.tuning`` finds the best one with work that counts.
@@ -29,6 +31,7 @@ from torch import Tensor, nn
 
 from peer.bridge.messages import Fields
 from peer.errors import MachineTooSmall
+from peer.model.out_of_memory import is_out_of_memory
 from peer.model.recipes import clip_gradients, held_out_loss, next_token_loss
 from peer.model.recipes.chunked_loss import can_chunk, loss_in_chunks
 from peer.model.recipes.gpt import Gpt
@@ -40,14 +43,6 @@ from peer.trainer.computing.late import Skips
 from peer.trainer.computing.speed import flops_per_token, peak_flops
 
 HELD_OUT_AT_ONCE = 32
-
-_ALLOCATION_FAILED = (
-    *("out of memory", "can't allocate memory", "not enough memory"),
-    "ALLOC_FAILED",
-)
-"""Words in errors that are no ``OutOfMemoryError``: those of MPS, of a CUDA kernel that is loaded
-late ("CUDA error: out of memory"), of the CPU, and of cuBLAS and cuDNN."""
-
 
 _NO_ROOM_FOR_STATES = (
     "the state of its optimizer does not fit beside the model and its gradients; close other "
@@ -369,19 +364,25 @@ class Engine:
     ) -> float:
         """Mean loss per token over held-out sequences, in the precision of training.
 
-        ``meanwhile``: as for ``peer.model.recipes.held_out_loss``, and called again where memory
-        runs out: then it is repeated with half as many sequences at once. Raises the error of one.
+        ``meanwhile``: as for ``peer.model.recipes.held_out_loss``, and called again where it is
+        repeated: without a compiler that has disturbed it, and where memory runs out with half as
+        many sequences at once. Raises the error of one.
         """
         while True:
             at_once = min(self._held_out_at_once, self.choices.micro_batch)
             try:
                 return self._held_out_loss(sequences, at_once, meanwhile)
             except Exception as error:
-                if at_once == 1 or not is_out_of_memory(error):
+                short = is_out_of_memory(error)
+                # As in ``_try``.
+                if not (short or self.tuning.wait()):
+                    raise
+                if short and at_once == 1:
                     raise
             # Outside of the handler: the error's traceback held the activations.
-            self._held_out_at_once = at_once // 2
-            self._free_unused()
+            if short:
+                self._held_out_at_once = at_once // 2
+                self._free_unused()
 
     def measured(
         self, sequences: NDArray[np.int64], meanwhile: Callable[[], None]
@@ -416,14 +417,6 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
     if precision == "fp16":
         return torch.autocast(device.type, torch.float16)
     return torch.autocast(device.type, enabled=False)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(
-        words in str(error) for words in _ALLOCATION_FAILED
-    )
 
 
 # --- less memory ----------------------------------------------------------------------------------

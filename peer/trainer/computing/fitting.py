@@ -73,6 +73,8 @@ class Fit:
     """Memory of gradients and activations. A CPU's has no gradients."""
     compile_s: float | None = None
     """Time to compile; ``None``: nothing was compiled yet."""
+    fixed_bytes: float = 0.0
+    """Part of ``step_bytes`` that does not grow with the micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,8 @@ class Goal:
     """The way that is wanted. Its micro-batch is the largest, or the one that is known to fit."""
     room_bytes: float
     """Memory for gradients and activations."""
+    fixed_bytes: float = 0.0
+    """Part of it that ``first`` takes for any number of sequences."""
     known: Fit | None = None
     """The measurement of an earlier start, if there is one: then only code is left to compile."""
     wished: bool = False
@@ -224,6 +228,7 @@ def begin(
         first=engine.choices,
         choices=replace(wanted, lean=engine.choices.lean),
         room_bytes=room,
+        fixed_bytes=one.fixed_bytes,
         wished=wishes.micro_batch is not None,
         grows=facts.kind == "cuda",
         compares=facts.kind == "cpu" and wishes.precision == "auto" and wanted.precision != "fp32",
@@ -235,27 +240,38 @@ def begin(
     return replace(goal, first=first), Fit(first, sequence_s, one.bytes_of(most))
 
 
-def size_of_compiled(eager: Probe, *, most: int, room: float) -> int:
+def size_of_compiled(eager: Probe, *, fixed: float, most: int, room: float) -> int:
     """The micro-batch to compile for, from the best one without compiling.
 
     Larger ones were measured unless memory was short, and compiled code needs less of it.
     """
     larger = min(most, int(EAGER * eager.size))
-    return larger if eager.scaled(larger).peak_bytes > room else eager.size
+    return larger if eager.scaled(larger, fixed=fixed).peak_bytes > room else eager.size
 
 
-def meanwhile(choices: Choices, takes: float, *, room: float) -> Choices:
-    """A way to train while code is compiled that takes so much memory, as the compiler tries it."""
-    size = choices.micro_batch * (room - takes) / max(1.0, EAGER * takes)
+def meanwhile(choices: Choices, takes: float, *, fixed: float, room: float) -> Choices:
+    """A way to train while code is compiled that takes so much memory, as the compiler tries it.
+
+    ``fixed``: the part of it that training takes, too, whatever its micro-batch.
+    """
+    each = EAGER * (takes - fixed) / choices.micro_batch
+    size = (room - takes - fixed) / max(1.0, each)
     return replace(choices, compile=False, micro_batch=max(1, min(choices.micro_batch, int(size))))
 
 
 def _known(engine: Engine, known: Fit, room: float) -> tuple[Goal, Fit]:
     first = known.choices
     if first.compile:
-        first = meanwhile(first, known.step_bytes, room=room)
+        first = meanwhile(first, known.step_bytes, fixed=known.fixed_bytes, room=room)
     engine.choose(first)
-    return Goal(first=first, choices=known.choices, room_bytes=room, known=known), known
+    goal = Goal(
+        first=first,
+        choices=known.choices,
+        room_bytes=room,
+        fixed_bytes=known.fixed_bytes,
+        known=known,
+    )
+    return goal, known
 
 
 def _one_sequence(engine: Engine, room: float) -> Sample:

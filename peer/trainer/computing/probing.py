@@ -9,9 +9,10 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor
 
+from peer.model.out_of_memory import is_out_of_memory
 from peer.run_file.sections import vocabulary
 from peer.trainer.computing.choices import Probe
-from peer.trainer.computing.engine import Engine, is_out_of_memory
+from peer.trainer.computing.engine import Engine
 
 TEMPORARIES = 1.5
 """Memory of both passes over that of the tensors saved between them, where only these are known."""

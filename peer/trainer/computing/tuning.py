@@ -145,11 +145,23 @@ class Tuner:
             self._found(self._fit_of(best))
         else:
             share = choices.micro_batch / earlier.choices.micro_batch
-            took = earlier.step_bytes * min(1.0, share)
+            grown = (earlier.step_bytes - earlier.fixed_bytes) * min(1.0, share)
+            took = earlier.fixed_bytes + grown
             self._found(replace(earlier, choices=self._engine.choices, step_bytes=took))
 
     def _fit_of(self, best: Probe) -> Fit:
-        return Fit(self._engine.choices, best.per_sequence_s, best.peak_bytes)
+        return Fit(
+            choices=self._engine.choices,
+            sequence_s=best.per_sequence_s,
+            step_bytes=best.peak_bytes,
+            fixed_bytes=min(self._fixed_bytes, best.peak_bytes),
+        )
+
+    @property
+    def _fixed_bytes(self) -> float:
+        """Memory for any number of sequences. It is not known of recomputing begun meanwhile."""
+        goal = self._goal
+        return goal.fixed_bytes if self._engine.choices.lean == goal.first.lean else 0.0
 
     def _found(self, fit: Fit) -> None:
         self._tell()
@@ -211,9 +223,11 @@ class Tuner:
     def _best_compiled(self, eager: Probe) -> Measuring:
         """Compile for the micro-batch that follows from the best one without compiling."""
         engine, room = self._engine, self._goal.room_bytes
-        size = size_of_compiled(eager, most=self._goal.choices.micro_batch, room=room)
+        fixed = min(self._fixed_bytes, eager.peak_bytes)
+        size = size_of_compiled(eager, fixed=fixed, most=self._goal.choices.micro_batch, room=room)
         wanted = replace(engine.choices, compile=True, micro_batch=size)
-        engine.choose(meanwhile(wanted, eager.scaled(size).peak_bytes / EAGER, room=room))
+        takes = fixed + (eager.scaled(size, fixed=fixed).peak_bytes - fixed) / EAGER
+        engine.choose(meanwhile(wanted, takes, fixed=fixed, room=room))
         yield from self._compiled(wanted)
         if not engine.choices.compile:
             self._resize(eager.size)
@@ -231,7 +245,8 @@ class Tuner:
         if one.peak_bytes > room and not engine.choices.lean:
             engine.choose(replace(engine.choices, lean=True))
             one = yield from self._measured(1)
-        size = min(self._goal.choices.micro_batch, int(room / max(1.0, one.peak_bytes)))
+        fitting = one.fitting(room, fixed=self._fixed_bytes)
+        size = min(self._goal.choices.micro_batch, fitting)
         return one if size <= 1 else (yield from self._measured(size))
 
     def _against_fp32(self, best: Probe) -> Measuring:
@@ -243,11 +258,14 @@ class Tuner:
             self._engine.choose(replace(choices, micro_batch=size))
             found.append((yield from self._measured(size)))
         in_half, plain = found
-        fits = plain.peak_bytes * best.size <= self._goal.room_bytes * plain.size
-        chosen = plain if plain.work_s < in_half.work_s and fits else in_half
-        precision = "fp32" if chosen is plain else half.precision
-        self._engine.choose(replace(half, precision=precision, micro_batch=best.size))
-        return chosen.scaled(best.size)
+        # What a sequence adds is at most twice as much in fp32.
+        grown = max(0.0, best.peak_bytes - in_half.peak_bytes)
+        takes = min(plain.scaled(best.size).peak_bytes, plain.peak_bytes + 2.0 * grown)
+        if plain.work_s < in_half.work_s and takes <= self._goal.room_bytes:
+            self._engine.choose(replace(half, precision="fp32", micro_batch=best.size))
+            return replace(plain.scaled(best.size), peak_bytes=takes)
+        self._engine.choose(replace(half, micro_batch=best.size))
+        return replace(in_half.scaled(best.size), peak_bytes=best.peak_bytes)
 
     def _measured(self, size: int) -> Measuring:
         """Measure micro-batches of ``size`` sequences, or the equal parts that a batch allows."""

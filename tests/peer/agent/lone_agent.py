@@ -286,6 +286,8 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
             break
         if isinstance(message, Device):
             line.say(Happened("device", {"bytes": message.memory_bytes}))
+        if isinstance(message, Happened):
+            line.say(Happened("recorded", {"name": message.name, **message.fields}))
         if isinstance(message, Mistaken):
             line.say(Happened("loop_mistake", {"kind": message.kind, "text": message.text}))
         if isinstance(message, Restore):

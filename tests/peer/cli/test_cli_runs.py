@@ -23,7 +23,7 @@ from dht.identity import Identity
 from peer import cli
 from peer.cli import taking_part
 from peer.cli.trying import _course
-from peer.errors import NobodyMet, RunNotFound
+from peer.errors import NobodyMet, PeerError, RunNotFound
 from peer.joining.link import FoundRun, Link
 from peer.joining.visit import RunStatus, Silent
 from peer.rules.ending import Ending
@@ -504,6 +504,34 @@ def test_an_invalid_quantity_is_bad_usage(
     code, output, errors = said(arguments, capsys)
     assert (code, output) == (2, "")
     assert errors.count("\n") == 1
+
+
+def test_quick_shortens_only_what_is_not_given(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It replaced what was given without a word."""
+    asked: list[Any] = []
+
+    def table(*, seeds: Any, learners: Any, cycles: float, **_: Any) -> None:
+        asked.append((seeds, learners, cycles))
+        raise PeerError("enough")
+
+    monkeypatch.setattr("peer.lab.simulate.paper.quality.table", table)
+    for given in ([], ["--seeds", "2"], ["--learners", "8", "--cycles", "7"]):
+        assert said(["simulate", "quality", "--quick", *given], capsys)[0] == 1
+    assert asked == [((0,), (2, 4), 15), ((0, 1), (2, 4), 15), ((0,), (8,), 7)]
+
+
+@pytest.mark.parametrize("command", [["export", "OUT"], ["say", "x"]])
+def test_a_folder_that_does_not_exist_is_refused_without_torch(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for module in ("peer.model.export.tensors", "peer.model.use.ready"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    code, output, errors = said([command[0], "no-such-folder", *command[1:]], capsys)
+    assert output == "" and "there is no folder no-such-folder" in errors
+    assert code
 
 
 def test_joining_a_run_file_without_seeds_does_not_found_a_second_run(

@@ -48,6 +48,7 @@ method of an event log, ``add`` takes a name and fields, and ``_events.append`` 
 
 PASSED_ON: dict[str, tuple[str, ...]] = {
     "effect": (),
+    "str(event['event'])": (),
     "event.name": (),
     "message.name": (),
     "note.event": (),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from dht.identity import Identity
 from peer import cli
 from peer.errors import (
     FolderInUse,
@@ -205,6 +206,11 @@ def test_commands_without_a_folder_act_on_all_running_peers(
         assert cli.run(["ps", "--json"]) == 0
         peers = json.loads(capsys.readouterr().out)["peers"]
         assert {each["run"]: each["role"] for each in peers} == {"one": "learner", "two": "keeper"}
+        assert [each["peer"] for each in peers] == [None, None], "their keys are not there yet"
+        me = Identity.load_or_create(tmp_path / "b" / "identity.key").peer_id
+        assert cli.run(["ps", "--json"]) == 0
+        peers = json.loads(capsys.readouterr().out)["peers"]
+        assert {each["run"]: each["peer"] for each in peers} == {"one": None, "two": me}
         assert cli.run(["ps"]) == 0
         assert str(tmp_path / "b") in capsys.readouterr().out
         assert cli.run(["limits", "--up", "2M"]) == 0

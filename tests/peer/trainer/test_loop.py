@@ -128,6 +128,8 @@ def test_a_held_out_measurement_that_runs_out_of_memory_does_not_end_training(
     names = [event["event"] for event in events]
     assert ("measured" in names) == fits
     assert names.count("not_measured") == (0 if fits else 1)
+    recorded = [event for event in events if event["event"] == "recorded"]
+    assert recorded == ([] if fits else [{"event": "recorded", "name": "not_measured"}])
 
 
 def test_an_optimizer_s_state_that_does_not_fit_is_refused_before_anything_is_trained(
@@ -335,6 +337,7 @@ def test_the_first_signal_is_a_wish_and_the_usual_handler_is_back_for_the_second
     before = signal.getsignal(signal.SIGTERM)
     with Stop().on_signals() as stop:
         assert not stop
+        assert "signals" in {each.name for each in threading.enumerate()}, "it counts them"
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -134,12 +134,14 @@ def test_the_progress_of_each_file_is_told(
 
 
 def test_an_interrupted_download_continues_where_it_ended(
-    server: Server, downloads: Downloads
+    server: Server, downloads: Downloads, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.ends_after = [1 << 20, 100, 0, 0]
     assert downloads.fetch(Place(server.url, SHA256)).read_bytes() == CONTENT
     places = [None, 1 << 20, (1 << 20) + 100, (1 << 20) + 100, (1 << 20) + 100]
     assert server.asked == [n and f"bytes={n}-" for n in places]
+    pauses = [each.getMessage().rpartition(" ")[2] for each in caplog.records]
+    assert pauses == ["again_in_s=1", "again_in_s=4"], "it waited 80 s without a word"
 
 
 def test_a_download_continues_in_another_process(

@@ -21,19 +21,21 @@ from torch.utils._pytree import tree_leaves
 
 from peer.errors import MachineTooSmall
 from peer.model import muon
+from peer.model.out_of_memory import is_out_of_memory
 from peer.model.recipes import build_model, build_optimizer, chunked_loss, next_token_loss
 from peer.model.recipes.gpt import Block
 from peer.run_file.reading import parse
-from peer.trainer.computing import fitting, late
+from peer.trainer.computing import fitting, late, tuning
 from peer.trainer.computing.choices import Choices, DeviceFacts, Precision, Probe, Wishes, choose
 from peer.trainer.computing.device_facts import facts_of, free_bytes
-from peer.trainer.computing.engine import Engine, is_out_of_memory
+from peer.trainer.computing.engine import Engine
 from peer.trainer.computing.fitting import (
     Fit,
     Goal,
     Remembered,
     begin,
     key_of,
+    meanwhile,
     room_bytes,
     size_of_compiled,
 )
@@ -306,6 +308,47 @@ def test_a_device_without_room_for_the_optimizer_s_state_is_refused_before_the_f
         engine.make_states()
     assert [group["lr"] for group in engine.optimizer.param_groups] == rates
     assert all(p.grad is None for p in engine.model.parameters())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_matrices_that_do_not_fit_at_once_are_stepped_in_smaller_batches(
+    precision: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other programs had the memory, and it ended training: some matrices were changed already."""
+    run = parse(
+        TEXT.replace('optimizer = "adamw"', 'optimizer = "muon"').replace(
+            "layers = 1", "layers = 3"
+        )
+    )
+    choices = Choices(precision=precision, micro_batch=2)
+    engine, undisturbed = (engine_of(run, choices=choices) for _ in range(2))
+    undisturbed.model.load_state_dict(engine.model.state_dict())
+    sizes: list[int] = []
+    most = free = 10**9
+    short = 2 * max(p.numel() for p in engine.optimizer.param_groups[0]["params"])
+    original = muon.orthogonalised
+
+    def limited(matrices: Tensor) -> Tensor:
+        sizes.append(matrices.numel())
+        if matrices.numel() > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(matrices)
+
+    monkeypatch.setattr(muon, "orthogonalised", limited)
+    for number in range(4):
+        for each in (undisturbed, engine):
+            most = short if each is engine and number else free
+            sizes.clear()
+            each.gradients(batch_of(2))
+            assert each.apply() == 1
+        assert (max(sizes) <= short) == (number > 1), "it begins with what has fitted"
+    assert_same(parameters_of(engine), parameters_of(undisturbed), atol=1e-6)
+    found, expected = (each.optimizer.state_dict()["state"] for each in (engine, undisturbed))
+    torch.testing.assert_close(found, expected)
+    most = 0
+    engine.gradients(batch_of(2))
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.apply()
 
 
 class Held(TorchDispatchMode):
@@ -607,6 +650,47 @@ def test_a_step_that_a_compiler_disturbs_is_made_when_it_has_ended() -> None:
     assert calls == [True, False]
 
 
+def test_a_measurement_that_a_tracer_disturbs_is_repeated_and_a_step_is_not_disturbed() -> None:
+    """``torch.fx`` replaces the call of all modules while it traces one, in all threads."""
+    torch._dynamo.reset()
+    traces, disturbed = threading.Event(), threading.Event()
+
+    class Slow(nn.Module):
+        def forward(self, value: Tensor) -> Tensor:
+            traces.set()
+            assert disturbed.wait(60.0)
+            return value + 1
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        torch.fx.symbolic_trace(Slow())
+        return graph.forward
+
+    failed: list[Exception] = []
+
+    def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+        try:
+            return next_token_loss(model, tokens)
+        except NameError as error:
+            failed.append(error)
+            disturbed.set()
+            raise
+
+    engine, alone = engine_of(loss=loss, backend=backend), engine_of()
+    alone.model.load_state_dict(engine.model.state_dict())
+    for each in (engine, alone):
+        each.gradients(batch_of())
+    engine.tuning = Tuner(engine, goal_of(engine, Choices(micro_batch=7, compile=True)))
+    with engine.tuning:
+        assert traces.wait(60.0)
+        assert engine.apply() == alone.apply() == 1
+        assert_same(parameters_of(engine), parameters_of(alone), atol=0.0)
+        sequences = batch_of().numpy()
+        found = engine.measured(sequences, lambda: None)
+    assert found == (pytest.approx(alone.held_out_loss(sequences), rel=1e-6), 7)
+    assert "not installed as a submodule" in str(failed[0])
+    assert len(failed) == 1
+
+
 def test_a_compiler_that_fails_is_left_out_and_that_is_said_once() -> None:
     torch._dynamo.reset()
 
@@ -720,7 +804,9 @@ def test_code_is_made_for_more_sequences_where_memory_kept_them_from_being_tried
     bytes_each: float, most: int, size: int
 ) -> None:
     eager = Probe(16, 1.0, 16 * bytes_each)
-    assert size_of_compiled(eager, most=most, room=200.0) == size
+    assert size_of_compiled(eager, fixed=0.0, most=most, room=200.0) == size
+    fixed = Probe(16, 1.0, 1000.0 + 16 * bytes_each)
+    assert size_of_compiled(fixed, fixed=1000.0, most=most, room=1200.0) == size
 
 
 @pytest.mark.slow
@@ -1053,6 +1139,51 @@ def test_a_batch_that_cannot_fit_is_refused_with_a_remedy() -> None:
     one = probe(engine_of(choices=Choices(micro_batch=1, lean=True)), 1)
     with pytest.raises(MachineTooSmall, match=r"7 sequences at once .*--micro-batch auto"):
         begun(engine_of(), CPU, Wishes(micro_batch=7), room=3.0 * one.peak_bytes)
+
+
+def test_what_any_number_of_sequences_takes_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that are kept for the backward pass: 3 sequences were said to fit where 8 do."""
+    run = parse(
+        TEXT.replace("batch_size = 2", "batch_size = 16").replace("width = 16", "width = 64")
+    )
+    room = 1.01 * probe(engine_of(run), 8).peak_bytes
+    engine = engine_of(run)
+    (kept,) = [begun(engine, CPU, Wishes(), room=room)]
+    with engine.tuning:
+        until_settled(engine)
+    assert 7 <= kept[0].choices.micro_batch <= 8
+    assert kept[0].fixed_bytes == pytest.approx(
+        2 * probe(engine, 1).peak_bytes - probe(engine, 2).peak_bytes, rel=0.1
+    )
+
+    # fp32 is tried with one sequence where passes take long.
+    monkeypatch.setattr(tuning, "SHORT_S", 0.0)
+    facts = DeviceFacts(kind="cpu", name="a processor", fast=("bf16", "fp32"))
+
+    def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+        logits = model(tokens[:, :-1])
+        began = time.process_time()
+        while logits.dtype == torch.bfloat16 and time.process_time() - began < SLOWER_S:
+            pass
+        return next_token_loss(model, tokens)
+
+    takes = probe(engine_of(run, loss=loss), 16).peak_bytes
+    room = 1.3 * takes
+    engine = engine_of(run, choices=choose(facts, Wishes(), batch_size=16), loss=loss)
+    (kept,) = [begun(engine, facts, Wishes(), room=room)]
+    with engine.tuning:
+        until_settled(engine)
+    assert kept[0].choices == Choices(precision="fp32", micro_batch=16)
+    assert takes <= kept[0].step_bytes <= room
+
+
+def test_little_is_trained_while_a_compiler_has_most_of_the_memory() -> None:
+    """Gradients are there twice: those of training, and those of the compiler's passes."""
+    wanted = Choices(micro_batch=8, compile=True)
+    # 4 for both, and 1 for each sequence; half of that in compiled code.
+    assert meanwhile(wanted, 8.0, fixed=4.0, room=20.0) == Choices(micro_batch=8)
+    assert meanwhile(wanted, 8.0, fixed=4.0, room=15.0) == Choices(micro_batch=3)
+    assert meanwhile(wanted, 8.0, fixed=4.0, room=9.0) == Choices(micro_batch=1)
 
 
 SLOWER_S = 0.04

@@ -1,0 +1,52 @@
+"""Signals that ask a process to end, as a process gets them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+PROGRAM = """
+import hashlib
+from peer.signals import asking, second_ends
+import signal
+
+for each in asking():
+    signal.signal(each, lambda number, frame: None)
+with second_ends():
+    print("works", flush=True)
+    # Like an operation of torch: Python runs no handler before it is over.
+    hashlib.pbkdf2_hmac("sha256", b"", b"", ITERATIONS)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("sent", "iterations", "code"),
+    [
+        ((signal.SIGINT, signal.SIGINT), 2**31 - 1, 130),
+        ((signal.SIGHUP, signal.SIGTERM), 2**31 - 1, 143),
+        ((signal.SIGHUP, signal.SIGHUP), 2**22, 0),
+        ((signal.SIGINT,), 2**22, 0),
+    ],
+)
+def test_a_second_signal_in_the_middle_of_an_operation_ends_the_process(
+    sent: tuple[signal.Signals, ...], iterations: int, code: int
+) -> None:
+    """Both were one, and it went on until the next step was made."""
+    program = PROGRAM.replace("ITERATIONS", str(iterations))
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process:
+        try:
+            assert process.stdout.readline() == "works\n"
+            for each in sent:
+                time.sleep(0.3)
+                process.send_signal(each)
+            assert process.wait(60) == code
+            assert process.stdout.read() == ("" if code else "done\n")
+        finally:
+            process.kill()
