@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -107,24 +108,29 @@ def test_a_held_out_measurement_that_runs_out_of_memory_does_not_end_training(
     fits: bool, run_file: RunFile, tmp_path: Path
 ) -> None:
     """It runs at a safe point, where its error went through the loop."""
-    most = 1 if fits else 0
+    most, awaited = (1, "measured") if fits else (0, "recorded")
+    events: list[Fields] = []
+    stop, later = Stop(), Counter[str]()
 
     def loss(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
         if len(tokens) > (2 if torch.is_grad_enabled() else most):
             raise torch.OutOfMemoryError("CUDA out of memory")
+        if torch.is_grad_enabled() and any(event["event"] == awaited for event in events):
+            later["passes"] += 1
+        if later["passes"] == 20:
+            stop.ask()
         return next_token_loss(model, tokens)
 
-    events: list[Fields] = []
-    settings = TrainerSettings(device="cpu", threads=1, steps_max=40)
+    settings = TrainerSettings(device="cpu", threads=1, steps_max=20_000)
     found = train(
         run_file,
         own=own(tmp_path / "peer"),
         settings=settings,
-        stop=Stop(),
+        stop=stop,
         on_event=events.append,
         engine=open_engine(run_file, settings, made=partial(Engine, loss=loss)),
     )
-    assert found.steps == 40
+    assert found.stopped, "training goes on after the measurement"
     names = [event["event"] for event in events]
     assert ("measured" in names) == fits
     assert names.count("not_measured") == (0 if fits else 1)
