@@ -46,9 +46,12 @@ class Extrapolation:
 
 
 def extrapolate(run: RunFile, regions: int, rows: Sequence[Row]) -> Extrapolation:
-    """The needs of ``run``; the overhead on the wire is the median of the rows."""
+    """The needs of ``run``; the overhead on the wire is the median of the rows.
+
+    Rounds that some members missed send less than was predicted: there it counts as none.
+    """
     needs = needs_of(run)
-    overhead = statistics.median(each.off for each in rows)
+    overhead = max(0.0, statistics.median(each.off for each in rows))
     cycle = needs.cycle_bytes * (regions - 1) / regions * (1 + overhead)
     return Extrapolation(
         parameters=needs.parameters,

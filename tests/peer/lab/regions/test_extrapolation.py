@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from peer.lab.regions.extrapolation import extrapolate, text
@@ -38,6 +40,14 @@ def test_a_region_sends_its_share_and_the_measured_overhead() -> None:
     assert found.shortest_cycle_s[5.0] == pytest.approx(8 * found.cycle_gb / 5.0)
     assert 1e9 * found.agent_gb == pytest.approx(needs.agent_bytes)
     assert 0.0 < found.codec_s < 1.0
+
+
+def test_rounds_that_members_missed_do_not_make_a_larger_run_need_less() -> None:
+    missed = replace(ROW, round_mb=0.83)
+    assert (
+        extrapolate(RUN, 4, [missed]).cycle_gb
+        == extrapolate(RUN, 4, [replace(ROW, round_mb=1.0)]).cycle_gb
+    )
 
 
 def test_the_needs_are_told_for_each_line() -> None:
