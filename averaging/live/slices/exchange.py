@@ -30,6 +30,7 @@ from averaging.numbers.arithmetic import MeldNumbers
 from averaging.numbers.arrays import Float32s, Float64s
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.outer import Step
+from averaging.numbers.sent_share import SentShare
 from averaging.round.contributing import Contribution
 from averaging.round.interface.effects import Apply, Enter
 from averaging.round.rests import Rests
@@ -51,6 +52,7 @@ class Exchange:
         self._me = workshop.me
         self._usual = facts.usual
         self._encoding: asyncio.Task[None] | None = None
+        self._sent_share: SentShare | None = None
         riders = self.parts.traffic.riders
         self._bundling = (
             Bundling(self.parts, riders, norm_ratio_max=workshop.norm_ratio_max) if riders else None
@@ -156,7 +158,10 @@ class Exchange:
                 return
             if not growing.complete:
                 return  # nobody wants it any more
-        self.parts.tally.encoded_at = asyncio.get_running_loop().time()
+        tally, measured = self.parts.tally, self._sent_share
+        tally.encoded_at = asyncio.get_running_loop().time()
+        if measured is not None:
+            tally.sent_share = await self.parts.threads.run(measured.after_encoding)
 
     def _encode_slice(
         self,
@@ -166,6 +171,9 @@ class Exchange:
         own: GrowingBytes,
         say: Callable[[int], None],
     ) -> None:
+        if self._sent_share is None:
+            exact = not self.is_mix and self.commit.displacement_codec == "f32"
+            self._sent_share = SentShare(given, lossless=exact)
         evidence = self.parts.evidence
         kept = evidence.own_leaves if self._bundling is None else evidence.alone_leaves
         leaves, places = kept.setdefault(index, []), self.parts.cutting.audited_places(index)
