@@ -37,7 +37,7 @@ class SentShare:
         return f"SentShare(values={self._before.size}, lossless={self._lossless})"
 
     def after_encoding(self) -> float | None:
-        """From 0 to 1. ``None``: what is lost is not fed back, or nothing was offered."""
+        """The share, 0 to 1. ``None`` without error feedback, or where nothing was offered."""
         if self._lossless:
             return 1.0
         offered = squared_norm(self._offered)

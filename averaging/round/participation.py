@@ -129,7 +129,7 @@ class Participation:
         self.seal: tuple[int, ...] | None = None
         self.applied: Apply | None = None
         self._finished_by: dict[PeerId, messages.Link] = {}
-        """Where the voters that say that they have finished stand."""
+        """The last link of each voter that says that it has finished."""
         self.head: messages.Head | None = None
         """The head of this peer after the round, once it has finished it."""
         self.stage = Stage.UPLOADING
