@@ -50,6 +50,7 @@ def second_ends() -> Iterator[None]:
         yield
     finally:
         signal.set_wakeup_fd(earlier)
+        theirs.shutdown(socket.SHUT_WR)  # a process that was forked meanwhile has it open
         theirs.close()
         thread.join()
         ours.close()

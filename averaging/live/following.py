@@ -288,7 +288,7 @@ class Following:
         return fetch_timeout_s(self._averager.terms.policy, size_bytes, line_bytes_s=line_bytes_s)
 
     def _first_timeout_s(self) -> float:
-        """Time allowed for a first state, which a line of 1 Mbit/s suffices for.
+        """Time allowed for a first state: enough on a line of 1 Mbit/s.
 
         Pieces that were fetched are of no use once their source has gone on to another version. A
         source that stalls is left long before.

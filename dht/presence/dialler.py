@@ -1,8 +1,8 @@
 """Connections to other peers, and the record of which side opened them.
 
 A connection that this peer opened itself proves nothing about whether others can dial it, so every
-dial passes through here and is noted for ``dht.presence.dial_back``. What the owner of this peer
-opens dials as well where a connection has been cut: that goes over ``Dialler.noted``.
+dial passes through here and is noted for ``dht.presence.dial_back``. Streams and calls of other
+parts dial as well if a connection was cut. They go through ``Dialler.noted``, which notes that.
 
 A record names any addresses that its author likes, and all members dial them. So dials are limited
 at each IP address from which no peer was connected, and at host names together.
@@ -29,11 +29,18 @@ ANSWERED_MAX = 4096
 DIALS_PER_MINUTE = 16
 """Limit of dials at an IPv4 address, or in an IPv6 network (/48), as records name them."""
 
+AT_ONE_PLACE_MAX = 2
+"""Addresses of one record that are dialled there: honest peers have one or two."""
+
 MET_MAX = 4096
 
 
-class NotedHost(ForwardingHost):
-    """The host for what this peer's owner opens, which may dial, too."""
+class DialLimited(PeerUnreachable):
+    """The peer was not dialled, because of the limit of dials at its address."""
+
+
+class NotingHost(ForwardingHost):
+    """The host of all parts but presence. Notes for the dialler what they may dial."""
 
     def __init__(self, host: Host, dialler: Dialler) -> None:
         super().__init__(host)
@@ -52,9 +59,15 @@ class NotedHost(ForwardingHost):
     async def open_stream(
         self, peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False
     ) -> Stream:
-        # Bulk data seldom needs the connection that was cut.
-        self._dialler.note(peer, may_refuse=not bulk)
-        return await super().open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)
+        if not bulk:
+            self._dialler.note(peer)
+            return await super().open_stream(peer, protocol, timeout_s=timeout_s)
+        # Nothing is dialled where bulk data goes over a direct lane, or the peer is connected.
+        connected = await self._dialler.is_connected(peer)
+        stream = await super().open_stream(peer, protocol, timeout_s=timeout_s, bulk=True)
+        if not connected and await self._dialler.is_connected(peer):
+            self._dialler.not_fresh.add(peer)
+        return stream
 
 
 class Dialler:
@@ -73,7 +86,7 @@ class Dialler:
         """Peers whose connection is no proof of a dial-back: they were connected when it was
         requested, or this peer has dialled them since."""
 
-        self.noted = NotedHost(this.host, self)
+        self.noted = NotingHost(this.host, self)
         """The host of everything that is not part of presence."""
 
         self._this = this
@@ -102,29 +115,44 @@ class Dialler:
 
         Raises ``PeerUnreachable`` or ``HostClosed``.
         """
-        if any(connection.peer == peer for connection in await self._this.host.connections()):
+        if await self.is_connected(peer):
             return
         addresses = self.addresses_to_dial(peer)
         if not addresses and self._this.runs.addresses_of(peer):
             reason = f"{DIALS_PER_MINUTE} dials at its address in this minute are the most"
-            raise PeerUnreachable(peer, reason)
+            raise DialLimited(peer, reason)
         await self.dial(peer, addresses, timeout_s=timeout_s)
 
-    def addresses_to_dial(self, peer: PeerId) -> list[Multiaddr]:
-        """The addresses of a member's record that may be dialled now. They count as dialled."""
-        return [
-            with_peer(address, peer)
-            for address in self._this.runs.addresses_of(peer)
-            if self._may_dial(address)
-        ]
+    async def is_connected(self, peer: PeerId) -> bool:
+        """Raises ``HostClosed``."""
+        return any(connection.peer == peer for connection in await self._this.host.connections())
 
-    def _may_dial(self, address: Multiaddr) -> bool:
-        """Count a dial at an address that a record names. Addresses of local networks are free."""
+    def addresses_to_dial(self, peer: PeerId) -> list[Multiaddr]:
+        """The addresses of a member's record that may be dialled now. They count as dialled.
+
+        A peer that has answered a dial may be dialled freely: no other member's record takes its
+        turns.
+        """
+        found = []
+        left: dict[str, int] = {}
+        for address in self._this.runs.addresses_of(peer):
+            place = None if peer in self._answered else self._limited_place(address)
+            if place is not None:
+                if place not in left:
+                    may = self._dials.spend(place, self._this.now())
+                    left[place] = AT_ONE_PLACE_MAX if may else 0
+                if not left[place]:
+                    continue
+                left[place] -= 1
+            found.append(with_peer(address, peer))
+        return found
+
+    def _limited_place(self, address: Multiaddr) -> str | None:
+        """Where dials are counted. ``None``: dials at the address are not limited."""
         ip = ip_of(address)
         if scope_of(address) is not Scope.INTERNET or ip in self._met_at:
-            return True
-        place = network_of(address) if ip is not None and ":" in ip else ip
-        return self._dials.spend(place or "a name", self._this.now())
+            return None
+        return (network_of(address) if ip is not None and ":" in ip else ip) or "a name"
 
     async def dial(self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float) -> None:
         """Open a connection. Raises ``PeerUnreachable`` or ``HostClosed``."""
@@ -132,9 +160,9 @@ class Dialler:
         await self._this.host.connect(peer, addresses, timeout_s=timeout_s)
         self._answered.renew(peer, None)
 
-    def note(self, peer: PeerId, *, may_refuse: bool = True) -> None:
+    def note(self, peer: PeerId) -> None:
         """Note that this peer may dial another now. Raises ``PeerUnreachable`` if it must not."""
-        if may_refuse and peer == self.awaited:
+        if peer == self.awaited:
             raise PeerUnreachable(peer, "it is about to dial this peer")
         self.not_fresh.add(peer)
 

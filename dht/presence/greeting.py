@@ -18,7 +18,7 @@ from dht.membership.call_budget import CallBudget
 from dht.membership.clock_offset import ClockEstimate, ClockOffsets, sample
 from dht.membership.contacts import contacts_to_make, peers_to_greet
 from dht.presence.announcement import Announcement
-from dht.presence.dialler import Dialler
+from dht.presence.dialler import Dialler, DialLimited
 from dht.presence.intake import Intake, Misfit
 from dht.presence.run_files import RunFiles
 from dht.presence.settings import GOODBYE_TIMEOUT_S
@@ -157,6 +157,8 @@ class Greeting:
                 await self.dialler.connect(peer, timeout_s=timeout_s)
                 data, sent_at, returned_at = await self._exchange(peer, hello)
             reply = wire.read(wire.HelloReply, data)
+        except DialLimited:
+            return
         except PeerUnreachable:
             this.runs.failed(peer, now())
             return

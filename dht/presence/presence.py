@@ -200,7 +200,7 @@ class Presence:
 
     @property
     def host(self) -> Host:
-        """The host for what is opened besides: connections that it opens prove no dial-back."""
+        """The host of all parts but presence. A connection that it opens proves no dial-back."""
         return self._dialler.noted
 
     @property

@@ -173,7 +173,7 @@ def _own_peers() -> list[dict[str, Any]]:
 
 
 def _peer_of(folder: Path) -> str | None:
-    """The id of the peer; ``None`` if its key is not there yet, or is not to be read."""
+    """The id of the peer; ``None`` if its key is not there yet, or cannot be read."""
     try:
         return Identity.load(folder / KEY).peer_id
     except KeyFileError:

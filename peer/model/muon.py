@@ -43,6 +43,10 @@ class Muon(torch.optim.Optimizer):
     kernel of AdamW, which needs floating-point parameters on a CPU or a CUDA device.
     """
 
+    _batch_values: int | None = None
+    """Bound on the values of a batch, where memory has run out with a larger one. Of the class, for
+    a copy of an optimizer has no other attributes than torch knows."""
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -73,8 +77,6 @@ class Muon(torch.optim.Optimizer):
         # A GradScaler then reads nothing from the device: it sets ``grad_scale`` and ``found_inf``
         # before each step, and deletes them after it.
         self._step_supports_amp_scaling = fused
-        self._batch_values: int | None = None
-        """Bound on the values of a batch, where memory has run out with a larger one."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -121,7 +123,7 @@ class Muon(torch.optim.Optimizer):
         if matrices[0].is_cuda:
             torch.cuda.empty_cache()
         half = -(-len(matrices) // 2)
-        self._batch_values = half * matrices[0].numel()
+        self._batch_values = min(self._batch_values or BATCH_VALUES, half * matrices[0].numel())
         self._step_in_halves(group, matrices[:half])
         self._step_in_halves(group, matrices[half:])
 

@@ -36,7 +36,7 @@ print("done", flush=True)
 def test_a_second_signal_in_the_middle_of_an_operation_ends_the_process(
     sent: tuple[signal.Signals, ...], iterations: int, code: int
 ) -> None:
-    """Both were one, and it went on until the next step was made."""
+    """A handler of Python hears of both only after the operation, as if they were one."""
     program = PROGRAM.replace("ITERATIONS", str(iterations))
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -50,3 +50,19 @@ def test_a_second_signal_in_the_middle_of_an_operation_ends_the_process(
             assert process.stdout.read() == ("" if code else "done\n")
         finally:
             process.kill()
+
+
+def test_a_process_that_was_forked_meanwhile_does_not_keep_the_block_from_ending() -> None:
+    """It has a copy of the socket that wakes the thread."""
+    program = """
+import os, signal, time
+from peer.signals import second_ends
+
+with second_ends():
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+os.kill(child, signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=30)

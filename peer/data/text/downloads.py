@@ -203,6 +203,7 @@ class Downloads:
                     raise
                 if content.size > before:
                     pauses = iter(PAUSES_S)
+                    logger.info("download_continues url=%s reason=%s", place, reason_of(error))
                 elif (pause_s := next(pauses, None)) is None:
                     raise
                 else:

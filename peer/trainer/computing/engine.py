@@ -374,7 +374,7 @@ class Engine:
                 return self._held_out_loss(sequences, at_once, meanwhile)
             except Exception as error:
                 short = is_out_of_memory(error)
-                # As in ``_try``.
+                # A compiler changes functions of torch for a moment, in all threads.
                 if not (short or self.tuning.wait()):
                     raise
                 if short and at_once == 1:

@@ -12,8 +12,8 @@ from multiaddr import Multiaddr
 from pytest import MonkeyPatch
 
 from dht.addresses import pack, parse
-from dht.errors import CallRefused, PeerUnreachable, RunFileUnavailable
-from dht.host import Connection
+from dht.errors import CallRefused, DhtError, PeerUnreachable, RunFileUnavailable
+from dht.host import Connection, Stream
 from dht.identity import Identity, PeerId, RunId
 from dht.membership import hello as wire
 from dht.membership.contacts import ContactSettings
@@ -689,7 +689,43 @@ async def test_members_that_name_a_strangers_address_have_it_dialled_a_few_times
             assert anna.presence._intake.take(sealed)
         await asyncio.sleep(MINUTE)
     for kind in ("ip4/11.1", "ip6", "dns4"):
-        assert 16 <= sum(kind in address for address in dialled) <= 3 * 16
+        assert 16 <= sum(kind in address for address in dialled) <= 3 * 16 * 2
+
+
+async def test_members_that_name_others_addresses_do_not_keep_honest_ones_from_being_dialled(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All host names share one limit. A peer that it had not dialled was noted as not answering."""
+    await start_swarm(swarm, 2)
+    anna, _ = swarm.members()
+    dialled: set[PeerId] = set()
+    connect = MemoryHost.connect
+
+    async def watch(
+        self: MemoryHost, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float
+    ) -> None:
+        if self is anna.host:
+            dialled.add(peer)
+        await connect(self, peer, addresses, timeout_s=timeout_s)
+
+    monkeypatch.setattr(MemoryHost, "connect", watch)
+    honest: set[PeerId] = set()
+    for minute in range(4):
+        for number in range(20):
+            key = Identity.from_seed(bytes([number]) * 32)
+            names = range(6 if number < 12 else 1)
+            if number >= 12:
+                honest.add(key.peer_id)
+            record = PeerRecord(
+                protocol=(1, 1),
+                role="learner",
+                incarnation=1,
+                addresses=tuple(pack(parse(f"/dns4/{n}.{number}.net/tcp/7")) for n in names),
+            )
+            sealed = seal(record, key, key=bucket_key(RUN, ""), sequence=minute, ttl_s=120)
+            assert anna.presence._intake.take(sealed)
+        await asyncio.sleep(MINUTE)
+    assert honest <= dialled
 
 
 @pytest.mark.parametrize("hidden", [True, False])
@@ -716,6 +752,32 @@ async def test_a_connection_that_its_owner_opens_again_proves_no_dial_back(
         assert home.presence.reachable is not hidden, home.presence.reachability_reason
     assert home.presence.reachable is not None
     linked.cancel()
+
+
+async def test_bulk_streams_to_a_helper_do_not_delay_the_proof_of_a_dial_back(swarm: Swarm) -> None:
+    """Each of them counted as a dial of this peer's own, although the helper was connected."""
+    boris = await swarm.start("boris")
+    home = await swarm.start("home", seeds=await swarm.seed_addresses("boris"))
+
+    async def take(stream: Stream) -> None:
+        await asyncio.sleep(0)
+
+    await boris.host.serve_streams("/bulk", take)
+
+    async def send() -> None:
+        while True:
+            with suppress(DhtError):
+                stream = await home.presence.host.open_stream(
+                    boris.id, "/bulk", timeout_s=5, bulk=True
+                )
+                stream.abort()
+            await asyncio.sleep(0.05)
+
+    sending = asyncio.ensure_future(send())
+    for _ in range(60):
+        await asyncio.sleep(1.0)
+    assert home.presence.reachable, home.presence.reachability_reason
+    sending.cancel()
 
 
 async def test_a_helper_dials_for_nobody_but_the_caller_and_not_into_its_own_network(

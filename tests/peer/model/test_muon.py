@@ -193,6 +193,19 @@ def test_a_state_dict_continues_exactly() -> None:
         assert torch.equal(again.get_parameter(name), parameter), name
 
 
+def test_a_copy_steps_like_the_original() -> None:
+    """Torch copies nothing but state, groups and defaults."""
+    parameters = matrices(2, (8, 4))
+    optimizer = Muon(group(parameters))
+    copy = deepcopy(optimizer)
+    for parameter in chain(parameters, copy.param_groups[0]["params"]):
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    copy.step()
+    for mine, its in zip(parameters, copy.param_groups[0]["params"], strict=True):
+        assert torch.equal(mine, its)
+
+
 def test_it_follows_a_scheduler_and_a_closure_as_optimizers_do() -> None:
     (parameter,) = matrices(1, (4, 4))
     optimizer = Muon(group([parameter]), lr=0.5, weight_decay=0.0)
