@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# One more than there are processors: some tests wait. Two quiet processors take 4:20 with three, 5:10 beside other work.
+# One more than there are processors: some tests wait. Two quiet processors take 4:20 to 4:50 with three, 5:10 beside other work.
 WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 INSTALLED := $(VENV)/.installed
 
