@@ -366,16 +366,26 @@ class Engine:
 
         ``meanwhile``: as for ``peer.model.recipes.held_out_loss``, and called again where it is
         repeated: without a compiler that has disturbed it, and where memory runs out with half as
-        many sequences at once. Raises the error of one.
+        many sequences at once. Raises the error of one, and that of ``meanwhile``.
         """
+        failed: list[Exception] = []
+
+        def go_on() -> None:
+            try:
+                meanwhile()
+            except Exception as error:
+                failed.append(error)
+                raise
+
         while True:
+            failed.clear()
             at_once = min(self._held_out_at_once, self.choices.micro_batch)
             try:
-                return self._held_out_loss(sequences, at_once, meanwhile)
+                return self._held_out_loss(sequences, at_once, go_on)
             except Exception as error:
                 short = is_out_of_memory(error)
                 # A compiler changes functions of torch for a moment, in all threads.
-                if not (short or self.tuning.wait()):
+                if not (short or (not failed and self.tuning.wait())):
                     raise
                 if short and at_once == 1:
                     raise

@@ -650,6 +650,30 @@ def test_a_step_that_a_compiler_disturbs_is_made_when_it_has_ended() -> None:
     assert calls == [True, False]
 
 
+def test_what_is_done_during_a_measurement_fails_although_a_compiler_works() -> None:
+    """Its error was taken for that of a tracer, and was gone."""
+    torch._dynamo.reset()
+    traces, failed = threading.Event(), threading.Event()
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        traces.set()
+        assert failed.wait(60.0)
+        return graph.forward
+
+    def fail() -> None:
+        if not failed.is_set():
+            failed.set()
+            raise ConnectionError("the agent is lost")
+
+    engine = engine_of(backend=backend)
+    engine.gradients(batch_of())
+    engine.tuning = Tuner(engine, goal_of(engine, Choices(micro_batch=7, compile=True)))
+    with engine.tuning:
+        assert traces.wait(60.0)
+        with pytest.raises(ConnectionError, match="agent is lost"):
+            engine.measured(batch_of().numpy(), fail)
+
+
 def test_a_measurement_that_a_tracer_disturbs_is_repeated_and_a_step_is_not_disturbed() -> None:
     """``torch.fx`` replaces the call of all modules while it traces one, in all threads."""
     torch._dynamo.reset()
