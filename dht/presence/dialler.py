@@ -124,7 +124,7 @@ class Dialler:
         await self.dial(peer, addresses, timeout_s=timeout_s)
 
     async def is_connected(self, peer: PeerId) -> bool:
-        """Raises ``HostClosed``."""
+        """Say whether there is a connection with a peer now. Raises ``HostClosed``."""
         return any(connection.peer == peer for connection in await self._this.host.connections())
 
     def addresses_to_dial(self, peer: PeerId) -> list[Multiaddr]:
@@ -148,7 +148,7 @@ class Dialler:
         return found
 
     def _limited_place(self, address: Multiaddr) -> str | None:
-        """Where dials are counted. ``None``: dials at the address are not limited."""
+        """The place at which dials are counted; ``None`` if dials there are not limited."""
         ip = ip_of(address)
         if scope_of(address) is not Scope.INTERNET or ip in self._met_at:
             return None

@@ -44,8 +44,8 @@ class Muon(torch.optim.Optimizer):
     """
 
     _batch_values: int | None = None
-    """Bound on the values of a batch, where memory has run out with a larger one. Of the class, for
-    a copy of an optimizer has no other attributes than torch knows."""
+    """Bound on the values of a batch, where memory has run out with a larger one. An
+    attribute of the class: torch copies nothing but state, groups and defaults of an optimizer."""
 
     def __init__(
         self,

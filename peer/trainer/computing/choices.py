@@ -161,7 +161,7 @@ class Probe:
         return Probe(size, self.seconds * by, peak_bytes, self.work_s * by)
 
     def fitting(self, room_bytes: float, *, fixed: float = 0.0) -> int:
-        """Number of sequences whose memory there is, likewise."""
+        """Number of sequences that fit into this much memory, in the same proportion."""
         fixed = min(fixed, self.peak_bytes)
         each = (self.peak_bytes - fixed) / self.size
         return int(max(0.0, room_bytes - fixed) / max(1.0, each))

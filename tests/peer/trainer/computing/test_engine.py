@@ -651,7 +651,7 @@ def test_a_step_that_a_compiler_disturbs_is_made_when_it_has_ended() -> None:
 
 
 def test_what_is_done_during_a_measurement_fails_although_a_compiler_works() -> None:
-    """Its error was taken for that of a tracer, and was gone."""
+    """The callback's error was taken for that of a tracer, and was lost."""
     torch._dynamo.reset()
     traces, failed = threading.Event(), threading.Event()
 
