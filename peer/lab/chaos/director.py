@@ -63,7 +63,8 @@ class Director:
         self._now = replace(planned, begins_s=now)
         self._next_s = now + planned.ends_s - planned.begins_s
         self._order(self._now)
-        self._tell(f"liars: {', '.join(self._now.lies)}")
+        if self._swarm.liars:  # the control has none, and the same late learner
+            self._tell(f"liars: {', '.join(self._now.lies)}")
         if len(self.done) == SERVING:
             self._swarm.launch_late()
 

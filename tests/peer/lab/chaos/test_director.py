@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,3 +38,20 @@ def test_an_act_that_goes_on_when_the_swarm_ends_is_among_those_that_were_played
         now += 1.0
     assert director.over and director.until(130.0) == director.done
     assert json.loads(orders.orders_path.read_text())["lie"] is None
+
+
+def test_in_a_control_nobody_is_said_to_lie() -> None:
+    hours = itertools.count(3600.0, 3600.0)
+    late: list[str] = []
+    said: list[str] = []
+    swarm = SimpleNamespace(
+        now=lambda: next(hours),
+        learners=[SimpleNamespace(whole=True, peer_id="anna")],
+        liars=[],
+        launch_late=lambda: late.append("launched"),
+    )
+    director = Director(swarm, acts(10.0, 110.0), began_s=0.0, tell=said.append)  # type: ignore[arg-type]
+
+    for _ in ACTS:
+        director.turn()
+    assert late and not said
