@@ -312,6 +312,16 @@ def network_of(address: Multiaddr) -> str | None:
     return str(ipaddress.ip_network((ip, _OWNED_PREFIX[ip.version]), strict=False))
 
 
+def place_of(ip: str) -> str:
+    """What limits of dials count by: an IPv4 address, or an IPv6 network that one owner may have.
+
+    Of IPv4 even one address may belong to many.
+    """
+    if ":" not in ip:
+        return ip
+    return str(ipaddress.ip_network((ip, _OWNED_PREFIX[6]), strict=False))
+
+
 def port_of(address: Multiaddr) -> int:
     """The TCP port of the host."""
     return int(_pairs(address)[1][1])

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from multiaddr import Multiaddr
 
-from dht.addresses import Scope, ip_of, network_of, peer_of, scope_of, with_peer
+from dht.addresses import Scope, ip_of, network_of, peer_of, place_of, scope_of, with_peer
 from dht.bounded_mapping import BoundedMapping
 from dht.errors import PeerUnreachable
 from dht.forwarding_host import ForwardingHost
@@ -152,7 +152,7 @@ class Dialler:
         ip = ip_of(address)
         if scope_of(address) is not Scope.INTERNET or ip in self._met_at:
             return None
-        return (network_of(address) if ip is not None and ":" in ip else ip) or "a name"
+        return "a name" if ip is None else place_of(ip)
 
     async def dial(self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float) -> None:
         """Open a connection. Raises ``PeerUnreachable`` or ``HostClosed``."""

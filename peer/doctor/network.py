@@ -343,13 +343,14 @@ def describe_router(view: RouterView, own_ips: Sequence[str]) -> Finding:
         text = f"symmetric: it gives every connection another port ({asked})"
         if len(view.seen) == 1:
             text = f"it changed port {view.port} to {port}, and may be symmetric ({asked})"
+        unless = " unless the peers there have IPv6, as this machine does" * view.has_ipv6
         return Finding(
             "router",
             "warning",
             text,
-            "direct connections with other symmetric or port-restricted routers do not open: "
-            "somebody in the run must be dialled or relay bulk data, or forward a TCP port to this "
-            "machine",
+            "direct connections with other symmetric or port-restricted routers do not open"
+            f"{unless}: somebody in the run must be dialled or relay bulk data, or forward a TCP "
+            "port to this machine",
         )
     kept = "keeps" if port == view.port else "changes"
     text = f"it {kept} the number of a port, and uses one port for all connections from it"

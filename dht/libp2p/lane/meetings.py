@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from dht.addresses import place_of
 from dht.errors import NOT_SERVED, CallRefused, DhtError, PeerUnreachable
 from dht.identity import PeerId
 from dht.libp2p.framing.sealing import NUMBER_BYTES, Ticket
@@ -58,8 +59,9 @@ only not have heard of both yet."""
 REFUSALS_MAX = 256
 
 MEETINGS_PER_MINUTE = 16
-"""Limit of meetings to which one peer calls, and of those at one address: nobody has seen that the
-address belongs to the peer that names it, and a pair that fails pauses for longer each time."""
+"""Limit of meetings to which one peer calls, and of those at one address, or in one IPv6 network
+(/48): nobody has seen that the address belongs to the peer that names it, and a pair that fails
+pauses for longer each time."""
 
 APART = "both are behind routers, which let no direct connection through"
 
@@ -160,10 +162,12 @@ class Meetings:
         """Dial a peer while it dials this one."""
         opening = Opening()
         try:
-            async with self.observers.outer_address(opening) as (ip, port):
-                reply = await self.outside.call(peer, PUNCH_PROTOCOL, encode(Punch(ip, port)))
-                offer = decode(PunchOffer, reply)
-                self._check_address(offer.ip)
+            async with self.observers.outer_addresses(opening) as (own, other):
+                punch = Punch(*own, *other)
+                offer = decode(
+                    PunchOffer, await self.outside.call(peer, PUNCH_PROTOCOL, encode(punch))
+                )
+                self._check(offer.addresses)
                 await self._meet_at(offer, opening, peer, known)
         finally:
             opening.close()
@@ -175,7 +179,7 @@ class Meetings:
         try:
             async with (
                 asyncio.timeout(self.settings.meeting_s),
-                opening.meeting(offer.ip, offer.port) as found,
+                opening.meeting(offer.addresses) as found,
             ):
                 while True:
                     dialled = await found.get()
@@ -247,7 +251,7 @@ class Meetings:
         punch = decode(Punch, request)
         if not self._calls.spend(peer, self._now):
             raise ValueError(f"more than {MEETINGS_PER_MINUTE} calls to meetings in a minute")
-        self._check_address(punch.ip)
+        self._check(punch.addresses)
         if self._under_way >= self.settings.meetings_max:
             raise ValueError(f"more than {self.settings.meetings_max} meetings at once")
         self._under_way += 1
@@ -255,12 +259,13 @@ class Meetings:
         self.lane.spawn(self._host_meeting(peer, punch, ready), f"meeting {peer}")
         return await ready
 
-    def _check_address(self, ip: str) -> None:
-        """Raise ``ValueError`` if this address is not dialled now because another peer named it."""
-        if not is_outer(ip):
-            raise ValueError(f"{ip} is no public address")
-        if not self._dials.spend(ip, self._now):
-            raise ValueError(f"more than {MEETINGS_PER_MINUTE} meetings at {ip} in a minute")
+    def _check(self, addresses: Sequence[tuple[str, int]]) -> None:
+        """Raise ``ValueError`` if they are not all dialled now because another peer named them."""
+        for ip, _ in addresses:
+            if not is_outer(ip):
+                raise ValueError(f"{ip} is no public address")
+            if not self._dials.spend(place_of(ip), self._now):
+                raise ValueError(f"more than {MEETINGS_PER_MINUTE} meetings at {ip} in a minute")
 
     async def _host_meeting(self, peer: PeerId, punch: Punch, ready: asyncio.Future[bytes]) -> None:
         """Take part in a meeting to which ``peer`` has called, once ``ready`` has the offer."""
@@ -269,11 +274,12 @@ class Meetings:
             opening = Opening()
             async with (
                 asyncio.timeout(self.settings.dial_timeout_s),
-                self.observers.outer_address(opening) as (ip, port),
-                opening.meeting(punch.ip, punch.port) as found,
+                self.observers.outer_addresses(opening) as (own, other),
+                opening.meeting(punch.addresses) as found,
             ):
                 number, ticket = self.lane.issue(peer)
-                offer = PunchOffer(ip, port, number, ticket.dialler_key, ticket.listener_key)
+                keys = ticket.dialler_key, ticket.listener_key
+                offer = PunchOffer(*own, number, *keys, *other)
                 if ready.done():
                     return  # the call was given up
                 ready.set_result(encode(offer))

@@ -17,12 +17,23 @@ from dht.errors import DhtError
 from dht.identity import PeerId
 from dht.libp2p.lane.connection import Connection, Holder, Path, ticket_of
 from dht.libp2p.lane.punching import Opening
-from dht.libp2p.lane.wire import KNOCK_PROTOCOL, LET_IN, Knock, Offer, decode, encode, is_outer
+from dht.libp2p.lane.wire import (
+    KNOCK_PROTOCOL,
+    LET_IN,
+    NO_ADDRESS,
+    Knock,
+    Offer,
+    decode,
+    encode,
+    is_outer,
+)
 
 OBSERVERS_MAX = 2
 """Number of peers that are asked for the outer address of a port."""
 
 ROUTER_OBSERVERS_MAX = 4
+
+Address = tuple[str, int]
 
 Ask = Callable[[PeerId], Awaitable[bytes]]
 """Gets a peer's ``Offer`` over the daemon. Raises ``DhtError``."""
@@ -64,6 +75,9 @@ class RouterView:
     lets_other_ports_in: bool | None = None
     """The address is open to other ports of an IP address to which something was sent."""
 
+    has_ipv6: bool = False
+    """This machine has a public IPv6 address, too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Observers:
@@ -77,11 +91,14 @@ class Observers:
     timeout_s: float
 
     async def examine_router(self) -> RouterView:
-        """Find out with the help of peers outside what the router does. Raises ``DhtError``."""
+        """Find out with the help of peers outside what the router does to IPv4.
+
+        Raises ``DhtError``.
+        """
         opening, connections, seen = Opening(), [], []
         strangers = others = None
         try:
-            observers = await self.outside.observers()
+            observers = [each for each in await self.outside.observers() if ":" not in each[1]]
             for peer, ip in observers[:ROUTER_OBSERVERS_MAX]:
                 observed = await self._observe(opening, peer, ip)
                 if observed is None:
@@ -93,20 +110,41 @@ class Observers:
                     others = await self._knocks([peer], port)
                     elsewhere = [other for other, at in observers if at != ip]
                     strangers = await self._knocks(elsewhere, port)
-            return RouterView(opening.port, tuple(seen), strangers, others)
+            return RouterView(
+                opening.port, tuple(seen), strangers, others, has_ipv6=bool(opening.ipv6)
+            )
         finally:
             for connection in connections:
                 connection.cut()
             opening.close()
 
     @asynccontextmanager
-    async def outer_address(self, opening: Opening) -> AsyncIterator[tuple[str, int]]:
-        """The outer address of a port, kept open by a connection to a peer that sees it.
+    async def outer_addresses(self, opening: Opening) -> AsyncIterator[tuple[Address, Address]]:
+        """The outer addresses of a port; the second may be ``NO_ADDRESS``.
+
+        One that a peer outside sees, which a connection to that peer keeps open, and this machine's
+        own of IPv6, which needs nobody: routers translate no address of IPv6.
+        """
+        ipv6 = (opening.ipv6, opening.port) if opening.ipv6 else NO_ADDRESS
+        async with self._seen_address(opening) as seen:
+            if seen is None and ipv6 == NO_ADDRESS:
+                raise OSError("no connected peer can tell this peer's outer address")
+            if seen is None or ":" in seen[0]:
+                yield seen or ipv6, NO_ADDRESS
+            else:
+                yield seen, ipv6
+
+    @asynccontextmanager
+    async def _seen_address(self, opening: Opening) -> AsyncIterator[Address | None]:
+        """The address that a peer outside sees; ``None`` if no peer can tell.
 
         Where no peer outside has a lane, the router is taken to keep the port's number. Peers that
-        could not be dialled lately are asked last: they are behind routers themselves.
+        could not be dialled lately are asked last: they are behind routers themselves. Those that
+        are connected over IPv6 see no address of IPv4.
         """
-        observers = sorted(await self.outside.observers(), key=lambda each: self.is_shut(each[0]))
+        observers = sorted(
+            await self.outside.observers(), key=lambda each: (self.is_shut(each[0]), ":" in each[1])
+        )
         for peer, host in observers[:OBSERVERS_MAX]:
             observed = await self._observe(opening, peer, host)
             if observed is None:
@@ -124,11 +162,11 @@ class Observers:
             if is_outer(ip):
                 yield ip, opening.port
                 return
-        raise OSError("no connected peer can tell this peer's outer address")
+        yield None
 
     async def _observe(
         self, opening: Opening, peer: PeerId, host: str
-    ) -> tuple[Connection, tuple[str, int]] | None:
+    ) -> tuple[Connection, Address] | None:
         """Connect from a port to a peer outside, which tells the port's outer address."""
         connection = Connection(self.holder, Path.DIRECT, dialled=True)
         try:

@@ -17,6 +17,10 @@ time, those of a lane 1,100 to 1,230 MB (30 MB over loopback, three turns each).
 the 20 MB/s asked of it, and a hundredth of what the sealed frames of ``dht.libp2p.lane.lane`` do,
 which go on as they are on these connections. Hence TCP.
 
+Peers that both have IPv6 meet over it as well, whatever their routers do with IPv4: a router of
+IPv6 translates nothing, and keeps out only what nobody inside has asked for. So the two pairs that
+fail meet over IPv6.
+
 This module knows nothing of peers: everybody who connects is a stranger until the lane has seen a
 ticket.
 """
@@ -26,8 +30,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+
+from dht.libp2p.lane.wire import is_outer
 
 ATTEMPT_S = 1.0
 """Time after which a dial is begun anew, as the kernel sends its next SYN late."""
@@ -38,28 +44,41 @@ AGAIN_S = 0.1
 
 BACKLOG = 4
 
+ANYWHERE_IPV6 = ("2000::1", 9)
+"""An address that stands for all public ones, to learn the own one. Nothing is sent there."""
+
 
 class Opening:
-    """One TCP port of this machine. To be closed by its owner; connections outlive it."""
+    """One TCP port of this machine, of IPv4 and as far as possible of IPv6.
+
+    To be closed by its owner; connections outlive it.
+    """
 
     def __init__(self) -> None:
-        self._listener = _bound(0)
-        self._listener.listen(BACKLOG)
+        self._listeners = [_listening(socket.AF_INET, 0)]
+        with contextlib.suppress(OSError):  # no IPv6 here, or somebody else has its port
+            self._listeners.append(_listening(socket.AF_INET6, self.port))
 
     def __repr__(self) -> str:
         return f"Opening({self.port})"
 
     @property
     def port(self) -> int:
-        port: int = self._listener.getsockname()[1]
+        port: int = self._listeners[0].getsockname()[1]
         return port
 
+    @property
+    def ipv6(self) -> str:
+        """This machine's public IPv6 address; empty without one, or if the port is of IPv4 only."""
+        return own_ipv6() if len(self._listeners) > 1 else ""
+
     def close(self) -> None:
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
 
     async def dial(self, ip: str, port: int) -> socket.socket:
         """A connection from this port. Raises ``OSError``."""
-        dialling = _bound(self.port)
+        dialling = _bound(socket.AF_INET6 if ":" in ip else socket.AF_INET, self.port)
         try:
             await asyncio.get_running_loop().sock_connect(dialling, (ip, port))
         except BaseException:
@@ -68,16 +87,20 @@ class Opening:
         return dialling
 
     @asynccontextmanager
-    async def meeting(self, ip: str, port: int) -> AsyncIterator[asyncio.Queue[socket.socket]]:
-        """Dial an address and listen, as long as the block runs.
+    async def meeting(
+        self, addresses: Sequence[tuple[str, int]]
+    ) -> AsyncIterator[asyncio.Queue[socket.socket]]:
+        """Dial all of these addresses and listen, as long as the block runs.
 
         The queue receives every connection. Those that nobody took from it are closed.
         """
         found: asyncio.Queue[socket.socket] = asyncio.Queue(BACKLOG)
-        tasks = (
-            asyncio.create_task(self._accept(found), name="accept at an opening"),
-            asyncio.create_task(self._dial_until_met(ip, port, found), name="dial from an opening"),
-        )
+        accepting = [self._accept(listener, found) for listener in self._listeners]
+        dialling = [self._dial_until_met(ip, port, found) for ip, port in addresses]
+        tasks = [
+            asyncio.create_task(work, name="meeting at an opening")
+            for work in (*accepting, *dialling)
+        ]
         try:
             yield found
         finally:
@@ -89,11 +112,11 @@ class Opening:
             while not found.empty():
                 found.get_nowait().close()
 
-    async def _accept(self, found: asyncio.Queue[socket.socket]) -> None:
+    async def _accept(self, listener: socket.socket, found: asyncio.Queue[socket.socket]) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                accepted, _ = await loop.sock_accept(self._listener)
+                accepted, _ = await loop.sock_accept(listener)
             except OSError:  # it was gone before it was accepted
                 await asyncio.sleep(AGAIN_S)
                 continue
@@ -125,14 +148,38 @@ async def _hand_over(connected: socket.socket, found: asyncio.Queue[socket.socke
         raise
 
 
-def _bound(port: int) -> socket.socket:
+def own_ipv6() -> str:
+    """The public IPv6 address from which this machine reaches others; empty: it has none."""
+    with (
+        contextlib.suppress(OSError),
+        socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe,
+    ):
+        probe.connect(ANYWHERE_IPV6)  # sends nothing
+        ip: str = probe.getsockname()[0]
+        return ip if is_outer(ip) else ""
+    return ""
+
+
+def _listening(family: socket.AddressFamily, port: int) -> socket.socket:
+    listener = _bound(family, port)
+    try:
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _bound(family: socket.AddressFamily, port: int) -> socket.socket:
     """A socket for one end of a connection from this port, which others may share."""
-    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    made = socket.socket(family, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         made.setblocking(False)
-        made.bind(("0.0.0.0", port))
+        made.bind(("", port))
     except BaseException:
         made.close()
         raise

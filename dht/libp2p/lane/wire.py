@@ -5,7 +5,7 @@ Each message is a msgpack array. Only ``decode`` reads what another peer sent.
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address
+from ipaddress import IPv6Network, ip_address
 from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
@@ -44,9 +44,13 @@ PEER_MAX = 64
 
 _Peer = Annotated[str, msgspec.Meta(min_length=1, max_length=PEER_MAX)]
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
-_OuterPort = Annotated[int, msgspec.Meta(ge=1024, le=65535)]
+OUTER_PORT_MIN = 1024
+_OuterPort = Annotated[int, msgspec.Meta(ge=OUTER_PORT_MIN, le=65535)]
 """Port that others are asked to dial at any address: routers give no lower one to a connection from
 a high port (RFC 4787, 4.2.1), and services of third parties listen there."""
+
+NO_ADDRESS = ("", OUTER_PORT_MIN)
+"""Stands for a second address where there is none."""
 
 _IP_MAX = 45
 _IP = Annotated[str, msgspec.Meta(max_length=_IP_MAX)]
@@ -90,20 +94,38 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Punch(msgspec.Struct, frozen=True, array_like=True):
-    """Request to dial this address now, and to be dialled from it."""
+    """Request to dial these addresses now, and to be dialled from them."""
 
     ip: _IP
     port: _OuterPort
+    other_ip: _IP = NO_ADDRESS[0]
+    """Peers of older releases do not read the second address."""
+    other_port: _OuterPort = NO_ADDRESS[1]
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        return _addresses(self)
 
 
 class PunchOffer(msgspec.Struct, frozen=True, array_like=True):
-    """Answer to ``Punch``: the address to dial, and a ticket for the connection."""
+    """Answer to ``Punch``: the addresses to dial, and a ticket for the connection."""
 
     ip: _IP
     port: _OuterPort
     number: _Number
     dialler_key: _Key
     listener_key: _Key
+    other_ip: _IP = NO_ADDRESS[0]
+    other_port: _OuterPort = NO_ADDRESS[1]
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        return _addresses(self)
+
+
+def _addresses(named: Punch | PunchOffer) -> list[tuple[str, int]]:
+    found = [(named.ip, named.port), (named.other_ip, named.other_port)]
+    return found if named.other_ip else found[:1]
 
 
 class Knock(msgspec.Struct, frozen=True, array_like=True):
@@ -142,12 +164,23 @@ class ViaOffer(msgspec.Struct, frozen=True, array_like=True):
     listener_key: _Key
 
 
+_PUBLIC_IPV6 = IPv6Network("2000::/3")
+
+
 def is_outer(ip: str) -> bool:
-    """Say whether this is a public IPv4 address. Nobody is sent to dial any other one."""
+    """Say whether this is a public address. Nobody is sent to dial any other one.
+
+    Addresses of IPv6 that stand for one of IPv4 are not: it would be dialled by another name.
+    """
     try:
-        return IPv4Address(ip).is_global
+        address = ip_address(ip)
     except ValueError:
         return False
+    if address.version == 4:
+        return address.is_global
+    stands_for_ipv4 = address.sixtofour is not None or address.teredo is not None
+    is_public = address in _PUBLIC_IPV6 and address.is_global and address.scope_id is None
+    return is_public and not stands_for_ipv4
 
 
 Message: TypeAlias = (

@@ -7,7 +7,8 @@ destination. Packets between two sites keep their order.
 
 Usage: python -m peer.lab.network.delay_line DEVICE LOSS SITE=ONE_WAY_MS...
 
-SITE is the third byte of the site's addresses; LOSS is the share of packets that is dropped.
+SITE is the third byte of the site's IPv4 addresses, and the sixth of its IPv6 addresses; LOSS is
+the share of packets that is dropped.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ PACKETS_AT_ONCE = 256
 WAITING_MAX = 100_000
 """Packets beyond this number are dropped, as by a router whose memory is full."""
 
-SOURCE_SITE, DESTINATION_SITE = 14, 18
-"""Positions of the site's byte in a packet's IPv4 header."""
+SITES_AT = {4: (14, 18), 6: (13, 29)}
+"""Positions of the bytes of both sites in a packet's header: of the source and the destination."""
 
 
 def open_device(name: str) -> int:
@@ -61,11 +62,10 @@ def carry(device: int, one_way_s: dict[int, float], loss: float) -> None:
         if select.select([device], [], [], pause_s)[0]:
             now = time.monotonic()
             for packet in packets(device):
-                is_ipv4 = packet[0] >> 4 == 4
-                if not is_ipv4 or len(waiting) >= WAITING_MAX or rng.random() < loss:
+                sites_at = SITES_AT.get(packet[0] >> 4, ())
+                if not sites_at or len(waiting) >= WAITING_MAX or rng.random() < loss:
                     continue
-                delay_s = one_way_s.get(packet[SOURCE_SITE], 0.0)
-                delay_s += one_way_s.get(packet[DESTINATION_SITE], 0.0)
+                delay_s = sum(one_way_s.get(packet[at], 0.0) for at in sites_at)
                 count += 1
                 heappush(waiting, (now + delay_s, count, packet))
         while waiting and waiting[0][0] <= time.monotonic():

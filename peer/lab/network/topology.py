@@ -3,7 +3,9 @@
 In the middle is one namespace that stands for everything between the sites. A site is a public
 machine, or a home: a router that translates addresses, and one or more computers behind it. Site
 number n has the network ``11.78.n.0/24``, a public range for libp2p that exists only inside the
-namespaces. All homes have the same private network, as homes do.
+namespaces. All homes have the same private network, as homes do. Computers of a site with IPv6 have
+public addresses in ``2a00:78:n::/48`` besides, and the router keeps out what nobody inside has
+asked for.
 
 Delay is made by ``delay_line``, which all packets between sites pass if any site has a distance.
 Rates are made by a token bucket (tbf) in each direction of a site's line.
@@ -63,6 +65,7 @@ class Site:
     """``None``: a public machine."""
 
     computers: int = 1
+    ipv6: bool = False
     one_way_ms: float = 0.0
     """Distance from the middle of the network."""
 
@@ -175,6 +178,16 @@ table ip router {{
 """
 
 
+_ROUTER_RULES_IPV6 = """\
+table ip6 router {
+  chain through {
+    type filter hook forward priority filter
+    iifname "outer" ct state new drop
+  }
+}
+"""
+
+
 class Internet:
     """The namespaces of some sites. ``internet`` makes and removes them."""
 
@@ -232,6 +245,8 @@ class Internet:
         must_run_in(self.middle, "nft", "-f", "-", text=rules)
         for site in self.sites.values():
             self._add_site(site)
+            if site.ipv6:
+                self._add_ipv6(site)
 
     def _add_site(self, site: Site) -> None:
         edge, number = self.edge(site.name), self._numbers[site.name]
@@ -256,6 +271,22 @@ class Internet:
             _give(computer, "uplink", f"{self.private_address(index)}/24")
             ip("-n", computer, "route", "add", "default", "via", "192.168.1.1")
         must_run_in(edge, "nft", "-f", "-", text=router_rules(site.nat))
+
+    def _add_ipv6(self, site: Site) -> None:
+        edge, number = self.edge(site.name), self._numbers[site.name]
+        network = f"2a00:78:{number:x}"
+        _give(self.middle, f"to{number}", f"{network}::1/64")
+        _give(edge, "outer", f"{network}::2/64")
+        ip("-n", self.middle, "route", "add", f"{network}::/48", "via", f"{network}::2")
+        ip("-n", edge, "route", "add", "default", "via", f"{network}::1")
+        if site.nat is None:
+            return
+        must_run_in(edge, "nft", "-f", "-", text=_ROUTER_RULES_IPV6)
+        _give(edge, "inner", f"{network}:1::1/64")
+        for index in range(site.computers):
+            computer = self.computer(site.name, index)
+            _give(computer, "uplink", f"{network}:1::{2 + index:x}/64")
+            ip("-n", computer, "route", "add", "default", "via", f"{network}:1::1")
 
     def _add_namespace(self, name: str) -> None:
         ip("netns", "add", name)
@@ -283,8 +314,10 @@ class Internet:
         ip("-n", self.middle, "link", "set", "delay", "mtu", str(self._mtu))
         ip("-n", self.middle, "link", "set", "delay", "txqueuelen", "10000", "up")
         ip("-n", self.middle, "route", "add", "default", "dev", "delay", "table", "100")
+        ip("-n", self.middle, "-6", "route", "add", "default", "dev", "delay", "table", "100")
         for number in self._numbers.values():
             ip("-n", self.middle, "rule", "add", "iif", f"to{number}", "lookup", "100")
+            ip("-n", self.middle, "-6", "rule", "add", "iif", f"to{number}", "lookup", "100")
         distances = [f"{self._numbers[s.name]}={s.one_way_ms}" for s in self.sites.values()]
         program = [sys.executable, "-m", "peer.lab.network.delay_line"]
         return [*inside(self.middle), *program, "delay", str(loss), *distances]
@@ -344,12 +377,15 @@ def _link(one: str, one_end: str, other: str, other_end: str) -> None:
 
 
 def _give(namespace: str, device: str, address: str) -> None:
-    ip("-n", namespace, "addr", "add", address, "dev", device)
+    # Nobody else has it, and looking for others would take seconds.
+    at_once = ["nodad"] if ":" in address else []
+    ip("-n", namespace, "addr", "add", address, "dev", device, *at_once)
     ip("-n", namespace, "link", "set", device, "up")
 
 
 def _forward_packets(namespace: str) -> None:
-    must_run_in(namespace, "sysctl", "-w", "net.ipv4.ip_forward=1")
+    for setting in ("net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"):
+        must_run_in(namespace, "sysctl", "-w", f"{setting}=1")
 
 
 def _limit(namespace: str, device: str, mbit: float | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from ipaddress import IPv4Address
+from ipaddress import ip_address
 
 from dht.errors import CallRefused, PeerUnreachable
 from dht.host import FRAME_MAX_BYTES
@@ -79,7 +79,7 @@ class OnLoopback(Outside):
 
 
 def with_loopback(ip: str) -> bool:
-    return is_outer(ip) or (ip != "" and IPv4Address(ip).is_loopback)
+    return is_outer(ip) or (ip != "" and ip_address(ip).is_loopback)
 
 
 async def closed(*ends: End) -> None:

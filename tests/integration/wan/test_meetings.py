@@ -71,6 +71,29 @@ def test_homes_meet_through_every_pair_of_routers_that_can_be_met_through(
         tell(load())
 
 
+def test_homes_with_ipv6_meet_over_it_where_ipv4_does_not_get_through(
+    processes: Processes,
+) -> None:
+    """The relay has no IPv6: nobody tells the homes their addresses there."""
+    sites = [
+        Site("public", one_way_ms=5),
+        Site("called", Nat.SYMMETRIC, ipv6=True, one_way_ms=20),
+        Site("caller", Nat.SYMMETRIC, ipv6=True, one_way_ms=20),
+        Site("without", Nat.SYMMETRIC, one_way_ms=20),
+    ]
+    with internet(sites) as net:
+        at = f"/ip4/{net.address('public')}/tcp/{PORT}"
+        prefix = [sys.executable, "-m", PEER]
+        relay = processes.start([*net.at("public"), *prefix, "relay", at, "on"])
+        address = processes.wait_for_line(relay, "relay ", timeout_s=60).split()[1]
+        processes.start([*net.at("called"), *prefix, "home", "2", address])
+        for number, (name, result) in enumerate((("caller", "met 2 "), ("without", "apart 2 "))):
+            home = [*net.at(name), *prefix, "home", str(3 + number), address, "2"]
+            line = processes.wait_for_line(processes.start(home), result, timeout_s=120)
+            tell(f"{name} calls called: {line}")
+            assert ("PUNCHED" in line) == (name == "caller")
+
+
 def test_two_computers_behind_one_router_need_no_meeting_and_call_homes_elsewhere(
     processes: Processes,
 ) -> None:

@@ -213,6 +213,14 @@ def test_the_doctor_examines_a_run_without_being_seen_by_members() -> None:
     assert not [event for event in heard if event.name.startswith("peer_")]
 
 
+def test_a_symmetric_router_is_no_obstacle_to_peers_that_both_have_ipv6() -> None:
+    seen = ("203.0.113.7", 4001), ("203.0.113.7", 4002)
+    for has_ipv6 in (False, True):
+        finding = describe_router(RouterView(4000, seen, has_ipv6=has_ipv6), [])
+        assert finding.remedy is not None
+        assert ("unless the peers there have IPv6" in finding.remedy) == has_ipv6
+
+
 def test_the_kind_of_router_follows_from_what_several_peers_see() -> None:
     at, own = "203.0.113.7", ["192.168.1.2"]
 

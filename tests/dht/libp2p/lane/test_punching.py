@@ -15,13 +15,21 @@ import pytest
 from dht.errors import HostClosed
 from dht.identity import PeerId
 from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES
-from dht.libp2p.lane import meetings, observers
+from dht.libp2p.lane import meetings, observers, punching
 from dht.libp2p.lane.connection import Path
 from dht.libp2p.lane.lane import Lane
 from dht.libp2p.lane.meetings import MEETINGS_PER_MINUTE
 from dht.libp2p.lane.punching import Opening
 from dht.libp2p.lane.settings import LaneSettings
-from dht.libp2p.lane.wire import Offer, Punch, PunchOffer, decode, encode, is_outer
+from dht.libp2p.lane.wire import (
+    PUNCH_MAX_BYTES,
+    Offer,
+    Punch,
+    PunchOffer,
+    decode,
+    encode,
+    is_outer,
+)
 from tests.dht.libp2p.lane_ends import (
     ANNA,
     BORIS,
@@ -35,6 +43,8 @@ from tests.dht.libp2p.lane_ends import (
     with_loopback,
 )
 from tests.integration.loopback import WAIT_S
+
+HERE_IPV6 = "::1"
 
 OFFER = PunchOffer("203.0.113.7", 7700, bytes(NUMBER_BYTES), bytes(KEY_BYTES), bytes(KEY_BYTES))
 
@@ -62,8 +72,8 @@ async def test_two_ports_that_dial_each_other_make_one_connection() -> None:
     one, other = Opening(), Opening()
     async with (
         asyncio.timeout(WAIT_S),
-        one.meeting(HERE, other.port) as found,
-        other.meeting(HERE, one.port) as there,
+        one.meeting([(HERE, other.port)]) as found,
+        other.meeting([(HERE, one.port)]) as there,
     ):
         here, end = await found.get(), await there.get()
         assert here.getpeername() == end.getsockname()
@@ -133,6 +143,42 @@ async def test_peers_that_could_not_be_dialled_are_asked_last_for_the_outer_port
         assert await anna.lane.reach(peer) is not None
     assert await anna.lane.reach(BORIS) is None
     await closed(anna, boris, clara)
+
+
+async def test_peers_that_both_have_ipv6_meet_over_it_where_ipv4_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    anna, boris, outside = hidden()
+    monkeypatch.setattr(punching, "own_ipv6", lambda: HERE_IPV6)
+    outside.seen = "203.0.114.9"  # leads nowhere
+    boris.lane._meetings.observers.outside.seen = "203.0.114.9"  # type: ignore[union-attr]
+    assert await anna.lane.reach(BORIS) is None
+    assert anna.lane.paths()[BORIS] is Path.PUNCHED
+    await one_round(anna, boris, 1000)
+    await closed(anna, boris)
+
+
+async def test_a_peer_without_an_outer_address_of_ipv4_is_met_over_ipv6(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    anna, boris, outside = hidden()
+    monkeypatch.setattr(punching, "own_ipv6", lambda: HERE_IPV6)
+    outside.seen = ""
+    assert await anna.lane.reach(BORIS) is None
+    await closed(anna, boris)
+
+
+async def test_a_peer_of_an_older_release_reads_the_first_address_alone() -> None:
+    class OldPunch(msgspec.Struct, array_like=True):
+        ip: str
+        port: int
+
+    longest = Punch("203.100.114.107", 65535, "2606:4700:4700:4700:4700:4700:4700:4700", 65535)
+    assert len(encode(longest)) <= PUNCH_MAX_BYTES, "which is all that an older release reads"
+    old = msgspec.msgpack.decode(encode(longest), type=OldPunch)
+    assert (old.ip, old.port) == longest.addresses[0]
+    assert decode(Punch, msgspec.msgpack.encode(old)).addresses == longest.addresses[:1]
+    assert decode(Punch, encode(longest)).addresses == longest.addresses
 
 
 async def test_a_stranger_at_the_port_of_a_meeting_does_not_spoil_it(
@@ -205,6 +251,19 @@ async def test_one_member_has_a_third_party_dialled_a_few_times_a_minute() -> No
     await closed(anna, boris)
 
 
+async def test_dials_over_ipv6_are_limited_by_the_network_of_one_owner() -> None:
+    anna, boris, _ = hidden(LaneSettings(meetings_max=1000, dial_timeout_s=0.5))
+    for number in range(MEETINGS_PER_MINUTE):
+        caller = ANNA if number % 2 else CLARA
+        punch = Punch(f"203.0.114.{number}", 7700, f"2a00:78:1:{number:x}::2", 7700)
+        await boris.lane.meet(caller, encode(punch))
+    with pytest.raises(ValueError, match=f"more than {MEETINGS_PER_MINUTE} meetings at 2a00:78:1:"):
+        await boris.lane.meet(CLARA, encode(Punch("203.0.114.99", 7700, "2a00:78:1:99::2", 7700)))
+    with pytest.raises(ValueError, match="no public address"):
+        await boris.lane.meet(CLARA, encode(Punch("203.0.114.100", 7700, "fd00::1", 7700)))
+    await closed(anna, boris)
+
+
 async def test_peers_that_are_called_to_meetings_name_no_address_too_often() -> None:
     anna, boris, _ = hidden()
     clara, *_ = hidden()
@@ -227,15 +286,24 @@ async def test_an_address_that_refuses_is_dialled_less_and_less_often() -> None:
             raise ConnectionRefusedError
 
     opening = Counted()
-    async with opening.meeting(HERE, 7700):
+    async with opening.meeting([(HERE, 7700)]):
         await asyncio.sleep(1.0)
     opening.close()
     assert 2 <= dials <= 4, "at 0, 0.1, 0.3 and 0.7 s"
 
 
-def test_only_public_addresses_of_ipv4_are_outer() -> None:
-    assert is_outer("203.0.114.7")
-    for ip in ("", "example.org", "127.0.0.1", "192.168.1.2", "100.64.0.1", "2606:4700::1"):
+def test_only_public_addresses_are_outer() -> None:
+    for ip in ("203.0.114.7", "2606:4700::1", "2a00:78:1:1::2"):
+        assert is_outer(ip)
+    for ip in ("", "example.org", "127.0.0.1", "192.168.1.2", "100.64.0.1"):
+        assert not is_outer(ip)
+    for ip in ("::1", "::", "fe80::1", "fd00::2", "ff02::1", "2001:db8::1", "2606:4700::1%eth0"):
+        assert not is_outer(ip)
+
+
+def test_an_address_of_ipv6_that_stands_for_one_of_ipv4_is_not_outer() -> None:
+    """A member could have a third party dialled by each of its names."""
+    for ip in ("::ffff:203.0.114.7", "64:ff9b::cb00:7207", "2002:cb00:7207::1", "2001:0:1::2"):
         assert not is_outer(ip)
 
 
