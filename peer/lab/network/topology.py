@@ -224,6 +224,10 @@ class Internet:
         """The public address of the site."""
         return f"{self._network(site)}.{self._hosts[site]}"
 
+    def ipv6_address(self, site: str) -> str:
+        """The public IPv6 address of the site's line."""
+        return f"{self._ipv6_network(site)}::2"
+
     def private_address(self, index: int = 0) -> str:
         """Address of a computer inside its home."""
         return f"192.168.1.{2 + index}"
@@ -273,10 +277,9 @@ class Internet:
         must_run_in(edge, "nft", "-f", "-", text=router_rules(site.nat))
 
     def _add_ipv6(self, site: Site) -> None:
-        edge, number = self.edge(site.name), self._numbers[site.name]
-        network = f"2a00:78:{number:x}"
-        _give(self.middle, f"to{number}", f"{network}::1/64")
-        _give(edge, "outer", f"{network}::2/64")
+        edge, network = self.edge(site.name), self._ipv6_network(site.name)
+        _give(self.middle, f"to{self._numbers[site.name]}", f"{network}::1/64")
+        _give(edge, "outer", f"{self.ipv6_address(site.name)}/64")
         ip("-n", self.middle, "route", "add", f"{network}::/48", "via", f"{network}::2")
         ip("-n", edge, "route", "add", "default", "via", f"{network}::1")
         if site.nat is None:
@@ -294,6 +297,9 @@ class Internet:
 
     def _network(self, site: str) -> str:
         return f"11.78.{self._numbers[site]}"
+
+    def _ipv6_network(self, site: str) -> str:
+        return f"2a00:78:{self._numbers[site]:x}"
 
     def _shape(self, site: Site) -> None:
         self.lines[site.name] = site
