@@ -7,14 +7,14 @@ is the attested one.
 A rollback gives the same numbers a link of their own in the chain: the **root**. It is one version
 later, and its lineage names the directive that ordered it. Every history after the rollback grows
 out of the root, and none of those that came after the attested state before does, so one look into
-a chain tells them apart, however long a peer was away.
+a chain tells them apart, as long as the chain reaches back so far.
 """
 
 from __future__ import annotations
 
 import blake3
 
-from averaging.history.chain import CHAIN_MAX_LINKS, Chain, ChainLink
+from averaging.history.chain import Chain, ChainLink
 from averaging.history.lineage import Lineage, after_rollback, bound
 from averaging.history.manifest import Pieces, as_bytes
 from averaging.history.state import FragmentState
@@ -45,14 +45,14 @@ def root_lineage(lineage: Lineage, merged: bytes, number: int) -> Lineage:
     return bound(after_rollback(lineage, number), merged)
 
 
-def grew_from(chain: Chain, version: int, lineage: Lineage) -> bool:
-    """True if a state with this chain is a root, or came after it.
+def grew_from(chain: Chain, version: int, lineage: Lineage) -> bool | None:
+    """True if a state with this chain is a root, or came after it, and false if it did not.
 
-    A chain that has dropped its old links is of a history that was followed for long since.
+    ``None``: the chain has dropped the links of that time, and tells nothing.
     """
-    return chain.find(version, lineage) is not None or (
-        len(chain) >= CHAIN_MAX_LINKS and chain.tip.version - version >= CHAIN_MAX_LINKS
-    )
+    if chain.find(version, lineage) is not None:
+        return True
+    return False if chain.reaches(version) else None
 
 
 def rolled_back(state: FragmentState, number: int) -> FragmentState:

@@ -307,6 +307,13 @@ class Chain:
         place = block.place(lineage, first, last)
         return block.link(place) if place is not None else None
 
+    def reaches(self, version: int) -> bool:
+        """Return whether this chain still has all its links of a version and of later ones."""
+        if len(self) < CHAIN_MAX_LINKS:
+            return True
+        oldest = next((link.version for link in self if link.version), version)
+        return oldest < version
+
     def common_ancestor(self, other: Iterable[AnyLink]) -> ChainLink | None:
         """Return the newest link that both chains have. ``other`` may be a thinned-out chain."""
         for link in sorted(other, key=_version_and_lineage, reverse=True):

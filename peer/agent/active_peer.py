@@ -264,9 +264,10 @@ class ActivePeer:
             if local.directive != followed:
                 followed = local.directive
                 await asyncio.to_thread(good.pin, local.orders.attested)
-            if local.are_taken_back(self._averager.states):
+            is_after = self._averager.is_after(local.rollback)
+            if local.are_taken_back(self._averager.states, if_unknown=not is_after):
                 await self._go_back()
-            elif not self._averager.is_after(local.rollback):
+            elif not is_after:
                 # A newcomer, which has heard of the rollback only now: it has no state, or one of
                 # after the rollback, and took no signature for genuine.
                 await self._averager.begin_again(

@@ -430,15 +430,21 @@ class LocalPeer:
         """The states that every history grows out of after a rollback, one for each fragment."""
         return () if self.orders.rollback is None else self.orders.rollback.roots
 
-    def are_taken_back(self, states: Iterable[FragmentState | None]) -> bool:
-        """True if the run's owner has taken back the history of one of these states."""
+    def are_taken_back(
+        self, states: Iterable[FragmentState | None], *, if_unknown: bool = False
+    ) -> bool:
+        """True if the run's owner has taken back the history of one of these states.
+
+        ``if_unknown``: the answer for states whose chains do not reach back so far.
+        """
         roots = dict(enumerate(self.root_links))
-        return any(
-            state is not None
-            and (root := roots.get(state.fragment)) is not None
-            and not grew_from(state.chain, root.version, root.lineage)
-            for state in states
-        )
+        for state in states:
+            if state is None or (root := roots.get(state.fragment)) is None:
+                continue
+            grew = grew_from(state.chain, root.version, root.lineage)
+            if grew is False or (grew is None and if_unknown):
+                return True
+        return False
 
     def roots(self) -> list[FragmentState | None]:
         """The states that a rollback goes on from, as far as they are kept here."""

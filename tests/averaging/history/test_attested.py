@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from averaging.history.attested import digest_of_pieces, numbers_digest, rolled_back, root_lineage
+from dataclasses import replace
+
+import pytest
+
+from averaging.history.attested import (
+    digest_of_pieces,
+    grew_from,
+    numbers_digest,
+    rolled_back,
+    root_lineage,
+)
+from averaging.history.chain import Chain, ChainLink
 from averaging.history.manifest import describe, read_manifest
 from averaging.history.standing import Apart, Standing, TheyAreBehind, relate
 from tests.averaging.live.served_states import state_of
@@ -37,3 +48,27 @@ def test_a_history_after_the_state_is_apart_from_the_root() -> None:
     assert isinstance(relate(root.head(), root.chain, Standing.of(state).head()), TheyAreBehind), (
         "the state itself is history of the root"
     )
+
+
+def test_a_chain_that_has_dropped_the_root_does_not_say_that_it_was_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a swarm of sixty groups it drops the links of 170 versions ago, not of 10 000."""
+    monkeypatch.setattr("averaging.history.chain.CHAIN_MAX_LINKS", 12)
+    state = replace(state_of(0, 1000), chain=Chain([link(0, "first"), link(1, "first")]))
+    other = state.chain.extended(link(2, "other"))
+    root = rolled_back(replace(state, version=1, lineage=state.chain.tip.lineage), 7)
+    chain, told = root.chain, []
+    assert grew_from(other, root.version, root.lineage) is False
+    for version in range(3, 12):
+        chain = chain.extended(link(version, "mine"))
+        chain = chain.united([link(version, "theirs"), link(version, "others")])
+        told.append(grew_from(chain, root.version, root.lineage))
+        other = other.extended(link(version, "other"))
+        assert grew_from(other, root.version, root.lineage) is False
+    assert told[:2] == [True, True] and told[-1] is None and False not in told
+    assert grew_from(chain, chain.tip.version, root.lineage) is False
+
+
+def link(version: int, name: str) -> ChainLink:
+    return ChainLink(version, name.encode().ljust(32, b"-"), 10 * version)

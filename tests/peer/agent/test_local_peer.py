@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from averaging.errors import CodecsNotCompiled
+from averaging.history.attested import rolled_back
 from averaging.history.merged_map import MergedMap
 from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
@@ -20,7 +21,7 @@ from averaging.round.interface.phase import Phase as RoundPhase
 from averaging.rules.peer_view import PeerView
 from dht.identity import Identity, PeerId
 from dht.membership.credentials import Directive
-from dht.membership.orders import NONE, End, Orders
+from dht.membership.orders import NONE, End, Orders, Rollback, Root
 from dht.memory.virtual_loop import run as virtual_run
 from peer.agent import local_peer
 from peer.agent.idleness import OwnersRest
@@ -72,25 +73,26 @@ class Offering(NotAveraging):
         self.stays += 1
 
 
+async def a_peer(directory: Path, run: str) -> tuple[LocalPeer, Hearing]:
+    settings = PeerSettings(
+        run=parse(run),
+        identity=Identity.from_seed(bytes(32)),
+        directory=directory,
+        name="anna",
+        role="learner",
+        seeds=(),
+        listen=(),
+        announce=(),
+        page=None,
+    )
+    layout = Layout.build([TensorSpec("w", (4, 4), "float32")], 1)
+    delegate = Hearing()
+    return LocalPeer(settings, layout, delegate, Guest(directory)), delegate
+
+
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[tuple[LocalPeer, Hearing]]:
-    async def make() -> tuple[LocalPeer, Hearing]:
-        settings = PeerSettings(
-            run=parse(learner_process.text()),
-            identity=Identity.from_seed(bytes(32)),
-            directory=tmp_path,
-            name="anna",
-            role="learner",
-            seeds=(),
-            listen=(),
-            announce=(),
-            page=None,
-        )
-        layout = Layout.build([TensorSpec("w", (4, 4), "float32")], 1)
-        delegate = Hearing()
-        return LocalPeer(settings, layout, delegate, Guest(tmp_path)), delegate
-
-    peer, delegate = asyncio.run(make())
+    peer, delegate = asyncio.run(a_peer(tmp_path, learner_process.text()))
     yield peer, delegate
     peer.log.close()
 
@@ -351,6 +353,23 @@ def test_the_held_out_loss_is_measured_and_told_anew_after_a_rollback(
     assert local.held_out.is_my_turn(40, [])
     local.take_held_out(HeldOut(40, 1.75, BORIS))
     assert local.held_out.newest == HeldOut(40, 1.75, BORIS)
+
+
+def test_a_peer_is_not_taken_back_again_when_its_chain_has_dropped_the_rollback(
+    made: tuple[LocalPeer, Hearing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All peers of a swarm of sixty groups went back once more, 170 versions after a rollback."""
+    monkeypatch.setattr("averaging.history.chain.CHAIN_MAX_LINKS", 12)
+    local, _ = made
+    state = moved(FragmentState.founded(local.layout.hash, 0, np.zeros(16, np.float32)), 1.0)
+    root = rolled_back(state, 7)
+    rollback = Rollback(7, (Root(root.version, root.lineage),))
+    local.directive = Directive(number=7, bans=(), orders=Orders(rollback=rollback))
+    assert local.are_taken_back([moved(state, 1.0)])
+    for _ in range(20):
+        root = moved(root, 1.0)
+        assert not local.are_taken_back([root])
+    assert local.are_taken_back([root], if_unknown=True), "it hears of the rollback only now"
 
 
 def test_a_held_out_loss_of_the_far_future_is_believed_of_nobody(
