@@ -447,9 +447,15 @@ class LocalPeer:
         return False
 
     def roots(self) -> list[FragmentState | None]:
-        """The states that a rollback goes on from, as far as they are kept here."""
+        """The states that a rollback goes on from, as far as they are kept here.
+
+        Later ones are forgotten, or the run's owner might attest one of them.
+        """
         assert self.good is not None, "a run without an owner is never taken back"
-        return self.good.roots(self.orders)
+        self.good.pin(self.orders.attested)
+        found = self.good.roots(self.orders)
+        self.good.forget_recent()
+        return found
 
     def came_back(self) -> None:
         """The run was taken back: its end, and the counts towards its end, are void."""

@@ -21,7 +21,7 @@ from averaging.round.interface.phase import Phase as RoundPhase
 from averaging.rules.peer_view import PeerView
 from dht.identity import Identity, PeerId
 from dht.membership.credentials import Directive
-from dht.membership.orders import NONE, End, Orders, Rollback, Root
+from dht.membership.orders import NONE, Attested, End, Orders, Rollback, Root
 from dht.memory.virtual_loop import run as virtual_run
 from peer.agent import local_peer
 from peer.agent.idleness import OwnersRest
@@ -370,6 +370,31 @@ def test_a_peer_is_not_taken_back_again_when_its_chain_has_dropped_the_rollback(
         root = moved(root, 1.0)
         assert not local.are_taken_back([root])
     assert local.are_taken_back([root], if_unknown=True), "it hears of the rollback only now"
+
+
+def test_a_peer_that_goes_back_when_it_starts_keeps_nothing_of_what_was_taken_back(
+    tmp_path: Path,
+) -> None:
+    """Earlier, the owner's next word of a good state could be for one of those."""
+    owner = Identity.from_seed(bytes([9]) * 32).peer_id
+    run = learner_process.text() + f'\n[policy]\nowner = "{owner}"\n'
+    local, _ = asyncio.run(a_peer(tmp_path, run))
+    assert local.good is not None
+    state = moved(FragmentState.founded(local.layout.hash, 0, np.zeros(16, np.float32)), 1.0)
+    root = rolled_back(state, 7)
+    local.good.keep(state)
+    (kept,) = local.good.kept()
+    local.good.keep(moved(state, 1.0))
+    orders = Orders(
+        attested=(Attested(state.version, state.lineage, kept.digest),),
+        rollback=Rollback(7, (Root(root.version, root.lineage),)),
+    )
+    local.directive = Directive(number=7, bans=(), orders=orders)
+    for _ in range(2):  # it may be started again before it has saved where it has gone to
+        (found,) = local.roots()
+        assert found is not None and found.lineage == root.lineage
+        assert local.good.kept() == (kept,)
+    local.log.close()
 
 
 def test_a_held_out_loss_of_the_far_future_is_believed_of_nobody(
