@@ -3,7 +3,7 @@
 A peer keeps the last few of the versions that all peers keep, and the one that the owner has
 attested until another one is. They use the disk space that two checkpoints leave of the allowed
 one; states that do not fit are not kept, and a rollback then fetches them from a peer that has
-them.
+them. A failing disk is told of with the checkpoints; here it costs nothing but these states.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class GoodStates:
             except QuotaFull:
                 folder.clear()  # unlike a checkpoint, the one before it may go first
                 folder.save(state_tensors(state), meta)
-        except DiskFull as error:
+        except (DiskFull, OSError) as error:
             logger.info("state_not_kept fragment=%d reason=%s", state.fragment, error)
 
     def kept(self) -> tuple[Kept, ...]:
@@ -126,13 +126,19 @@ class GoodStates:
         for fragment, each in enumerate(attested[: len(self._recent)]):
             for folder, path, meta in self._all(fragment):
                 if _is(meta, each) and folder is not self._attested[fragment]:
-                    self._attested[fragment].take_over(path)
+                    try:
+                        self._attested[fragment].take_over(path)
+                    except OSError as error:
+                        logger.info("state_not_kept fragment=%d reason=%s", fragment, error)
                     break
 
     def forget_recent(self) -> None:
         """Forget the versions that were taken back: nobody may attest them any more."""
         for folder in self._recent:
-            folder.clear()
+            try:
+                folder.clear()
+            except OSError as error:
+                logger.info("states_not_removed path=%s reason=%s", folder.folder, error)
 
     def roots(self, orders: Orders) -> list[FragmentState | None]:
         """The states with which the run goes on after a rollback, as far as this peer has them."""

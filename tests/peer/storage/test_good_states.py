@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from averaging.history.attested import rolled_back
 from averaging.history.chain import ChainLink
@@ -138,3 +141,27 @@ def test_good_states_use_only_the_room_that_two_checkpoints_leave_of_the_disk_li
             store.keep(state(fragment, version))
     assert [v for f, v in versions(store) if f == 0] == [24]
     assert folder_bytes(tmp_path) <= 1.2 * checkpoint + slack
+
+
+def test_a_disk_that_became_read_only_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier, the agent ended with the next state that was to be kept, attested or forgotten."""
+    store = good(tmp_path)
+    for fragment in (0, 1):
+        store.keep(state(fragment, 8))
+
+    def read_only(path: Path, *given: object, **settings: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    attested = at(store, 8)
+    with monkeypatch.context() as failing:
+        failing.setattr(Path, "rename", read_only)
+        failing.setattr(Path, "mkdir", read_only)
+        store.keep(state(0, 16))
+        store.pin(attested)
+        store.forget_recent()
+    assert versions(store) == [(0, 8), (1, 8)]
+    store.pin(attested)
+    store.forget_recent()
+    assert at(store, 8) == attested
