@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import copy
 import time
+from collections.abc import Callable
 from typing import Any
 
 from averaging.live.averager import Averager
@@ -111,9 +112,12 @@ class Saver:
             local.log.keep_within(allowed and allowed / 2)
             log = local.directory / "agent.log"
             await asyncio.to_thread(trim_log, log, allowed and allowed / 2)
-            for folder in (local.folder, self._inner_folder):
+            prunes: list[Callable[[], None]] = [local.folder.prune, self._inner_folder.prune]
+            if local.good is not None:
+                prunes.insert(0, local.good.prune)
+            for prune in prunes:
                 with contextlib.suppress(OSError):  # a failing disk is told with the checkpoint
-                    await asyncio.to_thread(folder.prune)
+                    await asyncio.to_thread(prune)
             await asyncio.sleep(KEEP_HOUSE_EVERY_S)
 
     async def export(self, *, apart: str) -> None:

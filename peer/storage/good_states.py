@@ -106,6 +106,16 @@ class GoodStates:
         except (DiskFull, OSError) as error:
             logger.info("state_not_kept fragment=%d reason=%s", state.fragment, error)
 
+    def prune(self) -> None:
+        """Make room after the disk limit has fallen; attested states go last."""
+        for index, (recent, attested) in enumerate(zip(self._recent, self._attested, strict=True)):
+            recent.prune()
+            left = self._left(index)()
+            if left is not None and left < folder_bytes(recent.folder):
+                recent.clear()
+            if left is not None and left < 0:
+                attested.clear()
+
     def kept(self) -> tuple[Kept, ...]:
         """All states that are kept, as the owner of the run may attest them."""
         return tuple(

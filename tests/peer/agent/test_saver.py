@@ -35,6 +35,7 @@ class Peer:
             layout=LAYOUT,
             run_file=RunFile(),
             folder=self.folder,
+            good=None,
             directory=directory,
             delegate=SimpleNamespace(ledger=lambda: self.ledger),
             guest=SimpleNamespace(disk=SimpleNamespace(inner=None)),

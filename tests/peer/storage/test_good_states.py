@@ -165,3 +165,22 @@ def test_a_disk_that_became_read_only_ends_nothing(
     store.pin(attested)
     store.forget_recent()
     assert at(store, 8) == attested
+
+
+def test_states_make_room_at_once_when_the_disk_limit_falls(tmp_path: Path) -> None:
+    """Earlier, attested ones kept the room of checkpoints, which could not be written any more."""
+    checkpoint, slack = 8 * LAYOUT.size, 4 << 20
+    allowed = [6.0 * checkpoint + slack]
+    store = good(tmp_path, lambda: allowed[0])
+    for version in (8, 16, 24):
+        for fragment in (0, 1):
+            store.keep(state(fragment, version))
+        if version == 8:
+            store.pin(at(store, 8))
+    assert versions(store) == [(f, v) for f in (0, 1) for v in (8, 16, 24)]
+    allowed[0] = (CHECKPOINTS + 1.2) * checkpoint
+    store.prune()
+    assert versions(store) == [(0, 8), (1, 8)], "the attested one is of more use"
+    allowed[0] = CHECKPOINTS * checkpoint
+    store.prune()
+    assert versions(store) == []
