@@ -500,7 +500,7 @@ class Following:
                 self._work.event("diverged", majority=list(holders), with_me=with_me)
                 logger.warning(
                     "diverged fragment=%d majority=%d with_me=%d: this machine computed something "
-                    "else than the others; check its memory and numpy",
+                    "else than the others; check its memory, its disk and numpy",
                     self._work.index,
                     len(holders),
                     with_me,

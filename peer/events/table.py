@@ -255,10 +255,6 @@ _REST_OF_A_ROUND = _rows(
             "peers:peer ids",
             "a minority differs in fragment {fragment}: {peers}",
         ),
-        "diverged": (
-            "majority:peer ids, with_me",
-            "differs in fragment {fragment} from a majority: {majority}",
-        ),
         "gave_way": ("version", "took the majority's state of fragment {fragment}"),
         "give_way_failed": (
             "reason",
@@ -309,6 +305,15 @@ _SHOWN_PROBLEMS_OF_A_ROUND = _rows(
 )
 
 _ROUNDS = (
+    _row(
+        ROUND | Audience.SCREEN | Audience.TROUBLE,
+        "diverged",
+        "fragment, majority:peer ids, with_me",
+        "has other bits of fragment {fragment} than a majority ({majority}), and takes theirs: "
+        "the memory, the disk or the processor of its machine may be faulty",
+        on_screen="other bits of fragment {fragment} than most peers have: the memory, the disk "
+        "or the processor of this machine may be faulty; taking theirs",
+    ),
     _row(
         PROBLEM | Audience.NAMED,
         "convicted",

@@ -39,6 +39,10 @@ ROUND: Event = {
         ),
         ({"event": "phase", "name": "leaving", "text": "enough"}, "leaving (enough)"),
         ({"event": "fetch_failed", "reason": "nobody to ask"}, "nobody to ask; trying again"),
+        (
+            {"event": "diverged", "fragment": 1, "majority": ["12D3"], "with_me": 1},
+            "or the processor of this machine may be faulty",
+        ),
         ({"event": "state_adopted", "fragment": 1, "version": 9, "how": "replay"}, "version 9"),
         (
             {
