@@ -292,13 +292,16 @@ def _order(directive: Directive) -> tuple[int, bytes]:
     return directive.number, encode(directive)
 
 
-def told(directive: Directive) -> str:
+def parts_told(directive: Directive) -> list[str]:
     """A directive for people: bans by their number, and orders in words."""
-    said = list(words(directive.orders))
-    if directive.bans or not said:
-        count = len(directive.bans)
-        said.insert(0, f"{count} ban{'s' * (count != 1)}")
-    return "; ".join(said)
+    count = len(directive.bans)
+    bans = [f"{count} ban{'s' * (count != 1)}"] if count else []
+    return [*bans, *words(directive.orders)]
+
+
+def told(directive: Directive) -> str:
+    """``parts_told`` in one line."""
+    return "; ".join(parts_told(directive)) or "0 bans"
 
 
 def banned_names(directive: Directive) -> tuple[PeerId, ...]:

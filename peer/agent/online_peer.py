@@ -30,7 +30,7 @@ from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane.relaying import MEMBERS_ONLY
 from dht.libp2p.lane.settings import parse_lane
-from dht.membership.orders import words
+from dht.membership.admission import parts_told
 from dht.membership.table import Member
 from dht.presence.events import Events, PresenceEvent
 from dht.presence.presence import Presence
@@ -612,7 +612,7 @@ class OnlinePeer:
             tokens_goal=goal if isinstance(goal, int) else None,
             rest=part.rest,
             limits=local.guest.words(),
-            orders=words(local.orders),
+            orders=() if local.directive is None else parts_told(local.directive),
             in_flight=local.in_flight(),
             processor_share=local.guest.processor_share,
             device=part.device,

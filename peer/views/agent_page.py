@@ -119,7 +119,7 @@ class OwnState:
     """The reason why training rests; ``None`` if it does not."""
     limits: Sequence[str]
     orders: Sequence[str]
-    """Orders of the run's owner, in words."""
+    """Orders of the run's owner in words, and the number of those that it bans."""
     in_flight: Sequence[str]
     """Fragments with the current activity, in words."""
     processor_share: float | None

@@ -287,6 +287,22 @@ async def test_a_newcomer_that_hears_late_of_a_rollback_joins_the_rounds_after_i
             await part
 
 
+async def test_the_page_has_the_owners_bans_among_the_orders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier, a ban was shown by `shoal status` and `shoal explain` alone."""
+    policy = f'\n[policy]\nowner = "{identity_of("owner").peer_id}"\n'
+    async with keeper_online(tmp_path, monkeypatch, policy=policy) as (online, averager):
+        await taking_part(online, averager)
+        assert online.page_state()["orders"] == []
+        for bans, orders, shown in (
+            ((bytes(32),), Orders(paused=True), ["1 ban", "paused"]),
+            ((), Orders(), []),
+        ):
+            online.local.follow_directive(Directive(number=1, bans=bans, orders=orders))
+            assert online.page_state()["orders"] == shown
+
+
 async def test_a_verdict_reaches_rounds_although_the_daemon_is_just_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
