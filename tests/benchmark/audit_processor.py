@@ -6,11 +6,17 @@ piece computes (signatures, digests, the merge again), and counts its own proces
 other programs do not matter. The share is that of the audits which one member makes of one round on
 average. Signing and checking the claims about slices is given apart: that time does not grow with
 the model. Moving the bytes is left out on both sides, which makes the shares look larger.
+
+It compares with the check of BTARD (arXiv 2106.11257) for means: each member multiplies its upload
+and each merged slice with one vector of random signs, tells the others the products, and compares
+those of the merged slices with the weighted sums of the uploads'. A merged slice is rounded by its
+codec, so the two differ at an honest reducer, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -39,8 +45,9 @@ from averaging.numbers.arithmetic import (
     cutting_of,
     numbers_of,
 )
-from averaging.numbers.arrays import Float32s
+from averaging.numbers.arrays import Buffer, Float32s, Float64s, arithmetic
 from averaging.numbers.codec import Scratch
+from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.outer import Step
 from averaging.rules.weights import weights_of
@@ -64,8 +71,12 @@ class Times:
     """One audit that merges to the bit."""
     claims: float
     """Signing and checking the claims of one round."""
+    products: float
+    """Products of a member's upload and of all merged slices with random signs."""
     audits: float
     """Audits that a member makes of one round, on average."""
+    rounding: float
+    """Difference between products of an honestly merged slice, as a share of the slice's norm."""
 
     @property
     def audits_share(self) -> float:
@@ -102,7 +113,7 @@ class Bench:
         )
         self.encoded = messages.encode_commit(self.commit)
         self.round = messages.digest(self.encoded)
-        self.numbers = numbers_of(self.commit)
+        self.codec, self.numbers = codec_named(codec), numbers_of(self.commit)
         self.cutting = cutting_of(self.commit, self.layout.fragments[0], self.numbers)
         self.court = Court(self.commit.topic, self.layout, verify)
         self.scratch = Scratch()
@@ -118,6 +129,7 @@ class Bench:
         self.merged = bytearray(self.cutting.merged_size)
         for index in range(reducers):
             self.merge(index)
+        self.signs = np.empty(size, np.float32)
         self.said = [self.claim_of(number) for number in range(members)]
         self.proof = self.audit_of(index=1 % reducers)
 
@@ -206,6 +218,40 @@ class Bench:
             return
         raise AssertionError("an honest merge is convicted")
 
+    def one_round_of_products(self) -> None:
+        self.expand_signs()
+        for data in (self.uploads[0], self.merged):
+            self.products_of(data, self.signs)
+
+    def expand_signs(self) -> None:
+        """The random signs that follow from the round."""
+        data = blake3.blake3(self.round).digest(length=-(-self.signs.size // 8))
+        bits = np.unpackbits(np.frombuffer(data, np.uint8), count=self.signs.size)
+        np.multiply(bits, np.float32(-2.0), out=self.signs)
+        self.signs += 1.0
+
+    def products_of(self, data: Buffer, vector: Float32s) -> Float64s:
+        """Inner products of each slice of an encoded vector with a vector."""
+        found = np.zeros(self.slices)
+        for index, chunks in enumerate(self.cutting.chunks):
+            for chunk in chunks:
+                other, encoded = vector[chunk.values], memoryview(data)[chunk.data]
+                with arithmetic():
+                    for part, values in self.codec.pieces(encoded, chunk.sizes, 1.0, self.scratch):
+                        found[index] += np.dot(values, other[part])
+        return found
+
+    def rounding(self) -> float:
+        self.expand_signs()
+        lost = self.products_of(self.merged, self.signs)
+        for weight, upload in zip(self.weights, self.uploads, strict=True):
+            lost -= weight * self.products_of(upload, self.signs)
+        merged = np.empty_like(self.signs)
+        for chunk in self.cutting.all_chunks:
+            encoded = memoryview(self.merged)[chunk.data]
+            self.codec.decode(encoded, chunk.sizes, merged[chunk.values], self.scratch)
+        return math.sqrt(float(np.mean(lost**2 / self.products_of(self.merged, merged))))
+
     def audits_per_round(self, rate: float) -> float:
         """Pieces of the other members' slices that one of them draws, on average."""
         pieces = sum(len(self.cutting.audited(index)) for index in range(self.slices))
@@ -233,6 +279,7 @@ def measure(
         "audit": lambda: bench.one_audit(exact=False),
         "exact": lambda: bench.one_audit(exact=True),
         "claims": bench.one_round_of_claims,
+        "products": bench.one_round_of_products,
     }
     taken: dict[str, list[float]] = {name: [] for name in work}
     for turn in range(turns + 1):
@@ -246,6 +293,7 @@ def measure(
     return Times(
         **medians,
         audits=bench.audits_per_round(rate),
+        rounding=bench.rounding(),
     )
 
 
@@ -279,6 +327,12 @@ def main() -> None:
             f"{found.claims_share:.2%}",
             flush=True,
         )
+        if given.merge == "mean":
+            print(
+                f"products {1e3 * found.products:.2f} ms: {found.products / found.round:.2%}; "
+                f"rounding {found.rounding:.2%} of a slice's norm",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
