@@ -418,9 +418,11 @@ class Lane:
     async def open(self, peer: PeerId, protocol: str, *, timeout_s: float) -> FrameStream | None:
         """A stream, or ``None`` if the caller has to use the daemon. Never fails."""
         deadline = self._now + timeout_s
-        known = self._known(peer)
+        known, was_doubted = self._known(peer), self.is_doubted(peer)
         stream = await self._open_kept(known, protocol, deadline)
-        if stream is not None or self.is_doubted(peer) or self._closed:
+        # A kept connection that is silent may only be stale, as routers forget and addresses
+        # change. The peer is dialled once more before it is left alone.
+        if stream is not None or was_doubted or self._closed:
             return stream
         if len(known.dialled) + known.dials < self.settings.per_peer_max:
             known.dials += 1

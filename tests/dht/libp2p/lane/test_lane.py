@@ -429,6 +429,19 @@ async def test_a_kept_connection_whose_other_end_sleeps_holds_nobody_up_twice() 
         await refused(anna)
 
 
+async def test_a_peer_whose_kept_connection_is_stale_is_dialled_anew_at_once() -> None:
+    """A router had forgotten the connection: bulk data went through the daemon for 30 s."""
+    async with pair() as (anna, boris):
+        await one_round(anna, boris, 1)
+        await until(lambda: anna.lane.idle(BORIS) == 1, timeout_s=WAIT_S)
+        stale, hear = set(boris.lane._served), boris.lane.heard
+        boris.lane.heard = lambda connection, message: (
+            None if connection in stale else hear(connection, message)
+        )
+        anna.lane.settings = LaneSettings(answer_timeout_s=0.5, wait_s=WAIT_S)
+        await opened(anna)
+
+
 async def test_closing_breaks_what_is_open() -> None:
     async with pair() as (anna, boris):
         ours = await opened(anna)
