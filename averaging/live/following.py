@@ -28,12 +28,12 @@ from averaging.history.rewind import rewound
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.services import Services
-from averaging.live.states.fetcher import SLOWEST_BYTES_S, SOURCES_MAX, FetchFailed
+from averaging.live.states.fetcher import SOURCES_MAX, FetchFailed
 from averaging.messages import Commit, Head, Signatures
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Fragment
 from averaging.numbers.norm_bounds import norm_at_most
-from averaging.round.gathering.catching_up import TRANSFERS_AT_ONCE, fetch_timeout_s
+from averaging.round.gathering.catching_up import fetch_timeout_s, state_timeout_s
 from averaging.round.interface.effects import CatchUp, Rebase
 from averaging.round.interface.inputs import CaughtUp, Input
 from averaging.round.interface.phase import Phase
@@ -263,7 +263,11 @@ class Following:
     ) -> FragmentState:
         """Fetch a state; ``named``: the peer that is blamed for one that may not be taken."""
         averager = self._averager
-        timeout_s = self._timeout_s(2 * 4 * self._work.fragment.size)
+        timeout_s = state_timeout_s(
+            averager.terms.policy,
+            self._state_bytes,
+            line_bytes_s=averager.transport.down.bytes_per_s,
+        )
         state = await averager.fetcher.state(
             self._work.index, self._work.fragment.size, sources, trust=trust, timeout_s=timeout_s
         )
@@ -288,13 +292,13 @@ class Following:
         return fetch_timeout_s(self._averager.terms.policy, size_bytes, line_bytes_s=line_bytes_s)
 
     def _first_timeout_s(self) -> float:
-        """Time allowed for a first state: enough on a line of 1 Mbit/s.
+        """Time allowed for a first state: enough on the slowest line."""
+        policy = self._averager.terms.policy
+        return max(policy.catch_up_s, state_timeout_s(policy, self._state_bytes))
 
-        Pieces that were fetched are of no use once their source has gone on to another version. A
-        source that stalls is left long before.
-        """
-        transfer_s = TRANSFERS_AT_ONCE * 2 * 4 * self._work.fragment.size / SLOWEST_BYTES_S
-        return max(self._averager.terms.policy.catch_up_s, transfer_s)
+    @property
+    def _state_bytes(self) -> int:
+        return 2 * 4 * self._work.fragment.size
 
     def _is_newer(self, theirs: Standing, *, effect: CatchUp | Rebase | None = None) -> bool:
         mine, machine = self._work.state, self._work.machine

@@ -452,8 +452,8 @@ class FragmentRounds:
         elif timer is Timer.FOLDING and self.phase is Phase.FOLDING:
             self._apply(self.joining.folding_late(), now)
         elif timer is Timer.CATCHING and self.phase is Phase.CATCHING:
-            limit_s = self.policy.catch_up_s
-            self._caught_up(inputs.CaughtUp(None, reason=f"not done within {limit_s:g} s"), now)
+            limit_s = now - self.catching_up.began_at
+            self._caught_up(inputs.CaughtUp(None, reason=f"not done within {limit_s:.0f} s"), now)
 
     def _offered(self, offered: inputs.Offered, now: float) -> None:
         standing = self.standing

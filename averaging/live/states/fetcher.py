@@ -52,6 +52,7 @@ from averaging.live.streams.questions import (
 from averaging.live.streams.threads import Threads
 from averaging.messages import BadMessage, Signatures, decode_signatures
 from averaging.numbers.arrays import Float32s, uninitialised_floats
+from averaging.round.gathering.catching_up import SLOWEST_LINE_BYTES_S
 from averaging.round.taking_over import is_outvoted
 from averaging.rules.line_speed import LineSpeed
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
@@ -71,8 +72,6 @@ HURRY_S = 2.0
 at ``SLOW_BYTES_S``. Less if ``SLOWER_MAX`` says so."""
 SLOWER_MAX = 8.0
 """Multiple of the fastest source's time that a request may take then."""
-SLOWEST_BYTES_S = 125e3
-"""Rate at which the first pieces may come: nothing is known of the own line then."""
 REQUEST_S = 0.5
 """A request is for as many pieces as its source sends in this time."""
 PIECES_PER_REQUEST = 16
@@ -216,7 +215,7 @@ class _Crew:
         if not measured:
             waiting = sum(len(run) for source in self.sources for run in source.waiting)
             coming = max(1, self._active, waiting)
-            return HURRY_S + coming * PIECE_BYTES / SLOWEST_BYTES_S
+            return HURRY_S + coming * PIECE_BYTES / SLOWEST_LINE_BYTES_S
         fastest_s = min(measured)
         slow_s = max(PIECE_BYTES / SLOW_BYTES_S, OWN_LINE_SLOWER_MAX * fastest_s)
         return HURRY_S + owed * min(slow_s, SLOWER_MAX * fastest_s)

@@ -76,6 +76,9 @@ REFUSALS_MIN = 2
 first it asks for more."""
 TRANSFERS_AT_ONCE = 4
 """Transfers that share the line with that of a state: another state, and rounds."""
+SLOWEST_LINE_BYTES_S = 125e3
+"""A line counts as this fast where nothing is measured, or less: a state has the time that it takes
+then, however long."""
 
 
 def fetch_timeout_s(
@@ -90,6 +93,20 @@ def fetch_timeout_s(
         slow_bytes_s = min(slow_bytes_s, line_bytes_s)
     transfer_s = TRANSFERS_AT_ONCE * size_bytes / slow_bytes_s
     return min(policy.catch_up_s, FETCH_BASE_S + transfer_s)
+
+
+def state_timeout_s(
+    policy: RoundPolicy, size_bytes: int, *, line_bytes_s: float | None = None
+) -> float:
+    """Time allowed for fetching a whole state: what the measured line takes for it, or the slowest
+    one if it is not measured.
+
+    Pieces that were fetched are of no use once their source has gone on to another version: a limit
+    below that time would be met again and again. A source that stalls is left long before.
+    """
+    line_bytes_s = line_bytes_s or SLOWEST_LINE_BYTES_S
+    transfer_s = TRANSFERS_AT_ONCE * size_bytes / max(line_bytes_s, SLOWEST_LINE_BYTES_S)
+    return max(fetch_timeout_s(policy, size_bytes, line_bytes_s=line_bytes_s), transfer_s)
 
 
 class UnreliableSources:
@@ -535,7 +552,11 @@ class CatchingUp:
     def _begin(self, effect: CatchUp | Rebase, now: float) -> Changes:
         self._source = effect.source
         self.began_at = now
-        deadline = now + self._policy.catch_up_s
+        # The owner has limits of its own. On a slow line it fetches one state after the other.
+        states_bytes = self._policy.due.fragments * 2 * self._id.encoded_bytes("f32")
+        line_bytes_s = self._peers.bytes_per_s
+        limit_s = state_timeout_s(self._policy, states_bytes, line_bytes_s=line_bytes_s)
+        deadline = now + max(self._policy.catch_up_s, limit_s)
         return [Become(Phase.CATCHING), SetTimer(Timer.CATCHING, deadline), effect]
 
     def ended(

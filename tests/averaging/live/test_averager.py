@@ -340,6 +340,24 @@ async def test_a_newcomer_on_a_slow_line_gets_a_state_that_takes_longer_than_cat
         assert clara.told("state_fetched") and not clara.told("fetch_failed")
 
 
+async def test_a_peer_that_comes_back_on_a_slow_line_gets_a_state_that_takes_as_long() -> None:
+    """It had the time of any line, and its pieces were of a version that was gone as well."""
+    layout = Layout.build([TensorSpec("weight", (600, 500))], 1)
+    async with swarm(MemoryNetwork(), layout=layout) as made:
+        due = replace(POLICY.due, fragments=1)
+        policy = replace(POLICY, due=due, catch_up_s=10.0, slow_link_bytes_s=2e6)
+        settings = AveragerSettings(replay_bytes_max=1)
+        for name in ("anna", "boris"):
+            await made.add(name, policy=policy, settings=settings)
+        await made.live(30.0)
+        clara = await made.add("clara", policy=policy)  # as of the start
+        made.network.simulated.set_link(clara.id, down_bytes_s=150e3)
+        await made.live(60.0)
+        adopted = clara.told("state_adopted")
+        assert adopted and adopted[0]["how"] == "state", clara.told("catch_up_failed")
+        assert not clara.told("catch_up_failed")
+
+
 async def test_newcomers_follow_a_founder_that_folded_after_they_had_its_state() -> None:
     """Most sources had what the newcomers have: they believed those, and mixed with the founder."""
     async with swarm(MemoryNetwork()) as made:

@@ -692,6 +692,7 @@ def test_a_peer_that_caught_up_or_failed_to_shows_its_source_where_it_stands() -
 
 def test_a_failed_catch_up_leaves_everything_as_it_was_and_has_a_deadline() -> None:
     rounds = machine()
+    rounds.handle(LineMeasured(1e6), 0.0)
     rounds.handle(Received(ANNA, behind(standing("start", "one"), BORIS)), 1.0)
     assert rounds.deadline == 1.0 + POLICY.catch_up_s
 
@@ -699,6 +700,16 @@ def test_a_failed_catch_up_leaves_everything_as_it_was_and_has_a_deadline() -> N
 
     assert phase(rounds) is Phase.IDLE and rounds.standing == standing("start")
     assert reasons_of(effects, "catch_up_failed") == [f"not done within {POLICY.catch_up_s:g} s"]
+
+
+def test_on_a_slow_line_a_catch_up_may_take_as_long_as_the_states_of_all_fragments() -> None:
+    rounds = machine()
+    rounds.handle(LineMeasured(125e3), 0.0)
+    rounds.handle(Received(ANNA, behind(standing("start", "one"), BORIS)), 1.0)
+
+    states_s = POLICY.due.fragments * 2 * (1 << 20) / 125e3
+    assert states_s > POLICY.catch_up_s / 2
+    assert rounds.deadline == pytest.approx(1.0 + 4 * states_s)
 
 
 def test_a_catch_up_that_failed_is_told_of_once_and_with_its_reason() -> None:

@@ -11,7 +11,12 @@ from averaging.history.lineage import Lineage
 from averaging.history.standing import Standing
 from averaging.live.states.fetch_server import FetchServer, Request
 from averaging.messages import Head, Link
-from averaging.round.gathering.catching_up import FETCH_BASE_S, UnreliableSources, fetch_timeout_s
+from averaging.round.gathering.catching_up import (
+    FETCH_BASE_S,
+    UnreliableSources,
+    fetch_timeout_s,
+    state_timeout_s,
+)
 from dht.memory.host import MemoryNetwork, identity_of
 from tests.averaging.live.quadratic import LAYOUT, POLICY, Peer, swarm
 from tests.averaging.live.served_states import Dripping
@@ -30,6 +35,13 @@ def test_a_measured_slow_line_has_the_time_that_its_bytes_need_and_a_fast_one_no
     assert fetch_timeout_s(POLICY, 625_000, line_bytes_s=125e3) == FETCH_BASE_S + 20.0
     assert fetch_timeout_s(POLICY, 625_000, line_bytes_s=125e6) == FETCH_BASE_S + 4.0
     assert fetch_timeout_s(POLICY, 625_000, line_bytes_s=1.0) == POLICY.catch_up_s
+
+
+def test_a_whole_state_has_the_time_that_its_bytes_need_however_long() -> None:
+    assert state_timeout_s(POLICY, 10**9, line_bytes_s=1e6) == 4000.0
+    assert state_timeout_s(POLICY, 10**8, line_bytes_s=1.0) == 3200.0, "as on the slowest line"
+    assert state_timeout_s(POLICY, 10**8) == 3200.0, "nothing is measured yet"
+    assert state_timeout_s(POLICY, 625_000, line_bytes_s=125e6) == FETCH_BASE_S + 4.0
 
 
 def test_a_source_that_wastes_time_again_and_again_is_left_alone_twice_as_long_each_time() -> None:
