@@ -112,12 +112,14 @@ class Workers:
             raise DataUnavailable("files", answer.problem)
 
     def close(self) -> None:
-        """End the processes that are idle."""
-        while True:
-            try:
-                self._idle.get_nowait().end()
-            except queue.Empty:
-                return
+        """End the processes that are idle. A later job starts one again."""
+        idle = []
+        with suppress(queue.Empty):
+            while True:
+                idle.append(self._idle.get_nowait())
+        for worker in idle:
+            worker.end()
+            self._idle.put(worker)
 
     def __del__(self) -> None:
         self.close()

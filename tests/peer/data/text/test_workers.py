@@ -14,7 +14,9 @@ import psutil
 import pytest
 
 from peer.data.files import check_files_there, open_files
-from peer.data.text.workers import Workers
+from peer.data.text.formats import DataFile
+from peer.data.text.token_cache import TokenCache
+from peer.data.text.workers import Job, Workers
 from peer.errors import DataUnavailable
 from peer.run_file.places import pinned
 from peer.run_file.sections import Evaluation, FilesData, FileSource, GptModel, RunFile
@@ -178,6 +180,28 @@ def test_a_tokenizer_that_does_not_fit_is_refused_with_the_remedy(
             RunFile(model=run.model, data=FilesData(**{**_fields(recipe), "tokenizer": rubbish})),
             tmp_path,
         )
+
+
+@pytest.mark.timeout(60)
+def test_a_job_after_the_workers_were_closed_starts_a_process_again(tmp_path: Path) -> None:
+    """It waited for ever, as nothing put a worker back."""
+    write(tmp_path, "a.jsonl", texts(10))
+    cache = TokenCache(tmp_path / "cache")
+    job = Job(
+        files=(DataFile(location=str(tmp_path / "a.jsonl"), name="a.jsonl"),),
+        piece=0,
+        tokenizer=None,
+        end_token="",
+        held_out=0.1,
+        sequence_length=LENGTH,
+        cache=str(tmp_path / "cache"),
+        key="00",
+    )
+    workers = Workers(1)
+    workers.close()
+    workers.do(job)
+    workers.close()
+    assert cache.read("00") is not None
 
 
 PARENT = """
