@@ -223,20 +223,26 @@ def reported(work: Callable[[], object]) -> int:
     """The exit code of a command's work. An expected error becomes one line on stderr."""
     try:
         code = work()
-    except PeerError as error:
-        complain(str(error))
-        return error.exit_code
-    except DhtError as error:
-        complain(str(error))
-        return EXIT_USAGE if isinstance(error, KeyFileError | AddressError) else EXIT_UNREACHABLE
-    except OSError as error:
-        if error.errno not in _DISK:
-            raise
-        complain(
-            f"{error.filename or 'a file or the output'}: {error.strerror}; {_DISK[error.errno]}"
-        )
-        return EXIT_USAGE
+    except (PeerError, DhtError, OSError) as error:
+        return report(error)
     except (KeyboardInterrupt, typer.Abort):
         complain(str(Interrupted()))
         return EXIT_INTERRUPTED
     return code if isinstance(code, int) else 0
+
+
+def report(error: PeerError | DhtError | OSError) -> int:
+    """Print an expected error, and return its exit code. Raises any other ``OSError``."""
+    match error:
+        case PeerError():
+            complain(str(error))
+            return error.exit_code
+        case DhtError():
+            complain(str(error))
+            is_usage = isinstance(error, KeyFileError | AddressError)
+            return EXIT_USAGE if is_usage else EXIT_UNREACHABLE
+        case OSError() if error.errno in _DISK:
+            name = error.filename or "a file or the output"
+            complain(f"{name}: {error.strerror}; {_DISK[error.errno]}")
+            return EXIT_USAGE
+    raise error

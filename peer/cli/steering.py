@@ -6,12 +6,12 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -26,11 +26,12 @@ from peer.cli.application import (
     JsonLines,
     complain,
     json_text,
+    report,
     report_if_slow,
     start_logging,
 )
 from peer.cli.finding import link_of
-from peer.errors import NobodyMet, RunOver
+from peer.errors import NobodyMet, PeerError, RunOver
 from peer.quantities import count_text, duration_text, plural
 from peer.storage.home import (
     KEY,
@@ -40,6 +41,9 @@ from peer.storage.home import (
     is_in_use,
     running_peers,
 )
+
+if TYPE_CHECKING:
+    from peer.rules.limits import Limits
 
 commands = typer.Typer()
 
@@ -259,25 +263,25 @@ def show_link(
 
 
 @commands.command(rich_help_panel=YOUR_PEERS)
-def pause(directory: Folder = None, as_json: Json = False) -> None:
+def pause(directory: Folder = None, as_json: Json = False) -> int:
     """Pause peers of this machine: they offer their last work, then stop without delaying others.
 
     Example: shoal pause; later: shoal resume
     """
-    _change_limits(directory, as_json=as_json, paused=True)
+    return _change_limits(directory, as_json=as_json, paused=True)
 
 
 @commands.command(rich_help_panel=YOUR_PEERS)
-def resume(directory: Folder = None, as_json: Json = False) -> None:
+def resume(directory: Folder = None, as_json: Json = False) -> int:
     """Resume training after `shoal pause`.
 
     Example: shoal resume
     """
-    _change_limits(directory, as_json=as_json, paused=False)
+    return _change_limits(directory, as_json=as_json, paused=False)
 
 
 @commands.command(rich_help_panel=YOUR_PEERS)
-def leave(directory: Folder = None, as_json: Json = False) -> None:
+def leave(directory: Folder = None, as_json: Json = False) -> int:
     """Stop peers of this machine: they hand over their pending work, save a checkpoint and leave.
 
     This usually takes less than half a minute, and up to 5.5 minutes where a slow line has to carry
@@ -285,7 +289,7 @@ def leave(directory: Folder = None, as_json: Json = False) -> None:
 
     Example: shoal leave --directory ~/.local/share/shoal/runs/0123456789abcdef
     """
-    _change_limits(directory, as_json=as_json, leave_at=time.time())
+    return _change_limits(directory, as_json=as_json, leave_at=time.time())
 
 
 @commands.command(rich_help_panel=YOUR_PEERS)
@@ -321,7 +325,7 @@ def limits(
         Option(help="Bytes per second to pass on between peers behind routers, such as 2M."),
     ] = None,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Show or change what peers of this machine may use; running peers follow within a second.
 
     'off' removes a limit. Rates and volume count rounds and states, not the few kB/s of
@@ -348,16 +352,15 @@ def limits(
         for name, (text, parse, unlimited) in wishes.items()
         if text is not None
     }
-    _change_limits(directory, as_json=as_json, **changes)
+    return _change_limits(directory, as_json=as_json, **changes)
 
 
-def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> None:
+def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> int:
     """Change the limits of one peer or of all, and print the limits that now hold.
 
-    A wish such as ``paused`` is for peers that run; a limit is also for those that start later.
+    A wish such as ``paused`` is for peers that run; a limit is also for those that start later. A
+    folder that cannot be changed keeps no other peer from being told. Returns the exit code.
     """
-    from peer.guest.enforcement import read_limits, used_this_month, write_limits
-
     home = data_home(os.environ)
     wish = bool(changes.keys() & {"paused", "leave_at"})
     if directory is not None:
@@ -380,14 +383,13 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
             + "; for a peer of another user or data home pass its folder with --directory"
         )
     shown: dict[str, Any] = {}
+    code = 0
     for folder in sorted(folders):
-        allowed = msgspec.structs.replace(read_limits(folder), **changes)
-        if changes:
-            write_limits(folder, allowed)
-        used = {
-            "month_used_bytes": used_this_month(folder),
-            "disk_used_bytes": folder_bytes(folder),
-        }
+        try:
+            allowed, used = _changed(folder, changes)
+        except (PeerError, OSError) as error:
+            code = report(error)
+            continue
         shown[str(folder)] = {**msgspec.structs.asdict(allowed), **used}
         if not as_json:
             words = allowed.words(**used)
@@ -399,7 +401,22 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
     if as_json:
         print(json_text(shown))
     elif changes and directory is None:
-        print(f"changed {plural(len(folders), 'peer')}")
+        print(f"changed {plural(len(shown), 'peer')}")
+    return code
+
+
+def _changed(folder: Path, changes: Mapping[str, Any]) -> tuple[Limits, dict[str, int]]:
+    """The limits of a peer, changed, and what is used of them. Raises what files raise."""
+    from peer.guest.enforcement import read_limits, used_this_month, write_limits
+
+    allowed = msgspec.structs.replace(read_limits(folder), **changes)
+    if changes:
+        write_limits(folder, allowed)
+    used = {
+        "month_used_bytes": used_this_month(folder),
+        "disk_used_bytes": folder_bytes(folder),
+    }
+    return allowed, used
 
 
 @commands.command(rich_help_panel=SEE)

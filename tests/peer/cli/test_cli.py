@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from peer.cli.learner_options import Options
 from peer.cli.showing import progress
 from peer.cli.training import _reporter
 from peer.errors import PeerError, RunRefused
+from peer.run_file.sections import RunFile
+from peer.storage.home import LIMITS, occupied
 from peer.views.watch import PlainReporter, ScreenReporter
 
 PEER = Identity.from_seed(bytes(32)).peer_id
@@ -493,6 +496,27 @@ def test_an_unwritable_disk_is_reported_in_one_line(
     assert code == 2
     assert os.strerror(number) in errors
     assert str(tmp_path) in errors
+
+
+@pytest.mark.parametrize("command", [["limits", "--up", "1M"], ["pause"], ["resume"], ["leave"]])
+def test_a_folder_that_cannot_be_changed_keeps_no_other_peer_from_being_told(
+    command: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    anna, boris, clara = (tmp_path / name for name in ("anna", "boris", "clara"))
+    with ExitStack() as stack:
+        for folder in (anna, boris, clara):
+            stack.enter_context(occupied(folder, RunFile(), "learner"))
+        (anna / LIMITS).mkdir()
+        code = cli.run(command)
+    output, errors = capsys.readouterr()
+    assert code == 2
+    assert errors == f"shoal: {anna / LIMITS}: Is a directory; check the path\n"
+    assert (boris / LIMITS).is_file() and (clara / LIMITS).is_file()
+    assert output.endswith("changed 2 peers\n")
 
 
 @pytest.mark.parametrize("command", ["limits", "pause", "resume", "leave"])
