@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.lab.chaos.judging.evidence import Evidence
+from peer.lab.chaos.judging.evidence import Evidence, Report
 from peer.lab.chaos.judging.scenarios import Scenario
 from peer.lab.chaos.judging.schedule import FaultKind
 from peer.lab.chaos.judging.verdict import Promise
@@ -29,15 +29,18 @@ KILLS = Scenario(
     text="kill -9 of learners, leaders and bootstrap peers",
     kinds={FaultKind.KILL: 0.4, FaultKind.LEADER: 0.4, FaultKind.SEEDS: 0.2},
 )
+BLOCKED_MAX_MS = 5.0
 P99_STEPS = 100
 """The p99 of fewer steps is their maximum, which depends on the load of the machine."""
+BESIDE_CONTROL_MAX = 3.0
+"""Where the machine is busy, the time that trainers were blocked is that of waiting for a processor,
+beside kills and in the control alike: 20 ms at a load of 16."""
 
 
-def blocked_p99_ms(evidence: Evidence) -> list[float]:
-    """p99 of the time that trainers were blocked, for each start with enough steps."""
+def last_reports(evidence: Evidence) -> list[Report]:
+    """The last report of each start with enough steps."""
     lives = [life for peer in evidence.honest for life in peer.lives if life.reports]
-    last = [life.reports[-1] for life in lives]
-    return [report.blocked_p99_ms for report in last if report.steps >= P99_STEPS]
+    return [life.reports[-1] for life in lives if life.reports[-1].steps >= P99_STEPS]
 
 
 def test_kills_do_not_slow_the_others_down_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -46,9 +49,14 @@ def test_kills_do_not_slow_the_others_down_and_nothing_is_lost(tmp_path: Path) -
     )
     outcome = run_chaos(settings, Watcher(tell))
     (judged,) = outcome.judged
-    tell(f"p99 blocked {blocked_p99_ms(judged.evidence)} ms; {load()}")
+    assert judged.control is not None
+    hurt, quiet = last_reports(judged.evidence), last_reports(judged.control)
+    whole, usual = (max(each.blocked_p99_ms for each in some) for some in (hurt, quiet))
+    work = max(each.blocked_cpu_p99_ms for each in hurt)
+    tell(f"p99 blocked {whole:.1f} ms, {work:.1f} of processor; control {usual:.1f}; {load()}")
     assert len(judged.evidence.faults) >= 2 * MINUTES
     assert judged.kept, judged.verdicts
     told = {verdict.promise for verdict in judged.verdicts if verdict.kept}
     assert {Promise.SPEED, Promise.RETURNS, Promise.LEDGER, Promise.ONCE} <= told
-    assert max(blocked_p99_ms(judged.evidence)) < 5.0
+    assert work < BLOCKED_MAX_MS
+    assert whole < max(BLOCKED_MAX_MS, BESIDE_CONTROL_MAX * usual)
