@@ -73,7 +73,7 @@ def keep(
         str,
         Option(
             help="How long to keep the run: 'forever', 'end' (of the run), or a date and time such "
-            "as 2027-01-31T18:00.",
+            "as 2027-01-31T18:00; one that is past is refused (exit code 2).",
             metavar="forever|end|DATE",
         ),
     ] = "forever",

@@ -893,6 +893,12 @@ def test_a_keeper_needs_a_date_or_a_word(until: str, capsys: pytest.CaptureFixtu
     assert "'forever', 'end' or a date" in errors
 
 
+def test_a_keeper_refuses_a_date_that_is_past(capsys: pytest.CaptureFixture[str]) -> None:
+    code, output, errors = said(["keep", LINK, "--until", "2020-01-31T18:00"], capsys)
+    assert (code, output) == (2, "")
+    assert "which is past" in errors
+
+
 def test_the_course_of_a_trial_is_not_in_its_json(capsys: pytest.CaptureFixture[str]) -> None:
     """``shoal demo --json | jq`` failed at the first line that said what went on."""
     for as_json in (True, False):
