@@ -3,6 +3,11 @@
 Nobody else knows what these were before they were encoded, so the peer that merged them passes the
 loss on: it becomes part of the displacement that this peer offers next, divided by its weight in
 the merge. No message and no other peer's arithmetic depends on it.
+
+Where a slice is given to another reducer although the first one is merging it, both pass the loss
+on: 3 of 5231 slices in 150 storms. None did if only the reducer that is named last passed it on,
+but that one often gets the slice merged: nobody passed on 7 more, which is an error of the same
+size each.
 """
 
 from __future__ import annotations
