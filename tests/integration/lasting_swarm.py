@@ -360,8 +360,7 @@ class LastingSwarm:
         view: dict[PeerId, PeerView] = {}
         averager = Averager(
             DiallingHost(
-                GuardedHost(host, presence.door.refusal),
-                lambda peer: (self.network._full_address_of[peer],),
+                GuardedHost(presence.host, presence.door.refusal), presence.addresses_to_dial
             ),
             learner,
             me=Participant(identity=identity, incarnation=incarnation),
