@@ -33,8 +33,8 @@ BLOCKED_MAX_MS = 5.0
 P99_STEPS = 100
 """The p99 of fewer steps is their maximum, which depends on the load of the machine."""
 BESIDE_CONTROL_MAX = 3.0
-"""Where the machine is busy, the time that trainers were blocked is that of waiting for a processor,
-beside kills and in the control alike: 20 ms at a load of 16."""
+"""Where the machine is busy, trainers are blocked while they wait for a processor, beside kills and
+in the control alike: 20 ms at a load of 16."""
 
 
 def last_reports(evidence: Evidence) -> list[Report]:
