@@ -22,6 +22,8 @@ SAVE_EVERY_S = 60.0
 """Time between two checkpoints; more where saving takes long. Other peers have the state, too."""
 
 SAVE_FIRST_S = 2.0
+LOOK_EVERY_S = 1.0
+"""Time between two looks whether the last other learner has left."""
 KEEP_HOUSE_EVERY_S = 15.0
 
 
@@ -41,15 +43,29 @@ class Saver:
         """The content of the last checkpoint: unchanged content is not written again."""
         self._not_saved = ""
         """The reason why the last checkpoint could not be written."""
+        self._had_company = False
+        """Another peer trained when this one looked last."""
 
     async def run(self) -> None:
         """Write checkpoints for ever."""
         pause_s = SAVE_FIRST_S
         while True:
-            await asyncio.sleep(pause_s)
+            await self._rest(pause_s)
             began = time.monotonic()
             await self.save()
             pause_s = max(SAVE_EVERY_S, 20 * (time.monotonic() - began))
+
+    async def _rest(self, pause_s: float) -> None:
+        """Wait so long, or until no other peer trains any more: its last versions are then here and
+        perhaps on no disk at all."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + pause_s
+        while (left_s := until - loop.time()) > 0:
+            await asyncio.sleep(min(LOOK_EVERY_S, left_s))
+            had_company = self._had_company
+            self._had_company = bool(self._local.others_who_train())
+            if had_company and not self._had_company:
+                return
 
     async def _note_seen(self) -> None:
         """Keep what is known of the run for the time when nobody of it is on line."""

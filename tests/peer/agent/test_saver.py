@@ -16,7 +16,8 @@ import pytest
 
 from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
-from peer.agent.saver import KEEP_HOUSE_EVERY_S, Saver
+from dht.identity import PeerId
+from peer.agent.saver import KEEP_HOUSE_EVERY_S, SAVE_EVERY_S, SAVE_FIRST_S, Saver
 from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import CheckpointFolder
 
@@ -30,6 +31,7 @@ class Peer:
         self.ledger: dict[str, Any] = {"pending": 3}
         self.state = self.made_at(0)
         self.log: list[str] = []
+        self.learners: list[PeerId] = []
         self.folder = CheckpointFolder(directory / "outer")
         local = SimpleNamespace(
             layout=LAYOUT,
@@ -41,6 +43,7 @@ class Peer:
             guest=SimpleNamespace(disk=SimpleNamespace(inner=None)),
             log=SimpleNamespace(write=lambda name, fields: self.log.append(name)),
             versions=lambda: (),
+            others_who_train=lambda: self.learners,
         )
         online = SimpleNamespace(local=local, directives=lambda: ())
         self.saver = Saver(online, SimpleNamespace(pinned=self._pinned))  # type: ignore[arg-type]
@@ -87,6 +90,25 @@ def test_a_checkpoint_that_was_removed_or_not_written_is_written_again(
 
 def refuse(*arguments: object, **settings: object) -> Path:
     raise OSError("no space left")
+
+
+async def test_the_last_versions_are_saved_as_soon_as_the_last_learner_has_left(
+    tmp_path: Path,
+) -> None:
+    """A keeper whose machine failed within a minute lost them, and they were nowhere else."""
+    peer = Peer(tmp_path)
+    peer.learners = [PeerId("anna"), PeerId("boris")]
+    saving = asyncio.create_task(peer.saver.run())
+    await asyncio.sleep(SAVE_FIRST_S + 1.0)
+    assert len(peer.log) == 1
+    for value, peer.learners in ((1, [PeerId("boris")]), (2, [])):
+        peer.state = peer.made_at(value)
+        assert len(peer.log) == 1
+        await asyncio.sleep(5.0)
+    assert len(peer.log) == 2
+    await asyncio.sleep(SAVE_EVERY_S)
+    assert len(peer.log) == 2, "nothing has changed since"
+    saving.cancel()
 
 
 async def test_a_disk_that_became_read_only_does_not_end_the_agent(
