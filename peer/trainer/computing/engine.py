@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -50,60 +50,36 @@ _NO_ROOM_FOR_STATES = (
 )
 
 
-class Tuning(Protocol):
-    """Finds the best way to train while an engine trains."""
+class Tuning:
+    """The way to train is not to be changed. A ``Tuner`` finds the best one while it trains."""
 
     @property
     def text(self) -> str | None:
         """The current preparation, in words; ``None`` if nothing is left to find out."""
-        ...
+        return None
 
-    def __enter__(self) -> object: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        return
 
     def around(self, size: int, *, last: bool) -> AbstractContextManager[object]:
         """The context of both passes of ``size`` sequences. Leaving it may change the choices.
 
         ``last``: whether they are the last ones of a step.
         """
-        ...
-
-    def leaving(self) -> None:
-        """No step follows: tell what ``__exit__`` will wait for, if for anything."""
-        ...
-
-    def wait(self) -> bool:
-        """Wait for work in the background. Returns whether there was any."""
-        ...
-
-    def reduced(self) -> None:
-        """Memory ran out: the engine has chosen fewer sequences at once, or recomputes."""
-        ...
-
-
-class Settled:
-    """A way to train that is not to be changed."""
-
-    text = None
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def around(self, size: int, *, last: bool) -> AbstractContextManager[object]:
         return nullcontext()
 
     def leaving(self) -> None:
-        return
+        """No step follows: tell what ``__exit__`` will wait for, if for anything."""
 
     def wait(self) -> bool:
+        """Wait for work in the background. Returns whether there was any."""
         return False
 
     def reduced(self) -> None:
-        return
+        """Memory ran out: the engine has chosen fewer sequences at once, or recomputes."""
 
 
 class Combination(Protocol):
@@ -143,7 +119,7 @@ class Engine:
         self.batch_size = run.inner.batch_size
         """Sequences of one step that are trained on here."""
         self.combine: Combination | None = None
-        self.tuning: Tuning = Settled()
+        self.tuning = Tuning()
         """A context manager to enter before the first step and to leave after the last one."""
         self._predicts_answers = getattr(run.data, "form", "text") != "text"
         self._loss_of = loss

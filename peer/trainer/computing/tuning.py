@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import torch
 
@@ -20,7 +20,7 @@ from peer.quantities import bar_text, duration_text, plural
 from peer.trainer.computing.choices import Choices, Probe, fastest, next_size
 from peer.trainer.computing.compiled_loss import usual_compile_s
 from peer.trainer.computing.compiling import Compilation
-from peer.trainer.computing.engine import Engine
+from peer.trainer.computing.engine import Engine, Tuning
 from peer.trainer.computing.fitting import EAGER, Fit, Goal, meanwhile, size_of_compiled
 from peer.trainer.computing.probing import Meter
 
@@ -40,7 +40,7 @@ measured."""
 Measuring: TypeAlias = Generator[bool, Probe | None, Probe]
 
 
-class Tuner:
+class Tuner(Tuning):
     """Finds the best way to train while an engine trains."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Tuner:
         self._measures = self._done = False
         self._is_between_steps = True
 
-    def __enter__(self) -> Tuner:
+    def __enter__(self) -> Self:
         self._go_on(None)
         return self
 
@@ -70,7 +70,6 @@ class Tuner:
 
     @property
     def text(self) -> str | None:
-        """The current preparation, in words; ``None`` if nothing is left to find out."""
         if self._done:
             return None
         if self._code is None:
@@ -82,7 +81,6 @@ class Tuner:
 
     @contextmanager
     def around(self, size: int, *, last: bool) -> Iterator[None]:
-        """The context of both passes of ``size`` sequences. Leaving it may change the choices."""
         if self._done:
             yield
             return
@@ -93,12 +91,10 @@ class Tuner:
         self._go_on(meter.probe)
 
     def leaving(self) -> None:
-        """Tell that leaving waits for a compiler, if one is at work."""
         if self._code is not None and not self._code.done:
             self._engine.events.append({"event": "compiler_awaited", "text": self.text})
 
     def wait(self) -> bool:
-        """Wait for a compiler at work. Returns whether there was one."""
         return self._code is not None and self._code.wait()
 
     def reduced(self) -> None:
