@@ -166,11 +166,7 @@ def simulate_bandwidth(
                 verdict = "enough" if size >= params else "not enough"
                 print(f"{method:14} up to {size / 1e6:12,.1f} M parameters: {verdict}")
         return
-    rows = bandwidth.needs(
-        setting,
-        utilisations=(0.5, 0.8, 0.9, 0.95, 0.99),
-        codecs=("f16", "int8", "int4", "int2/int4", "int2"),
-    )
+    rows = bandwidth.needs(setting)
     present(
         "bandwidth",
         f"shoal simulate bandwidth --params {params:g} --step {step} --sites {sites}",

@@ -71,24 +71,20 @@ def codec_seconds_per_value(up: str, down: str) -> float:
     It encodes its work, decodes its share of all members' work, and decodes what all reducers made.
     Encoding the mean of its share is not counted: with several members it is a small part.
     """
-    return _seconds_per_value(up, encodes=1, decodes=1) + _seconds_per_value(
-        down, encodes=0, decodes=1
-    )
+    encoding_s, decoding_up_s = _seconds_per_value(up)
+    _, decoding_down_s = _seconds_per_value(down)
+    return encoding_s + decoding_up_s + decoding_down_s
 
 
-def _seconds_per_value(name: str, *, encodes: int, decodes: int) -> float:
+def _seconds_per_value(name: str) -> tuple[float, float]:
+    """Time of encoding a value, and of decoding it."""
     codec, scratch = codec_named(name), Scratch()
     sizes = (UNIT_MAX_VALUES,) * 4
     values = np.random.default_rng(0).standard_normal(sum(sizes), dtype=np.float32)
     encoded = bytearray(codec.encoded_size(sizes))
-    spent = 0.0
-    if encodes:
-        spent += _quickest(lambda: codec.encode(values, sizes, encoded, scratch))
-    else:
-        codec.encode(values, sizes, encoded, scratch)
-    if decodes:
-        spent += _quickest(lambda: codec.decode(encoded, sizes, values, scratch))
-    return spent / sum(sizes)
+    encoding_s = _quickest(lambda: codec.encode(values, sizes, encoded, scratch))
+    decoding_s = _quickest(lambda: codec.decode(encoded, sizes, values, scratch))
+    return encoding_s / sum(sizes), decoding_s / sum(sizes)
 
 
 def _quickest(work: Callable[[], object]) -> float:

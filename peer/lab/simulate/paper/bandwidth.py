@@ -7,7 +7,7 @@ direction: a learner sends and receives about equally much, at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,6 +16,8 @@ from peer.lab.results.plots import finished_png, new_axes, picture, plain_ticks
 
 Method = Literal["data parallel", "diloco", "streaming", "decoupled", "shoal"]
 METHODS: tuple[Method, ...] = ("data parallel", "diloco", "streaming", "decoupled", "shoal")
+CODECS = ("f16", "int8", "int4", "int2/int4", "int2")
+UTILISATIONS = (0.5, 0.8, 0.9, 0.95, 0.99)
 
 BITS: dict[str, float] = {
     "f32": 32.0,
@@ -128,20 +130,16 @@ class Need:
     reported_gbit_s: float | None
 
 
-def needs(setting: Setting, *, utilisations: Sequence[float], codecs: Sequence[str]) -> list[Need]:
+def needs(setting: Setting) -> list[Need]:
     """Every method with every codec it can use, at each utilisation."""
-    return list(_needs(setting, utilisations, codecs))
-
-
-def _needs(
-    setting: Setting, utilisations: Sequence[float], codecs: Sequence[str]
-) -> Iterator[Need]:
+    found = []
     for method in METHODS:
-        for codec in ("bf16",) if method == "data parallel" else codecs:
-            for utilisation in utilisations:
+        for codec in ("bf16",) if method == "data parallel" else CODECS:
+            for utilisation in UTILISATIONS:
                 chosen = replace(setting, codec=codec, utilisation=utilisation)
                 reported = REPORTED_GBIT_S.get(method) if _is_the_reported(chosen) else None
-                yield Need(method, codec, utilisation, gbit_s(method, chosen), reported)
+                found.append(Need(method, codec, utilisation, gbit_s(method, chosen), reported))
+    return found
 
 
 def _is_the_reported(s: Setting) -> bool:

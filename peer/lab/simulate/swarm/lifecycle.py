@@ -357,7 +357,7 @@ class Lifecycle:
         """Cut these peers off from all others."""
         env = self.environment
         env.network.partition([[slot.name for slot in apart]])
-        env.membership.part([1])
+        env.membership.part()
         self._take_sides({slot.number for slot in apart})
 
     def heal(self) -> None:

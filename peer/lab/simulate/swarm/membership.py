@@ -29,9 +29,17 @@ class Seen:
 
     name: PeerId
     step_time_s: float
-    reachable: bool = True
     site: str | None = None
     bytes_per_s: float | None = None
+
+    def view(self, *, first_seen: float, heard_at: float) -> PeerView:
+        return PeerView(
+            first_seen=first_seen,
+            heard_at=heard_at,
+            step_time_s=self.step_time_s,
+            site=self.site,
+            bytes_per_s=self.bytes_per_s,
+        )
 
 
 class Table(dict[PeerId, PeerView]):
@@ -101,20 +109,13 @@ class Membership:
         """Enter the founders, as members of long standing."""
         for table in self._tables[0]:
             for seen in peers:
-                table[seen.name] = PeerView(
-                    first_seen=-1e6,
-                    heard_at=self._heap.now,
-                    step_time_s=seen.step_time_s,
-                    site=seen.site,
-                    bytes_per_s=seen.bytes_per_s,
-                )
+                table[seen.name] = seen.view(first_seen=-1e6, heard_at=self._heap.now)
             table.changed()
 
-    def part(self, sides: Iterable[int]) -> None:
-        """Give each side of a partition tables of its own. Side 0 has all remaining peers."""
-        for side in sides:
-            if side not in self._tables:
-                self._tables[side] = [Table(table) for table in self._tables[0]]
+    def part(self) -> None:
+        """Give side 1 of a partition tables of its own. Side 0 has all remaining peers."""
+        if 1 not in self._tables:
+            self._tables[1] = [Table(table) for table in self._tables[0]]
 
     def heal(self) -> None:
         """Put all peers on side 0 again; the others reappear with their next heartbeat."""
@@ -136,14 +137,7 @@ class Membership:
             for seen in self._present(side):
                 known = table.get(seen.name)
                 if known is None:
-                    table[seen.name] = PeerView(
-                        first_seen=now,
-                        heard_at=now,
-                        reachable=seen.reachable,
-                        step_time_s=seen.step_time_s,
-                        site=seen.site,
-                        bytes_per_s=seen.bytes_per_s,
-                    )
+                    table[seen.name] = seen.view(first_seen=now, heard_at=now)
                 else:
                     key = known, seen.bytes_per_s
                     if key not in heard:

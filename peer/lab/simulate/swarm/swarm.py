@@ -61,16 +61,14 @@ def run(
     experiment: Experiment,
     seed: int = 0,
     *,
-    problem: Problem | None = None,
     progress: Callable[[float], None] = lambda share: None,
     on_event: EventLog | None = None,
 ) -> SwarmResult:
     """Simulate a swarm. The same experiment and seed give the same result, to the last bit.
 
-    ``problem`` replaces the one that the experiment names. ``on_event`` receives a record of every
-    round, incident and change of a level, for an event log.
+    ``on_event`` receives a record of every round, incident and change of a level.
     """
-    return SimulatedSwarm(experiment, seed, problem=problem, on_event=on_event).run(progress)
+    return SimulatedSwarm(experiment, seed, on_event=on_event).run(progress)
 
 
 class SimulatedSwarm(Watch):
@@ -85,7 +83,8 @@ class SimulatedSwarm(Watch):
         on_event: EventLog | None = None,
         begins_at: Callable[[int], Float32s] | None = None,
     ) -> None:
-        """``begins_at(number)``: parameters of one peer at version 1, where it came to alone."""
+        """``problem`` replaces the one that the experiment names. ``begins_at(number)``: parameters
+        of one peer at version 1, where it came to alone."""
         check_names(experiment)
         self.experiment = experiment
         self.seed = seed
