@@ -417,7 +417,7 @@ def chaos_run(
     """
     from peer.lab.chaos import report
     from peer.lab.chaos.judging.scenarios import chosen
-    from peer.lab.chaos.run import ChaosSettings, Watcher, run_chaos, summary
+    from peer.lab.chaos.run import ChaosSettings, run_chaos, summary
 
     start_logging(logging.WARNING)
     with usage_errors():
@@ -433,7 +433,7 @@ def chaos_run(
             control=control,
             pace_s=pace,
         )
-    outcome = run_chaos(settings, Watcher(_course(as_json=as_json)))
+    outcome = run_chaos(settings, _course(as_json=as_json))
     page = report.write(settings.directory, outcome)
     record = summary(outcome)
     print(json_text(record) if as_json else report.text(record, page), flush=True)

@@ -16,7 +16,7 @@ from peer.lab.chaos.judging.evidence import Evidence, Report
 from peer.lab.chaos.judging.scenarios import Scenario
 from peer.lab.chaos.judging.schedule import FaultKind
 from peer.lab.chaos.judging.verdict import Promise
-from peer.lab.chaos.run import ChaosSettings, Watcher, run_chaos
+from peer.lab.chaos.run import ChaosSettings, run_chaos
 from tests.integration.swarm_processes import load, tell
 
 MINUTES = float(os.environ.get("TEST_SECONDS", "180")) / 60
@@ -47,7 +47,7 @@ def test_kills_do_not_slow_the_others_down_and_nothing_is_lost(tmp_path: Path) -
     settings = ChaosSettings(
         scenarios=(KILLS,), directory=tmp_path, peers=4, minutes=MINUTES, pace_s=0.25
     )
-    outcome = run_chaos(settings, Watcher(tell))
+    outcome = run_chaos(settings, tell)
     (judged,) = outcome.judged
     assert judged.control is not None
     hurt, quiet = last_reports(judged.evidence), last_reports(judged.control)

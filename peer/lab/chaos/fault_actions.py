@@ -157,11 +157,8 @@ class FaultActions:
             for port in self._ports():
                 arguments += ["--knock", str(port)]
         self._strangers += 1
-        process, log = swarm.helper(
-            "peer.lab.chaos.attackers.visit",
-            [*arguments, *addresses],
-            f"stranger-{self._strangers}.out",
-        )
+        log = swarm.workspace.directory / f"stranger-{self._strangers}.out"
+        process = swarm.visit([*arguments, *addresses], log)
 
         def undo() -> Mapping[str, int]:
             end_softly(process, within_s=10.0)

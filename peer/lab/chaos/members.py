@@ -26,6 +26,9 @@ from peer.lab.processes import (
     spawn,
 )
 
+START_WITHIN_S = 180.0
+"""A start takes ten seconds on an idle machine; 92 were measured at a load of 24."""
+
 
 @dataclass(slots=True)
 class CurrentLife:
@@ -279,14 +282,16 @@ class Bootstrap:
             arguments += ["--announce", self._announce]
         self.process = spawn(arguments, log, environment=self._workspace.environment())
 
-    def wait_for_address(self, within_s: float) -> None:
+    def wait_for_address(self) -> None:
         """Wait until its first life has printed its address; later lives listen there again.
 
         Raises ``ProcessFailed``.
         """
         assert self.process is not None
         output = Output(self._directory / "life-0.out")
-        self.address = output.first("address", self.process, name=self.name, within_s=within_s)
+        self.address = output.first(
+            "address", self.process, name=self.name, within_s=START_WITHIN_S
+        )
         if self._announce is None:
             self._listen = self.address.partition("/p2p/")[0]
 

@@ -18,18 +18,16 @@ import psutil
 from peer.lab.chaos.composition import SwarmSettings, run_file
 from peer.lab.chaos.judging.evidence import HeldOutPoint, Leaks
 from peer.lab.chaos.judging.lies import liars_of
-from peer.lab.chaos.members import Bootstrap, Learner
+from peer.lab.chaos.members import START_WITHIN_S, Bootstrap, Learner
 from peer.lab.chaos.workspace import Workspace
 from peer.lab.processes import ProcessFailed, family, kill_tree, spawn
 from peer.run_file.sections import RunFile
 from peer.run_file.writing import to_toml
 
-START_WITHIN_S = 180.0
-"""A start takes ten seconds on an idle machine; 92 were measured at a load of 24."""
-
 LEAVE_WITHIN_S = 60.0
 BOOTSTRAPS = 2
 SAMPLE_EVERY_S = 4.0
+STRANGERS = ("-P", "-m", "peer.lab.chaos.attackers.visit")
 
 CLOCKS_OFF_S = (0.0, -3600.0, 45.0, 7200.0, -5.0)
 """Initial clock errors, dealt to the learners in turn."""
@@ -50,7 +48,7 @@ class ProcessSwarm:
         self.held_out: list[HeldOutPoint] = []
         self.leaks: Leaks | None = None
         self._versions_measured: set[int] = set()
-        self._helpers: list[subprocess.Popen[bytes]] = []
+        self._strangers: list[subprocess.Popen[bytes]] = []
         self._sampled_s = 0.0
 
     def __enter__(self) -> ProcessSwarm:
@@ -85,7 +83,7 @@ class ProcessSwarm:
             self.bootstraps.append(Bootstrap(self.workspace, index))
             self.bootstraps[-1].launch()
         for bootstrap in self.bootstraps:
-            bootstrap.wait_for_address(START_WITHIN_S)
+            bootstrap.wait_for_address()
         self.learners = [Learner(self.workspace, index) for index in range(self.settings.peers)]
         if self._scenario.hostile:
             self.mallory = Learner(self.workspace, 0, hostile=True)
@@ -190,22 +188,17 @@ class ProcessSwarm:
                 )
             )
 
-    def helper(
-        self, module: str, arguments: Sequence[str], log: str
-    ) -> tuple[subprocess.Popen[bytes], Path]:
-        """Start another process, which ends with the swarm; also returns its log."""
-        path = self.workspace.directory / log
-        process = spawn(
-            arguments, path, module=("-P", "-m", module), environment=self.workspace.environment()
-        )
-        self._helpers.append(process)
-        return process, path
+    def visit(self, arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+        """Start strangers, which end with the swarm (``peer.lab.chaos.attackers.visit``)."""
+        process = spawn(arguments, log, module=STRANGERS, environment=self.workspace.environment())
+        self._strangers.append(process)
+        return process
 
     def note_processes(self) -> None:
         """Remember all processes that run now as the swarm's own."""
         found = [x.life.process for x in self.everybody if x.lives]
         found += [b.process for b in self.bootstraps if b.process is not None]
-        for process in [*found, *self._helpers]:
+        for process in [*found, *self._strangers]:
             if process.poll() is None:
                 self.workspace.note(family(process))
 
@@ -222,11 +215,7 @@ class ProcessSwarm:
         for learner in self.everybody:
             if learner.up:
                 learner.life.process.terminate()
-        self.until_all_ended(within_s=LEAVE_WITHIN_S)
-
-    def until_all_ended(self, *, within_s: float) -> None:
-        """Wait until no learner is up, or the time is over."""
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + LEAVE_WITHIN_S
         while any(x.up for x in self.everybody) and time.monotonic() < deadline:
             self.turn()
             time.sleep(0.1)
@@ -241,8 +230,8 @@ class ProcessSwarm:
             for bootstrap in self.bootstraps:
                 if bootstrap.process is not None:
                     end_softly(bootstrap.process, within_s=15.0)
-            for helper in self._helpers:
-                end_softly(helper, within_s=10.0)
+            for stranger in self._strangers:
+                end_softly(stranger, within_s=10.0)
             self.leaks = self.workspace.close()
         return self.leaks
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from peer.lab.chaos.process_swarm import START_WITHIN_S, ProcessSwarm
+from peer.lab.chaos.members import START_WITHIN_S
+from peer.lab.chaos.process_swarm import ProcessSwarm
 from peer.lab.sizes import Change, Sizes
 
 

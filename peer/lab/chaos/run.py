@@ -8,7 +8,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,22 +96,10 @@ class Outcome:
         return all(each.kept for each in self.judged)
 
 
-@dataclass(slots=True)
-class Watcher:
-    """Collects progress messages and passes them on."""
-
-    tell: Callable[[str], None] = lambda text: None
-    news: list[str] = field(default_factory=list)
-
-    def say(self, text: str) -> None:
-        self.news.append(text)
-        self.tell(text)
-
-
-def run_chaos(settings: ChaosSettings, watcher: Watcher) -> Outcome:
+def run_chaos(settings: ChaosSettings, say: Callable[[str], None]) -> Outcome:
     """Run every scenario, each after its control, which several of them may share.
 
-    Raises ``ProcessFailed`` if a swarm does not start.
+    ``say`` receives progress lines. Raises ``ProcessFailed`` if a swarm does not start.
     """
     controls: dict[str, Evidence] = {}
     judged = []
@@ -120,10 +108,10 @@ def run_chaos(settings: ChaosSettings, watcher: Watcher) -> Outcome:
         if settings.control and not scenario.resizes:  # a swarm of one size compares with none
             quiet = scenario.control
             if quiet.name not in controls:
-                controls[quiet.name] = run_scenario(settings, quiet, (), watcher)
+                controls[quiet.name] = run_scenario(settings, quiet, (), say)
             control = controls[quiet.name]
         began = time.monotonic()
-        evidence = run_scenario(settings, scenario, schedule(settings, scenario), watcher)
+        evidence = run_scenario(settings, scenario, schedule(settings, scenario), say)
         verdicts = judge(evidence, control)
         judged.append(
             Judged(
@@ -135,7 +123,7 @@ def run_chaos(settings: ChaosSettings, watcher: Watcher) -> Outcome:
             )
         )
         for verdict in verdicts:
-            watcher.say(f"{scenario.name}: {verdict.promise} {verdict.word}: {verdict.reason}")
+            say(f"{scenario.name}: {verdict.promise} {verdict.word}: {verdict.reason}")
     return Outcome(settings=settings, judged=tuple(judged))
 
 
@@ -155,7 +143,10 @@ def _rng(settings: ChaosSettings, scenario: Scenario) -> np.random.Generator:
 
 
 def run_scenario(
-    settings: ChaosSettings, scenario: Scenario, faults: Sequence[Fault], watcher: Watcher
+    settings: ChaosSettings,
+    scenario: Scenario,
+    faults: Sequence[Fault],
+    say: Callable[[str], None],
 ) -> Evidence:
     """Run one swarm from its start to its end."""
     timing = settings.timing(scenario)
@@ -167,15 +158,15 @@ def run_scenario(
         pace_s=settings.pace_s,
         scenario=scenario,
     )
-    watcher.say(f"{scenario.name}: {scenario.text}")
+    say(f"{scenario.name}: {scenario.text}")
     with signals.as_interrupts(), ProcessSwarm(swarm_settings) as swarm:
         swarm.start()
         ready_s = swarm.now()
         used_before_s = swarm.used_s()
-        watcher.say(f"{scenario.name}: all learners are in the run after {ready_s:.0f} s")
+        say(f"{scenario.name}: all learners are in the run after {ready_s:.0f} s")
 
         def tell(text: str) -> None:
-            watcher.say(f"{swarm.now() - ready_s:6.1f} s  {text}")
+            say(f"{swarm.now() - ready_s:6.1f} s  {text}")
 
         injector = FaultInjector(
             swarm,
