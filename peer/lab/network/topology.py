@@ -338,14 +338,9 @@ class Internet:
 
 
 @contextmanager
-def internet(
-    sites: Sequence[Site], *, loss: float = 0.0, mtu: int = USUAL_MTU
-) -> Iterator[Internet]:
-    """An internet of these sites, as long as the block runs.
-
-    ``mtu``: bytes of the largest packet.
-    """
-    with raised(Internet(own_tag(), sites, mtu), loss=loss) as built:
+def internet(sites: Sequence[Site], *, mtu: int = USUAL_MTU) -> Iterator[Internet]:
+    """An internet of these sites with packets of at most ``mtu`` bytes, while the block runs."""
+    with raised(Internet(own_tag(), sites, mtu), loss=0.0) as built:
         yield built
 
 
