@@ -15,7 +15,7 @@ import blake3
 from averaging.audit.proofs import Proof
 from averaging.history.state import FragmentState
 from averaging.live.checks.auditing import KEPT_BYTES_MAX
-from averaging.live.checks.loss_gate import JumpGate
+from averaging.live.checks.loss_gate import LossGate
 from averaging.live.checks.spot_checking import Judge
 from averaging.live.states.fetcher import FetchProgress
 from averaging.live.states.state_files import StateFiles
@@ -155,7 +155,7 @@ class Surroundings:
     """Files of the states; ``None``: they are in memory."""
     keep_state: Callable[[FragmentState], None] | None = None
     """Keep a state that the run's owner may attest; called in a thread. ``None``: none is kept."""
-    gate: JumpGate | None = None
+    gate: LossGate | None = None
     """Asked before a state is taken that this peer has not merged step by step."""
     judge: Judge | None = None
     """The learner's judgement of others' contributions; ``None``: it cannot judge them."""

@@ -13,7 +13,7 @@ from averaging import messages
 from averaging.errors import AveragingError
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
-from averaging.live.checks.loss_gate import JumpGate
+from averaging.live.checks.loss_gate import LossGate
 from averaging.live.checks.spot_checking import Judge
 from averaging.live.learner_port import LearnerPort
 from averaging.live.settings import Participant, RunTerms, Surroundings
@@ -405,7 +405,7 @@ class TrainerSide:
     """The trainer of a peer, as an averager asks it."""
 
     port: LearnerPort
-    gate: JumpGate | None
+    gate: LossGate | None
     """Measures the loss before and after a state that others made."""
     judge: Judge
     """Judges the contributions of others."""

@@ -38,25 +38,6 @@ VERSIONS_APART: Final = 4
 merged in turn, once in a cycle each."""
 
 
-class JumpGate(Protocol):
-    """The judge of jumps, as an averager sees it."""
-
-    def refuses(self, fragment: int, chain: Chain) -> str | None:
-        """The reason to take no state with this history; ``None``: there is none."""
-        ...
-
-    def refuses_any(self, fragment: int) -> bool:
-        """True if some history of the fragment is refused.
-
-        A whole state shows its history before its numbers are fetched; a replay does not.
-        """
-        ...
-
-    async def before_jump(self, before: FragmentState, after: Standing) -> None:
-        """The fragment is about to jump. Returns within a bounded time, whatever happens."""
-        ...
-
-
 class Jumping(Protocol):
     """An averager, as far as jumps concern it."""
 
@@ -99,7 +80,7 @@ class _Jump:
 
 @dataclass(slots=True, eq=False, repr=False)
 class LossGate:
-    """The ``JumpGate`` of a peer with a learner. ``run`` judges until it is cancelled."""
+    """The judge of jumps of a peer with a learner. ``run`` judges until it is cancelled."""
 
     settings: GateSettings
     _: KW_ONLY
@@ -127,15 +108,21 @@ class LossGate:
     def event(self, event: str, **fields: Any) -> None:
         self.on_event(event, fields)
 
-    # JumpGate
+    # For an averager
 
     def refuses(self, fragment: int, chain: Chain) -> str | None:
+        """The reason to take no state with this history; ``None``: there is none."""
         return self.refusals.why_not(fragment, chain, self.attested(fragment))
 
     def refuses_any(self, fragment: int) -> bool:
+        """True if some history of the fragment is refused.
+
+        A whole state shows its history before its numbers are fetched; a replay does not.
+        """
         return self.refusals.of(fragment)
 
     async def before_jump(self, before: FragmentState, after: Standing) -> None:
+        """The fragment is about to jump. Returns within a bounded time, whatever happens."""
         loop = asyncio.get_running_loop()
         async with self._opening:
             if not self._jumps:

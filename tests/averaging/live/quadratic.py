@@ -20,7 +20,7 @@ from averaging.audit.proofs import Proof
 from averaging.history.adoption import Parting
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
-from averaging.live.checks.loss_gate import JumpGate
+from averaging.live.checks.loss_gate import LossGate
 from averaging.live.checks.spot_checking import Judge
 from averaging.live.learner_port import Progress, Snapshot
 from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings
@@ -360,7 +360,7 @@ class Swarm:
         proofs: Sequence[Proof] = (),
         wrap: Callable[[Host], Host] = lambda host: host,
         issued: Mapping[bytes, RoundOrders] | None = None,
-        gate: JumpGate | None = None,
+        gate: LossGate | None = None,
         judge: Judge | None = None,
         state_files: StateFiles | None = None,
     ) -> Peer:
