@@ -51,6 +51,9 @@ from dht.libp2p.hivemind_patches import (
 _logger = logging.getLogger("dht.p2pd")
 
 START_TIMEOUT_S = 30.0
+DAEMON_TIMEOUT_S = 10.0
+"""Time limit for requests that our own daemon answers from memory."""
+
 CONTROL_MESSAGE_MAX_BYTES = 4 << 20
 """Limit of an answer of our own daemon; a list of a thousand connections is 200 kB."""
 
@@ -375,7 +378,7 @@ class Daemon(StrictP2P):
 
     # --- single requests, each on a connection that the daemon answers or closes ------------
 
-    async def request(self, request: Any, *, timeout_s: float) -> Any:
+    async def request(self, request: Any, *, timeout_s: float = DAEMON_TIMEOUT_S) -> Any:
         """One request to the daemon. Raises ``TimeoutError``, ``OSError``, ``P2PDaemonError``."""
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_unix_connection(str(self.control_path))
@@ -391,10 +394,9 @@ class Daemon(StrictP2P):
             raise P2PDaemonError(response.error.msg)
         return response
 
-    async def identify(self, *, timeout_s: float) -> tuple[Multiaddr, ...]:
+    async def identify(self) -> tuple[Multiaddr, ...]:
         """The addresses under which the daemon believes it can be dialled, without /p2p."""
-        request = p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY)
-        response = await self.request(request, timeout_s=timeout_s)
+        response = await self.request(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
         return addresses.unpack_all(response.identify.addrs)
 
     async def connect(self, peer: PeerId, at: Sequence[Multiaddr], *, timeout_s: float) -> None:
@@ -409,14 +411,16 @@ class Daemon(StrictP2P):
         )
         await self.request(request, timeout_s=timeout_s)
 
-    async def disconnect(self, peer: PeerId, *, timeout_s: float) -> None:
+    async def disconnect(self, peer: PeerId) -> None:
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.DISCONNECT,
             disconnect=p2pd_pb2.DisconnectRequest(peer=peer_bytes(peer)),
         )
-        await self.request(request, timeout_s=timeout_s)
+        await self.request(request)
 
-    async def connected(self, *, timeout_s: float) -> dict[PeerId, tuple[Multiaddr, ...]]:
+    async def connected(
+        self, *, timeout_s: float = DAEMON_TIMEOUT_S
+    ) -> dict[PeerId, tuple[Multiaddr, ...]]:
         """Every peer with a live connection, and the remote address of each connection."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS)
         response = await self.request(request, timeout_s=timeout_s)
@@ -425,7 +429,7 @@ class Daemon(StrictP2P):
             for info in response.peers
         }
 
-    async def serve_streams(self, protocol: str, *, timeout_s: float) -> None:
+    async def serve_streams(self, protocol: str) -> None:
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.STREAM_HANDLER,
             streamHandler=p2pd_pb2.StreamHandlerRequest(
@@ -434,7 +438,7 @@ class Daemon(StrictP2P):
                 balanced=False,
             ),
         )
-        await self.request(request, timeout_s=timeout_s)
+        await self.request(request)
 
     async def open_stream(self, peer: PeerId, protocol: str, *, timeout_s: float) -> FrameStream:
         """Open a stream. Raises ``TimeoutError``, ``OSError`` and ``P2PDaemonError``."""

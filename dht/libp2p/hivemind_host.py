@@ -12,7 +12,8 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from dht.host import UNARY_MAX_BYTES, CallHandler, Connection, Directory, Stream
 from dht.identity import Identity, PeerId
 from dht.libp2p.framing.frame_stream import FrameStream
 from dht.libp2p.hivemind_daemon import (
+    DAEMON_TIMEOUT_S,
     START_TIMEOUT_S,
     Daemon,
     DaemonSettings,
@@ -67,9 +69,6 @@ from dht.libp2p.lane.wire import (
 from dht.record_keeper import RecordKeeper
 
 _logger = logging.getLogger("dht.host")
-
-DAEMON_TIMEOUT_S = 10.0
-"""Time limit for requests that our own daemon answers from memory."""
 
 HANG_AFTER_S = 30.0
 """A daemon that does not answer for this long is killed and started again."""
@@ -262,7 +261,7 @@ class HivemindHost:
             for protocol in self._calls:
                 await self._register_calls(daemon, protocol)
             for protocol in self._streams:
-                await daemon.serve_streams(protocol, timeout_s=DAEMON_TIMEOUT_S)
+                await daemon.serve_streams(protocol)
             await self._records.start(daemon, serve=self._settings.serve_directory)
         except BaseException:
             self._records.drop()
@@ -277,7 +276,7 @@ class HivemindHost:
             return
         ports = {
             port
-            for address in await daemon.identify(timeout_s=DAEMON_TIMEOUT_S)
+            for address in await daemon.identify()
             if not address_rules.is_relayed(address)
             and (port := address.value_for_protocol("tcp")) is not None
         }
@@ -378,7 +377,7 @@ class HivemindHost:
             self._no_place_since = None
             return False
         try:
-            found = await daemon.identify(timeout_s=DAEMON_TIMEOUT_S)
+            found = await daemon.identify()
         except (TimeoutError, OSError, P2PDaemonError):
             return False  # the next look tells whether it hangs
         if any(address_rules.is_relayed(address) for address in found):
@@ -452,11 +451,9 @@ class HivemindHost:
 
     async def addresses(self) -> tuple[Multiaddr, ...]:
         daemon = self._running()
-        try:
-            found = await daemon.identify(timeout_s=DAEMON_TIMEOUT_S)
+        with _own_daemon_answers():
+            found = await daemon.identify()
             circuits = await self._circuits(daemon)
-        except (TimeoutError, OSError, P2PDaemonError) as error:
-            raise HostClosed(f"the daemon does not answer: {error}") from error
         return tuple(
             address_rules.with_peer(address, self.peer_id)
             for address in address_rules.rank(address_rules.deduplicate((*found, *circuits)))
@@ -467,7 +464,7 @@ class HivemindHost:
         settings = self._settings.daemon
         if not settings.relays or settings.reachability != "private":
             return []
-        connected = await daemon.connected(timeout_s=DAEMON_TIMEOUT_S)
+        connected = await daemon.connected()
         return [
             Multiaddr(f"{relay}/p2p-circuit")
             for relay in settings.relays
@@ -498,17 +495,13 @@ class HivemindHost:
             self._known.pop(peer, None)
             if self.lane is not None:
                 self.lane.forget(peer)
-        try:
-            await daemon.disconnect(peer, timeout_s=DAEMON_TIMEOUT_S)
-        except (TimeoutError, OSError, P2PDaemonError) as error:
-            raise HostClosed(f"the daemon does not answer: {error}") from error
+        with _own_daemon_answers():
+            await daemon.disconnect(peer)
 
     async def connections(self) -> tuple[Connection, ...]:
         daemon = self._running()
-        try:
-            connected = await daemon.connected(timeout_s=DAEMON_TIMEOUT_S)
-        except (TimeoutError, OSError, P2PDaemonError) as error:
-            raise HostClosed(f"the daemon does not answer: {error}") from error
+        with _own_daemon_answers():
+            connected = await daemon.connected()
         result = []
         for peer in sorted(connected):
             best = address_rules.rank(connected[peer])  # relayed ones last
@@ -559,12 +552,10 @@ class HivemindHost:
             self._settings = replace(self._settings, serve_directory=serve)
             daemon = self._running()
             neighbours = await self.connections()
-            try:
+            with _own_daemon_answers():
                 async with asyncio.timeout(DAEMON_TIMEOUT_S):
                     await self._records.stop()
                     await self._records.start(daemon, serve=serve)
-            except (TimeoutError, P2PDaemonError) as error:
-                raise HostClosed(f"the daemon does not answer: {error}") from error
             await self._records.watch({c.peer: (c.address,) for c in neighbours}, now=0.0)
 
     # --- unary calls -----------------------------------------------------------------------
@@ -652,7 +643,7 @@ class HivemindHost:
         daemon = await self._up_again()
         self._streams[protocol] = handler
         try:
-            await daemon.serve_streams(protocol, timeout_s=DAEMON_TIMEOUT_S)
+            await daemon.serve_streams(protocol)
         except (TimeoutError, OSError, P2PDaemonError) as error:
             if self._daemon is daemon:
                 raise HostClosed(f"the daemon does not answer: {error}") from error
@@ -794,7 +785,7 @@ class HivemindHost:
         """The IP addresses of the direct connections with a peer, best first."""
         daemon = self._running()
         try:
-            connected = await daemon.connected(timeout_s=DAEMON_TIMEOUT_S)
+            connected = await daemon.connected()
         except P2PDaemonError as error:
             raise self._unreachable(daemon, peer, error) from error
         direct = [at for at in connected.get(peer, ()) if not address_rules.is_relayed(at)]
@@ -839,6 +830,15 @@ def _in_short(said: str, tried: Sequence[Multiaddr]) -> str:
     reasons = [reason for address, reason in outcomes if address in asked]
     reasons = reasons or [reason for _, reason in outcomes] or [said]
     return "; ".join(dict.fromkeys(" ".join(_NO_NEWS.sub("", r.strip()).split()) for r in reasons))
+
+
+@contextmanager
+def _own_daemon_answers() -> Iterator[None]:
+    """Requests to our own daemon. Raises ``HostClosed`` if it does not answer one."""
+    try:
+        yield
+    except (TimeoutError, OSError, P2PDaemonError) as error:
+        raise HostClosed(f"the daemon does not answer: {error}") from error
 
 
 async def _admit_all(peer: PeerId) -> str | None:
