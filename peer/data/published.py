@@ -112,8 +112,7 @@ def _on_hub(named: str) -> Published:
         source=source,
         files=tuple(pinned(file, hashes[file]) for file in weights),
         tokenizer=source if has_tokenizer else None,
-        config=settings[0],
-        config_unset=tuple(settings[1]),
+        **settings,
     )
 
 
@@ -139,8 +138,7 @@ def _in_folder(named: str) -> Published:
         files=tuple(pinned(file, file_sha256(folder / file)) for file in weights),
         tokenizer=tokenizer,
         end_token=end_token,
-        config=settings[0],
-        config_unset=tuple(settings[1]),
+        **settings,
     )
 
 
@@ -170,8 +168,7 @@ def _at_address(
         source=source,
         files=tuple(pinned(file, hashes[file]) for file in weights),
         tokenizer=None,
-        config=settings[0],
-        config_unset=tuple(settings[1]),
+        **settings,
     )
 
 
@@ -199,7 +196,8 @@ def _weights(there: Collection[str], read: Callable[[str], bytes], named: str) -
     raise BaseUnavailable(named, f"it has neither {SINGLE} nor {INDEX}")
 
 
-def _settings(read: Callable[[str], bytes], named: str) -> tuple[dict[str, Any], list[str]]:
+def _settings(read: Callable[[str], bytes], named: str) -> dict[str, Any]:
+    """The fields of ``Published`` that are the model's settings."""
     try:
         config = json.loads(read(CONFIG))
     except (ValueError, RecursionError, FileNotFoundError) as error:
@@ -210,7 +208,8 @@ def _settings(read: Callable[[str], bytes], named: str) -> tuple[dict[str, Any],
         raise BaseUnavailable(
             named, "its weights are quantized; name the model that it was made from"
         )
-    return published_settings(config)
+    known, unset = published_settings(config)
+    return {"config": known, "config_unset": tuple(unset)}
 
 
 def _end_token(read: Callable[[str], bytes]) -> str | None:
