@@ -41,9 +41,6 @@ class GlooParticipant(Participant):
         self._tensor.copy_(self._original)
         distributed.barrier()
 
-    def form(self) -> None:
-        return
-
     def exchange(self) -> None:
         distributed.all_reduce(self._tensor)
         self._tensor.div_(self.setup.peers)

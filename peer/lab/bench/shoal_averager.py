@@ -132,9 +132,6 @@ class ShoalParticipant(Participant):
         self._wait(self._peer.ready())
         gc.collect()
 
-    def form(self) -> None:
-        return
-
     def exchange(self) -> None:
         self._wait(self._peer.exchange())
 
