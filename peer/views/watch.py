@@ -9,11 +9,12 @@ import json
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Protocol, Self
+from typing import IO, TYPE_CHECKING, Self
 
 import msgspec
 from rich.live import Live
@@ -141,21 +142,26 @@ def with_whole_shares(rows: Sequence[PeerRow]) -> tuple[PeerRow, ...]:
     )
 
 
-class Reporter(Protocol):
+class Reporter(ABC):
     """Reports what happens while this peer takes part in a run."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        return
 
+    @abstractmethod
     def on_event(self, fields: Fields) -> None: ...
 
+    @abstractmethod
     def on_step(self, run: Run) -> None: ...
 
     def interrupted(self) -> None:
         """A signal has asked the process to end; the next one kills it."""
-        ...
+        return
 
+    @abstractmethod
     def done(self, outcome: Outcome) -> None: ...
 
 
@@ -165,7 +171,7 @@ def _write_now(file: IO[str], text: str) -> None:
         os.write(file.fileno(), text.encode())
 
 
-class _LineReporter:
+class _LineReporter(Reporter):
     """Calls ``say`` with a line for each event, and for the progress at even intervals."""
 
     every_s = REPORT_EVERY_S
@@ -174,26 +180,14 @@ class _LineReporter:
         self._say = say
         self._said_at = float("-inf")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def on_event(self, fields: Fields) -> None:
-        raise NotImplementedError
-
-    def tell_progress(self, record: Fields) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def tell_progress(self, record: Fields) -> None: ...
 
     def on_step(self, run: Run) -> None:
         now = time.monotonic()
         if now - self._said_at >= self.every_s:
             self._said_at = now
             self.tell_progress(progress(run))
-
-    def interrupted(self) -> None:
-        return
 
 
 class JsonReporter(_LineReporter):
@@ -241,7 +235,7 @@ class PlainReporter(_LineReporter):
         self._say(outcome_text(outcome))
 
 
-class ScreenReporter:
+class ScreenReporter(Reporter):
     """A screen that is redrawn once a second."""
 
     def __init__(self) -> None:
