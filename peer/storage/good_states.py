@@ -63,6 +63,8 @@ class GoodStates:
             CheckpointFolder(folder / "attested" / f"{part.index:04d}", keep=1)
             for part in layout.fragments
         ]
+        self._wanted: Sequence[Attested] = ()
+        """The attested states, by fragment."""
 
     def __repr__(self) -> str:
         return f"GoodStates({sum(len(each.numbers()) for each in self._recent)} recent)"
@@ -103,6 +105,7 @@ class GoodStates:
             except QuotaFull:
                 folder.clear()  # unlike a checkpoint, the one before it may go first
                 folder.save(state_tensors(state), meta)
+            self._pin(state.fragment)
         except (DiskFull, OSError) as error:
             logger.info("state_not_kept fragment=%d reason=%s", state.fragment, error)
 
@@ -132,15 +135,20 @@ class GoodStates:
         )
 
     def pin(self, attested: Sequence[Attested]) -> None:
-        """Keep the attested states until others are attested."""
-        for fragment, each in enumerate(attested[: len(self._recent)]):
+        """Keep the attested states until others are attested, also those that come later."""
+        self._wanted = attested[: len(self._recent)]
+        for fragment in range(len(self._wanted)):
+            try:
+                self._pin(fragment)
+            except OSError as error:
+                logger.info("state_not_kept fragment=%d reason=%s", fragment, error)
+
+    def _pin(self, fragment: int) -> None:
+        for each in self._wanted[fragment : fragment + 1]:
             for folder, path, meta in self._all(fragment):
                 if _is(meta, each) and folder is not self._attested[fragment]:
-                    try:
-                        self._attested[fragment].take_over(path)
-                    except OSError as error:
-                        logger.info("state_not_kept fragment=%d reason=%s", fragment, error)
-                    break
+                    self._attested[fragment].take_over(path)
+                    return
 
     def forget_recent(self) -> None:
         """Forget the versions that were taken back: nobody may attest them any more."""

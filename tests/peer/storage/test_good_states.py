@@ -81,6 +81,19 @@ def test_the_last_few_are_kept_and_the_attested_one_until_another_is(tmp_path: P
     assert versions(store) == [(f, v) for f in (0, 1) for v in (32, 40)]
 
 
+def test_an_attested_state_that_a_peer_comes_to_later_is_kept_as_well(tmp_path: Path) -> None:
+    """Earlier, a peer that was behind kept it no longer than any other version."""
+    others = good(tmp_path / "others")
+    for fragment in (0, 1):
+        others.keep(state(fragment, 8))
+    store = good(tmp_path / "own")
+    store.pin(at(others, 8))
+    for version in (8, 16, 24, 32):
+        for fragment in (0, 1):
+            store.keep(state(fragment, version))
+    assert versions(store) == [(f, v) for f in (0, 1) for v in (8, 24, 32)]
+
+
 def test_the_roots_of_a_rollback_are_made_of_the_attested_states(tmp_path: Path) -> None:
     store = good(tmp_path)
     for version in (8, 16):
