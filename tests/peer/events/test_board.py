@@ -65,3 +65,14 @@ def test_a_held_out_loss_is_placed_at_the_tokens_of_its_arrival() -> None:
     board.note(told("measured", loss=2.5, version=3, peer=ANNA))
     assert board.plain()["held_out"] == [[700, 2.5]]
     assert board.plain()["losses"] == []
+
+
+def test_the_curve_of_a_run_that_was_taken_back_does_not_go_backwards() -> None:
+    board = a_board()
+    for tokens in (100, 200, 300):
+        board.sample(tokens=tokens, loss=3.0 - tokens / 1000)
+        board.note(told("measured", loss=4.0))
+    board.sample(tokens=200, loss=2.75)
+    kept = board.plain()
+    assert [tokens for tokens, _ in kept["losses"]] == [100, 200, 200]
+    assert [tokens for tokens, _ in kept["held_out"]] == [100, 200]
