@@ -157,11 +157,16 @@ class Bulk:
         ever answers requests or not."""
         await self.stream.send(bytes([_RECEIVED]), timeout_s=self._settings.stall_max_s)
 
-    async def grant(self, but: str = "") -> None:
-        """Say that the answer follows. ``but``: why the upload could not be taken, if it could
-        not."""
+    async def grant(self, but: str = "", *, size: int = 0) -> None:
+        """Say that the answer follows, of ``size`` bytes. ``but``: why the upload could not be
+        taken, if it could not.
+
+        The other side measures its line from this word on: it is said when the answer has its turn
+        on this peer's line, or another's full uplink would look like a slow downlink there.
+        """
         text = but.encode()[:REASON_MAX_BYTES]
-        await self.stream.send(bytes([_GRANTED]), text, timeout_s=self._settings.stall_max_s)
+        async with self._uplink.turn(size, since=self.since):
+            await self.stream.send(bytes([_GRANTED]), text, timeout_s=self._settings.stall_max_s)
 
     async def granted(self, *, timeout_s: float) -> str:
         """Wait until the other side grants; returns its ``but``. Raises ``BulkRefused``."""

@@ -11,6 +11,7 @@ from averaging.live.settings import AveragerSettings
 from averaging.live.slices.exchange import Exchange
 from averaging.live.streams.buffers import GrowingBytes
 from averaging.live.streams.bulk import Bulk, TransportSettings
+from averaging.live.streams.uplink import FIRST, Uplink
 from averaging.messages import Commit
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.round.gathering.roster import slice_shares
@@ -183,6 +184,42 @@ async def test_an_upload_measures_the_line_of_a_peer_that_answers_no_requests() 
         assert await bulk.granted(timeout_s=60.0) == ""
         bulk.abort()
         line = anna.transport.up.bytes_per_s
+        assert line is not None and MB / 12 < line < MB / 5
+    for host in hosts:
+        await host.close()
+
+
+async def test_an_answer_that_waits_for_its_turn_does_not_look_like_a_slow_line() -> None:
+    """Three homes that answer each other took their downlinks for a tenth of their uplinks."""
+    answers = Uplink(lambda: MB / 10)
+
+    async def answer(bulk: Bulk, header: bytes) -> None:
+        bulk._uplink = answers
+        await bulk.grant(size=MB)
+        await bulk.send(bytes(MB))
+        await bulk.finish()
+
+    async def busy() -> None:
+        async with answers.turn(MB, since=FIRST):
+            await asyncio.sleep(8.0)
+
+    network = MemoryNetwork()
+    hosts = network.host("anna"), network.host("boris")
+    await introduce(*hosts)
+    gate = Gate()
+    gate.set_rate(MB / 10)
+    async with linked(hosts[0], ThrottledHost(hosts[1], up=gate, down=Gate()), bulk=answer) as (
+        anna,
+        boris,
+    ):
+        other = asyncio.ensure_future(busy())
+        await asyncio.sleep(0.1)
+        bulk = await anna.transport.open_bulk(boris.peer, b"header")
+        assert await bulk.granted(timeout_s=60.0) == ""
+        await bulk.receive_growing(GrowingBytes(memoryview(bytearray(MB))))
+        bulk.abort()
+        await other
+        line = anna.transport.down.bytes_per_s
         assert line is not None and MB / 12 < line < MB / 5
     for host in hosts:
         await host.close()
