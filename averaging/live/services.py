@@ -333,8 +333,11 @@ class Services(ABC):
         logger.warning("not_a_commit peer=%s fragment=%d reason=%s", peer, fragment, reason)
         self.event("not_a_commit", peer=peer, reason=reason, fragment=fragment)
 
-    def moved(self, *, sent: int = 0, received: int = 0) -> None:
-        """Count bytes of audits."""
+    def moved(self, *, sent: int = 0, received: int = 0, since: float) -> None:
+        """Count bytes of audits: rounds share the line with them."""
+        for line, count in ((self.transport.up, sent), (self.transport.down, received)):
+            if count:
+                line.carried(count, began=since, ended=self.now())
         self.stats.sent_bytes += sent
         self.stats.received_bytes += received
         self.stats.audit_bytes += sent + received

@@ -189,8 +189,8 @@ class Around(Protocol):
         """Have nothing to do with this peer any more, and keep the proof."""
         ...
 
-    def moved(self, *, sent: int = 0, received: int = 0) -> None:
-        """Count bytes of audits."""
+    def moved(self, *, sent: int = 0, received: int = 0, since: float) -> None:
+        """Count bytes of audits. ``since``: when they began to be sent."""
         ...
 
     def now(self) -> float: ...
@@ -346,9 +346,10 @@ class Auditing:
         if uploads.shown[stream.remote] + size > SHOWN_OF_UPLOADS * uploads.size:
             raise NotHere("you were shown as much of this round as an audit needs")
         uploads.shown[stream.remote] += size
-        self._around.moved(sent=size)
+        began = self._around.now()
         await self._tell(stream, msgspec.msgpack.encode(_Shown(said, b"".join(leaves))))
         await self._tell_all(stream, data[place])
+        self._around.moved(sent=size, since=began)
 
     async def _read_by_me(self, stream: Stream, request: AskReading) -> Reading | None:
         commit = self._uploads_of(request.round, stream.remote).commit
@@ -550,8 +551,9 @@ class Auditing:
         place = parts.cutting.audited(index)[piece][1]
         request = AskUpload(parts.round, index, piece, alone)
         said, digests = read_shown(await self._answer_of(stream, request))
+        began = self._around.now()
         data = await read_exactly(stream, place.stop - place.start)
-        self._around.moved(received=len(data))
+        self._around.moved(received=len(data), since=began)
         return said, digests, data
 
     async def reading_of(self, peer: PeerId, parts: Parts, back: int) -> Reading | None:

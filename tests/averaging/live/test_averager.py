@@ -821,6 +821,20 @@ async def test_on_a_slow_line_states_are_fetched_one_after_the_other_and_replays
             assert averager.now() - began == pytest.approx(seconds)
 
 
+async def test_what_audits_move_is_load_on_the_line_beside_that_of_rounds() -> None:
+    """At a twentieth of all bytes each line looked so much slower than it is."""
+    async with swarm(MemoryNetwork()) as made:
+        averager = (await made.add("anna")).averager
+        began = averager.now()
+        await asyncio.sleep(10.0)
+        lines = averager.transport.up, averager.transport.down
+        for line in lines:
+            line.transferred(1_000_000, began=began, ended=averager.now())
+        averager.moved(sent=500_000, since=began)
+        averager.moved(received=250_000, since=began)
+        assert [line.bytes_per_s for line in lines] == [pytest.approx(150e3), pytest.approx(125e3)]
+
+
 async def test_replays_come_first_and_then_all_that_belongs_to_the_oldest_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
