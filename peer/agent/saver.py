@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
 from peer.agent.account import global_tokens
 from peer.agent.online_peer import OnlinePeer
@@ -16,7 +18,7 @@ from peer.errors import DiskFull, PeerError
 from peer.guest.enforcement import trim_log
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.last_seen import NAMES_MAX, LastSeen, save_last_seen
-from peer.storage.outer_state import export, save_outer
+from peer.storage.outer_state import export, outer_content
 
 SAVE_EVERY_S = 60.0
 """Time between two checkpoints; more where saving takes long. Other peers have the state, too."""
@@ -91,28 +93,40 @@ class Saver:
             async with self._averager.pinned() as pinned:
                 ledger = local.delegate.ledger()  # as of these states
                 states = [state for state in pinned if state is not None]
+                del pinned
                 directives = self._online.directives()
                 content = ([s.lineage for s in states], copy.deepcopy(ledger), directives)
                 is_whole = len(states) == len(local.layout.fragments)
                 if not is_whole or (content == self._saved and local.folder.numbers()):
                     return
-                path = await asyncio.to_thread(
-                    save_outer,
-                    local.folder,
-                    run=local.run_file,
-                    layout=local.layout,
-                    states=states,
-                    ledger=ledger,
-                    directives=directives,
-                )
+                versions = [state.version for state in states]
+                path = await asyncio.to_thread(self._write, states, ledger, directives)
         except DiskFull as error:
             self._tell_not_saved("disk_full", str(error), needed_bytes=error.needed_bytes)
         except OSError as error:
             self._tell_not_saved("checkpoint_failed", f"{local.folder.folder}: {error}")
         else:
             self._saved, self._not_saved = content, ""
-            versions = [state.version for state in states]
             local.log.write("checkpoint", {"path": path, "versions": versions})
+
+    def _write(
+        self,
+        states: list[FragmentState],
+        ledger: Mapping[str, Any] | None,
+        directives: Sequence[bytes],
+    ) -> Path:
+        """Write a checkpoint. ``states`` is emptied: rounds replace them while a slow disk writes,
+        and each array is let go of when it is written."""
+        local = self._local
+        tensors, meta = outer_content(
+            run=local.run_file,
+            layout=local.layout,
+            states=states,
+            ledger=ledger,
+            directives=directives,
+        )
+        states.clear()
+        return local.folder.save(tensors, meta)
 
     def _tell_not_saved(self, name: str, text: str, **fields: Any) -> None:
         """Report the first failure of several: saving is tried again every minute."""

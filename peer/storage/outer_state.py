@@ -78,19 +78,18 @@ class OuterState:
         return model_name(self.states)
 
 
-def save_outer(
-    folder: CheckpointFolder,
+def outer_content(
     *,
     run: RunFile,
     layout: Layout,
     states: Sequence[FragmentState],
     ledger: Mapping[str, Any] | None = None,
     directives: Sequence[bytes] = (),
-) -> Path:
-    """Save every fragment. Fragments may be of different versions: each is whole in itself.
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the meta of a checkpoint of every fragment, for ``CheckpointFolder.save``.
 
-    The arrays are written without a copy and must not change meanwhile.
-    Raises ``DiskFull`` and keeps the earlier checkpoints.
+    Fragments may be of different versions: each is whole in itself. The arrays are written without
+    a copy, must not change until then, and are let go of one by one.
     """
     if [state.fragment for state in states] != list(range(len(layout.fragments))):
         raise ValueError("a checkpoint needs every fragment of the layout once, in order")
@@ -107,16 +106,16 @@ def save_outer(
         "ledger": ledger,
         "directives": [data.hex() for data in directives],
     }
-    return folder.save(tensors, meta)
+    return tensors, meta
 
 
 def state_tensors(state: FragmentState) -> dict[str, Tensor]:
-    """The numbers of one fragment and its chain, as a checkpoint holds them."""
+    """The numbers of one fragment and its chain, to be written into one checkpoint."""
     index, links = state.fragment, list(state.chain)
     lineages = np.frombuffer(b"".join(link.lineage for link in links), np.uint8)
     return {
-        f"theta.{index}": Tensor.of(state.theta),
-        f"momentum.{index}": Tensor.of(state.momentum),
+        f"theta.{index}": Tensor.once(state.theta),
+        f"momentum.{index}": Tensor.once(state.momentum),
         f"chain.{index}.versions": Tensor.of(np.array([link.version for link in links], np.int64)),
         f"chain.{index}.tokens": Tensor.of(np.array([link.tokens for link in links], np.int64)),
         f"chain.{index}.lineages": Tensor.of(lineages.reshape(-1, _LINEAGE_BYTES)),

@@ -66,9 +66,22 @@ class Tensor:
         little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
         return cls(_NUMPY_NAMES[little.dtype.str], array.shape, (little,))
 
+    @classmethod
+    def once(cls, array: NDArray[np.generic]) -> Tensor:
+        """A tensor that can be written once, and lets go of its array then."""
+        whole = cls.of(array)
+        return cls(whole.dtype, whole.shape, _taken_from(list(whole.pieces)))
+
     @property
     def size_bytes(self) -> int:
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def _taken_from(
+    pieces: list[memoryview | NDArray[np.generic]],
+) -> Iterator[memoryview | NDArray[np.generic]]:
+    while pieces:
+        yield pieces.pop()
 
 
 def write_safetensors(

@@ -47,7 +47,7 @@ from peer.agent.online_peer import peer_view
 from peer.run_file.merging import Outer
 from peer.run_file.sections import GptModel, PythonStdlibData, RunFile
 from peer.storage.checkpoint import CheckpointFolder
-from peer.storage.outer_state import load_outer, save_outer
+from peer.storage.outer_state import load_outer, outer_content
 from peer.views.event_log import EventLog
 from tests.dht.membership.signers import DAY, RUN, admission, credential, invitation
 
@@ -241,7 +241,8 @@ class LastingPeer:
     def save(self) -> None:
         states = [state for state in self.averager.states if state is not None]
         if len(states) == FRAGMENTS:
-            save_outer(self.folder, run=RUN_FILE, layout=LAYOUT, states=states)
+            content = outer_content(run=RUN_FILE, layout=LAYOUT, states=states)
+            self.folder.save(*content)
 
     def versions(self) -> tuple[int, ...]:
         states = self.averager.states

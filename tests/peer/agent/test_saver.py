@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -80,7 +82,7 @@ def test_a_checkpoint_that_was_removed_or_not_written_is_written_again(
     peer = Peer(tmp_path)
     with monkeypatch.context() as full:
         full.setattr(peer.saver, "_tell_not_saved", lambda *told, **fields: None)
-        full.setattr("peer.agent.saver.save_outer", refuse)
+        full.setattr(peer.folder, "save", refuse)
         assert peer.save() == 0
     assert peer.save() == 1
     for folder in (tmp_path / "outer").iterdir():
@@ -109,6 +111,33 @@ async def test_the_last_versions_are_saved_as_soon_as_the_last_learner_has_left(
     await asyncio.sleep(SAVE_EVERY_S)
     assert len(peer.log) == 2, "nothing has changed since"
     saving.cancel()
+
+
+def test_a_checkpoint_lets_go_of_what_it_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds replaced the states while a slow disk wrote them: 1300 MB where 1150 were promised."""
+    peer = Peer(tmp_path)
+    old = [weakref.ref(peer.state.theta), weakref.ref(peer.state.momentum)]
+    left: list[int] = []
+    merged = threading.Event()
+
+    def flush(descriptor: int) -> None:
+        assert merged.wait(60)
+        left.append(sum(each() is not None for each in old))
+
+    async def merge_meanwhile() -> None:
+        saving = asyncio.create_task(peer.saver.save())
+        await asyncio.sleep(0)
+        peer.state = peer.made_at(1)
+        merged.set()
+        await saving
+
+    monkeypatch.setattr(os, "fsync", flush)
+    asyncio.run(merge_meanwhile())  # on a real loop, which goes on while a thread writes
+    assert left[0] == 0
+    saved = peer.folder.load_latest()
+    assert saved is not None and not saved.array("theta.0").any(), "the state before the merge"
 
 
 async def test_a_disk_that_became_read_only_does_not_end_the_agent(

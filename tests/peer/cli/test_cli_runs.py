@@ -34,7 +34,7 @@ from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.earlier import look_at_files
 from peer.storage.home import OUTER, default_directory, occupied
 from peer.storage.last_seen import LastSeen, State, save_last_seen, save_state
-from peer.storage.outer_state import save_outer
+from peer.storage.outer_state import outer_content
 from peer.trainer.needs import needs_of
 from peer.trainer.settings import JoinSettings
 
@@ -265,7 +265,8 @@ def save_checkpoint(folder: Path, run: RunFile) -> Path:
         FragmentState.founded(layout.hash, index, np.zeros(fragment.size, np.float32))
         for index, fragment in enumerate(layout.fragments)
     ]
-    return save_outer(CheckpointFolder(folder / OUTER), run=run, layout=layout, states=states)
+    content = outer_content(run=run, layout=layout, states=states)
+    return CheckpointFolder(folder / OUTER).save(*content)
 
 
 def test_damaged_checkpoints_are_told_before_anything_starts(
@@ -345,7 +346,8 @@ def test_a_run_with_a_custom_model_is_kept_once_its_peers_or_a_checkpoint_descri
         FragmentState.founded(layout.hash, part.index, np.zeros(part.size, np.float32))
         for part in layout.fragments
     ]
-    save_outer(CheckpointFolder(folder / OUTER), run=run, layout=layout, states=states)
+    content = outer_content(run=run, layout=layout, states=states)
+    CheckpointFolder(folder / OUTER).save(*content)
     (folder / "in_use").touch()
     assert said(command, capsys)[0] == 130
     assert [each.hash for each in layouts] == [layout.hash]

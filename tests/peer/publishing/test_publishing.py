@@ -30,7 +30,7 @@ from peer.publishing.shelf import LATEST, published
 from peer.run_file.sections import CustomModel
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
-from peer.storage.outer_state import save_outer
+from peer.storage.outer_state import outer_content
 from tests.peer.data.published_model import publish as publish_base
 from tests.peer.model.adapted_run import adapted_model, adapted_run
 from tests.peer.model.export.exported_run import RUN, save_run
@@ -72,7 +72,7 @@ def train_on(peer: Path) -> None:
     outer = save_run(peer)
     states = [replace(state, version=5, lineage=bytes(32)) for state in outer.states]
     folder = CheckpointFolder(peer / OUTER)
-    save_outer(folder, run=outer.run, layout=outer.layout, states=states)
+    folder.save(*outer_content(run=outer.run, layout=outer.layout, states=states))
 
 
 def test_a_checkpoint_is_published_once_and_the_next_one_again(

@@ -27,7 +27,7 @@ from peer.rules.ledger import Ledger
 from peer.run_file.merging import Outer
 from peer.run_file.sections import GptModel, PythonStdlibData, RunFile
 from peer.storage.checkpoint import CheckpointFolder
-from peer.storage.outer_state import NothingToExport, OuterState, export, load_outer, save_outer
+from peer.storage.outer_state import NothingToExport, OuterState, export, load_outer, outer_content
 from peer.storage.tensor_file import Tensor
 
 RUN = RunFile(
@@ -69,7 +69,7 @@ STATES = [state_of(index, version=7 + index) for index in range(len(LAYOUT.fragm
 
 def save(folder: CheckpointFolder, **changes: object) -> Path:
     arguments = {"run": RUN, "layout": LAYOUT, "states": STATES, "ledger": None} | changes
-    return save_outer(folder, **arguments)  # type: ignore[arg-type]
+    return folder.save(*outer_content(**arguments))  # type: ignore[arg-type]
 
 
 def load(folder: CheckpointFolder) -> OuterState:

@@ -15,7 +15,7 @@ from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
 from peer.storage.last_seen import LastSeen, load_last_seen, recall, save_last_seen
-from peer.storage.outer_state import save_outer
+from peer.storage.outer_state import outer_content
 
 RUN = RunFile(name="old")
 SEEN = LastSeen(run=RUN.canonical().decode(), at=1_795_380_000.0, tokens=1_234_567)
@@ -78,7 +78,8 @@ def test_the_sentence_gives_date_tokens_and_company_where_they_are_known() -> No
 def test_a_checkpoint_alone_tells_of_its_run(tmp_path: Path) -> None:
     layout = Layout.build([TensorSpec("weight", (8,))], 1)
     state = FragmentState.founded(layout.hash, 0, np.zeros(8, np.float32))
-    save_outer(CheckpointFolder(tmp_path / OUTER), run=RUN, layout=layout, states=[state])
+    content = outer_content(run=RUN, layout=layout, states=[state])
+    CheckpointFolder(tmp_path / OUTER).save(*content)
     seen = load_last_seen(tmp_path, RUN.run_id)
     assert seen is not None
     assert seen.run_file(RUN.run_id) == RUN

@@ -19,7 +19,7 @@ from peer.model.recipes import build_model
 from peer.run_file.sections import GptModel, HfModel, PythonStdlibData, RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
-from peer.storage.outer_state import OuterState, load_outer, save_outer
+from peer.storage.outer_state import OuterState, load_outer, outer_content
 from peer.trainer.parameters import model_layout
 
 ANNA, BORIS, CLARA = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3))
@@ -69,7 +69,8 @@ def save_run(folder: Path, run: RunFile = RUN, model: nn.Module | None = None) -
             theta[unit.values] = values[unit.tensor][unit.start : unit.end]
         state = FragmentState.founded(layout.hash, fragment.index, theta)
         states.append(replace(state, merged=merged))
-    save_outer(CheckpointFolder(folder / OUTER), run=run, layout=layout, states=states)
+    content = outer_content(run=run, layout=layout, states=states)
+    CheckpointFolder(folder / OUTER).save(*content)
     events = [
         {"at": 1.0e9, "event": "log", "peer": ANNA, "name": "anna"},
         {"at": 1.0e9, "event": "peer_joined", "peer": BORIS, "name": default_name(BORIS)},
