@@ -20,8 +20,10 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
+from averaging.numbers.arrays import LINE_BYTES
 from averaging.numbers.block_codecs import (
     FLOAT_MAX,
     PEAK_MIN,
@@ -45,9 +47,14 @@ UNIT, START, ROWS, COLUMNS, SCALES_AT, SCALE_STEP, CODES_AT, CODE_STEP, CODE_BYT
 )
 """Columns of a matrix of tiles (``averaging.numbers.tiles``). Steps are those from row to row."""
 
-_F32, _I32, _U32, _U8, _U64, _F64 = (
+FETCHED_LINES = 16
+"""Lines of the next block that are fetched during a block. All 64 take longer to ask for, and gain
+nothing."""
+
+_F32, _I32, _I64, _U32, _U8, _U64, _F64 = (
     np.float32,
     np.int32,
+    np.int64,
     np.uint32,
     np.uint8,
     np.uint64,
@@ -63,6 +70,7 @@ _SPREAD = np.unpackbits(np.arange(256, dtype=np.uint8)).view(np.uint64)
 """Eight bytes of 0 or 1, by the byte that ``_GATHER`` makes of them."""
 _REBIAS, _UNBIAS, _LARGEST_HALF = Float16.REBIAS, Float16.UNBIAS, Float16.LARGEST
 _K_BITS = np.uint32(127)
+_UNITS_LAST_BITS = UNITS_LAST.view(np.int32)
 _EVERY_OTHER = np.uint64(0x00FF00FF00FF00FF)
 
 _tiles = types.Array(types.int64, 2, "C", readonly=True)
@@ -87,8 +95,112 @@ def _bytes_at(typing_context: Any, address: Any) -> Any:
     return types.CPointer(types.uint8)(types.uint64), generate
 
 
+# Operations on 64 values at an address, as vectors of 64 lanes, which LLVM cuts into those of the
+# processor: its vectorizer packs no bits and unpacks none.
+
+_LANES, _BYTE, _WORD = 64, ir.IntType(8), ir.IntType(64)
+
+
+def _load(builder: Any, address: Any, kind: Any, align: int) -> Any:
+    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=align)
+
+
+def _on_all_lanes(builder: Any, value: Any) -> Any:
+    kind, number = ir.VectorType(value.type, _LANES), ir.IntType(32)
+    first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, number(0))
+    zeros = ir.Constant(ir.VectorType(number, _LANES), None)
+    return builder.shuffle_vector(first, first, zeros)
+
+
+def _turned(builder: Any, word: Any) -> Any:
+    """``word`` with the bits of each byte reversed: a plane has the first of eight values in the
+    highest bit of its byte, a vector of bits in the lowest."""
+    return builder.bswap(builder.bitreverse(word))
+
+
+@intrinsic
+def _signs_at(typing_context: Any, values: Any) -> Any:
+    """Return the signs of 64 floats, as 64 bits of a plane."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits = _load(builder, arguments[0], ir.VectorType(ir.IntType(32), _LANES), 4)
+        negative = builder.icmp_signed("<", bits, ir.Constant(bits.type, None))
+        return _turned(builder, builder.bitcast(negative, _WORD))
+
+    return types.uint64(types.uint64), generate
+
+
+@intrinsic
+def _above_at(typing_context: Any, octets: Any, limit: Any) -> Any:
+    """Say which of 64 bytes are above the limit, as 64 bits of a plane."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        octets = _load(builder, arguments[0], ir.VectorType(_BYTE, _LANES), 1)
+        above = builder.icmp_unsigned(">", octets, _on_all_lanes(builder, arguments[1]))
+        return _turned(builder, builder.bitcast(above, _WORD))
+
+    return types.uint64(types.uint64, types.uint8), generate
+
+
+@intrinsic
+def _choose_at(typing_context: Any, planes: Any, values: Any, out: Any) -> Any:
+    """Set 64 floats. Those with a bit in the second plane are large.
+
+    ``planes``: addresses of 64 bits each. ``values``: a small and a large value for those without a
+    bit in the first plane, and both for those with one.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        flags = ir.VectorType(ir.IntType(1), _LANES)
+        negative, large = (
+            builder.bitcast(_turned(builder, _load(builder, address, _WORD, 1)), flags)
+            for address in cgutils.unpack_tuple(builder, arguments[0], 2)
+        )
+        low, high, less, least = (
+            _on_all_lanes(builder, value)
+            for value in cgutils.unpack_tuple(builder, arguments[1], 4)
+        )
+        smalls, larges = builder.select(negative, less, low), builder.select(negative, least, high)
+        chosen = builder.select(large, larges, smalls)
+        target = builder.inttoptr(arguments[2], chosen.type.as_pointer())
+        builder.store(chosen, target, align=4)
+        return context.get_dummy_value()
+
+    pair, four = types.UniTuple(types.uint64, 2), types.UniTuple(types.float32, 4)
+    return types.void(pair, four, types.uint64), generate
+
+
+@intrinsic
+def _count(typing_context: Any, word: Any) -> Any:
+    """Return the number of bits that are set."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate
+
+
+@intrinsic
+def _fetch_line(typing_context: Any, address: Any) -> Any:
+    """Have a line in the cache soon. The address need not be valid."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place, number = builder.inttoptr(arguments[0], _BYTE.as_pointer()), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [place.type, number, number, number])
+        fetch = builder.module.declare_intrinsic("llvm.prefetch", [place.type], kind)
+        builder.call(fetch, [place, number(0), number(3), number(1)])  # to read, all caches, data
+        return context.get_dummy_value()
+
+    return types.void(types.uint64), generate
+
+
 # One block. ``work`` holds its values, ``bits`` is the same memory, ``codes`` is the part of a
 # payload for its codes, and ``spare`` has room for three bytes per value.
+
+
+@_part
+def _place(array, index):
+    return _U64(array.ctypes.data + array.itemsize * index)
 
 
 @_part
@@ -179,35 +291,34 @@ def _sum_bytes(words):
 
 
 @_part
-def _write_int2(work, bits, size, peak, spare, codes):
-    """Afterwards the first row of ``spare`` says which values are above the limit, and the third
-    which are negative."""
-    flags, sizes, signs = spare[0], spare[1], spare[2]
-    plane = (size + 7) // 8
-    for i in range(size, 8 * plane):
-        flags[i] = 0
-        sizes[i] = 0
-        signs[i] = 0
-    for i in range(size):
-        signs[i] = _U8(_U32(bits[i]) >> _U32(31))
-    _gather(signs, codes[:plane])
-    _round(work, size, _F32(127) / peak)
-    for i in range(size):
-        sizes[i] = _U8(bits[i])
-    for i in range(size):
-        sizes[i] = min(sizes[i], _U8(-sizes[i]))  # the magnitude of a signed byte
-    size_words, flag_words = sizes.view(np.uint64)[:plane], flags.view(np.uint64)[:plane]
-    total = _sum_bytes(size_words)
+def _write_int2(work, size, peak, spare, codes):
+    sizes, large, planes = spare[0], spare[1], spare[2].view(np.uint64)
+    plane, groups = (size + 7) // 8, (size + 63) // 64
+    for i in range(size, 64 * groups):
+        work[i] = 0
+    inverse = _F32(127) / peak
+    total = _I32(0)
+    for i in range(64 * groups):
+        code = _I32(_F32(work[i] * inverse + UNITS_LAST).view(np.int32) - _UNITS_LAST_BITS)
+        magnitude = max(code, _I32(-code))
+        sizes[i] = _U8(magnitude)
+        total = _I32(total + magnitude)
     limit = _U8(min(3 * total // (2 * size), 127))
-    for i in range(size):
-        flags[i] = _U8(sizes[i] > limit)
-    _gather(flags, codes[plane:])
-    count = _sum_bytes(flag_words)
+    count = 0
+    for i in range(groups):
+        planes[i] = _signs_at(_place(work, 64 * i))
+        above = _above_at(_place(sizes, 64 * i), limit)
+        planes[BLOCK // 64 + i] = above
+        count += _I64(_count(above))
     for i in range(plane):
-        size_words[i] &= flag_words[i] * _U64(255)
-    above = _sum_bytes(size_words)
-    low = _F64(total - above) / _F64(max(size - count, 1))
-    high = _F64(above) / _F64(max(count, 1)) if count else (low if low != 0 else _F64(127))
+        codes[i] = spare[2][i]
+    for i in range(plane):
+        codes[plane + i] = spare[2][BLOCK // 8 + i]
+    for i in range(64 * groups):
+        large[i] = sizes[i] if sizes[i] > limit else _U8(0)
+    above_total = _sum_bytes(large.view(np.uint64)[: 8 * groups])
+    low = _F64(total - above_total) / _F64(max(size - count, 1))
+    high = _F64(above_total) / _F64(max(count, 1)) if count else (low if low != 0 else _F64(127))
     scale = min(_F32(_F64(peak) * (high / _F64(127 * 127))), SCALE_MAX)
     k = _U32(np.rint(_F64(127) * low / high))
     return _U32((_F32(scale).view(np.uint32) & ~_K_BITS) | k).view(np.float32)
@@ -241,7 +352,7 @@ def _write(codec, work, bits, spare, size, scale_bytes, codes):
     if codec == INT4:
         scale = _write_int4(work, bits, size, peak, spare, codes)
     elif codec == INT2:
-        scale = _write_int2(work, bits, size, peak, spare, codes)
+        scale = _write_int2(work, size, peak, spare, codes)
     elif codec == INT8:
         scale = _write_int8(work, bits, size, peak, codes)
     elif codec == INT3:
@@ -253,13 +364,18 @@ def _write(codec, work, bits, spare, size, scale_bytes, codes):
 
 
 @_part
-def _read_flags(signs, above, scale, factor, size, out):
-    """Set ``out`` to values of int2, of which the flags say sign and magnitude."""
-    low = _I32(_F32(scale).view(np.uint32) & _K_BITS)
-    more = _I32(127) - low
-    for i in range(size):  # numba adds in 64 bits, for which vectors have half as many lanes
-        magnitude = _I32(low + _I32(above[i]) * more)
-        out[i] = _F32(_I32(magnitude - _I32(2) * magnitude * _I32(signs[i]))) * factor
+def _read_int2(codes, scale, factor, size, out):
+    k = _I32(_F32(scale).view(np.uint32) & _K_BITS)
+    low, high = _F32(k) * factor, _F32(127) * factor
+    less, least = _F32(_I32(-k)) * factor, _F32(-127) * factor  # a zero is never negative
+    plane, whole = (size + 7) // 8, size // 64
+    for i in range(whole):
+        planes = _place(codes, 8 * i), _place(codes, plane + 8 * i)
+        _choose_at(planes, (low, high, less, least), _place(out, 64 * i))
+    for i in range(64 * whole, size):
+        bit = _U8(128 >> (i % 8))
+        small, large = (less, least) if codes[i // 8] & bit else (low, high)
+        out[i] = large if codes[plane + i // 8] & bit else small
 
 
 @_part
@@ -268,15 +384,11 @@ def _read(codec, codes, scale, factor, size, spare, out):
     if codec == INT4:
         high = out[codes.size : size]
         for i in range(codes.size):
-            out[i] = _F32(_I32(codes[i] & _U8(15)) - _I32(8)) * factor
+            out[i] = _F32(_I32(_I32(codes[i] & _U8(15)) - _I32(8))) * factor
         for i in range(high.size):
-            high[i] = _F32(np.int8(codes[i]) >> np.int8(4)) * factor
+            high[i] = _F32(_I32(_I32(np.int8(codes[i])) >> _I32(4))) * factor
     elif codec == INT2:
-        signs, sizes = spare[0], spare[1]
-        plane = (size + 7) // 8
-        _spread(codes[:plane], signs)
-        _spread(codes[plane:], sizes)
-        _read_flags(signs, sizes, scale, factor, size, out)
+        _read_int2(codes, scale, factor, size, out)
     elif codec == INT8:
         for i in range(size):
             out[i] = _F32(np.int8(codes[i])) * factor
@@ -288,7 +400,7 @@ def _read(codec, codes, scale, factor, size, spare, out):
             for i in range(size):
                 shifted[i] = (shifted[i] if place else _U8(0)) + (flags[i] << _U8(place))
         for i in range(size):
-            out[i] = _F32(_I32(shifted[i]) - _I32(3)) * factor
+            out[i] = _F32(_I32(_I32(shifted[i]) - _I32(3))) * factor
     else:
         bits = out.view(np.int32)
         for i in range(size):
@@ -299,16 +411,13 @@ def _read(codec, codes, scale, factor, size, spare, out):
 
 
 @_part
-def _read_back(codec, scale, codes, spare, size, out):
-    """Set ``out`` to the values of the bytes that ``_write`` has just written.
+def _fetch(array, start):
+    """Fetch the beginning of the next block, which may lie beyond the array, during this one.
 
-    Its flags of int2 are still in ``spare``.
+    The processor goes on by itself where lines are read in order, but not into another page.
     """
-    factor = _scale_of(scale)
-    if codec == INT2:
-        _read_flags(spare[2], spare[0], factor, factor, size, out)
-    else:
-        _read(codec, codes, factor, factor, size, spare, out)
+    for i in range(FETCHED_LINES):
+        _fetch_line(_place(array, start) + _U64(LINE_BYTES * i))
 
 
 # The kernels. All take the tiles of a range of units.
@@ -342,10 +451,14 @@ def encode(codec, tiles, base, values, out, rest):
                     work[i] = now[i]
             scale = _at(out, tile[SCALES_AT] + row * tile[SCALE_STEP], 4)
             codes = _at(out, tile[CODES_AT] + row * tile[CODE_STEP], tile[CODE_BYTES])
+            _fetch(values, tile[START] + (row + 1) * size)
             if not _write(codec, work, bits, spare, size, scale, codes):
                 return tile[UNIT] + row * tile[UNIT_STEP]
+            if base.size:
+                _fetch(base, tile[START] + (row + 1) * size)
             if rest.size:
-                _read_back(codec, scale, codes, spare, size, work)
+                factor = _scale_of(scale)
+                _read(codec, codes, factor, factor, size, spare, work)
                 before = _at(base, tile[START] + row * size, size)
                 after = _at(rest, tile[START] + row * size, size)
                 for i in range(size):
@@ -385,13 +498,15 @@ def merge(codecs, given, made, addresses, length, weights, out, rest):
             scale = _at(out, tile[SCALES_AT] + row * tile[SCALE_STEP], 4)
             codes = _at(out, tile[CODES_AT] + row * tile[CODE_STEP], tile[CODE_BYTES])
             if rest.size:
+                _fetch(rest, tile[START] + (row + 1) * size)
                 left = _at(rest, tile[START] + row * size, size)
                 for i in range(size):
                     left[i] = work[i]
             if not _write(target, work, bits, spare, size, scale, codes):
                 return tile[UNIT] + row * tile[UNIT_STEP]
             if rest.size:
-                _read_back(target, scale, codes, spare, size, more)
+                factor = _scale_of(scale)
+                _read(target, codes, factor, factor, size, spare, more)
                 for i in range(size):
                     left[i] = left[i] - more[i]
     return -1
@@ -409,6 +524,7 @@ def decode(codec, tiles, data, weights, action, out):
             factor = scale * weights[tile[UNIT] + row * tile[UNIT_STEP]]
             codes = _at(data, tile[CODES_AT] + row * tile[CODE_STEP], tile[CODE_BYTES])
             result = _at(out, tile[START] + row * size, size)
+            _fetch(out, tile[START] + (row + 1) * size)
             if action == ADD:
                 _read(codec, codes, scale, factor, size, spare, work)
                 for i in range(size):
@@ -428,6 +544,8 @@ def step(codec, tiles, data, theta, momentum, eta, mu, out):
         for row in range(tile[ROWS]):
             scale = _scale_of(_at(data, tile[SCALES_AT] + row * tile[SCALE_STEP], 4))
             codes = _at(data, tile[CODES_AT] + row * tile[CODE_STEP], tile[CODE_BYTES])
+            _fetch(theta, tile[START] + (row + 1) * size)
+            _fetch(out, tile[START] + (row + 1) * size)
             _read(codec, codes, scale, scale, size, spare, work)
             before = _at(theta, tile[START] + row * size, size)
             after = _at(out, tile[START] + row * size, size)

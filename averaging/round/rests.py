@@ -46,8 +46,7 @@ class Rest:
         with arithmetic():
             for start in range(0, part.size, SUM_TILE):  # of each, both passes in the cache
                 tile = slice(start, start + SUM_TILE)
-                np.multiply(self.values[tile], rounded, out=self.values[tile])
-                np.add(part[tile], self.values[tile], out=part[tile])
+                np.add(part[tile], self.values[tile] * rounded, out=part[tile])
 
 
 class Rests:
