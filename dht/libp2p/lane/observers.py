@@ -98,7 +98,7 @@ class Observers:
         opening, connections, seen = Opening(), [], []
         strangers = others = None
         try:
-            observers = [each for each in await self.outside.observers() if ":" not in each[1]]
+            observers = [each for each in await self.outside.observers() if _is_ipv4(each[1])]
             for peer, ip in observers[:ROUTER_OBSERVERS_MAX]:
                 observed = await self._observe(opening, peer, ip)
                 if observed is None:
@@ -122,29 +122,27 @@ class Observers:
     async def outer_addresses(self, opening: Opening) -> AsyncIterator[tuple[Address, Address]]:
         """The outer addresses of a port; the second may be ``NO_ADDRESS``.
 
-        One that a peer outside sees, which a connection to that peer keeps open, and this machine's
-        own of IPv6, which needs nobody: routers translate no address of IPv6.
+        One of IPv4 that a peer outside sees, which a connection to that peer keeps open, and this
+        machine's own of IPv6, which needs nobody: routers translate no address of IPv6.
         """
         ipv6 = (opening.ipv6, opening.port) if opening.ipv6 else NO_ADDRESS
         async with self._seen_address(opening) as seen:
-            if seen is None and ipv6 == NO_ADDRESS:
-                raise OSError("no connected peer can tell this peer's outer address")
-            if seen is None or ":" in seen[0]:
-                yield seen or ipv6, NO_ADDRESS
-            else:
+            if seen is not None:
                 yield seen, ipv6
+            elif ipv6 != NO_ADDRESS:
+                yield ipv6, NO_ADDRESS
+            else:
+                raise OSError("no connected peer can tell this peer's outer address")
 
     @asynccontextmanager
     async def _seen_address(self, opening: Opening) -> AsyncIterator[Address | None]:
-        """The address that a peer outside sees; ``None`` if no peer can tell.
+        """The address of IPv4 that a peer outside sees; ``None`` if no peer can tell.
 
         Where no peer outside has a lane, the router is taken to keep the port's number. Peers that
-        could not be dialled lately are asked last: they are behind routers themselves. Those that
-        are connected over IPv6 see no address of IPv4.
+        could not be dialled lately are asked last: they are behind routers themselves.
         """
-        observers = sorted(
-            await self.outside.observers(), key=lambda each: (self.is_shut(each[0]), ":" in each[1])
-        )
+        observers = [each for each in await self.outside.observers() if _is_ipv4(each[1])]
+        observers.sort(key=lambda each: self.is_shut(each[0]))
         for peer, host in observers[:OBSERVERS_MAX]:
             observed = await self._observe(opening, peer, host)
             if observed is None:
@@ -159,7 +157,7 @@ class Observers:
             ip = ""
             with contextlib.suppress(DhtError):  # not around yield: that of the block passes
                 ip = await self.outside.seen_by(peer)
-            if is_outer(ip):
+            if is_outer(ip) and _is_ipv4(ip):
                 yield ip, opening.port
                 return
         yield None
@@ -187,3 +185,7 @@ class Observers:
             with contextlib.suppress(DhtError):
                 return await self.outside.call(peer, KNOCK_PROTOCOL, encode(Knock(port))) == LET_IN
         return None
+
+
+def _is_ipv4(ip: str) -> bool:
+    return ":" not in ip

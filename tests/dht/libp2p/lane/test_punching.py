@@ -45,6 +45,7 @@ from tests.dht.libp2p.lane_ends import (
 from tests.integration.loopback import WAIT_S
 
 HERE_IPV6 = "::1"
+DORA = PeerId("dora")
 
 OFFER = PunchOffer("203.0.113.7", 7700, bytes(NUMBER_BYTES), bytes(KEY_BYTES), bytes(KEY_BYTES))
 
@@ -166,6 +167,44 @@ async def test_a_peer_without_an_outer_address_of_ipv4_is_met_over_ipv6(
     outside.seen = ""
     assert await anna.lane.reach(BORIS) is None
     await closed(anna, boris)
+
+
+async def test_peers_that_see_an_address_of_ipv6_do_not_hide_that_of_ipv4(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a peer without IPv6 could not be met any more. Clara has no lane."""
+    monkeypatch.setattr(punching, "own_ipv6", lambda: "2a00:78:1:1::2")
+    anna, _, outside = hidden()
+    dora = End(DORA, PATIENT)
+    dora.lane.start([HERE_IPV6])
+    anna.others[DORA] = dora
+    found = {CLARA: HERE, DORA: HERE_IPV6}
+
+    async def observing() -> Sequence[tuple[PeerId, str]]:
+        return list(found.items())
+
+    async def seen_by(peer: PeerId) -> str:
+        return HERE_IPV6 if peer == DORA else HERE
+
+    monkeypatch.setattr(outside, "observers", observing)
+    monkeypatch.setattr(outside, "seen_by", seen_by)
+    named = [await addresses_of(anna)]
+    del anna.others[DORA]
+    found = {DORA: HERE, CLARA: HERE}  # its daemon is connected over both, its lane is off
+    named.append(await addresses_of(anna))
+    await closed(anna, dora)
+    assert [ip for (ip, _), _ in named] == [HERE, HERE]
+
+
+async def addresses_of(end: End) -> tuple[tuple[str, int], tuple[str, int]]:
+    """What an end names in a call to a meeting."""
+    opening = Opening()
+    asks = end.lane._meetings.observers  # type: ignore[union-attr]
+    try:
+        async with asks.outer_addresses(opening) as named:
+            return named
+    finally:
+        opening.close()
 
 
 async def test_a_peer_of_an_older_release_reads_the_first_address_alone() -> None:
