@@ -58,6 +58,8 @@ class Opening:
         self._listeners = [_listening(socket.AF_INET, 0)]
         with contextlib.suppress(OSError):  # no IPv6 here, or somebody else has its port
             self._listeners.append(_listening(socket.AF_INET6, self.port))
+        self.ipv6 = own_ipv6() if len(self._listeners) > 1 else ""
+        """This machine's public IPv6 address; empty without one, or if the port is of IPv4 only."""
 
     def __repr__(self) -> str:
         return f"Opening({self.port})"
@@ -67,18 +69,16 @@ class Opening:
         port: int = self._listeners[0].getsockname()[1]
         return port
 
-    @property
-    def ipv6(self) -> str:
-        """This machine's public IPv6 address; empty without one, or if the port is of IPv4 only."""
-        return own_ipv6() if len(self._listeners) > 1 else ""
-
     def close(self) -> None:
         for listener in self._listeners:
             listener.close()
 
     async def dial(self, ip: str, port: int) -> socket.socket:
         """A connection from this port. Raises ``OSError``."""
-        dialling = _bound(socket.AF_INET6 if ":" in ip else socket.AF_INET, self.port)
+        # A machine may have several addresses of IPv6. Only the one that the other side dials gets
+        # its packets through the router.
+        family, own = (socket.AF_INET6, self.ipv6) if ":" in ip else (socket.AF_INET, "")
+        dialling = _bound(family, self.port, own)
         try:
             await asyncio.get_running_loop().sock_connect(dialling, (ip, port))
         except BaseException:
@@ -170,8 +170,11 @@ def _listening(family: socket.AddressFamily, port: int) -> socket.socket:
     return listener
 
 
-def _bound(family: socket.AddressFamily, port: int) -> socket.socket:
-    """A socket for one end of a connection from this port, which others may share."""
+def _bound(family: socket.AddressFamily, port: int, own: str = "") -> socket.socket:
+    """A socket for one end of a connection from this port, which others may share.
+
+    ``own``: the address, if only one is meant.
+    """
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -179,7 +182,7 @@ def _bound(family: socket.AddressFamily, port: int) -> socket.socket:
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         made.setblocking(False)
-        made.bind(("", port))
+        made.bind((own, port))
     except BaseException:
         made.close()
         raise

@@ -207,6 +207,23 @@ async def addresses_of(end: End) -> tuple[tuple[str, int], tuple[str, int]]:
         opening.close()
 
 
+async def test_an_opening_dials_over_ipv6_from_no_address_but_the_one_that_it_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel may prefer another one, whose packets the router of the other side keeps out."""
+    monkeypatch.setattr(punching, "own_ipv6", lambda: "2a00:78:1:1::2")  # just lost
+    lost = Opening()
+    monkeypatch.setattr(punching, "own_ipv6", lambda: HERE_IPV6)
+    kept = Opening()
+    with pytest.raises(OSError, match="assign"):
+        (await lost.dial(HERE_IPV6, kept.port)).close()
+    dialled = await kept.dial(HERE_IPV6, lost.port)
+    assert dialled.getsockname()[:2] == (HERE_IPV6, kept.port)
+    dialled.close()
+    for opening in (lost, kept):
+        opening.close()
+
+
 async def test_a_peer_of_an_older_release_reads_the_first_address_alone() -> None:
     class OldPunch(msgspec.Struct, array_like=True):
         ip: str
