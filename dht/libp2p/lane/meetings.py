@@ -27,7 +27,7 @@ from dht.errors import NOT_SERVED, CallRefused, DhtError, PeerUnreachable
 from dht.identity import PeerId
 from dht.libp2p.framing.sealing import NUMBER_BYTES, Ticket
 from dht.libp2p.lane.connection import Connection, Holder, Partner, Path, ticket_of
-from dht.libp2p.lane.observers import Observers, Outside
+from dht.libp2p.lane.observers import Address, Observers, Outside
 from dht.libp2p.lane.punching import Opening
 from dht.libp2p.lane.relaying import NO_BULK, reach_through
 from dht.libp2p.lane.settings import RELAY_S, RETRY_MAX_S, LaneSettings
@@ -167,7 +167,6 @@ class Meetings:
                 offer = decode(
                     PunchOffer, await self.outside.call(peer, PUNCH_PROTOCOL, encode(punch))
                 )
-                self._check(offer.addresses)
                 await self._meet_at(offer, opening, peer, known)
         finally:
             opening.close()
@@ -176,10 +175,11 @@ class Meetings:
     async def _meet_at(
         self, offer: PunchOffer, opening: Opening, peer: PeerId, known: Partner
     ) -> None:
+        addresses = self._dialled_of(offer.addresses)
         try:
             async with (
                 asyncio.timeout(self.settings.meeting_s),
-                opening.meeting(offer.addresses) as found,
+                opening.meeting(addresses) as found,
             ):
                 while True:
                     dialled = await found.get()
@@ -251,23 +251,37 @@ class Meetings:
         punch = decode(Punch, request)
         if not self._calls.spend(peer, self._now):
             raise ValueError(f"more than {MEETINGS_PER_MINUTE} calls to meetings in a minute")
-        self._check(punch.addresses)
         if self._under_way >= self.settings.meetings_max:
             raise ValueError(f"more than {self.settings.meetings_max} meetings at once")
+        addresses = self._dialled_of(punch.addresses)
         self._under_way += 1
         ready: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.lane.spawn(self._host_meeting(peer, punch, ready), f"meeting {peer}")
+        self.lane.spawn(self._host_meeting(peer, addresses, ready), f"meeting {peer}")
         return await ready
 
-    def _check(self, addresses: Sequence[tuple[str, int]]) -> None:
-        """Raise ``ValueError`` if they are not all dialled now because another peer named them."""
-        for ip, _ in addresses:
-            if not is_outer(ip):
-                raise ValueError(f"{ip} is no public address")
-            if not self._dials.spend(place_of(ip), self._now):
-                raise ValueError(f"more than {MEETINGS_PER_MINUTE} meetings at {ip} in a minute")
+    def _dialled_of(self, named: Sequence[Address]) -> list[Address]:
+        """Those that are dialled now although another peer named them. Raises ``ValueError``.
 
-    async def _host_meeting(self, peer: PeerId, punch: Punch, ready: asyncio.Future[bytes]) -> None:
+        The others are left out: the meeting may succeed without them, and somebody else may have
+        named them too often.
+        """
+        reasons = [self._not_dialled(ip) for ip, _ in named]
+        dialled = [each for each, reason in zip(named, reasons, strict=True) if reason is None]
+        if not dialled:
+            raise ValueError("; ".join(reason for reason in reasons if reason is not None))
+        return dialled
+
+    def _not_dialled(self, ip: str) -> str | None:
+        """Why an address is not dialled; ``None``: it is, and counts as dialled once more."""
+        if not is_outer(ip):
+            return f"{ip} is no public address"
+        if self._dials.spend(place_of(ip), self._now):
+            return None
+        return f"more than {MEETINGS_PER_MINUTE} meetings at {ip} in a minute"
+
+    async def _host_meeting(
+        self, peer: PeerId, addresses: Sequence[Address], ready: asyncio.Future[bytes]
+    ) -> None:
         """Take part in a meeting to which ``peer`` has called, once ``ready`` has the offer."""
         opening = None
         try:
@@ -275,7 +289,7 @@ class Meetings:
             async with (
                 asyncio.timeout(self.settings.dial_timeout_s),
                 self.observers.outer_addresses(opening) as (own, other),
-                opening.meeting(punch.addresses) as found,
+                opening.meeting(addresses) as found,
             ):
                 number, ticket = self.lane.issue(peer)
                 keys = ticket.dialler_key, ticket.listener_key

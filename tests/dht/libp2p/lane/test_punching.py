@@ -311,12 +311,48 @@ async def test_dials_over_ipv6_are_limited_by_the_network_of_one_owner() -> None
     anna, boris, _ = hidden(LaneSettings(meetings_max=1000, dial_timeout_s=0.5))
     for number in range(MEETINGS_PER_MINUTE):
         caller = ANNA if number % 2 else CLARA
-        punch = Punch(f"203.0.114.{number}", 7700, f"2a00:78:1:{number:x}::2", 7700)
-        await boris.lane.meet(caller, encode(punch))
+        await boris.lane.meet(caller, encode(Punch(f"2a00:78:1:{number:x}::2", 7700)))
     with pytest.raises(ValueError, match=f"more than {MEETINGS_PER_MINUTE} meetings at 2a00:78:1:"):
-        await boris.lane.meet(CLARA, encode(Punch("203.0.114.99", 7700, "2a00:78:1:99::2", 7700)))
+        await boris.lane.meet(CLARA, encode(Punch("2a00:78:1:99::2", 7700)))
     with pytest.raises(ValueError, match="no public address"):
-        await boris.lane.meet(CLARA, encode(Punch("203.0.114.100", 7700, "fd00::1", 7700)))
+        await boris.lane.meet(CLARA, encode(Punch("fd00::1", 7700)))
+    await closed(anna, boris)
+
+
+async def test_an_address_that_is_not_dialled_does_not_stop_a_meeting_at_the_other_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A member named addresses of a network too often, in which others have homes."""
+    dialled: set[str] = set()
+
+    class Noted(Opening):
+        async def dial(self, ip: str, port: int) -> socket.socket:
+            dialled.add(ip)
+            raise ConnectionRefusedError
+
+    monkeypatch.setattr(meetings, "Opening", Noted)
+    anna, boris, _ = hidden(LaneSettings(meetings_max=1000, dial_timeout_s=0.5))
+    for number in range(MEETINGS_PER_MINUTE):
+        punch = Punch(f"203.0.114.{number}", 7700, f"2a00:78:1:{number:x}::2", 7700)
+        await boris.lane.meet(ANNA, encode(punch))
+    await asyncio.sleep(0.01)
+    dialled.clear()
+    await boris.lane.meet(CLARA, encode(Punch("203.0.114.99", 7700, "2a00:78:1:99::2", 7700)))
+    await boris.lane.meet(CLARA, encode(Punch("203.0.114.100", 7700, "fd00::1", 7700)))
+    await asyncio.sleep(0.2)
+    assert {"203.0.114.99", "203.0.114.100"} <= dialled
+    assert not {"2a00:78:1:99::2", "fd00::1"} & dialled
+    await closed(anna, boris)
+
+
+async def test_a_meeting_for_which_there_is_no_room_does_not_count_as_dials() -> None:
+    anna, boris, _ = hidden(LaneSettings(meetings_max=1, dial_timeout_s=0.3))
+    await boris.lane.meet(ANNA, encode(Punch("203.0.114.1", 7700)))
+    for number in range(MEETINGS_PER_MINUTE):
+        with pytest.raises(ValueError, match="more than 1 meetings"):
+            await boris.lane.meet(PeerId(f"peer{number}"), encode(Punch(HERE, 1024)))
+    await asyncio.sleep(0.5)
+    await boris.lane.meet(CLARA, encode(Punch(HERE, 1024)))
     await closed(anna, boris)
 
 
