@@ -28,7 +28,7 @@ from dht.identity import PeerId
 from dht.libp2p.framing.sealing import NUMBER_BYTES, Ticket
 from dht.libp2p.lane.connection import Connection, Holder, Partner, Path, ticket_of
 from dht.libp2p.lane.observers import Address, Observers, Outside
-from dht.libp2p.lane.punching import Opening
+from dht.libp2p.lane.punching import Opening, is_near
 from dht.libp2p.lane.relaying import NO_BULK, reach_through
 from dht.libp2p.lane.settings import RELAY_S, RETRY_MAX_S, LaneSettings
 from dht.libp2p.lane.wire import (
@@ -275,6 +275,8 @@ class Meetings:
         """Why an address is not dialled; ``None``: it is, and counts as dialled once more."""
         if not is_outer(ip):
             return f"{ip} is no public address"
+        if is_near(ip):
+            return f"{ip} is of this machine or its own network"
         if self._dials.spend(place_of(ip), self._now):
             return None
         return f"more than {MEETINGS_PER_MINUTE} meetings at {ip} in a minute"

@@ -32,6 +32,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from ipaddress import ip_address, ip_network
 
 from dht.libp2p.lane.wire import is_outer
 
@@ -44,7 +45,7 @@ AGAIN_S = 0.1
 
 BACKLOG = 4
 
-ANYWHERE_IPV6 = ("2000::1", 9)
+ANYWHERE_IPV6 = "2000::1"
 """An address that stands for all public ones, to learn the own one. Nothing is sent there."""
 
 
@@ -150,13 +151,27 @@ async def _hand_over(connected: socket.socket, found: asyncio.Queue[socket.socke
 
 def own_ipv6() -> str:
     """The public IPv6 address from which this machine reaches others; empty: it has none."""
-    with (
-        contextlib.suppress(OSError),
-        socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe,
-    ):
-        probe.connect(ANYWHERE_IPV6)  # sends nothing
-        ip: str = probe.getsockname()[0]
-        return ip if is_outer(ip) else ""
+    own = _own_address_towards(ANYWHERE_IPV6)
+    return own if is_outer(own) else ""
+
+
+def is_near(ip: str) -> bool:
+    """Say whether an address is this machine's own, or one of IPv6 in its network (/64).
+
+    A router keeps others away from services there, and would not keep this machine away.
+    """
+    own = _own_address_towards(ip).partition("%")[0]
+    network = f"{own}/{64 if ':' in own else 32}"
+    return own != "" and ip_address(ip) in ip_network(network, strict=False)
+
+
+def _own_address_towards(ip: str) -> str:
+    """The address from which this machine would reach another one; empty: it could not."""
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((ip, 9))  # sends nothing
+        own: str = probe.getsockname()[0]
+        return own
     return ""
 
 

@@ -54,6 +54,7 @@ OFFER = PunchOffer("203.0.113.7", 7700, bytes(NUMBER_BYTES), bytes(KEY_BYTES), b
 def _loopback_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (meetings, observers):
         monkeypatch.setattr(module, "is_outer", with_loopback)
+    monkeypatch.setattr(meetings, "is_near", lambda ip: False)
 
 
 def hidden(settings: LaneSettings = PATIENT) -> tuple[End, End, OnLoopback]:
@@ -294,6 +295,27 @@ async def test_nobody_is_sent_to_dial_a_private_address_or_into_too_many_meeting
     await closed(anna, boris)
 
 
+async def test_nobody_is_sent_to_services_of_its_own_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The called peer chooses the first bytes of what the caller would send there."""
+    anna, boris, _ = hidden(LaneSettings(meeting_s=1.0))
+    monkeypatch.setattr(meetings, "is_near", punching.is_near)
+    with socket.create_server((HERE_IPV6, 0), family=socket.AF_INET6) as service:
+        service.setblocking(False)
+
+        async def named(peer: PeerId, protocol: str, message: bytes) -> bytes:
+            there = HERE_IPV6, service.getsockname()[1]
+            return encode(PunchOffer(*there, b"flush_all\r\n.....", bytes(32), bytes(32)))
+
+        monkeypatch.setattr(anna.lane._meetings.outside, "call", named)  # type: ignore[union-attr]
+        reason = await anna.lane.reach(BORIS)
+        with pytest.raises(BlockingIOError):
+            service.accept()[0].close()
+    assert "its own network" in str(reason)
+    await closed(anna, boris)
+
+
 async def test_one_member_has_a_third_party_dialled_a_few_times_a_minute() -> None:
     """Each meeting dials the address; 40 members would flood it."""
     port = 1024  # nobody listens there, and no opening gets it
@@ -382,6 +404,22 @@ async def test_an_address_that_refuses_is_dialled_less_and_less_often() -> None:
         await asyncio.sleep(1.0)
     opening.close()
     assert 2 <= dials <= 4, "at 0, 0.1, 0.3 and 0.7 s"
+
+
+def test_addresses_of_this_machine_and_its_ipv6_network_are_near(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert punching.is_near(HERE) and punching.is_near(HERE_IPV6)
+    for own, ip, near in (
+        ("2a00:78:1:1::2", "2a00:78:1:1:ffff::3", True),
+        ("2a00:78:1:1::2", "2a00:78:1:2::2", False),
+        ("203.0.114.7", "203.0.114.7", True),
+        ("203.0.114.7", "203.0.114.8", False),
+        ("fe80::1%eth0", "2a00:78:1:1::2", False),
+        ("", "2a00:78:1:1::2", False),
+    ):
+        monkeypatch.setattr(punching, "_own_address_towards", lambda _, own=own: own)
+        assert punching.is_near(ip) == near
 
 
 def test_only_public_addresses_are_outer() -> None:
