@@ -313,13 +313,14 @@ def network_of(address: Multiaddr) -> str | None:
 
 
 def place_of(ip: str) -> str:
-    """What limits of dials count by: an IPv4 address, or an IPv6 network that one owner may have.
+    """What limits count by: an IPv4 address, or an IPv6 network (/48) that one owner may have.
 
     Of IPv4 even one address may belong to many.
     """
     if ":" not in ip:
         return ip
-    return str(ipaddress.ip_network((ip, _OWNED_PREFIX[6]), strict=False))
+    in_any_zone = ip.partition("%")[0]
+    return str(ipaddress.ip_network((in_any_zone, _OWNED_PREFIX[6]), strict=False))
 
 
 def port_of(address: Multiaddr) -> int:

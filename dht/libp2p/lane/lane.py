@@ -37,6 +37,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from ipaddress import ip_address
 from typing import Any
 
+from dht.addresses import place_of
 from dht.errors import DhtError, HostClosed
 from dht.identity import PeerId
 from dht.libp2p.framing.frame_stream import FrameStream
@@ -296,15 +297,15 @@ class Lane:
         return connection
 
     def _drop_a_stranger(self) -> None:
-        """Drop the oldest connection from the address that has the most strangers.
+        """Drop the oldest connection from the place that has the most strangers.
 
-        Who has a ticket shows it at once. So a flood from few addresses drops only its own
+        Who has a ticket shows it at once. So a flood from few places drops only its own
         connections, and one from many has to be as quick as an honest peer's round trip.
         """
-        addresses = {each: _address_of(dialled) for each, dialled in self._strangers.items()}
-        counts = Counter(addresses.values())
+        places = {each: _place_at(dialled) for each, dialled in self._strangers.items()}
+        counts = Counter(places.values())
         most = max(counts, key=counts.__getitem__)
-        oldest = next(each for each, address in addresses.items() if address == most)
+        oldest = next(each for each, place in places.items() if place == most)
         self.counters["refused"] += 1
         del self._served[oldest]
         with contextlib.suppress(OSError):
@@ -640,13 +641,12 @@ class Lane:
                 known.idle.remove(connection)
 
 
-def _address_of(dialled: socket.socket) -> str:
-    """The address at the other end; empty if it is gone."""
+def _place_at(dialled: socket.socket) -> str:
+    """The address at the other end, or its IPv6 network; empty if it is gone."""
     try:
-        address: str = dialled.getpeername()[0]
+        return place_of(dialled.getpeername()[0])
     except OSError:
         return ""
-    return address
 
 
 async def _number_from(dialled: socket.socket) -> bytes:

@@ -380,6 +380,38 @@ async def test_a_flood_from_one_address_drops_its_own_connections() -> None:
             writer.transport.abort()
 
 
+class From(socket.socket):
+    """One end of a connection, as if the other end had this address."""
+
+    address = ""
+
+    def getpeername(self) -> tuple[str, int, int, int]:
+        return self.address, 7700, 0, 0
+
+
+async def test_a_flood_from_one_ipv6_network_drops_its_own_connections() -> None:
+    """One owner has so many addresses that no two connections need to share one."""
+    ends: list[socket.socket] = []
+
+    def comes_from(address: str) -> From:
+        here, there = socket.socketpair()
+        come = From(fileno=here.detach())
+        come.address = address
+        ends.extend((come, there))
+        return come
+
+    async with pair(there=LaneSettings(strangers_max=3)) as (_, boris):
+        honest = boris.lane.admit(comes_from("2606:4700::1"), Path.DIRECT)
+        for number in range(9):
+            boris.lane.admit(comes_from(f"2a00:78:1:{number:x}::1"), Path.DIRECT)
+        assert boris.lane.counters["refused"] == 7
+        assert honest in boris.lane._strangers
+        near = boris.lane.admit(comes_from("fe80::1%eth0"), Path.DIRECT)
+        assert near in boris.lane._strangers
+    for end in ends:
+        end.close()
+
+
 async def test_there_is_a_limit_to_connections_with_one_peer() -> None:
     few = LaneSettings(wait_s=5.0, per_peer_max=2)
     async with pair(few, few) as (anna, boris):
