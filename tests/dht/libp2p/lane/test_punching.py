@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
+from pathlib import Path as FilePath
 
 import msgspec
 import pytest
@@ -42,7 +43,7 @@ from tests.dht.libp2p.lane_ends import (
     one_round,
     with_loopback,
 )
-from tests.integration.loopback import WAIT_S
+from tests.integration.loopback import WAIT_S, until
 
 HERE_IPV6 = "::1"
 DORA = PeerId("dora")
@@ -68,6 +69,10 @@ def hidden(settings: LaneSettings = PATIENT) -> tuple[End, End, OnLoopback]:
         outsides.append(outside)
         end.lane = Lane(settings, ask=end.ask, where=end.where, serve=end.serve, outside=outside)
     return anna, boris, outsides[0]
+
+
+def files_open() -> int:
+    return len(list(FilePath("/proc/self/fd").iterdir()))
 
 
 async def test_two_ports_that_dial_each_other_make_one_connection() -> None:
@@ -157,6 +162,36 @@ async def test_peers_that_both_have_ipv6_meet_over_it_where_ipv4_fails(
     assert await anna.lane.reach(BORIS) is None
     assert anna.lane.paths()[BORIS] is Path.PUNCHED
     await one_round(anna, boris, 1000)
+    await closed(anna, boris)
+
+
+async def test_of_connections_over_ipv4_and_ipv6_one_is_kept_and_the_other_one_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    families: list[int] = []
+    all_up = asyncio.Barrier(4)  # neither side takes one before it has both
+    hand_over = punching._hand_over
+
+    async def noted(connected: socket.socket, found: asyncio.Queue[socket.socket]) -> None:
+        families.append(connected.family)
+        await all_up.wait()
+        await hand_over(connected, found)
+
+    monkeypatch.setattr(punching, "_hand_over", noted)
+    monkeypatch.setattr(punching, "own_ipv6", lambda: HERE_IPV6)
+    before = files_open()
+    anna, boris, _ = hidden()
+    for _ in range(3):
+        families.clear()
+        assert await anna.lane.reach(BORIS) is None
+        assert sorted(families) == sorted(2 * [socket.AF_INET, socket.AF_INET6])
+        await one_round(anna, boris, 1000)
+        await until(lambda: not boris.lane._strangers, timeout_s=WAIT_S)
+        assert (anna.lane.connections, boris.lane.connections) == (1, 1)
+        assert boris.lane._meetings._under_way == 0  # type: ignore[union-attr]
+        assert files_open() == before + 2, "one connection, and both ends"
+        anna.lane.forget(BORIS)
+        await until(lambda: boris.lane.connections == 0, timeout_s=WAIT_S)
     await closed(anna, boris)
 
 
