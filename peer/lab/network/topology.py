@@ -182,7 +182,7 @@ _ROUTER_RULES_IPV6 = """\
 table ip6 router {
   chain through {
     type filter hook forward priority filter
-    iifname "outer" ct state new drop
+    iifname "outer" ct state { new, invalid } drop
   }
 }
 """
