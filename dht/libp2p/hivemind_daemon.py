@@ -47,6 +47,7 @@ from dht.libp2p.hivemind_patches import (
     p2pclient,
     p2pd_pb2,
 )
+from dht.libp2p.lane.punching import own_address_towards
 
 _logger = logging.getLogger("dht.p2pd")
 
@@ -121,11 +122,28 @@ class DaemonSettings:
             flags |= {
                 "autoRelay": True,
                 "relayDiscovery": False,
-                "trustedRelays": ",".join(map(str, self.relays)),
+                "trustedRelays": ",".join(map(str, one_of_each(self.relays))),
             }
         if self.reachability != "auto":
             flags[f"forceReachability{self.reachability.capitalize()}"] = 1
         return flags
+
+
+def one_of_each(relays: Sequence[Multiaddr]) -> list[Multiaddr]:
+    """One address of each relay: the first one to which this machine has a route, if any.
+
+    The daemon would wait for minutes for as many relays as it was given addresses, and meanwhile
+    ask none of them for a place.
+    """
+    found: dict[PeerId | None, Multiaddr] = {}
+    for relay in sorted(relays, key=lambda relay: not _has_route(relay)):
+        found.setdefault(addresses.peer_of(relay), relay)
+    return list(found.values())
+
+
+def _has_route(address: Multiaddr) -> bool:
+    ip = addresses.ip_of(address)
+    return ip is None or own_address_towards(ip) != ""
 
 
 def processors(count: int) -> int:

@@ -151,7 +151,7 @@ async def _hand_over(connected: socket.socket, found: asyncio.Queue[socket.socke
 
 def own_ipv6() -> str:
     """The public IPv6 address from which this machine reaches others; empty: it has none."""
-    own = _own_address_towards(ANYWHERE_IPV6)
+    own = own_address_towards(ANYWHERE_IPV6)
     return own if is_outer(own) else ""
 
 
@@ -160,12 +160,12 @@ def is_near(ip: str) -> bool:
 
     A router keeps others away from services there, and would not keep this machine away.
     """
-    own = _own_address_towards(ip).partition("%")[0]
+    own = own_address_towards(ip).partition("%")[0]
     network = f"{own}/{64 if ':' in own else 32}"
     return own != "" and ip_address(ip) in ip_network(network, strict=False)
 
 
-def _own_address_towards(ip: str) -> str:
+def own_address_towards(ip: str) -> str:
     """The address from which this machine would reach another one; empty: it could not."""
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -453,7 +453,7 @@ def test_addresses_of_this_machine_and_its_ipv6_network_are_near(
         ("fe80::1%eth0", "2a00:78:1:1::2", False),
         ("", "2a00:78:1:1::2", False),
     ):
-        monkeypatch.setattr(punching, "_own_address_towards", lambda _, own=own: own)
+        monkeypatch.setattr(punching, "own_address_towards", lambda _, own=own: own)
         assert punching.is_near(ip) == near
 
 
