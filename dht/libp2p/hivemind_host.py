@@ -803,15 +803,27 @@ class _Outside:
         return await self._host.call(peer, protocol, message, timeout_s=DAEMON_TIMEOUT_S)
 
     async def observers(self) -> list[tuple[PeerId, str]]:
-        connections = await self._host.connections()
-        direct = [c for c in connections if not c.relayed]
-        return [
-            (c.peer, ip) for c in direct if is_outer(ip := address_rules.ip_of(c.address) or "")
-        ]
+        relays = self._host._settings.daemon.relays
+        return outside(await self._host.connections(), relays)
 
     async def seen_by(self, peer: PeerId) -> str:
         reply = await self._host.call(peer, SEEN_PROTOCOL, b"", timeout_s=DAEMON_TIMEOUT_S)
         return reply.decode("ascii", "replace")
+
+
+def outside(
+    connections: Iterable[Connection], relays: Iterable[Multiaddr]
+) -> list[tuple[PeerId, str]]:
+    """Directly connected peers on the internet, and their IP addresses.
+
+    A relay comes with all addresses at which this host was told to use it: the daemon prefers IPv6,
+    and sees of such a relay no address of IPv4, at which the relay could tell this host's own.
+    """
+    found = [(c.peer, address_rules.ip_of(c.address)) for c in connections if not c.relayed]
+    there = {peer for peer, _ in found}
+    told = [(address_rules.peer_of(at), address_rules.ip_of(at)) for at in relays]
+    found += [(peer, ip) for peer, ip in told if peer is not None and peer in there]
+    return [(peer, ip) for peer, ip in dict.fromkeys(found) if ip is not None and is_outer(ip)]
 
 
 _NO_NEWS = re.compile(r"^(failed to dial( \w+)?: )+")

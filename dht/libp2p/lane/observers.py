@@ -50,7 +50,7 @@ class Outside(Protocol):
         ...
 
     async def observers(self) -> Sequence[tuple[PeerId, str]]:
-        """Directly connected peers on the internet, and their IP addresses."""
+        """Directly connected peers on the internet, and their IP addresses: one or several."""
         ...
 
     async def seen_by(self, peer: PeerId) -> str:
@@ -98,7 +98,10 @@ class Observers:
         opening, connections, seen = Opening(), [], []
         strangers = others = None
         try:
-            observers = [each for each in await self.outside.observers() if _is_ipv4(each[1])]
+            every = await self.outside.observers()
+            observers = [each for each in every if _is_ipv4(each[1])]
+            over_ipv6 = {peer for peer, ip in every if not _is_ipv4(ip)}  # they would knock there
+            knocking = [each for each in observers if each[0] not in over_ipv6]
             for peer, ip in observers[:ROUTER_OBSERVERS_MAX]:
                 observed = await self._observe(opening, peer, ip)
                 if observed is None:
@@ -107,8 +110,9 @@ class Observers:
                 seen.append(observed[1])
                 if len(seen) == 1:  # nothing was sent to any other address yet
                     _, port = observed[1]
-                    others = await self._knocks([peer], port)
-                    elsewhere = [other for other, at in observers if at != ip]
+                    again = [other for other, at in knocking if other == peer]
+                    others = await self._knocks(again, port)
+                    elsewhere = [other for other, at in knocking if at != ip]
                     strangers = await self._knocks(elsewhere, port)
             return RouterView(
                 opening.port, tuple(seen), strangers, others, has_ipv6=bool(opening.ipv6)

@@ -1,11 +1,11 @@
 """One host of ``test_meetings``, started as a process of its own.
 
-``relay ADDRESS LANE`` relays control messages, has a lane if LANE is ``on`` or ``relaying``, and
+``relay ADDRESSES LANE`` relays control messages, has a lane if LANE is ``on`` or ``relaying``, and
 relays bulk data if it is ``relaying``.
-``home NUMBER RELAY OTHERS...`` can be reached only through the relay. It opens a direct connection
+``home NUMBER RELAYS OTHERS...`` can be reached only through the relay. It opens a direct connection
 to each of the others, one after the other, and sends a megabyte over it.
 ``look NUMBER OUTSIDE...`` is connected with these peers outside and prints the kind of its router.
-Each step is a line on stdout.
+Several addresses of one host are separated by commas. Each step is a line on stdout.
 """
 
 from __future__ import annotations
@@ -37,26 +37,30 @@ async def everybody(peer: PeerId, other: PeerId) -> str | None:
     return None
 
 
-async def relay(address: str, lane: str, number: str = "1") -> None:
+def addresses(text: str) -> tuple[Multiaddr, ...]:
+    return tuple(map(Multiaddr, text.split(",")))
+
+
+async def relay(listen: str, lane: str, number: str = "1") -> None:
     daemon = DaemonSettings(
-        listen=(Multiaddr(address),), serve_as_relay=True, reachability="public", port_mapping=False
+        listen=addresses(listen), serve_as_relay=True, reachability="public", port_mapping=False
     )
     settings = HostSettings(daemon=daemon, lane=None if lane == "off" else LaneSettings())
     host = await HivemindHost.open(identity(int(number)), settings)
     if host.lane is not None and lane == "relaying":
         host.lane.relay.judge = everybody
         host.lane.relay.set_rate(RELAY_RATE)
-    say("relay", (await host.addresses())[0])
+    say("relay", ",".join(map(str, await host.addresses())))
     await asyncio.Event().wait()
 
 
-async def home(number: int, relay_address: str, others: list[int]) -> None:
-    through = Multiaddr(relay_address)
-    relay_peer = peer_of(through)
+async def home(number: int, relays: str, others: list[int]) -> None:
+    through = addresses(relays)
+    relay_peer = peer_of(through[0])
     assert relay_peer is not None
     daemon = DaemonSettings(
         listen=(Multiaddr("/ip4/0.0.0.0/tcp/0"),),
-        relays=(through,),
+        relays=through,
         reachability="private",
         port_mapping=False,
     )
@@ -70,10 +74,10 @@ async def home(number: int, relay_address: str, others: list[int]) -> None:
         say("swallowed", stream.remote, size, f"relayed={stream.relayed}")
 
     await host.serve_streams(BULK, swallow)
-    await host.connect(relay_peer, [through], timeout_s=10)
+    await host.connect(relay_peer, through, timeout_s=10)
     say("home", number)
     for other in others:
-        await meet(host, other, through)
+        await meet(host, other, through[0])
     say("finished", number)
     await asyncio.Event().wait()
 

@@ -94,6 +94,27 @@ def test_homes_with_ipv6_meet_over_it_where_ipv4_does_not_get_through(
             assert ("PUNCHED" in line) == (name == "caller")
 
 
+def test_a_home_that_is_connected_over_ipv6_meets_one_without_it(processes: Processes) -> None:
+    """The relay still tells the home its address of IPv4."""
+    sites = [
+        Site("public", ipv6=True, one_way_ms=5),
+        Site("called", Nat.PORT_RESTRICTED, one_way_ms=20),
+        Site("caller", Nat.PORT_RESTRICTED, ipv6=True, one_way_ms=20),
+    ]
+    with internet(sites) as net:
+        at = f"/ip4/{net.address('public')}/tcp/{PORT},/ip6/{net.ipv6_address('public')}/tcp/{PORT}"
+        prefix = [sys.executable, "-m", PEER]
+        relay = processes.start([*net.at("public"), *prefix, "relay", at, "on"])
+        address = processes.wait_for_line(relay, "relay ", timeout_s=60).split()[1]
+        processes.start([*net.at("called"), *prefix, "home", "2", address])
+        ipv6_first = ",".join(reversed(address.split(",")))
+        caller = processes.start([*net.at("caller"), *prefix, "home", "3", ipv6_first, "2"])
+        line = processes.wait_for_line(caller, "finished ", timeout_s=120)
+        said = processes.output_of(caller)
+        assert "met 2 " in said and "PUNCHED" in said, said
+        tell(line)
+
+
 def test_two_computers_behind_one_router_need_no_meeting_and_call_homes_elsewhere(
     processes: Processes,
 ) -> None:

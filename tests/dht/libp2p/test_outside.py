@@ -1,0 +1,34 @@
+"""Peers that can tell a host what its router does."""
+
+from __future__ import annotations
+
+import pytest
+from multiaddr import Multiaddr
+
+from dht.host import Connection
+from dht.identity import Identity
+from dht.libp2p.hivemind_host import outside
+
+RELAY, OTHER, AWAY = (Identity.generate().peer_id for _ in range(3))
+
+
+@pytest.mark.parametrize("at", ["/ip6/2a00:78:1::2/tcp/7700", "/ip4/203.0.114.7/tcp/7700"])
+def test_a_relay_that_is_connected_over_ipv6_is_asked_for_the_address_of_ipv4_all_the_same(
+    at: str,
+) -> None:
+    connections = [
+        Connection(RELAY, Multiaddr(at), False),
+        Connection(OTHER, Multiaddr("/ip6/2a00:78:2::2/tcp/7700"), False),
+        Connection(OTHER, Multiaddr(f"/ip4/203.0.114.7/tcp/7700/p2p/{RELAY}/p2p-circuit"), True),
+    ]
+    relays = [
+        Multiaddr(f"/ip4/203.0.114.7/tcp/7700/p2p/{RELAY}"),
+        Multiaddr(f"/ip4/192.168.1.7/tcp/7700/p2p/{RELAY}"),
+        Multiaddr(f"/dns4/example.org/tcp/7700/p2p/{RELAY}"),
+        Multiaddr(f"/ip4/203.0.114.9/tcp/7700/p2p/{AWAY}"),
+    ]
+    found = outside(connections, relays)
+    connected = (RELAY, at.split("/")[2])
+    assert found == list(
+        dict.fromkeys((connected, (OTHER, "2a00:78:2::2"), (RELAY, "203.0.114.7")))
+    )
