@@ -240,6 +240,7 @@ async def test_a_circuit_without_a_byte_is_closed_after_a_while() -> None:
 def _loopback_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (meetings, observers):
         monkeypatch.setattr(module, "is_outer", with_loopback)
+    monkeypatch.setattr(meetings, "is_near", lambda ip: False)
 
 
 class Home(End):
