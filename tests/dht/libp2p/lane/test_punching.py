@@ -48,6 +48,17 @@ from tests.integration.loopback import WAIT_S, until
 HERE_IPV6 = "::1"
 DORA = PeerId("dora")
 
+
+def _has_ipv6() -> bool:
+    try:
+        socket.create_server((HERE_IPV6, 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6, as a container")
+
 OFFER = PunchOffer("203.0.113.7", 7700, bytes(NUMBER_BYTES), bytes(KEY_BYTES), bytes(KEY_BYTES))
 
 
@@ -152,6 +163,7 @@ async def test_peers_that_could_not_be_dialled_are_asked_last_for_the_outer_port
     await closed(anna, boris, clara)
 
 
+@needs_ipv6
 async def test_peers_that_both_have_ipv6_meet_over_it_where_ipv4_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -165,6 +177,7 @@ async def test_peers_that_both_have_ipv6_meet_over_it_where_ipv4_fails(
     await closed(anna, boris)
 
 
+@needs_ipv6
 async def test_of_connections_over_ipv4_and_ipv6_one_is_kept_and_the_other_one_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -195,6 +208,7 @@ async def test_of_connections_over_ipv4_and_ipv6_one_is_kept_and_the_other_one_c
     await closed(anna, boris)
 
 
+@needs_ipv6
 async def test_a_peer_without_an_outer_address_of_ipv4_is_met_over_ipv6(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -243,6 +257,7 @@ async def addresses_of(end: End) -> tuple[tuple[str, int], tuple[str, int]]:
         opening.close()
 
 
+@needs_ipv6
 async def test_an_opening_dials_over_ipv6_from_no_address_but_the_one_that_it_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -330,6 +345,7 @@ async def test_nobody_is_sent_to_dial_a_private_address_or_into_too_many_meeting
     await closed(anna, boris)
 
 
+@needs_ipv6
 async def test_nobody_is_sent_to_services_of_its_own_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -441,6 +457,7 @@ async def test_an_address_that_refuses_is_dialled_less_and_less_often() -> None:
     assert 2 <= dials <= 4, "at 0, 0.1, 0.3 and 0.7 s"
 
 
+@needs_ipv6
 def test_addresses_of_this_machine_and_its_ipv6_network_are_near(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
