@@ -120,7 +120,7 @@ class Entrance:
         settled = tuple(self._account.ledger.settled(fragment) for fragment in fragments)
         for fragment in fragments:
             self._port.resume(fragment, self._known_base(outer, fragment))
-        if outer is not None and local.are_taken_back(outer.states):
+        if outer is not None and local.was_taken_back(outer):
             roots = await asyncio.to_thread(local.roots)
             states = tuple(root for root in roots if root is not None)
             outer = replace(outer, states=states) if len(states) == len(roots) else None

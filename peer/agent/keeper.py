@@ -45,6 +45,7 @@ from peer.rules.ending import Ending
 from peer.rules.foundings import first_asked, heaviest
 from peer.rules.limits import Go, Rest
 from peer.storage.home import peer_folder
+from peer.storage.outer_state import OuterState
 from peer.storage.progress import begin_without_trainer
 
 DRAIN_S = 10.0
@@ -182,7 +183,7 @@ class Keeper(Delegate):
                 online,
                 None,
                 incarnation=self.incarnation,
-                states=() if outer is None else await self._after_rollbacks(outer.states),
+                states=() if outer is None else await self._after_rollbacks(outer),
             )
             async with asyncio.TaskGroup() as tasks:
                 wishes = [
@@ -219,10 +220,10 @@ class Keeper(Delegate):
                 return
             await asyncio.sleep(0.1)
 
-    async def _after_rollbacks(self, states: Sequence[FragmentState]) -> Sequence[FragmentState]:
+    async def _after_rollbacks(self, outer: OuterState) -> Sequence[FragmentState]:
         """The saved states, or those that the run's owner has taken the run back to."""
-        if not self.local.are_taken_back(states):
-            return states
+        if not self.local.was_taken_back(outer):
+            return outer.states
         roots = await asyncio.to_thread(self.local.roots)
         return [root for root in roots if root is not None]
 

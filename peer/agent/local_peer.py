@@ -30,7 +30,7 @@ from averaging.rules.orders import RoundOrders
 from averaging.rules.peer_view import PeerView
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import Identity, PeerId
-from dht.membership.credentials import Directive
+from dht.membership.credentials import Directive, Refused, read_directive
 from dht.membership.orders import NONE, Orders, Root, Value, settings_at
 from dht.records import Role
 from peer.agent.account import global_tokens
@@ -445,6 +445,25 @@ class LocalPeer:
             if grew is False or (grew is None and if_unknown):
                 return True
         return False
+
+    def was_taken_back(self, outer: OuterState) -> bool:
+        """True if the run's owner has taken back the history of a checkpoint.
+
+        Where its chains do not reach back so far, it is of the time before the rollback unless its
+        peer had heard of that.
+        """
+        heard = self.rollback in map(self._rollback_of, outer.directives)
+        return self.are_taken_back(outer.states, if_unknown=not heard)
+
+    def _rollback_of(self, data: bytes) -> int | None:
+        """The directive that took the run back, as this one tells; ``None`` if it tells of none."""
+        owner = self.run_file.policy.owner
+        if owner is None:
+            return None
+        directive = read_directive(data, run=self.run_id, owner=PeerId(owner))
+        if isinstance(directive, Refused) or directive.orders.rollback is None:
+            return None
+        return directive.orders.rollback.number
 
     def roots(self) -> list[FragmentState | None]:
         """The states that a rollback goes on from, as far as they are kept here.

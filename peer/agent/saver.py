@@ -89,6 +89,8 @@ class Saver:
         """Write a checkpoint, if there is a state of every fragment and something has changed."""
         local = self._local
         await self._note_seen()
+        if not self._averager.is_after(local.rollback):
+            return  # the states are about to be taken back, and the directive to it is known
         try:
             async with self._averager.pinned() as pinned:
                 ledger = local.delegate.ledger()  # as of these states

@@ -20,7 +20,7 @@ from averaging.numbers.layout import Layout, TensorSpec
 from averaging.round.interface.phase import Phase as RoundPhase
 from averaging.rules.peer_view import PeerView
 from dht.identity import Identity, PeerId
-from dht.membership.credentials import Directive
+from dht.membership.credentials import Directive, Signer, encode
 from dht.membership.orders import NONE, Attested, End, Orders, Rollback, Root
 from dht.memory.virtual_loop import run as virtual_run
 from peer.agent import local_peer
@@ -39,6 +39,7 @@ from peer.rules.limits import Limits
 from peer.run_file.reading import parse
 from peer.status import HeldOut
 from peer.storage.last_seen import load_state
+from peer.storage.outer_state import OuterState
 from peer.views.event_log import read_events
 from tests.integration import learner_process
 from tests.peer.trainer.learner_pair import moved
@@ -370,6 +371,36 @@ def test_a_peer_is_not_taken_back_again_when_its_chain_has_dropped_the_rollback(
         root = moved(root, 1.0)
         assert not local.are_taken_back([root])
     assert local.are_taken_back([root], if_unknown=True), "it hears of the rollback only now"
+
+
+def test_a_checkpoint_of_before_a_rollback_to_a_far_older_state_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that had heard of the rollback before it read its checkpoint stayed on the history
+    that was taken back, as its chain did not reach back so far."""
+    monkeypatch.setattr("averaging.history.chain.CHAIN_MAX_LINKS", 12)
+    owner = Identity.from_seed(bytes([9]) * 32)
+    run = learner_process.text() + f'\n[policy]\nowner = "{owner.peer_id}"\n'
+    local, _ = asyncio.run(a_peer(tmp_path, run))
+    state = moved(FragmentState.founded(local.layout.hash, 0, np.zeros(16, np.float32)), 1.0)
+    root = rolled_back(state, 7)
+    rollback = Rollback(7, (Root(root.version, root.lineage),))
+    attested = (Attested(state.version, state.lineage, bytes(32)),)
+    issuer = Signer(owner, local.run_id)
+    before = encode(issuer.directive(6, frozenset(), Orders(attested=attested)))
+    orders = Orders(attested=attested, rollback=rollback, paused=True)
+    amended = issuer.directive(8, frozenset(), orders)
+    local.directive = amended
+    for _ in range(20):
+        state, root = moved(state, 1.0), moved(root, 1.0)
+
+    def saved(state: FragmentState, *directives: bytes) -> OuterState:
+        return OuterState(local.run_file, local.layout, (state,), None, tmp_path, directives)
+
+    assert local.was_taken_back(saved(state))
+    assert local.was_taken_back(saved(state, before))
+    assert not local.was_taken_back(saved(root, before, encode(amended)))
+    local.log.close()
 
 
 def test_a_peer_that_goes_back_when_it_starts_keeps_nothing_of_what_was_taken_back(

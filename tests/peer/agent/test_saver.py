@@ -34,8 +34,9 @@ class Peer:
         self.state = self.made_at(0)
         self.log: list[str] = []
         self.learners: list[PeerId] = []
+        self.gone_back_to = 0
         self.folder = CheckpointFolder(directory / "outer")
-        local = SimpleNamespace(
+        self.local = local = SimpleNamespace(
             layout=LAYOUT,
             run_file=RunFile(),
             folder=self.folder,
@@ -46,9 +47,13 @@ class Peer:
             log=SimpleNamespace(write=lambda name, fields: self.log.append(name)),
             versions=lambda: (),
             others_who_train=lambda: self.learners,
+            rollback=0,
         )
         online = SimpleNamespace(local=local, directives=lambda: ())
-        self.saver = Saver(online, SimpleNamespace(pinned=self._pinned))  # type: ignore[arg-type]
+        averager = SimpleNamespace(
+            pinned=self._pinned, is_after=lambda rollback: rollback == self.gone_back_to
+        )
+        self.saver = Saver(online, averager)  # type: ignore[arg-type]
 
     @staticmethod
     def made_at(value: int) -> FragmentState:
@@ -74,6 +79,17 @@ def test_an_unchanged_state_is_not_written_again(tmp_path: Path) -> None:
     peer.state = peer.made_at(1)
     assert peer.save() == 3, "a merge"
     assert peer.save() == 3
+
+
+def test_no_states_that_are_taken_back_are_saved_with_the_directive_that_does_so(
+    tmp_path: Path,
+) -> None:
+    """A checkpoint with the directive counts as one of after the rollback."""
+    peer = Peer(tmp_path)
+    peer.local.rollback = 7
+    assert peer.save() == 0
+    peer.gone_back_to = 7
+    assert peer.save() == 1
 
 
 def test_a_checkpoint_that_was_removed_or_not_written_is_written_again(
