@@ -67,6 +67,8 @@ class Board:
 
     def sample(self, *, tokens: int, loss: float | None) -> None:
         """Take a sample of the training; called at even intervals."""
+        if not tokens and self._tokens:
+            return  # the states to which the run was taken back are still to be fetched
         if tokens < self._tokens:  # the run was taken back, and these points with it
             self._losses = [point for point in self._losses if point[0] <= tokens]
             while self._held_out and self._held_out[-1][0] > tokens:

@@ -78,6 +78,11 @@ class Record:
 
     def sample(self, at: float, tokens: int, losses: Sequence[float]) -> None:
         """Note the training losses that learners tell of now; their median counts."""
+        if not tokens and self._tokens:
+            return  # the states to which the run was taken back are still to be fetched
+        if tokens < self._tokens:  # the run was taken back, and these points with it
+            self._losses = [point for point in self._losses if point.tokens <= tokens]
+            self._held_out = [point for point in self._held_out if point.tokens <= tokens]
         self._tokens = tokens
         known = sorted(loss for loss in losses if -1e9 < loss < 1e9)
         if not known or (self._losses and at < self._losses[-1].at + self._every_s):

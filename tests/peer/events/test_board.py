@@ -76,3 +76,16 @@ def test_the_curve_of_a_run_that_was_taken_back_does_not_go_backwards() -> None:
     kept = board.plain()
     assert [tokens for tokens, _ in kept["losses"]] == [100, 200, 200]
     assert [tokens for tokens, _ in kept["held_out"]] == [100, 200]
+
+
+def test_the_curve_stays_while_the_states_that_a_run_was_taken_back_to_are_fetched() -> None:
+    """A peer without them counts no tokens meanwhile, and lost its whole curve."""
+    board = a_board()
+    for tokens in (100, 200, 300):
+        board.sample(tokens=tokens, loss=3.0)
+        board.note(told("measured", loss=4.0))
+    board.sample(tokens=0, loss=2.75)
+    board.sample(tokens=200, loss=2.5)
+    kept = board.plain()
+    assert [tokens for tokens, _ in kept["losses"]] == [100, 200, 200]
+    assert [tokens for tokens, _ in kept["held_out"]] == [100, 200]

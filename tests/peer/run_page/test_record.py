@@ -37,6 +37,16 @@ def test_a_long_run_is_thinned_out_and_keeps_its_beginning_and_its_newest_point(
     assert max(gaps) <= 2 * min(gaps)
 
 
+def test_the_curve_of_a_run_that_was_taken_back_does_not_go_backwards() -> None:
+    """A keeper without the states that a run was taken back to counts no tokens meanwhile."""
+    record = Record()
+    for number, tokens in enumerate((100, 200, 300, 0, 200)):
+        record.sample(number * FIRST_EVERY_S, tokens, [float(number)])
+        record.note({"event": "measured", "loss": 4.0, "at": number * FIRST_EVERY_S}, tokens)
+    assert [point.tokens for point in record.losses] == [100, 200, 200]
+    assert [point.tokens for point in record.held_out] == [100, 200, 200]
+
+
 def test_events_for_everybody_are_news_and_others_are_not() -> None:
     record = Record()
     record.sample(1.0, 2_000_000, [3.0])
