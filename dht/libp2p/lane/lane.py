@@ -496,6 +496,7 @@ class Lane:
                     other.stream.cut()
                 known.idle.clear()
                 self._failed(connection.peer, known, "it does not answer any more")
+                await asyncio.sleep(0)  # until then they count as connections with the peer
                 return None
             except asyncio.CancelledError:
                 stream.cut()

@@ -474,6 +474,25 @@ async def test_a_peer_whose_kept_connection_is_stale_is_dialled_anew_at_once() -
         await opened(anna)
 
 
+async def test_stale_connections_leave_room_for_a_new_one() -> None:
+    """With as many of them as a peer may have, it was not dialled anew for 30 s."""
+    async with pair(LaneSettings(per_peer_max=2)) as (anna, boris):
+        ours = await asyncio.gather(opened(anna), opened(anna))
+        theirs = [await boris.served.get() for _ in ours]
+        ended = (stream.finish(timeout_s=WAIT_S) for stream in theirs)
+        heard = (stream.receive(timeout_s=WAIT_S) for stream in ours)
+        await asyncio.gather(*ended, *heard)
+        for stream in (*ours, *theirs):
+            stream.abort()
+        await until(lambda: anna.lane.idle(BORIS) == 2, timeout_s=WAIT_S)
+        stale, hear = set(boris.lane._served), boris.lane.heard
+        boris.lane.heard = lambda connection, message: (
+            None if connection in stale else hear(connection, message)
+        )
+        anna.lane.settings = LaneSettings(per_peer_max=2, answer_timeout_s=0.5, wait_s=WAIT_S)
+        await opened(anna)
+
+
 async def test_closing_breaks_what_is_open() -> None:
     async with pair() as (anna, boris):
         ours = await opened(anna)
