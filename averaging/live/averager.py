@@ -320,8 +320,8 @@ class Averager(Services):
     async def pinned(self) -> AsyncIterator[tuple[FragmentState | None, ...]]:
         """All states, with arrays that nobody writes to meanwhile: to read them in a thread.
 
-        Rounds go on; while states are pinned each costs a copy of its momentum. Who reads for long
-        lets go of each array afterwards, as the rounds hold the newer ones.
+        Rounds go on; while states are pinned each costs a copy of its momentum. A reader that takes
+        long lets go of each array once it is read: the rounds may have a newer one by then.
         """
         self._pins += 1
         try:

@@ -182,7 +182,7 @@ def _count(typing_context: Any, word: Any) -> Any:
 
 @intrinsic
 def _fetch_line(typing_context: Any, address: Any) -> Any:
-    """Have a line in the cache soon. The address need not be valid."""
+    """Begin to load a line into the cache. The address need not be valid."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         place, number = builder.inttoptr(arguments[0], _BYTE.as_pointer()), ir.IntType(32)

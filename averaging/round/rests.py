@@ -5,9 +5,9 @@ loss on: it becomes part of the displacement that this peer offers next, divided
 the merge. No message and no other peer's arithmetic depends on it.
 
 Where a slice is given to another reducer although the first one is merging it, both pass the loss
-on: 3 of 5231 slices in 150 storms. None did if only the reducer that is named last passed it on,
-but that one often gets the slice merged: nobody passed on 7 more, which is an error of the same
-size each.
+on: 3 of 5231 slices in 150 storms. If only the reducer that is named last did, no loss would be
+passed on twice. But that reducer often receives the slice merged, so the losses of 7 slices more
+would be passed on by nobody, and each is an error of the same size.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ class Saver:
             pause_s = max(SAVE_EVERY_S, 20 * (time.monotonic() - began))
 
     async def _rest(self, pause_s: float) -> None:
-        """Wait so long, or until no other peer trains any more: its last versions are then here and
-        perhaps on no disk at all."""
+        """Wait so long, or until the last other learner has left: the versions that it has made
+        last are in memory here, and perhaps on no disk."""
         loop = asyncio.get_running_loop()
         until = loop.time() + pause_s
         while (left_s := until - loop.time()) > 0:

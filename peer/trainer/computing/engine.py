@@ -51,7 +51,7 @@ _NO_ROOM_FOR_STATES = (
 
 
 class Tuning:
-    """The way to train is not to be changed. A ``Tuner`` finds the best one while it trains."""
+    """Changes nothing about the way to train. A ``Tuner`` finds the best one during training."""
 
     @property
     def text(self) -> str | None:
