@@ -89,6 +89,8 @@ class Bulk:
         self._uplink = uplink
         self._sending_since: float | None = None
         self._ended = False
+        self._to_grant: bytes | None = None
+        """What ``grant`` has still to say."""
         self.heard_at = asyncio.get_running_loop().time()
         """Time at which the other side had said all that it says before its bytes."""
         self.since = self.heard_at
@@ -106,6 +108,7 @@ class Bulk:
             for start in range(0, len(view), step):
                 piece = view[start : start + step]
                 async with self._uplink.turn(len(piece), since=self.since):
+                    await self._say_granted()
                     if self._sending_since is None:
                         self._sending_since = asyncio.get_running_loop().time()
                     await self.stream.send(piece, timeout_s=self._settings.stall_max_s)
@@ -140,6 +143,7 @@ class Bulk:
 
     async def send_frame(self, data: bytes) -> None:
         """Send something small whose size the other side does not know."""
+        await self._say_granted()
         await self.stream.send(data, timeout_s=self._settings.stall_max_s)
         self.sent_bytes += len(data)
 
@@ -157,15 +161,21 @@ class Bulk:
         ever answers requests or not."""
         await self.stream.send(bytes([_RECEIVED]), timeout_s=self._settings.stall_max_s)
 
-    async def grant(self, but: str = "", *, size: int = 0) -> None:
-        """Say that the answer follows, of ``size`` bytes. ``but``: why the upload could not be
-        taken, if it could not.
+    async def grant(self, but: str = "", *, with_answer: bool = False) -> None:
+        """Say that the answer follows. ``but``: why the upload could not be taken, if it could
+        not.
 
-        The other side measures its line from this word on: it is said when the answer has its turn
-        on this peer's line, or another's full uplink would look like a slow downlink there.
+        ``with_answer``: not before the answer's first bytes have their turn on this peer's line.
+        The other side measures its line from this word on, and a wait for a full uplink would look
+        like a slow downlink there.
         """
-        text = but.encode()[:REASON_MAX_BYTES]
-        async with self._uplink.turn(size, since=self.since):
+        self._to_grant = but.encode()[:REASON_MAX_BYTES]
+        if not with_answer:
+            await self._say_granted()
+
+    async def _say_granted(self) -> None:
+        text, self._to_grant = self._to_grant, None
+        if text is not None:
             await self.stream.send(bytes([_GRANTED]), text, timeout_s=self._settings.stall_max_s)
 
     async def granted(self, *, timeout_s: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 
 import pytest
@@ -195,7 +196,7 @@ async def test_an_answer_that_waits_for_its_turn_does_not_look_like_a_slow_line(
 
     async def answer(bulk: Bulk, header: bytes) -> None:
         bulk._uplink = answers
-        await bulk.grant(size=MB)
+        await bulk.grant(with_answer=True)
         await bulk.send(bytes(MB))
         await bulk.finish()
 
@@ -221,6 +222,38 @@ async def test_an_answer_that_waits_for_its_turn_does_not_look_like_a_slow_line(
         await other
         line = anna.transport.down.bytes_per_s
         assert line is not None and MB / 12 < line < MB / 5
+    for host in hosts:
+        await host.close()
+
+
+async def test_an_answer_is_granted_in_the_turn_of_its_first_bytes() -> None:
+    """It was granted in a turn of its own, after which another transfer went first."""
+    answers = Uplink(lambda: MB / 10)
+
+    async def answer(bulk: Bulk, header: bytes) -> None:
+        bulk._uplink = answers
+        await bulk.grant(with_answer=True)
+        await bulk.send(bytes(MB // 2))
+        await bulk.finish()
+
+    async def other() -> None:
+        async with answers.turn(MB, since=math.inf):
+            await asyncio.sleep(8.0)
+
+    network = MemoryNetwork()
+    hosts = network.host("anna"), network.host("boris")
+    await introduce(*hosts)
+    async with linked(*hosts, bulk=answer) as (anna, boris):
+        others = [asyncio.ensure_future(other())]
+        await asyncio.sleep(0.1)
+        bulk = await anna.transport.open_bulk(boris.peer, b"header")
+        await asyncio.sleep(0.1)
+        others.append(asyncio.ensure_future(other()))
+        assert await bulk.granted(timeout_s=60.0) == ""
+        async with asyncio.timeout(1.0):
+            await bulk.receive_into(memoryview(bytearray(MB // 2)))
+        bulk.abort()
+        await asyncio.gather(*others)
     for host in hosts:
         await host.close()
 
