@@ -48,11 +48,11 @@ what machines do.)
     JOINING   -> CATCHING  Behind Call Compare Finished Join
     JOINING   -> IDLE      Refused NoQuorum Closed Redirect Call Committed Tick GiveWay Leave
     JOINING   -> IDLE      Behind OrdersChanged
-    PROMISED  -> JOINING   Redirect Refused Behind Call Join Tick PeerSilent
+    PROMISED  -> JOINING   Redirect Refused Behind Call Join Tick PeerSilent Progressed
     PROMISED  -> ENTERED   Committed StreamOpened Join Pass LinkLost Tick
     PROMISED  -> CATCHING  Behind Call Compare Finished Join LinkLost Pass Tick
     PROMISED  -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
-    PROMISED  -> IDLE      Committed StreamOpened OrdersChanged
+    PROMISED  -> IDLE      Committed StreamOpened OrdersChanged Progressed
     ENTERED   -> IDLE      Applied Void Forswear Declined Withdraw MergedArrived SliceMerged Tick
     ENTERED   -> IDLE      Sealed
     CATCHING  -> IDLE      CaughtUp Tick
@@ -219,6 +219,7 @@ class FragmentRounds:
         self.peers = Neighbourhood(identity, circumstances, view, now=now, probation=probation)
         """The other peers as this one sees them. The owner may replace ``view`` and ``crowd``."""
         self._took_state(None, standing)
+        self._look_for_own_work(standing)
         self.pace = Pace(identity, self.peers, step=step, version=version + 1)
         self._begun_at_step = step
         self.joining = Joining(identity, self.peers, self.pace)
@@ -345,6 +346,7 @@ class FragmentRounds:
                 self._receive(sender, message, now)
             case inputs.Progressed():
                 self.pace.step, self.pace.step_time_s = given.step, given.step_time_s
+                self._apply(self.joining.leader_seen_again(self._situation(now), now), now)
                 if self.phase is Phase.IDLE and not given.waits and self.pace.is_due:
                     self._apply(self.joining.due(self._situation(now), now), now)
             case inputs.StepsCounted(step):
@@ -819,6 +821,7 @@ class FragmentRounds:
             self._id, signed, self.standing, self.peers, self.certificates, now=now
         )
         self.rounds[signed.round] = participation
+        self.peers.met(commit.members)
         if participation.entry is not None:
             self.timers.pop(Timer.ANSWER, None)
             self.joining.entered()
@@ -878,10 +881,16 @@ class FragmentRounds:
             tokens = {peer: mark.tokens for peer, mark in after.merged.items()}
             self.peers.took_state(versions, tokens)
 
+    def _look_for_own_work(self, standing: Standing | None) -> None:
+        mine = standing.merged.get(self._id.me) if standing is not None else None
+        self.peers.is_back = mine is not None and mine.incarnation != self._id.incarnation
+
     def _saw_merged(self, participation: Participation, now: float) -> None:
         if participation.seal and participation.commit.kind != "mix":
             members = participation.commit.members
-            self.peers.saw_merged([members[index].peer for index in participation.seal], now)
+            sealed = [members[index] for index in participation.seal]
+            self.peers.worked(sealed)
+            self.peers.saw_merged([entry.peer for entry in sealed], now)
 
     def _participation(self, round_id: bytes) -> Participation | None:
         participation = self.rounds.get(round_id)
@@ -940,6 +949,7 @@ class FragmentRounds:
             self.joining.stands()
             self.catching_up.stands()
         self.standing = self.certificates.standing = standing
+        self._look_for_own_work(standing)
         self._amend()
         self._consider_end(link_of(standing.head()), now)
         self._apply(self.doubting.standing_changed(standing), now)

@@ -66,6 +66,7 @@ asked anew at each version that it ranked first for."""
 UNUSUAL_FAILURE = 3
 """Weight of a failure that an honest leader hardly causes, such as a redirect in a circle."""
 NO_ANSWER = "it does not answer"
+RESTARTED = "it was restarted and has lost my join"
 LEADERS_REMEMBERED_MAX = 64
 LEAVERS_WAIT_S = 0.25
 """Time between two attempts of a peer that leaves, after the first that failed, twice as long after
@@ -369,6 +370,7 @@ class Joining:
             join=self._id.signed(join, attempt.leader),
             leaders_tried=attempt.leaders_tried + 1,
             first_leader=attempt.leader if first_leader is None else first_leader,
+            since=now,
             asked_at=now,
             until=math.inf,
         )
@@ -401,6 +403,8 @@ class Joining:
             if situation.roster_decides_at is None:
                 return self._give_up_offer("my gathering came to nothing")
             return [SetTimer(Timer.ANSWER, situation.roster_decides_at + self._policy.answer_s)]
+        if self._was_restarted(attempt):
+            return self._leave_leader(attempt, RESTARTED, situation, now)
         if now >= attempt.until:
             reason = "it notes joins and closes no roster"
             return self._leave_leader(attempt, reason, situation, now)
@@ -422,6 +426,23 @@ class Joining:
         if attempt is None or peer == self._id.me or attempt.leader != peer:
             return []
         return self._leave_leader(attempt, NO_ANSWER, situation, now)
+
+    def leader_seen_again(self, situation: Situation, now: float) -> Changes:
+        """Leave a leader that was restarted: it knows nothing of the joins that it has noted.
+
+        It would note them once more and, if closing a roster is what it dies of, all others waited
+        for it again and again.
+        """
+        attempt = self.attempt
+        if attempt is None or situation.phase is not Phase.PROMISED:
+            return []
+        if not self._was_restarted(attempt):
+            return []
+        return self._leave_leader(attempt, RESTARTED, situation, now)
+
+    def _was_restarted(self, attempt: Attempt) -> bool:
+        leader = attempt.leader
+        return leader != self._id.me and self._peers.is_new_since(leader, attempt.since)
 
     def _leave_leader(
         self, attempt: Attempt, reason: str, situation: Situation, now: float

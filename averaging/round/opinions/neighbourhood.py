@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from averaging.messages import LEAVES_SINCE, ROSTER_MAX, Commit, Head, Join
+from averaging.messages import LEAVES_SINCE, ROSTER_MAX, Commit, Entry, Head, Join
 from averaging.round.interface.identity import Circumstances, Identity
 from averaging.rules.claims import overstated
 from averaging.rules.grouping import group_of, grouping_named
@@ -68,6 +68,9 @@ class Neighbourhood:
         """Peers that have sent this one to a leader, by leader."""
         self._merged_at = BoundedMapping[PeerId, float](SEEN_MAX)
         """Time at which this peer last saw work of each other one merged, in this fragment."""
+        self._lives = BoundedMapping[PeerId, int](SEEN_MAX)
+        """The incarnation of each peer that was last seen to have work merged, else the first one
+        that was in a round with this peer."""
         self.view = view
         self.group_size = identity.policy.group_size
         self.trains = circumstances.trains
@@ -78,6 +81,8 @@ class Neighbourhood:
         """Used instead of ``view`` for questions about all peers."""
         self.closed_version = 0
         """The newest version of which a roster closed, as far as this peer heard."""
+        self.is_back = False
+        """True if work of an earlier life of this peer is merged, and none of this life yet."""
         self.started_at = now
         self.failed = BoundedMapping[PeerId, float](FAILED_MAX)
         """Peers whose last call failed, and when."""
@@ -133,6 +138,11 @@ class Neighbourhood:
         left = sum(not self.is_gone(commit.members[index].peer, now) for index in voters)
         return left < commit.majority and len(self.trainers(now)) > 1
 
+    def is_new_since(self, peer: PeerId, at: float) -> bool:
+        """True if this incarnation of a peer was first seen after this time."""
+        seen = self.view.get(peer)
+        return seen is not None and seen.first_seen > at
+
     def is_live(self, peer: PeerId, now: float) -> bool:
         if peer == self._id.me:
             return True
@@ -159,6 +169,16 @@ class Neighbourhood:
         """This peer took a state that is so many versions on, with so many tokens of each peer."""
         self.probation.took_state(versions, tokens)
         self._required = None
+
+    def met(self, members: Iterable[Entry]) -> None:
+        """This peer is in a round with these members."""
+        for entry in members:
+            self._lives.setdefault(entry.peer, entry.incarnation)
+
+    def worked(self, members: Iterable[Entry]) -> None:
+        """Work of these members was merged."""
+        for entry in members:
+            self._lives[entry.peer] = entry.incarnation
 
     def saw_merged(self, contributors: Iterable[PeerId], now: float) -> None:
         """A round was merged with the work of these peers."""
@@ -187,11 +207,34 @@ class Neighbourhood:
             return set()
         return {peer for peer in peers if not self.is_established(peer, now)}
 
-    def on_probation(self, joined: Iterable[PeerId], number: int, now: float) -> set[PeerId]:
+    def on_probation(self, joined: Mapping[PeerId, Join], number: int, now: float) -> set[PeerId]:
         """The peers among these that do not count in a round of this protocol number."""
         if not self.probation.is_on and number < STRIKES_COUNT_SINCE:
             return set()
-        return self.newcomers(joined, now)
+        newcomers = self.newcomers(joined, now)
+        return newcomers | self._restarted(joined, newcomers)
+
+    def _restarted(self, joined: Mapping[PeerId, Join], newcomers: set[PeerId]) -> set[PeerId]:
+        """The peers that were restarted, and of which no work was merged since.
+
+        What a machine has of a round is lost with its process: its vote, and the slices that it
+        reduces, as nobody else has its own uploads of them. One that was killed after each seal
+        cost the others half of their versions, for all attempts at a version have the same
+        reducers. So the first work of each life is merged like a newcomer's, without a part in the
+        round that others need. Not where so many were restarted, as after a power cut, that half
+        of the members would not vote; nor where lineages meet, as none of the others may stand
+        where such a member does.
+        """
+        if len({join.head.lineage for join in joined.values()}) > 1:
+            return set()
+        found = {
+            peer
+            for peer, join in joined.items()
+            if peer not in newcomers
+            and peer != self._id.me
+            and self._lives.get(peer, join.incarnation) != join.incarnation
+        }
+        return found if 2 * (len(newcomers) + len(found)) < len(joined) else set()
 
     def to_call(self, group: Iterable[PeerId], now: float) -> list[PeerId]:
         """Newcomers that may join a group's round. Among several groups they come by themselves."""
@@ -380,6 +423,9 @@ class Neighbourhood:
             ranked = self._leaders_of(
                 tuple(sorted(self.view)), head, failed, now, is_joined=is_joined
             )
+        if self.is_back and not is_joined and len(ranked) > 1:
+            # To itself the others are as new as it is to them, though they have been here for long.
+            ranked = [peer for peer in ranked if peer != self._id.me]
         return ranked[0] if ranked else None
 
     def _leaders_of(

@@ -198,6 +198,13 @@ def joined(rounds: FragmentRounds, now: float = 1.0) -> PeerId:
     return next(e.to for e in effects if isinstance(e, Send) and e.message == message)
 
 
+def seen_again(rounds: FragmentRounds, peer: PeerId, *, at: float) -> None:
+    """A peer has been restarted: its new record is in the table of members."""
+    view = rounds.peers.view
+    assert isinstance(view, dict)
+    view[peer] = msgspec.structs.replace(view[peer], first_seen=at, heard_at=at)
+
+
 def committed(
     rounds: FragmentRounds, leader: PeerId, *, signer: PeerId | None = None, **changes: object
 ) -> Committed:

@@ -29,6 +29,7 @@ from averaging.round.interface.inputs import (
     Offered,
     OrdersChanged,
     PeerSilent,
+    Progressed,
     Received,
     StreamOpened,
     Tick,
@@ -51,6 +52,7 @@ from tests.averaging.round.machines import (
     machine,
     offer,
     ranked,
+    seen_again,
     sign,
     standing,
 )
@@ -100,6 +102,12 @@ def promised() -> FragmentRounds:
     leader, number = leader_of(rounds)
     rounds.handle(Received(leader, messages.Noted(0, number, 5.0)), 1.0)
     return rounds
+
+
+def its_leader_is_back(rounds: FragmentRounds) -> Input:
+    """Its leader has been restarted, as the table of members says."""
+    seen_again(rounds, leader_of(rounds)[0], at=1.5)
+    return Progressed(25, 1.0)
 
 
 def left_by_all() -> FragmentRounds:
@@ -419,6 +427,8 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     (joining, a_commit_that_does_not_hold, 2.0),
     (called, lambda rounds: Received(ANNA, messages.Closed(0, 1, bytes(32))), 2.0),
     (promised, lambda rounds: PeerSilent(leader_of(rounds)[0]), 2.0),
+    (promised, its_leader_is_back, 2.0),
+    (promised_after_many, its_leader_is_back, 2.0),
     (folding, lambda rounds: Folded(), 2.0),
     (catching, lambda rounds: CaughtUp(AHEAD), 2.0),
     (leads_and_holds, lambda rounds: CaughtUp(AHEAD), 2.0),

@@ -183,8 +183,8 @@ class Way:
     passes: Filter = all_pass
     answers_half: bool = False
     """Merged slices are sent to half of the members alone."""
-    crashes: bool = False
-    """It is killed when it learns a seal, and is back after half a second."""
+    killed_at: str | None = None
+    """The event of its own at which it is killed each time; it is back after half a second."""
 
 
 WAYS = (
@@ -200,14 +200,17 @@ WAYS = (
     Way("reports no upload as a reducer", passes=reporting_nothing),
     Way("answers half of the members as a reducer", answers_half=True),
     Way("moves its bytes and says nothing in a round", passes=mute),
-    Way("is killed after each seal, and back after half a second", crashes=True),
+    Way("is killed after each seal, and back after half a second", killed_at="learned_seal"),
+    Way("as a leader is killed at each commit, and back after half a second", killed_at="closed"),
 )
 
 
-def disturbed(way: Way, *, line_bytes_s: float, live_s: float = LIVE_S) -> tuple[int, Counter[str]]:
+def disturbed(
+    way: Way, *, line_bytes_s: float, live_s: float = LIVE_S, seed: int = 0
+) -> tuple[int, Counter[str]]:
     """Number of versions, and how often each event happened at an honest peer."""
     plans = [PeerPlan(founder=not number, step_time_s=1.0) for number in range(HONEST + 1)]
-    swarm = SwarmWithLiars(0, plans, policy=replace(POLICY, audit_rate=0.4), slices=3)
+    swarm = SwarmWithLiars(seed, plans, policy=replace(POLICY, audit_rate=0.4), slices=3)
     weather = replace(swarm.network.weather, bandwidth_bytes_s=line_bytes_s)
     swarm.network.weather = weather
     disturber = Disturber(swarm)
@@ -227,7 +230,7 @@ def disturbed(way: Way, *, line_bytes_s: float, live_s: float = LIVE_S) -> tuple
     def on_note(node: Node, note: Note) -> None:
         if node.name != disturber.name:
             seen[note.event] += 1
-        elif way.crashes and note.event == "learned_seal":
+        elif note.event == way.killed_at:
             swarm.heap.call_in(0.0, swarm.crash, node.name)
             swarm.heap.call_in(AWAY_S, swarm.restart, node.name)
 

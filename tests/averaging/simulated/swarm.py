@@ -103,6 +103,7 @@ class Node:
         if state is not None and plan.trains:
             self.learner = Learner(state, swarm.goal(name), plan.tokens_per_step)
         self.view: dict[PeerId, PeerView] = {}
+        self.lives_seen: dict[PeerId, int] = {}
         self.held: list[Callable[[], None]] = []
         self.fate_of: tuple[Standing | None, tuple[int, ...]] = (None, ())
         """The standing and the counts of the learner for which every token had a fate."""
@@ -418,7 +419,8 @@ class Swarm(Watch):
     # Membership, as the table of dht would see it
 
     def _introduce(self, node: Node) -> None:
-        since = -1e6 if not self.young and node.plan.starts_at == 0.0 else 0.0
+        is_old = not self.young and node.plan.starts_at == 0.0 and node.incarnation == 1
+        since = -1e6 if is_old else 0.0
         for other in self.nodes.values():
             if other is not node and other.alive:
                 if self.sees is None or self.sees(node, other):
@@ -430,6 +432,9 @@ class Swarm(Watch):
         if node.audits is not None and other.name in node.audits.convicted:
             return
         known = node.view.get(other.name)
+        if node.lives_seen.get(other.name, other.incarnation) != other.incarnation:
+            known = None  # a restarted peer is a new one
+        node.lives_seen[other.name] = other.incarnation
         node.view[other.name] = PeerView(
             first_seen=known.first_seen if known else node.now() + since,
             heard_at=node.now(),

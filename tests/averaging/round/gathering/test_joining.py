@@ -20,6 +20,7 @@ from averaging.round.interface.inputs import (
     Leave,
     MergeBeforeLeaving,
     Offered,
+    Progressed,
     Received,
     StepsCounted,
     Tick,
@@ -44,6 +45,7 @@ from tests.averaging.round.machines import (
     offer,
     phase,
     ranked,
+    seen_again,
     sent,
     standing,
 )
@@ -351,6 +353,24 @@ def test_a_leader_that_has_wasted_joins_is_not_followed_again_for_a_call() -> No
     (answer,) = sent(called(rounds), FIRST)
 
     assert answer == said.Pass(0, "I have joined you in vain")
+
+
+def test_a_leader_that_was_restarted_is_left_as_it_knows_nothing_of_the_joins_that_it_noted() -> (
+    None
+):
+    """It noted them again, and died of the next commit as well: five others waited for it for
+    half a minute at each version that it led."""
+    rounds = machine(reachable=False)
+    first = joined(rounds)
+    other = BORIS if first == ANNA else ANNA
+    rounds.handle(Received(first, said.Noted(0, 1, 30.0)), 1.0)
+    assert not sent(rounds.handle(Progressed(25, 1.0), 2.0)), "it is there as before"
+
+    seen_again(rounds, first, at=2.5)
+    effects = rounds.handle(Progressed(26, 1.0), 3.0)
+
+    assert [type(message) for message in sent(effects, first)] == [said.Withdraw]
+    assert [type(message) for message in sent(effects, other)] == [Join]
 
 
 def test_a_peer_sent_to_a_leader_on_probation_asks_another_with_the_same_offer() -> None:

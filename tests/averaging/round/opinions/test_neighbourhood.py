@@ -83,8 +83,49 @@ def test_a_peer_with_too_many_strikes_leads_none_and_counts_in_no_round_that_can
     assert peers.may_lead(boris, 40.0)
     assert peers.trainers(40.0) == (anna, boris, clara)
     assert dora not in peers.electorate(40.0)
-    assert peers.on_probation(PEERS, STRIKES_COUNT_SINCE, 40.0) == {dora}
-    assert not peers.on_probation(PEERS, STRIKES_COUNT_SINCE - 1, 40.0), "they would decline it"
+    joins = dict.fromkeys(PEERS, JOIN)
+    assert peers.on_probation(joins, STRIKES_COUNT_SINCE, 40.0) == {dora}
+    assert not peers.on_probation(joins, STRIKES_COUNT_SINCE - 1, 40.0), "they would decline it"
+
+
+def test_a_restarted_peer_has_no_part_that_others_need_until_its_work_is_merged() -> None:
+    anna, _, clara, dora = PEERS
+    peers = neighbourhood(anna, began=0.0)
+    joins = dict.fromkeys(PEERS, JOIN)
+    again = msgspec.structs.replace(JOIN, incarnation=JOIN.incarnation + 1)
+
+    def lives(join: said.Join, *names: PeerId) -> list[said.Entry]:
+        change = msgspec.structs.replace
+        return [change(ENTRY, peer=name, incarnation=join.incarnation) for name in names]
+
+    peers.met(lives(JOIN, *PEERS))
+    assert not peers.on_probation(joins, STRIKES_COUNT_SINCE, 40.0)
+    joins[dora] = again
+    assert peers.on_probation(joins, STRIKES_COUNT_SINCE, 40.0) == {dora}
+    peers.met(lives(again, dora))
+    assert peers.on_probation(joins, STRIKES_COUNT_SINCE, 40.0) == {dora}, "its round was void"
+    assert not peers.on_probation(joins, STRIKES_COUNT_SINCE - 1, 40.0), "they would decline it"
+    elsewhere = msgspec.structs.replace(JOIN.head, lineage=bytes(32))
+    apart = {**joins, dora: msgspec.structs.replace(again, head=elsewhere)}
+    assert not peers.on_probation(apart, STRIKES_COUNT_SINCE, 40.0), "it alone carries its lineage"
+    joins[clara] = again
+    assert not peers.on_probation(joins, STRIKES_COUNT_SINCE, 40.0), "half would not vote"
+    peers.worked(lives(again, dora))
+    assert peers.on_probation(joins, STRIKES_COUNT_SINCE, 40.0) == {clara}
+
+
+def test_a_peer_that_is_back_joins_another_leader_as_all_are_new_to_it() -> None:
+    anna = PEERS[0]
+    peers = neighbourhood(anna, began=30.0)
+    peers.view = {peer: PeerView(first_seen=30.0, heard_at=40.0) for peer in PEERS if peer != anna}
+    heads = [msgspec.structs.replace(JOIN.head, version=version) for version in range(20)]
+    assert anna in {peers.leader(head, (), 40.0) for head in heads}
+
+    peers.is_back = True
+    assert anna not in {peers.leader(head, (), 40.0) for head in heads}
+    assert anna in {peers.leader(head, (), 40.0, is_joined=True) for head in heads}
+    peers.view = {}
+    assert {peers.leader(head, (), 40.0) for head in heads} == {anna}, "nobody else is there"
 
 
 def test_a_peer_sent_to_a_newcomer_asks_another_established_peer_whom_it_follows() -> None:
