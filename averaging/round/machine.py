@@ -346,7 +346,8 @@ class FragmentRounds:
                 self._receive(sender, message, now)
             case inputs.Progressed():
                 self.pace.step, self.pace.step_time_s = given.step, given.step_time_s
-                self._apply(self.joining.leader_seen_again(self._situation(now), now), now)
+                if self.phase is Phase.PROMISED:
+                    self._apply(self.joining.leader_seen_again(self._situation(now), now), now)
                 if self.phase is Phase.IDLE and not given.waits and self.pace.is_due:
                     self._apply(self.joining.due(self._situation(now), now), now)
             case inputs.StepsCounted(step):
@@ -888,9 +889,8 @@ class FragmentRounds:
     def _saw_merged(self, participation: Participation, now: float) -> None:
         if participation.seal and participation.commit.kind != "mix":
             members = participation.commit.members
-            sealed = [members[index] for index in participation.seal]
-            self.peers.worked(sealed)
-            self.peers.saw_merged([entry.peer for entry in sealed], now)
+            self.peers.finished_with(members)
+            self.peers.saw_merged([members[index].peer for index in participation.seal], now)
 
     def _participation(self, round_id: bytes) -> Participation | None:
         participation = self.rounds.get(round_id)

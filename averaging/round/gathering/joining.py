@@ -370,7 +370,7 @@ class Joining:
             join=self._id.signed(join, attempt.leader),
             leaders_tried=attempt.leaders_tried + 1,
             first_leader=attempt.leader if first_leader is None else first_leader,
-            since=now,
+            leader_life=self._peers.life_of(attempt.leader),
             asked_at=now,
             until=math.inf,
         )
@@ -434,15 +434,13 @@ class Joining:
         for it again and again.
         """
         attempt = self.attempt
-        if attempt is None or situation.phase is not Phase.PROMISED:
-            return []
-        if not self._was_restarted(attempt):
+        if attempt is None or not self._was_restarted(attempt):
             return []
         return self._leave_leader(attempt, RESTARTED, situation, now)
 
     def _was_restarted(self, attempt: Attempt) -> bool:
-        leader = attempt.leader
-        return leader != self._id.me and self._peers.is_new_since(leader, attempt.since)
+        life = self._peers.life_of(attempt.leader)
+        return None not in (life, attempt.leader_life) and life != attempt.leader_life
 
     def _leave_leader(
         self, attempt: Attempt, reason: str, situation: Situation, now: float

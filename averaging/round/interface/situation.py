@@ -27,8 +27,8 @@ class Attempt(Struct, frozen=True):
     resent: bool = False
     """True if the leader got the join a second time."""
     first_leader: PeerId | None = None
-    since: float = -math.inf
-    """Time of the first join with this leader."""
+    leader_life: int | None = None
+    """The incarnation of the leader when it got the first join; ``None``: not known."""
     asked_at: float | None = None
     """Time at which the leader got the message that it has not answered yet."""
     until: float = math.inf

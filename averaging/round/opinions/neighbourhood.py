@@ -69,8 +69,8 @@ class Neighbourhood:
         self._merged_at = BoundedMapping[PeerId, float](SEEN_MAX)
         """Time at which this peer last saw work of each other one merged, in this fragment."""
         self._lives = BoundedMapping[PeerId, int](SEEN_MAX)
-        """The incarnation of each peer that was last seen to have work merged, else the first one
-        that was in a round with this peer."""
+        """The incarnation of each peer in the last merged round with this one, else the first one
+        that was in a round with it."""
         self.view = view
         self.group_size = identity.policy.group_size
         self.trains = circumstances.trains
@@ -138,10 +138,10 @@ class Neighbourhood:
         left = sum(not self.is_gone(commit.members[index].peer, now) for index in voters)
         return left < commit.majority and len(self.trainers(now)) > 1
 
-    def is_new_since(self, peer: PeerId, at: float) -> bool:
-        """True if this incarnation of a peer was first seen after this time."""
+    def life_of(self, peer: PeerId) -> int | None:
+        """The incarnation of another peer, as its record says it; ``None``: not known."""
         seen = self.view.get(peer)
-        return seen is not None and seen.first_seen > at
+        return seen.incarnation if seen is not None else None
 
     def is_live(self, peer: PeerId, now: float) -> bool:
         if peer == self._id.me:
@@ -175,8 +175,12 @@ class Neighbourhood:
         for entry in members:
             self._lives.setdefault(entry.peer, entry.incarnation)
 
-    def worked(self, members: Iterable[Entry]) -> None:
-        """Work of these members was merged."""
+    def finished_with(self, members: Iterable[Entry]) -> None:
+        """A round of these members was merged, with the work of each or without it.
+
+        A member on probation has less time for its upload than others. Were it to stay there until
+        its work is merged, one restart could keep one on a slow line out of all later rounds.
+        """
         for entry in members:
             self._lives[entry.peer] = entry.incarnation
 
@@ -215,12 +219,12 @@ class Neighbourhood:
         return newcomers | self._restarted(joined, newcomers)
 
     def _restarted(self, joined: Mapping[PeerId, Join], newcomers: set[PeerId]) -> set[PeerId]:
-        """The peers that were restarted, and of which no work was merged since.
+        """The peers that were restarted, and in no merged round with this one since.
 
         What a machine has of a round is lost with its process: its vote, and the slices that it
         reduces, as nobody else has its own uploads of them. One that was killed after each seal
         cost the others half of their versions, for all attempts at a version have the same
-        reducers. So the first work of each life is merged like a newcomer's, without a part in the
+        reducers. So the first round of each life has it like a newcomer, without a part in the
         round that others need. Not where so many were restarted, as after a power cut, that half
         of the members would not vote; nor where lineages meet, as none of the others may stand
         where such a member does.

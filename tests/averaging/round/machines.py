@@ -101,7 +101,8 @@ def machine(
 
     ``orders``: of the run's owner, as this peer knew them from the start.
     """
-    view = {peer: PeerView(first_seen=-1e3, heard_at=0.0, step_time_s=1.0) for peer in others}
+    known = PeerView(first_seen=-1e3, heard_at=0.0, step_time_s=1.0, incarnation=1)
+    view = dict.fromkeys(others, known)
     me = identity(ME, policy, fragment=fragment, founder=founder)
     me.book.orders = orders or RoundOrders()
     made = FragmentRounds(
@@ -198,11 +199,13 @@ def joined(rounds: FragmentRounds, now: float = 1.0) -> PeerId:
     return next(e.to for e in effects if isinstance(e, Send) and e.message == message)
 
 
-def seen_again(rounds: FragmentRounds, peer: PeerId, *, at: float) -> None:
-    """A peer has been restarted: its new record is in the table of members."""
+def seen_again(rounds: FragmentRounds, peer: PeerId, *, at: float, life: int = 2) -> None:
+    """The table of members has a peer again: another life of it after a restart, or the first one,
+    after a call to it had failed."""
     view = rounds.peers.view
     assert isinstance(view, dict)
-    view[peer] = msgspec.structs.replace(view[peer], first_seen=at, heard_at=at)
+    seen = msgspec.structs.replace(view[peer], first_seen=at, heard_at=at, incarnation=life)
+    view[peer] = seen
 
 
 def committed(

@@ -103,7 +103,6 @@ class Node:
         if state is not None and plan.trains:
             self.learner = Learner(state, swarm.goal(name), plan.tokens_per_step)
         self.view: dict[PeerId, PeerView] = {}
-        self.lives_seen: dict[PeerId, int] = {}
         self.held: list[Callable[[], None]] = []
         self.fate_of: tuple[Standing | None, tuple[int, ...]] = (None, ())
         """The standing and the counts of the learner for which every token had a fate."""
@@ -432,9 +431,8 @@ class Swarm(Watch):
         if node.audits is not None and other.name in node.audits.convicted:
             return
         known = node.view.get(other.name)
-        if node.lives_seen.get(other.name, other.incarnation) != other.incarnation:
+        if known is not None and known.incarnation != other.incarnation:
             known = None  # a restarted peer is a new one
-        node.lives_seen[other.name] = other.incarnation
         node.view[other.name] = PeerView(
             first_seen=known.first_seen if known else node.now() + since,
             heard_at=node.now(),
@@ -443,6 +441,7 @@ class Swarm(Watch):
             trains=other.plan.trains,
             step_time_s=other.plan.step_time_s,
             protocol=common(other.plan.speaks, node.plan.speaks) or OLDEST,
+            incarnation=other.incarnation,
         )
 
     def _heartbeat(self) -> None:

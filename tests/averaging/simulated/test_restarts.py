@@ -32,6 +32,25 @@ def test_a_member_killed_at_the_worst_moments_costs_the_others_few_versions(
     assert versions > 0.8 * UNDISTURBED[line_bytes_s]
 
 
+@pytest.mark.parametrize(
+    ("count", "restarted", "versions_min"),
+    [(2, 1, 19), (2, 2, 17), (3, 2, 19), (5, 2, 22), (6, 6, 17)],
+)
+def test_restarts_of_several_at_once_cost_a_version_each_time(
+    count: int, restarted: int, versions_min: int
+) -> None:
+    """Of 23: nobody is given less of a part where half of the members would have none."""
+    swarm = Swarm(1, [PeerPlan(founder=not number) for number in range(count)])
+    for at in (60.0, 120.0, 180.0):
+        for name in swarm.names[-restarted:]:
+            swarm.heap.call_at(at, swarm.crash, name)
+            swarm.heap.call_at(at + 2.0, swarm.restart, name)
+
+    swarm.run(240.0)
+
+    assert max(swarm.versions()) >= versions_min
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_member_whose_machine_crashes_every_minute_keeps_its_favour_and_gets_its_work_merged(
     seed: int,

@@ -365,9 +365,11 @@ def test_a_leader_that_was_restarted_is_left_as_it_knows_nothing_of_the_joins_th
     other = BORIS if first == ANNA else ANNA
     rounds.handle(Received(first, said.Noted(0, 1, 30.0)), 1.0)
     assert not sent(rounds.handle(Progressed(25, 1.0), 2.0)), "it is there as before"
+    seen_again(rounds, first, at=2.5, life=1)
+    assert not sent(rounds.handle(Progressed(26, 1.0), 3.0)), "a call to it had failed, no more"
 
-    seen_again(rounds, first, at=2.5)
-    effects = rounds.handle(Progressed(26, 1.0), 3.0)
+    seen_again(rounds, first, at=3.5)
+    effects = rounds.handle(Progressed(27, 1.0), 4.0)
 
     assert [type(message) for message in sent(effects, first)] == [said.Withdraw]
     assert [type(message) for message in sent(effects, other)] == [Join]

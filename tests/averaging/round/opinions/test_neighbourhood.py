@@ -110,7 +110,7 @@ def test_a_restarted_peer_has_no_part_that_others_need_until_its_work_is_merged(
     assert not peers.on_probation(apart, STRIKES_COUNT_SINCE, 40.0), "it alone carries its lineage"
     joins[clara] = again
     assert not peers.on_probation(joins, STRIKES_COUNT_SINCE, 40.0), "half would not vote"
-    peers.worked(lives(again, dora))
+    peers.finished_with(lives(again, dora))
     assert peers.on_probation(joins, STRIKES_COUNT_SINCE, 40.0) == {clara}
 
 
