@@ -313,9 +313,9 @@ def network_of(address: Multiaddr) -> str | None:
 
 
 def place_of(ip: str) -> str:
-    """What limits count by: an IPv4 address, or an IPv6 network (/48) that one owner may have.
+    """The place at which limits count an address: itself, or its IPv6 network (/48).
 
-    Of IPv4 even one address may belong to many.
+    One owner may have all of that network; of IPv4 even one address may belong to many.
     """
     if ":" not in ip:
         return ip

@@ -90,7 +90,7 @@ class Bulk:
         self._sending_since: float | None = None
         self._ended = False
         self._to_grant: bytes | None = None
-        """What ``grant`` has still to say."""
+        """The text of a grant that goes out with the answer's first bytes."""
         self.heard_at = asyncio.get_running_loop().time()
         """Time at which the other side had said all that it says before its bytes."""
         self.since = self.heard_at

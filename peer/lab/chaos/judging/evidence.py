@@ -30,7 +30,7 @@ class Report:
     loss: float | None
     blocked_p99_ms: float
     blocked_cpu_p99_ms: float
-    """Of processor time: it does not depend on what other processes do."""
+    """The same of processor time, which does not depend on what other processes do."""
     peers: int = 1
     """Number of peers in the run that it knows, with itself."""
 
