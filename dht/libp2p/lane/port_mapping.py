@@ -23,8 +23,9 @@ import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dht.libp2p.lane.nat_pmp import ROUTER_PORT, NatPmp
+from dht.libp2p.lane.nat_pmp import NatPmp
 from dht.libp2p.lane.port_lease import Mapped, NotMapped, Way
+from dht.libp2p.lane.punching import own_address_towards
 from dht.libp2p.lane.upnp import Upnp
 from dht.libp2p.lane.wire import is_outer
 
@@ -55,13 +56,10 @@ def own_gateway() -> str | None:
     """The router in front of this machine; ``None`` if there is none, or it is not known."""
     try:
         found = gateway(ROUTES.read_text())
-        if found is None:
-            return None
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((found, ROUTER_PORT))  # sends nothing
-            return None if is_outer(probe.getsockname()[0]) else found
     except (OSError, ValueError):
         return None
+    own = "" if found is None else own_address_towards(found)
+    return found if own and not is_outer(own) else None
 
 
 async def keep_mapped(router: str, port: int, changed: Callable[[int | None], None]) -> None:

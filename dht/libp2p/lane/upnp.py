@@ -22,6 +22,7 @@ from urllib.parse import urljoin, urlsplit
 from xml.parsers import expat
 
 from dht.libp2p.lane.port_lease import LIFE_S, Mapped, NotMapped
+from dht.libp2p.lane.punching import own_address_towards
 
 SEARCH_GROUP = "239.255.255.250"
 SEARCH_PORT = 1900
@@ -235,10 +236,9 @@ class Upnp:
 
     def _own_address(self) -> str:
         """The address of this machine at which the router sees it."""
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((self._router, SEARCH_PORT))  # sends nothing
-            address: str = probe.getsockname()[0]
-            return address
+        if not (address := own_address_towards(self._router)):
+            raise OSError(f"there is no route to the router {self._router}")
+        return address
 
     async def _add(self, control: Control, here: str, port: int, outer_port: int) -> Mapped:
         for tries_left in reversed(range(PORTS_TRIED_MAX)):
