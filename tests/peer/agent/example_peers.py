@@ -1,10 +1,16 @@
-"""An example of a member of a run, as others see it."""
+"""Examples of a member of a run: as others see it, and as its agent holds it."""
 
 from __future__ import annotations
 
-from dht.identity import PeerId
+from pathlib import Path
+
+from averaging.numbers.layout import Layout, TensorSpec
+from dht.identity import Identity, PeerId
 from dht.membership.table import Member
 from dht.records import PeerRecord
+from peer.agent.local_peer import Delegate, LocalPeer, PeerSettings
+from peer.guest.enforcement import Guest
+from peer.run_file.sections import RunFile
 
 BORIS = PeerId("12D3KooWBoris")
 
@@ -22,3 +28,20 @@ def member(**facts: object) -> Member:
         record_seen_at=2.0,
         expires_at=9.0,
     )
+
+
+def local_peer(folder: Path, delegate: Delegate, run: RunFile | None = None) -> LocalPeer:
+    """A learner of one small fragment, without a network."""
+    settings = PeerSettings(
+        run=run or RunFile(),
+        identity=Identity.from_seed(bytes(32)),
+        directory=folder,
+        name="anna",
+        role="learner",
+        seeds=(),
+        listen=(),
+        announce=(),
+        page=None,
+    )
+    layout = Layout.build([TensorSpec("w", (4, 4), "float32")], 1)
+    return LocalPeer(settings, layout, delegate, Guest(folder))

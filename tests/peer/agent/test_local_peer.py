@@ -16,7 +16,6 @@ from averaging.errors import CodecsNotCompiled
 from averaging.history.attested import rolled_back
 from averaging.history.merged_map import MergedMap
 from averaging.history.state import FragmentState
-from averaging.numbers.layout import Layout, TensorSpec
 from averaging.round.interface.phase import Phase as RoundPhase
 from averaging.rules.peer_view import PeerView
 from dht.identity import Identity, PeerId
@@ -30,10 +29,9 @@ from peer.agent.local_peer import (
     Fields,
     LocalPeer,
     NotAveraging,
-    PeerSettings,
     TrainerStatus,
 )
-from peer.guest.enforcement import Guest, write_limits
+from peer.guest.enforcement import write_limits
 from peer.rules.ending import Ending
 from peer.rules.limits import Limits
 from peer.run_file.reading import parse
@@ -42,6 +40,7 @@ from peer.storage.last_seen import load_state
 from peer.storage.outer_state import OuterState
 from peer.views.event_log import read_events
 from tests.integration import learner_process
+from tests.peer.agent import example_peers
 from tests.peer.trainer.learner_pair import moved
 
 BORIS, CLARA = PeerId("12D3KooWBoris"), PeerId("12D3KooWClara")
@@ -75,20 +74,8 @@ class Offering(NotAveraging):
 
 
 async def a_peer(directory: Path, run: str) -> tuple[LocalPeer, Hearing]:
-    settings = PeerSettings(
-        run=parse(run),
-        identity=Identity.from_seed(bytes(32)),
-        directory=directory,
-        name="anna",
-        role="learner",
-        seeds=(),
-        listen=(),
-        announce=(),
-        page=None,
-    )
-    layout = Layout.build([TensorSpec("w", (4, 4), "float32")], 1)
     delegate = Hearing()
-    return LocalPeer(settings, layout, delegate, Guest(directory)), delegate
+    return example_peers.local_peer(directory, delegate, parse(run)), delegate
 
 
 @pytest.fixture

@@ -14,19 +14,17 @@ import pytest
 from averaging.history.chain import ChainLink
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
-from averaging.numbers.layout import Layout, TensorSpec
 from averaging.round.interface.phase import Phase
-from dht.identity import Identity
 from dht.memory.virtual_loop import run as virtual
-from peer.agent.local_peer import Delegate, Fields, LocalPeer, PeerSettings
+from peer.agent.local_peer import Delegate, Fields
 from peer.agent.loss_gate import TrainersLoss, open_gate
 from peer.agent.slots import SlotPort
 from peer.bridge.messages import Measure, Measured
 from peer.bridge.trainer_line import TrainerLine
-from peer.guest.enforcement import Guest
 from peer.run_file.merging import Outer
 from peer.run_file.sections import Evaluation, RunFile
 from peer.views.event_log import read_events
+from tests.peer.agent.example_peers import local_peer
 
 
 class Line:
@@ -112,22 +110,6 @@ def test_the_gate_of_a_peer_remembers_what_it_refused_before(tmp_path: Path) -> 
     assert heard == ["jump_refused"] and Still.replaced == [before]
     assert virtual(live(jumps=False)) is not None
     assert [e["event"] for e in read_events(tmp_path / "events.jsonl") if "back_to" in e] == heard
-
-
-def local_peer(folder: Path, delegate: Delegate) -> LocalPeer:
-    settings = PeerSettings(
-        run=RunFile(),
-        identity=Identity.from_seed(bytes(32)),
-        directory=folder,
-        name="anna",
-        role="learner",
-        seeds=(),
-        listen=(),
-        announce=(),
-        page=None,
-    )
-    layout = Layout.build([TensorSpec("w", (4, 4), "float32")], 1)
-    return LocalPeer(settings, layout, delegate, Guest(folder))
 
 
 @pytest.mark.parametrize(
