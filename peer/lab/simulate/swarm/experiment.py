@@ -99,6 +99,8 @@ class ProblemChoice(_Table, frozen=True, kw_only=True):
     Python's standard library, which a large swarm reads several times."""
     device: str | None = None
     """The device on which the learners of ``text_gpt`` compute, such as cuda."""
+    precision: Literal["fp32", "bf16"] | None = None
+    """Precision of their passes. Default: bf16 on a GPU, fp32 on a CPU."""
     warmup_share: Share = 0.0
     """Share of all tokens during which the learning rate rises from zero to its peak."""
     decay: Literal["constant", "linear", "cosine"] = "constant"

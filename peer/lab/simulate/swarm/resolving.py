@@ -14,6 +14,7 @@ from peer.lab.simulate.problems.quadratic import Quadratic
 from peer.lab.simulate.swarm.experiment import BadExperiment, Experiment
 
 NAMES = ("quadratic", "text_mlp", "text_gpt")
+OF_TEXT_GPT = ("optimizer", "momentum", "layers", "length", "batch", "text", "device", "precision")
 
 
 def problem_named(name: str) -> Problem:
@@ -43,7 +44,7 @@ def problem_of(experiment: Experiment) -> Problem:
         changes["tensors" if isinstance(problem, Quadratic) else "width"] = choice.size
     if choice.learning_rate is not None:
         changes["learning_rate"] = choice.learning_rate
-    for setting in ("optimizer", "momentum", "layers", "length", "batch", "text", "device"):
+    for setting in OF_TEXT_GPT:
         value = getattr(choice, setting)
         if value is None:
             continue

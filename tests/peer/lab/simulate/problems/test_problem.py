@@ -183,6 +183,18 @@ def test_a_device_that_is_missing_is_named() -> None:
         problem_of(Experiment().with_settings(settings))
 
 
+def test_a_learner_in_bf16_learns_as_one_in_fp32() -> None:
+    pytest.importorskip("torch")
+    losses = []
+    for precision in ("fp32", "bf16"):
+        settings = {"problem.name": "text_gpt", "problem.precision": precision}
+        problem = problem_of(Experiment().with_settings(settings))
+        learner = problem.learner([0], seed=0)
+        losses.append([learner.train(10) for _ in range(2)])
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+    assert losses[1] != losses[0]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.usefixtures("compiler_processes")
@@ -210,6 +222,7 @@ def test_a_learner_on_cuda_learns_as_one_on_the_cpu(optimizer: str) -> None:
         ("layers", 2),
         ("text", "a"),
         ("device", "cuda"),
+        ("precision", "bf16"),
     ],
 )
 def test_a_problem_refuses_a_choice_that_it_does_not_have(setting: str, value: object) -> None:
