@@ -1,0 +1,86 @@
+"""The commands that RESULTS.md names exist, and their options parse. None of them is run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer import cli
+
+ROOT = Path(__file__).parent.parent
+
+
+def commands() -> list[str]:
+    """Each command that is named in full, without the environment that is set for it."""
+    text = (ROOT / "RESULTS.md").read_text(encoding="utf-8")
+    return sorted(set(re.findall(r"`(?:[A-Z_]+=\S+ )*((?:shoal|pytest|python -m) [^`\n]+)`", text)))
+
+
+@pytest.mark.parametrize("line", commands())
+def test_a_command_can_be_given(line: str) -> None:
+    assert fault_of(line) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("shoal simulate qualities", "no command"),
+        ("shoal simulate quality --seed-count 3", "No such option"),
+        ("pytest tests/gone.py", "is not there"),
+        ("pytest tests/test_layers.py -k a_test_of_another_file", "no test"),
+        ("python -m tests.benchmark.gone", "is not there"),
+        ("python -m tests.benchmark.audit_cost --member 3", "--member"),
+    ],
+)
+def test_a_command_that_cannot_be_given_is_found(line: str, fault: str) -> None:
+    assert fault in (fault_of(line) or "")
+
+
+def fault_of(line: str) -> str | None:
+    program, *words = shlex.split(line)
+    if program == "shoal":
+        return fault_of_options(words)
+    return fault_of_tests(words) if program == "pytest" else fault_of_module(*words[1:])
+
+
+def fault_of_options(words: list[str]) -> str | None:
+    command: Any = cli.command()
+    while children := getattr(command, "commands", None):
+        name, *words = words
+        if name not in children:
+            return f"no command {name!r}"
+        command = children[name]
+    if not words:  # named alone, its arguments left out
+        return None
+    try:
+        command.make_context("shoal", words)
+    except Exception as error:  # whatever a parameter refuses
+        return str(error) or repr(error)
+    return None
+
+
+def fault_of_tests(words: list[str]) -> str | None:
+    paths = [ROOT / word for word in words if word.startswith("tests/")]
+    for path in paths:
+        if path.stem != "test_NAME" and not path.exists():
+            return f"{path} is not there"
+    if "-k" in words:
+        names = set(re.findall(r"\w+", words[words.index("-k") + 1])) - {"and", "or", "not"}
+        for name in names:
+            if not any(name in path.read_text(encoding="utf-8") for path in paths):
+                return f"no test {name!r}"
+    return None
+
+
+def fault_of_module(name: str, *words: str) -> str | None:
+    path = ROOT / name.replace(".", "/")
+    path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    if not path.exists():
+        return f"{path} is not there"
+    source = path.read_text(encoding="utf-8")
+    unknown = [word for word in words if word.startswith("--") and f'"{word}"' not in source]
+    return f"{name} has no {', '.join(unknown)}" if unknown else None
