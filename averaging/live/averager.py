@@ -422,16 +422,12 @@ class Averager(Services):
             for work in sorted(self._works, key=FragmentWork.rank):
                 work.progressed(progress)
 
-    def answer_every_call(self) -> None:
-        """Join every leader that calls from now on, however little there is to offer."""
-        self._tell(inputs.AnswerEveryCall())
-
     def gather_everybody(self) -> None:
-        """Put all peers into one group from now on, up to the longest possible roster.
+        """Put all peers into one group from now on, and join every leader that calls.
 
         A swarm of several groups ends in agreement that way: its lineages are mixed in one round.
         """
-        self._tell(inputs.GatherEverybody())
+        self._tell(inputs.EndIsNear())
 
     def end_merges(self) -> None:
         """Merge no more from now on; of two states that are apart the lighter gives way.

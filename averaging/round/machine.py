@@ -395,15 +395,13 @@ class FragmentRounds:
             case inputs.LineMeasured(bytes_per_s):
                 self.peers.bytes_per_s = bytes_per_s
                 self._consider_line(now)
-            case inputs.AnswerEveryCall():
-                self.ending.is_near = self.due_time.eager = True
+            case inputs.EndIsNear():
+                self.ending.comes_near()
             case inputs.MergeBeforeLeaving(leaves):
                 self.due_time.eager = leaves or self.ending.is_near
                 if leaves:
                     self._apply(self.joining.leave_soon(self._situation(now)), now)
                 self.joining.leaves = leaves
-            case inputs.GatherEverybody():
-                self.peers.group_size = messages.ROSTER_MAX
             case inputs.LastRoundOver():
                 self.ending.is_over = True
                 reason = "the run has reached its date"

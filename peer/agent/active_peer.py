@@ -191,7 +191,6 @@ class ActivePeer:
             if left_s is not None and local.phase == "ready":
                 if left_s <= CLOCKS_DIFFER_S and local.last_rounds is None:
                     local.last_rounds = LastRounds(local.versions())
-                    self._averager.answer_every_call()
                     self._averager.gather_everybody()
                 is_over = left_s <= -CLOCKS_DIFFER_S and not self._made_last_rounds
                 if is_over and local.last_rounds is not None:

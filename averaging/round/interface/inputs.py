@@ -203,8 +203,9 @@ class LineMeasured(Struct, frozen=True):
     bytes_per_s: float
 
 
-class AnswerEveryCall(Struct, frozen=True):
-    """The end is near: join every leader that calls, however little there is to offer."""
+class EndIsNear(Struct, frozen=True):
+    """The run is about to end: all peers form one group, as far as a roster can be long, and join
+    every leader that calls, however little there is to offer."""
 
 
 class MergeBeforeLeaving(Struct, frozen=True):
@@ -215,10 +216,6 @@ class MergeBeforeLeaving(Struct, frozen=True):
 
     leaves: bool = True
     """False: it stays after all."""
-
-
-class GatherEverybody(Struct, frozen=True):
-    """The end is near: all peers form one group, as far as a roster can be long."""
 
 
 class LastRoundOver(Struct, frozen=True):
@@ -247,9 +244,8 @@ Input: TypeAlias = (
     | Leave
     | ReachabilityChanged
     | LineMeasured
-    | AnswerEveryCall
+    | EndIsNear
     | MergeBeforeLeaving
-    | GatherEverybody
     | LastRoundOver
     | OrdersChanged
 )

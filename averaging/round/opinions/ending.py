@@ -94,6 +94,10 @@ class Ending:
         if not (goal.is_reached(link.version, link.tokens) and self.peers.has_several_groups(now)):
             return False
         self.closed_ranks = True
-        self.peers.group_size = messages.ROSTER_MAX
-        self.is_near = self.pace.due_time.eager = True
+        self.comes_near()
         return True
+
+    def comes_near(self) -> None:
+        """All peers form one group from now on, and answer every call."""
+        self.is_near = self.pace.due_time.eager = True
+        self.peers.group_size = messages.ROSTER_MAX

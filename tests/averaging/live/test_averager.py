@@ -473,7 +473,7 @@ async def test_fragments_that_are_made_due_are_merged_long_before_their_cycle_is
         anna, boris = [await made.add(name, policy=policy) for name in ("anna", "boris")]
         await made.live(20.0)
         assert anna.averager.stats.rounds == 0
-        boris.averager.answer_every_call()
+        boris.averager.gather_everybody()
         anna.averager.make_due(range(len(anna.averager.states)))
         await made.live(20.0)
         assert all(len(told["contributors"]) == 2 for told in anna.told("round"))
@@ -498,7 +498,7 @@ async def test_at_the_end_a_roster_waits_for_called_peers_and_those_that_catch_u
         await made.live(20.0)
         assert not clara.averager.stats.rounds and clara.versions() < anna.versions()
         for peer in (anna, boris, clara):
-            peer.averager.answer_every_call()
+            peer.averager.gather_everybody()
         before = len(anna.told("round"))
         boris.averager.make_due(fragments)
         await made.live(30.0)

@@ -36,10 +36,10 @@ from averaging.round.interface.effects import (
     refusal,
 )
 from averaging.round.interface.inputs import (
-    AnswerEveryCall,
     Applied,
     CaughtUp,
     Due,
+    EndIsNear,
     Folded,
     Leave,
     LineMeasured,
@@ -557,7 +557,7 @@ def test_a_peer_that_stays_after_all_still_answers_every_call_of_an_ending_run()
     for given in (MergeBeforeLeaving(), MergeBeforeLeaving(leaves=False)):
         rounds.handle(given, 1.0)
         assert rounds.due_time.eager is given.leaves
-    rounds.handle(AnswerEveryCall(), 2.0)
+    rounds.handle(EndIsNear(), 2.0)
     for given in (MergeBeforeLeaving(), MergeBeforeLeaving(leaves=False)):
         rounds.handle(given, 3.0)
         assert rounds.due_time.eager

@@ -15,7 +15,6 @@ async def test_a_swarm_of_several_groups_ends_in_agreement_when_all_gather_once_
         await made.live(35.0)
         assert all(len(each) > 1 for each in lineages(made)), "groups have their own"
         for peer in peers:
-            peer.averager.answer_every_call()
             peer.averager.gather_everybody()
         await made.live(25.0)
         assert [len(each) for each in lineages(made)] == [1] * len(made.layout.fragments)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from averaging.round.interface.inputs import (
-    AnswerEveryCall,
     Due,
-    GatherEverybody,
+    EndIsNear,
     Input,
     LastRoundOver,
 )
@@ -119,8 +118,7 @@ class DateOfEnd:
     def _begin(self, peer: SimulatedPeer) -> None:
         until = self._env.heap.now + self._env.policy.quorum.wait_s + WAIT_S
         self._rounds[peer] = LastRounds(_versions(peer)), until
-        _tell(peer, AnswerEveryCall())
-        _tell(peer, GatherEverybody())
+        _tell(peer, EndIsNear())
 
     def _go_on(self, peer: SimulatedPeer) -> None:
         rounds, until = self._rounds[peer]
