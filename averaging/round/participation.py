@@ -57,7 +57,7 @@ from averaging.round.member_slices import MemberSlices
 from averaging.round.opinions.certificates import Certificates, link_of
 from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.round.reducer import Reducer
-from averaging.round.sealing.paxos import Acceptor, BallotPhase, Coordinator, Voter
+from averaging.round.sealing.paxos import Acceptor, BallotPhase, Coordinator
 from averaging.round.sealing.seals import (
     VOID,
     all_peers_of,
@@ -294,8 +294,9 @@ class Participation:
             self.signed,
             ballot,
             self.reducers,
-            self._policy,
-            me=Voter(self._peers, self._id, self.acceptor if self._has_vote else None),
+            self.acceptor if self._has_vote else None,
+            identity=self._id,
+            peers=self._peers,
             changes=self._changes,
             now=now,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
 
@@ -17,16 +16,6 @@ from averaging.rules.policy import RoundPolicy
 from averaging.rules.spacing import Spacing
 from dht import protocol
 from dht.identity import PeerId
-
-
-class Keys(Protocol):
-    """One peer's signature, and the check of others'."""
-
-    @property
-    def sign(self) -> Callable[[bytes], bytes]: ...
-
-    @property
-    def verify(self) -> Callable[[PeerId, bytes, bytes], bool]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

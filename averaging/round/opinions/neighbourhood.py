@@ -114,10 +114,6 @@ class Neighbourhood:
         failed_at = self.failed.get(peer)
         return failed_at is not None and now - failed_at >= self._policy.suspect_s
 
-    def refuses(self, peer: PeerId) -> str | None:
-        """The reason to merge nothing of a peer; ``None``: there is none."""
-        return self._id.refuses(peer)
-
     def is_gone(self, peer: PeerId, now: float) -> bool:
         """True if a peer has fallen silent for so long that it is not live, or has left.
 

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from averaging.messages import (
     PROMISES_SIGNED_SINCE,
@@ -32,9 +30,10 @@ from averaging.messages import (
     vow,
 )
 from averaging.round.interface.effects import LeaveOut, Note, Send, Suspect, Value
-from averaging.round.interface.identity import Keys
+from averaging.round.interface.identity import Identity
 from averaging.round.interface.signed_commit import SignedCommit
 from averaging.round.interface.transitions import Changes
+from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.round.sealing.seals import (
     VOID,
     all_peers_of,
@@ -43,7 +42,6 @@ from averaging.round.sealing.seals import (
     is_possible,
     owner_of,
 )
-from averaging.rules.policy import RoundPolicy
 from averaging.rules.sites import may_still_upload
 from dht.identity import PeerId
 
@@ -101,28 +99,6 @@ _CHOSEN = (BallotPhase.SEALED, BallotPhase.FORSWEARING, BallotPhase.OVER)
 """A seal was chosen, or the round is over."""
 
 
-class Opinions(Protocol):
-    """A judgement of the other members. Each peer has its own."""
-
-    def is_down(self, peer: PeerId, now: float) -> bool:
-        """True if this peer takes another for dead."""
-        ...
-
-    def refuses(self, peer: PeerId) -> str | None:
-        """The reason to merge nothing of a peer; ``None``: there is none."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Voter:
-    """The peer that coordinates: its judgement, its keys, and its own vote."""
-
-    opinions: Opinions
-    keys: Keys
-    acceptor: Acceptor | None = None
-    """``None``: it has no vote."""
-
-
 class Coordinator:
     """Brings a round to its end by one ballot: gathers reports, seals, replaces dead reducers.
 
@@ -141,21 +117,22 @@ class Coordinator:
         signed: SignedCommit,
         ballot: int,
         reducers: list[PeerId],
-        policy: RoundPolicy,
+        acceptor: Acceptor | None,
         *,
-        me: Voter,
+        identity: Identity,
+        peers: Neighbourhood,
         changes: Changes,
         now: float,
     ) -> None:
         """``reducers``: shared with the participation that this coordinator belongs to.
+        ``acceptor``: its own vote; ``None``: it has none.
 
         ``changes``: the coordinator adds what it wants done.
         """
-        commit = signed.commit
-        self._is_down = me.opinions.is_down
-        self._refuses = me.opinions.refuses
-        self._keys = me.keys
-        self._acceptor = me.acceptor
+        commit, policy = signed.commit, identity.policy
+        self._id = identity
+        self._is_down = peers.is_down
+        self._acceptor = acceptor
         self._policy = policy
         self._changes = changes
         self.round = signed.round
@@ -233,7 +210,7 @@ class Coordinator:
             return True
         peer = self.commit.members[sender].peer
         said = promise_text(self.round, promise.ballot, promise.accepted_ballot, promise.accepted)
-        return self._keys.verify(peer, said, promise.signature)
+        return self._id.verify(peer, said, promise.signature)
 
     def _can_be_true(self, promise: Promise) -> bool:
         """True if a voter can have accepted what it says. The highest accepted ballot decides: an
@@ -329,7 +306,7 @@ class Coordinator:
             return
         assert self.value is not None
         said = vote(self.round, ballot, self.value)
-        if not self._keys.verify(self.commit.members[sender].peer, said, signature):
+        if not self._id.verify(self.commit.members[sender].peer, said, signature):
             self._note("false_vote", peer=self.commit.members[sender].peer)
             return
         self.accepted[sender] = signature
@@ -442,7 +419,7 @@ class Coordinator:
         index = self.commit.index(peer)
         if index not in self.commit.voters or self.phase is not BallotPhase.FORSWEARING:
             return
-        if not self._keys.verify(peer, vow(self.round), signature):
+        if not self._id.verify(peer, vow(self.round), signature):
             self._note("false_vote", peer=peer)
             return
         self.forsworn[index] = signature
@@ -654,7 +631,7 @@ class Coordinator:
         found, members = set(), self.commit.members
         for index in sorted(complete):
             delegate = members[index].delegate
-            reason = self._refuses(members[index if delegate is None else delegate].peer)
+            reason = self._id.refuses(members[index if delegate is None else delegate].peer)
             if reason is not None:
                 found.add(index)
                 fields = {"round": self.round.hex(), "peer": members[index].peer, "reason": reason}
@@ -713,7 +690,7 @@ class Coordinator:
 
     def _send_propose(self) -> None:
         assert self.value is not None
-        signature = self._keys.sign(vote(self.round, self.ballot, self.value))
+        signature = self._id.sign(vote(self.round, self.ballot, self.value))
         message = Propose(self.commit.fragment, self.round, self.ballot, self.value, signature)
         for index in self.commit.voters:
             if index not in self.accepted:

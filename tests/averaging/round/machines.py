@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
@@ -14,6 +15,7 @@ from averaging.history.merged_map import MergedMap
 from averaging.history.standing import Standing
 from averaging.messages import (
     Behind,
+    Commit,
     Committed,
     Head,
     Join,
@@ -27,8 +29,13 @@ from averaging.round.interface.effects import Effect, Send
 from averaging.round.interface.identity import Circumstances, Identity
 from averaging.round.interface.inputs import Due, Offer, Offered, Received
 from averaging.round.interface.phase import Phase
+from averaging.round.interface.signed_commit import SignedCommit
+from averaging.round.interface.transitions import Changes
 from averaging.round.machine import FragmentRounds
 from averaging.round.opinions.certificates import link_of
+from averaging.round.opinions.neighbourhood import Neighbourhood
+from averaging.round.sealing.paxos import Acceptor, Coordinator
+from averaging.round.sealing.seals import owner_of
 from averaging.rules.orders import RoundOrders
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
@@ -55,20 +62,6 @@ def sign(peer: PeerId, data: bytes) -> bytes:
     return hashlib.sha256(peer.encode() + data).digest()
 
 
-@dataclass(frozen=True)
-class OpinionsOf:
-    """The opinions that a coordinator of a test has of the others."""
-
-    down: Set[PeerId] = frozenset()
-    refused: Set[PeerId] = frozenset()
-
-    def is_down(self, peer: PeerId, now: float) -> bool:
-        return peer in self.down
-
-    def refuses(self, peer: PeerId) -> str | None:
-        return "I do not like it" if peer in self.refused else None
-
-
 def identity(
     me: PeerId, policy: RoundPolicy = POLICY, *, fragment: int = 0, founder: bool = False
 ) -> Identity:
@@ -84,6 +77,42 @@ def identity(
         verify=lambda peer, data, signature: sign(peer, data) == signature,
         founder=founder,
     )
+
+
+def lost(peer: PeerId, peers: Neighbourhood) -> None:
+    """A peer has failed, and was not heard for long."""
+    peers.mark_failed(peer, -math.inf)
+
+
+def coordinator_of(
+    commit: Commit,
+    ballot: int,
+    changes: Changes,
+    *,
+    acceptor: Acceptor | None = None,
+    peers: Neighbourhood | None = None,
+    refused: Set[PeerId] = frozenset(),
+) -> Coordinator:
+    """The coordinator of a ballot. It proposes to merge nothing of those that are ``refused``."""
+    me = replace(
+        identity(owner_of(ballot, commit)),
+        refuses=lambda peer: "I do not like it" if peer in refused else None,
+    )
+    return Coordinator(
+        SignedCommit(bytes(32), commit, b"", b""),
+        ballot,
+        list(commit.reducers),
+        acceptor,
+        identity=me,
+        peers=peers or neighbourhood(),
+        changes=changes,
+        now=0.0,
+    )
+
+
+def neighbourhood() -> Neighbourhood:
+    """A neighbourhood in which nobody has failed."""
+    return Neighbourhood(identity(ME), Circumstances(), {}, now=0.0)
 
 
 def machine(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 import pytest
@@ -12,34 +11,19 @@ import pytest
 from averaging import messages as said
 from averaging.messages import Commit, Entry, Message
 from averaging.round.interface.effects import Note, Send, Suspect
-from averaging.round.interface.signed_commit import SignedCommit
 from averaging.round.interface.transitions import Changes
-from averaging.round.sealing.paxos import Acceptor, BallotPhase, Coordinator, Voter
+from averaging.round.opinions.neighbourhood import Neighbourhood
+from averaging.round.sealing.paxos import Acceptor, BallotPhase, Coordinator
 from averaging.round.sealing.seals import VOID, ballot_of, is_chosen, is_void, owner_of
-from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
 from tests.averaging.message_examples import COMMIT
-from tests.averaging.round.machines import OpinionsOf, sign
+from tests.averaging.round.machines import POLICY, coordinator_of, lost, neighbourhood, sign
 from tests.averaging.simulated import breakages
 from tests.seeds import seeds
-
-POLICY = RoundPolicy()
 
 
 def verify(peer: PeerId, data: bytes, signature: bytes) -> bool:
     return sign(peer, data) == signature
-
-
-@dataclass(frozen=True)
-class KeysOf:
-    """The keys of one peer of a test."""
-
-    peer: PeerId
-    verify: Callable[[PeerId, bytes, bytes], bool] = verify
-
-    @property
-    def sign(self) -> Callable[[bytes], bytes]:
-        return lambda data: sign(self.peer, data)
 
 
 def commit_of(count: int) -> Commit:
@@ -100,27 +84,6 @@ def test_an_acceptor_votes_for_one_seal_in_a_ballot_whatever_its_owner_proposes(
     assert acceptor.accepted == (0, 1)
 
 
-NO_OPINION = OpinionsOf()
-
-
-def coordinator_of(
-    commit: Commit,
-    ballot: int,
-    changes: Changes,
-    opinions: OpinionsOf = NO_OPINION,
-    acceptor: Acceptor | None = None,
-) -> Coordinator:
-    return Coordinator(
-        SignedCommit(bytes(32), commit, b"", b""),
-        ballot,
-        list(commit.reducers),
-        POLICY,
-        me=Voter(opinions, KeysOf(owner_of(ballot, commit)), acceptor),
-        changes=changes,
-        now=0.0,
-    )
-
-
 def taken(changes: Changes) -> list[tuple[PeerId, Message]]:
     """The messages that a coordinator has sent since the last call, with their receivers."""
     words = [(change.to, change.message) for change in changes if isinstance(change, Send)]
@@ -148,8 +111,7 @@ def test_a_coordinator_proposes_nobody_whom_it_refuses_and_the_others_keep_their
     )
     commit = msgspec.structs.replace(plain, members=members)
     changes: Changes = []
-    opinions = OpinionsOf(refused={members[index].peer for index in refused})
-    lead = coordinator_of(commit, 0, changes, opinions)
+    lead = coordinator_of(commit, 0, changes, refused={members[index].peer for index in refused})
     lead.reported(commit.reducers[0], 0, (0, 1, 2, 3), (), 0.0)
     assert lead.value == sealed
     noted = {c.fields["peer"] for c in changes if isinstance(c, Note)}
@@ -158,8 +120,7 @@ def test_a_coordinator_proposes_nobody_whom_it_refuses_and_the_others_keep_their
 
 def test_a_mix_has_the_state_of_each_lineage_whomever_its_coordinator_refuses() -> None:
     commit = msgspec.structs.replace(commit_of(3), kind="mix", carriers=(0, 2))
-    opinions = OpinionsOf(refused={commit.members[2].peer})
-    lead = coordinator_of(commit, 0, [], opinions)
+    lead = coordinator_of(commit, 0, [], refused={commit.members[2].peer})
     lead.reported(commit.reducers[0], 0, (0, 2), (), 0.0)
     assert lead.value == (0, 2)
 
@@ -461,9 +422,9 @@ def test_a_later_coordinator_calls_the_reducers_that_have_no_vote() -> None:
     assert coordinator.reassigned == {}
 
 
-def sealed_by_all(commit: Commit, changes: Changes, down: set[PeerId]) -> Coordinator:
+def sealed_by_all(commit: Commit, changes: Changes, peers: Neighbourhood) -> Coordinator:
     """A coordinator that sealed everybody's uploads, with what it has sent so far forgotten."""
-    coordinator = coordinator_of(commit, 0, changes, OpinionsOf(down=down))
+    coordinator = coordinator_of(commit, 0, changes, peers=peers)
     everybody = tuple(range(len(commit.members)))
     coordinator.reported(coordinator.reducers[0], 0, everybody, (), 1.0)
     for index, entry in enumerate(commit.members):
@@ -505,15 +466,15 @@ def test_a_reducer_that_alone_lacks_most_uploads_is_replaced(
 
 def test_a_slice_that_all_members_miss_at_once_is_reassigned_once() -> None:
     changes: Changes = []
-    down: set[PeerId] = set()
-    coordinator = sealed_by_all(commit_of(4), changes, down)
-    down.add(PeerId("p3"))
+    peers = neighbourhood()
+    coordinator = sealed_by_all(commit_of(4), changes, peers)
+    lost(PeerId("p3"), peers)
 
     for member in ("p0", "p1", "p2"):
         coordinator.missing(PeerId(member), 0, 2.0)
     assert coordinator.reassigned == {0: 1}
 
-    down.add(coordinator.reducers[0])
+    lost(coordinator.reducers[0], peers)
     coordinator.missing(PeerId("p1"), 0, 3.0)
     assert coordinator.reassigned == {0: 2}, "another one that is dead is replaced at once"
 
@@ -524,7 +485,7 @@ def test_a_member_that_misses_a_slice_twice_at_once_has_nobody_send_it_again(
 ) -> None:
     """All members sent the slice to another reducer as often as one of them said so, although the
     reducer was there and had it. One that was restarted is not waited for."""
-    coordinator = sealed_by_all(commit_of(4), [], set())
+    coordinator = sealed_by_all(commit_of(4), [], neighbourhood())
     if has_declined:
         coordinator.declined(coordinator.reducers[0], "not in my rounds", 1.5, absent=False)
     for now in (2.0, 2.1, 3.0):
@@ -537,9 +498,9 @@ def test_a_member_that_misses_a_slice_twice_at_once_has_nobody_send_it_again(
 def test_a_slice_that_went_with_a_dead_contributor_is_forsworn_at_once() -> None:
     """The dead reducer alone had its own upload; the others waited for half a minute."""
     changes: Changes = []
-    down: set[PeerId] = set()
-    coordinator = sealed_by_all(commit_of(4), changes, down)
-    down.add(PeerId("p3"))
+    peers = neighbourhood()
+    coordinator = sealed_by_all(commit_of(4), changes, peers)
+    lost(PeerId("p3"), peers)
     coordinator.missing(PeerId("p0"), 0, 2.0)
     reducer = coordinator.reducers[0]
 
@@ -557,7 +518,7 @@ def test_a_slice_that_a_reducer_keeps_is_forsworn_though_that_one_has_finished()
     """Earlier, that reducer said so again whenever it was asked to forswear, and all were in the
     round until its deadline. Any other peer that has finished hands the slice over."""
     changes: Changes = []
-    coordinator = sealed_by_all(commit_of(4), changes, set())
+    coordinator = sealed_by_all(commit_of(4), changes, neighbourhood())
     coordinator.has_finished(PeerId("p3"))
     for member in ("p0", "p1", "p2"):
         coordinator.missing(PeerId(member), 0, 20.0)
@@ -573,7 +534,7 @@ def test_a_slice_that_a_reducer_keeps_is_forsworn_though_that_one_has_finished()
 def test_a_slice_that_half_of_the_voters_have_is_not_forsworn() -> None:
     """Two vows of four would void nothing."""
     changes: Changes = []
-    coordinator = sealed_by_all(commit_of(4), changes, set())
+    coordinator = sealed_by_all(commit_of(4), changes, neighbourhood())
     for member in ("p2", "p3"):
         coordinator.has_finished(PeerId(member))
     for member in ("p0", "p1"):
@@ -589,11 +550,11 @@ def test_a_reducer_that_most_voters_wait_for_is_named_by_the_leader_too(
     """The leader of a version is the same in each attempt, and may be no member. Only members held
     it against a reducer, which so reduced for ever."""
     changes: Changes = []
-    down: set[PeerId] = set()
-    coordinator = sealed_by_all(commit_of(4), changes, down)
+    peers = neighbourhood()
+    coordinator = sealed_by_all(commit_of(4), changes, peers)
     coordinator.commit = msgspec.structs.replace(coordinator.commit, kind=kind)
     if is_down:
-        down.add(PeerId("p3"))
+        lost(PeerId("p3"), peers)
     due = 1.0 + COMMIT.upload_s + POLICY.margin_s
     for member in ("p0", "p1", "p2"):
         coordinator.missing(PeerId(member), 0, due - 0.1)  # their streams broke

@@ -16,7 +16,7 @@ from averaging.round.interface.transitions import Changes
 from averaging.round.machine import FragmentRounds
 from averaging.round.opinions.certificates import link_of
 from averaging.round.participation import Participation
-from averaging.round.sealing.paxos import Coordinator, Voter
+from averaging.round.sealing.paxos import Coordinator
 from averaging.round.sealing.seals import VOID, ballot_of
 from averaging.round.sealing.takeover import WAITS_MAX
 from dht.identity import PeerId
@@ -24,8 +24,8 @@ from tests.averaging.round.machines import (
     ME,
     POLICY,
     TOPIC,
-    OpinionsOf,
     certified,
+    coordinator_of,
     identity,
     join,
     machine,
@@ -193,11 +193,8 @@ def test_a_round_is_left_as_finished_without_this_peer_on_the_word_of_its_leader
 
 
 def later_coordinator(changes: Changes) -> Coordinator:
-    commit = commit_of_four()
-    me = Voter(OpinionsOf(), identity(ME))
-    ballot = ballot_of(1, voters=len(PEERS), above=0)
-    return Coordinator(
-        commit, ballot, list(commit.commit.reducers), POLICY, me=me, changes=changes, now=0.0
+    return coordinator_of(
+        commit_of_four().commit, ballot_of(1, voters=len(PEERS), above=0), changes
     )
 
 

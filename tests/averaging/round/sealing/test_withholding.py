@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from averaging import messages as said
-from averaging.messages import Commit
 from averaging.round.interface.effects import (
     Apply,
     Effect,
@@ -17,7 +16,6 @@ from averaging.round.interface.effects import (
     Suspect,
     Upload,
 )
-from averaging.round.interface.identity import Identity
 from averaging.round.interface.inputs import (
     Applied,
     Due,
@@ -30,11 +28,9 @@ from averaging.round.interface.inputs import (
     UploadArrived,
     UploadFailed,
 )
-from averaging.round.interface.signed_commit import SignedCommit
 from averaging.round.interface.transitions import Changes
 from averaging.round.machine import FragmentRounds
 from averaging.round.member_slices import UPLOAD_TRIES_MAX
-from averaging.round.sealing.paxos import Coordinator, Voter
 from averaging.round.sealing.seals import ballot_of
 from averaging.rules.peer_view import PeerView
 from averaging.rules.usual_norms import UploadNorm
@@ -42,14 +38,15 @@ from dht.identity import PeerId
 from tests.averaging.round.machines import (
     ME,
     POLICY,
-    OpinionsOf,
     asks,
     certified,
     committed,
-    identity,
+    coordinator_of,
     joined,
     leading,
+    lost,
     machine,
+    neighbourhood,
     of,
     offer,
     sent,
@@ -403,8 +400,8 @@ def test_voters_that_let_a_ballot_end_without_a_majority_are_named() -> None:
     _, enter = entered()
     commit = enter.commit
     changes: Changes = []
-    me = identity(commit.members[1].peer)
-    coordinator = _coordinator(commit, me, changes, is_down=set())
+    ballot, peers = ballot_of(1, voters=3, above=0), neighbourhood()
+    coordinator = coordinator_of(commit, ballot, changes, peers=peers)
     coordinator.tick(2 * POLICY.margin_s - 0.1, i_finished=False)
     assert not blamed(_effects(changes))
     coordinator.tick(2 * POLICY.margin_s, i_finished=False)
@@ -412,23 +409,10 @@ def test_voters_that_let_a_ballot_end_without_a_majority_are_named() -> None:
     assert set(blamed(_effects(changes))) == silent
     changes.clear()
     down = commit.members[0].peer
-    coordinator = _coordinator(commit, me, changes, is_down={down})
+    lost(down, peers)
+    coordinator = coordinator_of(commit, ballot, changes, peers=peers)
     coordinator.tick(2 * POLICY.margin_s, i_finished=False)
     assert set(blamed(_effects(changes))) == silent - {down}
-
-
-def _coordinator(
-    commit: Commit, me: Identity, changes: Changes, *, is_down: set[PeerId]
-) -> Coordinator:
-    return Coordinator(
-        SignedCommit(bytes(32), commit, b"", b""),
-        ballot_of(1, voters=3, above=0),
-        list(commit.reducers),
-        POLICY,
-        me=Voter(OpinionsOf(down=frozenset(is_down)), me),
-        changes=changes,
-        now=0.0,
-    )
 
 
 def _effects(changes: Changes) -> list[Effect]:
