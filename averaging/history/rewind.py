@@ -34,7 +34,7 @@ ERROR_MAX = 2.0**-10
 _ROUNDING = 2.0**-24
 
 
-def parting(mine: Chain, theirs: Chain, *, versions_max: int) -> ChainLink | None:
+def shared_version(mine: Chain, theirs: Chain, *, versions_max: int) -> ChainLink | None:
     """Return the last version that both sides share; ``None`` if work from there is too old."""
     shared = theirs.common_ancestor(mine)
     if shared is None or theirs.tip.version - shared.version > versions_max:

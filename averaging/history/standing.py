@@ -208,8 +208,11 @@ def sealed_parents(commit: Commit, seal: Sequence[int]) -> tuple[Lineage, ...]:
 
 
 def merged_after(united: MergedMap, commit: Commit, seal: Sequence[int]) -> MergedMap:
-    """Return the merged map after a round: the united maps of its parents, and the new work."""
-    entries = [commit.members[index] for index in seal]
+    """Return the merged map after a round: the united maps of its parents, and the new work.
+
+    A mix carries states alone: the work that its members offer stays pending.
+    """
+    entries = [commit.members[index] for index in seal if commit.kind != "mix"]
     return united.with_works(
         (entry.peer, entry.incarnation, entry.mark, entry.tokens) for entry in entries
     )

@@ -24,7 +24,6 @@ from averaging.history.chain import Chain
 from averaging.history.lineage import Lineage
 from averaging.history.manifest import Manifest
 from averaging.history.replay import ReplayEntry, ReplayLog, advance
-from averaging.history.rewind import rewound
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.services import Services
@@ -40,11 +39,10 @@ from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
 from averaging.round.taking_over import (
     Learner,
+    fork_of,
     hand_over,
     is_newer,
-    parting_at,
     prefers_replay,
-    shared_version,
     unfit,
 )
 from averaging.rules.loss_gate import is_unusual
@@ -240,23 +238,14 @@ class Following:
         self, effect: CatchUp | Rebase, before: FragmentState | None, state: FragmentState
     ) -> Parting | None:
         """The parting of this peer's side from the new one, if its work since can be offered."""
-        averager, replay = self._averager, self._work.replay
-        if averager.port is None or replay is None or before is None:
+        averager, work = self._averager, self._work
+        stale_max = averager.terms.policy.stale_max
+        fork = fork_of(effect, before, state, averager.life, work.replay, stale_max=stale_max)
+        if averager.port is None or fork is None:
             return None
-        life, stale_max = averager.life, averager.terms.policy.stale_max
-        shared = shared_version(effect, before, state, life, stale_max=stale_max)
-        if shared is None:
-            return None
-        entries = replay.since(shared.version, shared.lineage)
-        if entries is None:
-            return None
-        scratch = averager.threads.scratch
-        theta = await averager.threads.run(
-            lambda: rewound(before, entries, self._work.fragment.unit_sizes, scratch())
-        )
-        if theta is None or self._work.state is not before:
-            return None
-        return parting_at(shared, theta, before, state, life)
+        sizes, scratch = work.fragment.unit_sizes, averager.threads.scratch
+        parting = await averager.threads.run(lambda: fork.parting(sizes, scratch()))
+        return parting if work.state is before else None
 
     async def _fetch_state(
         self, sources: Sequence[PeerId], trust: _Trust, named: PeerId

@@ -7,13 +7,13 @@ reach them.
 1. ``prefers_replay``: whether replaying the missed rounds is cheaper than a whole state.
 2. ``is_newer``: whether the state that arrived is worth taking at all; ``unfit``: whether its
    numbers may be taken; ``is_outvoted``: whether a source showed other bits than it should have.
-3. ``shared_version``: where the two sides of a fork parted, if the work since then can be offered
-   again. The caller computes theta of that version (``averaging.history.rewind``).
+3. ``fork_of``: where the two sides of a fork parted, if the work since then can be offered again.
 4. ``hand_over``: gives the state to the learner and says what became of the own work.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,10 +22,12 @@ import numpy as np
 from averaging.history.adoption import Parting
 from averaging.history.chain import ChainLink
 from averaging.history.merged_map import MergedMap
-from averaging.history.rewind import parting
+from averaging.history.replay import ReplayEntry, ReplayLog
+from averaging.history.rewind import rewound, shared_version
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
-from averaging.numbers.arrays import Float32s, norm
+from averaging.numbers.arrays import norm
+from averaging.numbers.codec import Scratch
 from averaging.round.interface.effects import Apply, CatchUp, Rebase
 from averaging.rules.final_mix import RunsEnd
 from averaging.rules.plausible import leap
@@ -175,36 +177,59 @@ def unfit(
     return None
 
 
-def shared_version(
+@dataclass(frozen=True, slots=True, eq=False)
+class Fork:
+    """A fork whose other side was fetched."""
+
+    shared: ChainLink
+    """The last version that both sides share."""
+    before: FragmentState
+    after: FragmentState
+    rounds: Sequence[ReplayEntry]
+    """Those that led from the shared version to ``before``."""
+    life: Life
+
+    def parting(self, sizes: Sequence[int], scratch: Scratch) -> Parting | None:
+        """The facts that a learner needs to change sides; ``None`` if rounding has spoilt theta.
+
+        ``sizes``: the unit sizes. It reads all the rounds, which takes a while.
+        """
+        theta = rewound(self.before, self.rounds, sizes, scratch)
+        if theta is None:
+            return None
+        return Parting(
+            version=self.shared.version,
+            theta=theta,
+            merged_mark=self.life.mark_in(self.after.merged),
+            given_up_mark=self.life.mark_in(self.before.merged),
+        )
+
+
+def fork_of(
     effect: CatchUp | Rebase,
     before: FragmentState | None,
     after: FragmentState,
     life: Life,
+    replay: ReplayLog | None,
     *,
     stale_max: int,
-) -> ChainLink | None:
-    """The last version that both sides share, if the own work since then can be offered again.
+) -> Fork | None:
+    """The fork, if the own work since then can be offered again.
 
     It cannot when others go on with the side that is given up, when the new side contains some of
-    it already, or when that version is too old.
+    it already, when the shared version is too old, or when a round since then is not kept here.
     """
-    if before is None or not isinstance(effect, Rebase) or effect.others_follow:
+    if before is None or replay is None:
+        return None
+    if not isinstance(effect, Rebase) or effect.others_follow:
         return None
     if life.newly_contained(after.merged, before.merged) is not None:
         return None
-    return parting(before.chain, after.chain, versions_max=stale_max)
-
-
-def parting_at(
-    shared: ChainLink, theta: Float32s, before: FragmentState, after: FragmentState, life: Life
-) -> Parting:
-    """The facts that a learner needs to change sides."""
-    return Parting(
-        version=shared.version,
-        theta=theta,
-        merged_mark=life.mark_in(after.merged),
-        given_up_mark=life.mark_in(before.merged),
-    )
+    shared = shared_version(before.chain, after.chain, versions_max=stale_max)
+    rounds = None if shared is None else replay.since(shared.version, shared.lineage)
+    if shared is None or rounds is None:
+        return None
+    return Fork(shared, before, after, rounds, life)
 
 
 @dataclass(frozen=True, slots=True)

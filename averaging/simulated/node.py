@@ -16,7 +16,6 @@ from averaging.history.adoption import Parting
 from averaging.history.attested import numbers_digest
 from averaging.history.lineage import Lineage
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance
-from averaging.history.rewind import rewound
 from averaging.history.standing import Standing, with_merged_map
 from averaging.history.state import FragmentState
 from averaging.messages import Directed, Head, Link, Message, Opening, Signatures
@@ -31,7 +30,7 @@ from averaging.round.interface import effects, inputs
 from averaging.round.interface.effects import Apply, CatchUp, Effect, Fold, Note, Rebase, refusal
 from averaging.round.interface.inputs import Offer
 from averaging.round.machine import FragmentRounds
-from averaging.round.taking_over import Life, hand_over, is_newer, parting_at, shared_version, unfit
+from averaging.round.taking_over import Life, fork_of, hand_over, is_newer, unfit
 from averaging.rules.usual_norms import UsualNorms
 from averaging.simulated.auditing import NodeAudits
 from averaging.simulated.exchange import Exchange
@@ -570,14 +569,10 @@ class FragmentNode:
     ) -> Parting | None:
         """The parting of this side of a fork from the one taken, if the work since is offered."""
         stale_max = self.machine.policy.stale_max
-        shared = shared_version(effect, before, state, self._life, stale_max=stale_max)
-        if shared is None or self.replay is None or self.learner is None:
+        fork = fork_of(effect, before, state, self._life, self.replay, stale_max=stale_max)
+        if fork is None or self.learner is None:
             return None
-        entries = self.replay.since(shared.version, shared.lineage)
-        if entries is None:
-            return None
-        theta = rewound(before, entries, self.fragment.unit_sizes, _scratch)
-        return None if theta is None else parting_at(shared, theta, before, state, self._life)
+        return fork.parting(self.fragment.unit_sizes, _scratch)
 
     def _taken(self, state: FragmentState, before: FragmentState, parting: Parting | None) -> None:
         """Take a state that others made: tell the learner and the machine."""

@@ -249,9 +249,7 @@ class Wires(Generic[AnyGate]):
         known = self._melded.get(round_id)
         if known is None or known[0] is not part:
             assert part.maps is not None
-            merged = united(part.maps)
-            if commit.kind == "meld":
-                merged = merged_after(merged, commit, seal)
+            merged = merged_after(united(part.maps), commit, seal)
             known = self._melded[round_id] = (part, merged)
         return known[1]
 

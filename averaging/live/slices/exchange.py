@@ -237,9 +237,7 @@ class Exchange:
         """The standing after the round, with the merged map that follows from the parents' maps."""
         if not self.parts.maps:
             return standing
-        merged = united(self.parts.maps)
-        if self.commit.kind == "meld":
-            merged = merged_after(merged, self.commit, seal)
+        merged = merged_after(united(self.parts.maps), self.commit, seal)
         return with_merged_map(standing, self.commit, merged)
 
     def _step_slice(

@@ -12,7 +12,7 @@ import pytest
 
 from averaging.history.adoption import Parting
 from averaging.history.chain import Chain, ChainLink
-from averaging.history.rewind import parting, rewound
+from averaging.history.rewind import rewound, shared_version
 from averaging.history.state import FragmentState
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch
@@ -64,11 +64,11 @@ def test_the_parting_is_the_last_common_version_if_it_is_recent() -> None:
     mine = chain("start", "one", "left two", "left three")
     theirs = chain("start", "one", *(f"right {index}" for index in range(8)))
 
-    shared = parting(mine, theirs, versions_max=8)
+    shared = shared_version(mine, theirs, versions_max=8)
 
     assert shared is not None and shared.version == 1
-    assert parting(mine, theirs, versions_max=7) is None, "eight versions ago is too long"
-    assert parting(chain("another start"), theirs, versions_max=8) is None
+    assert shared_version(mine, theirs, versions_max=7) is None, "eight versions ago is too long"
+    assert shared_version(chain("another start"), theirs, versions_max=8) is None
 
 
 SLOW_S = 4.0

@@ -11,15 +11,16 @@ import pytest
 from averaging.history.adoption import Parting
 from averaging.history.chain import Chain, ChainLink
 from averaging.history.merged_map import Mark, MergedMap
+from averaging.history.replay import ReplayLog
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.round.interface.effects import CatchUp, Rebase
 from averaging.round.taking_over import (
     Life,
+    fork_of,
     hand_over,
     is_newer,
     prefers_replay,
-    shared_version,
 )
 from averaging.rules.final_mix import Goal, RunsEnd
 from dht.identity import PeerId
@@ -84,15 +85,20 @@ def test_rounds_are_replayed_while_that_is_no_larger_than_the_state() -> None:
 
 def test_work_since_the_parting_is_offered_again_unless_others_go_on_with_it() -> None:
     rebase = Rebase(BORIS, 2, HEAVY.lineage, 1, "")
-    assert shared_version(rebase, MINE, HEAVY, LIFE, stale_max=4) == SHARED
-    assert shared_version(rebase, MINE, HEAVY, LIFE, stale_max=0) is None
-    assert shared_version(rebase, None, HEAVY, LIFE, stale_max=4) is None
+    kept = ReplayLog(bytes_max=0, version=SHARED.version, lineage=SHARED.lineage)
+    fork = fork_of(rebase, MINE, HEAVY, LIFE, kept, stale_max=4)
+    assert fork is not None and fork.shared == SHARED
+    assert fork_of(rebase, MINE, HEAVY, LIFE, kept, stale_max=0) is None
+    assert fork_of(rebase, MINE, HEAVY, LIFE, None, stale_max=4) is None
+    later = ReplayLog(bytes_max=0, version=MINE.version, lineage=MINE.lineage)
+    assert fork_of(rebase, MINE, HEAVY, LIFE, later, stale_max=4) is None
+    assert fork_of(rebase, None, HEAVY, LIFE, kept, stale_max=4) is None
     catch_up = CatchUp(BORIS, 2, HEAVY.lineage, "")
-    assert shared_version(catch_up, MINE, HEAVY, LIFE, stale_max=4) is None
+    assert fork_of(catch_up, MINE, HEAVY, LIFE, kept, stale_max=4) is None
     followed = msgspec.structs.replace(rebase, others_follow=True)
-    assert shared_version(followed, MINE, HEAVY, LIFE, stale_max=4) is None
+    assert fork_of(followed, MINE, HEAVY, LIFE, kept, stale_max=4) is None
     has_mine = replace(HEAVY, merged=MergedMap({ANNA: Mark(2, 7, 900)}))
-    assert shared_version(rebase, MINE, has_mine, LIFE, stale_max=4) is None
+    assert fork_of(rebase, MINE, has_mine, LIFE, kept, stale_max=4) is None
 
 
 @dataclass
