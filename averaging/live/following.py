@@ -1,7 +1,7 @@
 """Taking over states of other peers: a first state, catching up, giving way to a majority.
 
 It belongs to one fragment, replaces its state and tells its machine and learner. The decisions are
-those of ``averaging.round.taking_over``.
+those of ``averaging.round.fetched_states``.
 """
 
 from __future__ import annotations
@@ -32,12 +32,7 @@ from averaging.messages import Commit, Head, Signatures
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Fragment
 from averaging.numbers.norm_bounds import norm_at_most
-from averaging.round.gathering.catching_up import fetch_timeout_s, state_timeout_s
-from averaging.round.interface.effects import CatchUp, Rebase
-from averaging.round.interface.inputs import CaughtUp, Input
-from averaging.round.interface.phase import Phase
-from averaging.round.machine import FragmentRounds
-from averaging.round.taking_over import (
+from averaging.round.fetched_states import (
     Learner,
     fork_of,
     hand_over,
@@ -45,6 +40,11 @@ from averaging.round.taking_over import (
     prefers_replay,
     unfit,
 )
+from averaging.round.gathering.catching_up import fetch_timeout_s, state_timeout_s
+from averaging.round.interface.effects import CatchUp, Rebase
+from averaging.round.interface.inputs import CaughtUp, Input
+from averaging.round.interface.phase import Phase
+from averaging.round.machine import FragmentRounds
 from averaging.rules.loss_gate import is_unusual
 from averaging.rules.sources import sources_in_turn, with_first
 from dht.identity import PeerId

@@ -22,7 +22,7 @@ from averaging.live.states.state_files import StateFiles
 from averaging.live.streams.bulk import TransportSettings
 from averaging.live.streams.threads import threads_for
 from averaging.numbers.layout import Layout
-from averaging.round.taking_over import Life
+from averaging.round.fetched_states import Life
 from averaging.rules.orders import OrderBook
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy

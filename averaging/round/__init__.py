@@ -19,9 +19,9 @@ own state only and returns effects and ``transitions``. The parts that others as
 given to them; apart from that no part imports another one, except that ``leading`` shares one rule
 with ``catching_up``. None imports the machine.
 
-``contributing``, ``rests``, ``traffic`` and ``taking_over`` are for the owners of a machine: what
-it gives to a round, what it gives again because encoding lost it, which slice goes to whom, and
-which states of others it takes. ``turns``, like ``opinions.silence``, is for owners of several
+``contributing``, ``rests``, ``traffic`` and ``fetched_states`` are for the owners of a machine:
+what it gives to a round, what it gives again because encoding lost it, which slice goes to whom,
+and which states of others it takes. ``turns``, like ``opinions.silence``, is for owners of several
 machines: it says which fragment goes first.
 
 Not allowed here: clocks, randomness, sockets, threads, files, and, but for ``contributing`` and

@@ -11,7 +11,7 @@ nodes and holds results that come out the same at several of them. ``auditing`` 
 merge.
 
 Nothing may be decided here that a live peer decides elsewhere: routes come from
-``averaging.round.traffic``, whether a state is taken from ``averaging.round.taking_over``, the
+``averaging.round.traffic``, whether a state is taken from ``averaging.round.fetched_states``, the
 numbers from ``averaging.numbers`` and ``averaging.history``. Simplifications: a stream brings all
 of its bytes at once, a link breaks when it is used, states come whole from one source while others
 confirm their bits (``fetching``), and the audit of digests does not take place. No asyncio, clock,

@@ -21,9 +21,9 @@ from averaging.history.state import FragmentState
 from averaging.messages import Link, Signatures
 from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.codec import Scratch
+from averaging.round.fetched_states import is_outvoted, prefers_replay
 from averaging.round.gathering.catching_up import fetch_timeout_s
 from averaging.round.interface.effects import CatchUp, Rebase
-from averaging.round.taking_over import is_outvoted, prefers_replay
 from averaging.simulated.wires import MARK_BYTES, STREAM_OVERHEAD_BYTES, WiredNode
 from dht.identity import PeerId
 

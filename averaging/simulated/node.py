@@ -24,13 +24,13 @@ from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Fragment
 from averaging.numbers.outer import Step
-from averaging.round import taking_over
+from averaging.round import fetched_states
 from averaging.round.contributing import contribution
+from averaging.round.fetched_states import Life, fork_of, hand_over, is_newer, unfit
 from averaging.round.interface import effects, inputs
 from averaging.round.interface.effects import Apply, CatchUp, Effect, Fold, Note, Rebase, refusal
 from averaging.round.interface.inputs import Offer
 from averaging.round.machine import FragmentRounds
-from averaging.round.taking_over import Life, fork_of, hand_over, is_newer, unfit
 from averaging.rules.usual_norms import UsualNorms
 from averaging.simulated.auditing import NodeAudits
 from averaging.simulated.exchange import Exchange
@@ -46,7 +46,7 @@ HELD_MAX = 64
 _scratch = Scratch()
 
 
-class FragmentLearner(taking_over.Learner, Protocol):
+class FragmentLearner(fetched_states.Learner, Protocol):
     """One fragment of a learner's parameters, and the own work that is in each version."""
 
     @property

@@ -3,5 +3,5 @@
 ``fetcher`` asks several peers for pieces of a state, ``partial_state`` is one that is not complete
 yet, ``fetch_server`` answers others, ``state_files`` keep states in files instead of memory.
 
-Whether a state is taken is decided by ``averaging.round.taking_over``.
+Whether a state is taken is decided by ``averaging.round.fetched_states``.
 """

@@ -52,8 +52,8 @@ from averaging.live.streams.questions import (
 from averaging.live.streams.threads import Threads
 from averaging.messages import BadMessage, Signatures, decode_signatures
 from averaging.numbers.arrays import Float32s, uninitialised_floats
+from averaging.round.fetched_states import is_outvoted
 from averaging.round.gathering.catching_up import SLOWEST_LINE_BYTES_S
-from averaging.round.taking_over import is_outvoted
 from averaging.rules.line_speed import LineSpeed
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.host import Host, Stream

@@ -35,10 +35,10 @@ from averaging.live.settings import (
 )
 from averaging.live.slices.exchange import Exchange
 from averaging.live.slices.parts import Parts
+from averaging.round.fetched_states import Life
 from averaging.round.interface.effects import Apply, Effect, Fold, GiveUp, Note
 from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
-from averaging.round.taking_over import Life
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from dht.forwarding_host import DiallingHost

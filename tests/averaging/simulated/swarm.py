@@ -26,6 +26,7 @@ from averaging.history.state import FragmentState
 from averaging.messages import Directed, Message
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codecs import codec_names
+from averaging.round.fetched_states import Life
 from averaging.round.interface.effects import Apply, Effect, Fold, Note
 from averaging.round.interface.identity import Circumstances, Identity
 from averaging.round.interface.inputs import (
@@ -38,7 +39,6 @@ from averaging.round.interface.inputs import (
 )
 from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
-from averaging.round.taking_over import Life
 from averaging.rules.due import DuePolicy
 from averaging.rules.line_levels import Level
 from averaging.rules.mixing import MixingPolicy

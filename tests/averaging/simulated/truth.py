@@ -22,9 +22,9 @@ from averaging.numbers.codec import Addends, Codec, Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.merge import Units, merge_encoded, rule_named
+from averaging.round.fetched_states import Life
 from averaging.round.interface.effects import Apply, Note
 from averaging.round.interface.inputs import Offer
-from averaging.round.taking_over import Life
 from averaging.rules.weights import weights_of
 from dht.identity import PeerId
 

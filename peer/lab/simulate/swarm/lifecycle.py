@@ -15,11 +15,11 @@ from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codecs import codec_names
 from averaging.numbers.layout import Fragment
+from averaging.round.fetched_states import Life
 from averaging.round.interface.identity import Circumstances, Identity
 from averaging.round.interface.inputs import Due, Leave, LineMeasured, MergeBeforeLeaving
 from averaging.round.machine import FragmentRounds
 from averaging.round.opinions.certificates import link_of
-from averaging.round.taking_over import Life
 from averaging.rules.probation import Probation
 from averaging.rules.spacing import Spacing
 from averaging.simulated.fetching import REQUEST_BYTES

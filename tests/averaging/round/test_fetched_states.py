@@ -14,14 +14,14 @@ from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.replay import ReplayLog
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
-from averaging.round.interface.effects import CatchUp, Rebase
-from averaging.round.taking_over import (
+from averaging.round.fetched_states import (
     Life,
     fork_of,
     hand_over,
     is_newer,
     prefers_replay,
 )
+from averaging.round.interface.effects import CatchUp, Rebase
 from averaging.rules.final_mix import Goal, RunsEnd
 from dht.identity import PeerId
 

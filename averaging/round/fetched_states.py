@@ -1,4 +1,4 @@
-"""Taking over states of other peers: which are taken, and what becomes of this peer's own work.
+"""States that were fetched from other peers: which are taken, and what becomes of the own work.
 
 The round machine asks for ``CatchUp`` or ``Rebase``; the owner that carries that out obtains a
 state from other peers and then asks here. Live and simulated peers differ only in how the bytes
@@ -233,7 +233,7 @@ def fork_of(
 
 
 @dataclass(frozen=True, slots=True)
-class TakenOver:
+class FateOfWork:
     """The fate of this peer's work when it took a state over."""
 
     parting: Parting | None
@@ -257,7 +257,7 @@ def hand_over(
     parting: Parting | None = None,
     presumed: int | None = None,
     earlier: int = 0,
-) -> TakenOver:
+) -> FateOfWork:
     """Give the learner a state that others made.
 
     ``presumed``: own work up to this step counts as merged elsewhere
@@ -278,7 +278,7 @@ def hand_over(
         # On the lighter side of a fork, this peer's work was merged into what is given up now.
         there = _tokens(state, life, life.earlier_tokens(state.merged, earlier))
         lost = _tokens(before, life, earlier) - there - (regained or 0)
-    return TakenOver(parting, regained or 0, max(0, lost))
+    return FateOfWork(parting, regained or 0, max(0, lost))
 
 
 def _tokens(state: FragmentState, life: Life, earlier: int) -> int:
