@@ -43,8 +43,8 @@ from averaging.round.interface.inputs import (
     Offer,
     Offered,
     Progressed,
-    Report,
     SliceMerged,
+    SliceOutcome,
     UploadArrived,
 )
 from averaging.round.interface.phase import Phase
@@ -86,7 +86,7 @@ class FragmentWork:
             self.fragment,
             UsualNorms(),
             lambda: None if self.state is None else self.state.theta,
-            self.report,
+            self._slice_ended,
             self.event,
         )
         self._reduced = BoundedMapping[Lineage, ReplayEntry](REDUCED_MAX)
@@ -287,8 +287,8 @@ class FragmentWork:
         """Give the machine an input and carry out what it wants."""
         self.do(self.machine.handle(given, self.averager.now()))
 
-    def report(self, given: Report) -> None:
-        """Tell the machine what became of a part of a round."""
+    def _slice_ended(self, given: SliceOutcome) -> None:
+        """Tell the machine what became of a slice of a round."""
         averager = self.averager
         match given:
             case UploadArrived(_, _, sender, str(problem)) if sender != averager.life.peer:
@@ -454,7 +454,7 @@ class FragmentWork:
         if effect.round is not None and self._own_round == effect.round:
             self._own_round = None
         if effect.round is not None:
-            self._report(effect.round, None, effect.reason)
+            self._tell_of_round(effect.round, None, effect.reason)
         if not effect.in_doubt:
             self._release()
 
@@ -567,7 +567,7 @@ class FragmentWork:
         self.adopt(state, contained=averager.life.contained_by(effect, state.merged, before.merged))
         averager.stats.rounds += 1
         averager.stats.contributed += effect.contained is not None
-        self._report(effect.round, effect, effect.reason)
+        self._tell_of_round(effect.round, effect, effect.reason)
         merged = state.merged if exchange.moves_states else None
         dispersion = exchange.dispersion
         if dispersion is not None:
@@ -593,7 +593,7 @@ class FragmentWork:
         step = port.progress().step
         return checking.draw(exchange.parts, effect.seal, before.theta, step=step)
 
-    def _report(self, round_id: bytes, apply: Apply | None, reason: str) -> None:
+    def _tell_of_round(self, round_id: bytes, apply: Apply | None, reason: str) -> None:
         """Emit one event about a round: members, outcome, durations, bytes, who was left out."""
         exchange = self.exchanges.get(round_id)
         if exchange is None:

@@ -131,6 +131,7 @@ from averaging.round.interface import inputs, transitions
 from averaging.round.interface.effects import (
     CountRefused,
     Effect,
+    Forget,
     GiveUp,
     Note,
     RefuseStream,
@@ -839,7 +840,7 @@ class FragmentRounds:
         participation = self._participation(applied.round)
         if participation is None or participation.stage is not Stage.APPLYING:
             return
-        apply = participation.applied
+        apply = participation.to_apply
         assert apply is not None
         standing = apply.standing
         if applied.merged is not None:
@@ -931,7 +932,7 @@ class FragmentRounds:
             self._saw_merged(participation, now)  # this peer has only led it, or reduced
         del self.rounds[participation.id]
         self.leading.forget_late(participation.id)
-        self._apply(participation.forget(), now)
+        self._effects.append(Forget(participation.id))
 
     # Standing
 

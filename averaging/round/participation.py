@@ -29,7 +29,6 @@ from averaging.round.interface.effects import (
     Apply,
     Effect,
     Enter,
-    Forget,
     LeaveOut,
     Merge,
     Note,
@@ -44,8 +43,8 @@ from averaging.round.interface.inputs import (
     LinkLost,
     MergedArrived,
     Received,
-    Report,
     SliceMerged,
+    SliceOutcome,
     Tick,
     UploadArrived,
     UploadFailed,
@@ -73,7 +72,7 @@ from averaging.rules.sites import riders_of
 from averaging.rules.weights import weights_of
 from dht.identity import PeerId
 
-RoundInput: TypeAlias = Received | LinkLost | Tick | Report
+RoundInput: TypeAlias = Received | LinkLost | Tick | SliceOutcome
 """The inputs of a machine that concern a round."""
 
 BALLOTS_AHEAD_MAX = 1 << 16
@@ -127,7 +126,7 @@ class Participation:
         self.coordinator: Coordinator | None = None
         """The ballot that this peer coordinates, or was the last to coordinate."""
         self.seal: tuple[int, ...] | None = None
-        self.applied: Apply | None = None
+        self.to_apply: Apply | None = None
         self._finished_by: dict[PeerId, messages.Link] = {}
         """The last link of each voter that says that it has finished."""
         self.head: messages.Head | None = None
@@ -248,7 +247,7 @@ class Participation:
         if self.entry is not None:
             for index in range(len(self.reducers)):
                 self._upload(index)
-        return self._taken()
+        return self._take_changes()
 
     def handle(self, given: RoundInput, now: float) -> Changes:
         """Take one input that concerns this round. Returns what to do, in order."""
@@ -270,9 +269,9 @@ class Participation:
                 self._slice_merged(index, digest, now)
             case MergedArrived():
                 self._merged_arrived(given, now)
-        return self._taken()
+        return self._take_changes()
 
-    def _taken(self) -> Changes:
+    def _take_changes(self) -> Changes:
         changes = self._changes[:]
         self._changes.clear()  # the coordinator has the same list
         return changes
@@ -386,10 +385,7 @@ class Participation:
         self.head = head
         self.takeover.cancel()
         self._send_to_coordinator(messages.Finished(self.commit.fragment, self.id, head))
-        return self._taken()
-
-    def forget(self) -> Changes:
-        return [Forget(self.id)]
+        return self._take_changes()
 
     # Messages
 
@@ -788,7 +784,7 @@ class Participation:
         self.stage = Stage.APPLYING
         self._note("applying", contributors=len(self.seal), mine=self.entry in self.seal)
         merged = self.entry in self.seal and self.commit.kind != "mix"
-        self.applied = Apply(
+        self.to_apply = Apply(
             self.id,
             self.commit,
             self.seal,
@@ -798,7 +794,7 @@ class Participation:
             self.commit.members[self.entry].mark if merged else None,
             "all merged slices are here",
         )
-        self._emit(self.applied)
+        self._emit(self.to_apply)
 
     # Time and failures
 

@@ -41,7 +41,7 @@ from averaging.numbers.chunks import Chunk
 from averaging.numbers.layout import Fragment
 from averaging.numbers.norm_bounds import norm_at_most
 from averaging.round.interface.effects import Enter
-from averaging.round.interface.inputs import MergedArrived, Report, UploadArrived
+from averaging.round.interface.inputs import MergedArrived, SliceOutcome, UploadArrived
 from averaging.round.rests import Rests
 from averaging.round.traffic import Traffic
 from averaging.rules.usual_norms import UploadNorm, UsualNorms, norm_objection
@@ -139,8 +139,7 @@ class FragmentFacts:
     usual: UsualNorms
     theta: Callable[[], Float32s | None]
     """Theta as it is now, if there is one here."""
-    report: Callable[[Report], None]
-    """Tells the round machine what became of a part."""
+    tell_machine: Callable[[SliceOutcome], None]
     event: Callable[..., None]
 
 
@@ -160,7 +159,7 @@ class Parts:
         self.tally = Tally()
         self.numbers = numbers_of(enter.commit)
         self.cutting = cutting_of(enter.commit, facts.fragment, self.numbers)
-        self.report = facts.report
+        self.tell_machine = facts.tell_machine
         self.event = facts.event
         self.threads = workshop.threads
         self.refuses = workshop.refuses
@@ -412,7 +411,7 @@ class Parts:
         """Tell the round machine of a merged slice that came from another peer."""
         contributors = self.evidence.merged[index].members
         parents = self.map_parents(index)
-        self.report(MergedArrived(self.round, index, digest, parents, contributors))
+        self.tell_machine(MergedArrived(self.round, index, digest, parents, contributors))
 
     def tell_upload(
         self,
@@ -424,7 +423,7 @@ class Parts:
         riders: tuple[int, ...] = (),
     ) -> None:
         """Tell the round machine of an upload. ``norm``: of a displacement, to be compared."""
-        self.report(UploadArrived(self.round, index, sender, problem, norm, riders))
+        self.tell_machine(UploadArrived(self.round, index, sender, problem, norm, riders))
 
     def have_maps(self, maps: dict[int, ParentMap], encoded: bytes) -> None:
         self.maps, self.encoded_maps = maps, encoded

@@ -466,7 +466,7 @@ class Reducing:
         digest = ongoing.hasher.digest()
         parts.evidence.claim_merged(index, inside, digest, claims)
         parts.is_here(index)
-        parts.report(SliceMerged(parts.round, index, digest))
+        parts.tell_machine(SliceMerged(parts.round, index, digest))
 
     def _merge_chunks(
         self,

@@ -76,7 +76,7 @@ class Uploading:
             instead = parts.traffic.broke(route)
             if instead is None:
                 reason = str(error) or "the round's deadline has come"
-                parts.report(UploadFailed(parts.round, route.slice, reason))
+                parts.tell_machine(UploadFailed(parts.round, route.slice, reason))
                 return
             self._uploads.pop(route.slice, None)
             for each in instead:

@@ -153,8 +153,8 @@ class MergedArrived(Struct, frozen=True):
     claims."""
 
 
-Report: TypeAlias = UploadArrived | UploadFailed | SliceMerged | MergedArrived
-"""The outcome of a part of a round, in answer to ``Upload``, ``Reduce``, ``Merge``, ``Answer``."""
+SliceOutcome: TypeAlias = UploadArrived | UploadFailed | SliceMerged | MergedArrived
+"""The answers to ``Upload``, ``Reduce``, ``Merge`` and ``Answer``, each about one slice."""
 
 
 class Applied(Struct, frozen=True):
@@ -238,7 +238,7 @@ Input: TypeAlias = (
     | StreamOpened
     | LinkLost
     | PeerSilent
-    | Report
+    | SliceOutcome
     | Applied
     | CaughtUp
     | Leave
