@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -61,6 +61,30 @@ class Adopted:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Next:
+    """A state to be adopted when the slot is free."""
+
+    state: FragmentState
+    contained: int | None = None
+    """The last own step that is in it."""
+    parting: Parting | None = None
+    """The fork whose other side it is on; ``None``: the trainer is on the same side."""
+    keeping: tuple[int, int] | None = None
+    """Own step and tokens up to which it has the own work, if it changes no parameter."""
+
+
+@dataclass(slots=True, eq=False)
+class _Given:
+    """A state that was given to the trainer and is not adopted yet."""
+
+    state: FragmentState
+    operation: Adoption
+    lost_from: int | None = None
+    """Tokens that it accounts for; those after them are lost by a SET."""
+    lost_reason: str = ""
+
+
 @dataclass(slots=True, eq=False)
 class _Entry:
     """The agent's knowledge of one fragment."""
@@ -75,31 +99,18 @@ class _Entry:
     """The last offered snapshot was."""
     waiting: asyncio.Future[None] | None = None
     """Set by a caller that waits for the next OFFERED."""
-    next: tuple[FragmentState, int | None] | None = None
-    """State to be adopted when the slot is free, and the last own step that is in it."""
-    parting: Parting | None = None
-    """The fork whose other side ``next`` is on; ``None``: the trainer is on the same side."""
+    next: _Next | None = None
+    given: _Given | None = None
     set_version: int = 0
     """Version that overwrote the trainer's earlier work."""
     overwritten: tuple[int, int] = (0, 0)
     """Own step and tokens at that moment."""
-    overwrites: bool = False
-    """``given`` overwrites the trainer's own work."""
     giving_up: str | None = None
-    """Reason why ``next`` overwrites the trainer's own work."""
-    lost_reason: str = ""
-    given: FragmentState | None = None
-    """State that was given to the trainer and is not adopted yet."""
-    was_set: bool = False
-    """True if ``given`` is theta itself, and not a difference."""
-    lost_from: int | None = None
-    """Tokens that ``given`` accounts for; those after them are lost by a SET."""
+    """Reason why the next state overwrites the trainer's own work."""
     taken_over: bool = False
     """True while the trainer has adopted nothing since an earlier agent died."""
     orphan: bool = False
     """True while the slot has what was offered to an agent that died."""
-    keeping: tuple[int, int] | None = None
-    """Own step and tokens up to which ``next``, which changes no parameter, has the own work."""
     is_empty: bool = False
     """The memory of its slot was given back."""
     kept: Base | None = None
@@ -225,10 +236,9 @@ class SlotPort:
     def _adopt_next(
         self, fragment: int, entry: _Entry, state: FragmentState, contained: int | None
     ) -> None:
-        if entry.next is not None and contained is None:
-            contained = entry.next[1]
-        entry.next = (state, contained)
-        entry.keeping = None
+        before = entry.next or _Next(state)
+        contained = before.contained if contained is None else contained
+        entry.next = _Next(state, contained, before.parting)
         entry.outstanding = None
         self._advance(fragment)
 
@@ -243,10 +253,10 @@ class SlotPort:
         entry = self._entries[fragment]
         if entry.base is before.theta:
             entry.base = after.theta
-        if entry.given is before:
-            entry.given = after
-        if entry.next is not None and entry.next[0] is before:
-            entry.next = after, entry.next[1]
+        if entry.given is not None and entry.given.state is before:
+            entry.given.state = after
+        if entry.next is not None and entry.next.state is before:
+            entry.next = replace(entry.next, state=after)
 
     def misses_base(self, fragment: int) -> bool:
         """True if only a replay can recover the base of the trainer's parameters."""
@@ -268,8 +278,7 @@ class SlotPort:
             return None
         if parting.version < entry.set_version or entry.giving_up is not None:
             return None  # some of that work was given up since: it must not come back
-        entry.parting = parting
-        entry.next = (state, None)
+        entry.next = _Next(state, parting=parting)
         entry.outstanding = None
         self._advance(fragment)
         return max(0, again - left)
@@ -347,8 +356,8 @@ class SlotPort:
         ours = mark is not None and mark.incarnation == self.memory.incarnation
         entry.taken_over = False
         entry.kept = self.memory.base(fragment)
-        entry.next = (state, None)
-        entry.keeping = (mark.step, tokens) if mark is not None and ours else (0, 0)
+        keeping = (mark.step, tokens) if mark is not None and ours else (0, 0)
+        entry.next = _Next(state, keeping=keeping)
         entry.outstanding = None
         self._advance(fragment)
 
@@ -393,7 +402,7 @@ class SlotPort:
         if state is SlotState.FREE and entry.given is not None:
             self._note_adopted(fragment, entry, entry.given)
         if entry.next is not None and state in (SlotState.FREE, SlotState.OFFERED):
-            self._give(fragment, entry, *entry.next, offered=state is SlotState.OFFERED)
+            self._give(fragment, entry, entry.next, offered=state is SlotState.OFFERED)
         elif (
             state is SlotState.OFFERED
             and entry.outstanding is None
@@ -414,24 +423,13 @@ class SlotPort:
             self.memory.empty(fragment)
             entry.is_empty = True
 
-    def _give(
-        self,
-        fragment: int,
-        entry: _Entry,
-        state: FragmentState,
-        contained: int | None,
-        *,
-        offered: bool,
-    ) -> None:
+    def _give(self, fragment: int, entry: _Entry, new: _Next, *, offered: bool) -> None:
         """Fill the slot for the trainer to adopt it."""
-        held = self.memory.base(fragment)
+        state, held = new.state, self.memory.base(fragment)
         offered_mark, offered_tokens = self.memory.offered(fragment)
         given_up, entry.giving_up = entry.giving_up, None
-        parting, entry.parting = entry.parting, None
-        keeping, entry.keeping = entry.keeping, None
-        entry.next = None
-        entry.outstanding = None
-        entry.orphan = False
+        entry.next = entry.outstanding = None
+        entry.orphan = entry.is_empty = False
         if entry.base is None and held is not None and held.lineage == state.lineage:
             self._know_base(entry, state.theta)
         change = change_for(
@@ -442,33 +440,29 @@ class SlotPort:
                 overwritten_mark=entry.overwritten[0],
             ),
             rule="set" if fragment in self.statistics else self.rule,
-            contained=contained,
-            parting=parting,
+            contained=new.contained,
+            parting=new.parting,
             gives_up=given_up is not None,
         )
-        mark = change.mark if keeping is None else keeping[0]
-        is_snapshot = mark is not None and mark == contained
+        mark = change.mark
+        is_snapshot = mark is not None and mark == new.contained
         tokens = offered_tokens if is_snapshot else 0
-        if change.origin is Origin.PARTING and mark is not None:
-            tokens = self._tokens_since(fragment, mark) or 0
-        entry.is_empty = False
         self.memory.pass_on(fragment, SlotState.TURNING)
-        if keeping is None:
-            operation, alpha = self._fill(fragment, entry, state, change, parting)
-        else:
-            tokens = keeping[1]
+        if new.keeping is not None:
+            mark, tokens = new.keeping
             operation, alpha = Adoption.ADD, self.alpha
             self._know_base(entry, state.theta)
             self.memory.slot(fragment).fill(0.0)
-        entry.given = state
-        entry.was_set = operation is not Adoption.ADD
-        entry.overwrites = operation is Adoption.SET
-        entry.lost_from, entry.lost_reason = None, ""
-        if entry.overwrites:
+        else:
+            if change.origin is Origin.PARTING and mark is not None:
+                tokens = self._tokens_since(fragment, mark) or 0
+            operation, alpha = self._fill(fragment, entry, state, change, new.parting)
+        given = entry.given = _Given(state, operation)
+        if operation is Adoption.SET:
             entry.set_version = state.version
             if held is not None:
-                entry.lost_reason = given_up or ("replaced" if is_snapshot else "crash")
-                entry.lost_from = offered_tokens if is_snapshot else held.tokens
+                given.lost_reason = given_up or ("replaced" if is_snapshot else "crash")
+                given.lost_from = offered_tokens if is_snapshot else held.tokens
         order = AdoptionOrder(operation, alpha, state.version, state.lineage, mark, tokens)
         self.memory.give(fragment, order)
 
@@ -515,24 +509,23 @@ class SlotPort:
     def _note_base(self, fragment: int, entry: _Entry) -> None:
         """Update the base of coarse parameters by the trainer's rounding of the adopted version."""
         slot = self.memory.slot(fragment)
-        if entry.was_set or entry.base is None:
-            if entry.base is None:
-                entry.base = slot.copy()
-            else:
-                np.copyto(entry.base, slot)
+        if entry.base is None:
+            entry.base = slot.copy()
+        elif entry.given is not None and entry.given.operation is not Adoption.ADD:
+            np.copyto(entry.base, slot)
         else:
             np.add(entry.base, slot, out=entry.base)
 
-    def _note_adopted(self, fragment: int, entry: _Entry, state: FragmentState) -> None:
+    def _note_adopted(self, fragment: int, entry: _Entry, given: _Given) -> None:
         entry.given = None
         if not self.memory.coarse:
-            entry.base = state.theta
+            entry.base = given.state.theta
         lost = 0
-        if entry.overwrites:
+        if given.operation is Adoption.SET:
             entry.overwritten = self.memory.adopted_at(fragment)
-        if entry.lost_from is not None:
-            lost = max(0, self.memory.adopted_at(fragment)[1] - entry.lost_from)
-        self.on_adopted(Adopted(fragment, state.version, lost, entry.lost_reason))
+        if given.lost_from is not None:
+            lost = max(0, self.memory.adopted_at(fragment)[1] - given.lost_from)
+        self.on_adopted(Adopted(fragment, given.state.version, lost, given.lost_reason))
 
 
 async def _is_finite(values: Float32s) -> bool:
