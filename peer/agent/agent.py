@@ -257,28 +257,29 @@ class Agent(Delegate):
 
     async def _listen(self, messages: AsyncIterator[FromTrainer]) -> None:
         async for message in messages:
-            if isinstance(message, Leave):
-                self._end("the trainer leaves", message.timeout_s, message.patience_s)
-            elif isinstance(message, Due):
-                self.local.averaging.make_due([message.fragment])
-            elif isinstance(message, Device):
-                self._device = message
-            elif isinstance(message, HasRead):
-                self._trials.heard_reading(message)
-            elif isinstance(message, Tried):
-                self._trials.heard(message)
-            elif isinstance(message, Measured) and message.gate:
-                self._loss.heard(message)
-            elif isinstance(message, Measured):
-                measured = HeldOut(message.version, message.loss, self.local.me)
-                self.local.take_held_out(measured)
-            elif isinstance(message, Restore):
-                self._to_restore |= set(range(self._memory.fragments))
-                self._facts_wanted.set()
-            elif isinstance(message, Mistaken):
-                self.local.event("loop_mistake", kind=message.kind, text=message.text)
-            elif isinstance(message, Happened):
-                self.local.log.write(message.name, message.fields)
+            match message:
+                case Leave():
+                    self._end("the trainer leaves", message.timeout_s, message.patience_s)
+                case Due():
+                    self.local.averaging.make_due([message.fragment])
+                case Device():
+                    self._device = message
+                case HasRead():
+                    self._trials.heard_reading(message)
+                case Tried():
+                    self._trials.heard(message)
+                case Measured() if message.gate:
+                    self._loss.heard(message)
+                case Measured():
+                    measured = HeldOut(message.version, message.loss, self.local.me)
+                    self.local.take_held_out(measured)
+                case Restore():
+                    self._to_restore |= set(range(self._memory.fragments))
+                    self._facts_wanted.set()
+                case Mistaken():
+                    self.local.event("loop_mistake", kind=message.kind, text=message.text)
+                case Happened():
+                    self.local.log.write(message.name, message.fields)
         _quit_at_the_latest(QUIT_WITHIN_S)
         self._end("the trainer is gone", 0.0)
         self.local.hurry()

@@ -30,7 +30,7 @@ from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane.relaying import MEMBERS_ONLY
 from dht.libp2p.lane.settings import parse_lane
-from dht.membership.admission import parts_told
+from dht.membership.admission import Admission, parts_told
 from dht.membership.table import Member
 from dht.presence.events import Events, PresenceEvent
 from dht.presence.presence import Presence
@@ -98,71 +98,10 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
         stack.push_async_callback(host.close)
         if len(host.listen) == 1 and (port := address_rules.port_of(host.listen[0])):
             keep_port(local.directory, port)
-        dialled = asyncio.Event()
-
-        async def reachable_changed(reachable: bool) -> None:
-            # First the averager, which cannot fail: the host cannot act while its daemon is down.
-            local.averaging.set_reachable(online.can_serve)
-            try:
-                await host.set_reachable(reachable)  # may start the daemon again
-            finally:
-                dialled.set()
-
-        def presence_event(event: PresenceEvent) -> None:
-            fields = dict(event.fields)
-            peer = fields.get("peer")
-            if isinstance(peer, str):
-                member = presence.table.get(PeerId(peer))
-                if member is not None:
-                    fields["name"] = member.record.name
-            local.event(event.name, text=event.text, **fields)
-            if event.name == "directive":
-                local.follow_directive(admission.owners_directive)
-            if event.name == "not_admitted":
-                local.end(event.text, NotAdmitted.exit_code, finished=False, timeout_s=0.0)
-
-        presence = Presence(
-            host,
-            settings.identity,
-            Profile(
-                local.run_id,
-                role=settings.role,
-                name=settings.name,
-                site=site_name(settings.site) or "",
-                run_file=local.run_file.canonical(),
-                credential=settings.credential,
-            ),
-            replace(
-                presence_settings(local.run_file),
-                cache_path=local.directory / PEERS,
-                directives_path=local.directory / DIRECTIVES_FILE,
-            ),
-            seeds=[Multiaddr(seed) for seed in settings.seeds],
-            events=Events(presence_event, reachable_changed),
-            admission=admission,
-        )
-        host.keeper.judge = presence.door.judge
-        host.lane_refusal = presence.door.refusal
-        online = OnlinePeer(local, host, presence, dialled)
-        await online.guarded.serve_calls(
-            STATUS_PROTOCOL, online.answer_status, request_max_bytes=REQUEST_MAX_BYTES
-        )
-        await online.guarded.serve_calls(
-            description.PROTOCOL,
-            online.answer_description,
-            request_max_bytes=description.REQUEST_MAX_BYTES,
-        )
-        if local.good is not None:
-            await online.guarded.serve_calls(
-                attestable.PROTOCOL,
-                online.answer_attestable,
-                request_max_bytes=attestable.REQUEST_MAX_BYTES,
-            )
-        await online.guarded.serve_calls(
-            CREDIT_PROTOCOL, online.credit.answer, request_max_bytes=SUMMARY_MAX_BYTES
-        )
-        await presence.start()
-        stack.push_async_callback(presence.close)
+        online = OnlinePeer(local, host, admission)
+        await online.serve_questions()
+        await online.presence.start()
+        stack.push_async_callback(online.presence.close)
         if settings.page is not None:
             await _open_page(online, stack, parse_page(settings.page))
         local.enter_phase("connecting", "looking for peers", 0.5)
@@ -227,16 +166,36 @@ async def _open_page(online: OnlinePeer, stack: AsyncExitStack, address: PageAdd
 class OnlinePeer:
     """A peer with a network. ``go_online`` makes it."""
 
-    def __init__(
-        self, local: LocalPeer, host: HivemindHost, presence: Presence, dialled: asyncio.Event
-    ) -> None:
-        """``dialled`` is set when it is known whether other peers can dial this one."""
+    def __init__(self, local: LocalPeer, host: HivemindHost, admission: Admission) -> None:
+        settings = local.settings
         self.local = local
         self.host = host
-        self.presence = presence
+        self.presence = presence = Presence(
+            host,
+            settings.identity,
+            Profile(
+                local.run_id,
+                role=settings.role,
+                name=settings.name,
+                site=site_name(settings.site) or "",
+                run_file=local.run_file.canonical(),
+                credential=settings.credential,
+            ),
+            replace(
+                presence_settings(local.run_file),
+                cache_path=local.directory / PEERS,
+                directives_path=local.directory / DIRECTIVES_FILE,
+            ),
+            seeds=[Multiaddr(seed) for seed in settings.seeds],
+            events=Events(self._presence_event, self._reachable_changed),
+            admission=admission,
+        )
+        host.keeper.judge = presence.door.judge
+        host.lane_refusal = presence.door.refusal
         self.guarded = GuardedHost(presence.host, presence.door.refusal)
         """The host for everything that only peers of the run may use."""
-        self._dialled = dialled
+        self._dialled = asyncio.Event()
+        """Set when it is known whether other peers can dial this one."""
         self._asking_for_others = 0
         self._kept_link = ""
         self._told_frozen = False
@@ -244,9 +203,9 @@ class OnlinePeer:
         self._told_outdated = False
         """This peer's release was found to be older than those of most others."""
         self._banned: asyncio.Queue[tuple[PeerId, str]] = asyncio.Queue()
-        name = local.settings.name
+        name = settings.name
         self.credit = Crediting(
-            local.settings.identity,
+            settings.identity,
             local.run_id,
             local.directory,
             fragments=len(local.layout.fragments),
@@ -262,6 +221,38 @@ class OnlinePeer:
 
     def __repr__(self) -> str:
         return f"OnlinePeer({self.local!r})"
+
+    async def serve_questions(self) -> None:
+        """Answer the questions of other peers of the run from now on."""
+        serve = self.guarded.serve_calls
+        await serve(STATUS_PROTOCOL, self.answer_status, request_max_bytes=REQUEST_MAX_BYTES)
+        await serve(CREDIT_PROTOCOL, self.credit.answer, request_max_bytes=SUMMARY_MAX_BYTES)
+        most = description.REQUEST_MAX_BYTES
+        await serve(description.PROTOCOL, self.answer_description, request_max_bytes=most)
+        if self.local.good is not None:
+            most = attestable.REQUEST_MAX_BYTES
+            await serve(attestable.PROTOCOL, self.answer_attestable, request_max_bytes=most)
+
+    def _presence_event(self, event: PresenceEvent) -> None:
+        local, fields = self.local, dict(event.fields)
+        peer = fields.get("peer")
+        if isinstance(peer, str):
+            member = self.presence.table.get(PeerId(peer))
+            if member is not None:
+                fields["name"] = member.record.name
+        local.event(event.name, text=event.text, **fields)
+        if event.name == "directive":
+            local.follow_directive(self.presence.door.admission.owners_directive)
+        if event.name == "not_admitted":
+            local.end(event.text, NotAdmitted.exit_code, finished=False, timeout_s=0.0)
+
+    async def _reachable_changed(self, reachable: bool) -> None:
+        # First the averager, which cannot fail: the host cannot act while its daemon is down.
+        self.local.averaging.set_reachable(self.can_serve)
+        try:
+            await self.host.set_reachable(reachable)  # may start the daemon again
+        finally:
+            self._dialled.set()
 
     async def until_dialled(self) -> None:
         """Wait for the test of reachability, which may cut connections, before bulk transfers."""
