@@ -7,6 +7,7 @@ model does not fit is refused, and the wait for a state whose holders are gone h
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from averaging.numbers.arrays import Float32s
 from averaging.round.interface.phase import Phase as RoundPhase
 from dht import addresses as address_rules
 from dht.identity import PeerId
+from dht.membership.table import Member
 from dht.presence.intake import Misfit
 from peer.agent.account import Account
 from peer.agent.active_peer import send_standing
@@ -146,8 +148,8 @@ class Entrance:
         loop, rng = asyncio.get_running_loop(), np.random.default_rng()
         patience_s = self._begin.found_after_s
         began = loop.time()
-        found_at = None if patience_s is None else began + patience_s
-        misfit_since: float | None = None
+        found_at = math.inf if patience_s is None else began + patience_s
+        misfit_since = math.inf
         self._tell_at = began + TOLD_AFTER_S
         while not local.ending.done():
             members = online.live_members()
@@ -163,28 +165,31 @@ class Entrance:
                 return True
             if others:
                 # To found the run once more would split it, whatever the patience.
-                misfit_since = loop.time() if misfit_since is None else misfit_since
+                misfit_since = min(misfit_since, loop.time())
                 if loop.time() - misfit_since >= REFUSE_AFTER_S:
                     raise await self._mismatch(others[0])
                 await asyncio.sleep(0.2)
                 continue
-            out_of_patience = found_at is not None and loop.time() >= found_at
+            out_of_patience = loop.time() >= found_at
             if patience_s != 0.0 and not live:
                 self._check_who_answered(out_of_patience=out_of_patience)
-            if out_of_patience:
-                assert found_at is not None
-                # Several newcomers and no state among them: the first of them founds the run.
-                # Those who wait for the run's peers do not found it. A peer that has a state and
-                # does not answer may be behind a router, and busy.
-                rivals = [answer.peer for answer in answers if answer.phase != "waiting"]
-                is_run = any(member.record.versions for member in members)
-                first = not is_run and all(local.me < peer for peer in rivals)
-                if first or loop.time() >= found_at + FOUNDER_PATIENCE_S:
-                    return False
+            is_late = loop.time() >= found_at + FOUNDER_PATIENCE_S
+            if is_late or (out_of_patience and self._is_first(members, answers)):
+                return False
             if patience_s is None:
                 self._tell_of_waiting(loop.time() - began, company=bool(live))
             await asyncio.sleep(0.2)
         return True
+
+    def _is_first(self, members: Sequence[Member], answers: Sequence[Status]) -> bool:
+        """True if this is the first of several newcomers without a state: it founds the run.
+
+        Those who wait for the run's peers do not found it. A peer that has a state and does not
+        answer may be behind a router, and busy.
+        """
+        rivals = [answer.peer for answer in answers if answer.phase != "waiting"]
+        is_run = any(member.record.versions for member in members)
+        return not is_run and all(self._local.me < peer for peer in rivals)
 
     def _follow_one_founding(self, answers: Sequence[Status]) -> None:
         """Begin with states of the heaviest founding, and not with one of each.
@@ -270,19 +275,32 @@ class Entrance:
         """
         if first.settled is None:
             return
+        waiting = await self._compared(averager, first.states)
+        for fragment, state in waiting.items():
+            held = self._memory.base(fragment)
+            if averager.states[fragment] is not state:
+                continue  # a newer one has come since the last look
+            if held is None or state.chain.find(held.version, held.lineage) is not None:
+                self._port.adopt_first(fragment, state)
+            else:
+                # No live peer has this version: it was lost with the agent before this one.
+                since = state.version
+                self._local.event("kept", fragment=fragment, version=held.version, since=since)
+                self._port.keep(fragment, state, tokens=first.settled[fragment])
+
+    async def _compared(
+        self, averager: Averager, states: Iterable[FragmentState]
+    ) -> dict[int, FragmentState]:
+        """Ask other peers for newer states. Returns those for which none came, by fragment, but
+        for those that the trainer has already."""
         local, loop = self._local, asyncio.get_running_loop()
-        waiting = {state.fragment: state for state in first.states}
-        if any(self._memory.base(fragment) is not None for fragment in waiting):
-            patience_s = SETTLE_AFTER_S
-        else:
-            has_friends = bool(self._begin.seeds) or (local.directory / PEERS).exists()
-            patience_s = FRIENDS_WITHIN_S if has_friends else 0.0
+        waiting = {state.fragment: state for state in states}
         asked, ask_at = 0, loop.time()
-        deadline = loop.time() + patience_s
-        last = loop.time() + CAUGHT_UP_WITHIN_S
-        while waiting and (
-            loop.time() < deadline or (is_catching_up(averager, waiting) and loop.time() < last)
-        ):
+        deadline, last = loop.time() + self._patience_s(), loop.time() + CAUGHT_UP_WITHIN_S
+        while waiting:
+            fetches = any(averager.phases[each] is RoundPhase.CATCHING for each in waiting)
+            if loop.time() >= (last if fetches else deadline):
+                break
             self._online.refresh_view()
             live = sorted(local.view)
             if live and loop.time() >= ask_at:
@@ -299,16 +317,14 @@ class Entrance:
                     if current is state:
                         self._port.adopt_first(fragment, state)
             await asyncio.sleep(0.05)
-        for fragment, state in waiting.items():
-            held = self._memory.base(fragment)
-            if averager.states[fragment] is not state:
-                continue  # a newer one has come since the last look
-            if held is None or state.chain.find(held.version, held.lineage) is not None:
-                self._port.adopt_first(fragment, state)
-            else:
-                # No live peer has this version: it was lost with the agent before this one.
-                local.event("kept", fragment=fragment, version=held.version, since=state.version)
-                self._port.keep(fragment, state, tokens=first.settled[fragment])
+        return waiting
+
+    def _patience_s(self) -> float:
+        """Time to hear of states that are newer than those of the checkpoint."""
+        if any(self._memory.base(each) is not None for each in range(self._memory.fragments)):
+            return SETTLE_AFTER_S
+        has_friends = bool(self._begin.seeds) or (self._local.directory / PEERS).exists()
+        return FRIENDS_WITHIN_S if has_friends else 0.0
 
     async def give_up_when_nobody_is_left(self) -> None:
         """End a newcomer's wait for a state when no live peer has one any more."""
@@ -327,11 +343,6 @@ class Entrance:
                 )
                 return
             await asyncio.sleep(1.0)
-
-
-def is_catching_up(averager: Averager, fragments: Iterable[int]) -> bool:
-    """True if newer states of some of these fragments are being fetched."""
-    return any(averager.phases[fragment] is RoundPhase.CATCHING for fragment in fragments)
 
 
 def other_models(
