@@ -447,32 +447,42 @@ class Coordinator:
         return None if self.is_over else min(self.deadline, self.resend_at)
 
     def _deadline(self, now: float, *, i_finished: bool) -> None:
-        if self.phase is BallotPhase.PREPARING:
-            self._note("ballot_without_majority", ballot=self.ballot, promises=len(self.promises))
-            self.note_silent_voters(now)
-            self.phase = BallotPhase.OVER
-        elif self.phase is BallotPhase.GATHERING:
-            silent = [s for s in range(len(self.reducers)) if s not in self.complete]
+        match self.phase:
+            case BallotPhase.PREPARING:
+                promises = len(self.promises)
+                self._note("ballot_without_majority", ballot=self.ballot, promises=promises)
+                self.note_silent_voters(now)
+                self.phase = BallotPhase.OVER
+            case BallotPhase.GATHERING:
+                self._end_gathering(now)
+            case BallotPhase.PROPOSING:
+                self.deadline = now + self._policy.round_s  # acceptors are asked until the end
+            case BallotPhase.SEALED:
+                self._look_for_lost_slices(now, i_finished=i_finished)
+            case BallotPhase.FORSWEARING:
+                self.deadline = now + self.commit.upload_s
+
+    def _end_gathering(self, now: float) -> None:
+        """Seal what is here, or have the slices of silent reducers reduced by others first."""
+        silent = [s for s in range(len(self.reducers)) if s not in self.complete]
+        for slice_index in silent:
+            self._note_withheld(self.reducers[slice_index], "its report as a reducer", now)
+        if silent and all(self.reassigned.get(s, 0) < REASSIGNMENTS_MAX for s in silent):
+            self.deadline = now + self.commit.upload_s + self._policy.margin_s
             for slice_index in silent:
-                self._note_withheld(self.reducers[slice_index], "its report as a reducer", now)
-            if silent and all(self.reassigned.get(s, 0) < REASSIGNMENTS_MAX for s in silent):
-                self.deadline = now + self.commit.upload_s + self._policy.margin_s
-                for slice_index in silent:
-                    self._reassign(slice_index, f"{self.reducers[slice_index]} is silent", now)
-            if self.phase is BallotPhase.GATHERING and now >= self.deadline:
-                self._seal("the upload deadline has come", now)
-        elif self.phase is BallotPhase.PROPOSING:
-            self.deadline = now + self._policy.round_s  # acceptors are asked again until the end
-        elif self.phase is BallotPhase.SEALED:
-            self.deadline = now + self.commit.upload_s
-            # Finished members have been asked to hand over the missing slices.
-            unfinished = set(self.commit.voters).difference(self.finished)
-            if self.stuck and not i_finished and len(unfinished) >= self.commit.majority:
-                self._note("forswearing", ballot=self.ballot, slices=len(self.stuck))
-                self.phase = BallotPhase.FORSWEARING
-                self._send_forswear()
-        elif self.phase is BallotPhase.FORSWEARING:
-            self.deadline = now + self.commit.upload_s
+                self._reassign(slice_index, f"{self.reducers[slice_index]} is silent", now)
+        if now >= self.deadline:
+            self._seal("the upload deadline has come", now)
+
+    def _look_for_lost_slices(self, now: float, *, i_finished: bool) -> None:
+        """Ask all to forswear a sealed round if no member can hand over the missing slices."""
+        self.deadline = now + self.commit.upload_s
+        # Finished members have been asked to hand over the missing slices.
+        unfinished = set(self.commit.voters).difference(self.finished)
+        if self.stuck and not i_finished and len(unfinished) >= self.commit.majority:
+            self._note("forswearing", ballot=self.ballot, slices=len(self.stuck))
+            self.phase = BallotPhase.FORSWEARING
+            self._send_forswear()
 
     def note_silent_voters(self, now: float) -> None:
         """Note the voters that have not answered a ballot which ends without a majority."""
@@ -491,33 +501,40 @@ class Coordinator:
             self._changes.append(Suspect("withheld", fields))
 
     def _resend(self, now: float) -> None:
-        if self.phase is BallotPhase.PREPARING:
-            self._send_prepare()
-        elif self.phase is BallotPhase.GATHERING:
-            for slice_index, reducer in enumerate(self.reducers):
-                if self._is_down(reducer, now):
-                    self._reassign(slice_index, f"{reducer} is dead", now)
-                elif self.reassigned.get(slice_index):
-                    self._send_reassigned(slice_index)
-            self._call_reducers()
-            for index, entry in enumerate(self.commit.members):
-                if self._is_down(entry.peer, now):
-                    self.gone.setdefault(index, DEAD)
-                elif self.gone.get(index) == DEAD:
-                    del self.gone[index]
-            self.consider(now)
-        elif self.phase is BallotPhase.PROPOSING:
-            self._send_propose()
-        elif self.phase is BallotPhase.SEALED:
-            for slice_index, reducer in enumerate(self.reducers):
-                if self._is_down(reducer, now) and len(self.finished) < len(self.commit.members):
-                    self.stuck.add(slice_index)
-                    self._reassign(slice_index, f"{reducer} is dead", now)
-            for peer in all_peers_of(self.commit, self.reducers):
-                if peer not in self.finished.values():
-                    self._send(peer, self._sealed())
-        elif self.phase is BallotPhase.FORSWEARING:
-            self._send_forswear()
+        match self.phase:
+            case BallotPhase.PREPARING:
+                self._send_prepare()
+            case BallotPhase.GATHERING:
+                self._gather_again(now)
+            case BallotPhase.PROPOSING:
+                self._send_propose()
+            case BallotPhase.SEALED:
+                self._show_seal_again(now)
+            case BallotPhase.FORSWEARING:
+                self._send_forswear()
+
+    def _gather_again(self, now: float) -> None:
+        for slice_index, reducer in enumerate(self.reducers):
+            if self._is_down(reducer, now):
+                self._reassign(slice_index, f"{reducer} is dead", now)
+            elif self.reassigned.get(slice_index):
+                self._send_reassigned(slice_index)
+        self._call_reducers()
+        for index, entry in enumerate(self.commit.members):
+            if self._is_down(entry.peer, now):
+                self.gone.setdefault(index, DEAD)
+            elif self.gone.get(index) == DEAD:
+                del self.gone[index]
+        self.consider(now)
+
+    def _show_seal_again(self, now: float) -> None:
+        for slice_index, reducer in enumerate(self.reducers):
+            if self._is_down(reducer, now) and len(self.finished) < len(self.commit.members):
+                self.stuck.add(slice_index)
+                self._reassign(slice_index, f"{reducer} is dead", now)
+        for peer in all_peers_of(self.commit, self.reducers):
+            if peer not in self.finished.values():
+                self._send(peer, self._sealed())
 
     # Decisions
 
