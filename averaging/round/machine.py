@@ -470,7 +470,7 @@ class FragmentRounds:
                 for participation in self.rounds.values()
             )
         )
-        changes = self.joining.answered(
+        changes = self.joining.offered(
             offered.offer, self._situation(now), now, leads_others=leads_others
         )
         self._apply(changes, now)

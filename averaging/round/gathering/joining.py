@@ -179,7 +179,7 @@ class Joining:
         deadline = now + self._policy.snapshot_s
         return [Become(Phase.WANTED), SetTimer(Timer.SNAPSHOT, deadline), TakeSnapshot(reason)]
 
-    def answered(
+    def offered(
         self, offer: Offer | None, situation: Situation, now: float, *, leads_others: bool
     ) -> Changes:
         """The learner's answer to ``TakeSnapshot``; ``None`` if it has nothing.
@@ -194,11 +194,8 @@ class Joining:
         if offer is None:
             return self.become_idle("the learner has nothing to offer", retry=True)
         self._pace.snapshot_taken(now)
-        assert situation.standing is not None
         changes = [StopTimers((Timer.SNAPSHOT,))]
-        return changes + self._offered(
-            offer, situation.standing, situation, now, leads_others=leads_others
-        )
+        return changes + self._use(offer, situation, now, leads_others=leads_others)
 
     def snapshot_late(self) -> Changes:
         reason = "the learner did not come to a safe point in time"
@@ -234,15 +231,12 @@ class Joining:
         """This peer stands elsewhere now: an attempt that failed may succeed."""
         self._leavers_wait_s = 0.0
 
-    def _offered(
-        self,
-        offer: Offer,
-        standing: Standing,
-        situation: Situation,
-        now: float,
-        *,
-        leads_others: bool,
+    def _use(
+        self, offer: Offer, situation: Situation, now: float, *, leads_others: bool
     ) -> Changes:
+        """Join a leader with this offer, or fold it, unless it is of no use."""
+        standing = situation.standing
+        assert standing is not None
         if standing.chain.find(offer.base_version, offer.base_lineage) is None:
             return self._give_up_offer("its base is not in my chain")
         if offer.steps < 1 or offer.tokens < 1:
@@ -267,22 +261,22 @@ class Joining:
                 SetTimer(Timer.FOLDING, now + self._policy.catch_up_s),
                 Fold(self._folded_standing(standing, offer), offer.mark, "alone"),
             ]
-        call, self.call = self.call, None
-        if situation.roster_decides_at is not None:
-            leader: PeerId | None = self._id.me
-        elif (
-            call is not None
-            and now <= call.until
-            and self._peers.follows(call.leader, standing.head(), now)
-        ):
-            leader = call.leader
-        else:
-            leader = self._peers.leader(standing.head(), (), now)
+        leader = self._first_leader(standing, situation, now)
         self._joins += 1
         if leader is None:
             return self._give_up_offer("nobody can lead")
         join = self._first_join(offer, standing, situation, stale)
         return self._join(Attempt(join, leader), now)
+
+    def _first_leader(self, standing: Standing, situation: Situation, now: float) -> PeerId | None:
+        """This peer, if it has a roster open, else the leader that called, or the first in rank."""
+        call, self.call = self.call, None
+        if situation.roster_decides_at is not None:
+            return self._id.me
+        head = standing.head()
+        if call is not None and now <= call.until and self._peers.follows(call.leader, head, now):
+            return call.leader
+        return self._peers.leader(head, (), now)
 
     def has_made(self, entry: Entry) -> bool:
         """True if a roster names a join of this machine, and not one that was made before a restart

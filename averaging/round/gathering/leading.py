@@ -220,27 +220,20 @@ class Leading:
             isinstance(relation, Apart) and not relation.they_are_light
         ):
             return self._unproven(sender, join, mine, now)
-        compare = Compare(sender, join.head)
         match relation:
-            case Same():
-                return None
             case TheyAreBehind():
                 source, found = self._source(mine, situation), join.head.lineage
                 behind = messages.Behind(self._id.fragment, mine, source, found)
                 return [Note("told_behind", {"peer": sender}), Send(sender, behind)]
-            case IAmBehind():
-                if standing is not None:
-                    reason = "I am behind you"
-                    return [compare, HoldJoin(sender, join, reason)]
-                return None  # an auxiliary has nothing to fetch
-            case Apart() as apart:
-                if apart.they_are_light or not self._peers.is_established(sender, now):
-                    return [Send(sender, messages.Compare(self._id.fragment, mine))]
-                if apart.i_am_light and standing is not None:
-                    reason = "I rebase on you"
-                    return [compare, HoldJoin(sender, join, reason)]
-                return None  # of comparable weight: the two are mixed
-        raise AssertionError("a relation without a case")
+            case Apart() if relation.they_are_light or not self._peers.is_established(sender, now):
+                return [Send(sender, messages.Compare(self._id.fragment, mine))]
+            case IAmBehind() if standing is not None:
+                reason = "I am behind you"
+            case Apart(i_am_light=True) if standing is not None:
+                reason = "I rebase on you"
+            case _:
+                return None  # on the same state, or mixed with; or this peer can fetch nothing
+        return [Compare(sender, join.head), HoldJoin(sender, join, reason)]
 
     def _unproven(self, sender: PeerId, join: Join, mine: Head, now: float) -> Changes:
         """Members would decline a commit with this join. Its sender shows more signatures, or takes
