@@ -216,9 +216,7 @@ class RecordKeeper:
         if (reason := self.judge(sealed)) is not None:
             return Rejected("unadmitted", reason)
         entry = self._entry(sealed.key, sealed.peer)
-        if entry is not None and entry.forget_at <= now:
-            entry = None
-        if entry is not None:
+        if entry is not None and now < entry.forget_at:
             if sealed.sequence < entry.sequence:
                 return Rejected(
                     "replayed", f"sequence {sealed.sequence}; {entry.sequence} was seen already"

@@ -28,8 +28,6 @@ from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from dht.identity import Identity, PeerId, RunId
 
-EventHandler = Callable[[str, Mapping[str, Any]], None]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AveragerSettings:
@@ -161,7 +159,7 @@ class Surroundings:
     """The learner's judgement of others' contributions; ``None``: it cannot judge them."""
     draw_bits: Callable[[int], int] = secrets.randbits
     """Draws a number of so many bits that this peer has not drawn in an earlier life."""
-    on_event: EventHandler = lambda event, fields: None
+    on_event: Callable[[str, Mapping[str, Any]], None] = lambda event, fields: None
     """Hears every transition that a person or a log may want; must not raise and must not wait."""
     on_fetched: Callable[[FetchProgress], None] = lambda progress: None
     proofs: Sequence[Proof] = ()

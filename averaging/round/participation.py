@@ -19,7 +19,6 @@ a group of two, to save rounds in which only time is lost.
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
 
 from averaging import messages
 from averaging.history.standing import Standing, after_commit, sealed_parents
@@ -71,9 +70,6 @@ from averaging.round.sealing.takeover import Takeover
 from averaging.rules.sites import riders_of
 from averaging.rules.weights import weights_of
 from dht.identity import PeerId
-
-RoundInput: TypeAlias = Received | LinkLost | Tick | SliceOutcome
-"""The inputs of a machine that concern a round."""
 
 BALLOTS_AHEAD_MAX = 1 << 16
 """Ballots that a voter may have missed in one round: a thousand of each voter of the largest."""
@@ -249,7 +245,7 @@ class Participation:
                 self._upload(index)
         return self._take_changes()
 
-    def handle(self, given: RoundInput, now: float) -> Changes:
+    def handle(self, given: Received | LinkLost | Tick | SliceOutcome, now: float) -> Changes:
         """Take one input that concerns this round. Returns what to do, in order."""
         match given:
             case Received(sender, messages.Withdraw() as message):

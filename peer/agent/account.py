@@ -20,9 +20,6 @@ from peer.agent.slots import Adopted
 from peer.bridge.shared_memory import Base, SharedTensors
 from peer.rules.ledger import APART, LOST, REFUSED, ROLLED_BACK, STALE, Fate, Ledger
 
-TokensAt = Callable[[int, int], int | None]
-"""Function of (fragment, own step): this incarnation's tokens, if that was offered lately."""
-
 
 @dataclass(slots=True)
 class Account:
@@ -31,7 +28,8 @@ class Account:
     me: PeerId
     memory: SharedTensors
     sizes: Sequence[int]
-    tokens_at: TokensAt
+    tokens_at: Callable[[int, int], int | None]
+    """Function of (fragment, own step): this incarnation's tokens, if that was offered lately."""
     ledger: Ledger = field(init=False)
     roots: Callable[[], Sequence[Root]] = lambda: ()
     """The states that the run goes on from after a rollback, one for each fragment."""

@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Annotated, Any, Protocol
 
 import msgspec
 from msgspec import Meta, Struct
@@ -209,9 +209,6 @@ class TooSlow(TimeoutError):
     """A peer that was reached has not shown in time what it was asked for."""
 
 
-ReadingOf: TypeAlias = Callable[[int], Awaitable[Reading | None]]
-
-
 class Auditing:
     """The audits and the proofs of one peer in one run."""
 
@@ -225,7 +222,7 @@ class Auditing:
         rate: float,
         sign: Callable[[bytes], bytes],
         kept_bytes_max: int = KEPT_BYTES_MAX,
-        reading_of: ReadingOf | None = None,
+        reading_of: Callable[[int], Awaitable[Reading | None]] | None = None,
     ) -> None:
         """``reading_of``: the data of the own learner's steps; ``None``: nobody checks."""
         self.kept_bytes_max = kept_bytes_max

@@ -51,10 +51,6 @@ LINKS_MAX = 512
 BULK_PLACES_MAX = 256
 """Bulk streams open towards this peer, in all. Then an established peer takes another's place."""
 
-MessageHandler = Callable[[PeerId, bytes], None]
-LostHandler = Callable[[PeerId, str], None]
-BulkHandler = Callable[[Bulk, bytes], Awaitable[None]]
-
 
 def control_protocol(run: RunId) -> str:
     """The protocol of links, over which all small messages travel."""
@@ -130,9 +126,9 @@ class Transport:
         host: Host,
         *,
         run: RunId,
-        message: MessageHandler,
-        lost: LostHandler,
-        bulk: BulkHandler,
+        message: Callable[[PeerId, bytes], None],
+        lost: Callable[[PeerId, str], None],
+        bulk: Callable[[Bulk, bytes], Awaitable[None]],
         settings: TransportSettings | None = None,
         prefers: Callable[[PeerId], bool] = lambda peer: False,
         uplink: Uplink | None = None,
