@@ -370,7 +370,7 @@ class FragmentWork:
                     averager.blame(peer, blame.kind, reason, fragment=self.index)
             case effects.LeaveOut():
                 exchange = self.exchanges[bytes.fromhex(str(blame.fields["round"]))]
-                exchange.tally.refused[peer] = reason
+                exchange.parts.tally.refused[peer] = reason
                 if isinstance(index := blame.fields.get("slice"), int):
                     if peer != averager.life.peer:
                         averager.blame(peer, "upload_refused", reason, fragment=self.index)
@@ -503,7 +503,7 @@ class FragmentWork:
         outcome = None if part is None else part.reduced()
         if outcome is not None and exchange is not None and self.averager.keeps:
             head = ReplayHead(exchange.encoded_commit, *outcome)
-            self._reduced[head.parent] = ReplayEntry(head, exchange.merged_payload)
+            self._reduced[head.parent] = ReplayEntry(head, exchange.parts.merged_bytes)
 
     def _enter(self, effect: effects.Enter) -> None:
         averager = self.averager
@@ -525,7 +525,7 @@ class FragmentWork:
             self._own_round = None
         if exchange is not None:
             self.averager.audits.keep(exchange.parts)
-            tally = exchange.tally
+            tally = exchange.parts.tally
             self.averager.stats.sent_bytes += tally.sent_bytes
             self.averager.stats.received_bytes += tally.received_bytes
             self.averager.tell_line_speed()
@@ -540,7 +540,7 @@ class FragmentWork:
         before = state = self.state
         drawn = self._draw_spot_check(exchange, effect, state)
         left = None
-        if exchange.is_mix:
+        if exchange.parts.is_mix:
             left = await averager.threads.run(numbers_digest, before)
         jumps = averager.around.gate is not None and await exchange.is_unusual()
         if jumps and averager.around.gate is not None:
@@ -557,18 +557,19 @@ class FragmentWork:
         self.state = state
         self.follow(state)
         assert self.replay is not None
-        if exchange.moves_states:
+        moves_states = exchange.parts.traffic.moves_states
+        if moves_states:
             self.replay.restart(state.version, state.lineage)
         else:
             head = ReplayHead(exchange.encoded_commit, effect.seal, effect.digests)
-            self.keep_for_replay(ReplayEntry(head, exchange.merged_payload), state.lineage)
+            self.keep_for_replay(ReplayEntry(head, exchange.parts.merged_bytes), state.lineage)
         self._own_round = None
         self._applying = False
         self.adopt(state, contained=averager.life.contained_by(effect, state.merged, before.merged))
         averager.stats.rounds += 1
         averager.stats.contributed += effect.contained is not None
         self._tell_of_round(effect.round, effect, effect.reason)
-        merged = state.merged if exchange.moves_states else None
+        merged = state.merged if moves_states else None
         dispersion = exchange.dispersion
         if dispersion is not None:
             self.event("melded", dispersion=dispersion)
@@ -598,7 +599,7 @@ class FragmentWork:
         exchange = self.exchanges.get(round_id)
         if exchange is None:
             return
-        commit, tally = exchange.commit, exchange.tally
+        commit, tally = exchange.commit, exchange.parts.tally
         seal = apply.seal if apply is not None else ()
         left_out = {
             entry.peer: tally.refused.get(

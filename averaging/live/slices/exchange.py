@@ -22,7 +22,7 @@ from averaging.history.parent_maps import united
 from averaging.history.standing import Standing, merged_after, with_merged_map
 from averaging.history.state import FragmentState
 from averaging.live.slices.bundling import Bundling
-from averaging.live.slices.parts import FragmentFacts, Parts, Tally, Workshop
+from averaging.live.slices.parts import FragmentFacts, Parts, Workshop
 from averaging.live.slices.reducing import Reducing
 from averaging.live.slices.uploading import Uploading
 from averaging.live.streams.buffers import Abandoned, GrowingBytes
@@ -67,18 +67,6 @@ class Exchange:
         """End everything that is under way and forget the bytes."""
         await self.parts.close()
         self.reducing.close()
-
-    @property
-    def tally(self) -> Tally:
-        return self.parts.tally
-
-    @property
-    def is_mix(self) -> bool:
-        return self.parts.is_mix
-
-    @property
-    def moves_states(self) -> bool:
-        return self.parts.traffic.moves_states
 
     @property
     def dispersion(self) -> float | None:
@@ -172,7 +160,7 @@ class Exchange:
         say: Callable[[int], None],
     ) -> None:
         if self._sent_share is None:
-            exact = not self.is_mix and self.commit.displacement_codec == "f32"
+            exact = not self.parts.is_mix and self.commit.displacement_codec == "f32"
             self._sent_share = SentShare(given, lossless=exact)
         evidence = self.parts.evidence
         kept = evidence.own_leaves if self._bundling is None else evidence.alone_leaves
@@ -193,15 +181,10 @@ class Exchange:
 
     # The outer step
 
-    @property
-    def merged_payload(self) -> memoryview:
-        """All merged slices, in order. Complete once the machine says ``Apply``."""
-        return self.parts.merged_bytes
-
     async def is_unusual(self) -> bool:
         """True if the merge moves the fragment further than merges usually do."""
         usual = self._usual.norm(slice(None))
-        if self.is_mix or usual is None:
+        if self.parts.is_mix or usual is None:
             return False
         squares = await self.parts.threads.run(self._merged_squares)
         return is_unusual(math.sqrt(squares), usual=usual)
@@ -218,12 +201,12 @@ class Exchange:
         memory = self.parts.states
         theta = memory.floats(state.theta.size)
         momentum = state.momentum
-        if self.moves_states or not in_place or not memory.holds(momentum):
+        if self.parts.traffic.moves_states or not in_place or not memory.holds(momentum):
             momentum = memory.floats(state.theta.size)
         squares = np.zeros(len(self.parts.cutting.fragment.units))
         for chunks in self.parts.cutting.chunks:
             await self.parts.threads.run(self._step_slice, chunks, state, theta, momentum, squares)
-        if not self.is_mix:
+        if not self.parts.is_mix:
             self._usual.merged(squares)
         standing = self.completed(standing, seal)
         return standing.state(state.fragment, theta, momentum)
@@ -252,7 +235,7 @@ class Exchange:
         scratch = self.parts.threads.scratch()
         for chunk in chunks:
             part = chunk.values
-            if not self.moves_states and momentum is not state.momentum:
+            if not self.parts.traffic.moves_states and momentum is not state.momentum:
                 np.copyto(momentum[part], state.momentum[part])
             data, numbers = self.parts.merged_bytes[chunk.merged], self.parts.numbers
             numbers.step(chunk, data, Step(state.theta, theta, momentum), scratch)

@@ -177,6 +177,7 @@ class Parts:
         self.own_maps: dict[int, ParentMap] = {}
         """The merged maps that go with the own contribution, or the bundle, where states travel."""
         self.merged_bytes = self.arena.uninitialised(self.cutting.merged_size)
+        """All merged slices, in order. Complete once the machine says ``Apply``."""
         count = len(self.cutting.slices)
         self.merged = [
             GrowingBytes(self.merged_bytes[self.cutting.merged_of(i)]) for i in range(count)

@@ -147,7 +147,7 @@ def _contribute(orders: Orders) -> None:
     def contributed(self: Exchange, given: Contribution) -> None:
         me, own_map = self.parts.me, given.own_map
         lie = orders.now(me)
-        if lie is Lie.POISON and not self.is_mix:
+        if lie is Lie.POISON and not self.parts.is_mix:
             orders.told(me, lie, self.parts.round)
             # A copy: the learner keeps its own.
             given = replace(given, values=given.base + (given.base - given.values))

@@ -99,7 +99,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, *, direction: str = "reverse") -> No
     rng = np.random.default_rng(5)
 
     def contribute(self: Exchange, given: Contribution) -> None:
-        if self.parts.me == MALLORY and not self.is_mix:
+        if self.parts.me == MALLORY and not self.parts.is_mix:
             moved = given.values - given.base
             if direction == "noise":
                 noise = rng.standard_normal(moved.size, dtype=np.float32)
