@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -76,35 +76,44 @@ def to_toml(run: RunFile, *, notes: Sequence[str] = (), every_recipe: bool = Fal
         else:
             out += _setting_lines(field, plain[field.name])
     for field in sections:
-        section: msgspec.Struct = getattr(run, field.name)
-        out += ["", f"[{field.name}]"]
-        recipes = sections_of(field.type)
-        tag_field = recipes[0].__struct_config__.tag_field
-        if tag_field is None:
-            out += _comment(_first_line(section))
-        else:
-            default = "" if isinstance(section, recipes[0]) else f" (default: {_tag(recipes[0])})"
-            out += _comment(f"{_TITLES[field.name]}. One of{default}:")
-            for recipe in recipes:
-                out += _comment(f"  {_tag(recipe)}: {_first_line(recipe)}")
-            out.append(f'{tag_field} = "{_tag(type(section))}"')
-        settings = fields_of(type(section))
-        for inner in settings:
-            if section_in_list(inner.type) is None and not sections_of(inner.type):
-                out += _setting_lines(inner, plain[field.name][inner.name])
-        if every_recipe:
-            for recipe in recipes:
-                if not isinstance(section, recipe):
-                    out += _recipe_lines(field.name, recipe, settings)
-        for inner in settings:  # after the plain settings, which would belong to the last table
-            for part in sections_of(inner.type):
-                out += _part_lines(
-                    f"{field.name}.{inner.name}", inner, part, plain[field.name][inner.name]
-                )
-            if (listed := section_in_list(inner.type)) is not None:
-                name = f"{field.name}.{inner.name}"
-                out += _list_lines(name, inner, listed, plain[field.name][inner.name])
+        section = getattr(run, field.name)
+        out += _section_lines(field, section, plain[field.name], every_recipe=every_recipe)
     return "\n".join(out) + "\n"
+
+
+def _section_lines(
+    field: msgspec.structs.FieldInfo,
+    section: msgspec.Struct,
+    plain: Mapping[str, Any],
+    *,
+    every_recipe: bool,
+) -> list[str]:
+    """A section, with the settings of the recipe that was chosen where there are several."""
+    out = ["", f"[{field.name}]"]
+    recipes = sections_of(field.type)
+    tag_field = recipes[0].__struct_config__.tag_field
+    if tag_field is None:
+        out += _comment(_first_line(section))
+    else:
+        default = "" if isinstance(section, recipes[0]) else f" (default: {_tag(recipes[0])})"
+        out += _comment(f"{_TITLES[field.name]}. One of{default}:")
+        for recipe in recipes:
+            out += _comment(f"  {_tag(recipe)}: {_first_line(recipe)}")
+        out.append(f'{tag_field} = "{_tag(type(section))}"')
+    settings = fields_of(type(section))
+    for inner in settings:
+        if section_in_list(inner.type) is None and not sections_of(inner.type):
+            out += _setting_lines(inner, plain[inner.name])
+    for recipe in recipes if every_recipe else ():
+        if not isinstance(section, recipe):
+            out += _recipe_lines(field.name, recipe, settings)
+    for inner in settings:  # after the plain settings, which would belong to the last table
+        name, value = f"{field.name}.{inner.name}", plain[inner.name]
+        for part in sections_of(inner.type):
+            out += _part_lines(name, inner, part, value)
+        if (listed := section_in_list(inner.type)) is not None:
+            out += _list_lines(name, inner, listed, value)
+    return out
 
 
 def _recipe_lines(

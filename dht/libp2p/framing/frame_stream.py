@@ -633,15 +633,7 @@ class FrameStream(asyncio.BufferedProtocol):
             self._break(f"a frame of type {kind} after the end of the stream")
             return False
         if kind == FrameType.ACK:
-            if size or not self._end_sent or self._ack_received:
-                self._break("an ACK without an END")
-                return False
-            if not self._take_word():
-                return False
-            self._ack_received = True
-            if self._acked is not None and not self._acked.done():
-                self._acked.set_result(None)
-            return True
+            return self._take_ack(size)
         self._packed = kind == FrameType.PACKED and self._seals is not None
         known = self._packed or kind in (FrameType.DATA, FrameType.END)
         if not known or self._end_received:
@@ -650,13 +642,25 @@ class FrameStream(asyncio.BufferedProtocol):
         if size > (0 if kind == FrameType.END else FRAME_MAX_BYTES):
             self._break(f"a frame of {size} bytes is announced; at most {FRAME_MAX_BYTES}")
             return False
-        if kind == FrameType.END:
-            if not self._take_word():
-                return False
-            self._end_received = True
-            self._deliver(_END)
-            return True
-        return self._begin_frame(size)
+        return self._take_end() if kind == FrameType.END else self._begin_frame(size)
+
+    def _take_ack(self, size: int) -> bool:
+        if size or not self._end_sent or self._ack_received:
+            self._break("an ACK without an END")
+            return False
+        if not self._take_word():
+            return False
+        self._ack_received = True
+        if self._acked is not None and not self._acked.done():
+            self._acked.set_result(None)
+        return True
+
+    def _take_end(self) -> bool:
+        if not self._take_word():
+            return False
+        self._end_received = True
+        self._deliver(_END)
+        return True
 
     def _take_done(self, carrier: Carrier, size: int) -> bool:
         if size or self._done:
