@@ -145,22 +145,21 @@ class ActivePeer:
 
     async def _merge_pending(self, ending: Ending) -> None:
         """Wait for one more round of each fragment, so that no work is lost with this peer."""
-        local, averager, began = self._local, self._averager, time.monotonic()
-        self._folds_before = averager.stats.folds
+        local, began = self._local, time.monotonic()
+        self._folds_before = self._averager.stats.folds
         least_s, bytes_at_first, told, spent_s = PENDING_SHARE * ending.timeout_s, 0, 0, 0.0
         while pending := local.delegate.trainer_status().pending_tokens:
             if local.paused is not None:
                 break  # nothing is merged until the run's owner resumes it
-            bytes_left = averager.offer_before_leaving()
-            bytes_at_first = bytes_at_first or bytes_left
-            company_s, speed = averager.company_s(), averager.bytes_per_s
-            left = LastOffers(encoded_bytes=bytes_left, bytes_per_s=speed, company_s=company_s)
+            left = local.offer_before_leaving()
+            bytes_at_first = bytes_at_first or left.encoded_bytes
             if pending != told:
                 if not told:
                     local.event("handing_over", tokens=pending, seconds=left.expected_s)
                 told = pending
+                share = left.encoded_bytes / max(1, bytes_at_first)
                 text = f"{ending.reason}: {sentences.tokens_left(pending, left.expected_s)}"
-                local.enter_phase("leaving", text, 1.0 - bytes_left / max(1, bytes_at_first))
+                local.enter_phase("leaving", text, 1.0 - share)
             whole = replace(left, encoded_bytes=bytes_at_first)
             spent_s = time.monotonic() - began
             if spent_s >= whole.patience_s(least_s=least_s, most_s=ending.patience_s):

@@ -59,7 +59,7 @@ def facts_of(online: OnlinePeer, trainer: TrainerStatus) -> Facts:
         processor_share=guest.processor_share,
         in_flight=local.in_flight(),
         staleness=trainer.staleness,
-        last=local.last_offers.get(local.me, ""),
+        last=local.offer_outcomes.get(local.me, ""),
         others_train=others_train,
     )
 

@@ -8,7 +8,6 @@ from averaging.live.streams.links import control_protocol
 from peer.agent.local_peer import LocalPeer
 from peer.bridge.shared_memory import SharedTensors
 from peer.bridge.trainer_line import TrainerLine
-from peer.rules.ending import LastOffers
 from peer.rules.limits import Rest
 
 OFFERED_WITHIN_S = 20.0
@@ -67,12 +66,7 @@ class OwnersRest:
         Nothing is offered when the month's volume is used up.
         """
         if self.hands_over:
-            averaging = self._local.averaging
-            left = LastOffers(
-                encoded_bytes=averaging.offer_before_leaving(),
-                bytes_per_s=averaging.bytes_per_s,
-                company_s=averaging.company_s(),
-            )
+            left = self._local.offer_before_leaving()
             needed_s = left.patience_s(least_s=OFFERED_WITHIN_S, most_s=OFFERED_WITHIN_MAX_S)
             self._patience_s = max(self._patience_s, needed_s)
 

@@ -46,7 +46,7 @@ from peer.guest.enforcement import Guest
 from peer.guest.state_place import place_of_state
 from peer.quantities import listed
 from peer.rules.amendments import effective
-from peer.rules.ending import Ending, LastRounds
+from peer.rules.ending import Ending, LastOffers, LastRounds
 from peer.rules.foundings import Founding
 from peer.rules.held_out import HeldOutLoss
 from peer.rules.reach import Reach, Untested
@@ -67,8 +67,8 @@ LAST_ROUND_S = 30.0
 
 ENDED_BY_OWNER = "the run's owner has ended it"
 
-LAST_OFFERS_MAX = 1024
-"""Number of peers whose last offer is remembered."""
+PEERS_REMEMBERED_MAX = 1024
+"""Number of peers of whom something is remembered."""
 
 JUMP_REFUSED = "jump_refused"
 JUMPS_JUDGED = frozenset(("jump_measured", JUMP_REFUSED, "jump_allowed"))
@@ -262,7 +262,7 @@ class LocalPeer:
         self.rounds_missed = 0
         self.jumps: Counter[str] = Counter()
         """Verdicts of the loss gate, by the name of their event."""
-        self.last_offers = BoundedMapping[PeerId, str](LAST_OFFERS_MAX)
+        self.offer_outcomes = BoundedMapping[PeerId, str](PEERS_REMEMBERED_MAX)
         """The outcome of each peer's last offer, as this peer's rounds showed it."""
         self.closed: set[int] = set()
         """Fragments of which nothing is offered any more."""
@@ -275,7 +275,7 @@ class LocalPeer:
         """Done once this peer is to leave without waiting for anything any more."""
         self.ended_at = _ended_before(settings)
         """Wall-clock time at which the run ended; ``None`` while it goes on."""
-        self.apart = BoundedMapping[PeerId, None](LAST_OFFERS_MAX)
+        self.apart = BoundedMapping[PeerId, None](PEERS_REMEMBERED_MAX)
         """Peers whose history was founded apart from this peer's: one side has to give way."""
         self.foundings: dict[PeerId, str] = {}
         """The names of the foundings that other peers stand on, as they say."""
@@ -344,6 +344,15 @@ class LocalPeer:
         """Stop waiting for anything: nobody wants what this peer would bring any more."""
         if not self.hurried.done():
             self.hurried.set_result(None)
+
+    def offer_before_leaving(self) -> LastOffers:
+        """Offer the trainer's work now, and tell what of it is not merged yet."""
+        averaging = self.averaging
+        return LastOffers(
+            encoded_bytes=averaging.offer_before_leaving(),
+            bytes_per_s=averaging.bytes_per_s,
+            company_s=averaging.company_s(),
+        )
 
     @property
     def is_leaving(self) -> bool:
@@ -585,8 +594,8 @@ class LocalPeer:
                 self._remember_offer(peer, f"left out, {where}: {self.board.names.within(why)}")
 
     def _remember_offer(self, peer: PeerId, outcome: str) -> None:
-        self.last_offers.pop(peer, None)  # its entry becomes the youngest
-        self.last_offers[peer] = outcome
+        self.offer_outcomes.pop(peer, None)  # its entry becomes the youngest
+        self.offer_outcomes[peer] = outcome
 
     def take_held_out(self, measured: HeldOut | None) -> None:
         """Note a measurement of the held-out loss, and report it if it is the newest."""

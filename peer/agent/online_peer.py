@@ -592,7 +592,7 @@ class OnlinePeer:
     def _known_peers(self) -> agent_page.KnownPeers:
         local, now = self.local, asyncio.get_running_loop().time()
         merged = merged_of(local.states)
-        return agent_page.KnownPeers(self.live_members(), merged, local.last_offers, now)
+        return agent_page.KnownPeers(self.live_members(), merged, local.offer_outcomes, now)
 
     def page_state(self) -> Mapping[str, Any]:
         """The content of ``/state.json``."""

@@ -102,7 +102,7 @@ class KnownPeers:
     """Live members."""
     merged: Mapping[PeerId, Mark]
     """Marks in the states, which have the tokens of every contributor."""
-    last_offers: Mapping[PeerId, str]
+    offer_outcomes: Mapping[PeerId, str]
     """Results of the peers' last offers, in words."""
     now: float
     """Time on the clock of ``Member.last_sign_at``."""
@@ -212,7 +212,7 @@ def peer_rows(
     for row in rows:
         version = row.get("version")
         row["behind"] = None if version is None else newest - version
-        row["last"] = peers.last_offers.get(row["peer"])
+        row["last"] = peers.offer_outcomes.get(row["peer"])
         row["tokens"] = tokens.get(row["peer"])
         row["share"] = tokens.get(row["peer"], 0) / total if total else 0.0
     per_mille = rounded_shares([row["share"] for row in rows], whole=1000)

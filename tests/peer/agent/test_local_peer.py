@@ -231,17 +231,17 @@ async def test_the_outcome_of_each_peers_last_offer_is_remembered(
     peer, _ = made
 
     peer.averager_event("round", a_round())
-    assert peer.last_offers == {
+    assert peer.offer_outcomes == {
         BORIS: "merged, fragment 2",
         CLARA: "left out, fragment 2: too long",
     }
     peer.averager_event("round", a_round(outcome="given up", version=8))
-    assert peer.last_offers[BORIS] == "merged, fragment 2"
+    assert peer.offer_outcomes[BORIS] == "merged, fragment 2"
     peer.averager_event("round", a_round(contributors=[CLARA], left_out={}, version=9))
-    assert peer.last_offers[CLARA] == "merged, fragment 2"
+    assert peer.offer_outcomes[CLARA] == "merged, fragment 2"
     for number in range(2000):
         peer.averager_event("round", a_round(contributors=[PeerId(f"12D3{number}")]))
-    assert len(peer.last_offers) == 1024
+    assert len(peer.offer_outcomes) == 1024
 
 
 class Busy(NotAveraging):
