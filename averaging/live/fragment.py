@@ -362,7 +362,7 @@ class FragmentWork:
         averager, peer, reason = self.averager, blame.peer, blame.reason
         match blame:
             case effects.Suspect():
-                averager.audits.doubt(peer, reason, fragment=self.index)
+                averager.audits.suspect(peer, reason, fragment=self.index)
             case effects.Strike():
                 averager.audits.hold_against(peer, reason, fragment=self.index)
             case effects.CountRefused():

@@ -296,7 +296,7 @@ class NodeAudits:
         self._convict(proof, guilty)
         return True
 
-    def doubt(self, peer: PeerId) -> None:
+    def suspect(self, peer: PeerId) -> None:
         """A peer has not done what it had promised; a slow line may be the reason."""
         self.strikes.add_doubtful(peer, self._means.now())
 

@@ -323,7 +323,7 @@ class FragmentNode:
                 wires.heap.call_in(0.0, self.owner.silent, peer, since)
             case Note():
                 if self.audits is not None and isinstance(effect, effects.Suspect):
-                    self.audits.doubt(effect.peer)
+                    self.audits.suspect(effect.peer)
                 if self.audits is not None and isinstance(effect, effects.Strike):
                     self.audits.hold_against(effect.peer)
                 wires.watch.noted(self, effect)

@@ -463,7 +463,7 @@ class Auditing:
             self.strike(peer, str(error), parts)
             return
         except TooSlow as error:
-            self.doubt(peer, str(error), fragment=parts.commit.fragment)
+            self.suspect(peer, str(error), fragment=parts.commit.fragment)
             return
         except WORLD:
             return
@@ -494,7 +494,7 @@ class Auditing:
             self.sees_claim(parts.encoded_commit, index, source, False)
             self.sees_claim(parts.encoded_commit, index, shown, False)
 
-    def doubt(self, peer: PeerId, reason: str, *, fragment: int) -> None:
+    def suspect(self, peer: PeerId, reason: str, *, fragment: int) -> None:
         """A peer has not done what it had promised; a slow line may be the reason."""
         strikes = self.strikes.add_doubtful(peer, self._around.now())
         if strikes is not None:
@@ -696,7 +696,7 @@ class Auditing:
             self.strikes.add(peer, self._around.now())
             self._around.event("proof_refused", peer=peer, reason=str(error))
         except TooSlow as error:
-            self.doubt(peer, str(error), fragment=0)
+            self.suspect(peer, str(error), fragment=0)
         except WORLD:
             self.counters["proofs_not_had"] += 1
         else:

@@ -271,7 +271,7 @@ class Joining:
     def _first_leader(self, standing: Standing, situation: Situation, now: float) -> PeerId | None:
         """This peer, if it has a roster open, else the leader that called, or the first in rank."""
         call, self.call = self.call, None
-        if situation.roster_decides_at is not None:
+        if situation.gathers:
             return self._id.me
         head = standing.head()
         if call is not None and now <= call.until and self._peers.follows(call.leader, head, now):
@@ -534,7 +534,7 @@ class Joining:
             # Near the end of the run the leader waits until this peer has caught up.
             eager = self._pace.due_time.eager
             return [] if eager else [self._pass(leader, "catching up")]
-        if situation.roster_decides_at is not None:
+        if situation.gathers:
             if not self._peers.outranks(leader, self._id.me, head, answer.head, now):
                 return [CallLeader(leader)]
             return [HandOverRoster(leader), answer]
@@ -582,7 +582,7 @@ class Joining:
             asked = self._ask_learner(f"called by {leader}", now)
             return [came, *self._come_to(leader, situation, now), *asked]
         if leader == self._id.me:
-            waits = situation.roster_decides_at is None or situation.phase in _ANSWERED_IN
+            waits = not situation.gathers or situation.phase in _ANSWERED_IN
             return [] if waits else [PassOwnRoster()]
         if self._id.book.orders.paused is not None:
             # It does not know of the pause, or it knows of its end and answers with that.

@@ -52,8 +52,7 @@ class Situation(Struct, frozen=True, kw_only=True):
     """Time at which this peer began to catch up or to rebase; ``None``: it does not."""
     attempt: Attempt | None
     roster_decides_at: float | None
-    """Time at which this peer decides again about the roster that it has open; ``None``: it has
-    none."""
+    """Time at which this peer decides again about the roster that it has open; ``None``: none."""
     under_way: SignedCommit | None
     """The open round that this peer is a member of, else one that it leads for others."""
     measured: Measured | None
@@ -65,3 +64,8 @@ class Situation(Struct, frozen=True, kw_only=True):
     end: RunsEnd | None
     """The end of the run, once this peer may have to settle with others which state it ends on."""
     several_groups_version: int | None
+
+    @property
+    def gathers(self) -> bool:
+        """True if this peer has a roster open."""
+        return self.roster_decides_at is not None
