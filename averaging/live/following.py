@@ -275,16 +275,6 @@ class Following:
             raise FetchFailed(self._work.index, {source: problem})
         return state
 
-    def _timeout_s(self, size_bytes: int) -> float:
-        """Time allowed for fetching this many bytes over the own line."""
-        line_bytes_s = self._averager.transport.down.bytes_per_s
-        return fetch_timeout_s(self._averager.terms.policy, size_bytes, line_bytes_s=line_bytes_s)
-
-    def _first_timeout_s(self) -> float:
-        """Time allowed for a first state: enough on the slowest line."""
-        policy = self._averager.terms.policy
-        return max(policy.catch_up_s, state_timeout_s(policy, self._state_bytes))
-
     @property
     def _state_bytes(self) -> int:
         return 2 * 4 * self._work.fragment.size
@@ -332,7 +322,8 @@ class Following:
         if not prefers_replay(effect, before, payload_bytes=payload_bytes, needs_way=needs_way):
             return None
         entries, reached = self._reduced(effect, Standing.of(before))
-        missed = effect.version - reached.version
+        missed_bytes = (effect.version - reached.version) * payload_bytes
+        policy, line_bytes_s = averager.terms.policy, averager.transport.down.bytes_per_s
         try:
             if reached.lineage != effect.lineage:
                 entries += await averager.fetcher.replay(
@@ -341,7 +332,7 @@ class Following:
                     effect.source,
                     reached,
                     target=effect.lineage,
-                    timeout_s=self._timeout_s(missed * payload_bytes),
+                    timeout_s=fetch_timeout_s(policy, missed_bytes, line_bytes_s=line_bytes_s),
                 )
         except FetchFailed as error:
             self._work.event("replay_failed", reason=str(error))
@@ -391,7 +382,9 @@ class Following:
 
         ``gives_up``: reason why the learner's work so far is not to be merged.
         """
-        averager, machine = self._averager, self._work.machine
+        averager, machine, policy = self._averager, self._work.machine, self._averager.terms.policy
+        # Enough on the slowest line.
+        timeout_s = max(policy.catch_up_s, state_timeout_s(policy, self._state_bytes))
         pause_s = 1.0
         while self._work.state is None and self._work.machine is machine:
             sources = [peer for peer in self._sources(None) if averager.around.begins_from(peer)]
@@ -404,7 +397,7 @@ class Following:
                         self._work.fragment.size,
                         sources,
                         trust=_Trust(self._work, self._is_newer),
-                        timeout_s=self._first_timeout_s(),
+                        timeout_s=timeout_s,
                     )
                     await self._fit(state, sources[0])
             except FetchFailed as error:
