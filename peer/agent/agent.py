@@ -310,18 +310,18 @@ class Agent(Delegate):
                 self._tell_given_up(status, now=asyncio.get_running_loop().time())
                 if turn % 8 == 0:
                     online.update_record(
-                        trains=local.is_leaving
-                        or (
-                            local.phase == "ready"
-                            and (self._rest.hands_over or not self._trainer.is_idle())
-                            and not self._rest.is_away()
-                        ),
+                        trains=local.is_leaving or (local.phase == "ready" and self._is_at_work()),
                         step_time_s=status.step_time_s if status.step_time_s > 0 else None,
                         merged=status.fates["merged"],
                     )
             turn += 1
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._facts_wanted.wait(), FACTS_EVERY_S)
+
+    def _is_at_work(self) -> bool:
+        """True if other peers should wait for this one's work, as it trains or offers the last."""
+        works = self._rest.hands_over or not self._trainer.is_idle()
+        return works and not self._rest.is_away()
 
     def _tell_given_up(self, status: TrainerStatus, *, now: float) -> None:
         if self._given_up is None:
