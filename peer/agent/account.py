@@ -71,33 +71,35 @@ class Account:
 
     def update(self, states: Sequence[FragmentState | None]) -> Fate:
         """Update it from the states, and return the total."""
-        memory = self.memory
-        self.ledger.process(memory.tokens)
+        self.ledger.process(self.memory.tokens)
         for state in states:
-            if state is None:
-                continue
-            fragment, mark = state.fragment, state.merged.get(self.me)
-            held = memory.base(fragment)
-            if held is not None and not _reaches(state, held):
-                # The trainer is ahead of its new agent, or not yet on the agent's side of a fork.
-                # Its work can be judged when both have the same version.
-                continue
-            # Settled work cannot be offered any more: it is merged or overwritten.
-            settled = 0 if held is None else held.tokens
-            if mark is not None and mark.incarnation == memory.incarnation:
-                tokens = self.tokens_at(fragment, mark.step)
-                if tokens is None and mark.step > (0 if held is None else held.mark):
-                    # It was offered to an agent that has died since. The number of tokens is known
-                    # when the trainer has adopted this state.
-                    continue
-                settled = max(settled, tokens or 0)
-            self.ledger.observe(
-                fragment,
-                merged_tokens=0 if mark is None else mark.tokens,
-                settled_tokens=min(settled, memory.tokens),
-                given_up=self._fate_of_lost(state),
-            )
+            if state is not None:
+                self._observe(state)
         return self.ledger.total()
+
+    def _observe(self, state: FragmentState) -> None:
+        """Judge the work that a state has of this learner, if that is possible now."""
+        fragment, mark = state.fragment, state.merged.get(self.me)
+        held = self.memory.base(fragment)
+        if held is not None and not _reaches(state, held):
+            # The trainer is ahead of its new agent, or not yet on the agent's side of a fork. Its
+            # work can be judged when both have the same version.
+            return
+        # Settled work cannot be offered any more: it is merged or overwritten.
+        settled = 0 if held is None else held.tokens
+        if mark is not None and mark.incarnation == self.memory.incarnation:
+            tokens = self.tokens_at(fragment, mark.step)
+            if tokens is None and mark.step > (0 if held is None else held.mark):
+                # It was offered to an agent that has died since. The number of tokens is known when
+                # the trainer has adopted this state.
+                return
+            settled = max(settled, tokens or 0)
+        self.ledger.observe(
+            fragment,
+            merged_tokens=0 if mark is None else mark.tokens,
+            settled_tokens=min(settled, self.memory.tokens),
+            given_up=self._fate_of_lost(state),
+        )
 
     def _fate_of_lost(self, state: FragmentState) -> str:
         """The fate of own tokens that were merged before and are not in this state."""
