@@ -15,6 +15,7 @@ from collections.abc import (
     Awaitable,
     Callable,
     Iterable,
+    Iterator,
     Mapping,
     Sequence,
 )
@@ -514,38 +515,7 @@ def status_lines(seen: RunStatus) -> list[str]:
         f"{'version':>8} {'behind':>6} {'merged':>8}",
     ]
     for peer in seen.peers:
-        loss = "-" if peer.loss is None else f"{peer.loss:.3f}"
-        version = str(min(peer.versions)) if peer.versions else "-"
-        state = status.state_in_words(peer.role, peer.phase, rests=peer.rest is not None)
-        trains = peer.role == LEARNER
-        steps = str(peer.steps) if trains else "-"
-        step_time = f"{peer.step_time_s:.2f}" if peer.step_time_s else "-"
-        merged = count_text(peer.fates.get("merged", 0.0)) if trains else "-"
-        lines.append(
-            f"{peer.name[:18]:18} {state[:10]:10} {steps:>7} {step_time:>7} {loss:>7} "
-            f"{version:>8} {peer.staleness:6} {merged:>8}"
-        )
-        if peer.rest is not None or peer.limits:
-            resting = [] if peer.rest is None else [f"resting: {peer.rest}"]
-            allowed = [f"limits: {', '.join(peer.limits)}"] if peer.limits else []
-            lines.append("  " + "; ".join(resting + allowed))
-        if peer.banned:
-            lines.append(f"  banned by proof: {', '.join(peer.banned)}")
-        if peer.jumps_judged:
-            lines.append(
-                f"  loss gate: {plural(peer.jumps_judged, 'jump')} to states of others judged, "
-                f"{peer.jumps_refused} taken back"
-            )
-        if peer.merging:
-            lines.append(f"  merges {peer.merging}")
-        if peer.paths:
-            paths = ", ".join(f"{count} {name}" for name, count in peer.paths.items())
-            passed = f"; passed on {bytes_text(peer.relayed_bytes)}" * bool(peer.relayed_bytes)
-            lines.append(f"  bulk data: {paths}{passed}")
-        online = f"  online for {duration_text(peer.up_s)}, sent {bytes_text(peer.bytes_sent)}"
-        if trains:
-            online += f", blocked {peer.blocked_s:.1f} s; tokens: {fates_text(peer.fates)}"
-        lines.append(online)
+        lines += [_row(peer), *(f"  {note}" for note in _notes(peer))]
     if seen.contributors:
         lines.append(printable(sentence(seen.contributors)))
     for peer_id, silent in seen.silent.items():
@@ -563,3 +533,43 @@ def status_lines(seen: RunStatus) -> list[str]:
                 old = f"still follows directive {peer.directive}"
                 lines.append(f"  {peer.name} {old if peer.directive else 'follows none yet'}")
     return lines
+
+
+def _row(peer: status.Status) -> str:
+    """A peer's line of the table."""
+    trains = peer.role == LEARNER
+    state = status.state_in_words(peer.role, peer.phase, rests=peer.rest is not None)
+    steps = str(peer.steps) if trains else "-"
+    step_time = f"{peer.step_time_s:.2f}" if peer.step_time_s else "-"
+    loss = "-" if peer.loss is None else f"{peer.loss:.3f}"
+    version = str(min(peer.versions)) if peer.versions else "-"
+    merged = count_text(peer.fates.get("merged", 0.0)) if trains else "-"
+    return (
+        f"{peer.name[:18]:18} {state[:10]:10} {steps:>7} {step_time:>7} {loss:>7} "
+        f"{version:>8} {peer.staleness:6} {merged:>8}"
+    )
+
+
+def _notes(peer: status.Status) -> Iterator[str]:
+    """What stands below a peer's line."""
+    if peer.rest is not None or peer.limits:
+        resting = [] if peer.rest is None else [f"resting: {peer.rest}"]
+        allowed = [f"limits: {', '.join(peer.limits)}"] if peer.limits else []
+        yield "; ".join(resting + allowed)
+    if peer.banned:
+        yield f"banned by proof: {', '.join(peer.banned)}"
+    if peer.jumps_judged:
+        yield (
+            f"loss gate: {plural(peer.jumps_judged, 'jump')} to states of others judged, "
+            f"{peer.jumps_refused} taken back"
+        )
+    if peer.merging:
+        yield f"merges {peer.merging}"
+    if peer.paths:
+        paths = ", ".join(f"{count} {name}" for name, count in peer.paths.items())
+        passed = f"; passed on {bytes_text(peer.relayed_bytes)}" * bool(peer.relayed_bytes)
+        yield f"bulk data: {paths}{passed}"
+    online = f"online for {duration_text(peer.up_s)}, sent {bytes_text(peer.bytes_sent)}"
+    if peer.role == LEARNER:
+        online += f", blocked {peer.blocked_s:.1f} s; tokens: {fates_text(peer.fates)}"
+    yield online
