@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 
 from dht.errors import DhtError
@@ -54,13 +55,8 @@ class Announcement:
 
     async def publish(self, sealed: bytes) -> None:
         """Store a record that ``renew`` returned. A failure is made good at the next heartbeat."""
-        this = self._this
-        try:
-            this.stats.stored_on = await this.host.directory.publish(
-                self._key,
-                sealed,
-                ttl_s=this.settings.membership.expiry_s,
-                timeout_s=DIRECTORY_TIMEOUT_S,
+        ttl_s = self._this.settings.membership.expiry_s
+        with contextlib.suppress(DhtError):
+            await self._this.host.directory.publish(
+                self._key, sealed, ttl_s=ttl_s, timeout_s=DIRECTORY_TIMEOUT_S
             )
-        except DhtError:
-            this.stats.stored_on = 0

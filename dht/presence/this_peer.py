@@ -23,9 +23,6 @@ class PresenceStats:
 
     heartbeats: int = 0
     look_ups: int = 0
-    stored_on: int = 0
-    """Number of other peers that stored the own record at the last heartbeat."""
-
     hellos_sent: int = 0
     hellos_received: int = 0
     refused: int = 0

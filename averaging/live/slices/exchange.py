@@ -82,8 +82,8 @@ class Exchange:
         if isinstance(parts.numbers, MeldNumbers):
             assert given.carried is not None
             parts.numbers.carry(*given.carried)
-        own = self._room()
-        parts.gives(own)
+        parts.own = own = self._room()
+        parts.traffic.gives = True
         if given.keeps_rests:
             floats = parts.arena.floats
             parts.rests = Rests(parts.commit, parts.entry, parts.cutting, floats=floats)
@@ -139,7 +139,7 @@ class Exchange:
                 await self.parts.threads.run_telling(work, tell=growing.grow)
             except NotFinite as error:
                 reason = str(error)
-                self.parts.cannot_give(reason)
+                self.parts.traffic.gives = False
                 self.parts.event("not_finite", reason=reason)
                 for other in (*into, *own):
                     other.abandon(reason)

@@ -170,8 +170,6 @@ class Parts:
         self.closed = False
         self.own: list[GrowingBytes] | None = None
         """The encoded contribution, or the bundle of a site, by slice."""
-        self.unfit: str | None = None
-        """The reason why the own contribution cannot be sent, if so."""
         self.rests: Rests | None = None
         """The loss of encoding slices that are merged here, with error feedback."""
         self.own_maps: dict[int, ParentMap] = {}
@@ -256,15 +254,6 @@ class Parts:
     def is_mix(self) -> bool:
         """True if only states travel, those of the carriers."""
         return self.commit.kind == "mix"
-
-    def gives(self, own: list[GrowingBytes]) -> None:
-        """Take a contribution, which still grows."""
-        self.own = own
-        self.traffic.gives = True
-
-    def cannot_give(self, reason: str) -> None:
-        self.unfit = reason
-        self.traffic.gives = False
 
     def is_here(self, index: int) -> None:
         """The merged slice is complete, or will be: riders may have it."""
