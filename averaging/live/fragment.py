@@ -557,8 +557,7 @@ class FragmentWork:
         self.state = state
         self.follow(state)
         assert self.replay is not None
-        moves_states = exchange.parts.traffic.moves_states
-        if moves_states:
+        if exchange.parts.traffic.moves_states:
             self.replay.restart(state.version, state.lineage)
         else:
             head = ReplayHead(exchange.encoded_commit, effect.seal, effect.digests)
@@ -569,11 +568,10 @@ class FragmentWork:
         averager.stats.rounds += 1
         averager.stats.contributed += effect.contained is not None
         self._tell_of_round(effect.round, effect, effect.reason)
-        merged = state.merged if moves_states else None
         dispersion = exchange.dispersion
         if dispersion is not None:
             self.event("melded", dispersion=dispersion)
-        self.take(Applied(effect.round, merged, dispersion, left))
+        self.take(Applied(effect.round, Standing.of(state), dispersion, left))
         averager.audits.finished(exchange.parts, state.lineage)
         if drawn is not None and averager.spot_checks is not None:
             averager.spot_checks.begin(exchange.parts, drawn)

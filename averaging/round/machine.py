@@ -118,7 +118,7 @@ from collections.abc import Mapping
 import msgspec
 
 from averaging import messages
-from averaging.history.standing import Standing, with_merged_map
+from averaging.history.standing import Standing
 from averaging.messages import Commit, Committed, Head, Link, Message, ParentCertificate
 from averaging.round.gathering.catching_up import ATTEMPTS_IN_VAIN, CatchingUp, UnreliableSources
 from averaging.round.gathering.joining import UNUSUAL_FAILURE, Joining
@@ -842,9 +842,7 @@ class FragmentRounds:
             return
         apply = participation.to_apply
         assert apply is not None
-        standing = apply.standing
-        if applied.merged is not None:
-            standing = with_merged_map(standing, participation.commit, applied.merged)
+        standing = applied.standing or apply.standing
         if applied.dispersion is not None:
             before = self.measured.version if self.measured is not None else 0
             version = standing.version

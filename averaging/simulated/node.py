@@ -455,14 +455,10 @@ class FragmentNode:
         if (squares := exchange.merged_squares(data)) is not None:
             self.usual.merged(squares)
         standing = apply.standing
-        merged = None
         if parts[0].maps is not None:
             merged = self.wires.merged_after(apply.round, parts[0], commit, apply.seal)
-        dispersion: float | None = None
-        if isinstance(numbers, MeldNumbers):
-            dispersion = numbers.dispersion
-        if merged is not None:
             standing = with_merged_map(standing, commit, merged)
+        dispersion = numbers.dispersion if isinstance(numbers, MeldNumbers) else None
         after = standing.state(self.fragment.index, theta, momentum)
         self.wires.watch.merged(self, after, apply)
         self._take(after)
@@ -476,7 +472,7 @@ class FragmentNode:
         if exchange.rests is not None and learner.snapshot is not None:
             exchange.rests.leave(apply, learner.snapshot)
         learner.adopt(after, contained=contained)
-        self.take(inputs.Applied(apply.round, merged, dispersion, left))
+        self.take(inputs.Applied(apply.round, standing, dispersion, left))
         if self.audits is not None:
             self.audits.audit(apply.round, after.lineage, dict(enumerate(parts)))
 

@@ -117,8 +117,8 @@ class Apply(Struct, frozen=True):
 
     ``standing`` is the standing afterwards; ``contained`` the mark up to which the outstanding
     snapshot is in it (``None``: it is not). Nothing can revoke this. In a mix ``standing.merged``
-    is that of the own side: give ``Applied`` the real one, out of the merged slices. It also tells
-    up to which mark the own work is in it: another side may have merged some that this one has not.
+    is that of the own side: ``Applied`` brings the real one, out of the merged slices. It also
+    tells up to which mark the own work is in it: another side may have merged more than this one.
     """
 
     round: bytes

@@ -10,7 +10,6 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from averaging.history.lineage import Lineage
-from averaging.history.merged_map import MergedMap
 from averaging.history.standing import Standing
 from averaging.messages import Message, Opening
 from averaging.rules.usual_norms import UploadNorm
@@ -161,8 +160,9 @@ class Applied(Struct, frozen=True):
     """``Apply`` is done."""
 
     round: bytes
-    merged: MergedMap | None = None
-    """Only after a mix or meld: the map out of the merged slices, with a meld's new work."""
+    standing: Standing | None = None
+    """That of ``Apply``, after a mix or meld with the map out of the merged slices; ``None``: just
+    that of ``Apply``."""
     dispersion: float | None = None
     """Only after a meld: how far this peer's weights were from the mean."""
     left: bytes | None = None
