@@ -771,9 +771,9 @@ def encode_opening(opening: Opening) -> bytes:
     return bytes([protocol.OLDEST]) + _encoder.encode(opening)
 
 
-def decode_opening(data: bytes, spoken: protocol.Range = protocol.SPOKEN) -> Opening:
+def decode_opening(data: bytes) -> Opening:
     """Decode the header of a bulk stream. Raises ``BadMessage``, whatever the bytes are."""
-    return _decode(data, _openings, spoken)
+    return _decode(data, _openings, protocol.SPOKEN)
 
 
 def _decode(data: bytes, decoder: msgspec.msgpack.Decoder[_T], spoken: protocol.Range) -> _T:

@@ -164,11 +164,6 @@ class Delegate:
         """A round of this peer has ended, with or without a result."""
 
 
-def _ended_before(settings: PeerSettings) -> float | None:
-    seen = load_last_seen(settings.directory, settings.run.run_id)
-    return None if seen is None else seen.ended_at
-
-
 class NotAveraging:
     """Stands for the averager of a peer that has no states yet."""
 
@@ -273,7 +268,8 @@ class LocalPeer:
         self.ending: asyncio.Future[Ending] = loop.create_future()
         self.hurried: asyncio.Future[None] = loop.create_future()
         """Done once this peer is to leave without waiting for anything any more."""
-        self.ended_at = _ended_before(settings)
+        seen = load_last_seen(settings.directory, settings.run.run_id)
+        self.ended_at = None if seen is None else seen.ended_at
         """Wall-clock time at which the run ended; ``None`` while it goes on."""
         self.apart = BoundedMapping[PeerId, None](PEERS_REMEMBERED_MAX)
         """Peers whose history was founded apart from this peer's: one side has to give way."""
