@@ -24,7 +24,7 @@ from dht.errors import DhtError, HostClosed
 from dht.host import Host
 from dht.identity import PeerId
 from dht.membership import hello as wire
-from dht.membership.admission import Admission, Taken, role_of, told
+from dht.membership.admission import Admission, Taken, banned_names, role_of, told
 from dht.membership.call_budget import CallBudget
 from dht.membership.credentials import Refused
 from dht.presence.settings import DIRECTORY_TIMEOUT_S
@@ -172,6 +172,7 @@ class Door:
                 refused = verdict.reason
             elif isinstance(verdict, Taken):
                 directive, signer = verdict.directive, verdict.signer
+                delegation = directive.delegation
                 self._news.set()
                 self._remove_refused()
                 self._this.events.tell(
@@ -181,6 +182,8 @@ class Door:
                     signer=signer,
                     number=directive.number,
                     bans=len(directive.bans),
+                    banned=" ".join(banned_names(directive)),
+                    expires_at=None if delegation is None else delegation.expires_at,
                 )
         return refused
 

@@ -104,14 +104,29 @@ def overview(logs: Sequence[Log]) -> list[Line]:
 
 
 def _in_force(events: Sequence[tuple[Log, Event]]) -> list[str]:
-    """The last directive of each signer, in words. A peer tells it again when it starts."""
+    """The last directive of each signer, in words. A peer tells it again when it starts.
+
+    A delegate's directive counts until its delegation ends or the owner bans the delegate.
+    """
     newest: dict[str, Event] = {}
     for _, event in events:
         if event["event"] == "directive":
             known = newest.get(event["signer"])
             if known is None or event["number"] >= known["number"]:
                 newest[event["signer"]] = event
-    return [newest[signer]["text"] for signer in sorted(newest)]
+    end = events[-1][1]["at"]
+    expires = {signer: event.get("expires_at") for signer, event in newest.items()}
+    banned = {
+        key
+        for signer, event in newest.items()
+        if expires[signer] is None
+        for key in event.get("banned", "").split()
+    }
+    return [
+        newest[signer]["text"]
+        for signer, expires_at in sorted(expires.items())
+        if signer not in banned and (expires_at is None or end < expires_at)
+    ]
 
 
 def _summary(log: Log, names: Names) -> list[Line]:

@@ -498,7 +498,10 @@ _OTHER_PEERS = (
             "hello_refused": ("peer, name, ours, theirs", "{text}"),
             "identity_in_use": ("", "{text}"),
             "outdated": ("", "{text}"),
-            "directive": ("signer, number, bans", "{text}"),
+            "directive": (
+                "signer, number, bans, banned:peer ids with spaces, expires_at:Unix time",
+                "{text}",
+            ),
             "invite_ends": ("expires_at:Unix time", "{text}"),
             "not_admitted": ("", "{text}"),
             "rolled_back": (

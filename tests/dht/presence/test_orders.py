@@ -15,7 +15,15 @@ from dht.membership.orders import NONE, End, Orders
 from dht.memory.network import CALM, STORM, Weather
 from dht.presence.door import exchange_papers
 from dht.presence.settings import PresenceSettings
-from tests.dht.membership.signers import OWNERS, RUN, admission, key
+from tests.dht.membership.signers import (
+    DELEGATE,
+    DELEGATES,
+    OWNERS,
+    RUN,
+    admission,
+    banning,
+    key,
+)
 from tests.dht.presence.presence_swarm import Peer, Swarm, simulate, until
 from tests.seeds import seeds
 
@@ -73,6 +81,18 @@ def test_an_order_is_known_to_all_within_a_minute_also_to_those_that_were_away(
         await until(lambda: follows(back, 3), within_s=WITHIN_S, what="the one that was away")
 
     simulate(story, weather=weather, seed=seed)
+
+
+async def test_the_event_of_a_directive_says_whom_it_bans_and_how_long_a_delegates_counts(
+    swarm: Swarm,
+) -> None:
+    anna = await member(swarm, "anna")
+    of_delegate = ordering(1, signer=DELEGATES)
+    anna.presence.door.take([of_delegate, banning(DELEGATE.public_key)])
+    told = [event.fields for event in anna.told("directive")]
+    assert DELEGATES.delegation is not None
+    assert [each["banned"] for each in told] == ["", DELEGATE.peer_id]
+    assert [each["expires_at"] for each in told] == [DELEGATES.delegation.expires_at, None]
 
 
 async def test_of_two_orders_at_once_all_peers_follow_the_same_one(swarm: Swarm) -> None:

@@ -219,6 +219,34 @@ def test_the_summary_has_the_directives_in_force_once(tell: Tell) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("delegates", "owners"),
+    [
+        pytest.param({"expires_at": 9.0}, {"banned": "someone delegate"}, id="revoked"),
+        pytest.param({"expires_at": 4.0}, {"banned": ""}, id="expired"),
+    ],
+)
+def test_a_directive_of_a_delegate_that_is_one_no_more_is_not_in_force(
+    tell: Tell, delegates: dict[str, Any], owners: dict[str, Any]
+) -> None:
+    def directive(signer: str, fields: dict[str, Any]) -> dict[str, Any]:
+        told = f"directive 1 of {signer}: 1 ban"
+        return {"signer": signer, "number": 1, "bans": 1, "text": told, **fields}
+
+    other = {"expires_at": 9.0, "banned": "other owner"}
+    events = [
+        (1.0, "directive", directive("delegate", delegates)),
+        (2.0, "directive", directive("owner", {"expires_at": None, **owners})),
+        (3.0, "directive", directive("other", other)),
+        (4.0, "closed", {"fragment": 1}),
+    ]
+    told = [line.text for line in overview(logs_of(tell(ANNA, "anna", *events)))]
+    assert [text for text in told if "in force" in text] == [
+        "in force: directive 1 of other: 1 ban",
+        "in force: directive 1 of owner: 1 ban",
+    ]
+
+
 def test_an_unknown_event_of_a_later_version_is_told_by_its_fields(tell: Tell) -> None:
     anna = tell(ANNA, "anna", (1.0, "sang", {"song": "la"}), (2.0, "closed", {"fragment": 1}))
     assert "sang, song la" in texts(peer_story(logs_of(anna), "anna"))
