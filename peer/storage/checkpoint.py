@@ -20,7 +20,7 @@ import re
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -237,11 +237,12 @@ class CheckpointFolder:
             return None
         return allowed - folder_bytes(self.folder)
 
-    def clear(self) -> None:
-        """Remove all checkpoints."""
+    def clear(self, *, but: Collection[Path] = ()) -> None:
+        """Remove all checkpoints but those at these paths."""
         with self._saving:
-            for number in self.numbers():
-                _remove(self.path_of(number))
+            for path in map(self.path_of, self.numbers()):
+                if path not in but:
+                    _remove(path)
 
     def take_over(self, path: Path) -> None:
         """Move a checkpoint of another folder on this file system here; it is the newest then."""

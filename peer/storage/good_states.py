@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from averaging.history.attested import numbers_digest, rolled_back
 from averaging.history.state import FragmentState
@@ -38,6 +38,10 @@ CHECKPOINTS = 2
 
 VALUE_BYTES = 8
 """A value of a fragment with its momentum."""
+
+
+_Place: TypeAlias = tuple[CheckpointFolder, Path, Mapping[str, Any]]
+"""The folder, the path and the meta of a kept state."""
 
 
 class GoodStates:
@@ -144,17 +148,19 @@ class GoodStates:
                 logger.info("state_not_kept fragment=%d reason=%s", fragment, error)
 
     def _pin(self, fragment: int) -> None:
-        for each in self._wanted[fragment : fragment + 1]:
-            for folder, path, meta in self._all(fragment):
-                if _is(meta, each) and folder is not self._attested[fragment]:
-                    self._attested[fragment].take_over(path)
-                    return
+        for folder, path, _ in self._attested_of(fragment):
+            if folder is not self._attested[fragment]:
+                self._attested[fragment].take_over(path)
+                return
 
     def forget_recent(self) -> None:
-        """Forget the versions that were taken back: nobody may attest them any more."""
-        for folder in self._recent:
+        """Forget the versions that were taken back: nobody may attest them any more.
+
+        An attested one that the disk had no room to put beside them stays among them.
+        """
+        for fragment, folder in enumerate(self._recent):
             try:
-                folder.clear()
+                folder.clear(but=[path for _, path, _ in self._attested_of(fragment)])
             except OSError as error:
                 logger.info("states_not_removed path=%s reason=%s", folder.folder, error)
 
@@ -185,7 +191,12 @@ class GoodStates:
                 return state
         return None
 
-    def _all(self, fragment: int) -> Iterator[tuple[CheckpointFolder, Path, Mapping[str, Any]]]:
+    def _attested_of(self, fragment: int) -> list[_Place]:
+        """The attested state of a fragment, wherever it is kept."""
+        wanted = self._wanted[fragment : fragment + 1]
+        return [each for each in self._all(fragment) if any(_is(each[2], it) for it in wanted)]
+
+    def _all(self, fragment: int) -> Iterator[_Place]:
         """Every kept state of a fragment with its meta, the newest first."""
         for folder in (self._recent[fragment], self._attested[fragment]):
             for number in reversed(folder.numbers()):

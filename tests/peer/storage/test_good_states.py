@@ -180,6 +180,26 @@ def test_a_disk_that_became_read_only_ends_nothing(
     assert at(store, 8) == attested
 
 
+def test_an_attested_state_is_not_forgotten_where_the_disk_has_no_room_for_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier, a rollback on a full disk removed the only copy of the state to go back to."""
+    store = good(tmp_path)
+    for version in (8, 16):
+        store.keep(state(0, version))
+        store.keep(state(1, version))
+    attested = at(store, 8)
+
+    def full(path: Path, *given: object, **settings: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Path, "mkdir", full)
+        store.pin(attested)
+        store.forget_recent()
+    assert versions(store) == [(0, 8), (1, 8)]
+
+
 def test_states_make_room_at_once_when_the_disk_limit_falls(tmp_path: Path) -> None:
     """Earlier, attested ones kept the room of checkpoints, which could not be written any more."""
     checkpoint, slack = 8 * LAYOUT.size, 4 << 20
