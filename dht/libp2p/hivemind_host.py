@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -84,6 +85,7 @@ then after twice as long each time, up to the second, until it has one. By itsel
 an hour. The restart breaks all streams, so it follows soon on what has broken them already, as
 another public address has: with 15 s a home missed rounds for 25 s, in two interruptions."""
 
+NAME_WITHIN_S = 2.0
 KNOCK_WITHIN_S = 2.0
 KNOCKS_MAX = 8
 KNOWN_PEERS_MAX = 256
@@ -803,8 +805,8 @@ class _Outside:
         return await self._host.call(peer, protocol, message, timeout_s=DAEMON_TIMEOUT_S)
 
     async def observers(self) -> list[tuple[PeerId, str]]:
-        relays = self._host._settings.daemon.relays
-        return outside(await self._host.connections(), relays)
+        relays, connections = self._host._settings.daemon.relays, await self._host.connections()
+        return outside(connections, [*relays, *await looked_up(relays, connections)])
 
     async def seen_by(self, peer: PeerId) -> str:
         reply = await self._host.call(peer, SEEN_PROTOCOL, b"", timeout_s=DAEMON_TIMEOUT_S)
@@ -824,6 +826,28 @@ def outside(
     told = [(address_rules.peer_of(at), address_rules.ip_of(at)) for at in relays]
     found += [(peer, ip) for peer, ip in told if peer is not None and peer in there]
     return [(peer, ip) for peer, ip in dict.fromkeys(found) if ip is not None and is_outer(ip)]
+
+
+async def looked_up(
+    relays: Iterable[Multiaddr], connections: Iterable[Connection]
+) -> list[Multiaddr]:
+    """The addresses behind names for IPv4 of relays that are connected over IPv6."""
+    direct = [c for c in connections if not c.relayed]
+    over_ipv6 = {c.peer for c in direct if ":" in (address_rules.ip_of(c.address) or "")}
+    found = []
+    for relay in relays:
+        peer = address_rules.peer_of(relay)
+        kind, name = str(relay).split("/")[1:3]
+        if peer is None or peer not in over_ipv6 or kind != "dns4":
+            continue
+        with suppress(OSError, TimeoutError):  # the meeting may go on without it
+            async with asyncio.timeout(NAME_WITHIN_S):
+                answers = await asyncio.get_running_loop().getaddrinfo(
+                    name, None, family=socket.AF_INET, type=socket.SOCK_STREAM
+                )
+            at = [address_rules.with_ip(relay, str(answer[4][0])) for answer in answers]
+            found += [address_rules.with_peer(each, peer) for each in at]
+    return found
 
 
 _NO_NEWS = re.compile(r"^(failed to dial( \w+)?: )+")

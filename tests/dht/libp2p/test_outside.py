@@ -7,7 +7,7 @@ from multiaddr import Multiaddr
 
 from dht.host import Connection
 from dht.identity import Identity
-from dht.libp2p.hivemind_host import outside
+from dht.libp2p.hivemind_host import looked_up, outside
 
 RELAY, OTHER, AWAY = (Identity.generate().peer_id for _ in range(3))
 
@@ -32,3 +32,29 @@ def test_a_relay_that_is_connected_over_ipv6_is_asked_for_the_address_of_ipv4_al
     assert found == list(
         dict.fromkeys((connected, (OTHER, "2a00:78:2::2"), (RELAY, "203.0.114.7")))
     )
+
+
+async def test_the_ipv4_address_behind_the_name_of_a_relay_is_looked_up_if_it_is_needed() -> None:
+    """Seeds that were given by name told a home with IPv6 no address at which others meet it."""
+    over_ipv6 = Multiaddr("/ip6/2a00:78:1::2/tcp/7700")
+    over_ipv4 = Multiaddr("/ip4/203.0.114.9/tcp/7700")
+    circuit = Multiaddr(f"/ip6/2a00:78:1::2/tcp/7700/p2p/{RELAY}/p2p-circuit")
+    relays = [
+        Multiaddr(f"/{kind}/{name}/tcp/7700/p2p/{peer}")
+        for kind, name, peer in (
+            ("dns6", "localhost", RELAY),
+            ("dns4", "localhost", RELAY),
+            ("dns4", "nowhere.invalid", RELAY),
+            ("ip4", "203.0.114.7", RELAY),
+            ("dns4", "localhost", OTHER),
+            ("dns4", "localhost", AWAY),
+        )
+    ]
+    connections = [
+        Connection(RELAY, over_ipv6, False),
+        Connection(OTHER, over_ipv4, False),
+        Connection(AWAY, circuit, True),
+    ]
+    assert await looked_up(relays, connections) == [
+        Multiaddr(f"/ip4/127.0.0.1/tcp/7700/p2p/{RELAY}")
+    ]
