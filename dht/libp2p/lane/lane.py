@@ -417,10 +417,13 @@ class Lane:
     # --- dialling --------------------------------------------------------------------------
 
     async def open(self, peer: PeerId, protocol: str, *, timeout_s: float) -> FrameStream | None:
-        """A stream, or ``None`` if the caller has to use the daemon. Never fails."""
+        """A stream, or ``None`` if the caller has to use the daemon. Never fails.
+
+        It may take ``answer_timeout_s`` longer: a connection that comes at the last moment is used.
+        """
         deadline = self._now + timeout_s
         known, was_doubted = self._known(peer), self.is_doubted(peer)
-        stream = await self._open_kept(known, protocol, deadline)
+        stream = await self._open_kept(known, protocol)
         # A kept connection that is silent may only be stale, as routers forget and addresses
         # change. The peer is dialled once more before it is left alone.
         if stream is not None or was_doubted or self._closed:
@@ -432,7 +435,7 @@ class Lane:
             await asyncio.wait((dialling,), timeout=wait_s)
             if known.must_meet:  # a relay, which is the other path, carries no bulk
                 await asyncio.wait((dialling,), timeout=max(0.0, deadline - self._now))
-            return await self._open_kept(known, protocol, deadline)
+            return await self._open_kept(known, protocol)
         return None
 
     async def reach(self, peer: PeerId) -> str | None:
@@ -474,17 +477,14 @@ class Lane:
             self.forget(next(iter(self._peers)))
         return known
 
-    async def _open_kept(
-        self, known: Partner, protocol: str, deadline: float
-    ) -> FrameStream | None:
+    async def _open_kept(self, known: Partner, protocol: str) -> FrameStream | None:
         """Begin a stream on an unused connection, if there is one."""
         while known.idle:
             connection = known.idle.pop()
             connection.wake()
             stream = connection.stream
-            timeout_s = min(self.settings.answer_timeout_s, deadline - self._now)
             try:
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout(self.settings.answer_timeout_s):
                     stream.write_preamble(encode(Begin(protocol)))
                     answer = decode(Answer, await connection.next_preamble())
             except ConnectionError:

@@ -474,6 +474,15 @@ async def test_a_peer_whose_kept_connection_is_stale_is_dialled_anew_at_once() -
         await opened(anna)
 
 
+async def test_a_good_connection_is_not_cut_because_the_time_to_open_a_stream_is_up() -> None:
+    """One that was dialled in the last moment was cut, and the peer was left alone for 30 s."""
+    async with pair() as (anna, boris):
+        await one_round(anna, boris, 1)
+        await until(lambda: anna.lane.idle(BORIS) == 1, timeout_s=WAIT_S)
+        assert await anna.lane.open(BORIS, "/test", timeout_s=0.0) is not None
+        assert anna.lane.counters["dialled"] == 1
+
+
 async def test_stale_connections_leave_room_for_a_new_one() -> None:
     """With as many of them as a peer may have, it was not dialled anew for 30 s."""
     async with pair(LaneSettings(per_peer_max=2)) as (anna, boris):
