@@ -142,8 +142,10 @@ class Saver:
         while True:
             allowed = local.guest.disk.logs
             local.log.keep_within(allowed and allowed / 2)
-            log = local.directory / "agent.log"
-            await asyncio.to_thread(trim_log, log, allowed and allowed / 2)
+            # The second one is of each other process of an island.
+            logs = [local.directory / "agent.log", *sorted(local.directory.glob("rank-*.log"))]
+            for log in logs:
+                await asyncio.to_thread(trim_log, log, allowed and allowed / 2 / len(logs))
             prunes: list[Callable[[], None]] = [local.folder.prune, self._inner_folder.prune]
             if local.good is not None:
                 prunes.insert(0, local.good.prune)

@@ -180,3 +180,18 @@ async def test_a_disk_that_became_read_only_does_not_end_the_agent(
     await asyncio.sleep(2 * KEEP_HOUSE_EVERY_S)
     assert len(local.folder.numbers()) == 1
     house.cancel()
+
+
+async def test_the_logs_of_agent_and_ranks_are_kept_within_the_limit_together(
+    tmp_path: Path,
+) -> None:
+    """Those of ranks grew for as long as the run lasted."""
+    peer = Peer(tmp_path)
+    local: Any = peer.saver._local
+    local.guest.disk.logs, local.log.keep_within = 1200, lambda allowed: None
+    for name in ("agent.log", "rank-1.log", "rank-2.log"):
+        (local.directory / name).write_bytes(b"a" * 1000)
+    house = asyncio.create_task(peer.saver.keep_house())
+    await asyncio.sleep(KEEP_HOUSE_EVERY_S)
+    house.cancel()
+    assert sum(each.stat().st_size for each in local.directory.glob("*.log*")) == 300
