@@ -9,9 +9,12 @@ import socket
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import IO, Any
+
+from peer.errors import one_line
 
 REDIRECTS_MAX = 5
 
@@ -85,10 +88,25 @@ def is_public(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_global
 
 
+@contextmanager
+def answers_checked() -> Iterator[None]:
+    """Raise ``OSError`` for an answer that is none of http, and for an address that is none.
+
+    A redirect may name any. http.client and urllib have errors of several other kinds for these.
+    """
+    try:
+        yield
+    except OSError:  # one of them is a kind of both
+        raise
+    except (http.client.HTTPException, ValueError) as error:
+        told = f"the address or its server's answer is invalid: {one_line(error)}"
+        raise urllib.error.URLError(told) from error
+
+
 def https_opener(
     tls: ssl.SSLContext | None = None, *, allowed: Callable[[str], bool] = lambda address: True
 ) -> urllib.request.OpenerDirector:
-    """An opener whose errors are ``OSError``.
+    """An opener. Its errors, and those of reading, are ``OSError`` in ``answers_checked``.
 
     ``tls`` is for tests and private certificate authorities. ``allowed``: whether a request may
     be sent to an address; it is not asked about the address of a proxy.

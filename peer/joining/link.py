@@ -24,7 +24,7 @@ from dht import addresses
 from dht.identity import PeerId, RunId
 from dht.membership.credentials import InviteKey, parse_invite
 from peer.errors import LinkError, RunFileUnreadable, RunNotFound
-from peer.https import https_opener, reason_of
+from peer.https import answers_checked, https_opener, reason_of
 from peer.run_file.reading import TEXT_MAX_BYTES, from_canonical, parse
 from peer.run_file.sections import SEEDS_MAX, CustomModel, RunFile
 
@@ -236,7 +236,7 @@ def _download(url: str, *, timeout_s: float, tls: ssl.SSLContext | None) -> byte
     opener = https_opener(tls)
     deadline = time.monotonic() + timeout_s
     try:
-        with opener.open(url, timeout=timeout_s) as response:
+        with answers_checked(), opener.open(url, timeout=timeout_s) as response:
             # The socket's timeout is per read; a slow server needs a deadline for all reads.
             data = b""
             while piece := response.read1(TEXT_MAX_BYTES + 1 - len(data)):
@@ -245,7 +245,7 @@ def _download(url: str, *, timeout_s: float, tls: ssl.SSLContext | None) -> byte
                     raise TimeoutError(f"not complete after {timeout_s:g} s")
     except urllib.error.HTTPError as error:
         raise RunNotFound(url, f"the server answered {error.code} {error.reason}") from error
-    except (OSError, ValueError) as error:  # URLError and timeouts are OSErrors
+    except OSError as error:  # URLError and timeouts are, too
         told = f"{reason_of(error)}; check the address and this machine's connection"
         raise RunNotFound(url, told) from error
     if len(data) > TEXT_MAX_BYTES:

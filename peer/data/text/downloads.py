@@ -28,7 +28,7 @@ from blake3 import blake3
 from dht.whole_files import write_whole
 from peer.data.text.token_cache import FOLDER_MAX_BYTES, keep_below
 from peer.errors import DataUnavailable
-from peer.https import https_opener, is_public, reason_of
+from peer.https import answers_checked, https_opener, is_public, reason_of
 from peer.quantities import bytes_text
 from peer.run_file.places import Place
 
@@ -143,6 +143,11 @@ class Downloads:
         if error.errno in FULL:
             reason = f"{self._folder} takes no more of it ({error.strerror}); free some space, and "
             return _unusable(place, reason + "try again: the bytes that have arrived are kept")
+        if error.filename is not None:
+            reason = (
+                f"{error.filename}: {error.strerror}; downloads are kept there: make the folder"
+            )
+            return _unusable(place, f"{reason} writable for this user")
         return _unusable(
             place, f"{reason_of(error)}; check the address and this machine's connection"
         )
@@ -174,9 +179,13 @@ class Downloads:
 
     def size_bytes(self, place: Place) -> int | None:
         """The size of the file at an address; ``None`` if its server does not tell it."""
-        request = self._request(place, method="HEAD")
-        with suppress(OSError, ValueError), self._opener.open(request, timeout=SIZE_TIMEOUT_S) as a:
-            return int(a.headers["Content-Length"] or "none")
+        request, within_s = self._request(place, method="HEAD"), SIZE_TIMEOUT_S
+        with (
+            suppress(OSError),
+            answers_checked(),
+            self._opener.open(request, timeout=within_s) as answer,
+        ):
+            return int(answer.headers["Content-Length"] or "none")
         return None
 
     def remove(self, place: Place) -> None:
@@ -225,6 +234,7 @@ class Downloads:
                 )
             resumed = False  # the part that was there may be the damaged one
 
+    @answers_checked()
     def _attempt(self, place: Place, content: _Content) -> None:
         request = self._request(place)
         if content.size:
@@ -244,7 +254,7 @@ class Downloads:
         with response:
             if response.status != 206:
                 content.cut()  # the server sends the file from its beginning
-            rest = int(response.headers.get("Content-Length") or 0)
+            rest = response.length or 0  # None if the server does not tell it
             whole = content.size + rest
             self._check_room(place, whole, rest)
             # Without a buffer: bytes that the disk refuses must not be counted as written.

@@ -231,6 +231,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_response(302)
             self.send_header("Location", self.path.removeprefix("/to/"))
             self.end_headers()
+        elif self.path == "/garbage":
+            self.wfile.write(b"no answer of http\r\n\r\n")
         elif self.path in pages:
             self.send_response(200)
             self.end_headers()
@@ -275,6 +277,8 @@ def test_failures_of_an_https_address_are_reported(server: tuple[str, ssl.SSLCon
     for path, reason in [
         ("/missing", "the server answered 404"),
         ("/large", "longer than 65536 bytes"),
+        ("/garbage", "answer is invalid: no answer of http"),
+        ("/to/https://[::1/", "answer is invalid: Invalid IPv6 URL"),
         ("/to/http://127.0.0.1:9/run.toml", "which is not https"),
         ("/to/file:///etc/passwd", "Redirection to url 'file:///etc/passwd' is not allowed"),
     ]:

@@ -38,6 +38,8 @@ class Server(ThreadingHTTPServer):
         self.ignores_range = False
         self.codes: list[int] = []
         self.redirect: str | None = None
+        self.raw: bytes | None = None
+        """What is sent in place of an answer."""
         self.asked: list[str | None] = []
         """The range that each request asked for."""
 
@@ -55,6 +57,9 @@ class Answer(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         server, wanted = self.server, self.headers["Range"]
         server.asked.append(wanted)
+        if server.raw is not None:
+            self.wfile.write(server.raw)
+            return
         if server.redirect is not None:
             self.send_response(302)
             self.send_header("Location", server.redirect)
@@ -230,6 +235,35 @@ def test_a_redirect_to_anything_but_https_is_refused(
     server.redirect = target
     with pytest.raises(DataUnavailable, match=f"{target}.* is not (https|allowed)"):
         downloads.fetch(Place(server.url, SHA256))
+
+
+_OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        (b"no answer of http\r\n\r\n", "answer is invalid: no answer of http"),
+        (_OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhel", "answer is invalid: IncompleteRead"),
+        (_OK + b"X: y\r\n" * 200, "answer is invalid: got more than 100 headers"),
+        (_OK + b"Content-Length: many\r\n\r\nhello", "its content has the sha256"),
+        (b"HTTP/1.1 302 Found\r\nLocation: https://[::1/\r\n\r\n", "Invalid IPv6 URL"),
+        (b"HTTP/1.1 302 Found\r\nLocation: https://a..b/\r\n\r\n", "label empty or too long"),
+    ],
+)
+def test_an_answer_that_is_none_of_http_is_reported(
+    server: Server, downloads: Downloads, raw: bytes, told: str
+) -> None:
+    server.raw = raw
+    with pytest.raises(DataUnavailable, match=re.escape(told)):
+        downloads.fetch(Place(server.url, SHA256))
+    assert downloads.size_bytes(Place("https://a..b/a.bin", SHA256)) is None
+
+
+def test_a_folder_that_cannot_be_written_is_named(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DataUnavailable, match=r"file/downloads: Not a directory.*writable"):
+        Downloads(tmp_path / "file" / "downloads").fetch(Place(server.url, SHA256))
 
 
 def test_a_missing_file_is_reported_at_once_and_a_busy_server_asked_again(
