@@ -25,6 +25,10 @@ KEPT_PER_DAY = 3
 DAYS_MAX = 400
 """Days that are kept. The work of older ones counts for the oldest of these."""
 
+DAYS_TOLD = 4096
+"""Days from the first to the last that a summary of a tally names. A report of a day before these,
+by a clock that begins in 1970, is not kept: nobody would take a summary that reaches back to it."""
+
 DAY_S = 86_400.0
 CLOCK_DAYS = 1
 """Days that another peer's clock may be ahead."""

@@ -35,7 +35,7 @@ from dht.identity import Identity, PeerId, RunId, verify
 from peer.credit import reports as days
 from peer.credit import statements as words
 from peer.credit.proof import Believes, ProvenMap, Totals
-from peer.credit.reports import CLOCK_DAYS, DAYS_MAX, Report
+from peer.credit.reports import CLOCK_DAYS, DAYS_MAX, DAYS_TOLD, Report
 from peer.credit.statements import Statement, Verify
 
 
@@ -126,10 +126,11 @@ class Tally:
         return True
 
     def _take_reports(self, reports: Iterable[Report], today: int) -> bool:
-        contributors = self.totals.by_peer
+        contributors, last = self.totals.by_peer, today + CLOCK_DAYS
+        first = max(0, last + 1 - DAYS_TOLD)
         by_day: dict[int, list[Report]] = {}
         for each in reports:
-            if each.peer in contributors and 0 <= each.day <= today + CLOCK_DAYS:
+            if each.peer in contributors and first <= each.day <= last:
                 by_day.setdefault(each.day, []).append(each)
         news = False
         for day, given in by_day.items():
@@ -139,8 +140,8 @@ class Tally:
             if signed:
                 self.reports[day] = days.united((*known, *signed))
                 news = True
-        for day in sorted(self.reports)[:-DAYS_MAX]:
-            del self.reports[day]
+        kept = sorted(day for day in self.reports if day >= first)[-DAYS_MAX:]
+        self.reports = {day: self.reports[day] for day in kept}
         return news
 
     def _take_statement(self, statement: Statement) -> bool:

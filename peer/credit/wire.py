@@ -20,7 +20,7 @@ from averaging.messages import ROSTER_MAX, Count, Index, Link, Peer, Signature, 
 from dht.decoding import decoded
 from dht.identity import PeerId, RunId
 from peer.credit.proof import ProvenMap, Totals
-from peer.credit.reports import DAYS_MAX, KEPT_PER_DAY, Report
+from peer.credit.reports import DAYS_MAX, DAYS_TOLD, KEPT_PER_DAY, Report
 from peer.credit.statements import Statement
 from peer.credit.tally import Part, Tally
 
@@ -63,7 +63,7 @@ class Summary(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     run: Annotated[str, Meta(max_length=64)]
     maps: Annotated[tuple[_Seen, ...], Meta(max_length=2**16)]
     first_day: Day
-    days: Annotated[bytes, Meta(max_length=_DAY * 4096)]
+    days: Annotated[bytes, Meta(max_length=_DAY * DAYS_TOLD)]
     """Four bytes for each day from the first one on."""
     statements: Annotated[bytes, Meta(max_length=_SHORT * BUCKETS)]
 
@@ -116,7 +116,8 @@ def summary(tally: Tally) -> bytes:
         for tokens, version, lineage in [each.rank]
     )
     first = min(tally.reports, default=0)
-    last = max(tally.reports, default=first - 1)
+    # While a clock is wrong, its days may be too far from the others' to be named, too.
+    last = min(max(tally.reports, default=first - 1), first + DAYS_TOLD - 1)
     days = b"".join(_day_digest(tally.reports.get(day, ())) for day in range(first, last + 1))
     short = b"".join(_bucket_digests(tally))
     return _encoder.encode(Summary(VERSION, tally.run, seen, first, days, short))

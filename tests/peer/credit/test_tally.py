@@ -118,7 +118,7 @@ def test_one_of_three_reporters_cannot_move_work_into_another_day() -> None:
 def test_where_few_report_a_day_each_alone_dates_only_its_own_work() -> None:
     """One report of a day long ago had all work of the run done on that day."""
     made = tally(proven({ANNA: 100, BORIS: 60, CLARA: 40}))
-    take(made, report(CLARA, RUN, 0, totals(anna=10**9, boris=10**9, clara=10**9)))
+    take(made, report(CLARA, RUN, DAY - 999, totals(anna=10**9, boris=10**9, clara=10**9)))
     take(made, report(ANNA, RUN, DAY - 1, totals(anna=50, boris=30, clara=40)))
     take(made, report(CLARA, RUN, DAY - 1, totals(anna=10**9, boris=10, clara=40)))
     take(made, report(ANNA, RUN, DAY, totals(anna=100, boris=60, clara=40)))

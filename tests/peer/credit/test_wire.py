@@ -12,6 +12,7 @@ from averaging.messages import Link
 from dht.identity import Identity, RunId
 from peer.credit import wire
 from peer.credit.proof import ProvenMap
+from peer.credit.reports import report
 from peer.credit.tally import Part, Tally, everything
 from peer.storage.credit import load_tally, save_tally
 from tests.peer.credit.books import ANNA, BORIS, CLARA, DAY, RUN, a_tally, proven
@@ -75,6 +76,20 @@ def test_a_tally_that_does_not_fit_an_answer_arrives_in_several() -> None:
 
 def test_the_summary_of_a_long_run_is_small() -> None:
     assert len(wire.summary(example())) < 2000
+
+
+@pytest.mark.parametrize("day", [0, 10_957, DAY - 5000])
+def test_a_clock_that_begins_in_the_past_leaves_a_tally_that_can_ask(day: int) -> None:
+    """Machines whose battery is empty begin in 1970 or 2000, until they have met a time server."""
+    known, other = example(), example()
+    assert not other.unite(
+        Part(reports=(report(BORIS, RUN, day, other.totals),)), today=DAY, believes=everything
+    )
+    known.report(ANNA, day)
+    assert asks(known, other).maps == ()
+    known.report(ANNA, DAY + 1)
+    assert day not in known.reports
+    assert asks(known, other) == Part()
 
 
 @pytest.mark.parametrize("data", [b"", b"\x90", b"x" * 40, wire.encode(Part())[:-1]])
