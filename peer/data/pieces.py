@@ -132,38 +132,55 @@ class Pieces:
         if (bundle, piece) not in self._making:
             opened = self._open(bundle).result()
             self._making[bundle, piece] = in_background(
-                lambda: self._piece(opened, piece), name="make-piece"
+                lambda: self._piece(self._bundles[bundle], opened, piece), name="make-piece"
             )
         return self._making[bundle, piece]
 
     def _opened(self, bundle: Bundle) -> Opened:
-        try:
-            paths = bundle.paths
-            if paths is None:
-                place, preparation = bundle.places[0], self._preparation
-                path, identity = preparation.downloads.fetch_checked(place, preparation.hashes)
-                paths = (path,)
-            else:
-                known = list(zip(paths, bundle.places, strict=True))
-                identity = self._preparation.hashes.of(known)
-            files = tuple(
-                DataFile(
-                    location=str(path),
-                    name=_with_suffix(place),
-                    text_field=self._source.text_field,
-                    dtype=self._source.dtype,
-                    form=self._preparation.form,
-                )
-                for path, place in zip(paths, bundle.places, strict=True)
+        paths, identity = self._located(bundle)
+        files = tuple(
+            DataFile(
+                location=str(path),
+                name=_with_suffix(place),
+                text_field=self._source.text_field,
+                dtype=self._source.dtype,
+                form=self._preparation.form,
             )
+            for path, place in zip(paths, bundle.places, strict=True)
+        )
+        try:
             counts = [piece_count(file) for file in files]
         except OSError as error:
-            raise DataUnavailable("files", f"{error.filename}: {error.strerror}") from error
+            raise _unreadable(error) from error
         return Opened(files, identity, counts[0] if len(counts) == 1 else min(1, sum(counts)))
 
-    def _piece(self, opened: Opened, piece: int) -> PieceTokens:
+    def _located(self, bundle: Bundle) -> tuple[tuple[Path, ...], str]:
+        """The files of a bundle, downloaded unless they are here, and a hash of their content."""
+        hashes = self._preparation.hashes
+        try:
+            if bundle.paths is None:
+                fetch = self._preparation.downloads.fetch_checked
+                path, identity = fetch(bundle.places[0], hashes)
+                return (path,), identity
+            return bundle.paths, hashes.of(list(zip(bundle.paths, bundle.places, strict=True)))
+        except OSError as error:
+            raise _unreadable(error) from error
+
+    def _check_unchanged(self, bundle: Bundle, opened: Opened) -> None:
+        """Raise ``DataUnavailable`` if the files are not those that were opened any more.
+
+        A download that has made room for others since is fetched again.
+        """
+        if self._located(bundle)[1] != opened.identity:
+            names = ", ".join(file.name for file in opened.files)[:200]
+            raise DataUnavailable(
+                "files", f"{names} was changed while it was read; start again to read it anew"
+            )
+
+    def _piece(self, bundle: Bundle, opened: Opened, piece: int) -> PieceTokens:
         preparation = self._preparation
         if opened.files[0].is_tokens:
+            self._check_unchanged(bundle, opened)
             return self._shard_piece(opened, piece)
         parts = [CACHE_VERSION, opened.identity, len(opened.files), piece, self._source.text_field]
         parts += [opened.files[0].suffix, preparation.tokenizer.digest, preparation.held_out]
@@ -172,6 +189,7 @@ class Pieces:
         key = blake3(repr(parts).encode()).hexdigest()
         tokens = preparation.cache.read(key)
         if tokens is None:
+            self._check_unchanged(bundle, opened)
             job = Job(
                 files=opened.files,
                 piece=piece,
@@ -201,7 +219,10 @@ class Pieces:
 
     def _shard_piece(self, opened: Opened, piece: int) -> PieceTokens:
         preparation = self._preparation
-        tokens = shard_piece(opened.files[0], piece, vocabulary=preparation.vocabulary)
+        try:
+            tokens = shard_piece(opened.files[0], piece, vocabulary=preparation.vocabulary)
+        except OSError as error:
+            raise _unreadable(error) from error
         blocks = [tokens[at : at + BLOCK_TOKENS] for at in range(0, tokens.size, BLOCK_TOKENS)]
         held = [
             is_held_out(f"{opened.identity}/{piece}/{number}".encode(), preparation.held_out)
@@ -213,6 +234,10 @@ class Pieces:
             for wanted in (False, True)
         )
         return PieceTokens(*(np.concatenate([nothing, *part]) for part in parts))
+
+
+def _unreadable(error: OSError) -> DataUnavailable:
+    return DataUnavailable("files", f"{error.filename}: {error.strerror}")
 
 
 def _with_suffix(place: Place) -> str:

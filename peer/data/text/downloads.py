@@ -333,6 +333,8 @@ class KnownHashes:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._known: dict[Path, str] = {}
+        """Those of this process: the folder may be one that cannot be written."""
 
     def of(self, files: Sequence[tuple[Path, Place]]) -> str:
         """One hash of the content of all files. Raises ``DataUnavailable`` for a wrong one."""
@@ -340,19 +342,24 @@ class KnownHashes:
         key = [[name, s.st_size, s.st_mtime_ns, s.st_ino] for name, s in stats]
         demanded = [place.sha256 for _, place in files]
         memory = self._folder / blake3(json.dumps([key, demanded]).encode()).hexdigest()
+        known = self._known.get(memory, "")
         with suppress(OSError):
-            known = memory.read_text(errors="replace")
-            if re.fullmatch(r"[0-9a-f]{64}", known):
-                return known
-        hashes = [file_sha256(path) for path, _ in files]
-        for (path, place), found in zip(files, hashes, strict=True):
-            if place.sha256 not in (None, found):
-                raise _unusable(
-                    place,
-                    f"{path} has the sha256 {found}, the run file demands {place.sha256}: replace "
-                    "it with the file that the run's author used",
-                )
-        joined = hashes[0] if len(hashes) == 1 else blake3("".join(hashes).encode()).hexdigest()
-        with suppress(OSError):  # remembering saves time, no more
-            write_whole(memory, joined.encode())
-        return joined
+            known = known or memory.read_text(errors="replace")
+        if not re.fullmatch(r"[0-9a-f]{64}", known):
+            known = _checked_hash(files)
+            with suppress(OSError):  # remembering saves time, no more
+                write_whole(memory, known.encode())
+        self._known[memory] = known
+        return known
+
+
+def _checked_hash(files: Sequence[tuple[Path, Place]]) -> str:
+    hashes = [file_sha256(path) for path, _ in files]
+    for (path, place), found in zip(files, hashes, strict=True):
+        if place.sha256 not in (None, found):
+            raise _unusable(
+                place,
+                f"{path} has the sha256 {found}, the run file demands {place.sha256}: replace it "
+                "with the file that the run's author used",
+            )
+    return hashes[0] if len(hashes) == 1 else blake3("".join(hashes).encode()).hexdigest()

@@ -18,7 +18,7 @@ from peer.data.batches.order import is_held_out
 from peer.data.batches.prefetch import Prefetched
 from peer.data.files import hosts_of
 from peer.data.sources import check_data, open_data
-from peer.data.text import formats, token_cache
+from peer.data.text import downloads, formats, token_cache
 from peer.data.text.downloads import Downloads, Tell
 from peer.data.text.token_cache import TokenCache, keep_below
 from peer.errors import DataUnavailable, ExtraMissing
@@ -531,6 +531,24 @@ def test_a_file_that_differs_from_its_hash_is_refused(tmp_path: Path) -> None:
     assert f"the run file demands {right}: replace it" in problem(tmp_path, name)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("left", [600, 60, None])
+def test_a_file_that_changes_while_it_is_read_is_an_error(
+    name: str, left: int | None, tmp_path: Path
+) -> None:
+    """Earlier, tokens of the new content were kept for those of the old one, or it crashed."""
+    write(tmp_path, name, texts(600))
+    run = run_of(FileSource(files=[name]))
+    stream = opened(run, tmp_path).train
+    stream.next(1)
+    if left is None:
+        (tmp_path / name).unlink()
+    else:
+        write(tmp_path, name, texts(left, seed=1))
+    with pytest.raises(DataUnavailable, match=f"{name} was changed|{name}: No such file"):
+        stream.next(5000)
+
+
 def test_downloads_and_local_copies_give_the_same_sequences(tmp_path: Path) -> None:
     there = tmp_path / "there"
     names = [f"{n}.bin" for n in range(4)]
@@ -565,6 +583,37 @@ def test_a_download_that_has_changed_on_the_disk_is_fetched_again(tmp_path: Path
     file.write_bytes(bytes(500))
     assert (opened(run, tmp_path, downloads=copied).train.next(100) == expected).all()
     assert copied.asked == [url, url]
+
+
+def test_a_download_that_has_made_room_for_others_is_fetched_again(tmp_path: Path) -> None:
+    """A dataset may be larger than the folder of downloads."""
+    there, url = tmp_path / "there", "https://example.org/a.bin"
+    run = run_of(FileSource(files=[pinned(url, write(there, "a.bin", texts(600)))]))
+    copied = Copied(there, tmp_path / "downloads")
+    expected = opened(run, tmp_path, downloads=copied).train.next(5000)
+    stream = opened(run, tmp_path, downloads=copied).train
+    stream.next(1)
+    (file,) = (tmp_path / "downloads").iterdir()
+    file.unlink()
+    assert (stream.next(4999) == expected[1:]).all()
+    assert copied.asked == [url, url]
+
+
+def test_the_hash_of_a_file_is_computed_once_where_it_cannot_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "a.bin", texts(600))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/hashes").touch()
+    hashed: list[Path] = []
+
+    def counted(path: Path) -> str:
+        hashed.append(path)
+        return "00" * 32
+
+    monkeypatch.setattr(downloads, "file_sha256", counted)
+    opened(run_of(FileSource(files=["a.bin"])), tmp_path).train.next(5000)
+    assert hashed == [tmp_path / "a.bin"]
 
 
 def test_a_list_that_has_changed_on_the_disk_is_fetched_again(tmp_path: Path) -> None:
