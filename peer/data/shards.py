@@ -89,7 +89,7 @@ def write_shards(
             with suppress(OSError):  # it is not empty, or was not made
                 out.rmdir()
         raise NotWritten(str(error.filename or out), error.strerror or str(error)) from error
-    name = pinned(f"{out.name}/{list_file.name}", hashlib.sha256(index).hexdigest())
+    name = pinned(f"{out.resolve().name}/{list_file.name}", hashlib.sha256(index).hexdigest())
     source = f'[[data.sources]]\nfiles = ["{name}"]\ndtype = "uint{8 * dtype.itemsize}"\n'
     return Written(tuple(files), list_file, total, tokenizer.vocabulary, source)
 
@@ -98,8 +98,8 @@ def _texts(inputs: Iterable[Path]) -> Iterator[Path]:
     for path in inputs:
         if path.is_dir():
             inside = (file for file in path.rglob("*") if file.suffix.lower() in TEXT_FORMATS)
-            yield from sorted(inside)
-        elif path.suffix.lower() in TEXT_FORMATS and path.exists():
+            yield from sorted(file for file in inside if file.is_file())
+        elif path.suffix.lower() in TEXT_FORMATS and path.is_file():
             yield path
         else:
             known = ", ".join(TEXT_FORMATS)
@@ -110,15 +110,17 @@ def _tokens(paths: list[Path], tokenizer: Tokenizer, text_field: str) -> Iterato
     if not paths:
         raise DataUnavailable("files", f"there are no files of {', '.join(TEXT_FORMATS)}")
     end = np.array([tokenizer.end], tokenizer.dtype)
-    for path in paths:
-        file = DataFile(str(path), str(path), text_field)
-        for piece in range(piece_count(file)):
-            for batch in batches(items(file, piece)):
-                encoded = tokenizer.encode([item.text for item in batch])
-                for item, tokens in zip(batch, encoded, strict=True):
-                    yield tokens
-                    if item.is_end:
-                        yield end
+    try:
+        for file in (DataFile(str(path), str(path), text_field) for path in paths):
+            for piece in range(piece_count(file)):
+                for batch in batches(items(file, piece)):
+                    encoded = tokenizer.encode([item.text for item in batch])
+                    for item, tokens in zip(batch, encoded, strict=True):
+                        yield tokens
+                        if item.is_end:
+                            yield end
+    except OSError as error:
+        raise DataUnavailable("files", f"{error.filename}: {error.strerror}") from error
 
 
 def _shards(parts: Iterator[NDArray[Any]], size: int) -> Iterator[NDArray[Any]]:

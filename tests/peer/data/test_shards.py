@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tomllib
 from pathlib import Path
 
@@ -80,6 +81,25 @@ def test_shards_are_not_written_over_others_nor_of_nothing(texts: Path, tmp_path
         write_shards([tmp_path / "empty"], ByteTokenizer(), tmp_path / "other")
     with pytest.raises(DataUnavailable, match=r"README\.md is no folder and no file of \.txt"):
         write_shards([texts / "README.md"], ByteTokenizer(), tmp_path / "other")
+
+
+def test_what_is_no_file_is_not_read(texts: Path, tmp_path: Path) -> None:
+    (texts / "folder.txt").mkdir()
+    (texts / "gone.txt").symlink_to("nowhere")
+    os.mkfifo(texts / "pipe.txt")
+    written = write_shards([texts], ByteTokenizer(), tmp_path / "out")
+    assert written.tokens
+    with pytest.raises(DataUnavailable, match=r"pipe\.txt is no folder and no file of \.txt"):
+        write_shards([texts / "pipe.txt"], ByteTokenizer(), tmp_path / "other")
+
+
+def test_the_current_folder_is_named_in_the_source(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path / "out")
+    written = write_shards([texts], ByteTokenizer(), Path())
+    assert 'files = ["out/tokens.sha256#' in written.source
 
 
 def test_a_tokenizer_file_needs_the_end_of_documents(
