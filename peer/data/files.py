@@ -251,6 +251,8 @@ def _listed(
         lines = content.decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise unusable(f"the list {place} cannot be read: {error}") from error
+    if not any(map(str.strip, lines)):
+        raise unusable(f"the list {place} names no files; write it anew, or remove it")
     for number, line in enumerate(lines, 1):
         digest, _, name = line.partition(" ")
         if not line.strip():

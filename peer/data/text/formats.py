@@ -12,6 +12,7 @@ from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import msgspec
@@ -167,8 +168,9 @@ def _npy(file: DataFile) -> _Shard:
     try:
         # Opening a map checks the size of the file; nothing is read through it.
         tokens = np.lib.format.open_memmap(file.path, mode="r")
-    except (ValueError, EOFError) as error:
-        raise unusable(f"{file.name} is no whole .npy file: {error}; {AGAIN}") from error
+    except (ValueError, EOFError, OverflowError, TypeError, TokenError) as error:
+        reason = one_line(error)
+        raise unusable(f"{file.name} is no whole .npy file: {reason}; {AGAIN}") from error
     if tokens.ndim != 1 or tokens.dtype.kind not in "ui":
         raise unusable(
             f"{file.name} has shape {tokens.shape} of {tokens.dtype}; "
@@ -319,15 +321,16 @@ def _parquet(file: DataFile) -> Any:
         raise unusable(
             f"{file.name} is no whole parquet file: {one_line(error)}; {AGAIN}"
         ) from error
-    names = opened.schema_arrow.names
+    names = opened.schema_arrow.names  # one may be there twice, and is none then
     if file.form is not None:
-        if missing := [column for column in file.columns if column not in names]:
+        if missing := [column for column in file.columns if names.count(column) != 1]:
             raise unusable(
                 f"{file.name} has no column {missing[0]!r}; its columns are "
                 f"{', '.join(names)[:300]}: set data.columns"
             )
         return opened
-    kind = opened.schema_arrow.field(file.text_field).type if file.text_field in names else None
+    is_one = names.count(file.text_field) == 1
+    kind = opened.schema_arrow.field(file.text_field).type if is_one else None
     if kind is None or not (
         pyarrow.types.is_string(kind)
         or pyarrow.types.is_large_string(kind)

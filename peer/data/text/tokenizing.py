@@ -6,7 +6,7 @@ becomes. It is named by its hash, so that tokens of another tokenizer are never 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from peer.data.batches.order import is_held_out
 from peer.data.text.formats import Item
 from peer.data.text.token_cache import PieceTokens
-from peer.errors import DataUnavailable
+from peer.errors import DataUnavailable, one_line
 from peer.extras import needed
 
 BATCH_CHARACTERS = 1 << 18
@@ -78,6 +78,7 @@ class FileTokenizer(Tokenizer):
             self._tokenizer = tokenizers.Tokenizer.from_str(content.decode())
         except Exception as error:  # tokenizers raises bare exceptions
             raise DataUnavailable("files", f"{path} is no tokenizer.json: {error}") from error
+        self._path = path
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         end = self._tokenizer.token_to_id(end_token)
@@ -93,17 +94,24 @@ class FileTokenizer(Tokenizer):
         self.digest = blake3(content + b"\0" + end_token.encode()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> Iterable[NDArray[Any]]:
-        # Several texts at once: the package encodes them in parallel, without the lock of Python.
-        for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False):
+        for encoding in self._encoded(self._tokenizer.encode_batch_fast, texts):
             yield np.array(encoding.ids, self.dtype)
 
     def encode_from(
         self, texts: Sequence[str], starts: Sequence[int]
     ) -> Iterable[tuple[NDArray[Any], int]]:
-        encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        encoded = self._encoded(self._tokenizer.encode_batch, texts)
         for encoding, start in zip(encoded, starts, strict=True):
             known = sum(first < start for first, _ in encoding.offsets)
             yield np.array(encoding.ids, self.dtype), known
+
+    def _encoded(self, encode: Callable[..., Iterable[Any]], texts: Sequence[str]) -> Iterable[Any]:
+        # Several texts at once: the package encodes them in parallel, without the lock of Python.
+        try:
+            return encode(list(texts), add_special_tokens=False)
+        except Exception as error:  # tokenizers raises bare exceptions
+            reason = f"the tokenizer {self._path} cannot encode a text: {one_line(error)}"
+            raise DataUnavailable("files", reason) from error
 
 
 def tokens_of(items: Iterable[Item], tokenizer: Tokenizer, *, held_out: float) -> PieceTokens:

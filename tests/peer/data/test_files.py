@@ -3,6 +3,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
+import re
 import sys
 import threading
 from collections.abc import Mapping
@@ -341,6 +342,16 @@ def test_a_parquet_file_without_the_column_is_reported(tmp_path: Path) -> None:
     assert "no text in the column 'id'" in problem(tmp_path, "a.parquet", text_field="id")
 
 
+def test_of_two_columns_with_one_name_none_is_read(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="the extra 'hf' is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.Table.from_arrays([pyarrow.array(texts(300))] * 2, names=["text", "text"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert "no text in the column 'text'; its columns are text, text" in problem(
+        tmp_path, "a.parquet"
+    )
+
+
 def test_a_shard_of_an_odd_length_is_reported(tmp_path: Path) -> None:
     assert "a.bin has 4001 bytes, which is no whole number of uint16 tokens" in problem(
         tmp_path, "a.bin", bytes(4001)
@@ -397,6 +408,14 @@ def test_a_truncated_array_is_reported(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros(1000, np.uint16))
     content = (tmp_path / "a.npy").read_bytes()
     assert "a.npy is no whole .npy file" in problem(tmp_path, "a.npy", content[:-10])
+
+
+@pytest.mark.parametrize("shape", ["((((", f"({'9' * 40},)", "(True,)", "(-1,)", "()"])
+def test_a_damaged_header_of_an_array_is_reported(tmp_path: Path, shape: str) -> None:
+    header = f"{{'descr': '<u2', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    length = len(header).to_bytes(2, "little")
+    reason = problem(tmp_path, "a.npy", b"\x93NUMPY\1\0" + length + header + bytes(2000))
+    assert re.search(r"a\.npy (is no whole \.npy file|has shape)", reason)
 
 
 def test_a_format_that_is_not_known_is_reported(tmp_path: Path) -> None:
@@ -646,6 +665,14 @@ def test_a_list_names_only_files_beside_it(tmp_path: Path, line: str, words: str
     right = write(tmp_path, "a.bin", texts(200))
     (tmp_path / "l.sha256").write_text(f"{right}  a.bin\n{line}\n")
     assert words in problem(tmp_path, "l.sha256")
+
+
+def test_a_list_of_nothing_is_reported(tmp_path: Path) -> None:
+    """Earlier, such a source was opened, and ended training with a traceback."""
+    write(tmp_path, "a.bin", texts(300))
+    (tmp_path / "l.sha256").write_text("\n")
+    with pytest.raises(DataUnavailable, match=r"the list l\.sha256 names no files"):
+        opened(run_of(FileSource(files=["a.bin"]), FileSource(files=["l.sha256"])), tmp_path)
 
 
 def test_a_recipe_of_the_hub_or_a_program_is_not_opened_here(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from peer.data.text.tokenizing import FileTokenizer
+from peer.errors import DataUnavailable
 
 
 @pytest.mark.parametrize(
@@ -25,3 +26,14 @@ def test_a_tokenizer_may_leave_numbers_out(tmp_path: Path, largest: int, dtype: 
     (tokens,) = tokenizer.encode(["a b"])
     assert tokens.tolist() == [1, largest]
     assert tokens.dtype == dtype
+
+
+def test_a_text_that_a_tokenizer_cannot_encode_is_an_error_of_the_data(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="the extra 'hf' is not installed")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<end>": 0, "a": 1}))
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = FileTokenizer(tmp_path / "tokenizer.json", "<end>")
+    with pytest.raises(DataUnavailable, match=r"tokenizer\.json cannot encode a text: .*\[UNK\]"):
+        list(tokenizer.encode(["b"]))
+    with pytest.raises(DataUnavailable, match="cannot encode a text"):
+        list(tokenizer.encode_from(["b"], [0]))
