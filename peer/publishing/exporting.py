@@ -55,11 +55,12 @@ def publish(job: Job, tell: Tell, *, now: float) -> None:
         return
     shelf = Shelf(Path(job.shelf), outer.run, job.keep)
     shelf.check()
-    entry = shelf.newest(outer.model) or _export(job, shelf, outer, tell, now=now)
-    if job.repository is not None and entry.uploaded_to != job.repository:
-        url = push(shelf.folder / entry.name, job.repository, message=entry.summary)
-        tell("pushed", {"url": url})
-        shelf.note_upload(entry, job.repository)
+    with shelf.alone():
+        entry = shelf.newest(outer.model) or _export(job, shelf, outer, tell, now=now)
+        if job.repository is not None and entry.uploaded_to != job.repository:
+            url = push(shelf.folder / entry.name, job.repository, message=entry.summary)
+            tell("pushed", {"url": url})
+            shelf.note_upload(entry, job.repository)
 
 
 def _export(job: Job, shelf: Shelf, outer: OuterState, tell: Tell, *, now: float) -> Entry:

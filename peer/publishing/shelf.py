@@ -11,8 +11,11 @@ the next one. The oldest exports make room for new ones.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,7 +74,22 @@ class Shelf:
             raise NotAShelf(
                 str(self.folder), f"it has exports of run {index.name!r} ({index.run[:16]})"
             )
-        self._write_index([] if index is None else self.entries())
+        if index is None:
+            self._write_index([])
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until no other process publishes here, and keep others out during the block.
+
+        Two keepers of a run may have one folder: each would remove what the other is writing.
+        """
+        descriptor = os.open(self.folder, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # network file systems may have no locks for folders
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
 
     def entries(self) -> list[Entry]:
         """The exports that are there, the oldest first."""
@@ -80,7 +98,10 @@ class Shelf:
     def newest(self, model: str) -> Entry | None:
         """The newest export, if it has these parameters."""
         entries = self.entries()
-        return entries[-1] if entries and entries[-1].model == model else None
+        if not entries or entries[-1].model != model:
+            return None
+        self._link(entries[-1].name)  # the process that made it may have been killed before that
+        return entries[-1]
 
     def add(
         self,

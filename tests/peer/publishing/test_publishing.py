@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +22,8 @@ from safetensors.torch import load_file
 
 from peer import cli
 from peer.data.base_models import BaseUnavailable
-from peer.model.export.folder import OwnModel
+from peer.model.export import folder
+from peer.model.export.folder import WEIGHTS, Export, OwnModel, folder_beside
 from peer.publishing import exporting
 from peer.publishing.exporting import Job
 from peer.publishing.hub import NoRepository, check_repository
@@ -91,6 +93,35 @@ def test_a_checkpoint_is_published_once_and_the_next_one_again(
     assert publish_here(publishing, peer) == []
     train_on(peer)
     assert [name for name, _ in publish_here(publishing, peer)] == ["published"]
+    assert len(published(publishing.folder)) == 2
+
+
+def test_two_keepers_may_publish_in_one_folder(
+    publishing: Publishing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one removed the files of the first as those of a killed process."""
+    save_run(tmp_path / "a")
+    train_on(tmp_path / "b")
+    news: dict[str, list[str]] = {}
+    is_writing = threading.Event()
+
+    def slowly(export: Export, out: Path) -> None:
+        with folder_beside(out) as temporary:
+            is_writing.set()
+            time.sleep(0.5)
+            (temporary / WEIGHTS).write_bytes(b"weights")
+            temporary.rename(out)
+
+    def keeper(name: str) -> None:
+        news[name] = [event for event, _ in publish_here(publishing, tmp_path / name)]
+
+    monkeypatch.setattr(folder, "write_folder", slowly)
+    first = threading.Thread(target=keeper, args=("a",))
+    first.start()
+    assert is_writing.wait(60)
+    keeper("b")
+    first.join()
+    assert news == {"a": ["published"], "b": ["published"]}
     assert len(published(publishing.folder)) == 2
 
 

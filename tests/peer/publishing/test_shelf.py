@@ -153,6 +153,14 @@ def disk_of(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def test_latest_leads_to_the_newest_after_a_kill_between_index_and_link(shelf: Shelf) -> None:
+    add(shelf, 1)
+    newest = add(shelf, 2)
+    (shelf.folder / LATEST).unlink()
+    assert shelf.newest(newest.model) == newest
+    assert (shelf.folder / LATEST).resolve().name == newest.name
+
+
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("all of it")
     with pytest.raises(NotAShelf, match=r"it has other files in it, such as 'thesis\.tex'"):
