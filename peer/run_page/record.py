@@ -85,7 +85,8 @@ class Record:
             self._held_out = [point for point in self._held_out if point.tokens <= tokens]
         self._tokens = tokens
         known = sorted(loss for loss in losses if -1e9 < loss < 1e9)
-        if not known or (self._losses and at < self._losses[-1].at + self._every_s):
+        # A clock that was ahead once must not end the curve.
+        if not known or (self._losses and 0 <= at - self._losses[-1].at < self._every_s):
             return
         self._losses.append(Point(at=at, tokens=tokens, loss=known[len(known) // 2]))
         if len(self._losses) > POINTS_MAX:

@@ -26,6 +26,13 @@ def test_the_median_of_what_learners_tell_is_noted_at_intervals() -> None:
     assert [(p.tokens, p.loss) for p in record.losses] == [(100, 2.5), (200, 1.5)]
 
 
+def test_a_clock_that_was_ahead_once_does_not_end_the_curve() -> None:
+    record = Record()
+    for at, tokens in ((4e9, 10), (1e9, 20), (1e9 + 5, 30), (1e9 + 60, 40)):
+        record.sample(at, tokens, [2.0])
+    assert [point.tokens for point in record.losses] == [10, 20, 40]
+
+
 def test_a_long_run_is_thinned_out_and_keeps_its_beginning_and_its_newest_point() -> None:
     record = Record()
     for number in range(5000):
