@@ -106,7 +106,7 @@ def on_text(ready: ReadyModel, path: Path) -> Loss:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes().decode()  # with its ends of lines, as training reads them
     except OSError as error:
         raise TextUnusable(str(path), error.strerror or str(error)) from error
     except UnicodeDecodeError as error:

@@ -60,6 +60,13 @@ def test_the_held_out_loss_is_the_one_that_peers_measure(tmp_path: Path) -> None
     assert loss.size_bytes == np.count_nonzero(predicted)  # an end of a document has no bytes
 
 
+def test_ends_of_lines_are_measured_as_they_are(tmp_path: Path) -> None:
+    """Training reads those of Windows, too."""
+    (tmp_path / "own").write_bytes(b"a line\r\nand another\r")
+    loss = on_text(ready(tmp_path), tmp_path / "own")
+    assert loss.tokens == loss.size_bytes == 20
+
+
 @pytest.mark.parametrize(
     ("content", "why"), [(None, "No such file"), (b"\xff\xfe", "UTF-8"), (b"", "too little text")]
 )
