@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from unicodedata import category
@@ -95,6 +96,8 @@ def say(
 def _lines() -> Iterator[str]:
     """The lines that are typed, up to an empty one or the end."""
     prompt = "> " if sys.stdin.isatty() else ""
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # as arguments of a command are read
     while True:
         try:
             line = input(prompt)

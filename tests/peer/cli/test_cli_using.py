@@ -139,9 +139,12 @@ def test_control_characters_for_a_terminal_are_not_shown(
 
 
 def test_bytes_that_are_no_text_are_read_as_replaced(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert record(["say", str(run_dir), "a\udcff", *SAMPLING], capsys)["prompt"] == "a\ufffd"
+    typed = io.TextIOWrapper(io.BytesIO(b"a\xff\n"), encoding="utf-8")
+    monkeypatch.setattr("sys.stdin", typed)
+    assert record(["say", str(run_dir), *SAMPLING], capsys)["prompt"] == "a\ufffd"
 
 
 def test_the_built_in_model_speaks_without_transformers(run_dir: Path) -> None:
