@@ -28,7 +28,7 @@ SEPARATOR = 0
 CHUNK_BYTES = 1 << 16
 """Text files are held out in chunks of this size, because one file may be the whole corpus."""
 
-_CACHE_FORMAT = 1
+_CACHE_FORMAT = 2
 
 _NOT_STDLIB = frozenset(
     (
@@ -135,21 +135,20 @@ def _mapped(path: Path) -> NDArray[np.uint8]:
 
 def _build_corpus(files: list[SourceFile], folder: Path, *, held_out: float, by_name: bool) -> None:
     """Write both parts into ``folder``."""
-    keys = (
-        (file.name.encode() for file in files)
-        if by_name
-        else (blake3(piece).digest() for file in files for piece in _pieces(file, whole=False))
-    )
-    ranks = [rank(key) for key in keys]
+
+    def rank_of(file: SourceFile, piece: bytes) -> float:
+        return rank(file.name.encode() if by_name else blake3(piece).digest())
+
+    ranks = (rank_of(file, piece) for file in files for piece in _pieces(file, whole=by_name))
     # A small corpus may have no piece below the threshold: hold out the one of lowest rank.
-    threshold = max(held_out, float(np.nextafter(min(ranks), 1.0))) if ranks else held_out
+    lowest = min(ranks, default=0.0)
+    threshold = max(held_out, float(np.nextafter(lowest, 1.0)))
     with new_folder(folder) as temporary:
         train, held = temporary / "train.u8", temporary / "held_out.u8"
         with train.open("wb") as train_file, held.open("wb") as held_file:
-            remaining = iter(ranks)
             for file in files:
                 for piece in _pieces(file, whole=by_name):
-                    out = held_file if next(remaining) < threshold else train_file
+                    out = held_file if rank_of(file, piece) < threshold else train_file
                     out.write(piece)
                 train_file.write(bytes([SEPARATOR]))
                 held_file.write(bytes([SEPARATOR]))
@@ -159,6 +158,9 @@ def _build_corpus(files: list[SourceFile], folder: Path, *, held_out: float, by_
 
 
 def _pieces(file: SourceFile, *, whole: bool) -> Iterator[bytes]:
+    """The content of a file, as far as it reached when it was found: it may be growing."""
+    left = file.size_bytes
     with file.path.open("rb") as opened:
-        while piece := opened.read(-1 if whole else CHUNK_BYTES):
+        while piece := opened.read(left if whole else min(left, CHUNK_BYTES)):
+            left -= len(piece)
             yield piece.replace(b"\0", b" ")
