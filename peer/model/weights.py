@@ -24,6 +24,9 @@ _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _ADAPTER = "adapter_model.safetensors"
 
+_UNREADABLE = ValueError, RecursionError, KeyError, TypeError, AttributeError
+"""Errors of reading JSON, and of finding other types in it than expected."""
+
 NAMES_MAX = 10
 """Number of names that an error lists."""
 
@@ -171,7 +174,7 @@ def _places(path: Path) -> tuple[Mapping[str, Path], bool]:
         with safe_open(file, "pt") as opened:
             is_export = "shoal_run_id" in (opened.metadata() or {})
             return dict.fromkeys(opened.keys(), file), is_export
-    except (OSError, SafetensorError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, SafetensorError, *_UNREADABLE) as error:
         raise WeightsUnfit(str(path), one_line(error)) from error
 
 

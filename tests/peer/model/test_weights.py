@@ -131,6 +131,14 @@ def test_a_file_with_other_names_only_is_taken_for_an_export_to_transformers(
     assert "export without --to" not in str(caught.value)
 
 
+@pytest.mark.parametrize("index", ["", "[]", '{"weight_map": []}', "{}", "[" * 100_000])
+def test_a_damaged_index_is_reported_in_one_line(tmp_path: Path, index: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(WeightsUnfit) as caught:
+        load_weights(nn.Linear(3, 2), tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_an_index_cannot_refer_to_files_elsewhere(tmp_path: Path) -> None:
     save_weights(nn.Linear(3, 2), tmp_path / "secret.safetensors")
     inside = tmp_path / "inside"
