@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
@@ -36,6 +37,8 @@ from peer.trainer.computing.choices import (
 from peer.trainer.computing.device_facts import free_bytes
 from peer.trainer.computing.engine import Engine
 from peer.trainer.computing.probing import probe
+
+logger = logging.getLogger(__name__)
 
 REMEMBERED_MAX = 200
 """Number of measurements that are kept; beyond it the oldest are dropped."""
@@ -120,9 +123,8 @@ class Remembered:
 
     def get(self, key: str) -> Fit | None:
         try:
-            found = self._all()[key]
-            return Fit(Choices(**found.pop("choices")), **found)
-        except (KeyError, TypeError, AttributeError):
+            return msgspec.convert(self._all()[key], Fit)
+        except (KeyError, msgspec.ValidationError):
             return None  # not measured yet, or by another version
 
     def put(self, key: str, fit: Fit) -> None:
@@ -130,7 +132,10 @@ class Remembered:
         known.pop(key, None)
         known[key] = asdict(fit)
         kept = dict(list(known.items())[-REMEMBERED_MAX:])
-        write_whole(self._path, json.dumps(kept).encode())
+        try:
+            write_whole(self._path, json.dumps(kept).encode())
+        except OSError as error:  # the next start measures again
+            logger.warning("measurement_not_kept file=%s error=%s", self._path, error.strerror)
 
     def put_speed(self, key: str, sequence_s: float) -> None:
         """Replace the measured time by that of steps of training, if the machine is known."""
@@ -149,7 +154,7 @@ class Remembered:
 def key_of(run: RunFile, facts: DeviceFacts, wishes: Wishes, *, devices: int = 1) -> str:
     """A hash of everything that a measurement depends on."""
     parts = (
-        *(facts.name, facts.memory_bytes, torch.__version__),
+        *(facts, torch.__version__),
         *(msgspec.json.encode(run.model), run.data.sequence_length, run.inner.batch_size),
         *(wishes, devices),
     )

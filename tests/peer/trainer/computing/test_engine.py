@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import warnings
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -1306,6 +1308,43 @@ def test_a_measurement_is_remembered_for_the_same_machine_and_model(tmp_path: Pa
     assert key_of(parse(TEXT), CPU, Wishes()) != key
     (tmp_path / "cache" / "measured.json").write_text('{"broken"', encoding="utf-8")
     assert remembered.get(key) is None
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"choices": {"micro_batch": "many"}},
+        {"choices": {"micro_batch": 2, "precision": "fp8"}},
+        {"choices": {"micro_batch": 2}, "step_bytes": None},
+    ],
+)
+def test_a_measurement_that_this_version_cannot_use_is_made_again(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    path = tmp_path / "measured.json"
+    entry = {"choices": {"micro_batch": 2}, "sequence_s": 0.25, "step_bytes": 1e6}
+    path.write_text(json.dumps({"key": entry}), encoding="utf-8")
+    assert Remembered(path).get("key") == Fit(Choices(micro_batch=2), 0.25, 1e6)
+    path.write_text(json.dumps({"key": {**entry, **changed}}), encoding="utf-8")
+    assert Remembered(path).get("key") is None
+
+
+def test_a_compiler_that_was_installed_since_is_used() -> None:
+    """Remembered was a way without code, for good."""
+    without = DeviceFacts(kind="cuda", name="a device", fast=("bf16", "fp32"))
+    assert key_of(RUN, without, Wishes()) != key_of(RUN, replace(without, compiles=True), Wishes())
+
+
+def test_what_cannot_be_remembered_does_not_end_training(tmp_path: Path) -> None:
+    """Such as on a full disk: the error came in the middle of a step."""
+    (tmp_path / "cache").write_text("no folder", encoding="utf-8")
+    remembered = Remembered(tmp_path / "cache" / "measured.json")
+    engine = engine_of(SIXTEEN)
+    goal, _ = begin(engine, CPU, Wishes(), room=1e9, known=None)
+    engine.tuning = Tuner(engine, goal, keep=partial(remembered.put, "key"))
+    with engine.tuning:
+        until_settled(engine)
+    assert remembered.get("key") is None
 
 
 # --- with a device --------------------------------------------------------------------------------
