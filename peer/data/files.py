@@ -226,12 +226,24 @@ def _local(place: Place, data_dir: Path) -> Iterator[tuple[Place, Path]]:
         for path in inside:
             if path.is_file() and (path is match or path.suffix.lower() in FORMATS):
                 found += 1
-                yield Place(path.relative_to(data_dir).as_posix(), place.sha256), path
+                yield Place(_name_of(path, data_dir), place.sha256), path
     if not found:
         raise unusable(
             f"no file in {data_dir.resolve()} matches {place.name!r}; "
             "put the files there or pass their folder with --data"
         )
+
+
+def _name_of(path: Path, data_dir: Path) -> str:
+    """The name of a file in the data folder, which messages and worker processes get as text."""
+    name = path.relative_to(data_dir).as_posix()
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise unusable(
+            f"the file name {name!a} in {data_dir.resolve()} is not UTF-8; rename the file"
+        ) from error
+    return name
 
 
 def _listed(

@@ -130,11 +130,7 @@ class _Worker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, job: Job) -> Answer:
-        try:
-            line = msgspec.json.encode(job) + b"\n"
-        except UnicodeEncodeError as error:
-            reason = f"the name of a file is not UTF-8: {error.object!a}; rename it"
-            raise DataUnavailable("files", reason) from error
+        line = msgspec.json.encode(job) + b"\n"
         for _ in range(2):  # it may have ended for want of jobs, or been killed
             process = self._running()
             assert process.stdin is not None

@@ -3,6 +3,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
+import os
 import re
 import sys
 import threading
@@ -426,6 +427,17 @@ def test_missing_and_too_short_files_are_reported(tmp_path: Path) -> None:
     assert "matches 'a.txt'; put the files there or pass" in problem(tmp_path, "a.txt")
     assert "no sequence of 16 tokens; raise data.held_out" in problem(tmp_path, "a.txt", b"short")
     assert "no sequence of 16 tokens" in problem(tmp_path, "b.txt", b"")
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its names of files are UTF-8")
+def test_a_file_name_that_is_no_text_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """Earlier, the processes that tokenize could not be told it, and training ended."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / os.fsdecode(b"caf\xe9.txt")).write_bytes(b"good")
+    with pytest.raises(DataUnavailable) as caught:
+        checked(run_of(FileSource(files=["folder"])), tmp_path)
+    assert r"'folder/caf\udce9.txt'" in caught.value.reason
+    str(caught.value).encode()
 
 
 def test_a_missing_package_is_one_line_that_names_it(

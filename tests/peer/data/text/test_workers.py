@@ -247,20 +247,6 @@ def test_an_error_of_a_worker_is_the_error_of_the_file(
         )
 
 
-def test_a_file_whose_name_is_not_utf_8_is_told_to_be_renamed(
-    with_tokenizer: tuple[RunFile, Workers], tmp_path: Path
-) -> None:
-    run, workers = with_tokenizer
-    recipe = run.data
-    assert isinstance(recipe, FilesData)
-    (tmp_path / "a.jsonl").rename(tmp_path / os.fsdecode(b"a\xff.jsonl"))
-    every = FilesData(**{**_fields(recipe), "sources": [FileSource(files=["*.jsonl"])]})
-    with pytest.raises(DataUnavailable, match=r"is not UTF-8: '.*a\\udcff\.jsonl'; rename it"):
-        open_files(
-            run, every, ANNA, cache_dir=tmp_path / "cache", data_dir=tmp_path, workers=workers
-        )
-
-
 def test_processes_that_are_one_learner_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(32), raising=False)
     assert Workers().count == 8
