@@ -41,14 +41,21 @@ slow: setup
 soak: setup
 	$(BIN)/pytest -m soak --timeout 0
 
+# What takes seconds first: ten minutes of a GPU that is lent for so long are enough for both targets.
 gpu: setup
-	$(BIN)/pytest -m gpu -rs -s
+	$(BIN)/pytest -m gpu -rs -s tests/peer tests
 
+# Each line prints when it is done. The last one alone asks for more turns, and may be cut off.
 gpu-figures: setup
-	$(BIN)/shoal bench training --size 124m --turns 3
-	$(BIN)/shoal bench training --size 1b --turns 3
-	$(BIN)/python -m tests.benchmark.device_steps --size 124M --device cuda
-	$(BIN)/python -m tests.benchmark.device_steps --size 1B --device cuda --dtype bfloat16
+	-$(BIN)/python -m tests.benchmark.first_step --sequence 1024
+	-$(BIN)/python -m tests.benchmark.device_steps --size 1B --device cuda --dtype bfloat16 --turns 1 --steps 48
+	-$(BIN)/shoal run new --size 124m > $(VENV)/muon.toml
+	-$(BIN)/shoal bench training $(VENV)/muon.toml --loops shoal --turns 1 --time 8s
+	-$(BIN)/shoal bench training --size 1b --loops shoal --turns 1 --time 5s
+	-$(BIN)/shoal bench training --size 124m --turns 1 --time 8s
+	-$(BIN)/python -m tests.benchmark.device_steps --size 124M --device cuda --turns 2 --steps 48
+	-$(BIN)/python -m tests.benchmark.device_steps --size 124M --device cuda --dtype bfloat16 --turns 2 --steps 48
+	-$(BIN)/shoal bench training --size 124m --turns 3
 
 bench: setup
 	$(BIN)/pytest -m bench --timeout 0 -s
