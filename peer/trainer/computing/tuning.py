@@ -24,8 +24,9 @@ from peer.trainer.computing.engine import Engine, Tuning
 from peer.trainer.computing.fitting import EAGER, Fit, Goal, meanwhile, size_of_compiled
 from peer.trainer.computing.probing import Meter
 
-SHORT_S = 0.5
-"""Passes of a whole micro-batch are compared if they are shorter, otherwise those of a sequence."""
+COMPARED_S = 0.5
+"""Time of a pass by which precisions are compared: of so many sequences that casting the weights
+counts about as little as in training."""
 
 ALMOST = 0.99
 """Share of a compilation that takes longer than expected."""
@@ -248,7 +249,9 @@ class Tuner(Tuning):
     def _against_fp32(self, best: Probe) -> Measuring:
         """Train in fp32 if that is faster: casting the weights has its price, too."""
         half = self._engine.choices
-        size = best.size if best.seconds < SHORT_S else 1
+        # On a busy machine the time of a pass is that of other programs as well.
+        sequence_s = min(best.seconds, best.work_s) / best.size
+        size = max(1, min(best.size, int(COMPARED_S / max(1e-9, sequence_s))))
         found = []
         for choices in (half, replace(half, precision="fp32")):
             self._engine.choose(replace(choices, micro_batch=size))

@@ -1210,7 +1210,7 @@ def test_what_any_number_of_sequences_takes_counts_once(monkeypatch: pytest.Monk
     )
 
     # fp32 is tried with one sequence where passes take long.
-    monkeypatch.setattr(tuning, "SHORT_S", 0.0)
+    monkeypatch.setattr(tuning, "COMPARED_S", 0.0)
     facts = DeviceFacts(kind="cpu", name="a processor", fast=("bf16", "fp32"))
 
     def loss(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -1265,6 +1265,28 @@ def test_a_processor_with_two_precisions_takes_the_faster_one() -> None:
         with engine.tuning:
             until_settled(engine)
         assert kept[0].choices == engine.choices == Choices(precision=wanted, micro_batch=7)
+
+
+def test_precisions_are_compared_by_so_many_sequences_that_casting_weights_counts_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One sequence alone is slower in half precision here, and seven are twice as fast."""
+    monkeypatch.setattr(tuning, "COMPARED_S", SLOWER_S)
+    facts = DeviceFacts(kind="cpu", name="a processor", fast=("bf16", "fp32"))
+
+    def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+        is_half = model(tokens[:, :-1]).dtype == torch.bfloat16
+        takes_s = 0.03 + 0.005 * len(tokens) if is_half else 0.02 * len(tokens)
+        began = time.process_time()
+        while time.process_time() - began < takes_s:
+            pass
+        return next_token_loss(model, tokens)
+
+    engine = engine_of(choices=choose(facts, Wishes(), batch_size=7), loss=loss)
+    begun(engine, facts, Wishes(), room=1e9)
+    with engine.tuning:
+        until_settled(engine)
+    assert engine.choices == Choices(precision="bf16", micro_batch=7)
 
 
 def test_a_processor_whose_compiler_fails_takes_the_faster_precision_all_the_same() -> None:
