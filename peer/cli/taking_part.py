@@ -218,9 +218,14 @@ def _manners() -> Manners:
     """The manners of training on this machine, where the options name none."""
     import psutil
 
+    from peer.guest.container import container_processors
     from peer.rules.limits import manners
 
-    return manners(desktop=_is_desktop(), cores=psutil.cpu_count(logical=False) or 1)
+    return manners(
+        desktop=_is_desktop(),
+        cores=psutil.cpu_count(logical=False) or 1,
+        container=container_processors(),
+    )
 
 
 def _trainer_settings(devices: Sequence[str], options: Options, *, founds: bool) -> TrainerSettings:

@@ -1,6 +1,7 @@
 """Enforcing the limits that the owner of a machine has set, while a peer runs.
 
     enforcement     ``Guest``: reads the limits, counts traffic, gives the verdict. Start here
+    container       processors whose time a container may use
     state_place     facts that decide where the run's state is kept
     other_programs  the shares of the processors that this peer and programs other than Shoal use
 

@@ -208,14 +208,17 @@ class Manners:
     """``None``: as many as the libraries choose."""
 
 
-def manners(*, desktop: bool, cores: int) -> Manners:
+def manners(*, desktop: bool, cores: int, container: int | None = None) -> Manners:
     """On a desktop a low priority, and one core left free for its owner.
 
-    ``cores``: physical cores; two threads on one of them train no faster.
+    ``cores``: physical cores; two threads on one of them train no faster. ``container``: number of
+    processors whose time may be used. More threads than these wait for each other, and waiting
+    takes time as well: of eight threads on two processors a third.
     """
-    if not desktop:
-        return Manners(0, None)
-    return Manners(DESKTOP_NICENESS, max(1, cores - 1))
+    threads = max(1, cores - 1) if desktop else None
+    if container is not None and container < (threads or cores):
+        threads = container
+    return Manners(DESKTOP_NICENESS if desktop else 0, threads)
 
 
 def decide(

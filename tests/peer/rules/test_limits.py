@@ -148,6 +148,14 @@ def test_on_a_desktop_a_core_is_free_and_the_priority_low() -> None:
     assert manners(desktop=False, cores=8) == Manners(0, None)
 
 
+def test_a_container_has_as_many_threads_as_it_has_processors() -> None:
+    assert manners(desktop=False, cores=32, container=4) == Manners(0, 4)
+    assert manners(desktop=False, cores=4, container=4) == Manners(0, None)
+    assert manners(desktop=False, cores=2, container=4) == Manners(0, None)
+    assert manners(desktop=True, cores=8, container=2) == Manners(10, 2)
+    assert manners(desktop=True, cores=8, container=8) == Manners(10, 7)
+
+
 def test_with_an_accelerator_both_shares_apply() -> None:
     limits = Limits(cpu_share=0.5, gpu_share=0.25)
     assert limits.share(accelerated=False) == 0.5
