@@ -41,11 +41,12 @@ slow: setup
 soak: setup
 	$(BIN)/pytest -m soak --timeout 0
 
-# What takes seconds first: ten minutes of a GPU that is lent for so long are enough for both targets.
+# Those of seconds first: a GPU is often lent for minutes.
 gpu: setup
 	$(BIN)/pytest -m gpu -rs -s tests/peer tests
 
-# Each line prints when it is done. The last one alone asks for more turns, and may be cut off.
+# First what was never measured; each prints when it is done, and what fails hides nothing else. The last line only asks for
+# more turns.
 gpu-figures: setup
 	-$(BIN)/python -m tests.benchmark.first_step --sequence 1024
 	-$(BIN)/python -m tests.benchmark.device_steps --size 1B --device cuda --dtype bfloat16 --turns 1 --steps 48
