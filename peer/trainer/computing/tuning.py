@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from math import inf
 from typing import Self, TypeAlias
 
 import torch
@@ -249,9 +250,10 @@ class Tuner(Tuning):
     def _against_fp32(self, best: Probe) -> Measuring:
         """Train in fp32 if that is faster: casting the weights has its price, too."""
         half = self._engine.choices
+        most = min(best.size, half.micro_batch)  # fewer than were measured if memory ran out
         # On a busy machine the time of a pass is that of other programs as well.
         sequence_s = min(best.seconds, best.work_s) / best.size
-        size = max(1, min(best.size, int(COMPARED_S / max(1e-9, sequence_s))))
+        size = max(1, min(most, int(COMPARED_S / max(1e-9, sequence_s))))
         found = []
         for choices in (half, replace(half, precision="fp32")):
             self._engine.choose(replace(choices, micro_batch=size))
@@ -259,12 +261,12 @@ class Tuner(Tuning):
         in_half, plain = found
         # What a sequence adds is at most twice as much in fp32.
         grown = max(0.0, best.peak_bytes - in_half.peak_bytes)
-        takes = min(plain.scaled(best.size).peak_bytes, plain.peak_bytes + 2.0 * grown)
+        takes = min(plain.scaled(most).peak_bytes, plain.peak_bytes + 2.0 * grown)
         if plain.work_s < in_half.work_s and takes <= self._goal.room_bytes:
-            self._engine.choose(replace(half, precision="fp32", micro_batch=best.size))
-            return replace(plain.scaled(best.size), peak_bytes=takes)
-        self._engine.choose(replace(half, micro_batch=best.size))
-        return replace(in_half.scaled(best.size), peak_bytes=best.peak_bytes)
+            self._engine.choose(replace(half, precision="fp32", micro_batch=most))
+            return replace(plain.scaled(most), peak_bytes=takes)
+        self._engine.choose(replace(half, micro_batch=most))
+        return replace(in_half.scaled(most), peak_bytes=best.peak_bytes)
 
     def _measured(self, size: int) -> Measuring:
         """Measure micro-batches of ``size`` sequences, or the equal parts that a batch allows."""
@@ -277,7 +279,7 @@ class Tuner(Tuning):
         while len(found) < PASSES:
             seen = yield True
             if engine.choices.micro_batch != size:
-                return Probe(size, float("inf"), float("inf"))  # memory ran out
+                return Probe(size, inf, inf, inf)  # memory ran out
             if seen is not None and seen.size == wanted:
                 found.append(seen)
         return Probe(

@@ -1289,6 +1289,25 @@ def test_precisions_are_compared_by_so_many_sequences_that_casting_weights_count
     assert engine.choices == Choices(precision="bf16", micro_batch=7)
 
 
+def test_a_micro_batch_that_ran_out_of_memory_is_not_chosen_after_comparing_precisions() -> None:
+    tried: list[tuple[torch.dtype, int]] = []
+
+    def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+        tried.append((model(tokens[:, :-1]).dtype, len(tokens)))
+        return limited_to(3, [])(model, tokens)
+
+    facts = DeviceFacts(kind="cpu", name="a processor", fast=("bf16", "fp32"))
+    engine = engine_of(choices=choose(facts, Wishes(), batch_size=7), loss=loss)
+    goal, _ = begin(engine, facts, Wishes(micro_batch=3), room=1e9, known=None)
+    wanted = replace(goal.choices, micro_batch=7)  # as if so many had been thought to fit
+    engine.tuning = Tuner(engine, replace(goal, wished=False, choices=wanted))
+    tried.clear()
+    with engine.tuning:
+        until_settled(engine)
+    assert {size for kind, size in tried if kind == torch.float32} == {1}
+    assert engine.choices.micro_batch <= 3
+
+
 def test_a_processor_whose_compiler_fails_takes_the_faster_precision_all_the_same() -> None:
     torch._dynamo.reset()
 
