@@ -89,10 +89,11 @@ class Saver:
         """Write a checkpoint, if there is a state of every fragment and something has changed."""
         local = self._local
         await self._note_seen()
-        if not self._averager.is_after(local.rollback):
-            return  # the states are about to be taken back, and the directive to it is known
+        averager = self._averager
         try:
-            async with self._averager.pinned() as pinned:
+            async with averager.pinned() as pinned:
+                if averager.goes_back or not averager.is_after(local.rollback):
+                    return  # some states are about to be taken back, and the directive is known
                 ledger = local.delegate.ledger()  # as of these states
                 states = [state for state in pinned if state is not None]
                 del pinned

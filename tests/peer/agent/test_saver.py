@@ -50,9 +50,13 @@ class Peer:
             rollback=0,
         )
         online = SimpleNamespace(local=local, directives=lambda: ())
-        averager = SimpleNamespace(
-            pinned=self._pinned, is_after=lambda rollback: rollback == self.gone_back_to
+        self.averager = averager = SimpleNamespace(
+            pinned=self._pinned,
+            is_after=lambda rollback: rollback == self.gone_back_to,
+            goes_back=False,
         )
+        self.heard_while_pinning: int | None = None
+        """A rollback of which the peer hears while it waits for rounds to let it read states."""
         self.saver = Saver(online, averager)  # type: ignore[arg-type]
 
     @staticmethod
@@ -62,6 +66,8 @@ class Peer:
 
     @asynccontextmanager
     async def _pinned(self) -> AsyncIterator[list[FragmentState]]:
+        if self.heard_while_pinning is not None:
+            self.local.rollback = self.heard_while_pinning
         yield [self.state]
 
     def save(self) -> int:
@@ -88,8 +94,13 @@ def test_no_states_that_are_taken_back_are_saved_with_the_directive_that_does_so
     peer = Peer(tmp_path)
     peer.local.rollback = 7
     assert peer.save() == 0
-    peer.gone_back_to = 7
+    peer.gone_back_to, peer.averager.goes_back = 7, True
+    assert peer.save() == 0, "some fragments have gone back, others have yet to"
+    peer.averager.goes_back = False
     assert peer.save() == 1
+    peer.ledger["pending"] = 4
+    peer.heard_while_pinning = 9
+    assert peer.save() == 1, "it hears of another one while it waits for the states"
 
 
 def test_a_checkpoint_that_was_removed_or_not_written_is_written_again(
