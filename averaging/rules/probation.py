@@ -38,7 +38,7 @@ long as people accept: 64 merges, under three cycles of 24 fragments, over ten m
 half of the live peers: of two liars that take turns in withholding what they merged, each version
 had one among its reducers, and a swarm of seven made none in 400 s. A member may be named as one of
 them as long as half of the others vote. It contributes as a newcomer does. So does a restarted peer
-in one round (``averaging.round.opinions.neighbourhood``).
+in its first rounds (``averaging.round.opinions.neighbourhood``).
 
 Not stopped: a patient attacker that does honest work under many keys, and one that is among the
 first peers of a young swarm.

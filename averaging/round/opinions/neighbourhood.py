@@ -8,6 +8,7 @@ one object that the parts of a machine share, and each of them may add to it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from averaging.messages import LEAVES_SINCE, ROSTER_MAX, Commit, Entry, Head, Join
@@ -28,6 +29,10 @@ are as many."""
 FAILED_MAX = 256
 """Failed peers that are remembered; beyond it the oldest failures are forgotten."""
 
+LASTING_ROUNDS = 16
+"""A life that was in fewer merged rounds than this, times those of them that it had no part in,
+doubles the latter for the next life, up to this many."""
+
 
 class Crowd(Protocol):
     """A table of all peers at once, this one included, that answers questions about all of them.
@@ -44,6 +49,26 @@ class Crowd(Protocol):
     def sites(self, now: float) -> Mapping[PeerId, str]:
         """The sites of the peers that named one."""
         ...
+
+
+@dataclass(slots=True)
+class _Life:
+    """One life of another peer, as far as it was in merged rounds with this one."""
+
+    incarnation: int
+    apart: int = 0
+    """The first of its rounds in which it has no part that others need."""
+    rounds: int = 0
+
+    @property
+    def has_served(self) -> bool:
+        return self.rounds >= self.apart
+
+    @property
+    def apart_next(self) -> int:
+        """The same number for the peer's next life."""
+        lasted = self.rounds >= LASTING_ROUNDS * max(1, self.apart)
+        return 1 if lasted else min(LASTING_ROUNDS, max(1, 2 * self.apart))
 
 
 class Neighbourhood:
@@ -68,9 +93,9 @@ class Neighbourhood:
         """Peers that have sent this one to a leader, by leader."""
         self._merged_at = BoundedMapping[PeerId, float](SEEN_MAX)
         """Time at which this peer last saw work of each other one merged, in this fragment."""
-        self._lives = BoundedMapping[PeerId, int](SEEN_MAX)
-        """The incarnation of each peer in the last merged round with this one, else the first one
-        that was in a round with it."""
+        self._lives = BoundedMapping[PeerId, _Life](SEEN_MAX)
+        """The life of each peer in the last merged round with this one, else the first one that
+        was in a round with it."""
         self.view = view
         self.group_size = identity.policy.group_size
         self.trains = circumstances.trains
@@ -169,7 +194,7 @@ class Neighbourhood:
     def met(self, members: Iterable[Entry]) -> None:
         """This peer is in a round with these members."""
         for entry in members:
-            self._lives.setdefault(entry.peer, entry.incarnation)
+            self._lives.setdefault(entry.peer, _Life(entry.incarnation))
 
     def finished_with(self, members: Iterable[Entry]) -> None:
         """A round of these members was merged, with the work of each or without it.
@@ -178,7 +203,10 @@ class Neighbourhood:
         its work is merged, one restart could keep one on a slow line out of all later rounds.
         """
         for entry in members:
-            self._lives[entry.peer] = entry.incarnation
+            life = self._lives.setdefault(entry.peer, _Life(entry.incarnation))
+            if life.incarnation != entry.incarnation:
+                life = self._lives[entry.peer] = _Life(entry.incarnation, life.apart_next)
+            life.rounds += 1
 
     def saw_merged(self, contributors: Iterable[PeerId], now: float) -> None:
         """A round was merged with the work of these peers."""
@@ -215,15 +243,17 @@ class Neighbourhood:
         return newcomers | self._restarted(joined, newcomers)
 
     def _restarted(self, joined: Mapping[PeerId, Join], newcomers: set[PeerId]) -> set[PeerId]:
-        """The peers that were restarted, and in no merged round with this one since.
+        """The peers that were restarted, and in too few merged rounds with this one since.
 
-        What a machine has of a round is lost with its process: its vote, and the slices that it
-        reduces, as nobody else has its own uploads of them. One that was killed after each seal
-        cost the others half of their versions, for all attempts at a version have the same
-        reducers. So the first round of each life has it like a newcomer, without a part in the
-        round that others need. Not where so many were restarted, as after a power cut, that half
-        of the members would not vote; nor where lineages meet, as none of the others may stand
-        where such a member does.
+        What a machine has of a round is lost with its process: its vote, the slices that it
+        reduces, as nobody else has its own uploads of them, and what auditors of these ask for. One
+        that was killed after each seal cost the others half of their versions, for all attempts at
+        a version have the same reducers. So the first round of each life has it like a newcomer,
+        without a part in the round that others need. One that merged falsely, and was restarted
+        each time before it was audited, had up to 18 such rounds of 59 and was never convicted: so
+        a peer that comes back again and again has more rounds like the first one in each life. Not
+        where so many were restarted, as after a power cut, that half of the members would not vote;
+        nor where lineages meet, as none of the others may stand where such a member does.
         """
         if len({join.head.lineage for join in joined.values()}) > 1:
             return set()
@@ -232,9 +262,13 @@ class Neighbourhood:
             for peer, join in joined.items()
             if peer not in newcomers
             and peer != self._id.me
-            and self._lives.get(peer, join.incarnation) != join.incarnation
+            and self._is_new(peer, join.incarnation)
         }
         return found if 2 * (len(newcomers) + len(found)) < len(joined) else set()
+
+    def _is_new(self, peer: PeerId, incarnation: int) -> bool:
+        life = self._lives.get(peer)
+        return life is not None and not (life.incarnation == incarnation and life.has_served)
 
     def to_call(self, group: Iterable[PeerId], now: float) -> list[PeerId]:
         """Newcomers that may join a group's round. Among several groups they come by themselves."""

@@ -730,7 +730,7 @@ def cause_storm(make: Callable[..., Any], seed: int, how: Storm) -> Any:
         )
     if how.smaller_levels:
         _measure_lines(swarm, random.Random(f"lines {seed}"), how)
-    swarm.heap.call_at(how.rough_s, _mend, swarm)
+    swarm.heap.call_at(how.rough_s, mend, swarm)
     return swarm
 
 
@@ -848,7 +848,7 @@ def _slow_line(swarm: Swarm, name: PeerId, bytes_s: float) -> None:
     swarm.network.set_link(name, up_bytes_s=bytes_s)
 
 
-def _mend(swarm: Swarm) -> None:
+def mend(swarm: Swarm) -> None:
     """The storm is over: everybody is up and can hear everybody."""
     swarm.on_note = None
     swarm.faulty.clear()

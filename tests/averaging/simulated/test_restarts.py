@@ -7,13 +7,34 @@ from dataclasses import replace
 
 import pytest
 
+from averaging.round.interface.effects import Apply, Note
+from averaging.rules.probation import ProbationPolicy
+from dht.memory.network import Weather
 from tests.averaging.simulated.disturbing_experiment import (
     QUICK_LINES_BYTES_S,
     SLOW_LINES_BYTES_S,
     WAYS,
     disturbed,
 )
-from tests.averaging.simulated.swarm import POLICY, PeerPlan, Swarm
+from tests.averaging.simulated.false_reducers import first_for_all
+from tests.averaging.simulated.liars import SwarmWithLiars
+from tests.averaging.simulated.swarm import (
+    POLICY,
+    Node,
+    PeerPlan,
+    Storm,
+    Swarm,
+    mend,
+    weather_out,
+)
+
+MOMENTS = (
+    *("gathering", "closed", "entered", "sealed", "learned_seal", "applying", "finished"),
+    *("took_over", "ballot_started", "ballot_gathers", "reassigned", "promised", "forswearing"),
+    *("forsworn_void", "gave_up", "in_doubt", "joining", "told_closed", "took_slice"),
+    "heard_finished",
+)
+STORM = Storm(rough_s=160.0, calm_s=250.0)
 
 UNDISTURBED = {QUICK_LINES_BYTES_S: 29, SLOW_LINES_BYTES_S: 23}
 
@@ -72,3 +93,113 @@ def test_a_member_whose_machine_crashes_every_minute_keeps_its_favour_and_gets_i
     usual = merged[swarm.names[0]].tokens
     assert merged[name].tokens > 0.5 * usual
     assert max(swarm.versions()) > 50
+
+
+@pytest.mark.parametrize("away_s", [0.5, 12.0])
+def test_a_member_restarted_before_each_audit_soon_merges_falsely_in_few_rounds(
+    away_s: float,
+) -> None:
+    """Nobody can audit what it has lost. With one round without a part in each life it had 17 and
+    14 false rounds of 59; one that stays is convicted after two. It still has one of twelve: as a
+    leader it names itself a voter."""
+    policy = replace(POLICY, audit_rate=0.4)
+    swarm = SwarmWithLiars(1, [PeerPlan(founder=not number) for number in range(6)], policy=policy)
+    (liar,) = swarm.liars
+    first_for_all(swarm)
+    false: set[bytes] = set()
+    ended: set[bytes] = set()
+
+    def on_apply(node: Node, apply: Apply) -> None:
+        if node.name != liar and apply.round in swarm.rounds_of_lies[liar]:
+            false.add(apply.round)
+
+    def on_note(node: Node, note: Note) -> None:
+        done = swarm.rounds_of_lies[liar] - ended
+        if node.name == liar and note.event == "finished" and done:
+            ended.update(done)
+            swarm.heap.call_in(0.0, swarm.crash, liar)
+            swarm.heap.call_in(away_s, swarm.restart, liar)
+
+    swarm.on_apply, swarm.on_note = on_apply, on_note
+    swarm.run(600.0)
+
+    assert max(swarm.versions()) > 55
+    assert 3 <= len(false) <= 8
+    assert not any(node.audits.convicted for node in swarm.trainers() if node.audits)
+
+
+@pytest.mark.parametrize("partitions", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_restarts_of_several_at_the_worst_moments_break_no_promise(
+    seed: int, partitions: bool
+) -> None:
+    weather_out(restarts_at_the_worst_moments(seed, partitions=partitions), STORM)
+
+
+def restarts_at_the_worst_moments(seed: int, *, partitions: bool) -> Swarm:
+    """A swarm of which one to three peers at once are killed when somebody has got to a point."""
+    rng = random.Random(seed * 7919 + 3)
+    count = rng.randint(3, 7)
+    weather = Weather(
+        latency_s=rng.choice([(0.01, 0.05), (0.05, 0.5)]),
+        jitter_s=rng.choice([0.0, 0.1]),
+        bandwidth_bytes_s=rng.choice([1e6, 2e3, 500.0]),
+        connection_loss=rng.choice([0.0, 0.0, 0.02]),
+        duplicate=rng.choice([0.0, 0.1]),
+        reorder=rng.choice([0.0, 0.1]),
+        silence_s=rng.choice([2.0, 5.0]),
+    )
+    none, some = ProbationPolicy(), ProbationPolicy(rounds=8, seconds=40.0)
+    policy = replace(
+        POLICY,
+        audit_rate=rng.choice([0.0, 0.4]),
+        quorum=replace(POLICY.quorum, required=rng.choice([None, None, 2, "all"]), wait_s=8.0),
+        probation=rng.choice([none, none, some]),
+    )
+    plans = [
+        PeerPlan(
+            founder=not number,
+            clock_offset_s=rng.uniform(-1e5, 1e5),
+            step_time_s=rng.choice([1.0, 1.0, 1.2]),
+        )
+        for number in range(count)
+    ]
+    slices, young = rng.randint(1, 4), rng.random() < 0.2
+    swarm = Swarm(seed, plans, weather=weather, policy=policy, slices=slices, young=young)
+    armed: list[str] = []
+    """The moment to strike at, once for each time that it is let pass, and once more."""
+
+    def arm() -> None:
+        if swarm.heap.now <= STORM.rough_s - 10.0:
+            moment = rng.choice(MOMENTS)
+            armed[:] = [moment] * (1 + rng.choice([0, 0, 0, 1, 2]))
+            swarm.heap.call_in(rng.uniform(4.0, 14.0), arm)
+
+    def strike(node: Node, note: Note) -> None:
+        if not armed or note.event != armed[0]:
+            return
+        armed.pop()
+        if armed:
+            return
+        killed = rng.choice([1, 1, 2, 2, 3])
+        others = [each.name for each in swarm.alive if each is not node]
+        if rng.random() < 0.6:
+            victims = [node.name, *rng.sample(others, min(killed - 1, len(others)))]
+        else:
+            victims = rng.sample(others, min(killed, len(others)))
+        delay_s = rng.choice([0.0, 0.0, 0.01, 0.05, 0.2, 1.0])
+        for victim in victims:
+            swarm.heap.call_in(delay_s, swarm.crash, victim)
+            away_s = rng.choice([0.1, 0.3, 0.5, 1.0, 3.0, 8.0])
+            swarm.heap.call_in(delay_s + away_s, swarm.restart, victim)
+        if partitions and rng.random() < 0.5:
+            side = [name for name in swarm.names if rng.random() < 0.5]
+            swarm.heap.call_in(
+                rng.choice([0.0, 0.05, 0.3, 1.0, 3.0]), swarm.network.partition, [side]
+            )
+            swarm.heap.call_in(rng.choice([4.0, 10.0, 30.0, 60.0]), swarm.network.heal)
+
+    swarm.on_note = strike
+    swarm.heap.call_at(20.0, arm)
+    swarm.heap.call_at(STORM.rough_s, mend, swarm)
+    return swarm

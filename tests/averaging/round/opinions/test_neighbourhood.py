@@ -114,6 +114,34 @@ def test_a_restarted_peer_has_no_part_that_others_need_until_its_work_is_merged(
     assert peers.on_probation(joins, STRIKES_COUNT_SINCE, 40.0) == {clara}
 
 
+def test_a_peer_that_comes_back_again_and_again_waits_longer_for_a_part_each_time() -> None:
+    """One restart before each audit of what it had merged falsely kept a peer from being convicted,
+    and it reduced in every second round."""
+    anna, _, _, dora = PEERS
+    peers = neighbourhood(anna, began=0.0)
+    peers.met([msgspec.structs.replace(ENTRY, peer=peer, incarnation=1) for peer in PEERS])
+
+    def rounds_apart(incarnation: int, *, stays: int = 0) -> int:
+        """Merged rounds until the peer has a part; after that it is in ``stays`` more."""
+        entry = msgspec.structs.replace(ENTRY, peer=dora, incarnation=incarnation)
+        joins = dict.fromkeys(PEERS, msgspec.structs.replace(JOIN, incarnation=1))
+        joins[dora] = msgspec.structs.replace(JOIN, incarnation=incarnation)
+        apart = 0
+        while peers.on_probation(joins, STRIKES_COUNT_SINCE, 40.0) == {dora}:
+            peers.finished_with([entry])
+            apart += 1
+        for _ in range(stays):
+            peers.finished_with([entry])
+        return apart
+
+    assert [rounds_apart(life) for life in range(2, 9)] == [1, 2, 4, 8, 16, 16, 16]
+    assert rounds_apart(9, stays=16 * 16 - 16 - 1) == 16
+    assert rounds_apart(10, stays=16 * 16 - 16) == 16
+    assert rounds_apart(11, stays=14) == 1, "the life before lasted"
+    assert rounds_apart(12, stays=30) == 2
+    assert rounds_apart(13) == 1
+
+
 def test_a_peer_that_is_back_joins_another_leader_as_all_are_new_to_it() -> None:
     anna = PEERS[0]
     peers = neighbourhood(anna, began=30.0)
