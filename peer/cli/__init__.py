@@ -66,7 +66,18 @@ app.add_typer(simulating.simulations, name="simulate", rich_help_panel=MEASURE)
 @cache
 def command() -> Any:
     """The command line of ``app``, built once: Typer evaluates the annotations of all options."""
-    return typer.main.get_command(app)
+    built = typer.main.get_command(app)
+    _leave_flags_bare(built)
+    return built
+
+
+def _leave_flags_bare(command: Any) -> None:
+    """Show no type behind flags in the help: Typer writes ``<bool>``, as if a value followed."""
+    for option in (*command.params, command.get_help_option(typer.Context(command))):
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    for child in getattr(command, "commands", {}).values():
+        _leave_flags_bare(child)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -45,7 +45,8 @@ DelegationText = Annotated[
     ),
 ]
 Seeds = Annotated[
-    list[str] | None, Option("--seed", help="Multiaddr of a peer of the run; repeatable.")
+    list[str] | None,
+    Option("--seed", help="Address of a peer of the run; repeatable.", metavar="MULTIADDR"),
 ]
 
 

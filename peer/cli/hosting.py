@@ -36,13 +36,14 @@ def bootstrap(
     port: Annotated[int, Option(help="TCP port to listen on.")] = 7700,
     announce: Annotated[
         list[str] | None,
-        Option(help="Host name, IP address or multiaddr to announce; repeatable."),
+        Option(help="Address to announce to other peers; repeatable.", metavar="HOST|MULTIADDR"),
     ] = None,
     listen: Annotated[
         list[str] | None,
         Option(
             callback=checked_addresses,
-            help="Multiaddr to listen at, instead of --port on all interfaces; repeatable.",
+            help="Address to listen at, instead of --port on all interfaces; repeatable.",
+            metavar="MULTIADDR",
         ),
     ] = None,
     identity: Annotated[
@@ -51,7 +52,11 @@ def bootstrap(
     data_dir: Annotated[Path | None, Option(help="Folder for the key and the known peers.")] = None,
     seed: Annotated[
         list[str] | None,
-        Option(callback=checked_seeds, help="Multiaddr of another bootstrap peer; repeatable."),
+        Option(
+            callback=checked_seeds,
+            help="Address of another bootstrap peer; repeatable.",
+            metavar="MULTIADDR",
+        ),
     ] = None,
     page: Annotated[
         str,
@@ -116,6 +121,7 @@ def bootstrap(
             )
         else:
             print(started.address, flush=True)
+            print(f'in a run file: seeds = ["{started.address}"]', file=sys.stderr, flush=True)
             if started.page_url is not None:
                 print(f"page: {page_text(started.page_url)}", file=sys.stderr, flush=True)
             if started.run_page_url is not None:

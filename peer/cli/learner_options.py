@@ -135,7 +135,8 @@ Seeds = Annotated[
     Option(
         "--seed",
         callback=checked_seeds,
-        help="Multiaddr of a bootstrap or other peer; repeatable.",
+        help="Address of a bootstrap or other peer; repeatable.",
+        metavar="MULTIADDR",
         rich_help_panel=NETWORK,
     ),
 ]
@@ -147,7 +148,8 @@ Listen = Annotated[
     list[str] | None,
     Option(
         callback=_listen,
-        help="Multiaddr to listen at; by default any free port, IPv4; repeatable.",
+        help="Address to listen at; by default any free port, IPv4; repeatable.",
+        metavar="MULTIADDR",
         rich_help_panel=NETWORK,
     ),
 ]
@@ -155,7 +157,8 @@ Announce = Annotated[
     list[str] | None,
     Option(
         callback=checked_addresses,
-        help="Multiaddr to announce to other peers; repeatable.",
+        help="Address to announce to other peers; repeatable.",
+        metavar="MULTIADDR",
         rich_help_panel=NETWORK,
     ),
 ]
@@ -201,7 +204,8 @@ class Options:
             "--data",
             exists=True,
             file_okay=False,
-            help="Folder with the files of a `text` recipe; by default the folder of the run file.",
+            help="Folder with the files of a `text` or `files` recipe; by default the folder of "
+            "the run file.",
         ),
     ] = None
     seed: Seeds = None

@@ -94,6 +94,16 @@ def test_an_argument_that_may_be_left_out_stands_in_one_pair_of_brackets(
     assert "[[" not in usage
 
 
+@pytest.mark.parametrize("name", ["shoal", "shoal run", *(name for name, _ in ALL)])
+def test_the_help_shows_no_value_behind_flags(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.command()([*name.split()[1:], "--help"])
+    shown = capsys.readouterr().out
+    assert "--help" in shown and "bool" not in shown.lower(), shown
+
+
 def test_every_command_has_json_for_scripts() -> None:
     without = {
         name
