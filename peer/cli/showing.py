@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,6 +76,28 @@ def progress(what: str, *, quiet: bool) -> Iterator[Callable[[float], None]]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=1.0)
         yield lambda share: bar.update(task, completed=share)
+
+
+SUMMARY_INDENT = " " * 9
+"""Width of the word at the beginning of a line of a summary, such as ``Network``."""
+
+
+def print_summary(lines: Sequence[str]) -> None:
+    """Print lines that begin with their subject; on a terminal none is broken within a word."""
+    if sys.stdout.isatty():
+        width = max(shutil.get_terminal_size().columns, 2 * len(SUMMARY_INDENT))
+        lines = [folded for line in lines for folded in _folded(line, width)]
+    print("\n".join(lines), flush=True)
+
+
+def _folded(line: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        line,
+        width,
+        subsequent_indent=SUMMARY_INDENT,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 @contextmanager

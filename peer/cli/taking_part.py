@@ -29,7 +29,7 @@ from peer.cli.finding import check_new, find_patiently, no_peers, seen_by_peers
 from peer.cli.found_models import base_to_fetch, check_link, fetched_base
 from peer.cli.learner_options import Options, trains
 from peer.cli.owning import sign_if_owner_is_missing
-from peer.cli.showing import usage_errors
+from peer.cli.showing import print_summary, usage_errors
 from peer.errors import FolderInUse, NobodyToAsk, PeerError, RunHasExisted, RunOver
 from peer.quantities import plural
 from peer.run_file.sections import FilesData, HfData, RunFile, TextData
@@ -288,9 +288,8 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
             found.run, settings, devices=len(devices), pace_s=own.pace_s, directory=where
         )
     if not options.as_json:
-        print("\n".join(look.lines), flush=True)
-        if seen is not None:
-            print(_expectation(seen, look.step_time_s), flush=True)
+        expected = () if seen is None else (_expectation(seen, look.step_time_s),)
+        print_summary((*look.lines, *expected))
     if not options.yes and not _confirmed("Take part?", default=True):
         return EXIT_REFUSED
     if options.directory is None and own.directory is not None and is_in_use(where):
@@ -312,7 +311,7 @@ def _may_fetch_base(run: RunFile, options: Options, *, founds: bool) -> bool:
         return True
     if (needed := base_to_fetch(run, founds=founds)) is None:
         return True
-    print("\n".join((*first_lines(run), f"Base     {needed}")), flush=True)
+    print_summary((*first_lines(run), f"Base     {needed}"))
     return _confirmed("Fetch the base, to see what this machine can do with it?", default=True)
 
 

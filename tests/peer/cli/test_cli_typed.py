@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from peer.cli.showing import print_summary
 from peer.quantities import bytes_text
 from peer.run_file.reading import parse
 from peer.storage.last_seen import LastSeen, save_last_seen
@@ -152,6 +153,21 @@ def test_after_a_yes_the_run_is_described_and_nothing_starts_without_another_one
         terminal.write(keys)
         assert terminal.end() == code, terminal.screen
     assert not list(tmp_path.glob("shoal/**/progress"))
+
+
+def test_a_summary_is_broken_between_words_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "Network  sends at most 12.2 MB an hour (int4); the whole model is exchanged every 6.4 s"
+    monkeypatch.setenv("COLUMNS", "40")
+    print_summary([line])
+    assert capsys.readouterr().out == f"{line}\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_summary([line])
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 3 and max(map(len, shown)) <= 40
+    assert all(each.startswith(" " * 9) for each in shown[1:])
+    assert " ".join(" ".join(shown).split()) == " ".join(line.split())
 
 
 @pytest.mark.slow
