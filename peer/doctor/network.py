@@ -79,8 +79,7 @@ async def examine_network(
             met.setdefault(peer, address)
         yield finding
     if not met:
-        reason = "no seed answered" if plan.seeds else "no link or address of a peer was given"
-        remedy = None if plan.seeds else "give a link to check this too: `shoal doctor LINK`"
+        reason, remedy = _why_nobody(plan)
         for name in ("clock", "DHT", "reachability"):
             alone = _check_clock_alone(host) if name == "clock" else None
             yield alone or Finding(name, "skipped", reason, remedy)
@@ -108,6 +107,21 @@ async def examine_network(
         yield check_clock(presence)
     finally:
         await presence.close()
+
+
+def _why_nobody(plan: Plan) -> tuple[str, str | None]:
+    """Why no other peer can be asked, and what to do about it."""
+    if plan.seeds:
+        return "no seed answered", None
+    if plan.run is not None:
+        return (
+            "the run was given without an address of a peer (seeds)",
+            "give the link that a peer of the run shows: `shoal doctor LINK`",
+        )
+    return (
+        "no link or address of a peer was given",
+        "give a link to check this too: `shoal doctor LINK`",
+    )
 
 
 async def check_seed(host: Host, address: Multiaddr) -> Finding:
@@ -172,10 +186,10 @@ async def check_directory(host: Host, identity: Identity) -> Finding:
         return Finding(
             "DHT",
             "failed",
-            f"a record was stored on {stored} peers and could not be read back",
+            f"a record was stored on {peers_text(stored)} and could not be read back",
             "the seeds answer but store no records: update shoal on this machine and on theirs",
         )
-    text = f"stored on {stored} peers and read back in {took_s * 1000:.0f} ms"
+    text = f"stored on {peers_text(stored)} and read back in {took_s * 1000:.0f} ms"
     return Finding("DHT", "ok", text, took_s=took_s)
 
 

@@ -138,6 +138,15 @@ def test_without_seeds_network_checks_are_skipped_with_advice() -> None:
     assert "shoal doctor LINK" in (found["DHT"].remedy or "")
 
 
+def test_a_run_file_without_seeds_is_not_taken_for_no_run_file() -> None:
+    async def only_the_run(network: MemoryNetwork) -> Plan:
+        return replace(EMPTY, run=RunId("ab" * 32))
+
+    found = network_findings(only_the_run)
+    assert "without an address of a peer" in found["DHT"].text
+    assert "shoal doctor LINK" in (found["DHT"].remedy or "")
+
+
 def test_an_unreachable_seed_has_a_reason_and_a_remedy() -> None:
     async def gone(network: MemoryNetwork) -> Plan:
         peer = identity_of("nobody").peer_id
