@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
@@ -101,7 +102,12 @@ def outcome_text(outcome: Outcome) -> str:
     how = "the run is over" if outcome.finished else "left the run"
     held_out = "" if outcome.held_out_loss is None else f", held-out {outcome.held_out_loss:.3f}"
     loss = "-" if outcome.loss is None else f"{outcome.loss:.3f}"
+    where, then = outcome.directory, ""
+    if outcome.finished:
+        then = f"; `shoal export {shlex.quote(str(where))} OUT` writes the model"
+    elif outcome.lost is None:
+        then = ", from where the same command goes on"
     return (
         f"{how}: {plural(outcome.steps, 'step')}, loss {loss}{held_out}; "
-        f"tokens: {fates_text(outcome.stats.fates)}; files in {outcome.directory}"
+        f"tokens: {fates_text(outcome.stats.fates)}; files in {where}{then}"
     )

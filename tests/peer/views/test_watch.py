@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from dht.identity import Identity
 from peer.bridge.messages import Fields
 from peer.joining.link import only_from
-from peer.trainer.observed_run import Speed
-from peer.views.progress import progress_line, speed_texts
+from peer.trainer.observed_run import BlockedTime, Outcome, Speed, Stats
+from peer.views.progress import outcome_text, progress_line, speed_texts
 from peer.views.screen import PeerRow
 from peer.views.watch import (
     LEAVING,
@@ -46,6 +48,37 @@ def test_a_loss_that_is_not_finite_is_valid_json() -> None:
         reporter.on_event({"event": "measured", "loss": float("nan")})
         reporter.tell_progress({"event": "progress", "loss": float("inf")})
     assert [json.loads(line)["loss"] for line in said] == [None, None]
+
+
+def test_the_last_line_says_how_it_goes_on_from_the_folder() -> None:
+    blocked = BlockedTime(*[0.0] * 6)
+    stats = Stats(
+        steps=12,
+        tokens=96,
+        step_time_s=0.1,
+        blocked=blocked,
+        agent_restarts=0,
+        rounds=0,
+        rounds_missed=0,
+        bytes_sent=0,
+        bytes_received=0,
+        fates={},
+    )
+    left = Outcome(
+        finished=False,
+        stopped=True,
+        lost=None,
+        steps=12,
+        tokens=96,
+        global_tokens=96,
+        loss=2.0,
+        held_out_loss=None,
+        stats=stats,
+        directory=Path("my peer"),
+    )
+    assert outcome_text(left).endswith("files in my peer, from where the same command goes on")
+    over = outcome_text(replace(left, finished=True))
+    assert over.endswith("files in my peer; `shoal export 'my peer' OUT` writes the model")
 
 
 def test_the_plain_reporter_says_sentences_only() -> None:
