@@ -72,8 +72,8 @@ def _data(name: str | None, tokenizer: str, end_token: str | None) -> Data:
     return HfData(dataset=dataset, revision=commit or None, tokenizer=tokenizer)
 
 
-def show_new(run: RunFile, *, every: bool) -> None:
-    """Print a run file, and what a peer of the run needs on stderr."""
+def new_text(run: RunFile, *, every: bool) -> str:
+    """The text of a run file. What a peer of the run needs is printed on stderr."""
     from peer.run_file.reading import parse
     from peer.run_file.writing import to_toml
 
@@ -82,4 +82,4 @@ def show_new(run: RunFile, *, every: bool) -> None:
 
     notes = needs_of(run).lines
     print("\n".join(notes), file=sys.stderr)
-    print(to_toml(run, notes=notes, every_recipe=every), end="")
+    return to_toml(run, notes=notes, every_recipe=every)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from typer import Argument, Option
 
 from peer.cli import directing, owning
 from peer.cli.application import Json, complain, json_text, report_if_slow
-from peer.cli.bases import run_from_base, show_new
+from peer.cli.bases import new_text, run_from_base
 from peer.cli.finding import check_new, no_peers
 from peer.cli.showing import usage_errors
 from peer.errors import DataUnavailable, RunFileError
@@ -28,6 +29,10 @@ runs.add_typer(directing.runs)
 
 @runs.command("new")
 def run_new(
+    file: Annotated[
+        Path | None,
+        Argument(help="New file to write; without one the text is printed.", metavar="FILE"),
+    ] = None,
     size: Annotated[
         str | None,
         Option(help="Settings for a model of this size: 124m, 350m or 1b."),
@@ -61,16 +66,18 @@ def run_new(
         Option("--all", help="Also show the settings of the other recipes, as comments."),
     ] = False,
 ) -> None:
-    """Print a run file with every setting, its value and its meaning.
+    """Write a run file with every setting, its value and its meaning.
 
     Without --size and --base the model is small, and trained with Muon. With them the link and the
     memory that the run needs are in a comment at the top, and on stderr. --base writes the commit
     and the hashes of the model. Comments name the defaults of settings that have another value.
 
-    Example: shoal run new --size 124m --data fineweb-edu > my.run.toml
+    Example: shoal run new my.run.toml --size 124m --data fineweb-edu
     """
     from peer.run_file.writing import template
 
+    if file is not None and file.exists():
+        raise typer.BadParameter(f"{file} exists; name a new file")
     if base is not None and size is not None:
         raise typer.BadParameter("--base and --size: a published model has its own size")
     if base is None and lora is not None:
@@ -78,7 +85,7 @@ def run_new(
     if base is None and size is None:
         if data is not None:
             raise typer.BadParameter("--data needs --size or --base")
-        print(template(every_recipe=every), end="")
+        _put(template(every_recipe=every), file)
         return
     with usage_errors():
         if base is not None:
@@ -87,7 +94,18 @@ def run_new(
             assert size is not None
             run = preset(size, STDLIB if data is None else data)
         run = _with_commit(run)
-    show_new(run, every=every)
+    _put(new_text(run, every=every), file)
+
+
+def _put(text: str, file: Path | None) -> None:
+    """Print a run file, or write it to a new file and say what comes next."""
+    if file is None:
+        print(text, end="")
+        return
+    with file.open("x", encoding="utf-8") as out:
+        out.write(text)
+    name = shlex.quote(str(file))
+    print(f"wrote {file}; next: `shoal run check {name}`, then `shoal start {name}`")
 
 
 def _with_commit(run: RunFile) -> RunFile:

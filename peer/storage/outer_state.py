@@ -48,7 +48,7 @@ class NoSuchFolder(NothingToExport):
     """The folder of a peer that a command was given does not exist."""
 
     message = (
-        "there is no folder {folder}; name the folder of a peer, or the link or the file of a run"
+        "there is no folder {folder!r}; name the folder of a peer, or the link or the file of a run"
     )
 
 

@@ -69,6 +69,22 @@ def test_a_new_run_file_is_valid_and_trains_with_muon(
     assert len(found["layout_hash"]) == 64
 
 
+@pytest.mark.parametrize("options", [[], ["--size", "124m"]])
+def test_a_new_run_file_is_written_to_a_new_file_and_replaces_none(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "my run.toml"
+    code, output, _ = said(["run", "new", str(path), *options], capsys)
+    assert code == 0
+    text = path.read_text(encoding="utf-8")
+    assert text == said(["run", "new", *options], capsys)[1]
+    assert f"shoal start '{path}'" in output and len(output.splitlines()) == 1
+    path.write_text("mine", encoding="utf-8")
+    code, output, errors = said(["run", "new", str(path), *options], capsys)
+    assert (code, output, path.read_text(encoding="utf-8")) == (2, "", "mine")
+    assert f"{path} exists" in errors
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("data", ["python_stdlib", "fineweb-edu", f"Owner/some_Text@{COMMIT}"])
 def test_a_new_run_file_for_a_size_is_valid_and_says_what_the_run_needs(
@@ -401,7 +417,7 @@ def test_starting_and_joining_take_the_same_options() -> None:
             2,
             "no such file or folder",
         ),
-        (["export", "/nowhere", "/tmp/out.safetensors"], 2, "no folder /nowhere;"),
+        (["export", "/nowhere", "/tmp/out.safetensors"], 2, "no folder '/nowhere';"),
     ],
 )
 def test_an_expected_failure_is_one_line_and_an_exit_code(
@@ -532,7 +548,7 @@ def test_a_folder_that_does_not_exist_is_refused_without_torch(
     for module in ("peer.model.export.tensors", "peer.model.use.ready"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     code, output, errors = said([command[0], "no-such-folder", *command[1:]], capsys)
-    assert output == "" and "there is no folder no-such-folder" in errors
+    assert output == "" and "there is no folder 'no-such-folder'" in errors
     assert code
 
 

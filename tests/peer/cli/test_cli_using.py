@@ -184,8 +184,8 @@ def test_a_run_and_its_export_have_the_same_loss(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["say", "/nowhere", "x"], "no folder /nowhere;"),
-        (["eval", "/nowhere"], "no folder /nowhere;"),
+        (["say", "/nowhere", "x"], "no folder '/nowhere';"),
+        (["eval", "/nowhere"], "no folder '/nowhere';"),
         (["say", "/nowhere", "x", "--temperature", "nan"], "--help`"),
         (["say", "/nowhere", "x", "--top-p", "1.5"], "top-p"),
         (["eval", "/nowhere", "--tasks", "arc_easy"], "pip install 'shoal[eval]'"),
