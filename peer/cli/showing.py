@@ -113,12 +113,12 @@ _TIME_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _RATE_UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
-def seconds(text: str, *, option: str = "") -> float:
+def seconds(text: str, *, option: str) -> float:
     example = "a time such as 90s, 4m, 9h or 2d"
     try:
         return _quantity(text, _TIME_UNITS, example)
     except typer.BadParameter as error:
-        raise typer.BadParameter(f"{option} {error}".strip()) from error
+        raise typer.BadParameter(f"{option} {error}") from error
 
 
 def count(text: str) -> int:

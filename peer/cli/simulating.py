@@ -83,8 +83,8 @@ def simulate_goodput(
             raise typer.BadParameter("--out is for the reported table: leave --learners out")
         own = goodput.swarm(
             learners=learners,
-            mtbf_s=seconds(mtbf or "9h"),
-            rejoin_s=seconds(rejoin or "4m"),
+            mtbf_s=seconds(mtbf or "9h", option="--mtbf"),
+            rejoin_s=seconds(rejoin or "4m", option="--rejoin"),
             seed=0,
         )
         if as_json:
@@ -145,7 +145,7 @@ def simulate_bandwidth(
     with usage_errors():
         setting = bandwidth.Setting(
             parameters=params,
-            step_s=seconds(step),
+            step_s=seconds(step, option="--step"),
             learners=sites,
             steps_per_cycle=cycle,
             fragments=fragments,
@@ -276,7 +276,7 @@ def _follow_sizes(
     from peer.lab.sizes import parse
 
     with usage_errors():
-        schedule = parse(sizes, over_s=seconds(over))
+        schedule = parse(sizes, over_s=seconds(over, option="--over"))
     for cell in todo:
         ends = resizing.window_ends(cell.experiment, schedule)
         with progress("simulating", quiet=as_json) as advance:
@@ -459,7 +459,7 @@ def simulate_compare(
     with usage_errors():
         setting = compare.Setting(
             parameters=params,
-            step_s=None if step == "measured" else seconds(step),
+            step_s=None if step == "measured" else seconds(step, option="--step"),
             learners=learners,
             loss=loss,
             cycles=cycles,

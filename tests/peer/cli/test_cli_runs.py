@@ -417,6 +417,8 @@ def test_starting_and_joining_take_the_same_options() -> None:
             2,
             "no such file or folder",
         ),
+        (["simulate", "compare", "--step", "0"], 2, "--step '0' is not a time such as 90s"),
+        (["chaos", "goodput", "--recovery", "9x"], 2, "--recovery '9x' is not a time"),
         (["export", "/nowhere", "/tmp/out.safetensors"], 2, "no folder '/nowhere';"),
     ],
 )
