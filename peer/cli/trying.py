@@ -22,6 +22,7 @@ from peer.cli.application import (
     can_draw,
     complain,
     json_text,
+    report_if_slow,
     start_logging,
 )
 from peer.cli.finding import no_peers
@@ -77,7 +78,8 @@ def demo(
 
             with Live(draw(swarm.view()), auto_refresh=False) as live:
                 result = swarm.run(lambda: live.update(draw(swarm.view()), refresh=True))
-    compared = demo_report.compare(settings, result)
+    with report_if_slow("to compare, one learner trains alone"):
+        compared = demo_report.compare(settings, result)
     record = summary(settings, result, compared)
     demo_report.write(settings.directory, result, compared, record)
     print(json_text(record) if as_json else summary_text(record), flush=True)
@@ -220,7 +222,7 @@ def bench_training(
             size=size,
             device=device,
             threads=threads or (spare if is_cpu else None),
-            seconds=seconds(time),
+            seconds=seconds(time, option="--time"),
             turns=turns,
             loops=tuple(name for name in loops.split(",") if name),
         )
@@ -275,7 +277,7 @@ def bench_memory(
             ways=tuple(ways.split(",")),
             founder=founder,
             turns=turns,
-            step_s=seconds(step),
+            step_s=seconds(step, option="--step"),
         )
         bench.check_fits(
             memory_bytes=psutil.virtual_memory().available,
@@ -342,9 +344,9 @@ def bench_regions(
                 regions=regions,
                 mbit=rate,
                 one_way_ms=distance / 2,
-                step_s=seconds(step),
-                seconds=seconds(time),
-                fail_s=None if fail is None else seconds(fail),
+                step_s=seconds(step, option="--step"),
+                seconds=seconds(time, option="--time"),
+                fail_s=None if fail is None else seconds(fail, option="--fail"),
             )
             for steps in cycles
             for rate in map(speed, mbit.split(","))
@@ -476,7 +478,7 @@ def chaos_goodput(
                 directory=where,
                 learners=learners,
                 minutes=minutes,
-                recovery_s=seconds(recovery),
+                recovery_s=seconds(recovery, option="--recovery"),
                 load=load,
                 pace_s=pace,
                 synchronous=synchronous,

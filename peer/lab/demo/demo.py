@@ -405,5 +405,6 @@ def summary_text(record: Mapping[str, Any]) -> str:
             f"trainers blocked {record['blocked_fraction']:.2%} of the time",
             f"killed {record['kills']}, came back and merged again {record['rejoins']}",
             f"plots and logs: {record['directory']}",
+            f"its model continues a text: shoal say {record['directory']}/learner-0 'def main('",
         ]
     )
