@@ -135,7 +135,9 @@ def _check_room(run: RunFile, layout: Layout, parts: Path) -> None:
     needed, free = _FILES * 4 * layout.size, shutil.disk_usage(parts.parent).free
     if needed > free:
         raise NotDownloaded(
-            run.name, f"it needs {bytes_text(needed)} of disk, and {bytes_text(free)} are free"
+            run.name,
+            f"{parts.parent} has {bytes_text(free)} free, and it needs {bytes_text(needed)}: free "
+            "some space or choose another place",
         )
 
 
