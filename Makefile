@@ -23,6 +23,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	-$(BIN)/pip install --quiet --upgrade pip
 	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $(INSTALLED)
+	@echo "installed: $(BIN)/shoal; its commands: $(BIN)/shoal --help; a whole swarm in three minutes: make demo"
 
 check: setup
 	$(BIN)/ruff format --check .
