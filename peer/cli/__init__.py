@@ -90,7 +90,7 @@ def run(arguments: Sequence[str]) -> int:
         message = _message(error)
         if message:  # without a command the help was printed
             end = "" if message.endswith("?") else ";"
-            complain(f"{message}{end} see `{_command(error)} --help`")
+            complain(f"{message}{end} see `{_command(error, arguments)} --help`")
         return EXIT_USAGE
 
 
@@ -160,6 +160,15 @@ def _refused_value(error: Exception) -> str:
     return repr(refused[0]["input"]) if refused else "it"
 
 
-def _command(error: Exception) -> str:
+def _command(error: Exception, arguments: Sequence[str]) -> str:
+    """The command whose help says more. An error in the form of an option names none."""
     context = getattr(error, "ctx", None)
-    return context.command_path if context is not None else "shoal"
+    if context is not None:
+        return str(context.command_path)
+    words, children = ["shoal"], getattr(command(), "commands", {})
+    for word in arguments:
+        if word not in children:
+            break
+        words.append(word)
+        children = getattr(children[word], "commands", {})
+    return " ".join(words)

@@ -157,6 +157,8 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
         (["doctor", "shoal://abc"], "64 hex digits"),
         (["doctor", f"/ip4/1.2.3.4/tcp/77x/p2p/{PEER}"], "'77x'"),
         (["doctor", "/ip4/1.2.3.4/tcp/77"], "has to end in /p2p/"),
+        (["run", "new", "--size"], "requires an argument; see `shoal run new --help`"),
+        (["--nope"], "see `shoal --help`"),
         (["doctor", "--port", "70000"], "ports go from 1 to 65535"),
     ],
 )
