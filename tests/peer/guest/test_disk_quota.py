@@ -13,6 +13,7 @@ import pytest
 from peer.errors import QuotaFull
 from peer.guest.enforcement import Guest
 from peer.rules.limits import Limits
+from peer.storage import checkpoint
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import folder_bytes
 from peer.storage.tensor_file import Tensor
@@ -78,6 +79,25 @@ def test_a_lowered_quota_applies_before_the_next_checkpoint(tmp_path: Path) -> N
     CheckpointFolder(tmp_path / "nothing", allowed_bytes=allowed).prune()
 
 
+def test_an_old_checkpoint_that_is_removed_by_another_process_first_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes that both remove meet in it only after some hundred checkpoints."""
+    remove = checkpoint._remove
+
+    def remove_after_another(path: Path) -> None:
+        remove(path)
+        remove(path)
+
+    monkeypatch.setattr(checkpoint, "_remove", remove_after_another)
+    tensors = {"theta": Tensor.of(np.zeros(100, np.float32))}
+    folder = CheckpointFolder(tmp_path, keep=3, allowed_bytes=Allowed(4e6))
+    for _ in range(4):
+        folder.save(tensors, {})
+    CheckpointFolder(tmp_path, allowed_bytes=Allowed(1.0)).prune()
+    assert folder.numbers() == [4]
+
+
 def test_an_agent_and_its_trainer_may_both_remove_old_checkpoints(tmp_path: Path) -> None:
     """A folder that the other one had just removed ended the agent, or lost the checkpoint."""
     tensors = {"theta": Tensor.of(np.zeros(100, np.float32))}
@@ -92,7 +112,7 @@ def test_an_agent_and_its_trainer_may_both_remove_old_checkpoints(tmp_path: Path
     with ThreadPoolExecutor(1) as other:
         house = other.submit(keep_house)
         try:
-            for _ in range(400):
+            for _ in range(50):
                 trainer.save(tensors, {})
         finally:
             ended.set()
