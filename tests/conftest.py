@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 
 from dht.memory import virtual_loop
+from tests import seeds
 from tests.processes import Processes, descendants, described, still_running
 
 # A shell that starts pytest in the background makes it and its children ignore Ctrl-C.
@@ -34,6 +35,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 hypothesis.settings.register_profile("shoal", deadline=None)
 hypothesis.settings.load_profile("shoal")
 
+# While tests are collected little becomes garbage, and the collector of cycles looked again and
+# again at all modules and items, for a fifth of the time.
+gc.disable()
+
 
 LONGEST = (
     "tests/integration/test_chaos.py",
@@ -44,6 +49,10 @@ LONGEST = (
     "tests/peer/trainer/test_session.py",
 )
 """The longest modules. As the last ones they would leave the other worker without work."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    seeds.soak_may_run = "not soak" not in config.getoption("markexpr")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -62,9 +71,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     With the usual thresholds it took a sixth of the time of simulated swarms, whose many small
     values are rarely in cycles.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(200_000, 20, 50)
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

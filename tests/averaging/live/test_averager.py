@@ -34,6 +34,7 @@ from dht.memory.network import CALM, STORM
 from dht.memory.virtual_loop import run
 from dht.protocol import NEWEST
 from tests.averaging.live.quadratic import POLICY, Peer, check_tokens, start_of, swarm
+from tests.seeds import seeds
 
 ROUGH = replace(POLICY, quorum=QuorumPolicy(wait_s=20.0), margin_s=3.0)
 
@@ -627,17 +628,8 @@ async def test_statistics_are_merged_by_plain_means_beside_parameters_with_momen
             assert within.all()
 
 
-def test_in_a_storm_everybody_goes_on_with_equal_bits_and_no_work_is_lost() -> None:
-    weather_the_storm(0)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(1, 100))
-def test_in_any_storm_everybody_goes_on_with_equal_bits_and_no_work_is_lost(seed: int) -> None:
-    weather_the_storm(seed)
-
-
-def weather_the_storm(seed: int) -> None:
+@pytest.mark.parametrize("seed", seeds(1, soak=100))
+def test_in_a_storm_everybody_goes_on_with_equal_bits_and_no_work_is_lost(seed: int) -> None:
     async def main() -> None:
         network = MemoryNetwork(replace(STORM, connection_loss=0.005))
         async with swarm(network) as made:

@@ -13,6 +13,7 @@ import pytest
 from dht.memory.virtual_loop import run
 from tests.averaging.live.stormy import LiveSwarm, weather_out
 from tests.averaging.simulated.swarm import Storm, cause_storm
+from tests.seeds import seeds
 
 SEEDS = 100
 CHUNK = 10
@@ -69,7 +70,7 @@ def weathered(first: int) -> tuple[Counter[str], dict[int, str]]:
     return coverage, broken
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize("first", seeds(SEEDS, soak=SOAK_SEEDS, step=CHUNK))
 def test_no_storm_breaks_a_promise_of_live_averagers(first: int) -> None:
     _, broken = weathered(first)
     assert not broken, broken
@@ -85,10 +86,3 @@ def test_live_storms_reach_the_states_that_matter() -> None:
 def test_an_averager_that_is_cancelled_as_a_link_breaks_begins_nothing_more() -> None:
     """Seed 733: the loss was told after the cancelling, and its effects found no task group."""
     weather(733)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("first", range(SEEDS, SOAK_SEEDS, CHUNK))
-def test_no_storm_breaks_a_promise_of_live_averagers_for_ten_thousand_seeds(first: int) -> None:
-    _, broken = weathered(first)
-    assert not broken, broken

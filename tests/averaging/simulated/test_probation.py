@@ -22,6 +22,7 @@ from tests.averaging.simulated.newcomers import (
     upload_nonsense,
 )
 from tests.averaging.simulated.swarm import Storm, storm, weather_out
+from tests.seeds import seeds
 
 LONG = ProbationPolicy(rounds=100, seconds=1000.0)
 """No peer that comes late counts in the time of these tests, unless it must."""
@@ -89,10 +90,7 @@ def test_newcomers_beside_several_groups_join_them_and_make_none() -> None:
 # Storms
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [*range(6), 31, *(pytest.param(n, marks=pytest.mark.soak) for n in range(6, 300) if n != 31)],
-)
+@pytest.mark.parametrize("seed", [31, *seeds(6, soak=300)])
 def test_no_storm_breaks_a_promise_to_a_swarm_with_probation(seed: int) -> None:
     """31: with quorum ``all``, two that had seen only each other at work declined every commit."""
     how = (
