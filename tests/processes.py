@@ -18,6 +18,9 @@ from typing import Self
 
 import psutil
 
+RANKS_ALONE = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+"""Environment of several ranks of an island on one machine."""
+
 
 def is_running(process: psutil.Process) -> bool:
     try:

@@ -27,9 +27,6 @@ from peer.bridge.agent_process import LineSettings
 from peer.run_file.reading import parse
 from peer.trainer.session import Run
 
-ALONE = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-"""Environment of several ranks on one machine."""
-
 
 def say(**fields: Any) -> None:
     sys.stdout.write(json.dumps(fields) + "\n")

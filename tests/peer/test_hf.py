@@ -11,27 +11,19 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
-pytest.importorskip("accelerate", reason="the extra 'hf' is not installed")
-
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
 
 from peer.bridge.agent_process import LineSettings
 from peer.data.batches.sampling import order_for_peer
 from peer.errors import ExtraMissing
-from peer.hf import ShoalCallback, TrainerUnsupported
 from peer.model.recipes import build_optimizer
 from peer.run_file.reading import parse
 from peer.run_file.sections import MuonInner, RunFile
 from peer.trainer.session import Run
+
+transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+"""It imports its parts at their first use. Its Trainer, which ``peer.hf`` needs, takes seconds,
+which every worker would spend that collects tests: so tests import ``peer.hf`` for themselves."""
 
 pytestmark = [
     # Theirs, about their own age.
@@ -82,24 +74,24 @@ class Words(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 def llama(dtype: torch.dtype = torch.float32, *, vocabulary: int = 32) -> Any:
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=1,
         num_attention_heads=2,
     )
-    return AutoModelForCausalLM.from_config(config).to(dtype)
+    return transformers.AutoModelForCausalLM.from_config(config).to(dtype)
 
 
-class Until(TrainerCallback):  # type: ignore[misc]
+def until(happened: Callable[[], bool]) -> Any:
     """Continues a training until a condition holds. It is paced, and has a last step."""
 
-    def __init__(self, happened: Callable[[], bool]) -> None:
-        self.happened = happened
+    class Until(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            control.should_training_stop |= happened()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        control.should_training_stop |= self.happened()
+    return Until()
 
 
 class Training:
@@ -114,6 +106,8 @@ class Training:
         toml: str = TOML,
         **arguments: Any,
     ) -> None:
+        from peer.hf import ShoalCallback
+
         self.events: list[Any] = []
         self.shoal = ShoalCallback(
             parse(toml),
@@ -135,9 +129,11 @@ class Training:
             "warmup_steps": 3,
         }
         self.data = Words()
-        self.trainer = Trainer(
+        self.trainer = transformers.Trainer(
             model=model,
-            args=TrainingArguments(output_dir=str(directory / "out"), **(settings | arguments)),
+            args=transformers.TrainingArguments(
+                output_dir=str(directory / "out"), **(settings | arguments)
+            ),
             train_dataset=self.data,
             eval_dataset=Words(8),
             callbacks=[self.shoal],
@@ -153,7 +149,7 @@ class Training:
             self.trainer.train(**how)
 
     def train_until(self, happened: Callable[[], bool]) -> None:
-        self.trainer.add_callback(Until(happened))
+        self.trainer.add_callback(until(happened))
         self.train()
         assert happened(), "not within all those steps"
 
@@ -193,7 +189,9 @@ def test_a_trainer_exchanges_and_its_checkpoint_is_read_by_from_pretrained(
     steps = training.trainer.state.global_step
     assert training.run.stats.tokens == steps * 4 * LENGTH
     assert {"phase", "adopted", "over"} <= {event["event"] for event in training.events}
-    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / f"checkpoint-{steps}")
+    saved = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out" / f"checkpoint-{steps}"
+    )
     assert saved.num_parameters() == training.trainer.model.num_parameters()
 
 
@@ -201,7 +199,7 @@ def test_the_saved_model_is_the_trained_one(start: Start, tmp_path: Path) -> Non
     training = start(max_steps=2)
     training.train()
     training.trainer.save_model(str(tmp_path / "saved"))
-    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    saved = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     for name, parameter in training.trainer.model.named_parameters():
         assert torch.equal(saved.get_parameter(name), parameter), name
 
@@ -303,7 +301,7 @@ def test_the_last_checkpoint_has_the_runs_final_parameters(
     training.train()
     final = load_file(training.shoal.run.directory / "model.safetensors")
     (checkpoint,) = Path(training.trainer.args.output_dir).glob("checkpoint-*")
-    saved = AutoModelForCausalLM.from_pretrained(checkpoint)
+    saved = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
     assert final.keys() == dict(saved.named_parameters()).keys()
     for name, value in final.items():
         assert torch.equal(saved.get_parameter(name), value), name
@@ -430,6 +428,8 @@ def test_an_error_in_training_ends_the_exchange(start: Start) -> None:
 
 
 def test_unsupported_settings_are_refused_before_joining(start: Start) -> None:
+    from peer.hf import TrainerUnsupported
+
     training = start()
     training.trainer.args._n_gpu = 2
     with pytest.raises(TrainerUnsupported, match="torchrun"):
@@ -439,12 +439,12 @@ def test_unsupported_settings_are_refused_before_joining(start: Start) -> None:
 def test_without_transformers_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
-    def without(name: str, *args: Any) -> Any:
+    def without(name: str, *args: Any, **named: Any) -> Any:
         if name.split(".")[0] == "transformers":
             raise ImportError(name="transformers")
-        return real(name, *args)
+        return real(name, *args, **named)
 
-    monkeypatch.delitem(sys.modules, "peer.hf")
+    monkeypatch.delitem(sys.modules, "peer.hf", raising=False)
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ExtraMissing, match=r"pip install 'shoal\[hf\]'"):
         import peer.hf  # noqa: F401

@@ -4,110 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
-
-pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
-
-import lightning
 from safetensors.torch import load_file
 
-from peer.bridge.agent_process import LineSettings
-from peer.lightning import ShoalCallback, tokens_of
 from peer.model.muon import Muon
-from peer.run_file.reading import parse
-from tests.peer.island_rank import ALONE
-from tests.processes import Processes
+from tests.processes import RANKS_ALONE, Processes
 
 pytestmark = [
+    pytest.mark.skipif(
+        find_spec("lightning") is None, reason="the extra 'lightning' is not installed"
+    ),
     # Theirs: about their own age, and about what could be faster.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning:lightning"),
 ]
-
-TOML = """
-name = "lightning"
-[model]
-recipe = "custom"
-[data]
-recipe = "custom"
-[inner]
-optimizer = "custom"
-learning_rate = 0.002
-[schedule]
-warmup_tokens = 200
-[outer]
-fragments = 2
-steps_per_cycle = 5
-overlap_steps = 1
-"""
-
-AGENT = (sys.executable, "-m", "tests.peer.agent.lone_agent")
-QUICK = LineSettings(beat_s=0.05, silence_max_s=20.0, restart_first_s=0.05, restart_max_s=0.1)
-
-
-class Fit(lightning.LightningModule):  # type: ignore[misc]
-    """Fits a plane. Its scheduler is one that must have no effect."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Linear(3, 1)
-        self.seen: list[int] = []
-        self.rates: list[float] = []
-
-    def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
-        self.seen += [int(first) for first in batch[:, 0]]
-        self.rates.append(self.optimizers().param_groups[0]["lr"])
-        return self.layer(batch / 64).square().mean()
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
-        halve = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
-        return [optimizer], [{"scheduler": halve, "interval": "step"}]
-
-
-def train(
-    directory: Path, module: Any, own: dict[str, Any] | None = None, **settings: Any
-) -> tuple[ShoalCallback, list[Any], Any]:
-    events: list[Any] = []
-    shoal = ShoalCallback(
-        parse(TOML),
-        directory=directory / "peer",
-        agent_command=AGENT,
-        line=QUICK,
-        **({"on_event": events.append} | (own or {})),
-    )
-    trainer = lightning.Trainer(
-        default_root_dir=directory,
-        callbacks=[shoal, *settings.pop("callbacks", [])],
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=settings.pop("enable_checkpointing", False),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **settings,
-    )
-    points = torch.arange(64).repeat(3, 1).T.float()
-    loader: torch.utils.data.DataLoader[torch.Tensor] = torch.utils.data.DataLoader(
-        cast(torch.utils.data.Dataset[torch.Tensor], list(points)), batch_size=4, shuffle=True
-    )
-    trainer.fit(module, loader)
-    return shoal, events, trainer
-
-
-class Until(lightning.Callback):  # type: ignore[misc]
-    def __init__(self, happened: Callable[[], bool]) -> None:
-        self.happened = happened
-
-    def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
-        trainer.should_stop |= self.happened()
 
 
 @pytest.fixture(autouse=True)
@@ -120,6 +37,8 @@ def _one_thread() -> Iterator[None]:
 
 
 def test_a_lightning_trainer_exchanges_and_follows_the_runs_schedule(tmp_path: Path) -> None:
+    from tests.peer.lightning_fit import Fit, Until, train
+
     module = Fit()
     warm = Until(lambda: module.rates[-1] == pytest.approx(0.002))
     shoal, events, trainer = train(
@@ -134,6 +53,8 @@ def test_a_lightning_trainer_exchanges_and_follows_the_runs_schedule(tmp_path: P
 
 
 def test_a_lightning_trainer_steps_with_muon(tmp_path: Path) -> None:
+    from tests.peer.lightning_fit import Fit, train
+
     class ByMuon(Fit):
         def configure_optimizers(self) -> Any:
             matrix = {"params": [self.layer.weight], "orthogonal": True}
@@ -148,6 +69,8 @@ def test_a_lightning_trainer_steps_with_muon(tmp_path: Path) -> None:
 
 
 def test_the_held_out_loss_is_measured_when_it_is_this_peers_turn(tmp_path: Path) -> None:
+    from tests.peer.lightning_fit import Fit, Until, train
+
     module = Fit()
     heard: list[float] = []
 
@@ -171,12 +94,16 @@ def test_the_held_out_loss_is_measured_when_it_is_this_peers_turn(tmp_path: Path
 
 
 def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
+    from tests.peer.lightning_fit import Fit, train
+
     shoal, _, _ = train(tmp_path, Fit(), max_steps=2, accumulate_grad_batches=3)
     stats = shoal.run.stats  # type: ignore[union-attr]
     assert (stats.steps, stats.tokens) == (2, 2 * 3 * 4)
 
 
 def test_it_stops_when_the_run_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.peer.lightning_fit import Fit, train
+
     monkeypatch.setenv("LONE_AGENT_ROUNDS", "2")
     _, events, trainer = train(tmp_path, Fit(), {"pace_s": 0.005}, max_epochs=200)
     assert any(event["event"] == "over" and event["finished"] for event in events)
@@ -187,6 +114,10 @@ def test_it_stops_when_the_run_has_ended(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_last_checkpoint_has_the_runs_final_parameters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import lightning
+
+    from tests.peer.lightning_fit import Fit, train
+
     monkeypatch.setenv("LONE_AGENT_ROUNDS", "2")
     module = Fit()
     checkpoints = lightning.pytorch.callbacks.ModelCheckpoint(
@@ -206,6 +137,11 @@ def test_the_last_checkpoint_has_the_runs_final_parameters(
 
 
 def test_an_error_in_training_ends_the_exchange(tmp_path: Path) -> None:
+    import lightning
+
+    from peer.lightning import ShoalCallback
+    from tests.peer.lightning_fit import Fit, train
+
     class Broken(Fit):
         def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
             raise ZeroDivisionError
@@ -222,6 +158,8 @@ def test_an_error_in_training_ends_the_exchange(tmp_path: Path) -> None:
 
 
 def test_a_peer_walks_the_data_in_its_own_order_the_same_each_time(tmp_path: Path) -> None:
+    from tests.peer.lightning_fit import Fit, train
+
     def order(directory: Path, **own: Any) -> list[int]:
         torch.manual_seed(5)
         module = Fit()
@@ -235,6 +173,8 @@ def test_a_peer_walks_the_data_in_its_own_order_the_same_each_time(tmp_path: Pat
 
 
 def test_a_batch_counts_its_tokens_or_samples() -> None:
+    from peer.lightning import tokens_of
+
     assert tokens_of(torch.zeros(3, 5)) == 3
     assert tokens_of((torch.zeros(3, 5), torch.zeros(3))) == 3
     assert tokens_of({"input_ids": torch.zeros(3, 5), "labels": torch.zeros(3)}) == 15
@@ -247,7 +187,7 @@ def test_a_batch_counts_its_tokens_or_samples() -> None:
 def test_the_processes_of_a_ddp_trainer_are_one_peer(processes: Processes, tmp_path: Path) -> None:
     """Lightning starts the second process itself."""
     trainer = processes.python(
-        "-W", "ignore", "-m", "tests.peer.test_lightning", str(tmp_path), environment=ALONE
+        "-W", "ignore", "-m", "tests.peer.test_lightning", str(tmp_path), environment=RANKS_ALONE
     )
     assert trainer.wait(timeout=250) == 0, processes.output_of(trainer)[-3000:]
     lines = processes.output_of(trainer).splitlines()
@@ -263,6 +203,8 @@ def test_the_processes_of_a_ddp_trainer_are_one_peer(processes: Processes, tmp_p
 
 def main(directory: str) -> None:
     """One of two processes of a Trainer; for the test above."""
+    from tests.peer.lightning_fit import Fit, train
+
     module = Fit()
     shoal, _, _ = train(Path(directory), module, strategy="ddp", devices=2, max_epochs=1)
     rank = torch.distributed.get_rank()

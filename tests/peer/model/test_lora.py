@@ -33,7 +33,6 @@ from tests.peer.model.adapted_run import LORA, adapted_model, adapted_run
 from tests.peer.model.export.exported_run import save_run
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
-peft = pytest.importorskip("peft", reason="the extra 'hf' is not installed")
 
 TOKENS = torch.arange(96).reshape(3, 32) % 256
 
@@ -207,6 +206,8 @@ def test_adapters_are_exported_as_peft_loads_them_without_their_base(
     run_dir: Path, folder: Path, cache: Path, tmp_path: Path
 ) -> None:
     (run_dir / "data" / folder.name).unlink()
+    # Here, as it takes two seconds to import, which every worker would spend that collects tests.
+    peft = pytest.importorskip("peft", reason="the extra 'hf' is not installed")
     assert cli.run(["export", str(run_dir), str(tmp_path / "out"), "--to", "peft"]) == 0
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == folder.name

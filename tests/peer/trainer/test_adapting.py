@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,8 @@ from peer.trainer.settings import JoinSettings
 from tests.peer.data.published_model import publish
 from tests.peer.model.adapted_run import adapted_run
 
-pytest.importorskip("peft", reason="the extra 'hf' is not installed")
+pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="the extra 'hf' is not installed")
+"""Not by an import, which takes two seconds in every worker that collects tests."""
 
 LORA = Lora(rank=8, alpha=64.0, targets=["q_proj", "lm_head"], base_dtype="fp32")
 """The base has random weights, so that little is learnt below its output head."""

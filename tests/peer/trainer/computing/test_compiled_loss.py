@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch._aot_autograd.utils import make_boxed_func
 
 from peer.model.recipes import build_model, chunked_loss, next_token_loss
 from peer.model.recipes.chunked_loss import loss_in_chunks
@@ -75,6 +73,10 @@ def test_another_loss_is_compiled_as_a_whole() -> None:
 
 def test_gradients_of_a_block_are_there_before_the_pass_goes_on() -> None:
     """Ranks sum them meanwhile. Code of a whole model hands over all at its end."""
+    # Slow to import, and only the worker that runs this needs it.
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+
     torch._dynamo.reset()
     seen: list[str] = []
 
