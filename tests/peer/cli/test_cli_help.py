@@ -126,35 +126,36 @@ def test_a_shell_can_complete_commands() -> None:
     assert done.stdout.split() == ["start", "status"]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("run", "new", "--size", "3b"),
-        ("run", "check", "nowhere.toml"),
-        ("start", "nowhere.toml"),
-        ("start", "nowhere.toml", "--page", "9100"),
-        ("start", "examples/tiny_gpt/run.toml", "--micro-batch", "0"),
-        ("join", LINK, "--device", "tpu"),
-        ("keep", "nowhere.toml", "--until", "tomorrow"),
-        ("keep", "nowhere.toml", "--run-page", "127.0.0.1:1"),
-        ("limits", "--up", "fast"),
-    ],
-    ids=" ".join,
+MISTAKES = (
+    ("run", "new", "--size", "3b"),
+    ("run", "check", "nowhere.toml"),
+    ("start", "nowhere.toml"),
+    ("start", "nowhere.toml", "--page", "9100"),
+    ("start", "examples/tiny_gpt/run.toml", "--micro-batch", "0"),
+    ("join", LINK, "--device", "tpu"),
+    ("keep", "nowhere.toml", "--until", "tomorrow"),
+    ("keep", "nowhere.toml", "--run-page", "127.0.0.1:1"),
+    ("limits", "--up", "fast"),
 )
-def test_a_mistake_is_told_before_torch_or_a_server_is_loaded(arguments: tuple[str, ...]) -> None:
+
+
+def test_mistakes_are_told_before_torch_or_a_server_is_loaded() -> None:
     """Torch takes seconds to import, and ten on a busy machine; only the agent serves pages."""
-    code = (
-        "import sys; from peer import cli; code = cli.run(sys.argv[1:]); "
-        "print(code, {'torch', 'aiohttp'} & set(sys.modules))"
+    program = (
+        "import json, sys; from peer import cli\n"
+        "for arguments in json.loads(sys.argv[1]):\n"
+        "    code, loaded = cli.run(arguments), {'torch', 'aiohttp'} & set(sys.modules)\n"
+        "    print(f'\\nfound: {code} {loaded} {arguments}', flush=True)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, "-c", program, json.dumps(MISTAKES)],
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
     )
-    assert done.stdout.splitlines()[-1] == "2 set()", done.stderr
+    found = [line for line in done.stdout.splitlines() if line.startswith("found: ")]
+    assert found == [f"found: 2 set() {list(each)}" for each in MISTAKES], done.stderr
 
 
 def documented() -> dict[str, set[str]]:
