@@ -280,8 +280,13 @@ def test_an_impossible_scale_is_refused(name: str, scale: float) -> None:
 
 
 @ALL
-@pytest.mark.parametrize("seed", range(60))
-def test_bytes_that_pass_the_check_decode_to_finite_values(name: str, seed: int) -> None:
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_bytes_that_pass_the_check_decode_to_finite_values(name: str, first: int) -> None:
+    for seed in range(first, first + 20):
+        check_decodes_to_finite_values(name, seed)
+
+
+def check_decodes_to_finite_values(name: str, seed: int) -> None:
     rng = random.Random(seed)
     sizes = tuple(rng.choice(SIZES[:12]) for _ in range(rng.randrange(1, 6)))
     codec = codec_named(name)
@@ -297,7 +302,7 @@ def test_bytes_that_pass_the_check_decode_to_finite_values(name: str, seed: int)
         codec.check(data, sizes, Scratch())
     except BadPayload:
         return
-    assert np.isfinite(out).all()
+    assert np.isfinite(out).all(), f"seed {seed}"
 
 
 @ALL
