@@ -335,7 +335,10 @@ class _Inner(Section, frozen=True, kw_only=True):
         float, Meta(gt=0.0, le=100.0), "Peak learning rate; [schedule] scales it."
     ] = 1e-3
     batch_size: Annotated[
-        int, Meta(ge=1, le=1 << 20), "Sequences per optimizer step of one peer."
+        int,
+        Meta(ge=1, le=1 << 20),
+        "Sequences per optimizer step of one peer, together some thousand tokens: a swarm loses "
+        "more by noisy steps than data parallel does.",
     ] = 32
     clip_norm: Annotated[
         float | Literal["off"],
