@@ -14,7 +14,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -831,23 +831,38 @@ def outside(
 async def looked_up(
     relays: Iterable[Multiaddr], connections: Iterable[Connection]
 ) -> list[Multiaddr]:
-    """The addresses behind names for IPv4 of relays that are connected over IPv6."""
+    """The addresses behind names for IPv4 of relays that are connected over IPv6.
+
+    All names are looked up at once: a meeting has ten seconds, and no name server may answer.
+    """
     direct = [c for c in connections if not c.relayed]
     over_ipv6 = {c.peer for c in direct if ":" in (address_rules.ip_of(c.address) or "")}
-    found = []
-    for relay in relays:
-        peer = address_rules.peer_of(relay)
-        kind, name = str(relay).split("/")[1:3]
-        if peer is None or peer not in over_ipv6 or kind != "dns4":
-            continue
-        with suppress(OSError, TimeoutError):  # the meeting may go on without it
-            async with asyncio.timeout(NAME_WITHIN_S):
-                answers = await asyncio.get_running_loop().getaddrinfo(
-                    name, None, family=socket.AF_INET, type=socket.SOCK_STREAM
-                )
-            at = [address_rules.with_ip(relay, str(answer[4][0])) for answer in answers]
-            found += [address_rules.with_peer(each, peer) for each in at]
-    return found
+    named = [
+        (relay, peer, str(relay).split("/")[2])
+        for relay in relays
+        if (peer := address_rules.peer_of(relay)) is not None
+        and peer in over_ipv6
+        and str(relay).startswith("/dns4/")
+    ]
+    names = sorted({name for _, _, name in named})
+    ips = dict(zip(names, await asyncio.gather(*map(_ipv4_of, names)), strict=True))
+    return [
+        address_rules.with_peer(address_rules.with_ip(relay, ip), peer)
+        for relay, peer, name in named
+        for ip in ips[name]
+    ]
+
+
+async def _ipv4_of(name: str) -> list[str]:
+    """The addresses behind a name; none if they cannot be had now."""
+    try:
+        async with asyncio.timeout(NAME_WITHIN_S):
+            answers = await asyncio.get_running_loop().getaddrinfo(
+                name, None, family=socket.AF_INET, type=socket.SOCK_STREAM
+            )
+    except (OSError, TimeoutError):
+        return []
+    return [str(answer[4][0]) for answer in answers]
 
 
 _NO_NEWS = re.compile(r"^(failed to dial( \w+)?: )+")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from typing import Any
+
 import pytest
 from multiaddr import Multiaddr
 
@@ -58,3 +62,22 @@ async def test_the_ipv4_address_behind_the_name_of_a_relay_is_looked_up_if_it_is
     assert await looked_up(relays, connections) == [
         Multiaddr(f"/ip4/127.0.0.1/tcp/7700/p2p/{RELAY}")
     ]
+
+
+async def test_names_are_looked_up_at_once_as_no_name_server_may_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One after another, each for two seconds, they took the ten seconds of a whole meeting."""
+    names = [f"seed{number}.example.org" for number in range(3)]
+    asked = threading.Barrier(len(names), timeout=5.0)
+
+    def answers(name: str, *_: object, **__: object) -> list[Any]:
+        asked.wait()  # until every name is asked for
+        return socket_answers("localhost", None, family=socket.AF_INET, type=socket.SOCK_STREAM)
+
+    socket_answers = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", answers)
+    relays = [Multiaddr(f"/dns4/{name}/tcp/7700/p2p/{RELAY}") for name in names]
+    over_ipv6 = Connection(RELAY, Multiaddr("/ip6/2a00:78:1::2/tcp/7700"), False)
+    found = await looked_up(relays, [over_ipv6])
+    assert found == [Multiaddr(f"/ip4/127.0.0.1/tcp/7700/p2p/{RELAY}")] * len(names)
