@@ -39,6 +39,7 @@ from averaging.round.interface.inputs import (
 )
 from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
+from averaging.round.sealing.outcomes import OUTCOMES_MAX, VOWS_MAX
 from averaging.rules.due import DuePolicy
 from averaging.rules.line_levels import Level
 from averaging.rules.mixing import MixingPolicy
@@ -583,7 +584,7 @@ class Swarm(Watch):
             self.check_fate(node)
         if (
             len(machine.rounds) > 32
-            or len(machine.outcomes) > 64
+            or len(machine.outcomes) > OUTCOMES_MAX + VOWS_MAX * len(self.names)
             or len(machine.peers.failed) > 256
         ):
             raise Broken(f"{node} grows without bound")

@@ -95,6 +95,24 @@ def test_a_member_whose_machine_crashes_every_minute_keeps_its_favour_and_gets_i
     assert max(swarm.versions()) > 50
 
 
+def test_a_member_on_a_slow_line_that_is_restarted_often_gets_its_work_merged() -> None:
+    """It soon has no part in 16 rounds of each life, which costs it no work. The vows to peers that
+    ask it about rounds were counted as outcomes of its own, and taken for a leak."""
+    swarm = Swarm(1, [PeerPlan(founder=not number) for number in range(6)])
+    rng, name = random.Random(1), swarm.names[-1]
+    swarm.network.set_link(name, up_bytes_s=800.0)
+    at = 0.0
+    while (at := at + rng.uniform(75.0, 225.0)) < 800.0:
+        swarm.heap.call_at(at, swarm.crash, name)
+        swarm.heap.call_at(at + rng.uniform(0.5, 10.0), swarm.restart, name)
+
+    swarm.run(800.0)
+
+    merged = swarm.trainers()[0].state.merged  # type: ignore[union-attr]
+    assert merged[name].tokens > 0.5 * merged[swarm.names[0]].tokens
+    assert max(swarm.versions()) > 65
+
+
 @pytest.mark.parametrize("away_s", [0.5, 12.0])
 def test_a_member_restarted_before_each_audit_soon_merges_falsely_in_few_rounds(
     away_s: float,
