@@ -30,8 +30,8 @@ FAILED_MAX = 256
 """Failed peers that are remembered; beyond it the oldest failures are forgotten."""
 
 LASTING_ROUNDS = 16
-"""A life that was in fewer merged rounds than this, times those of them that it had no part in,
-doubles the latter for the next life, up to this many."""
+"""Most rounds without a part at the beginning of a life. They double with each life that ends
+before it was in this many times as many merged rounds, and are one again after a longer one."""
 
 
 class Crowd(Protocol):
@@ -56,19 +56,20 @@ class _Life:
     """One life of another peer, as far as it was in merged rounds with this one."""
 
     incarnation: int
-    apart: int = 0
-    """The first of its rounds in which it has no part that others need."""
+    without_part: int = 0
+    """Number of rounds, its first ones, in which it has no part that others need."""
     rounds: int = 0
+    """Number of merged rounds that it has been in."""
 
     @property
-    def has_served(self) -> bool:
-        return self.rounds >= self.apart
+    def has_part(self) -> bool:
+        return self.rounds >= self.without_part
 
     @property
-    def apart_next(self) -> int:
-        """The same number for the peer's next life."""
-        lasted = self.rounds >= LASTING_ROUNDS * max(1, self.apart)
-        return 1 if lasted else min(LASTING_ROUNDS, max(1, 2 * self.apart))
+    def without_part_next(self) -> int:
+        """The number for the peer's next life."""
+        lasted = self.rounds >= LASTING_ROUNDS * max(1, self.without_part)
+        return 1 if lasted else min(LASTING_ROUNDS, max(1, 2 * self.without_part))
 
 
 class Neighbourhood:
@@ -205,7 +206,7 @@ class Neighbourhood:
         for entry in members:
             life = self._lives.setdefault(entry.peer, _Life(entry.incarnation))
             if life.incarnation != entry.incarnation:
-                life = self._lives[entry.peer] = _Life(entry.incarnation, life.apart_next)
+                life = self._lives[entry.peer] = _Life(entry.incarnation, life.without_part_next)
             life.rounds += 1
 
     def saw_merged(self, contributors: Iterable[PeerId], now: float) -> None:
@@ -268,7 +269,7 @@ class Neighbourhood:
 
     def _is_new(self, peer: PeerId, incarnation: int) -> bool:
         life = self._lives.get(peer)
-        return life is not None and not (life.incarnation == incarnation and life.has_served)
+        return life is not None and not (life.incarnation == incarnation and life.has_part)
 
     def to_call(self, group: Iterable[PeerId], now: float) -> list[PeerId]:
         """Newcomers that may join a group's round. Among several groups they come by themselves."""

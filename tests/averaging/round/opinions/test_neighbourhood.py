@@ -121,25 +121,25 @@ def test_a_peer_that_comes_back_again_and_again_waits_longer_for_a_part_each_tim
     peers = neighbourhood(anna, began=0.0)
     peers.met([msgspec.structs.replace(ENTRY, peer=peer, incarnation=1) for peer in PEERS])
 
-    def rounds_apart(incarnation: int, *, stays: int = 0) -> int:
+    def rounds_without_part(incarnation: int, *, stays: int = 0) -> int:
         """Merged rounds until the peer has a part; after that it is in ``stays`` more."""
         entry = msgspec.structs.replace(ENTRY, peer=dora, incarnation=incarnation)
         joins = dict.fromkeys(PEERS, msgspec.structs.replace(JOIN, incarnation=1))
         joins[dora] = msgspec.structs.replace(JOIN, incarnation=incarnation)
-        apart = 0
+        count = 0
         while peers.on_probation(joins, STRIKES_COUNT_SINCE, 40.0) == {dora}:
             peers.finished_with([entry])
-            apart += 1
+            count += 1
         for _ in range(stays):
             peers.finished_with([entry])
-        return apart
+        return count
 
-    assert [rounds_apart(life) for life in range(2, 9)] == [1, 2, 4, 8, 16, 16, 16]
-    assert rounds_apart(9, stays=16 * 16 - 16 - 1) == 16
-    assert rounds_apart(10, stays=16 * 16 - 16) == 16
-    assert rounds_apart(11, stays=14) == 1, "the life before lasted"
-    assert rounds_apart(12, stays=30) == 2
-    assert rounds_apart(13) == 1
+    assert [rounds_without_part(life) for life in range(2, 9)] == [1, 2, 4, 8, 16, 16, 16]
+    assert rounds_without_part(9, stays=16 * 16 - 16 - 1) == 16
+    assert rounds_without_part(10, stays=16 * 16 - 16) == 16
+    assert rounds_without_part(11, stays=14) == 1, "the life before lasted"
+    assert rounds_without_part(12, stays=30) == 2
+    assert rounds_without_part(13) == 1
 
 
 def test_a_peer_that_is_back_joins_another_leader_as_all_are_new_to_it() -> None:
