@@ -100,7 +100,9 @@ class Shelf:
         entries = self.entries()
         if not entries or entries[-1].model != model:
             return None
-        self._link(entries[-1].name)  # the process that made it may have been killed before that
+        # The process that made it may have been killed between these.
+        self._write_index(entries)
+        self._link(entries[-1].name)
         return entries[-1]
 
     def add(

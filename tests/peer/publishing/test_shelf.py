@@ -153,12 +153,17 @@ def disk_of(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_latest_leads_to_the_newest_after_a_kill_between_index_and_link(shelf: Shelf) -> None:
+def test_latest_and_feed_have_the_newest_after_a_kill_right_after_the_index(shelf: Shelf) -> None:
     add(shelf, 1)
+    older = (shelf.folder / FEED).read_bytes()
     newest = add(shelf, 2)
+    whole = (shelf.folder / FEED).read_bytes()
     (shelf.folder / LATEST).unlink()
+    (shelf.folder / FEED).write_bytes(older)
+    shelf.check()
     assert shelf.newest(newest.model) == newest
     assert (shelf.folder / LATEST).resolve().name == newest.name
+    assert (shelf.folder / FEED).read_bytes() == whole
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
