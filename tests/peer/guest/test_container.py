@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from peer.guest.container import container_processors
+
+HERE = len(os.sched_getaffinity(0)) if sys.platform == "linux" else sys.maxsize
+
+
+@pytest.fixture
+def _bound_to_one() -> Iterator[None]:
+    if sys.platform != "linux":
+        pytest.skip("a process cannot be bound to processors here")
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
 
 
 @pytest.mark.parametrize(
@@ -18,5 +33,15 @@ def test_the_time_that_a_container_may_use_is_that_of_so_many_processors(
 ) -> None:
     path = tmp_path / "cpu.max"
     path.write_text(limit)
-    assert container_processors(path) == processors
+    assert container_processors(path) == (processors and min(processors, HERE))
     assert container_processors(tmp_path / "missing") is None
+
+
+@pytest.mark.usefixtures("_bound_to_one")
+def test_a_limit_above_the_processors_that_a_container_is_bound_to_adds_no_threads(
+    tmp_path: Path,
+) -> None:
+    """Torch has a thread for each of those, and had more with the limit than without it."""
+    path = tmp_path / "cpu.max"
+    path.write_text("400000 100000\n")
+    assert container_processors(path) == 1
