@@ -10,6 +10,7 @@ The demo runs the commands that users run, and reads their ``--json`` output.
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -394,6 +395,7 @@ def summary(settings: DemoSettings, result: Result, compared: Comparison) -> dic
 
 def summary_text(record: Mapping[str, Any]) -> str:
     tokens = record["tokens"]
+    learner = shlex.quote(str(Path(record["directory"]) / "learner-0"))
     fates = ", ".join(f"{count_text(tokens[n])} {n}" for n in ("merged", "pending", "discarded"))
     return "\n".join(
         [
@@ -405,6 +407,6 @@ def summary_text(record: Mapping[str, Any]) -> str:
             f"trainers blocked {record['blocked_fraction']:.2%} of the time",
             f"killed {record['kills']}, came back and merged again {record['rejoins']}",
             f"plots and logs: {record['directory']}",
-            f"its model continues a text: shoal say {record['directory']}/learner-0 'def main('",
+            f"its model continues a text: shoal say {learner} 'def main('",
         ]
     )

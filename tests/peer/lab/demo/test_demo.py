@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
-from peer.lab.demo.demo import RUN_TEXT, Comparison, DemoSettings, Point, Result, summary
+from peer.lab.demo.demo import (
+    RUN_TEXT,
+    Comparison,
+    DemoSettings,
+    Point,
+    Result,
+    summary,
+    summary_text,
+)
 from peer.lab.demo.report import split_at_silence
 from peer.run_file.reading import parse
 
@@ -42,6 +51,14 @@ def test_the_demo_succeeds_only_if_the_swarm_learned_and_the_killed_learner_came
     assert summary(settings, result(rounds=0), LEARNED)["ok"] is False
     worse = Comparison(loss_start=5.5, loss_end=5.6, solo_loss_end=2.1)
     assert summary(settings, result(), worse)["ok"] is False
+
+
+def test_the_command_that_the_summary_shows_can_be_pasted(tmp_path: Path) -> None:
+    settings = DemoSettings(directory=tmp_path / "my demo")
+    shown = summary_text(summary(settings, result(), LEARNED)).splitlines()[-1]
+    _, _, command = shown.partition(": ")
+    learner = str(tmp_path / "my demo" / "learner-0")
+    assert shlex.split(command) == ["shoal", "say", learner, "def main("]
 
 
 def test_a_gap_in_a_learners_points_separates_two_lives() -> None:
