@@ -17,7 +17,7 @@ from peer.cli.application import Json, complain, json_text, report_if_slow
 from peer.cli.bases import new_text, run_from_base
 from peer.cli.finding import check_new, no_peers
 from peer.cli.showing import usage_errors
-from peer.errors import DataUnavailable, RunFileError
+from peer.errors import DataUnavailable, NotWritten, RunFileError
 from peer.run_file.presets import STDLIB, preset
 from peer.run_file.sections import OWNED_HUB_NAME, CustomData, CustomModel, HfData, RunFile
 from peer.storage.home import data_cache
@@ -102,8 +102,12 @@ def _put(text: str, file: Path | None) -> None:
     if file is None:
         print(text, end="")
         return
-    with file.open("x", encoding="utf-8") as out:
-        out.write(text)
+    file.touch(exist_ok=False)
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        file.unlink()  # a part of it would be in the way of the next try
+        raise NotWritten(str(file), error.strerror or str(error)) from error
     name = shlex.quote(str(file))
     print(f"wrote {file}; next: `shoal run check {name}`, then `shoal start {name}`")
 

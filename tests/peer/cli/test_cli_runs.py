@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import resource
 import socket
 import sys
 import time
@@ -83,6 +84,21 @@ def test_a_new_run_file_is_written_to_a_new_file_and_replaces_none(
     code, output, errors = said(["run", "new", str(path), *options], capsys)
     assert (code, output, path.read_text(encoding="utf-8")) == (2, "", "mine")
     assert f"{path} exists" in errors
+
+
+def test_of_a_new_run_file_that_the_disk_does_not_take_nothing_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "my.toml"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        code, output, errors = said(["run", "new", str(path)], capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (code, output) == (2, "")
+    assert f"cannot write {path}: " in errors
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("size", SIZES)
