@@ -140,8 +140,11 @@ class Tally:
             if signed:
                 self.reports[day] = days.united((*known, *signed))
                 news = True
-        kept = sorted(day for day in self.reports if day >= first)[-DAYS_MAX:]
-        self.reports = {day: self.reports[day] for day in kept}
+        kept = [day for day in self.reports if day >= first]
+        if 2 * len(kept) <= len(self.reports):
+            # Most days would go. So it is this clock that is wrong, by years.
+            kept = list(self.reports)
+        self.reports = {day: self.reports[day] for day in sorted(kept)[-DAYS_MAX:]}
         return news
 
     def _take_statement(self, statement: Statement) -> bool:

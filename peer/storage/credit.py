@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import msgspec
@@ -9,7 +11,8 @@ import msgspec
 from dht.identity import PeerId, RunId
 from dht.whole_files import read_json, write_whole
 from peer.credit import wire
-from peer.credit.tally import Tally, everything
+from peer.credit.reports import Report
+from peer.credit.tally import Part, Tally, everything
 
 TALLY_FILE = "tally"
 WISHES_FILE = "credit.json"
@@ -50,6 +53,12 @@ def load_tally(folder: Path, run: RunId, me: PeerId | None, fragments: int) -> T
     except (OSError, ValueError):
         return tally
     tally.follow(part.topic)
-    latest = max((each.day for each in part.reports), default=0)
-    tally.unite(part, today=latest, believes=everything)
+    tally.unite(replace(part, reports=()), today=0, believes=everything)
+    # Day by day, as they came: one of a clock that was years ahead refuses none of those before it.
+    for day, reports in groupby(sorted(part.reports, key=_day), _day):
+        tally.unite(Part(reports=tuple(reports)), today=day, believes=everything)
     return tally
+
+
+def _day(report: Report) -> int:
+    return report.day

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -90,6 +91,20 @@ def test_a_clock_that_begins_in_the_past_leaves_a_tally_that_can_ask(day: int) -
     known.report(ANNA, DAY + 1)
     assert day not in known.reports
     assert asks(known, other) == Part()
+
+
+def test_a_clock_that_was_years_ahead_removes_no_days(tmp_path: Path) -> None:
+    """They were all removed, and again with each start, as its own day stayed."""
+    known, other = example(), example()
+    days = set(known.reports)
+    known.report(ANNA, DAY + 5000)
+    assert set(known.reports) == {*days, DAY + 5000}
+    save_tally(tmp_path, wire.encode(known.part))
+    known = load_tally(tmp_path, RUN, ANNA.peer_id, 40)
+    assert set(known.reports) == {*days, DAY + 5000}
+    known.report(ANNA, DAY)
+    assert set(known.reports) == {*days, DAY, DAY + 5000}
+    assert asks(known, other).maps == ()
 
 
 @pytest.mark.parametrize("data", [b"", b"\x90", b"x" * 40, wire.encode(Part())[:-1]])
