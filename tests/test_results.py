@@ -20,6 +20,11 @@ def commands() -> list[str]:
     return sorted(set(re.findall(r"`(?:[A-Z_]+=\S+ )*((?:shoal|pytest|python -m) [^`\n]+)`", text)))
 
 
+def test_the_commands_are_found() -> None:
+    """Without it nothing would fail if the document wrote them in another way."""
+    assert len(commands()) > 40
+
+
 @pytest.mark.parametrize("line", commands())
 def test_a_command_can_be_given(line: str) -> None:
     assert fault_of(line) is None
