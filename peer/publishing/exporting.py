@@ -49,13 +49,18 @@ def publish(job: Job, tell: Tell, *, now: float) -> None:
 
     Raises what ``write_folder``, ``tokenizer_of``, ``base_folder`` and ``push`` raise.
     """
-    folder = Path(job.peer)
-    outer = load_outer(CheckpointFolder(folder / OUTER, reads_only=True))
+    checkpoints = CheckpointFolder(Path(job.peer) / OUTER, reads_only=True)
+    numbers, outer = checkpoints.numbers(), load_outer(checkpoints)
     if outer is None:
         return
     shelf = Shelf(Path(job.shelf), outer.run, job.keep)
     shelf.check()
     with shelf.alone():
+        if checkpoints.numbers() != numbers:
+            # Newer ones were written during the wait. "latest" must not lead back to this one.
+            del outer
+            if (outer := load_outer(checkpoints)) is None:
+                return
         entry = shelf.newest(outer.model) or _export(job, shelf, outer, tell, now=now)
         if job.repository is not None and entry.uploaded_to != job.repository:
             url = push(shelf.folder / entry.name, job.repository, message=entry.summary)

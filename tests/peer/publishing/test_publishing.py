@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,11 @@ from peer.publishing import exporting
 from peer.publishing.exporting import Job
 from peer.publishing.hub import NoRepository, check_repository
 from peer.publishing.publisher import Publisher, Publishing, check_publishing
-from peer.publishing.shelf import LATEST, published
+from peer.publishing.shelf import LATEST, Shelf, published
 from peer.run_file.sections import CustomModel
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
-from peer.storage.outer_state import outer_content
+from peer.storage.outer_state import load_outer, outer_content
 from tests.peer.data.published_model import publish as publish_base
 from tests.peer.model.adapted_run import adapted_model, adapted_run
 from tests.peer.model.export.exported_run import RUN, save_run
@@ -123,6 +124,26 @@ def test_two_keepers_may_publish_in_one_folder(
     first.join()
     assert news == {"a": ["published"], "b": ["published"]}
     assert len(published(publishing.folder)) == 2
+
+
+def test_after_a_wait_for_another_keeper_the_newest_checkpoint_is_published(
+    publishing: Publishing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upload takes up to an hour, and the one from before it became the latest export."""
+    save_run(tmp_path / "peer")
+    alone = Shelf.alone
+
+    @contextmanager
+    def after_a_wait(shelf: Shelf) -> Iterator[None]:
+        train_on(tmp_path / "peer")
+        with alone(shelf):
+            yield
+
+    monkeypatch.setattr(Shelf, "alone", after_a_wait)
+    assert [name for name, _ in publish_here(publishing, tmp_path / "peer")] == ["published"]
+    newest = load_outer(CheckpointFolder(tmp_path / "peer" / OUTER, reads_only=True))
+    assert newest is not None
+    assert [entry.model for entry in published(publishing.folder)] == [newest.model]
 
 
 def test_adapters_are_published_on_their_base(publishing: Publishing, tmp_path: Path) -> None:
