@@ -551,7 +551,7 @@ def _row(peer: status.Status) -> str:
 
 
 def _notes(peer: status.Status) -> Iterator[str]:
-    """What stands below a peer's line."""
+    """Yield the lines below a peer's row."""
     if peer.rest is not None or peer.limits:
         resting = [] if peer.rest is None else [f"resting: {peer.rest}"]
         allowed = [f"limits: {', '.join(peer.limits)}"] if peer.limits else []
