@@ -34,6 +34,7 @@ from peer.data.text.formats import (
     DataFile,
     check_beginning,
     piece_count,
+    unreadable,
     unusable,
 )
 from peer.data.text.token_cache import TokenCache
@@ -150,7 +151,7 @@ def check_files_there(run: RunFile, recipe: FilesData, data_dir: Path, *, cache_
         for source, found in zip(recipe.sources, places, strict=True):
             _check_form(run, recipe, source, found)
     except OSError as error:
-        raise unusable(f"{error.filename}: {error.strerror}") from error
+        raise unreadable(error) from error
     place = place_of(recipe.tokenizer)
     if place.sha256 is not None and not place.is_url:
         path = _local_tokenizer(place, data_dir)

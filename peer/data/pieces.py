@@ -15,7 +15,7 @@ from peer.data.batches.order import is_held_out
 from peer.data.batches.prefetch import in_background
 from peer.data.text.downloads import Downloads, KnownHashes
 from peer.data.text.examples import signed
-from peer.data.text.formats import DataFile, piece_count, shard_piece
+from peer.data.text.formats import DataFile, piece_count, shard_piece, unreadable
 from peer.data.text.token_cache import PieceTokens, TokenCache
 from peer.data.text.tokenizing import FileTokenizer, Tokenizer
 from peer.data.text.workers import Job, Workers, carry_out
@@ -151,7 +151,7 @@ class Pieces:
         try:
             counts = [piece_count(file) for file in files]
         except OSError as error:
-            raise _unreadable(error) from error
+            raise unreadable(error) from error
         return Opened(files, identity, counts[0] if len(counts) == 1 else min(1, sum(counts)))
 
     def _located(self, bundle: Bundle) -> tuple[tuple[Path, ...], str]:
@@ -164,7 +164,7 @@ class Pieces:
                 return (path,), identity
             return bundle.paths, hashes.of(list(zip(bundle.paths, bundle.places, strict=True)))
         except OSError as error:
-            raise _unreadable(error) from error
+            raise unreadable(error) from error
 
     def _check_unchanged(self, bundle: Bundle, opened: Opened) -> None:
         """Raise ``DataUnavailable`` if the files are not those that were opened any more.
@@ -222,7 +222,7 @@ class Pieces:
         try:
             tokens = shard_piece(opened.files[0], piece, vocabulary=preparation.vocabulary)
         except OSError as error:
-            raise _unreadable(error) from error
+            raise unreadable(error) from error
         blocks = [tokens[at : at + BLOCK_TOKENS] for at in range(0, tokens.size, BLOCK_TOKENS)]
         held = [
             is_held_out(f"{opened.identity}/{piece}/{number}".encode(), preparation.held_out)
@@ -234,10 +234,6 @@ class Pieces:
             for wanted in (False, True)
         )
         return PieceTokens(*(np.concatenate([nothing, *part]) for part in parts))
-
-
-def _unreadable(error: OSError) -> DataUnavailable:
-    return DataUnavailable("files", f"{error.filename}: {error.strerror}")
 
 
 def _with_suffix(place: Place) -> str:

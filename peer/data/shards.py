@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dht.whole_files import write_whole
 from peer.data.hub import hub_tokenizer_file
-from peer.data.text.formats import DataFile, items, piece_count
+from peer.data.text.formats import DataFile, items, piece_count, unreadable
 from peer.data.text.tokenizing import ByteTokenizer, FileTokenizer, Tokenizer, batches
 from peer.errors import DataUnavailable, NotWritten
 from peer.run_file.places import LIST_FORMAT, TEXT_FORMATS, pinned
@@ -120,7 +120,7 @@ def _tokens(paths: list[Path], tokenizer: Tokenizer, text_field: str) -> Iterato
                         if item.is_end:
                             yield end
     except OSError as error:
-        raise DataUnavailable("files", f"{error.filename}: {error.strerror}") from error
+        raise unreadable(error) from error
 
 
 def _shards(parts: Iterator[NDArray[Any]], size: int) -> Iterator[NDArray[Any]]:

@@ -184,6 +184,11 @@ def unusable(reason: str) -> DataUnavailable:
     return DataUnavailable("files", reason)
 
 
+def unreadable(error: OSError) -> DataUnavailable:
+    """The error of a file that the system cannot read or write."""
+    return unusable(f"{error.filename}: {error.strerror}")
+
+
 def _txt_items(file: DataFile, piece: int) -> Iterator[Item]:
     size = file.path.stat().st_size
     with file.path.open("rb") as opened:

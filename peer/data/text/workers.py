@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from peer.data.text.examples import sequences_of
-from peer.data.text.formats import DataFile, items, piece_count
+from peer.data.text.formats import DataFile, items, piece_count, unreadable
 from peer.data.text.token_cache import TokenCache
 from peer.data.text.tokenizing import ByteTokenizer, FileTokenizer, Tokenizer, tokens_of
 from peer.errors import DataUnavailable, PeerError
@@ -70,7 +70,7 @@ def carry_out(job: Job) -> None:
                 text, tokenizer, form, held_out=job.held_out, size=job.sequence_length + 1
             )
     except OSError as error:
-        raise DataUnavailable("files", f"{error.filename}: {error.strerror}") from error
+        raise unreadable(error) from error
     _cache(job.cache).write(job.key, tokens.train, tokens.held_out)
 
 
