@@ -562,6 +562,13 @@ def test_a_file_that_differs_from_its_hash_is_refused(tmp_path: Path) -> None:
     assert f"the run file demands {right}: replace it" in problem(tmp_path, name)
 
 
+def wait_for_pieces() -> None:
+    """Wait for the pieces that are being read: they have passed their check of the file."""
+    for thread in threading.enumerate():
+        if thread.name in ("open-file", "make-piece"):
+            thread.join(10.0)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("left", [600, 60, None])
 def test_a_file_that_changes_while_it_is_read_is_an_error(
@@ -572,9 +579,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(
     run = run_of(FileSource(files=[name]))
     stream = opened(run, tmp_path).train
     stream.next(1)
-    for thread in threading.enumerate():  # a piece that is being read has passed its check
-        if thread.name in ("open-file", "make-piece"):
-            thread.join(10.0)
+    wait_for_pieces()
     if left is None:
         (tmp_path / name).unlink()
     else:
@@ -627,6 +632,7 @@ def test_a_download_that_has_made_room_for_others_is_fetched_again(tmp_path: Pat
     expected = opened(run, tmp_path, downloads=copied).train.next(5000)
     stream = opened(run, tmp_path, downloads=copied).train
     stream.next(1)
+    wait_for_pieces()
     (file,) = (tmp_path / "downloads").iterdir()
     file.unlink()
     assert (stream.next(4999) == expected[1:]).all()
