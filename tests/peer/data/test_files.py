@@ -618,6 +618,7 @@ def test_a_download_that_has_changed_on_the_disk_is_fetched_again(tmp_path: Path
     run = run_of(FileSource(files=[pinned(url, write(there, "a.bin", texts(300)))]))
     copied = Copied(there, tmp_path / "downloads")
     expected = opened(run, tmp_path, downloads=copied).train.next(100)
+    wait_for_pieces()
     (file,) = (tmp_path / "downloads").iterdir()
     file.write_bytes(bytes(500))
     assert (opened(run, tmp_path, downloads=copied).train.next(100) == expected).all()
