@@ -52,6 +52,8 @@ class Greeting:
     has_worked: Callable[[PeerId], bool] = lambda peer: True
     """True if the clock of a member counts before those of members that only just came."""
 
+    bootstrap_peers: set[PeerId] = field(default_factory=set)
+    """Seeds that answered a hello as bootstrap peers, which take part in no run."""
     _clock: ClockOffsets = field(default_factory=ClockOffsets)
     _clock_is_off: bool = False
     _not_to_greet: dict[PeerId, float] = field(default_factory=dict)
@@ -173,6 +175,8 @@ class Greeting:
             text = f"{peer} takes part in run {reply.run}, not in run {run}"
             self.intake.note_misfit(peer, Misfit("run", run, reply.run), text)
             return
+        if not reply.run and self.dialler.is_seed(peer):
+            self.bootstrap_peers.add(peer)
         measured = sample(
             sent_at=sent_at,
             received_at=reply.received_at,

@@ -199,6 +199,12 @@ class Presence:
         return self._seeking.outcomes
 
     @property
+    def bootstrap_seeds(self) -> tuple[Multiaddr, ...]:
+        """The seeds that have answered as bootstrap peers, which stay where they are."""
+        known = self._greeting.bootstrap_peers
+        return tuple(seed for seed in self._seeds if peer_of(seed) in known)
+
+    @property
     def host(self) -> Host:
         """The host of all parts but presence. A connection that it opens proves no dial-back."""
         return self._dialler.noted

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -380,29 +380,26 @@ class OnlinePeer:
 
     def link(self) -> str:
         """The link for others to join by; empty until this peer knows an address of its own."""
+        # Bootstrap peers stay where they are. Then the owner's choice, or that of a link.
+        return self._link_by(map(Multiaddr, self.local.settings.seeds))
+
+    def public_link(self) -> str:
+        """The link with addresses of hosts alone: bootstrap peers, this peer, and keepers.
+
+        Those of learners are nobody's to publish, unless the run file does. Empty until this peer
+        knows an own address.
+        """
+        keepers = [m.peer for m in self.live_members() if m.record.role == "keeper"]
+        known = [address for keeper in keepers for address in self.addresses_of(keeper)[:1]]
+        return self._link_by([*self.local.run_file.seed_addresses, *known])
+
+    def _link_by(self, seeds: Iterable[Multiaddr]) -> str:
         own = self.presence.addresses
         if not own:
             return ""
-        seeds = [Multiaddr(seed) for seed in self.local.settings.seeds]
-        hosts = [m.peer for m in self.live_members() if m.record.role == "bootstrap"]
-        known = [address for host in hosts for address in self.addresses_of(host)[:1]]
-        # Bootstrap peers stay where they are. Then the owner's choice, or that of a link.
-        seeds = sorted(
-            [*seeds, *known], key=lambda address: address_rules.peer_of(address) not in hosts
-        )
+        first = [*self.presence.bootstrap_seeds, *seeds]
         mine = [address_rules.with_peer(address, self.local.me) for address in own]
-        return str(short_link(self.local.run_id, seeds=seeds, own=mine))
-
-    def public_link(self) -> str:
-        """The link with addresses of hosts alone: of this peer, and of bootstrap peers and keepers.
-
-        Those of learners are nobody's to publish. Empty until this peer knows an own address.
-        """
-        own = self.presence.addresses
-        hosts = [m.peer for m in self.live_members() if m.record.role in ("bootstrap", "keeper")]
-        known = [address for host in hosts for address in self.addresses_of(host)[:1]]
-        mine = [address_rules.with_peer(address, self.local.me) for address in own]
-        return str(short_link(self.local.run_id, seeds=known, own=mine)) if own else ""
+        return str(short_link(self.local.run_id, seeds=first, own=mine))
 
     def _keep_link(self) -> None:
         """Keep the link for ``shoal link``."""

@@ -156,7 +156,8 @@ class ShownRun:
             learners=learners,
             keepers=keepers,
             others=len(live) + 1 - learners - keepers,
-            contributors_total=len(self._rows),
+            # A keeper that has just come has yet to hear of them.
+            contributors_total=len(self._rows) or None,
             losses=losses,
             held_out=self._record.held_out,
             days=self._days,

@@ -170,10 +170,10 @@ class RunPages:
                 logger.info("run_file_not_had peer=%s reason=%s", peer, error)
 
     def _link(self, run: RunId, live: Sequence[Member]) -> str:
-        """The link by this peer, and by keepers: nobody publishes a learner's address."""
+        """The link by this peer first, then by keepers: nobody publishes a learner's address."""
         keepers = [m for m in live if m.record.role == "keeper"]
         known = [address_rules.with_peer(a, m.peer) for m in keepers for a in m.addresses[:1]]
-        return str(short_link(run, seeds=known, own=self._own))
+        return str(short_link(run, seeds=[*self._own, *known], own=()))
 
 
 @asynccontextmanager

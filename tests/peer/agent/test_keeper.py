@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
+from multiaddr import Multiaddr
 
 from averaging import messages as said
 from averaging.live.averager import Averager
 from averaging.numbers.layout import Layout, TensorSpec
-from dht.addresses import with_peer
+from dht.addresses import peer_of, with_peer
 from dht.errors import HostClosed
 from dht.identity import Identity, PeerId, RunId
 from dht.libp2p.hivemind_host import HivemindHost
@@ -31,7 +32,9 @@ from peer.agent.active_peer import ActivePeer, lacks, make_averager
 from peer.agent.keeper import Keeper, ahead, behind
 from peer.agent.local_peer import LAST_ROUND_S, PeerSettings
 from peer.agent.online_peer import GREETED_MAX, OnlinePeer, go_online
+from peer.agent.run_page import Showing, ShownRun
 from peer.guest.enforcement import Guest
+from peer.joining.link import parse_link
 from peer.rules.ending import Ending, LastRounds
 from peer.run_file.reading import parse
 from peer.status import Status
@@ -99,6 +102,29 @@ async def keeper_online(
     finally:
         keeper.local.log.close()
         await other.close()
+
+
+async def test_links_name_a_bootstrap_host_before_the_peer_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page handed out its keeper's address alone, which leads nowhere once the keeper stops."""
+    async with keeper_online(tmp_path, monkeypatch) as (online, _):
+        [host] = map(Multiaddr, online.local.settings.seeds)
+        await until(lambda: online.presence.addresses != (), within_s=30, what="own addresses")
+
+        def named(link: str) -> list[PeerId | None]:
+            return [peer_of(seed) for seed in parse_link(link).seeds]
+
+        await until(lambda: peer_of(host) in named(online.public_link()), within_s=30, what="it")
+        assert named(online.public_link()) == [peer_of(host), online.local.me]
+        assert named(online.link()) == [peer_of(host), online.local.me]
+
+
+async def test_a_run_page_does_not_claim_that_nobody_contributed_before_it_has_heard_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with keeper_online(tmp_path, monkeypatch) as (online, _):
+        assert ShownRun(online, Showing(None, None)).page().contributors_total is None
 
 
 async def taking_part(online: OnlinePeer, averager: Averager) -> None:
