@@ -194,7 +194,7 @@ Folder = Annotated[
 
 @commands.command("ps", rich_help_panel=YOUR_PEERS)
 def show_peers(as_json: Json = False) -> None:
-    """List your peers that run on this machine: process, run, role, tokens and folder.
+    """List your peers that run on this machine: process, run, role, tokens, state and folder.
 
     Example: shoal ps
     """
@@ -209,7 +209,8 @@ def show_peers(as_json: Json = False) -> None:
         print(
             printable(
                 f"{row['pid']:>8}  {row['run']}  {row['role']}  for "
-                f"{duration_text(row['running_s'])}  {done}  {row['directory']}"
+                f"{duration_text(row['running_s'])}  {done}  {row['state'] or 'starting'}  "
+                f"{row['directory']}"
             )
         )
     if not rows:

@@ -205,7 +205,8 @@ def _watched(
 
         def on_step(run: Run) -> None:
             reporter.on_step(run)
-            curves.on_step(run)
+            if run.rest is None:
+                curves.on_step(run)
 
         outcome = work(stop, reporter.on_event, on_step)
         assert outcome is not None, "the process with the screen has an outcome"

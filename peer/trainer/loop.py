@@ -132,7 +132,8 @@ def train(
 ) -> Outcome:
     """Train until the run is over, ``stop`` is asked for, or ``steps_max`` steps are done.
 
-    ``engine``: the engine, if it is open already (``open_engine``).
+    ``on_step`` is called after each step, and while training rests (``Run.rest``). ``engine``: the
+    engine, if it is open already (``open_engine``).
     """
     engine = engine or open_engine(run_file, settings)
     # Nobody reads the model afterwards: the final one is in the peer's folder.
@@ -173,6 +174,7 @@ def make_steps(
             on_event(event)
             run.record(event)
 
+    run.while_resting(on_step)
     run.leave_when(lambda: bool(stop) or (steps_max is not None and steps >= steps_max))
     with warnings.catch_warnings(), engine.tuning, ExitStack() as at_end:
         at_end.callback(tell)

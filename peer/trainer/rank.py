@@ -124,6 +124,7 @@ class Rank(abc.ABC):
         self._measure: Callable[[], tuple[float, int]] | None = None
         self._loss_of: Callable[[Sequences], float] | None = None
         self._leaving: Callable[[], bool] = lambda: False
+        self._resting: Callable[[], None] = lambda: None
         self._device_use: Callable[[], DeviceUse] | None = None
         self._step_tokens = 0
         self._skips = Skips()
@@ -325,6 +326,10 @@ class Rank(abc.ABC):
         all leave at the same safe point.
         """
         self._leaving = asked
+
+    def while_resting(self, tell: Callable[[], None]) -> None:
+        """Set a function that is called many times a second while training rests, between steps."""
+        self._resting = tell
 
     def watch_device(self, use: Callable[[], DeviceUse]) -> None:
         """Set a function that reads the state of the device, for ``speed``."""

@@ -281,6 +281,7 @@ class Run(Rank):
                 told_at = time.monotonic()
             self._parts.learner.exchange()
             self._tell()
+            self._resting()
             time.sleep(REST_LOOK_S)
         if rested:
             self._parts.pacer.forget()

@@ -62,6 +62,8 @@ class View:
     peers: Sequence[PeerRow] = ()
     steps: int | None = None
     """Steps of this peer, if those of the others are not known."""
+    resting: str = ""
+    """The reason why training rests; empty if it does not."""
     speed: Sequence[str] = ()
     """Speed of this peer, time left, use of processor and device, in words."""
     fates: str = ""
@@ -71,7 +73,7 @@ class View:
     last_offer: str = ""
     """The result of this peer's last offer, with the reason."""
     limits: Sequence[str] = ()
-    """The owner's limits, and the reason if training rests."""
+    """The owner's limits."""
     news: Sequence[str] = field(default_factory=tuple)
     """Sentences of the last events, newest last."""
 
@@ -120,8 +122,10 @@ def draw(view: View, *, width: int = 80, height: int = 24) -> RenderableType:
 
 
 def _own(view: View) -> list[str]:
-    """Lines about this peer: speed, activity, last offer, limits."""
+    """Lines about this peer: why it rests, speed, activity, last offer, limits."""
     found = []
+    if view.resting:
+        found.append(f"resting: {view.resting}")
     if view.speed:
         found.append(f"speed: {', '.join(view.speed)}")
     if view.fates:

@@ -114,11 +114,12 @@ class Watch:
             blocked_fraction=stats.blocked.fraction,
             peers=with_whole_shares([own, *_others(run)]),
             steps=stats.steps,
-            speed=speed_texts(run.speed),
+            resting=run.rest or "",
+            speed=speed_texts(run.speed) if run.rest is None else (),
             fates=fates_text(stats.fates) if stats.fates.get("processed") else "",
             in_flight=run.in_flight,
             last_offer=self._last_offer,
-            limits=([] if run.rest is None else [f"resting: {run.rest}"]) + list(run.limits),
+            limits=run.limits,
             news=tuple(self._news),
         )
 
@@ -155,7 +156,8 @@ class Reporter(ABC):
     def on_event(self, fields: Fields) -> None: ...
 
     @abstractmethod
-    def on_step(self, run: Run) -> None: ...
+    def on_step(self, run: Run) -> None:
+        """A step has ended, or training rests."""
 
     def interrupted(self) -> None:
         """A signal has asked the process to end; the next one kills it."""
@@ -213,6 +215,10 @@ class PlainReporter(_LineReporter):
         super().__init__(say)
         self._phase: Fields = {}
 
+    def on_step(self, run: Run) -> None:
+        if run.rest is None:  # the event ``paused`` told the reason
+            super().on_step(run)
+
     def on_event(self, fields: Fields) -> None:
         before = self._phase
         if fields["event"] == "phase":
@@ -256,11 +262,12 @@ class ScreenReporter(Reporter):
             self._live.console.print(Text(sentence(fields) or ""), soft_wrap=True)
             return
         text = self._watch.on_event(fields)
-        if text is not None and fields["event"] in ("phase", "paused", "compiler_awaited"):
+        if text is not None and fields["event"] in ("phase", "compiler_awaited"):
             self._live.update(Text(text), refresh=True)
 
     def on_step(self, run: Run) -> None:
-        self._watch.on_step(run.loss)
+        if run.rest is None:
+            self._watch.on_step(run.loss)
         now = time.monotonic()
         if now - self._drawn_at >= REPORT_EVERY_S:
             self._drawn_at = now

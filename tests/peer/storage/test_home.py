@@ -36,6 +36,7 @@ from peer.storage.home import (
     run_of,
     running_peers,
 )
+from peer.storage.last_seen import State, save_state
 from tests.processes import killed_beside_its_child
 
 
@@ -211,8 +212,11 @@ def test_commands_without_a_folder_act_on_all_running_peers(
         assert cli.run(["ps", "--json"]) == 0
         peers = json.loads(capsys.readouterr().out)["peers"]
         assert {each["run"]: each["peer"] for each in peers} == {"one": None, "two": me}
+        text = "resting: paused; continue with `shoal resume`"
+        save_state(tmp_path / "a", State(name="ready", text=text, at=time.time()))
         assert cli.run(["ps"]) == 0
-        assert str(tmp_path / "b") in capsys.readouterr().out
+        listed = capsys.readouterr().out
+        assert f"{text}  {tmp_path / 'a'}" in listed and f"starting  {tmp_path / 'b'}" in listed
         assert cli.run(["limits", "--up", "2M"]) == 0
         assert read_limits(tmp_path / "b").up_bytes_s == 2e6
     assert cli.run(["pause"]) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -437,6 +439,39 @@ def test_a_peer_that_is_asked_to_leave_while_it_reads_the_data_leaves_at_once(
         run.recipe_data  # noqa: B018
     assert caught.value.exit_code == 130
     never.set()
+
+
+def test_the_screen_stays_while_training_rests_and_says_why(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line took its place: no peers, no loss, until training went on."""
+    monkeypatch.setenv("LONE_AGENT_RESTS_S", "60")
+    run, model, optimizer = start()
+    screens: list[str] = []
+
+    def screen() -> str:
+        out = io.StringIO()
+        Console(file=out, width=80).print(reporter._live.renderable)
+        return out.getvalue()
+
+    def tell() -> None:
+        reporter.on_step(run)
+        reporter.on_event({"event": "paused", "reason": "its owner wants it"})
+        if "\nresting: its owner wants it" in screen():
+            screens.append(screen())
+
+    def step() -> None:
+        one_step(run, model, optimizer)
+        reporter.on_step(run)
+
+    with watch.ScreenReporter() as reporter:
+        run.on("*", reporter.on_event)
+        run.while_resting(tell)
+        run.leave_when(lambda: bool(screens))
+        with run:
+            train_until(lambda: bool(screens), step)
+    for expected in ("training loss", f"you ({run.peer_id[-6:]})", "tokens merged"):
+        assert expected in screens[0], expected
 
 
 def test_a_run_of_another_layout_is_refused_before_anything_starts(start: Start) -> None:

@@ -123,7 +123,7 @@ def test_a_short_terminal_shows_the_newest_event_and_this_peer(height: int) -> N
     """The lower part was cut off, with the line that the peer is leaving."""
     view = replace(
         busy_view(),
-        limits=["resting: paused"],
+        resting="paused",
         news=[*(f"event {i}" for i in range(9)), "leaving the run"],
     )
     out = io.StringIO()
@@ -131,7 +131,7 @@ def test_a_short_terminal_shows_the_newest_event_and_this_peer(height: int) -> N
     lines = out.getvalue().splitlines()
     assert len(lines) < height, "a line is left for the cursor"
     assert any("leaving the run" in line for line in lines)
-    assert height < 12 or any(line.startswith("limits: resting: paused") for line in lines)
+    assert height < 12 or any(line.startswith("resting: paused") for line in lines)
     assert height < 16 or any("learner-0" in line for line in lines)
 
 
