@@ -10,11 +10,11 @@ import msgspec
 import typer
 from typer import Argument, Option
 
-from dht.identity import Identity, PeerId, parse_peer_id
+from dht.identity import Identity, PeerId, RunId, parse_peer_id
 from peer.cli.application import SEE, Json, complain, json_text, start_logging
 from peer.cli.finding import link_of, seen_by_peers
 from peer.quantities import plural
-from peer.storage.home import run_of, running_peers
+from peer.storage.home import occupant_of, running_peers
 
 if TYPE_CHECKING:
     from peer.credit.contributors import Contributor
@@ -114,8 +114,10 @@ def _in_folder(folder: Path) -> list[Contributor]:
     from peer.credit.tally import FRAGMENTS_MAX
     from peer.storage.credit import load_tally
 
-    run_id = run_of(folder)
-    return [] if run_id is None else contributors(load_tally(folder, run_id, None, FRAGMENTS_MAX))
+    who = occupant_of(folder)
+    if who is None:
+        return []
+    return contributors(load_tally(folder, RunId(who.run_id), None, FRAGMENTS_MAX))
 
 
 def _of_peers(where: str) -> list[Contributor]:

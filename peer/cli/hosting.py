@@ -31,6 +31,15 @@ if TYPE_CHECKING:
 commands = typer.Typer()
 
 
+def _key_file(path: Path | None) -> Path | None:
+    if path is not None and not path.exists():
+        raise typer.BadParameter(
+            f"there is no key at {path}: put the copy of your bootstrap peer's key there, or leave "
+            "--identity out to use the key of the data folder, which is made if there is none"
+        )
+    return path
+
+
 @commands.command(rich_help_panel=HOST)
 def bootstrap(
     port: Annotated[int, Option(help="TCP port to listen on.")] = 7700,
@@ -47,7 +56,11 @@ def bootstrap(
         ),
     ] = None,
     identity: Annotated[
-        Path | None, Option(help="Key file, created if missing; by default in the data folder.")
+        Path | None,
+        Option(
+            callback=_key_file,
+            help="Key file; by default that of the data folder, which is made if there is none.",
+        ),
     ] = None,
     data_dir: Annotated[Path | None, Option(help="Folder for the key and the known peers.")] = None,
     seed: Annotated[

@@ -15,6 +15,7 @@ from typer import Argument, Option
 
 from dht.identity import Identity
 from peer.cli.application import (
+    EXIT_REFUSED,
     TAKE_PART,
     JsonLines,
     RelayBulk,
@@ -35,12 +36,14 @@ from peer.cli.learner_options import (
     Page,
     Seeds,
     StateOnDisk,
+    Yes,
     addresses_of,
+    check_answerable,
     page_of,
     seeds_of,
 )
 from peer.cli.models import Dtype
-from peer.cli.showing import seconds
+from peer.cli.showing import print_summary, seconds
 from peer.run_file.sections import CustomModel
 from peer.storage.home import OUTER, data_cache, keeper_directory, occupied
 
@@ -114,6 +117,7 @@ def keep(
     ] = None,
     run_page: RunPageAt = None,
     as_json: JsonLines = False,
+    yes: Yes = False,
 ) -> int:
     """Keep the state of a run without training, so that it survives while no learner is online.
 
@@ -123,6 +127,7 @@ def keep(
     """
     ends = _date(until)  # before libraries that take seconds to import
     publishing = _publishing(publish, every, keep_exports, dtype, push)
+    check_answerable(yes)
     start_logging(logging.WARNING)
     found = find_patiently(link, directory)
     showing = _showing(run_page, publishing)
@@ -143,11 +148,15 @@ def keep(
 
     where = directory or keeper_directory(found.run.run_id)
     told = _told_layout(found, seeds_of(seed), where)
-    check_keeper(found.run, where, told)
+    lines = check_keeper(found.run, where, told)
     if publishing is not None:
         check_publishing(publishing, found.run)
     for text in look_at_files(where).told:
         complain(text)
+    if not yes:
+        print_summary(lines)
+        if not typer.confirm("Take part?", default=True):
+            return EXIT_REFUSED
     layout = told or recipe_layout(found.run)
 
     def show(event: str, fields: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ Only torch knows the devices of this machine; a name of one is checked with it, 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
@@ -192,6 +193,17 @@ Page = Annotated[
     ),
 ]
 
+Yes = Annotated[bool, Option("--yes", help="Do not ask for confirmation.")]
+
+
+def check_answerable(yes: bool) -> None:
+    """Raise ``BadParameter`` where nobody can be asked whether this machine takes part."""
+    if not (yes or sys.stdin.isatty()):
+        raise typer.BadParameter(
+            "whether this machine takes part is asked first, and here is no terminal to ask at: "
+            "with --yes it takes part without a question"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -318,7 +330,7 @@ class Options:
     ] = None
     as_json: JsonLines = False
     plain: Plain = False
-    yes: Annotated[bool, Option("--yes", help="Do not ask for confirmation.")] = False
+    yes: Yes = False
 
     def __post_init__(self) -> None:
         check_curves(tensorboard=self.tensorboard, wandb_project=self.wandb)

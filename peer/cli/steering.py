@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -32,13 +31,14 @@ from peer.cli.application import (
 )
 from peer.cli.finding import link_of
 from peer.errors import NobodyMet, PeerError, RunOver
-from peer.quantities import count_text, duration_text, plural
+from peer.quantities import count_text, duration_text
 from peer.storage.home import (
+    IN_USE,
     KEY,
     check_no_other_files,
-    data_home,
     folder_bytes,
     is_in_use,
+    occupant_of,
     running_peers,
 )
 
@@ -357,35 +357,31 @@ def limits(
 
 
 def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> int:
-    """Change the limits of one peer or of all, and print the limits that now hold.
+    """Change the limits of one peer or of all that run, and print the limits that now hold.
 
-    A wish such as ``paused`` is for peers that run; a limit is also for those that start later. A
-    folder that cannot be changed keeps no other peer from being told. Returns the exit code.
+    A limit may be set before the peer of a folder starts; a wish such as ``paused`` is for one that
+    is there. A folder that cannot be changed keeps no other peer from being told. Returns the exit
+    code.
     """
-    home = data_home(os.environ)
-    wish = bool(changes.keys() & {"paused", "leave_at"})
+    from peer.events.names import printable
+
+    folders = sorted(running_peers()) if directory is None else [directory]
     if directory is not None:
-        folders = {directory}
-    else:
-        folders = set(running_peers())
-        if not wish:
-            folders |= {*home.glob("runs/*/"), *home.glob("keepers/*/")}
-    if directory is not None and not directory.is_dir():
-        raise typer.BadParameter(
-            f"there is no folder of a peer at {directory}; "
-            "pass with --directory the folder that was given to `shoal join`"
-        )
-    if directory is not None:
+        is_peers = (directory / IN_USE).exists()
+        if not directory.is_dir() or (changes.keys() & {"paused", "leave_at"} and not is_peers):
+            raise typer.BadParameter(
+                f"there is no peer in the folder {directory}: pass with --directory the folder "
+                "that was given to `shoal join`; `shoal ps` lists those of running peers"
+            )
         check_no_other_files(directory)
     if not folders:
         raise typer.BadParameter(
-            "none of your peers is running on this machine"
-            + ("" if wish else f", and {home} has no folder of an earlier one")
-            + "; for a peer of another user or data home pass its folder with --directory"
+            "none of your peers is running on this machine; for one that starts later, or a peer "
+            "of another user or data home, pass its folder with --directory"
         )
     shown: dict[str, Any] = {}
     code = 0
-    for folder in sorted(folders):
+    for folder in folders:
         try:
             allowed, used = _changed(folder, changes)
         except (PeerError, OSError) as error:
@@ -398,11 +394,11 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
                 words.append("not paused")
             if "leave_at" in changes:
                 words.append("asked to leave" if is_in_use(folder) else "no peer is running there")
-            print(f"{folder}: {', '.join(words) or 'no limits'}")
+            who = occupant_of(folder)
+            name = "" if who is None else f"{who.run_name}, {who.role}, "
+            print(printable(f"{name}{folder}: {', '.join(words) or 'no limits'}"))
     if as_json:
         print(json_text(shown))
-    elif changes and directory is None:
-        print(f"changed {plural(len(shown), 'peer')}")
     return code
 
 

@@ -27,7 +27,7 @@ from peer.cli.application import (
 )
 from peer.cli.finding import check_new, find_patiently, no_peers, seen_by_peers
 from peer.cli.found_models import base_to_fetch, check_link, fetched_base
-from peer.cli.learner_options import Options, trains
+from peer.cli.learner_options import Options, check_answerable, trains
 from peer.cli.owning import sign_if_owner_is_missing
 from peer.cli.showing import print_summary, usage_errors
 from peer.errors import FolderInUse, NobodyToAsk, PeerError, RunHasExisted, RunOver
@@ -75,6 +75,7 @@ def start(file: str, options: Options) -> int:
 
     sign_if_owner_is_missing(Path(file))
     found = find_run(file, ask_peers=no_peers)
+    check_answerable(options.yes)
     _check_machine(options)
     if found.run.policy.admission == "invited":
         complain("the run admits invited peers only; for each, or for all: shoal invite LINK")
@@ -111,11 +112,8 @@ def _may_found(run: RunFile, where: Path, options: Options) -> bool:
     if known is None or has_checkpoint:
         return True
     anew = RunHasExisted(run.name, known.sentence)
-    agreed = options.yes or options.anew
-    if not (agreed or sys.stdin.isatty()):
-        raise anew
     complain(str(anew))
-    return agreed or typer.confirm("Found it anew?", default=False)
+    return options.yes or options.anew or typer.confirm("Found it anew?", default=False)
 
 
 def _check_first_start(found: FoundRun, file: str, options: Options, where: Path) -> None:
@@ -155,6 +153,7 @@ def join(link: str, options: Options) -> int:
     from peer.storage.last_seen import date_text, recall
 
     check_link(link)
+    check_answerable(options.yes)
     _check_machine(options)
     found = find_patiently(link, options.directory)
     own = options.settings(found, seeds=[str(seed) for seed in found.seeds])
@@ -263,7 +262,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     earlier = look_at_files(where)
     for text in earlier.told:
         complain(text)
-    if earlier.lost and not options.yes and not _confirmed("Go on without them?", default=False):
+    if earlier.lost and not options.yes and not typer.confirm("Go on without them?"):
         return EXIT_REFUSED
     if found.run.policy.admission != "open":  # nobody waits long to be told that it is refused
         with peer_folder(where):
@@ -290,7 +289,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     if not options.as_json:
         expected = () if seen is None else (_expectation(seen, look.step_time_s),)
         print_summary((*look.lines, *expected))
-    if not options.yes and not _confirmed("Take part?", default=True):
+    if not options.yes and not typer.confirm("Take part?", default=True):
         return EXIT_REFUSED
     if options.directory is None and own.directory is not None and is_in_use(where):
         # Another learner has taken it since: `shoal join` was typed twice, and answered later.
@@ -307,21 +306,12 @@ def _may_fetch_base(run: RunFile, options: Options, *, founds: bool) -> bool:
     """Ask before the run's base is downloaded, which comes before all that is measured with it."""
     from peer.trainer.preflight import first_lines
 
-    if options.yes or not sys.stdin.isatty():
+    if options.yes:
         return True
     if (needed := base_to_fetch(run, founds=founds)) is None:
         return True
     print_summary((*first_lines(run), f"Base     {needed}"))
-    return _confirmed("Fetch the base, to see what this machine can do with it?", default=True)
-
-
-def _confirmed(question: str, *, default: bool) -> bool:
-    """The answer of the person at the terminal; ``default`` if there is none."""
-    if sys.stdin.isatty():
-        return typer.confirm(question, default=default)
-    if not default:
-        complain(f"{question} Nobody can be asked here: with --yes it goes on")
-    return default
+    return typer.confirm("Fetch the base, to see what this machine can do with it?", default=True)
 
 
 def _is_desktop() -> bool:

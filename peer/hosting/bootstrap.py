@@ -85,7 +85,7 @@ class BootstrapSettings:
     """Addresses to announce in place of those that this machine knows."""
 
     identity_path: Path | None = None
-    """``None``: ``identity.key`` in the data folder."""
+    """``None``: ``identity.key`` in the data folder, which is made if there is none."""
 
     seeds: tuple[Multiaddr, ...] = ()
     """Other bootstrap peers to stay connected to."""
@@ -353,8 +353,9 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
     ``HostClosed``.
     """
     _prepare_folder(settings.data_directory)
-    is_new = not settings.key_file.exists()
-    identity = Identity.load_or_create(settings.key_file)
+    is_new = settings.identity_path is None and not settings.key_file.exists()
+    load = Identity.load_or_create if settings.identity_path is None else Identity.load
+    identity = load(settings.key_file)
     if is_new:
         _logger.info("key_made path=%s peer=%s", settings.key_file, identity.peer_id)
     listen = settings.listen or _all_interfaces(settings.port)

@@ -34,7 +34,10 @@ from peer.run_file.sections import RunFile
 KEY = "identity.key"
 """The file of a peer's private key."""
 
-MARKS = frozenset(("in_use", KEY))
+IN_USE = "in_use"
+"""The file that a peer locks while it runs."""
+
+MARKS = frozenset((IN_USE, KEY))
 """Files by which a folder is known to be a peer's. The first is in all, the second is older."""
 
 LEARNERS_MAX = 64
@@ -123,7 +126,7 @@ def check_folder(folder: Path, run: RunFile) -> None:
     if not folder.exists():
         return
     check_no_other_files(folder)
-    earlier = _read_occupant(folder)
+    earlier = occupant_of(folder)
     if earlier is not None and earlier.run_id != run.run_id:
         raise FolderOfAnotherRun(
             f"the run of folder {folder}",
@@ -147,7 +150,7 @@ def claim(folder: Path, run: RunFile) -> None:
     """
     check_folder(folder, run)
     with peer_folder(folder):
-        (folder / "in_use").touch()
+        (folder / IN_USE).touch()
 
 
 @contextmanager
@@ -199,7 +202,7 @@ def occupied(folder: Path, run: RunFile, role: Literal["learner", "keeper"]) -> 
 def is_in_use(folder: Path) -> bool:
     """Return whether a process holds this peer's folder, without making it one."""
     try:
-        descriptor = os.open(folder / "in_use", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(folder / IN_USE, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return False
     keep_from_children(descriptor)
@@ -220,7 +223,7 @@ def running_peers() -> dict[Path, Occupant]:
         with suppress(OSError):
             folder = link.readlink()
             if is_in_use(folder):
-                occupant = _read_occupant(folder)
+                occupant = occupant_of(folder)
                 if occupant is not None:
                     found[folder] = occupant
             else:  # its process was killed
@@ -228,10 +231,9 @@ def running_peers() -> dict[Path, Occupant]:
     return found
 
 
-def run_of(folder: Path) -> RunId | None:
-    """The run of the peer of a folder; ``None`` if no peer has held it."""
-    occupant = _read_occupant(folder)
-    return None if occupant is None else RunId(occupant.run_id)
+def occupant_of(folder: Path) -> Occupant | None:
+    """The last process in a folder; ``None`` if it was never held or by an older version."""
+    return read_json(folder / IN_USE, Occupant)
 
 
 @contextmanager
@@ -256,7 +258,7 @@ def folder_bytes(folder: Path) -> int:
 
 def _locked(folder: Path) -> int:
     """The descriptor of a folder's lock, which it holds until it is closed."""
-    descriptor = os.open(folder / "in_use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(folder / IN_USE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     keep_from_children(descriptor)
     try:
         _lock(descriptor)
@@ -283,11 +285,6 @@ def _lock(descriptor: int) -> None:
 def _unlock(descriptor: int) -> None:
     release(descriptor)
     os.close(descriptor)
-
-
-def _read_occupant(folder: Path) -> Occupant | None:
-    """The last process in a folder; ``None`` if it was never held or by an older version."""
-    return read_json(folder / "in_use", Occupant)
 
 
 def _registry() -> Path:

@@ -97,8 +97,7 @@ class Preflight:
             f"{data}; nothing from the network is executed",
             f"Device   {self._device_text}",
             f"Machine  {about}{count_text(step_tokens / self.step_time_s)} tokens/s   "
-            f"memory {bytes_text(self.memory_needed)} of {bytes_text(self.memory_free)} free   "
-            f"disk {bytes_text(self.disk_needed)} of {bytes_text(self.disk_free)} free",
+            + room_text(self.memory_needed, self.memory_free, self.disk_needed, self.disk_free),
             f"Network  sends {most} {bytes_text(self.upload_per_hour)} an hour{by} "
             f"({run.outer.codecs_text}); the whole model is exchanged every "
             + (duration_text(cycle_s) if cycle_s >= 60 else f"{cycle_s:.2g} s"),
@@ -245,13 +244,27 @@ def _check_device(run: RunFile, device: torch.device, needed: float) -> None:
         )
 
 
-def check_keeper(run: RunFile, directory: Path, told: Layout | None = None) -> None:
-    """Check a keeper's part of the run. Raises ``MachineTooSmall``.
+def check_keeper(run: RunFile, directory: Path, told: Layout | None = None) -> tuple[str, ...]:
+    """What a keeper's part of the run takes of this machine, in lines. Raises ``MachineTooSmall``.
 
     ``told``: the layout of a model that only programs have.
     """
     count = size_of(run).parameters if told is None else told.size
-    _room(run, count, training_bytes=0.0, directory=directory)
+    room = _room(run, count, training_bytes=0.0, directory=directory)
+    return (
+        *first_lines(run),
+        f"Keeps    the state of {count_text(count)} parameters, and serves it; it trains nothing",
+        f"Machine  {room_text(**room)}",
+    )
+
+
+def room_text(
+    memory_needed: float, memory_free: float, disk_needed: float, disk_free: float
+) -> str:
+    return (
+        f"memory {bytes_text(memory_needed)} of {bytes_text(memory_free)} free   "
+        f"disk {bytes_text(disk_needed)} of {bytes_text(disk_free)} free"
+    )
 
 
 def _room(run: RunFile, count: int, *, training_bytes: float, directory: Path) -> dict[str, float]:

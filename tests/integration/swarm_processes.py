@@ -309,7 +309,7 @@ class Swarm:
     ) -> Command:
         """A keeper that has the state of the run."""
         arguments = [
-            *("keep", link, "--directory", str(directory), "--name", "keeper", "--json"),
+            *("keep", link, "--directory", str(directory), "--name", "keeper", "--json", "--yes"),
             *("--listen", listen, *options),
         ]
         command = Command(self.processes, arguments, prefix=prefix)

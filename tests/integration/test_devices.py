@@ -43,7 +43,7 @@ class Island:
         self._processes = processes
         self.process = processes.python(
             *("-P", "-m", "peer.cli", "start", str(folder / "run.toml"), "--plain"),
-            *("--device", "cpu", "--devices", "2", "--page", "off"),
+            *("--device", "cpu", "--devices", "2", "--page", "off", "--yes"),
             *("--directory", str(self.directory), *options),
             environment={"OMP_NUM_THREADS": "1", "XDG_DATA_HOME": str(folder / "home")},
         )

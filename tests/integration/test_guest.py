@@ -186,7 +186,8 @@ def test_a_peer_that_searches_for_others_leaves_at_once_on_request(
     if command == "join":
         waiting: Command = swarm.join("anna", str(file))
     else:
-        waiting = Command(processes, ["keep", str(file), "--directory", str(home), "--json"])
+        options = ["--directory", str(home), "--json", "--yes"]
+        waiting = Command(processes, ["keep", str(file), *options])
     looks = ("looking for peers", "looking for the run's state")
     waiting.wait_for(lambda r: r.get("text") in looks, "it looks for others", timeout_s=60)
     tell_folder(home, "leave")

@@ -244,14 +244,14 @@ def test_a_wrong_option_is_refused_before_anybody_is_looked_for(
     monkeypatch.setattr("peer.joining.find.ask_peers", nobody)
     monkeypatch.setattr("peer.data.sources.read_once", nobody)
     where = "examples/tiny_gpt/run.toml" if command == "start" else LINK
-    code, errors = complaint([command, where, *options], capsys)
+    code, errors = complaint([command, where, *options, "--yes"], capsys)
     assert code == 2
     assert says in errors
 
 
 def test_no_public_page_may_be_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     """An address that was wrong was answered with `--run-page off`, which was refused, too."""
-    code, errors = complaint(["keep", f"shoal://{'0' * 64}", "--run-page", "off"], capsys)
+    code, errors = complaint(["keep", f"shoal://{'0' * 64}", "--run-page", "off", "--yes"], capsys)
     assert code == 3
     assert "no seed" in errors
 
@@ -275,7 +275,12 @@ def test_curves_whose_package_is_missing_are_refused_before_anybody_is_looked_fo
 def test_unusable_keys_are_an_error_and_are_not_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A misspelt path to the copy of a lost host's key made another key, and a new address."""
     damaged, exposed = tmp_path / "damaged.key", tmp_path / "exposed.key"
+    missing = ["bootstrap", "--data-dir", str(tmp_path), "--identity", str(tmp_path / "seed1.key")]
+    code, errors = complaint(missing, capsys)
+    assert code == 2 and f"there is no key at {tmp_path / 'seed1.key'}: put the copy" in errors
+    assert not list(tmp_path.iterdir())
     damaged.write_bytes(b"not a key")
     damaged.chmod(0o600)
     exposed.write_bytes(Identity.from_seed(bytes(32)).to_bytes())
@@ -494,7 +499,7 @@ def test_an_unwritable_disk_is_reported_in_one_line(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", refuse)
-    code, errors = complaint(["pause", "--directory", str(tmp_path)], capsys)
+    code, errors = complaint(["limits", "--up", "1M", "--directory", str(tmp_path)], capsys)
     assert code == 2
     assert os.strerror(number) in errors
     assert str(tmp_path) in errors
@@ -518,25 +523,51 @@ def test_a_folder_that_cannot_be_changed_keeps_no_other_peer_from_being_told(
     assert code == 2
     assert errors == f"shoal: {anna / LIMITS}: Is a directory; check the path\n"
     assert (boris / LIMITS).is_file() and (clara / LIMITS).is_file()
-    assert output.endswith("changed 2 peers\n")
+    assert [line.partition(": ")[0] for line in output.splitlines()] == [
+        f"my-run, learner, {boris}",
+        f"my-run, learner, {clara}",
+    ]
 
 
 @pytest.mark.parametrize("command", ["limits", "pause", "resume", "leave"])
-def test_limits_are_written_into_a_peers_folder_or_an_empty_one_alone(
+def test_wishes_are_for_a_peer_and_limits_for_one_that_may_come(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Earlier, limits were written into any folder that was named by mistake, such as a source
-    tree."""
-    assert cli.run([command, "--directory", str(tmp_path)]) == 0
+    tree, and `shoal pause --directory` of an empty one ended with 0."""
+    arguments = [command, "--directory", str(tmp_path)]
+    if command == "limits":
+        assert cli.run(arguments) == 0
+    else:
+        code, errors = complaint(arguments, capsys)
+        assert code == 2 and f"there is no peer in the folder {tmp_path}: pass" in errors
     (tmp_path / "README.md").touch()
     before = sorted(tmp_path.iterdir())
     capsys.readouterr()
-    code, errors = complaint([command, "--directory", str(tmp_path)], capsys)
-    assert code == 2
-    assert "is not a peer's folder: it has other files in it, such as 'README.md'" in errors
+    assert complaint(arguments, capsys)[0] == 2
+    assert complaint(["limits", *arguments[1:]], capsys) == (
+        2,
+        f"shoal: {tmp_path} is not a peer's folder: it has other files in it, such as 'README.md'; "
+        "pass a new or an empty folder with --directory\n",
+    )
     assert sorted(tmp_path.iterdir()) == before
     (tmp_path / "in_use").touch()
-    assert cli.run([command, "--directory", str(tmp_path)]) == 0
+    assert cli.run(arguments) == 0
+
+
+def test_limits_without_a_folder_leave_peers_of_the_past_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`shoal limits --up 1M` changed nine folders, of runs that had ended among them."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    past = tmp_path / "shoal" / "runs" / "0123456789abcdef"
+    with occupied(past, RunFile(), "learner"):
+        pass
+    with occupied(tmp_path / "anna", RunFile(), "learner"):
+        assert cli.run(["limits", "--up", "1M"]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith(f"my-run, learner, {tmp_path / 'anna'}: up 1 MB/s")
+    assert output.count("\n") == 1 and not (past / LIMITS).exists()
 
 
 def test_a_sentence_of_ours_has_no_title_of_the_library(

@@ -301,8 +301,22 @@ def save_checkpoint(folder: Path, run: RunFile) -> Path:
     return CheckpointFolder(folder / OUTER).save(*content)
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The questions that are asked at a terminal, where somebody takes the default answer."""
+    questions: list[str] = []
+
+    def confirm(question: str, *, default: bool = False) -> bool:
+        questions.append(question)
+        return default
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.confirm", confirm)
+    return questions
+
+
 def test_damaged_checkpoints_are_told_before_anything_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: list[str]
 ) -> None:
     folder, run = tmp_path / "peer", RunFile(name="new")
     path = tmp_path / "new.toml"
@@ -322,7 +336,7 @@ def test_damaged_checkpoints_are_told_before_anything_starts(
     assert (code, output) == (4, "")
     assert "no checkpoint in" in errors
     assert "the run begins again with its first weights" in errors
-    assert "with --yes it goes on" in errors
+    assert asked == ["Go on without them?"]
     # What an agent has set aside is lost all the same.
     for each in saved:
         CheckpointFolder(folder / OUTER).set_aside(each)
@@ -348,7 +362,9 @@ def test_a_folder_in_use_is_refused_before_anything_is_measured(
     run = parse(path.read_text())
     monkeypatch.setattr("peer.cli.training.look_at", None)
     with occupied(folder, run, "learner"):
-        code, output, errors = said(["start", str(path), "--directory", str(folder)], capsys)
+        code, output, errors = said(
+            ["start", str(path), "--directory", str(folder), "--yes"], capsys
+        )
     assert (code, output) == (2, "") and "is in use by another peer" in errors
 
 
@@ -364,7 +380,7 @@ def test_a_run_with_a_custom_model_is_kept_once_its_peers_or_a_checkpoint_descri
     monkeypatch.setattr("peer.agent.keeper.keep", kept)
     path, folder = tmp_path / "own.toml", tmp_path / "kept"
     path.write_text('name = "own"\n[model]\nrecipe = "custom"\n', encoding="utf-8")
-    command = ["keep", str(path), "--directory", str(folder)]
+    command = ["keep", str(path), "--directory", str(folder), "--yes"]
     code, _, errors = said(command, capsys)
     assert code == 3 and "no seed" in errors, errors
     assert not folder.exists()
@@ -393,7 +409,7 @@ def test_a_keeper_without_a_checkpoint_says_so_at_its_end(
 
     monkeypatch.setattr("peer.agent.keeper.keep", kept)
     (tmp_path / "a.toml").write_text('name = "a"\n', encoding="utf-8")
-    command = ["keep", str(tmp_path / "a.toml"), "--directory", str(tmp_path / "kept")]
+    command = ["keep", str(tmp_path / "a.toml"), "--directory", str(tmp_path / "kept"), "--yes"]
     assert said(command, capsys)[:2] == (
         130,
         "asked to end; no checkpoint of this run on this machine\n",
@@ -423,10 +439,10 @@ def test_starting_and_joining_take_the_same_options() -> None:
         (["start", "/nowhere/run.toml"], 2, "No such file"),
         (["start", "shoal://" + "0" * 64], 2, "shoal join LINK"),
         (["join", "shoal://nonsense"], 2, "a run id has 64 hex digits"),
-        (["join", "http://example.org/run.toml"], 3, "use https"),
+        (["join", "http://example.org/run.toml", "--yes"], 3, "use https"),
         (["status", "not-a-link"], 2, "no run file at not-a-link: No such file"),
         (["status", "shoal://nonsense"], 2, "is not a run link"),
-        (["join", "shoal://" + "0" * 64], 3, "no seed"),
+        (["join", "shoal://" + "0" * 64, "--yes"], 3, "no seed"),
         (["status", "shoal://" + "0" * 64], 3, "no seed"),
         (
             ["start", "examples/tiny_gpt/run.toml", "--weights", "/nothing"],
@@ -576,10 +592,41 @@ def test_joining_a_run_file_without_seeds_does_not_found_a_second_run(
     path = tmp_path / "my.run.toml"
     path.write_text("name = 'mine'", encoding="utf-8")
     folder = tmp_path / "peer"
-    code, output, errors = said(["join", str(path), "--directory", str(folder)], capsys)
+    code, output, errors = said(["join", str(path), "--directory", str(folder), "--yes"], capsys)
     assert (code, output) == (3, "")
     assert f"to found the run: `shoal start {path}`" in errors
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("command", ["start", "join", "keep"])
+def test_without_a_terminal_nobody_takes_part_unasked(
+    command: str,
+    began: list[tuple[FoundRun, JoinSettings]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Earlier, a script or a cron job took part as if it had agreed; `keep` never asked."""
+    path = str(remember(tmp_path))
+    monkeypatch.setattr("peer.agent.keeper.keep", None)
+    where = ["--seed", SEED]
+    code, output, errors = said([command, path, *where], capsys)
+    assert (code, output, began) == (2, "", [])
+    assert "no terminal to ask at: with --yes it takes part" in errors and errors.count("\n") == 1
+
+
+def test_a_keeper_is_asked_with_what_the_run_takes_of_the_machine(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    asked: list[str],
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    path = str(remember(tmp_path))
+    monkeypatch.setattr("typer.confirm", lambda question, default: question != "Take part?")
+    code, output, errors = said(["keep", path], capsys)
+    assert (code, errors) == (4, "")
+    assert [line.split()[0] for line in output.splitlines()] == ["Run", "Keeps", "Machine"]
 
 
 @pytest.mark.parametrize("command", ["start", "join", "keep"])
@@ -651,10 +698,11 @@ def test_a_run_that_has_existed_is_founded_anew_only_when_that_is_meant(
     tmp_path: Path,
     began: list[tuple[FoundRun, JoinSettings]],
     capsys: pytest.CaptureFixture[str],
+    asked: list[str],
 ) -> None:
     path = str(remember(tmp_path))
     code, output, errors = said(["start", path], capsys)
-    assert (code, output, began) == (4, "", [])
+    assert (code, output, began, asked) == (4, "", [], ["Found it anew?"])
     assert "the run 'old' has existed: last seen here on 1970-01-01" in errors
     assert "at 2 M tokens" in errors and "`shoal start --anew` founds it anew" in errors
     for answer in ("--anew", "--yes"):
@@ -671,9 +719,11 @@ def test_starting_in_the_folder_of_an_earlier_start_goes_on_without_a_question(
     path, folder = remember(tmp_path), tmp_path / "anna"
     (folder / "outer" / "000000000001").mkdir(parents=True)
     (folder / "in_use").touch()
-    assert said(["start", str(path), "--directory", str(folder)], capsys) == (0, "", "")
+    assert said(["start", str(path), "--directory", str(folder), "--yes"], capsys) == (0, "", "")
     assert len(began) == 1
-    code, _, errors = said(["start", str(path), "--directory", str(folder), "--anew"], capsys)
+    code, _, errors = said(
+        ["start", str(path), "--directory", str(folder), "--anew", "--yes"], capsys
+    )
     assert code == 2 and "has a checkpoint of this run" in errors and len(began) == 1
 
 
@@ -683,7 +733,7 @@ def test_joining_never_founds_and_needs_nobody_to_know_the_run_file(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     remember(tmp_path)
-    assert said(["join", LINK], capsys) == (0, "", "")
+    assert said(["join", LINK, "--yes"], capsys) == (0, "", "")
     ((found, own),) = began
     assert (found.run, found.by_link) == (OLD, True)
     assert (own.found, own.found_after_s) == (False, None)
@@ -702,7 +752,7 @@ def test_a_run_that_has_ended_says_so_to_those_who_join_and_those_who_ask(
         "this run has ended on 1970-01-02 00:00 UTC at 2,000,000 tokens; "
         f"`shoal export '{LINK}' OUT.safetensors` fetches its model\n"
     )
-    assert said(["join", LINK], capsys) == (4, "", f"shoal: {sentence}")
+    assert said(["join", LINK, "--yes"], capsys) == (4, "", f"shoal: {sentence}")
     assert said(["status", LINK], capsys) == (0, sentence, "")
     file = str(tmp_path / "old.toml")
     assert said(["status", file], capsys) == (0, sentence.replace(LINK, file), "")
@@ -774,7 +824,7 @@ def test_the_model_of_a_run_that_has_ended_is_where_this_machine_has_it(
     remember(tmp_path, ended_at=86_400.0)
     folder = default_directory(OLD.run_id)
     (folder / "outer" / "000000000001").mkdir(parents=True)
-    code, _, errors = said(["join", LINK], capsys)
+    code, _, errors = said(["join", LINK, "--yes"], capsys)
     assert (code, began) == (4, [])
     assert f"`shoal export {folder} OUT.safetensors`" in errors
 
@@ -796,7 +846,7 @@ def test_a_run_that_has_ended_is_not_started_again_in_its_folder(
     path, folder = remember(tmp_path, ended_at=86_400.0), tmp_path / "anna"
     (folder / "outer" / "000000000001").mkdir(parents=True)
     (folder / "in_use").touch()
-    code, output, errors = said(["start", str(path), "--directory", str(folder)], capsys)
+    code, output, errors = said(["start", str(path), "--directory", str(folder), "--yes"], capsys)
     assert (code, output, began) == (4, "", [])
     assert (
         f"has ended on 1970-01-02 00:00 UTC at 2,000,000 tokens; `shoal export {folder}" in errors
@@ -817,7 +867,7 @@ def test_a_link_that_nobody_answers_is_asked_again_until_somebody_does(
 
     monkeypatch.setattr("peer.joining.find.ask_peers", ask_peers)
     monkeypatch.setattr("time.sleep", pauses.append)
-    code, _, errors = said(["join", f"{LINK}?seed={SEED}"], capsys)
+    code, _, errors = said(["join", f"{LINK}?seed={SEED}", "--yes"], capsys)
     assert (code, began[0][0].run) == (0, OLD)
     assert pauses == [5, 10, 20, 40, 80, 160, 300, 300, 300]
     assert errors.count("is on line (never seen from this machine): nobody answers") == 9
@@ -832,8 +882,8 @@ def test_a_second_start_on_a_machine_says_that_it_is_a_second_peer(
     the first one."""
     path, folder = remember(tmp_path), default_directory(OLD.run_id)
     for command in (
-        ["start", str(path), "--seed", SEED, "--anew"],
-        ["join", f"{LINK}?seed={SEED}"],
+        ["start", str(path), "--seed", SEED, "--yes"],
+        ["join", f"{LINK}?seed={SEED}", "--yes"],
     ):
         assert said(command, capsys)[0] == 0
         assert began.pop()[1].directory == folder
@@ -845,7 +895,10 @@ def test_a_second_start_on_a_machine_says_that_it_is_a_second_peer(
 
 
 def test_of_two_joins_that_wait_for_an_answer_the_later_one_gets_a_folder_of_its_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    asked: list[str],
 ) -> None:
     """Earlier, it ended after its answer: the other learner had taken the folder meanwhile."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
@@ -865,7 +918,7 @@ def test_of_two_joins_that_wait_for_an_answer_the_later_one_gets_a_folder_of_its
             stack.enter_context(occupied(folder, OLD, "learner"))
             return True
 
-        monkeypatch.setattr("peer.cli.taking_part._confirmed", answered)
+        monkeypatch.setattr("typer.confirm", answered)
         code, _, errors = said(["join", f"{LINK}?seed={SEED}"], capsys)
     second = folder.with_name(f"{folder.name}-2")
     assert (code, trained) == (0, [second])

@@ -30,10 +30,10 @@ from peer.storage.home import (
     default_directory,
     free_directory,
     is_in_use,
+    occupant_of,
     occupied,
     occupied_free,
     peer_folder,
-    run_of,
     running_peers,
 )
 from peer.storage.last_seen import State, save_state
@@ -202,7 +202,11 @@ def test_commands_without_a_folder_act_on_all_running_peers(
         occupied(tmp_path / "b", run_named("two"), "keeper"),
     ):
         assert cli.run(["pause"]) == 0
-        assert "changed 2 peers" in capsys.readouterr().out
+        told = capsys.readouterr().out.splitlines()
+        assert told == [
+            f"one, learner, {tmp_path / 'a'}: paused",
+            f"two, keeper, {tmp_path / 'b'}: paused",
+        ]
         assert read_limits(tmp_path / "a").paused and read_limits(tmp_path / "b").paused
         assert cli.run(["ps", "--json"]) == 0
         peers = json.loads(capsys.readouterr().out)["peers"]
@@ -294,4 +298,4 @@ def test_limits_may_be_set_before_the_peer_starts(tmp_path: Path) -> None:
 
 def test_the_mark_of_a_folder_that_is_not_text_names_no_run(tmp_path: Path) -> None:
     (tmp_path / "in_use").write_bytes(b'{"run_id": "\xff"}')
-    assert run_of(tmp_path) is None
+    assert occupant_of(tmp_path) is None
