@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 
 from multiaddr import Multiaddr
 
@@ -39,8 +40,11 @@ class ForwardingHost:
     ) -> None:
         await self._host.connect(peer, addresses, timeout_s=timeout_s)
 
-    async def disconnect(self, peer: PeerId, *, lane: bool = True) -> None:
-        await self._host.disconnect(peer, lane=lane)
+    async def disconnect(self, peer: PeerId) -> None:
+        await self._host.disconnect(peer)
+
+    def stranger(self) -> AbstractAsyncContextManager[Host]:
+        return self._host.stranger()
 
     async def connections(self) -> tuple[Connection, ...]:
         return await self._host.connections()

@@ -11,6 +11,7 @@ virtual loop. Every method that waits takes a time limit.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,9 +40,6 @@ class Connection:
     address: Multiaddr
     relayed: bool
     """Relayed connections carry control messages only: a relay cuts them after 128 KiB."""
-
-    inbound: bool | None = None
-    """The other peer opened the connection; ``None``: this host cannot tell."""
 
 
 class Stream(Protocol):
@@ -151,10 +149,15 @@ class Host(Protocol):
         """
         ...
 
-    async def disconnect(self, peer: PeerId, *, lane: bool = True) -> None:
-        """Close the connections with a peer, or without ``lane`` all but those of its direct lane.
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close the connections with a peer, which breaks all streams with it."""
+        ...
 
-        A host without a lane breaks all streams with the peer in either case.
+    def stranger(self) -> AbstractAsyncContextManager[Host]:
+        """A host on this machine that no peer has met: it has a new identity, and does not listen.
+
+        What it dials proves whether strangers get through, and breaks no connection of this host.
+        Raises ``HostClosed``.
         """
         ...
 

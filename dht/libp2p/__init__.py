@@ -3,10 +3,11 @@
 In: unary calls, streams and directory records of a peer. Out: the same on the network, with sizes,
 counts and waiting times bounded. Start reading at ``hivemind_host`` (the host and the daemon's
 life), then ``hivemind_daemon`` (one daemon process), ``framing`` (frames on a socket), ``lane``
-(direct connections for bulk streams) and ``hivemind_directory`` (records on hivemind's Kademlia
-node; ``directory_search`` decides which peers a search asks, and ``directory_wire`` checks each
-message before hivemind decodes it). Only modules named ``hivemind_*`` may use hivemind, and they
-take its names from ``hivemind_patches``. Nothing here knows runs, fragments or training.
+(direct connections for bulk streams), ``places`` (at relays) and ``hivemind_directory`` (records on
+hivemind's Kademlia node; ``directory_search`` decides which peers a search asks, and
+``directory_wire`` checks each message before hivemind decodes it). Only modules named
+``hivemind_*`` may use hivemind, and they take its names from ``hivemind_patches``. Nothing here
+knows runs, fragments or training.
 
 Shoal uses the two lowest layers of hivemind 1.1: the libp2p daemon and the asyncio Kademlia node,
 both in the agent's own event loop. Streams, rounds and state transfer are our own. hivemind's
@@ -30,8 +31,8 @@ late peer. Facts about these layers that the modules rely on, each with a regres
 - ``Multiaddr.to_bytes`` of hivemind encodes Ed25519 peer ids wrongly, so the ``multiaddr`` package
   is used.
 - A relayed connection is cut after 128 KiB or 2 minutes, so relays carry control messages only.
-- Discovery of relays takes minutes in a small swarm, and static relays work within seconds, so
-  discovery is switched off. Static relays without ``autoRelay`` make the daemon panic.
+- The daemon asks relays for places at its start alone, and then an hour after it has lost one. A
+  restart breaks all streams, so ``places`` asks, over a stream like any other.
 - hivemind's serializer recurses on nested extension types until the process dies, so the bytes of
   a message are checked before they are decoded.
 """

@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from multiaddr import Multiaddr
 
@@ -47,7 +47,6 @@ from dht.libp2p.hivemind_patches import (
     p2pclient,
     p2pd_pb2,
 )
-from dht.libp2p.lane.punching import own_address_towards
 
 _logger = logging.getLogger("dht.p2pd")
 
@@ -63,8 +62,6 @@ LAST_LINES = 20
 SOCKET_PATH_MAX_BYTES = 100
 """``sockaddr_un`` holds 104 bytes on macOS and 108 on Linux."""
 
-Reachability = Literal["auto", "public", "private"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonSettings:
@@ -74,12 +71,9 @@ class DaemonSettings:
     announce: tuple[Multiaddr, ...] = ()
     """Addresses announced in place of all others. Empty: the daemon chooses."""
 
-    relays: tuple[Multiaddr, ...] = ()
-    """Static relays, each ending in /p2p/PEER. Other relays are not searched for."""
-
     serve_as_relay: bool = False
-    reachability: Reachability = "auto"
-    """Replaces AutoNAT's verdict. ``private`` reserves places at the relays at once."""
+    is_public: bool = False
+    """It can be dialled by definition: the daemon does not try to find out."""
 
     port_mapping: bool = True
     connections_low: int = 512
@@ -91,9 +85,6 @@ class DaemonSettings:
             if "tcp" not in codes or codes & {"udp", "quic", "quic-v1"}:
                 # Over QUIC the daemon loses the end of streams.
                 raise ValueError(f"address {address}: only /tcp addresses are used here")
-        for address in self.relays:
-            if "p2p" not in {protocol.name for protocol in address.protocols()}:
-                raise ValueError(f"relay {address} does not end in /p2p/PEER")
 
     def flags(self) -> dict[str, object]:
         """The daemon's command-line flags for these settings."""
@@ -107,7 +98,7 @@ class DaemonSettings:
             "relay": True,
             "relayService": self.serve_as_relay,
             "tls": True,
-            "dhtServer" if self.reachability != "private" else "dhtClient": 1,
+            "dhtServer": 1,
             # A daemon without its client is of no use: it exits if we do not reconnect.
             "idleTimeout": "30s",
         }
@@ -116,34 +107,9 @@ class DaemonSettings:
             del flags["hostAddrs"]
         if self.announce:
             flags["announceAddrs"] = ",".join(map(str, self.announce))
-        if self.relays:
-            # Discovery of relays does not end in a small swarm, and static relays without
-            # autoRelay make the daemon panic.
-            flags |= {
-                "autoRelay": True,
-                "relayDiscovery": False,
-                "trustedRelays": ",".join(map(str, one_of_each(self.relays))),
-            }
-        if self.reachability != "auto":
-            flags[f"forceReachability{self.reachability.capitalize()}"] = 1
+        if self.is_public:
+            flags["forceReachabilityPublic"] = 1
         return flags
-
-
-def one_of_each(relays: Sequence[Multiaddr]) -> list[Multiaddr]:
-    """One address of each relay: the first one to which this machine has a route, if any.
-
-    The daemon would wait for minutes for as many relays as it was given addresses, and meanwhile
-    ask none of them for a place.
-    """
-    found: dict[PeerId | None, Multiaddr] = {}
-    for relay in sorted(relays, key=lambda relay: not _has_route(relay)):
-        found.setdefault(addresses.peer_of(relay), relay)
-    return list(found.values())
-
-
-def _has_route(address: Multiaddr) -> bool:
-    ip = addresses.ip_of(address)
-    return ip is None or own_address_towards(ip) != ""
 
 
 def processors(count: int) -> int:
@@ -458,6 +424,29 @@ class Daemon(StrictP2P):
         )
         await self.request(request)
 
+    async def exchange(
+        self, peer: PeerId, protocol: str, message: bytes, *, timeout_s: float = DAEMON_TIMEOUT_S
+    ) -> bytes:
+        """Send a delimited message over a stream of a foreign protocol; returns the answer.
+
+        Raises ``TimeoutError``, ``OSError`` and ``P2PDaemonError``.
+        """
+        request = _open_request(peer, protocol, timeout_s)
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_unix_connection(str(self.control_path))
+            try:
+                writer.write(delimited(request))
+                response = p2pd_pb2.Response()
+                response.ParseFromString(await _read_delimited(reader))
+                if response.type == p2pd_pb2.Response.ERROR:
+                    raise P2PDaemonError(response.error.msg)
+                writer.write(message)
+                return await _read_delimited(reader)
+            except asyncio.IncompleteReadError:
+                raise P2PDaemonError("the daemon closed the connection") from None
+            finally:
+                writer.transport.abort()
+
     async def open_stream(self, peer: PeerId, protocol: str, *, timeout_s: float) -> FrameStream:
         """Open a stream. Raises ``TimeoutError``, ``OSError`` and ``P2PDaemonError``."""
         loop = asyncio.get_running_loop()
@@ -471,12 +460,7 @@ class Daemon(StrictP2P):
             if not introduced.done():
                 introduced.set_exception(P2PDaemonError("the daemon closed the connection"))
 
-        request = p2pd_pb2.Request(
-            type=p2pd_pb2.Request.STREAM_OPEN,
-            streamOpen=p2pd_pb2.StreamOpenRequest(
-                peer=peer_bytes(peer), proto=[protocol], timeout=math.ceil(timeout_s)
-            ),
-        )
+        request = _open_request(peer, protocol, timeout_s)
         stream: FrameStream | None = None
         try:
             async with asyncio.timeout(timeout_s):
@@ -496,6 +480,15 @@ class Daemon(StrictP2P):
         stream.on_closed = None
         introduce(stream, response.streamInfo)
         return stream
+
+
+def _open_request(peer: PeerId, protocol: str, timeout_s: float) -> Any:
+    return p2pd_pb2.Request(
+        type=p2pd_pb2.Request.STREAM_OPEN,
+        streamOpen=p2pd_pb2.StreamOpenRequest(
+            peer=peer_bytes(peer), proto=[protocol], timeout=math.ceil(timeout_s)
+        ),
+    )
 
 
 @lru_cache(maxsize=4096)

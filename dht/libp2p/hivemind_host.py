@@ -13,8 +13,8 @@ import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,6 @@ from dht.libp2p.hivemind_daemon import (
     START_TIMEOUT_S,
     Daemon,
     DaemonSettings,
-    Reachability,
     RunDirectory,
     introduce,
     peer_bytes,
@@ -67,6 +66,7 @@ from dht.libp2p.lane.wire import (
     decode,
     is_outer,
 )
+from dht.libp2p.places import HOP_PROTOCOL, RESERVE, Places
 from dht.record_keeper import RecordKeeper
 
 _logger = logging.getLogger("dht.host")
@@ -78,19 +78,10 @@ RESTART_DELAYS_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
 EARLY_S = 10.0
 """A daemon that ends sooner than this several times is restarted with longer pauses."""
 
-PLACE_WITHIN_S = 5.0
-PLACE_WITHIN_MAX_S = 1800.0
-"""A daemon that has lost its places at relays is started again after the first of these times,
-then after twice as long each time, up to the second, until it has one. By itself it would ask after
-an hour. The restart breaks all streams, so it follows soon on what has broken them already, as
-another public address has: with 15 s a home missed rounds for 25 s, in two interruptions."""
-
 NAME_WITHIN_S = 2.0
 KNOCK_WITHIN_S = 2.0
 KNOCKS_MAX = 8
 KNOWN_PEERS_MAX = 256
-DIALLED_PEERS_MAX = 1024
-DIALLED_ADDRESSES_MAX = 16
 CALL_ANSWER_S = 60.0
 """Time limit for a handler of a unary call."""
 
@@ -102,6 +93,13 @@ class HostSettings:
     daemon: DaemonSettings = field(
         default_factory=lambda: DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),))
     )
+    relays: tuple[Multiaddr, ...] = ()
+    """Relays at which this host has places while others cannot dial it, each ending in /p2p/PEER.
+    Other relays are not searched for."""
+
+    is_hidden: bool = False
+    """Nobody can dial it, as is known from the start: it has places at its relays at once."""
+
     serve_directory: bool = True
     """Store records for other peers. Not useful at a peer that can only dial out."""
 
@@ -114,11 +112,17 @@ class HostSettings:
     """The direct lane for bulk streams. ``None``: they go through the daemon."""
 
     def __post_init__(self) -> None:
+        for relay in self.relays:
+            if address_rules.peer_of(relay) is None:
+                raise ValueError(f"relay {relay} does not end in /p2p/PEER")
         if not 0 < self.streams_per_peer_max <= self.streams_max:
             raise ValueError(
                 f"streams_per_peer_max is {self.streams_per_peer_max} and streams_max is "
                 f"{self.streams_max}; 0 < per peer <= all"
             )
+
+
+STRANGER = HostSettings(daemon=DaemonSettings(listen=(), port_mapping=False), serve_directory=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,16 +160,13 @@ class HivemindHost:
         self._tasks: set[asyncio.Task[None]] = set()
         self._supervisor: asyncio.Task[None] | None = None
         self._known = BoundedMapping[PeerId, tuple[Multiaddr, ...]](KNOWN_PEERS_MAX)
-        self._dialled = BoundedMapping[PeerId, tuple[Multiaddr, ...]](DIALLED_PEERS_MAX)
-        """Addresses at which this host dialled each peer, successfully or not."""
-
-        self._no_place_since: float | None = None
-        """Time since which a relay is connected, and none keeps a place for the daemon."""
-
-        self._place_within_s: float | None = None
-        """Time after which the daemon is started again for that; ``None`` before its first place,
-        as its relays may not be relays at all."""
-
+        self._places = Places(
+            settings.relays,
+            connected=self._connected,
+            connect=partial(self.connect, timeout_s=DAEMON_TIMEOUT_S),
+            ask=self._ask_for_place,
+        )
+        self._places.want(settings.is_hidden)
         self._role_lock = asyncio.Lock()
         self._knocking = 0
         self.lane: Lane | None = None
@@ -199,6 +200,7 @@ class HivemindHost:
             self._run_directory.remove()
             raise
         self._supervisor = asyncio.create_task(self._supervise(), name="daemon supervisor")
+        self._spawn(self._places.keep(), "places at relays")
         try:
             await self._open_lane()
         except BaseException:
@@ -354,44 +356,7 @@ class HivemindHost:
                 return f"it does not answer: {error}"
             for peer, at in connected.items():
                 self._remember(peer, at, replace_known=False)
-            if await self._has_lost_its_places(daemon, connected, now=loop.time()):
-                daemon.end("no relay keeps a place for it any more")
-                return "no relay keeps a place for it any more"
             await self._records.watch(connected, now=loop.time())
-
-    async def _has_lost_its_places(
-        self, daemon: Daemon, connected: Iterable[PeerId], *, now: float
-    ) -> bool:
-        """Say whether the daemon should ask its relays for places again, which it does at a start.
-
-        A daemon whose relay was restarted waits for an hour before it asks again.
-        """
-        settings = self._settings.daemon
-        there = set(connected)
-        # The daemon does not list circuits through relays with a private address.
-        public = [
-            relay
-            for relay in settings.relays
-            if address_rules.peer_of(relay) in there
-            and address_rules.scope_of(relay) is address_rules.Scope.INTERNET
-        ]
-        if settings.reachability != "private" or not public:
-            self._no_place_since = None
-            return False
-        try:
-            found = await daemon.identify()
-        except (TimeoutError, OSError, P2PDaemonError):
-            return False  # the next look tells whether it hangs
-        if any(address_rules.is_relayed(address) for address in found):
-            self._no_place_since, self._place_within_s = None, PLACE_WITHIN_S
-            return False
-        if self._no_place_since is None:
-            self._no_place_since = now
-        if self._place_within_s is None or now - self._no_place_since < self._place_within_s:
-            return False
-        self._no_place_since = None
-        self._place_within_s = min(2 * self._place_within_s, PLACE_WITHIN_MAX_S)
-        return True
 
     def _remember(
         self, peer: PeerId, at: Sequence[Multiaddr], *, replace_known: bool = True
@@ -400,11 +365,6 @@ class HivemindHost:
         if not at or (not replace_known and peer in self._known):
             return
         self._known.renew(peer, tuple(at))
-
-    def _note_dial(self, peer: PeerId, at: Sequence[Multiaddr]) -> None:
-        known = self._dialled.get(peer, ())
-        latest = (*(address for address in known if address not in at), *at)
-        self._dialled.renew(peer, latest[-DIALLED_ADDRESSES_MAX:])
 
     def _running(self) -> Daemon:
         if self._closed:
@@ -455,30 +415,28 @@ class HivemindHost:
         daemon = self._running()
         with _own_daemon_answers():
             found = await daemon.identify()
-            circuits = await self._circuits(daemon)
+            circuits = self._places.circuits(await daemon.connected())
         return tuple(
             address_rules.with_peer(address, self.peer_id)
             for address in address_rules.rank(address_rules.deduplicate((*found, *circuits)))
         )
 
-    async def _circuits(self, daemon: Daemon) -> list[Multiaddr]:
-        """Addresses through our relays, which the daemon omits if a relay's address is private."""
-        settings = self._settings.daemon
-        if not settings.relays or settings.reachability != "private":
-            return []
-        connected = await daemon.connected()
-        return [
-            Multiaddr(f"{relay}/p2p-circuit")
-            for relay in settings.relays
-            if address_rules.peer_of(relay) in connected
-        ]
+    async def _connected(self) -> Container[PeerId]:
+        with _own_daemon_answers():
+            return await self._running().connected()
+
+    async def _ask_for_place(self, relay: PeerId) -> bytes:
+        daemon = self._running()
+        try:
+            return await daemon.exchange(relay, HOP_PROTOCOL, RESERVE)
+        except (TimeoutError, OSError, P2PDaemonError) as error:
+            raise self._unreachable(daemon, relay, error) from error
 
     async def connect(
         self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float
     ) -> None:
         daemon = self._running()
         bare = tuple(address_rules.without_peer(address) for address in addresses)
-        self._note_dial(peer, bare)
         try:
             async with asyncio.timeout(timeout_s):
                 await daemon.connect(peer, bare, timeout_s=timeout_s)
@@ -491,14 +449,18 @@ class HivemindHost:
         except (OSError, P2PDaemonError) as error:
             raise self._unreachable(daemon, peer, error, bare) from error
 
-    async def disconnect(self, peer: PeerId, *, lane: bool = True) -> None:
+    async def disconnect(self, peer: PeerId) -> None:
         daemon = self._running()
-        if lane:
-            self._known.pop(peer, None)
-            if self.lane is not None:
-                self.lane.forget(peer)
+        self._known.pop(peer, None)
+        if self.lane is not None:
+            self.lane.forget(peer)
         with _own_daemon_answers():
             await daemon.disconnect(peer)
+
+    @asynccontextmanager
+    async def stranger(self) -> AsyncIterator[HivemindHost]:
+        async with await HivemindHost.open(Identity.generate(), STRANGER) as host:
+            yield host
 
     async def connections(self) -> tuple[Connection, ...]:
         daemon = self._running()
@@ -508,29 +470,17 @@ class HivemindHost:
         for peer in sorted(connected):
             best = address_rules.rank(connected[peer])  # relayed ones last
             if best:
-                # The daemon does not tell which side opened it; our own dials are known.
-                dialled = best[0] in self._dialled.get(peer, ())
-                relayed = address_rules.is_relayed(best[0])
-                result.append(Connection(peer, best[0], relayed, False if dialled else None))
+                result.append(Connection(peer, best[0], address_rules.is_relayed(best[0])))
         return tuple(result)
 
     async def set_reachable(self, reachable: bool) -> None:
         """Adapt to the result of a dial-back (``dht.presence.dial_back``).
 
-        A peer that cannot be dialled stops storing records for other peers. With relays in its
-        settings it reserves places there, and gives them up when it can be dialled after all. For
-        either its daemon is started again: open streams break, the addresses stay.
+        A peer that cannot be dialled stops storing records for other peers, and has places at its
+        relays. Its daemon knows nothing of either.
         """
+        self._places.want(not reachable)
         await self.serve_directory(reachable)
-        daemon = self._settings.daemon
-        wanted: Reachability = "public" if reachable else "private"
-        if not daemon.relays or daemon.reachability == wanted:
-            return
-        if reachable and daemon.reachability == "auto":
-            return  # it has no places at relays to give up
-        self._settings = replace(self._settings, daemon=replace(daemon, reachability=wanted))
-        self._running().end(f"others {'can' if reachable else 'cannot'} dial this peer")
-        await self._up_again()
 
     async def _up_again(self) -> Daemon:
         """The daemon, once it is started again if it has ended. Raises ``HostClosed``."""
@@ -805,7 +755,7 @@ class _Outside:
         return await self._host.call(peer, protocol, message, timeout_s=DAEMON_TIMEOUT_S)
 
     async def observers(self) -> list[tuple[PeerId, str]]:
-        relays, connections = self._host._settings.daemon.relays, await self._host.connections()
+        relays, connections = self._host._settings.relays, await self._host.connections()
         return outside(connections, [*relays, *await looked_up(relays, connections)])
 
     async def seen_by(self, peer: PeerId) -> str:

@@ -104,19 +104,13 @@ class DialBack(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     nonce: Nonce
     addresses: Annotated[tuple[PackedAddress, ...], msgspec.Meta(max_length=ADDRESSES_MAX)]
     relay: bool
-    may_cut: bool
-    """The helper may cut its own connection and redial, if it finds no third peer."""
 
 
-DialBackVerdict = Literal["reached", "not reached", "will redial", "cannot help"]
+DialBackVerdict = Literal["reached", "not reached", "cannot help"]
 
 
 class DialBackReply(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """The result of a dial-back.
-
-    ``will redial``: the helper found no third peer, so it is going to cut its own connection to the
-    caller and redial. ``cannot help``: no dial was made, which says nothing about the caller.
-    """
+    """The result of a dial-back; ``cannot help``: none was made, which says nothing about it."""
 
     version: Version = VERSION
     verdict: DialBackVerdict

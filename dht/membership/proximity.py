@@ -8,11 +8,11 @@ if it says that it can only dial out: a neighbour would have been connected.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from multiaddr import Multiaddr
 
-from dht.addresses import Scope, is_announced, is_loopback, scope_guessed, scope_seen
+from dht.addresses import Scope, is_loopback, scope_guessed, scope_seen
 from dht.bounded_mapping import BoundedMapping
 from dht.host import Connection
 from dht.identity import PeerId
@@ -23,12 +23,9 @@ PEERS_MAX = 4096
 SEEN_FROM_S = 3600.0
 """Validity of the distance that a connection showed, after the connection was last seen."""
 
-ARRIVAL_S = 60.0
-"""Time within which the record of a peer with a new connection is expected."""
-
 
 class Proximity:
-    """Scope of each known peer, and the new connections that others may have opened."""
+    """Scope of each known peer."""
 
     def __init__(self) -> None:
         self.present: dict[PeerId, Multiaddr] = {}
@@ -44,9 +41,6 @@ class Proximity:
         self._guessed: dict[PeerId, tuple[tuple[Multiaddr, ...], Scope | None]] = {}
         """Cache of guesses, each with the announced addresses that it was made from."""
 
-        self._arrivals: dict[PeerId, tuple[Connection, float]] = {}
-        """New connections whose opener is not known yet, and until when to wait for a record."""
-
     def set_own_addresses(self, own: tuple[Multiaddr, ...]) -> None:
         """Set the addresses that distances are measured from."""
         self._own = own
@@ -55,34 +49,9 @@ class Proximity:
 
     def look(self, connections: Sequence[Connection], *, now: float) -> None:
         """Take in the present connections."""
-        before = self.present
         self.present = {c.peer: c.address for c in connections if not c.relayed}
         for connection in connections:
-            peer = connection.peer
-            self._seen.renew(peer, (self.scope_seen(connection.address), now))
-            if peer in self.present and peer not in before and connection.inbound is not False:
-                self._arrivals[peer] = (connection, now + ARRIVAL_S)
-
-    def opened_by_others(
-        self, announced_by: Callable[[PeerId], Sequence[Multiaddr]], *, now: float
-    ) -> list[tuple[PeerId, Scope]]:
-        """New connections that the other peer opened, each reported once, with its scope.
-
-        ``announced_by`` gives the addresses in a peer's record. Where the host cannot tell the
-        direction, a connection from an announced address may be one that this peer dialled, and
-        does not count.
-        """
-        opened: list[tuple[PeerId, Scope]] = []
-        for peer, (connection, until) in list(self._arrivals.items()):
-            announced = announced_by(peer)
-            inbound = connection.inbound or (
-                bool(announced) and not is_announced(connection.address, announced)
-            )
-            if inbound:
-                opened.append((peer, self.scope_seen(connection.address)))
-            if inbound or announced or now >= until or peer not in self.present:
-                del self._arrivals[peer]
-        return opened
+            self._seen.renew(connection.peer, (self.scope_seen(connection.address), now))
 
     def scope_that_counts(
         self, members: Iterable[Member], *, now: float, count_connected: bool

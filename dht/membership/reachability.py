@@ -8,7 +8,8 @@ scope in which the known peers live (``scope_that_counts``).
 A peer asks for dial-backs when it starts, when its addresses change, and periodically. One fresh
 connection that arrives proves that it is reachable. The opposite takes the failures of two helpers,
 two failures of the only helper, or four of the only one of several that could dial. A dial that was
-not made, or that met one of ours halfway, says nothing. ``dht.presence.reachability_checks`` asks
+not made says nothing, and neither does a connection that came in otherwise: the router lets in
+whom this peer has called, too. ``dht.presence.reachability_checks`` asks
 for dial-backs and reports their results here.
 """
 
@@ -37,14 +38,6 @@ HELPERS_PER_CHECK = 3
 DENIALS_MIN = 2
 DENIALS_OF_ONE = 4
 
-_NO_DIAL = ("dial backoff",)
-"""Signs in the reason of a failure that no dial was made: the daemon waits after failed dials."""
-
-_MET_HALFWAY = ("negotiate", "simultaneous")
-"""Signs that a TCP connection was made, but both sides acted as the dialling one, or another
-program answered. Then the dial shows nothing about the peer."""
-
-
 _IN_WORDS = {
     ("dial to self",): (
         "the only address known of it is private, and this machine has the same in its own network"
@@ -57,15 +50,6 @@ _IN_WORDS = {
     ("no addresses", "no address"): "no address of it is known",
 }
 """Signs in the reason of a failed dial, and their meaning. The first entry that fits holds."""
-
-
-def was_tried(reason: str) -> bool:
-    """Say whether a failed dial says anything about the peer that was dialled.
-
-    ``reason`` joins the reasons of several addresses, of which one conclusive dial is enough.
-    """
-    parts = [part.lower() for part in reason.split("; ")]
-    return not all(any(sign in part for sign in _NO_DIAL + _MET_HALFWAY) for part in parts)
 
 
 def in_words(reachable: bool | None, reason: str) -> str:
@@ -184,19 +168,16 @@ class Reachability:
             self.due_at = now
         return True
 
-    def confirmed(
-        self, helper: PeerId, *, now: float, scope: Scope = Scope.INTERNET, how: str = "dialled it"
-    ) -> bool:
+    def confirmed(self, helper: PeerId, *, now: float, scope: Scope = Scope.INTERNET) -> bool:
         """Note a fresh connection from ``scope``. Says whether the verdict changed.
 
         It counts for that scope and the narrower ones, as far as an address can be used from there.
-        ``how`` describes the helper's action.
         """
         before = self.reachable
         for narrower, verdict in self.verdicts.items():
             if narrower <= scope and verdict.addresses:
                 verdict.reachable = verdict.settled = True
-                verdict.reason = f"{helper} {how}{_FROM[scope]}"
+                verdict.reason = f"{helper} dialled it{_FROM[scope]}"
                 verdict.denials.clear()
                 if narrower is self.scope:
                     self.due_at = now + self._pause_s()

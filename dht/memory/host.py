@@ -18,7 +18,8 @@ Not simulated: relays (``relayed`` is always false), and the routing of the dire
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -44,6 +45,7 @@ HANDSHAKE_BYTES = 500
 CALL_OVERHEAD_BYTES = 100
 CALL_ANSWER_S = 60.0
 STREAMS_PER_PEER_MAX = 64
+STRANGERS_PORT = 50_000
 FORGET_AFTER_S = 30.0
 """Time after which the directories' routing tables drop nodes beyond a partition."""
 
@@ -67,6 +69,7 @@ class MemoryNetwork:
         self._addresses_given = 0
         self._wires: dict[_Wire, None] = {}
         self._partitioned_at: float | None = None
+        self._strangers = 0
 
     def __repr__(self) -> str:
         return f"MemoryNetwork({len(self._hosts)} hosts, {self.simulated!r})"
@@ -101,6 +104,21 @@ class MemoryNetwork:
         """Give a peer another address in place of the old one. Connections stay."""
         del self._listening[self._address_of[peer]]
         self._give_address(peer)
+
+    @asynccontextmanager
+    async def stranger(self, owner: PeerId) -> AsyncIterator[MemoryHost]:
+        """A host of a new identity on the machine of another one; see ``dht.host.Host``."""
+        self._strangers += 1
+        identity = identity_of(f"stranger {self._strangers}")
+        peer = identity.peer_id
+        ip, _, _ = str(self._address_of[owner]).rpartition("/")
+        self.place(peer, Multiaddr(f"{ip}/{STRANGERS_PORT + self._strangers % 1000}"))
+        self.simulated.put_beside(peer, owner)
+        try:
+            async with self.host(identity) as host:
+                yield host
+        finally:
+            del self._listening[self._address_of.pop(peer)], self._full_address_of[peer]
 
     def address_of(self, peer: PeerId) -> Multiaddr:
         """The address of a peer that has or had a host."""
@@ -415,22 +433,25 @@ class MemoryHost:
         wire = await self._reach(peer, addresses, timeout_s)
         self.directory.introduce(wire.other(self).directory)
 
-    async def disconnect(self, peer: PeerId, *, lane: bool = True) -> None:
+    async def disconnect(self, peer: PeerId) -> None:
         self._check_open()
         wire = self._wires.get(peer)
         if wire is not None:
             wire.break_at(self, "it was closed here")
 
+    @asynccontextmanager
+    async def stranger(self) -> AsyncIterator[MemoryHost]:
+        self._check_open()
+        async with self._network.stranger(self.peer_id) as host:
+            yield host
+
     async def connections(self) -> tuple[Connection, ...]:
         self._check_open()
+        addresses = self._network._address_of  # connections follow a peer that moves
         return tuple(
-            Connection(
-                peer,
-                self._network._address_of[peer],  # connections follow a peer that moves
-                relayed=False,
-                inbound=self._wires[peer].hosts[1] is self,
-            )
+            Connection(peer, addresses[peer], relayed=False)
             for peer in sorted(self._wires)
+            if peer in addresses  # a stranger that is gone
         )
 
     async def serve_calls(

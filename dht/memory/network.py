@@ -301,6 +301,11 @@ class SimulatedNetwork:
         for peer in peers:
             self._peer(peer).dial_out_only = only
 
+    def put_beside(self, peer: PeerId, other: PeerId) -> None:
+        """Put a peer that only dials out on the side of a partition on which another one is."""
+        state = self._peer(peer)
+        state.group, state.dial_out_only = self._peer(other).group, True
+
     def is_dial_out_only(self, peer: PeerId) -> bool:
         return self._peer(peer).dial_out_only
 

@@ -1,13 +1,15 @@
 """Dial-backs: asking other peers to dial this one, and dialling peers that ask.
 
 A dial-back proves something only if it opens a *fresh* connection, and the helper that is asked is
-connected already. So the helper passes the request on to a third peer, which is not. Where there is
-no third peer (two peers in all), the helper answers "will redial", cuts its own connection and
-opens it again from its side. That breaks whatever goes over it (not what goes over a lane, such as
-the state that a newcomer downloads), so it is done only while nothing is known yet.
+connected already. Nothing may be cut for it: rounds go over that connection. So whoever dials does
+it as a stranger (``dht.host.Host.stranger``), from a host with a new identity and a new port. A
+router that lets in answers only, or only peers to which this one is connected, keeps it out. As
+some routers let in every port of an address to which something was sent, the helper first passes
+the request on to third peers, which are not connected with the asking one; it dials itself where
+there are none.
 
-The proof is the nonce, received from a peer that was not connected when the request was made, and
-that the asking peer has not dialled itself since.
+The proof is the nonce, received over a direct connection from a peer that was not connected when
+the request was made, and that this peer cannot have dialled.
 
 A helper must not be usable as a tool for dialling others. It requests dials only to the IP address
 at which it sees the asking peer. A third peer cannot see that address, so it dials only for helpers
@@ -46,7 +48,6 @@ from dht.host import Host
 from dht.identity import PeerId, parse_peer_id
 from dht.membership import hello as wire
 from dht.membership.call_budget import CallBudget
-from dht.membership.reachability import was_tried
 from dht.presence.dialler import Dialler
 
 THIRD_PEERS_MAX = 3
@@ -55,16 +56,13 @@ THIRD_PEERS_MAX = 3
 THIRD_PEERS_ASKED_MAX = 8
 """Number of third peers asked: many refuse at once, being connected to the asking peer already."""
 
-REDIALS_MAX = 8
-DIALS_AT_ONCE = 4
-BEFORE_REDIAL_S = 0.2
-BACKOFF_S = 5.1
-"""Time during which the daemon does not dial a peer again after a failed dial."""
+DIALS_AT_ONCE = 2
+"""A real stranger takes a quarter of a second of a processor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """``by`` opened a fresh connection to this peer, from ``remote``."""
+    """``by`` had a fresh connection to this peer opened, from ``remote``."""
 
     by: PeerId
     remote: Multiaddr
@@ -84,9 +82,19 @@ class NotTried:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A dial-back that this peer waits for."""
+
+    helper: PeerId
+    connected: frozenset[PeerId]
+    """The peers that were connected when it was asked for."""
+    arrived: asyncio.Future[Reached]
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class DialBacks:
-    """Both sides of dial-backs on one host. ``run`` belongs in the owner's task group."""
+    """Both sides of dial-backs on one host."""
 
     host: Host
     dialler: Dialler
@@ -98,10 +106,7 @@ class DialBacks:
     """Number of dial-backs requested from other peers."""
     done: int = 0
     """Number of dials made for other peers."""
-    _nonces: dict[bytes, asyncio.Future[Reached]] = field(default_factory=dict)
-    _redials: asyncio.Queue[wire.DialBack] = field(
-        default_factory=lambda: asyncio.Queue(maxsize=REDIALS_MAX)
-    )
+    _requests: dict[bytes, _Request] = field(default_factory=dict)
     _dialling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(DIALS_AT_ONCE))
 
     async def serve(self) -> None:
@@ -113,95 +118,52 @@ class DialBacks:
             wire.CONFIRM_PROTOCOL, self._answer_confirm, request_max_bytes=wire.NONCE_BYTES
         )
 
-    async def run(self) -> None:
-        """Cut and redial for peers that know no third peer, one after the other, for ever."""
-        while True:
-            message = await self._redials.get()
-            await asyncio.sleep(BEFORE_REDIAL_S)  # our answer is still on that connection
-            try:
-                self.done += 1
-                target = parse_peer_id(message.peer)
-                # The proof is a fresh connection of libp2p: transfers over a lane need not break.
-                await self.host.disconnect(target, lane=False)
-                addresses = unpack_all(message.addresses)
-                if await self._dial(target, addresses, message.nonce) == "cannot help":
-                    await asyncio.sleep(BACKOFF_S)
-                    if await self._remote_of(target) is None:
-                        await self._dial(target, addresses, message.nonce)
-            except HostClosed:
-                continue  # its daemon is being restarted; the other asks again
-
     async def ask(
-        self, helper: PeerId, addresses: Sequence[Multiaddr], *, may_cut: bool
+        self, helper: PeerId, addresses: Sequence[Multiaddr]
     ) -> Reached | NotReached | NotTried:
-        """Ask a connected peer to arrange that this peer is dialled at these addresses.
-
-        One request at a time. ``may_cut``: the helper may cut its own connection for that.
-        """
+        """Ask a connected peer to arrange that this peer is dialled at these addresses."""
         self.asked += 1
-        try:
-            self.dialler.not_fresh = {
-                connection.peer for connection in await self.host.connections()
-            }
-        except HostClosed as error:
-            return NotTried(error.reason)
-        nonce = secrets.token_bytes(wire.NONCE_BYTES)
         arrived: asyncio.Future[Reached] = asyncio.get_running_loop().create_future()
-        self._nonces[nonce] = arrived
-        request = wire.DialBack(
-            peer=self.host.peer_id,
-            nonce=nonce,
-            addresses=tuple(pack(address) for address in addresses),
-            relay=True,
-            may_cut=may_cut,
-        )
+        nonce = secrets.token_bytes(wire.NONCE_BYTES)
         try:
+            connected = frozenset(c.peer for c in await self.host.connections())
+            self._requests[nonce] = _Request(helper, connected, arrived)
             data = await self.host.call(
                 helper,
                 wire.DIAL_BACK_PROTOCOL,
-                wire.write(request),
+                wire.write(
+                    wire.DialBack(
+                        peer=self.host.peer_id,
+                        nonce=nonce,
+                        addresses=tuple(pack(address) for address in addresses),
+                        relay=True,
+                    )
+                ),
                 # It may ask three others, each of which connects and calls.
                 timeout_s=(2 * THIRD_PEERS_MAX + 1) * self.call_timeout_s,
             )
             reply = wire.read(wire.DialBackReply, data)
-            if reply.verdict == "will redial" and may_cut:
-                self.dialler.not_fresh.discard(helper)
-                self.dialler.awaited = helper
-                await asyncio.wait([arrived], timeout=self.call_timeout_s + 2.0)
         except (DhtError, ValueError) as error:
             reply = wire.DialBackReply(verdict="cannot help", reason=str(error)[:200])
         finally:
-            self.dialler.awaited = None
-            del self._nonces[nonce]
+            self._requests.pop(nonce, None)
         if arrived.done():  # the proof outweighs the reply
             return arrived.result()
-        if reply.verdict == "will redial" and await self._is_back(helper):
-            return NotTried("this peer dialled it while it was about to dial")
-        if reply.verdict in ("not reached", "will redial"):
+        if reply.verdict == "not reached":
             return NotReached(f"no fresh connection came in when {helper} was asked for one")
         return NotTried(reply.reason or f"{helper} knows no peer that could dial")
 
-    async def _is_back(self, helper: PeerId) -> bool:
-        """Say whether the connection that the helper cut is open again without the nonce.
-
-        Then this peer has dialled the helper, and not the other way round.
-        """
-        try:
-            connections = await self.host.connections()
-        except HostClosed:
-            return True  # our own daemon is being restarted
-        return helper in self.dialler.not_fresh or any(c.peer == helper for c in connections)
-
     async def _answer_confirm(self, peer: PeerId, request: bytes) -> bytes:
-        arrived = self._nonces.get(bytes(request))
-        if peer in self.dialler.not_fresh:
-            raise ValueError("it was connected already, which proves nothing")
-        remote = await self._remote_of(peer)
-        if arrived is None or arrived.done():
+        asked = self._requests.get(bytes(request))
+        if asked is None or asked.arrived.done():
             raise ValueError("this nonce is not expected")
+        if peer in asked.connected or self.dialler.is_known(peer):
+            raise ValueError("this peer may have dialled it, which proves nothing")
+        remote = await self._remote_of(peer)
         if remote is None:
             raise ValueError("there is no direct connection, which proves nothing")
-        arrived.set_result(Reached(peer, remote))
+        if not asked.arrived.done():
+            asked.arrived.set_result(Reached(asked.helper, remote))
         return b""
 
     async def _remote_of(self, peer: PeerId) -> Multiaddr | None:
@@ -234,11 +196,12 @@ class DialBacks:
         addresses = () if remote is None else self._for_helper_at(remote, message.addresses)
         if not addresses:
             return _NOWHERE_TO_DIAL
-        async with self._dialling:
-            return await self._dial_fresh(target, addresses, message.nonce)
+        if any(c.peer == target for c in await self.host.connections()):
+            return _CANNOT_HELP
+        return await self._dial(target, addresses, message.nonce)
 
     async def _find_dialler(self, message: wire.DialBack, remote: Multiaddr) -> bytes:
-        """Ask third peers to dial, whose connection would be a fresh one; else redial ourselves."""
+        """Ask third peers to dial, or dial where none of them can."""
         try:
             connections = await self.host.connections()
         except HostClosed:
@@ -246,10 +209,7 @@ class DialBacks:
         third = [
             c.peer
             for c in connections
-            if not c.relayed
-            and c.peer != message.peer
-            and self.dialler.can_dial(c.peer)
-            and _is_outside(c.address, remote)
+            if not c.relayed and c.peer != message.peer and _is_outside(c.address, remote)
         ]
         forwarded = wire.write(msgspec.structs.replace(message, relay=False))
         loop = asyncio.get_running_loop()
@@ -269,50 +229,31 @@ class DialBacks:
                 continue  # another one may be able to
             if reply.verdict in ("reached", "not reached"):
                 return _verdict(reply.verdict)
-        if (
-            not message.may_cut
-            or self._redials.full()
-            or not self.dialler.can_dial(self.host.peer_id)
-        ):
-            return _CANNOT_HELP
-        self._redials.put_nowait(message)
-        return _verdict("will redial")
+        return await self._dial(
+            parse_peer_id(message.peer), unpack_all(message.addresses), message.nonce
+        )
 
-    async def _dial_fresh(
-        self, target: PeerId, addresses: Sequence[Multiaddr], nonce: bytes
-    ) -> bytes:
+    async def _dial(self, target: PeerId, addresses: Sequence[Multiaddr], nonce: bytes) -> bytes:
+        """Connect to a peer as a stranger, and send the nonce over that connection."""
+        at = [with_peer(address, target) for address in addresses]
+        timeout_s = self.call_timeout_s
         loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
-            if any(c.peer == target for c in await self.host.connections()):
-                return _CANNOT_HELP
-            answer_at = loop.time() + self.call_timeout_s
-            self.done += 1
-            verdict = await self._dial(target, addresses, nonce)
+            async with self._dialling, self.host.stranger() as stranger:
+                self.done += 1
+                began = loop.time()
+                await stranger.connect(target, at, timeout_s=timeout_s)
+                await stranger.call(target, wire.CONFIRM_PROTOCOL, nonce, timeout_s=timeout_s)
         except HostClosed:
             return _CANNOT_HELP
-        if verdict != "reached":
+        except CallRefused:
+            return _CANNOT_HELP  # the asking peer does not wait for it any more
+        except PeerUnreachable:
             # A closed port answers at once and a filtered one never: the reply must not tell which.
-            await asyncio.sleep(answer_at - loop.time())
-        return _verdict(verdict)
-
-    async def _dial(
-        self, target: PeerId, addresses: Sequence[Multiaddr], nonce: bytes
-    ) -> wire.DialBackVerdict:
-        """Connect to a peer that is not connected, and send the nonce over that connection."""
-        timeout_s = self.call_timeout_s
-        try:
-            await self.host.connect(
-                target, [with_peer(address, target) for address in addresses], timeout_s=timeout_s
-            )
-        except PeerUnreachable as error:
-            return "not reached" if was_tried(error.reason) else "cannot help"
-        if await self._remote_of(target) is None:
-            return "not reached"  # only a relay leads to it
-        try:
-            await self.host.call(target, wire.CONFIRM_PROTOCOL, nonce, timeout_s=timeout_s)
-        except (PeerUnreachable, CallRefused):
-            return "cannot help"  # it may have dialled us meanwhile
-        return "reached"
+            await asyncio.sleep(began + timeout_s - loop.time())
+            return _verdict("not reached")
+        return _verdict("reached")
 
     def _of_peer_at(self, remote: Multiaddr, packed: Sequence[bytes]) -> tuple[Multiaddr, ...]:
         """The addresses named by the asking peer that are at the IP it is connected from."""

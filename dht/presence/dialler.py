@@ -1,8 +1,4 @@
-"""Connections to other peers, and the record of which side opened them.
-
-A connection that this peer opened itself proves nothing about whether others can dial it, so every
-dial passes through here and is noted for ``dht.presence.dial_back``. Streams and calls of other
-parts dial as well if a connection was cut. They go through ``Dialler.noted``, which notes that.
+"""Connections to other peers.
 
 A record names any addresses that its author likes, and all members dial them. So dials are limited
 at each IP address from which no peer was connected, and at host names together.
@@ -17,11 +13,9 @@ from multiaddr import Multiaddr
 from dht.addresses import Scope, ip_of, network_of, peer_of, place_of, scope_of, with_peer
 from dht.bounded_mapping import BoundedMapping
 from dht.errors import PeerUnreachable
-from dht.forwarding_host import ForwardingHost
-from dht.host import Connection, Host, Stream
+from dht.host import Connection
 from dht.identity import PeerId
 from dht.membership.call_budget import CallBudget
-from dht.membership.reachability import Reachability
 from dht.presence.this_peer import ThisPeer
 
 ANSWERED_MAX = 4096
@@ -39,59 +33,15 @@ class DialLimited(PeerUnreachable):
     """The peer was not dialled, because of the limit of dials at its address."""
 
 
-class NotingHost(ForwardingHost):
-    """The host of all parts but presence. Notes for the dialler what they may dial."""
-
-    def __init__(self, host: Host, dialler: Dialler) -> None:
-        super().__init__(host)
-        self._dialler = dialler
-
-    async def connect(
-        self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float
-    ) -> None:
-        self._dialler.note(peer)
-        await super().connect(peer, addresses, timeout_s=timeout_s)
-
-    async def call(self, peer: PeerId, protocol: str, request: bytes, *, timeout_s: float) -> bytes:
-        self._dialler.note(peer)
-        return await super().call(peer, protocol, request, timeout_s=timeout_s)
-
-    async def open_stream(
-        self, peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False
-    ) -> Stream:
-        if not bulk:
-            self._dialler.note(peer)
-            return await super().open_stream(peer, protocol, timeout_s=timeout_s)
-        # Nothing is dialled where bulk data goes over a direct lane, or the peer is connected.
-        connected = await self._dialler.is_connected(peer)
-        stream = await super().open_stream(peer, protocol, timeout_s=timeout_s, bulk=True)
-        if not connected and await self._dialler.is_connected(peer):
-            self._dialler.not_fresh.add(peer)
-        return stream
-
-
 class Dialler:
     """Opens connections, and knows which peers are connected and which ones answered a dial."""
 
-    def __init__(
-        self, this: ThisPeer, seeds: Sequence[Multiaddr], reachability: Reachability
-    ) -> None:
+    def __init__(self, this: ThisPeer, seeds: Sequence[Multiaddr]) -> None:
         self.connected: dict[PeerId, bool] = {}
         """Connected peers; the value says whether the connection is relayed."""
 
-        self.awaited: PeerId | None = None
-        """Peer that has cut its connection in order to dial this one. It must not be dialled."""
-
-        self.not_fresh: set[PeerId] = set()
-        """Peers whose connection is no proof of a dial-back: they were connected when it was
-        requested, or this peer has dialled them since."""
-
-        self.noted = NotingHost(this.host, self)
-        """The host of everything that is not part of presence."""
-
         self._this = this
         self._seed_peers = frozenset(peer_of(seed) for seed in seeds)
-        self._reachability = reachability
         self._networks: dict[PeerId, str | None] = {}
         """Networks from which peers were connected at the last look."""
 
@@ -156,15 +106,8 @@ class Dialler:
 
     async def dial(self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float) -> None:
         """Open a connection. Raises ``PeerUnreachable`` or ``HostClosed``."""
-        self.note(peer)
         await self._this.host.connect(peer, addresses, timeout_s=timeout_s)
         self._answered.renew(peer, None)
-
-    def note(self, peer: PeerId) -> None:
-        """Note that this peer may dial another now. Raises ``PeerUnreachable`` if it must not."""
-        if peer == self.awaited:
-            raise PeerUnreachable(peer, "it is about to dial this peer")
-        self.not_fresh.add(peer)
 
     def network_of(self, peer: PeerId) -> str | None:
         """The network from which a peer is connected, as of the last look."""
@@ -177,15 +120,3 @@ class Dialler:
     def is_seed(self, peer: PeerId) -> bool:
         """Say whether a peer is one of those that this peer was given to begin with."""
         return peer in self._seed_peers
-
-    def can_dial(self, peer: PeerId) -> bool:
-        """Say whether a peer may be asked to dial others: not one that can only dial out itself.
-
-        The dial of such a peer would meet one of ours halfway.
-        """
-        if peer == self._this.id:
-            return self._reachability.reachable is not False
-        member = self._this.runs.member(peer)
-        if member is not None:
-            return member.reachable is not False
-        return peer in self._answered or self.is_seed(peer)

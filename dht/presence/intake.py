@@ -92,9 +92,11 @@ class Intake:
                 else:
                     text = f"{name} has not been heard of for a while"
                     events.tell("peer_lost", text, peer=peer, run=run)
-        if came_or_went and self._checks.reachable:
-            # A new member may live farther away than the peers that proved reachability.
-            self._checks.weigh_arrivals()
+        if came_or_went:
+            # A new member may live farther away than the peers that proved reachability, or be the
+            # first that can help to find out.
+            self._checks.choose_scope()
+            self._checks.wanted.set()
 
     def report_news(self) -> None:
         """Report changes at once if a record told of a peer that came or left."""

@@ -100,7 +100,7 @@ class Presence:
         )
         reachability = Reachability(scope=None)
         self._announcement = Announcement(this, reachability)
-        self._dialler = Dialler(this, self._seeds, reachability)
+        self._dialler = Dialler(this, self._seeds)
         self._dial_backs = DialBacks(
             host,
             self._dialler,
@@ -205,11 +205,6 @@ class Presence:
         return tuple(seed for seed in self._seeds if peer_of(seed) in known)
 
     @property
-    def host(self) -> Host:
-        """The host of all parts but presence. A connection that it opens proves no dial-back."""
-        return self._dialler.noted
-
-    @property
     def connected(self) -> frozenset[PeerId]:
         """The connected peers, as of the last look."""
         return frozenset(self._dialler.connected)
@@ -273,7 +268,6 @@ class Presence:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._beat_for_ever())
             group.create_task(self._seeking.run(group))
-            group.create_task(self._dial_backs.run())
             if self._door is not None:
                 group.create_task(self._door.run())
             if not self.profile.observes:
@@ -336,6 +330,7 @@ class Presence:
 
     async def check_reachability(self) -> None:
         """Ask for dial-backs now. Only the owner of an observer has to call this."""
+        await self._checks.look()
         await self._checks.check()
 
     async def fetch_run_file(self, matches: Callable[[bytes], bool], *, timeout_s: float) -> bytes:

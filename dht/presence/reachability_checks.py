@@ -22,6 +22,9 @@ from dht.presence.dial_back import DialBacks, NotReached, Reached
 from dht.presence.dialler import Dialler
 from dht.presence.this_peer import ThisPeer, pause
 
+LOOK_AGAIN_S = 5.0
+"""Time after which a peer that is alone looks for one that could help. A new member wakes it."""
+
 REPORT_AGAIN_S = 1.0
 """Pause before a verdict is reported again to an owner whose daemon was being restarted."""
 
@@ -56,9 +59,13 @@ class ReachabilityChecks:
         state = self.state
         while True:
             await self._report()
-            if self.dialler.connected and self.this.now() >= state.due_at:
-                await self.check()
-            pause_s = min(60.0, max(0.5, state.due_at - self.this.now()))
+            if self.this.now() >= state.due_at:
+                with contextlib.suppress(HostClosed):  # its daemon is being restarted
+                    await self.look()
+                if self.dialler.connected:
+                    await self.check()
+            alone_s = 0.5 if self.dialler.connected else LOOK_AGAIN_S
+            pause_s = min(60.0, max(alone_s, state.due_at - self.this.now()))
             if self._reported is None and state.reachable is not None:
                 pause_s = min(pause_s, REPORT_AGAIN_S)
             await pause(self.wanted, pause_s)
@@ -66,8 +73,6 @@ class ReachabilityChecks:
     async def check(self) -> None:
         """Ask a few peers for a dial-back, one after the other, until the matter is settled."""
         state, now = self.state, self.this.now
-        with contextlib.suppress(HostClosed):  # its daemon is being restarted
-            await self.look()  # a peer connected since the last look can help
         state.asked(now=now())
         scope = state.scope
         near = self._proximity
@@ -76,8 +81,7 @@ class ReachabilityChecks:
             # Nobody has to dial for that. Twice, as the daemon finds out about addresses slowly.
             state.denied(helpers[0], NO_ADDRESS, others=0, now=now(), scope=scope)
         elif scope is not None and self.this.own.addresses:
-            able = [peer for peer in helpers if self.dialler.can_dial(peer)]
-            order = [able[int(i)] for i in self.this.rng.permutation(len(able))]
+            order = [helpers[int(i)] for i in self.this.rng.permutation(len(helpers))]
             for helper in order[:HELPERS_PER_CHECK]:
                 if await self._have_tried(helper, scope, others=len(order) - 1):
                     break
@@ -90,7 +94,7 @@ class ReachabilityChecks:
         if had_none and connections:
             self.wanted.set()
         self._proximity.look(connections, now=self.this.now())
-        self.weigh_arrivals()
+        self.choose_scope()
 
     def announce(self, addresses: Sequence[Multiaddr], *, changed: bool) -> None:
         """Take note of the own addresses, of which only direct ones can be dialled."""
@@ -99,22 +103,10 @@ class ReachabilityChecks:
         direct = frozenset(str(address) for address in addresses if not is_relayed(address))
         if self.state.announce(direct, now=self.this.now()):
             self.wanted.set()
-            self.weigh_arrivals()
+            self.choose_scope()
 
-    def weigh_arrivals(self) -> None:
-        """Count connections that other peers opened by themselves as dial-backs."""
-        state, this = self.state, self.this
-        self._choose_scope()
-        now = this.now()
-        for peer, scope in self._proximity.opened_by_others(this.runs.addresses_of, now=now):
-            if this.own.addresses:
-                state.confirmed(peer, now=now, scope=scope, how="connected to it")
-        if state.reachable != self._noticed:
-            self._noticed = state.reachable
-            self.wanted.set()
-
-    def _choose_scope(self) -> None:
-        """Find out in which scope the known peers live."""
+    def choose_scope(self) -> None:
+        """Find out in which scope the known peers live. That of a new member counts at once."""
         table, now = self.this.table_if_any, self.this.now()
         scope = self._proximity.scope_that_counts(
             () if table is None else table.live(now),
@@ -123,12 +115,15 @@ class ReachabilityChecks:
         )
         if scope is not None and self.state.count_in(scope, now=now):
             self.wanted.set()
+        if self.state.reachable != self._noticed:
+            self._noticed = self.state.reachable
+            self.wanted.set()
 
     async def _have_tried(self, helper: PeerId, scope: Scope, *, others: int) -> bool:
         """Have one helper arrange a dial-back. Says whether no other has to be asked."""
         state = self.state
         usable = [a for a in self.this.own.addresses if str(a) in state.verdicts[scope].addresses]
-        answer = await self.dial_backs.ask(helper, usable, may_cut=not state.settled)
+        answer = await self.dial_backs.ask(helper, usable)
         now = self.this.now()
         if isinstance(answer, Reached):
             seen = self._proximity.scope_seen(answer.remote)

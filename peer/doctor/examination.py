@@ -60,7 +60,7 @@ async def _all_checks(plan: Plan) -> AsyncIterator[Finding]:
                 host,
                 identity,
                 plan,
-                open_fresh=_open_fresh,
+                open_fresh=host.stranger,
                 open_hidden=_open_hidden,
                 try_lane=partial(_try_lane, host.lane),
                 examine_router=host.lane.examine_router,
@@ -95,23 +95,14 @@ async def _open_host(identity: Identity, port: int) -> AsyncIterator[tuple[Hivem
 
 
 @asynccontextmanager
-async def _open_fresh() -> AsyncIterator[Host]:
-    """A host that knows no peer yet, to dial from."""
-    from dht.libp2p.hivemind_daemon import DaemonSettings
-    from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-
-    settings = HostSettings(daemon=DaemonSettings(listen=()), serve_directory=False)
-    async with await HivemindHost.open(Identity.generate(), settings) as host:
-        yield host
-
-
-@asynccontextmanager
 async def _open_hidden(relays: Sequence[Multiaddr]) -> AsyncIterator[Host]:
     """A host that can be dialled only through these relays."""
     from dht.libp2p.hivemind_daemon import DaemonSettings
     from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 
-    daemon = DaemonSettings(listen=(), relays=tuple(relays), reachability="private")
-    settings = HostSettings(daemon=daemon, serve_directory=False)
+    daemon = DaemonSettings(listen=())
+    settings = HostSettings(
+        daemon=daemon, relays=tuple(relays), is_hidden=True, serve_directory=False
+    )
     async with await HivemindHost.open(Identity.generate(), settings) as host:
         yield host

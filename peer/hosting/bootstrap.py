@@ -369,7 +369,7 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
         announce=tuple(addresses.without_peer(address) for address in settings.announce),
         serve_as_relay=True,
         # A bootstrap peer is public by definition. Other peers check it all the same.
-        reachability="public",
+        is_public=True,
         connections_low=CONNECTIONS_LOW,
         connections_high=CONNECTIONS_HIGH,
     )

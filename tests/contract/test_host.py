@@ -191,11 +191,34 @@ async def test_a_host_can_be_dialled_at_its_addresses_and_is_then_connected(worl
     (connection,) = await anna.connections()
     assert connection.peer == boris.peer_id
     assert not connection.relayed
-    assert connection.inbound is False
-    (from_there,) = await boris.connections()
-    assert from_there.inbound is not False, "anna opened it, as far as boris can tell"
     await anna.connect(boris.peer_id, at, timeout_s=WAIT_S)  # again: nothing to do
     assert len(await anna.connections()) == 1
+
+
+async def test_a_stranger_connects_beside_its_owner_whose_streams_go_on(world: World) -> None:
+    anna, boris = await pair(world)
+    callers: list[PeerId] = []
+
+    async def answer(peer: PeerId, request: bytes) -> bytes:
+        callers.append(peer)
+        return request
+
+    async def echo(stream: Stream) -> None:
+        while (frame := await stream.receive(timeout_s=WAIT_S)) is not None:
+            await stream.send(frame, timeout_s=WAIT_S)
+
+    await boris.serve_calls("/test/answer", answer, request_max_bytes=10)
+    await boris.serve_streams("/test/echo", echo)
+    stream = await anna.open_stream(boris.peer_id, "/test/echo", timeout_s=WAIT_S)
+    async with anna.stranger() as stranger:
+        await stranger.connect(boris.peer_id, await boris.addresses(), timeout_s=WAIT_S)
+        await stranger.call(boris.peer_id, "/test/answer", b"met", timeout_s=WAIT_S)
+        assert callers == [stranger.peer_id]
+        assert stranger.peer_id != anna.peer_id
+        assert {c.peer for c in await boris.connections()} == {anna.peer_id, stranger.peer_id}
+    await stream.send(b"still here", timeout_s=WAIT_S)
+    assert await stream.receive(timeout_s=WAIT_S) == b"still here"
+    stream.abort()
 
 
 async def test_a_disconnected_peer_is_no_longer_listed_and_can_be_dialled_again(

@@ -112,7 +112,7 @@ class HivemindWorld:
         from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 
         daemon = DaemonSettings(
-            listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),), reachability="public", port_mapping=False
+            listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),), is_public=True, port_mapping=False
         )
         settings = HostSettings(daemon=daemon, lane=self.lane)
         host = await HivemindHost.open(self.identity(name), settings)

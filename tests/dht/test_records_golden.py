@@ -103,7 +103,6 @@ def messages() -> dict[str, bytes]:
                 nonce=bytes(range(16)),
                 addresses=RECORD.addresses,
                 relay=True,
-                may_cut=False,
             )
         ),
         "dial_back_reply": wire.write(wire.DialBackReply(verdict="not reached", reason="silence")),

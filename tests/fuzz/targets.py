@@ -517,7 +517,6 @@ TARGETS: dict[str, Target] = {
                     nonce=bytes(16),
                     addresses=(bytes(8),),
                     relay=True,
-                    may_cut=False,
                 )
             )
         ],

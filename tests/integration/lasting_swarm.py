@@ -360,9 +360,7 @@ class LastingSwarm:
         host.directory.keeper.judge = presence.door.judge
         view: dict[PeerId, PeerView] = {}
         averager = Averager(
-            DiallingHost(
-                GuardedHost(presence.host, presence.door.refusal), presence.addresses_to_dial
-            ),
+            DiallingHost(GuardedHost(host, presence.door.refusal), presence.addresses_to_dial),
             learner,
             me=Participant(identity=identity, incarnation=incarnation),
             terms=RunTerms(RUN, LAYOUT, POLICY),

@@ -51,7 +51,7 @@ async def eventually(name: str, condition: Callable[[], bool], *, timeout_s: flo
 
 async def relay(address: str) -> None:
     daemon = DaemonSettings(
-        listen=(Multiaddr(address),), serve_as_relay=True, reachability="public", port_mapping=False
+        listen=(Multiaddr(address),), serve_as_relay=True, is_public=True, port_mapping=False
     )
     host = await HivemindHost.open(identity(1), HostSettings(daemon=daemon, lane=LANE))
 
@@ -76,12 +76,16 @@ async def hidden(number: int, other_number: int, relay_address: str) -> None:
     daemon = DaemonSettings(
         # As behind NAT: other hosts have no route to its own address.
         listen=(Multiaddr(f"/ip4/11.88.0.{number}/tcp/0"),),
-        relays=relays,
-        # One of the two knows that it cannot be dialled; the other has to find out.
-        reachability="private" if number == 2 else "auto",
         port_mapping=False,
     )
-    settings = HostSettings(daemon=daemon, serve_directory=number != 2, lane=LANE)
+    settings = HostSettings(
+        daemon=daemon,
+        relays=relays,
+        # One of the two knows that it cannot be dialled; the other has to find out.
+        is_hidden=number == 2,
+        serve_directory=number != 2,
+        lane=LANE,
+    )
     host = await HivemindHost.open(identity(number), settings)
 
     async def echo(peer: PeerId, request: bytes) -> bytes:

@@ -311,25 +311,47 @@ def test_a_protocol_can_be_served_from_while_the_daemon_is_being_restarted() -> 
     run(scenario())
 
 
-def test_a_peer_that_nobody_can_dial_reserves_places_at_its_relays_and_keeps_its_port() -> None:
-    """The host has an identity, a role and relays, and does not know that it cannot be dialled."""
+def test_a_peer_that_nobody_can_dial_has_places_at_its_relays_and_its_daemon_runs_on() -> None:
+    """It learns that while it runs. Earlier its daemon was started again for it, and whenever a
+    relay had lost its place, which broke all streams."""
 
     async def scenario() -> None:
-        public = HostSettings(
-            daemon=replace(LOOPBACK.daemon, serve_as_relay=True, reachability="public")
-        )
+        public = HostSettings(daemon=replace(LOOPBACK.daemon, serve_as_relay=True, is_public=True))
         async with hosts(public) as (relay,):
             relays = await relay.addresses()
-            unsure = replace(LOOPBACK, daemon=replace(LOOPBACK.daemon, relays=relays[:1]))
-            async with hosts(unsure, first=5) as (host,):
+            unsure = replace(LOOPBACK, relays=relays[:1])
+            async with hosts(unsure, 1, first=5) as (host, other):
+
+                async def echo(stream: Stream) -> None:
+                    while (frame := await stream.receive(timeout_s=WAIT_S)) is not None:
+                        await stream.send(frame, timeout_s=WAIT_S)
+
+                await other.serve_streams("/test/echo", echo)
+                await host.connect(other.peer_id, await other.addresses(), timeout_s=WAIT_S)
+                stream = await host.open_stream(other.peer_id, "/test/echo", timeout_s=WAIT_S)
                 (direct,) = await host.addresses()
+                circuit = Multiaddr(f"{relays[0]}/p2p-circuit/p2p/{host.peer_id}")
+
+                async def has_its_place() -> None:
+                    async with asyncio.timeout(WAIT_S):
+                        while await host.addresses() != (direct, circuit):  # noqa: ASYNC110
+                            await asyncio.sleep(0.05)
+
                 await host.set_reachable(False)
-                assert host.restarts == 1
-                async with asyncio.timeout(2 * WAIT_S):
-                    while len(found := await host.addresses()) < 2:  # noqa: ASYNC110
+                await has_its_place()
+                async with hosts(1, first=9) as (caller,):
+                    await caller.connect(host.peer_id, [circuit], timeout_s=WAIT_S)
+                assert relay.daemon_pid is not None
+                os.kill(relay.daemon_pid, signal.SIGKILL)
+                async with asyncio.timeout(WAIT_S):
+                    while await host.addresses() != (direct,):  # noqa: ASYNC110
                         await asyncio.sleep(0.05)
-                assert found == (direct, Multiaddr(f"{relays[0]}/p2p-circuit/p2p/{host.peer_id}"))
-                await host.set_reachable(False)
-                assert host.restarts == 1, "nothing has changed"
+                await has_its_place()
+                await host.set_reachable(True)
+                assert await host.addresses() == (direct,)
+                await stream.send(b"still here", timeout_s=WAIT_S)
+                assert await stream.receive(timeout_s=WAIT_S) == b"still here"
+                stream.abort()
+                assert host.restarts == 0
 
     run(scenario())

@@ -356,7 +356,7 @@ RELAY = HostSettings(
         listen=LOOPBACK.daemon.listen,
         port_mapping=False,
         serve_as_relay=True,
-        reachability="public",
+        is_public=True,
     ),
     watch_period_s=0.2,
 )

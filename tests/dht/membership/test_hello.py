@@ -41,7 +41,6 @@ MESSAGES: list[Any] = [
         nonce=bytes(16),
         addresses=(bytes(128),) * 6,
         relay=True,
-        may_cut=False,
     ),
     wire.DialBackReply(verdict="not reached", reason="r" * 200),
 ]

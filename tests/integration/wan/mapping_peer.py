@@ -26,7 +26,7 @@ async def home(lane_port: int, outside: str) -> None:
     at = Multiaddr(outside)
     peer = peer_of(at)
     assert peer is not None
-    daemon = DaemonSettings(listen=(Multiaddr("/ip4/0.0.0.0/tcp/0"),), reachability="private")
+    daemon = DaemonSettings(listen=(Multiaddr("/ip4/0.0.0.0/tcp/0"),))
     settings = HostSettings(daemon=daemon, lane=LaneSettings(port=lane_port))
     async with await HivemindHost.open(identity(2), settings) as host:
         assert host.lane is not None
@@ -44,7 +44,7 @@ async def home(lane_port: int, outside: str) -> None:
 
 async def outside(address: str) -> None:
     listen = (Multiaddr(address),)
-    daemon = DaemonSettings(listen=listen, reachability="public", port_mapping=False)
+    daemon = DaemonSettings(listen=listen, is_public=True, port_mapping=False)
     host = await HivemindHost.open(identity(1), HostSettings(daemon=daemon, lane=LaneSettings()))
     assert host.lane is not None
     say("outside", (await host.addresses())[0])

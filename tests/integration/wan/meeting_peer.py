@@ -43,7 +43,7 @@ def addresses(text: str) -> tuple[Multiaddr, ...]:
 
 async def relay(listen: str, lane: str, number: str = "1") -> None:
     daemon = DaemonSettings(
-        listen=addresses(listen), serve_as_relay=True, reachability="public", port_mapping=False
+        listen=addresses(listen), serve_as_relay=True, is_public=True, port_mapping=False
     )
     settings = HostSettings(daemon=daemon, lane=None if lane == "off" else LaneSettings())
     host = await HivemindHost.open(identity(int(number)), settings)
@@ -58,13 +58,10 @@ async def home(number: int, relays: str, others: list[int]) -> None:
     through = addresses(relays)
     relay_peer = peer_of(through[0])
     assert relay_peer is not None
-    daemon = DaemonSettings(
-        listen=(Multiaddr("/ip4/0.0.0.0/tcp/0"),),
-        relays=through,
-        reachability="private",
-        port_mapping=False,
+    daemon = DaemonSettings(listen=(Multiaddr("/ip4/0.0.0.0/tcp/0"),), port_mapping=False)
+    settings = HostSettings(
+        daemon=daemon, relays=through, is_hidden=True, serve_directory=False, lane=LaneSettings()
     )
-    settings = HostSettings(daemon=daemon, serve_directory=False, lane=LaneSettings())
     host = await HivemindHost.open(identity(number), settings)
 
     async def swallow(stream: Stream) -> None:

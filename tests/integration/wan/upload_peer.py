@@ -28,7 +28,7 @@ TIMEOUT_S = 60.0
 
 
 def settings(listen: str, *, polite: bool = True) -> HostSettings:
-    daemon = DaemonSettings(listen=(Multiaddr(listen),), reachability="public", port_mapping=False)
+    daemon = DaemonSettings(listen=(Multiaddr(listen),), is_public=True, port_mapping=False)
     return HostSettings(daemon=daemon, lane=LaneSettings(polite=polite, wait_s=5.0))
 
 

@@ -168,7 +168,6 @@ class Attacker:
             nonce=self.rng.randbytes(16),
             addresses=places,
             relay=False,
-            may_cut=True,
         )
         await self.call(hello.DIAL_BACK_PROTOCOL, hello.write(message))
 
