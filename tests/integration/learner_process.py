@@ -41,12 +41,12 @@ codec = "{codec}"
 buffers = "{buffers}"
 [rounds]
 quorum = {quorum}
-quorum_deadline_s = 10.0
+quorum_deadline_s = {quorum_deadline_s}
 round_deadline_s = 60.0
 alone_s = {alone_s}
 [membership]
-heartbeat_s = 1.0
-expiry_s = 4.0
+heartbeat_s = {heartbeat_s}
+expiry_s = {expiry_s}
 [end]
 tokens = {tokens}
 """
@@ -59,6 +59,9 @@ DEFAULTS: dict[str, Any] = {
     "codec": "int8",
     "buffers": "own",
     "quorum": '"majority"',
+    "quorum_deadline_s": 10.0,
+    "heartbeat_s": 1.0,
+    "expiry_s": 4.0,
     "alone_s": 600.0,
     "tokens": 1_000_000,
 }
