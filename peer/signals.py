@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -25,8 +25,10 @@ def asking() -> tuple[signal.Signals, ...]:
 
 
 @contextmanager
-def second_ends() -> Iterator[None]:
+def second_ends(last: Callable[[], None] = lambda: None) -> Iterator[None]:
     """End the process at once when a second one insists, also in the middle of an operation.
+
+    ``last`` is called before, on another thread than that of the operation.
 
     Python runs handlers between two operations. Several signals during one, such as the backward
     pass of a large batch, are a single one to them: a thread counts what really came.
@@ -40,7 +42,10 @@ def second_ends() -> Iterator[None]:
         while received := ours.recv(64):
             for number in received:
                 if asked and number in INSISTING:
-                    os._exit(128 + number)
+                    try:
+                        last()
+                    finally:
+                        os._exit(128 + number)
                 asked = asked or number in counted
 
     thread = threading.Thread(target=count, name="signals", daemon=True)

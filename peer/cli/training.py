@@ -204,6 +204,7 @@ def _watched(
     ):
 
         def on_step(run: Run) -> None:
+            stop.insisted = partial(_cut_short, run, reporter)
             reporter.on_step(run)
             if run.rest is None:
                 curves.on_step(run)
@@ -214,6 +215,11 @@ def _watched(
     if outcome.lost is not None:
         raise outcome.lost
     return EXIT_INTERRUPTED if outcome.stopped and not outcome.finished else 0
+
+
+def _cut_short(run: Run, reporter: Reporter) -> None:
+    run.cut_short()
+    reporter.cut_short(run)
 
 
 def _reporter(options: Options) -> Reporter:

@@ -105,7 +105,7 @@ class ProgressFile:
                 f"step {step}, tokens {tokens}: less than {self.now.step}, {self.now.tokens} before"
             )
         before = self.now
-        self.now = Processed(before.incarnation, step, tokens, before.earlier_tokens)
+        self.now = Processed(before.incarnation, step, tokens, before.earlier_tokens, before.clean)
         self._write(self.now)
 
     def flush(self) -> None:
@@ -114,10 +114,16 @@ class ProgressFile:
 
     def end(self) -> None:
         """Record a normal end of the incarnation: pending work was given up, not lost."""
+        self.leaves()
+        self.close()
+
+    def leaves(self) -> None:
+        """Record that the incarnation ends normally from here on, whatever ends it."""
+        if self._descriptor < 0:
+            return
         now = self.now
         self.now = Processed(now.incarnation, now.step, now.tokens, now.earlier_tokens, clean=True)
         self._write(self.now)
-        self.close()
 
     def close(self) -> None:
         """Close the file. Without ``end`` the incarnation counts as crashed."""

@@ -61,6 +61,8 @@ class Stop:
         """``heard`` is called in the handler of the first signal."""
         self._asked = threading.Event()
         self._heard = heard
+        self.insisted: Callable[[], None] = lambda: None
+        """Function to call before a second signal ends the process, on a thread of its own."""
 
     def __bool__(self) -> bool:
         return self._asked.is_set()
@@ -74,16 +76,17 @@ class Stop:
         earlier = {number: signal.getsignal(number) for number in signals.asking()}
 
         def asked(number: int, frame: FrameType | None) -> None:
-            self.ask()
-            for each in earlier:
-                insists = each in signals.INSISTING
-                signal.signal(each, signal.SIG_DFL if insists else signal.SIG_IGN)
-            self._heard()
+            if not self:
+                self.ask()
+                self._heard()
+
+        def insisted() -> None:
+            self.insisted()
 
         for number in earlier:
             signal.signal(number, asked)
         try:
-            with signals.second_ends():
+            with signals.second_ends(insisted):
                 yield self
         finally:
             for number, handler in earlier.items():

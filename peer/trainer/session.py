@@ -165,6 +165,10 @@ class Run(Rank):
         finally:
             self._open.close()
 
+    def cut_short(self) -> None:
+        """This process is told to end at once: its pending work counts as left, not as a crash."""
+        self._parts.progress.leaves()
+
     def _drain(self, timeout_s: float, patience_s: float) -> None:
         """Let the agent finish, and adopt what it still brings."""
         if timeout_s <= 0:

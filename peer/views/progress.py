@@ -98,6 +98,15 @@ def speed_texts(speed: Speed) -> list[str]:
     return texts
 
 
+def cut_short_text(run: Run) -> str:
+    """The last line of a peer that was told twice to stop."""
+    pending = run.stats.fates.get("pending", 0.0)
+    return (
+        f"stopped at once: {count_text(pending)} tokens of this peer were not merged and count as "
+        f"left too early; files in {run.directory}, from where the same command goes on"
+    )
+
+
 def outcome_text(outcome: Outcome) -> str:
     how = "the run is over" if outcome.finished else "left the run"
     held_out = "" if outcome.held_out_loss is None else f", held-out {outcome.held_out_loss:.3f}"

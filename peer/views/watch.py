@@ -27,6 +27,7 @@ from peer.quantities import fates_text, peers_text, rounded_shares
 from peer.trainer.observed_run import Outcome
 from peer.views.event_log import plain
 from peer.views.progress import (
+    cut_short_text,
     done,
     outcome_text,
     progress,
@@ -163,6 +164,10 @@ class Reporter(ABC):
         """A signal has asked the process to end; the next one kills it."""
         return
 
+    def cut_short(self, run: Run) -> None:
+        """A second signal ends the process, on another thread than that of the steps."""
+        _write_now(sys.stderr, f"shoal: {cut_short_text(run)}\n")
+
     @abstractmethod
     def done(self, outcome: Outcome) -> None: ...
 
@@ -281,6 +286,9 @@ class ScreenReporter(Reporter):
         if self._live.console.is_terminal:
             width = self._live.console.width
             _write_now(self._live.console.file, f"{SHOW_CURSOR}\r\x1b[2K{LEAVING[: width - 1]}")
+
+    def cut_short(self, run: Run) -> None:
+        _write_now(self._live.console.file, f"{SHOW_CURSOR}\r\x1b[2K{cut_short_text(run)}\n")
 
     def done(self, outcome: Outcome) -> None:
         self._live.update(Text(outcome_text(outcome)), refresh=True)

@@ -56,6 +56,18 @@ def test_an_end_is_clean_and_a_close_is_not(tmp_path: Path) -> None:
     assert read_progress(path) == Processed(1_800_000_001, 0, 0, 5, clean=True)
 
 
+def test_a_peer_that_leaves_ends_cleanly_also_if_it_is_killed_in_its_last_step(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "progress"
+    progress = ProgressFile.begin(path, wall_time_s=NOW)
+    progress.leaves()
+    progress.record(step=1, tokens=5)
+    assert read_progress(path) == Processed(1_800_000_000, 1, 5, 0, clean=True)
+    progress.end()
+    progress.leaves()
+
+
 def test_counts_never_decrease(tmp_path: Path) -> None:
     with ProgressFile.begin(tmp_path / "p", wall_time_s=NOW) as progress:
         progress.record(step=2, tokens=20)
