@@ -18,6 +18,7 @@ from dht.host import Host
 from dht.identity import Identity, PeerId, RunId
 from dht.libp2p.lane.connection import Path
 from dht.libp2p.lane.observers import RouterView
+from dht.libp2p.lane.punching import is_near
 from dht.libp2p.lane.relaying import MEMBERS_ONLY
 from dht.membership.reachability import in_words
 from dht.membership.table import Member
@@ -100,7 +101,7 @@ async def examine_network(
                 yield await check_lane(presence, elsewhere, try_lane)
                 yield await check_meetings(presence, elsewhere, try_lane)
             if examine_router is not None:
-                yield await check_router(examine_router, presence.addresses)
+                yield await check_router(examine_router)
         yield await check_reachability(presence)
         if open_hidden is not None:
             yield await check_relay(host, seeds, open_hidden)
@@ -331,13 +332,14 @@ async def _try(
         return str(error)
 
 
-async def check_router(examine_router: ExamineRouter, own: Sequence[Multiaddr]) -> Finding:
+async def check_router(examine_router: ExamineRouter) -> Finding:
     """Find out what the router in front of this machine does with ports."""
     try:
         view = await examine_router()
     except DhtError as error:
         return Finding("router", "skipped", str(error))
-    return describe_router(view, [ip for at in own if (ip := addresses.ip_of(at))])
+    # Not the announced ones: those of the router are among them, once the daemon has learnt them.
+    return describe_router(view, [ip for ip, _ in view.seen if is_near(ip)])
 
 
 def describe_router(view: RouterView, own_ips: Sequence[str]) -> Finding:

@@ -28,7 +28,13 @@ from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from peer.doctor import this_machine
 from peer.doctor.findings import Finding, as_record, exit_code
-from peer.doctor.network import TryLane, describe_meetings, describe_router, examine_network
+from peer.doctor.network import (
+    TryLane,
+    check_router,
+    describe_meetings,
+    describe_router,
+    examine_network,
+)
 from peer.doctor.targets import Plan, TargetError, plan_of
 from peer.doctor.this_machine import (
     check_codecs,
@@ -228,6 +234,16 @@ def test_a_symmetric_router_is_no_obstacle_to_peers_that_both_have_ipv6() -> Non
         finding = describe_router(RouterView(4000, seen, has_ipv6=has_ipv6), [])
         assert finding.remedy is not None
         assert ("unless the peers there have IPv6" in finding.remedy) == has_ipv6
+
+
+def test_an_address_that_leads_to_this_machine_is_its_own_only_if_the_machine_has_it() -> None:
+    """Earlier, a full-cone router was none to the doctor: its address was announced."""
+    for at, text in (("203.0.113.7", "full cone: "), ("127.0.0.1", "none: 127.0.0.1 is ")):
+
+        async def examine(at: str = at) -> RouterView:
+            return RouterView(4000, ((at, 4000), (at, 4000)), lets_strangers_in=True)
+
+        assert asyncio.run(check_router(examine)).text.startswith(text)
 
 
 def test_the_kind_of_router_follows_from_what_several_peers_see() -> None:
