@@ -398,16 +398,6 @@ def scope_guessed(announced: Iterable[Multiaddr], own: Iterable[Multiaddr]) -> S
     return widest
 
 
-def is_announced(remote: Multiaddr, announced: Iterable[Multiaddr]) -> bool:
-    """Say whether ``remote`` is one of the announced addresses. A name may stand for any IP."""
-    ip, port = ip_of(remote), port_of(remote)
-    return any(
-        port_of(address) == port and ip_of(address) in (ip, None)
-        for address in announced
-        if not is_relayed(address)
-    )
-
-
 def is_dialable(address: Multiaddr) -> bool:
     """Say whether an address can be dialled at all: not 0.0.0.0, not multicast, not port 0."""
     (name, host), (_, port) = _pairs(address)[:2]

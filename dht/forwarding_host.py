@@ -40,6 +40,11 @@ class ForwardingHost:
     ) -> None:
         await self._host.connect(peer, addresses, timeout_s=timeout_s)
 
+    async def improve(
+        self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float
+    ) -> None:
+        await self._host.improve(peer, addresses, timeout_s=timeout_s)
+
     async def disconnect(self, peer: PeerId) -> None:
         await self._host.disconnect(peer)
 

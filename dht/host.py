@@ -149,6 +149,16 @@ class Host(Protocol):
         """
         ...
 
+    async def improve(
+        self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float
+    ) -> None:
+        """Connect directly with a peer that is connected by a relay.
+
+        Raises ``PeerUnreachable`` if it cannot be dialled at these addresses; then its connection
+        stays as it is.
+        """
+        ...
+
     async def disconnect(self, peer: PeerId) -> None:
         """Close the connections with a peer, which breaks all streams with it."""
         ...

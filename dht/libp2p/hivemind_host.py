@@ -449,6 +449,18 @@ class HivemindHost:
         except (OSError, P2PDaemonError) as error:
             raise self._unreachable(daemon, peer, error, bare) from error
 
+    async def improve(
+        self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float
+    ) -> None:
+        # The daemon dials nobody to whom it has a connection of any kind. Nothing is cut before a
+        # stranger has shown that somebody with this key answers there.
+        async with self.stranger() as stranger:
+            await stranger.connect(peer, addresses, timeout_s=timeout_s)
+        if any(c.peer == peer and c.relayed for c in await self.connections()):
+            with _own_daemon_answers():
+                await self._running().disconnect(peer)  # what goes over the lane goes on
+        await self.connect(peer, addresses, timeout_s=timeout_s)
+
     async def disconnect(self, peer: PeerId) -> None:
         daemon = self._running()
         self._known.pop(peer, None)

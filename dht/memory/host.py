@@ -433,6 +433,12 @@ class MemoryHost:
         wire = await self._reach(peer, addresses, timeout_s)
         self.directory.introduce(wire.other(self).directory)
 
+    async def improve(
+        self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float
+    ) -> None:
+        """Do nothing that ``connect`` does not: all connections are direct here."""
+        await self.connect(peer, addresses, timeout_s=timeout_s)
+
     async def disconnect(self, peer: PeerId) -> None:
         self._check_open()
         wire = self._wires.get(peer)

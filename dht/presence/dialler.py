@@ -7,10 +7,23 @@ at each IP address from which no peer was connected, and at host names together.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from multiaddr import Multiaddr
 
-from dht.addresses import Scope, ip_of, network_of, peer_of, place_of, scope_of, with_peer
+from dht.addresses import (
+    Scope,
+    ip_of,
+    is_loopback,
+    is_relayed,
+    network_of,
+    peer_of,
+    place_of,
+    scope_guessed,
+    scope_of,
+    with_peer,
+    without_peer,
+)
 from dht.bounded_mapping import BoundedMapping
 from dht.errors import PeerUnreachable
 from dht.host import Connection
@@ -27,6 +40,9 @@ AT_ONE_PLACE_MAX = 2
 """Addresses of one record that are dialled there: honest peers have one or two."""
 
 MET_MAX = 4096
+
+TRY_AGAIN_S = 600.0
+"""Pause before direct addresses that did not answer are tried again."""
 
 
 class DialLimited(PeerUnreachable):
@@ -46,6 +62,12 @@ class Dialler:
         """Networks from which peers were connected at the last look."""
 
         self._answered = BoundedMapping[PeerId, None](ANSWERED_MAX)
+        self._tried = BoundedMapping[PeerId, tuple[list[Multiaddr], tuple[Multiaddr, ...], float]](
+            MET_MAX
+        )
+        """Direct addresses of peers connected by a relay that were tried, this peer's own at that
+        time, and until when they are not tried again."""
+
         self._dials = CallBudget(DIALS_PER_MINUTE)
         self._met_at = BoundedMapping[str, None](MET_MAX)
         """IP addresses from which peers were connected."""
@@ -61,11 +83,15 @@ class Dialler:
         return connections
 
     async def connect(self, peer: PeerId, *, timeout_s: float) -> None:
-        """Make sure that a peer is connected, by the addresses in its record.
+        """Make sure that a peer is connected, by the addresses in its record, directly if possible.
 
         Raises ``PeerUnreachable`` or ``HostClosed``.
         """
-        if await self.is_connected(peer):
+        there = [c for c in await self._this.host.connections() if c.peer == peer]
+        if there:
+            if there[0].relayed and (better := self._untried(peer)):
+                with suppress(PeerUnreachable):  # it can be reached by the relay all the same
+                    await self._this.host.improve(peer, better, timeout_s=timeout_s)
             return
         addresses = self.addresses_to_dial(peer)
         if not addresses and self._this.runs.addresses_of(peer):
@@ -73,9 +99,31 @@ class Dialler:
             raise DialLimited(peer, reason)
         await self.dial(peer, addresses, timeout_s=timeout_s)
 
-    async def is_connected(self, peer: PeerId) -> bool:
-        """Say whether there is a connection with a peer now. Raises ``HostClosed``."""
-        return any(connection.peer == peer for connection in await self._this.host.connections())
+    def _untried(self, peer: PeerId) -> list[Multiaddr]:
+        """Direct addresses at which a peer that is connected by a relay may answer.
+
+        They are in this peer's own network, or those of a peer that others can dial. None, if they
+        were tried in vain a while ago, and neither side has moved since.
+        """
+        this = self._this
+        member = this.runs.member(peer)
+        own = tuple(address for address in this.own.addresses if not is_relayed(address))
+        direct = [
+            address
+            for address in this.runs.addresses_of(peer)
+            if not is_relayed(address)
+            and not is_loopback(address)
+            and (
+                member is not None and member.reachable
+                if scope_of(address) is Scope.INTERNET
+                else scope_guessed([address], own) is not Scope.INTERNET
+            )
+        ]
+        tried = self._tried.get(peer)
+        if not direct or (tried and tried[:2] == (direct, own) and this.now() < tried[2]):
+            return []
+        self._tried.renew(peer, (direct, own, this.now() + TRY_AGAIN_S))
+        return [a for a in self.addresses_to_dial(peer) if without_peer(a) in direct]
 
     def addresses_to_dial(self, peer: PeerId) -> list[Multiaddr]:
         """The addresses of a member's record that may be dialled now. They count as dialled.

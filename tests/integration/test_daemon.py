@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from multiaddr import Multiaddr
 
-from dht.errors import CallRefused, HostClosed, KeyFileError, StreamBroken
+from dht.errors import CallRefused, HostClosed, KeyFileError, PeerUnreachable, StreamBroken
 from dht.host import Stream
 from dht.identity import PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings, RunDirectory
@@ -353,5 +353,43 @@ def test_a_peer_that_nobody_can_dial_has_places_at_its_relays_and_its_daemon_run
                 assert await stream.receive(timeout_s=WAIT_S) == b"still here"
                 stream.abort()
                 assert host.restarts == 0
+
+    run(scenario())
+
+
+def test_a_direct_connection_takes_the_place_of_a_relayed_one_which_stays_if_there_is_none() -> (
+    None
+):
+    async def scenario() -> None:
+        public = HostSettings(daemon=replace(LOOPBACK.daemon, serve_as_relay=True, is_public=True))
+        async with hosts(public) as (relay,):
+            hidden = replace(LOOPBACK, relays=(await relay.addresses())[:1], is_hidden=True)
+            async with hosts(hidden, first=5) as (host,):
+                async with asyncio.timeout(WAIT_S):
+                    while len(at := await host.addresses()) < 2:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+                direct, circuit = at
+                async with hosts(1, first=9) as (other,):
+
+                    async def echo(stream: Stream) -> None:
+                        while (frame := await stream.receive(timeout_s=WAIT_S)) is not None:
+                            await stream.send(frame, timeout_s=WAIT_S)
+
+                    await host.serve_streams("/test/echo", echo)
+                    await other.connect(host.peer_id, [circuit], timeout_s=WAIT_S)
+                    stream = await other.open_stream(host.peer_id, "/test/echo", timeout_s=WAIT_S)
+                    assert stream.relayed
+                    closed = Multiaddr(f"/ip4/127.0.0.1/tcp/9/p2p/{host.peer_id}")
+                    with pytest.raises(PeerUnreachable, match="refused"):
+                        await other.improve(host.peer_id, [closed], timeout_s=WAIT_S)
+                    await stream.send(b"still here", timeout_s=WAIT_S)
+                    assert await stream.receive(timeout_s=WAIT_S) == b"still here"
+                    stream.abort()
+                    await other.improve(host.peer_id, [direct], timeout_s=WAIT_S)
+                    (found,) = [c for c in await other.connections() if c.peer == host.peer_id]
+                    assert not found.relayed
+                    stream = await other.open_stream(host.peer_id, "/test/echo", timeout_s=WAIT_S)
+                    assert not stream.relayed
+                    stream.abort()
 
     run(scenario())

@@ -6,7 +6,6 @@ import pytest
 
 from dht.addresses import (
     Scope,
-    is_announced,
     parse,
     scope_guessed,
     scope_of,
@@ -91,16 +90,6 @@ def test_a_peer_that_was_never_connected_lives_where_its_addresses_say() -> None
     assert guess("/ip4/192.168.1.9/tcp/1", OTHER_PUBLIC) is Scope.INTERNET
     assert guess("/ip4/10.0.0.7/tcp/1") is Scope.INTERNET, "of some other private network"
     assert guess(f"{LOOPBACK}/p2p/{RELAY}/p2p-circuit") is Scope.MACHINE
-
-
-def test_a_connection_from_an_address_that_is_not_announced_was_opened_by_the_other_side() -> None:
-    remote = parse("/ip4/11.88.0.7/tcp/7700")
-    assert not is_announced(remote, [])
-    assert not is_announced(remote, [parse(HOME), parse("/ip4/11.88.0.7/tcp/7701")])
-    assert is_announced(remote, [parse("/ip4/11.88.0.7/tcp/7700")])
-    assert is_announced(remote, [parse("/dns4/home.example.org/tcp/7700")]), "it may be that one"
-    assert not is_announced(remote, [parse("/dns4/home.example.org/tcp/7701")])
-    assert not is_announced(remote, [parse(f"/ip4/11.88.0.7/tcp/7700/p2p/{RELAY}/p2p-circuit")])
 
 
 def test_an_address_keeps_its_port_with_another_ip() -> None:

@@ -11,7 +11,7 @@ from blake3 import blake3
 from multiaddr import Multiaddr
 from pytest import MonkeyPatch
 
-from dht.addresses import pack, parse
+from dht.addresses import pack, parse, without_peer
 from dht.errors import CallRefused, DhtError, PeerUnreachable, RunFileUnavailable
 from dht.host import Connection, Stream
 from dht.identity import Identity, PeerId, RunId
@@ -843,6 +843,37 @@ async def start_at_home(swarm: Swarm, **options: object) -> list[Peer]:
         for name, at in zip(("anna", "boris"), HOMES, strict=True)
     ]
     return [anna, boris]
+
+
+async def test_a_relayed_connection_is_no_reason_not_to_try_an_address_in_the_own_network(
+    monkeypatch: MonkeyPatch, swarm: Swarm
+) -> None:
+    """Earlier, two machines behind one router that had met by a relay never met in their own
+    network."""
+    anna, boris = await start_at_home(swarm)
+    await until(lambda: swarm.all_see([anna, boris]), within_s=30, what="they met")
+    connections = boris.host.connections
+    tried: list[list[str]] = []
+
+    async def relayed() -> tuple[Connection, ...]:
+        return tuple(replace(each, relayed=True) for each in await connections())
+
+    async def improve(peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float) -> None:
+        tried.append([f"{without_peer(address)}" for address in addresses])
+        raise PeerUnreachable(peer, "no answer")
+
+    monkeypatch.setattr(boris.host, "connections", relayed)
+    monkeypatch.setattr(boris.host, "improve", improve)
+    await boris.presence.connect(anna.id, timeout_s=5)
+    assert tried == [[HOMES[0]]]
+    await asyncio.sleep(MINUTE)
+    await boris.presence.connect(anna.id, timeout_s=5)
+    assert tried == [[HOMES[0]]], "in vain: not again so soon"
+    moved = "/ip4/192.168.1.9/tcp/7700"
+    swarm.network.place(anna.id, parse(moved))
+    await until(lambda: len(tried) > 1, within_s=MINUTE, what="the new address")
+    assert tried == [[HOMES[0]], [moved]]
+    await until(lambda: len(tried) > 2, within_s=12 * MINUTE, what="once more, after a while")
 
 
 async def test_in_a_run_of_one_network_neighbours_prove_enough_though_the_bootstrap_is_outside(
