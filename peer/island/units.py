@@ -12,6 +12,7 @@ from averaging.numbers.layout import Layout, Unit
 from averaging.numbers.tensor_shards import Box, Overlap, overlap, owners
 from peer.bridge.shared_memory import AdoptionOrder
 from peer.island.channel import Channel, IslandBroken
+from peer.model.naming import local_part
 from peer.trainer.device_copies import adopt_values
 
 
@@ -130,14 +131,12 @@ def agree_on_units(
 
 def _local(parameter: Any) -> torch.Tensor:
     """The values at this rank, flat. Writing to them changes the parameter."""
-    held = parameter.detach()
-    local: torch.Tensor = held.to_local() if _is_distributed(parameter) else held
-    return local.view(-1)
+    return local_part(parameter.detach()).view(-1)
 
 
 def _box(parameter: Any) -> Box:
     full = tuple(parameter.shape)
-    if not _is_distributed(parameter):
+    if not hasattr(parameter, "to_local"):
         return Box(full, (0,) * len(full), full)
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -145,8 +144,3 @@ def _box(parameter: Any) -> Box:
         full, parameter.device_mesh, parameter.placements
     )
     return Box(full, tuple(offset), tuple(shape))
-
-
-def _is_distributed(parameter: Any) -> bool:
-    """Say whether a parameter is a DTensor. Importing that class to ask would take a second."""
-    return hasattr(parameter, "to_local")

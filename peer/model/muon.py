@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from peer.model.naming import local_part
 from peer.model.out_of_memory import is_out_of_memory
 
 ITERATIONS = 5
@@ -131,8 +132,8 @@ class Muon(torch.optim.Optimizer):
         for matrix in matrices:
             if not self.state[matrix]:
                 self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
-        gradients = [_local(matrix.grad) for matrix in matrices]
-        buffers = [_local(self.state[matrix]["momentum_buffer"]) for matrix in matrices]
+        gradients = [local_part(matrix.grad) for matrix in matrices]
+        buffers = [local_part(self.state[matrix]["momentum_buffer"]) for matrix in matrices]
         grad_scale, found_inf = self._of_scaler("grad_scale"), self._of_scaler("found_inf")
         if grad_scale is not None:
             gradients = list(torch._foreach_div(gradients, grad_scale))
@@ -147,7 +148,7 @@ class Muon(torch.optim.Optimizer):
         updates = _orthogonal_parts(torch.stack(list(ahead)), matrices[0])
         rate = float(group["lr"])
         scale = ADAMW_RMS * math.sqrt(max(matrices[0].shape))
-        values = [_local(matrix) for matrix in matrices]
+        values = [local_part(matrix) for matrix in matrices]
         decay: float | Tensor = rate * group["weight_decay"]
         if found_inf is not None:
             updates, decay = updates * (1 - found_inf), decay * (1 - found_inf)
@@ -166,10 +167,10 @@ class Muon(torch.optim.Optimizer):
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
         adamw(
-            [_local(parameter) for parameter in parameters],
-            [_local(parameter.grad) for parameter in parameters],
-            [_local(state["exp_avg"]) for state in states],
-            [_local(state["exp_avg_sq"]) for state in states],
+            [local_part(parameter) for parameter in parameters],
+            [local_part(parameter.grad) for parameter in parameters],
+            [local_part(state["exp_avg"]) for state in states],
+            [local_part(state["exp_avg_sq"]) for state in states],
             [],
             [state["step"] for state in states],
             fused=True if group["fused"] else None,
@@ -228,12 +229,6 @@ def product_dtype(device: torch.device) -> torch.dtype:
 
 _CPU_HAS_BF16 = bool(getattr(torch.cpu, "_is_avx512_bf16_supported", bool)())
 """Products in bf16 then take half the time of fp32, without these instructions several times it."""
-
-
-def _local(tensor: Any) -> Tensor:
-    """The part of a tensor in this process; all of it, unless it is distributed (a DTensor)."""
-    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
 
 
 def _orthogonal_parts(stacked: Tensor, like: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Names of parameters in the bare model, independent of wrappers around it.
+"""Parameters of the bare model, independent of wrappers around it: their names and their values.
 
 Peers that compile their model or distribute it over several processes exchange parameters with
 peers that do neither: all of them use the names of the bare model.
@@ -7,6 +7,7 @@ peers that do neither: all of them use the names of the bare model.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -43,3 +44,13 @@ def saved_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def bare_name(name: str) -> str:
     """The name without the parts that wrappers inside the model have added."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPINGS)
+
+
+def local_part(tensor: Any) -> Tensor:
+    """The part of a tensor in this process: all of it, unless it is distributed (a DTensor).
+
+    Writing to the part of a detached tensor changes the tensor.
+    """
+    # Importing the class to ask for it would take a second.
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part

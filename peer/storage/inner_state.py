@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from peer.errors import CheckpointDamaged, PeerError
-from peer.model.naming import named_parameters
+from peer.model.naming import local_part, named_parameters
 from peer.storage.checkpoint import Checkpoint, CheckpointFolder
 from peer.storage.tensor_file import Tensor
 
@@ -104,7 +104,7 @@ def capture(
         for key, value in state.items():
             if isinstance(value, torch.Tensor) and value.dtype in _TO_NAME:
                 # Copy even on the CPU: the optimizer changes the original.
-                held = _held(value.detach())
+                held = local_part(value.detach())
                 tensors[f"state/{name}/{key}"] = held.to("cpu", copy=True).contiguous()
             elif isinstance(value, _PLAIN):
                 plain.setdefault(name, {})[key] = value
@@ -176,14 +176,8 @@ def _kind(optimizer: Optimizers) -> str:
     return " + ".join(type(each).__qualname__ for each in several(optimizer))
 
 
-def _held(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor in this process; all of it, unless it is distributed (a DTensor)."""
-    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local
-
-
 def _as_part_of(parameter: Any, held: torch.Tensor) -> torch.Tensor:
-    """Inverse of ``_held``: a tensor distributed like ``parameter`` from this process's part."""
+    """A tensor distributed like ``parameter``, of which this process has the part ``held``."""
     if not hasattr(parameter, "to_local") or held.shape != parameter.to_local().shape:
         return held
     from torch.distributed.tensor import DTensor
@@ -216,7 +210,7 @@ def _mismatch(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: Optimiz
         _, shape = checkpoint.describe(key)
         if name not in parameters:
             return f"it has a parameter {name!r}, which the model does not have"
-        expected = tuple(_held(parameters[name]).shape)
+        expected = tuple(local_part(parameters[name]).shape)
         if shape not in ((), (1,), expected) and len(shape) == len(expected):
             return f"{key!r} has the shape {shape}, not {expected}"
     return ""

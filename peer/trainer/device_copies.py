@@ -19,6 +19,7 @@ import torch
 
 from averaging.numbers.layout import Fragment
 from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors
+from peer.model.naming import local_part
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class Piece(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalPiece:
-    """One unit whose parameter is in this process."""
+    """One unit whose parameter is whole in this process."""
 
     parameter: torch.Tensor
     start: int
@@ -67,7 +68,7 @@ class LocalPiece:
 
         It is looked up at each safe point: some libraries exchange a parameter's storage.
         """
-        return self.parameter.data.reshape(-1)[self.start : self.end]
+        return local_part(self.parameter.data).reshape(-1)[self.start : self.end]
 
     def put(self, given: torch.Tensor) -> None:
         """Overwrite the values."""
@@ -77,7 +78,7 @@ class LocalPiece:
 
     def written(self, values: torch.Tensor) -> None:
         """Write changes of ``values()`` back into the parameter, where they are a copy."""
-        data = self.parameter.data
+        data = local_part(self.parameter.data)
         if not data.is_contiguous():
             flat = data.reshape(-1)
             flat[self.start : self.end] = values

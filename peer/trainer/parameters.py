@@ -18,7 +18,7 @@ from averaging.numbers.layout import Layout, TensorSpec
 from peer.description import Described
 from peer.errors import ModelMismatch, PeerError
 from peer.model import recipes
-from peer.model.naming import named_parameters, saved_buffers
+from peer.model.naming import local_part, named_parameters, saved_buffers
 from peer.run_file.sections import CustomModel, RunFile
 
 Buffers: TypeAlias = Literal["own", "mean"]
@@ -131,6 +131,11 @@ def check_layout(layout: Layout, run: RunFile) -> None:
         raise ModelMismatch(run.name, found, expected)
 
 
+def is_whole(parameter: torch.Tensor) -> bool:
+    """Say whether this process holds all of a parameter, which may be distributed."""
+    return local_part(parameter.detach()).shape == parameter.shape
+
+
 def frozen_parameters(model: torch.nn.Module) -> tuple[Described, ...] | None:
     """Parameters that are not exchanged, tied ones once, with digests of their values.
 
@@ -138,10 +143,16 @@ def frozen_parameters(model: torch.nn.Module) -> tuple[Described, ...] | None:
     (bitsandbytes), which devices round differently. They are hashed at about 1 GB/s.
     """
     frozen = {name: p for name, p in named_parameters(model) if not p.requires_grad}
-    partly = ("to_local", "quant_state", "CB")
-    if any(p.is_meta or any(hasattr(p, mark) for mark in partly) for p in frozen.values()):
+    packed = ("quant_state", "CB")
+    if any(
+        p.is_meta or not is_whole(p) or any(hasattr(p, mark) for mark in packed)
+        for p in frozen.values()
+    ):
         return None
-    return tuple(Described(name, tuple(p.shape), _digest(p.detach())) for name, p in frozen.items())
+    return tuple(
+        Described(name, tuple(p.shape), _digest(local_part(p.detach())))
+        for name, p in frozen.items()
+    )
 
 
 def _digest(values: torch.Tensor) -> str:
