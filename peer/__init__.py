@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from peer.run_file.sections import RunFile
     from peer.trainer.observed_run import Stats
     from peer.trainer.own_loops import autocast, micro_batches
-    from peer.trainer.session import Run, join
+    from peer.trainer.session import Run, join, open  # noqa: A004
     from peer.trainer.settings import JoinSettings
 
 __all__ = [
@@ -69,6 +69,7 @@ __all__ = [
     "load_weights",
     "micro_batches",
     "next_token_loss",
+    "open",
     "read_run",
     "save_weights",
 ]
@@ -94,6 +95,7 @@ _HOMES = {
     "load_weights": "peer.model.weights",
     "micro_batches": "peer.trainer.own_loops",
     "next_token_loss": "peer.model.recipes",
+    "open": "peer.trainer.session",
     "read_run": "peer.joining.find",
     "save_weights": "peer.model.weights",
 }

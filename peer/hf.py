@@ -133,8 +133,9 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         _check(args)
         self._open.close()  # an earlier training that ended in an error is still open
         own = unwrapped(model)
-        inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-        run = join(self._where, model=own, optimizer=inner, settings=self._settings, **self._own)
+        run = join(
+            self._where, model=own, optimizer=optimizer, settings=self._settings, **self._own
+        )
         if self._on_event is not None:
             run.on("*", self._on_event)
         self._open.enter_context(run)
@@ -149,8 +150,8 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
             seed = args.data_seed or args.seed
             order_for_peer(train_dataloader, run_id=run.run_id, peer_id=run.peer_id, seed=seed)
         if self._schedule:
-            run.schedule(inner)
-            _show_rates(lr_scheduler, inner)
+            run.schedule(optimizer)
+            _show_rates(lr_scheduler, optimizer)
             logger.info(
                 "the run's schedule sets the learning rate; lr_scheduler_type=%s has no effect",
                 getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type),
@@ -177,7 +178,7 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         # has set its own rates.
         if self._schedule:
             self.run.set_rates()
-            _show_rates(lr_scheduler, getattr(optimizer, "optimizer", optimizer))
+            _show_rates(lr_scheduler, optimizer)
         if self.run.over:
             self._stop(args, control)
 

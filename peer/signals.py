@@ -82,6 +82,31 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
+def terminations(heard: Callable[[], None]) -> Iterator[None]:
+    """Call ``heard`` at the first SIGTERM within the block, where it would kill the process.
+
+    A second one kills. Only in the main thread, and not where the program handles SIGTERM itself.
+    """
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        heard()
+
+    signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is handle:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
 def held_back() -> Iterator[None]:
     """Let the first of these signals wait for the end of the block, which must not be left halfway.
 

@@ -29,6 +29,7 @@ hang.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +40,20 @@ from peer.island.channel import Channel, IslandBroken
 from peer.island.follower import Follower
 from peer.island.lead import Lead
 from peer.run_file.sections import RunFile
-from peer.storage.inner_state import Optimizers, several
-from peer.trainer.rank import Plan
+from peer.storage.inner_state import Optimizers
+from peer.trainer.rank import plan_of
 from peer.trainer.session import Run
 from peer.trainer.session import join as join_alone
-from peer.trainer.settings import JoinSettings, settings_from
+from peer.trainer.settings import JoinSettings
 
-__all__ = ["Follower", "IslandBroken", "join"]
+__all__ = ["Follower", "IslandBroken", "join", "open"]
 
 
 def join(
     run: str | Path | RunFile,
     *,
     model: torch.nn.Module,
-    optimizer: Optimizers,
+    optimizer: Optimizers | None,
     auto: bool = True,
     settings: JoinSettings | None = None,
     **own: Any,
@@ -66,18 +67,17 @@ def join(
         return join_alone(
             run, model=model, optimizer=optimizer, auto=auto, settings=settings, **own
         )
-    chosen = settings_from(settings, own)
+    plan = plan_of(run, model=model, optimizer=optimizer, auto=auto, settings=settings, own=own)
     if any("_flat_param" in name for name, _ in model.named_parameters()):
         raise IslandBroken(
             "FSDP1 keeps flattened parameters; use torch.distributed.fsdp.fully_shard"
         )
-    channel = Channel(chosen.start_timeout_s + 60.0)
-    plan = Plan(
-        where=run,
-        model=model,
-        optimizers=several(optimizer),
-        auto=auto,
-        settings=chosen,
-        ranks=Lead(channel) if channel.rank == 0 else None,
-    )
-    return Run(plan) if channel.rank == 0 else Follower(channel, plan)
+    channel = Channel(plan.settings.start_timeout_s + 60.0)
+    if channel.rank == 0:
+        return Run(replace(plan, ranks=Lead(channel)))
+    return Follower(channel, plan)
+
+
+def open(run: str | Path | RunFile, **how: Any) -> Run | Follower:  # noqa: A001
+    """``peer.open`` for every rank of ``torch.distributed``."""
+    return join(run, **how).__enter__()

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -60,13 +60,16 @@ class Follower(Rank):
     def _parts(self) -> _Parts:
         return entered(self._stage)
 
-    def __enter__(self) -> Self:
+    @property
+    def _may_end_anywhere(self) -> bool:
+        return False
+
+    def _enter(self) -> None:
         plan = self._stage
         assert isinstance(plan, Plan), "a run is entered once"
         self._stage = self._begin(plan)
         self._follow()
         self._begin_steps()
-        return self
 
     def _begin(self, plan: Plan) -> _Parts:
         kind, arguments = self._channel.receive_command()
@@ -105,7 +108,7 @@ class Follower(Rank):
             ),
         )
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def _leave(self, kind: type[BaseException] | None) -> None:
         self._open.close()
         inner = self._parts.inner
         if kind is not None:

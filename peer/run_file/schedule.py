@@ -67,6 +67,7 @@ class Rates:
         """Set all rates. ``rate``: as another process of the same learner computed it."""
         rate = self.rate(global_tokens) if rate is None else rate
         for follower in self._followers:
+            follower.set_to = [rate * scale for scale in follower.scales]
             for group, scale in zip(follower.groups, follower.scales, strict=True):
                 fill = getattr(group["lr"], "fill_", None)
                 if fill is not None:  # a tensor, which optimizers keep a reference to
@@ -74,20 +75,38 @@ class Rates:
                 else:
                     group["lr"] = rate * scale
 
+    def follows(self, optimizer: Any) -> bool:
+        """Say whether this optimizer's rates are set here."""
+        return any(follower.optimizer is optimizer for follower in self._followers)
+
+    def overruled(self, optimizer: Any) -> tuple[float, float] | None:
+        """A rate that was set last, and the one that a group of the optimizer has instead.
+
+        A rate in a tensor is not looked at: the tensor may be on a device.
+        """
+        for follower in self._followers:
+            if follower.optimizer is optimizer:
+                for group, rate in zip(follower.groups, follower.set_to, strict=False):
+                    if isinstance(group["lr"], float | int) and group["lr"] != rate:
+                        return rate, group["lr"]
+        return None
+
 
 class _Follower:
     """An optimizer whose rates are set, with the factor of each of its groups."""
 
     def __init__(self, optimizer: Any, by_initial: float) -> None:
         """``by_initial``: the factor of a group, by its initial rate."""
-        self._optimizer = optimizer
+        self.optimizer = optimizer
+        self.set_to: list[float] = []
+        """The rates that were set last."""
         self._by_initial = by_initial
         self._scales: list[float] = []
         self._note_groups()
 
     @property
     def groups(self) -> Sequence[Any]:
-        groups: Sequence[Any] = self._optimizer.param_groups
+        groups: Sequence[Any] = self.optimizer.param_groups
         return groups
 
     @property

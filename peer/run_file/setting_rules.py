@@ -59,7 +59,7 @@ def check_table(
             known = [*([tag_field] if tag_field else []), *fields]
             label = ".".join(path) or "a run file"
             problem = f"is not a setting; {label} has {', '.join(known)}"
-            found.add(here, problem, _nearest(name, known))
+            found.add(here, problem, nearest(name, known))
         elif sections := sections_of(fields[name].type):
             if not isinstance(value, dict):
                 found.add(here, f"is {_shown(value)}; it must be a table: [{'.'.join(here)}]")
@@ -128,7 +128,7 @@ def _choose_section(
             return section
     known = [str(section.__struct_config__.tag) for section in sections]
     problem = f"is {_shown(tag)}; it must be {_listed(known)}"
-    found.add((*path, tag_field), problem, _nearest(tag, known))
+    found.add((*path, tag_field), problem, nearest(tag, known))
     return None
 
 
@@ -138,7 +138,7 @@ def _broken_rule(value: Any, annotation: Any) -> tuple[str, str | None] | None:
         msgspec.convert(value, annotation)
     except msgspec.ValidationError:
         words = _literals(annotation)
-        return rule_of(annotation), _nearest(value, words)
+        return rule_of(annotation), nearest(value, words)
     if isinstance(value, float) and not math.isfinite(value):
         return "a finite number", None
     return None
@@ -151,10 +151,11 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _nearest(value: Any, known: Sequence[str]) -> str | None:
+def nearest(value: Any, known: Sequence[str], *, cutoff: float = 0.6) -> str | None:
+    """The valid name that was probably meant."""
     if not isinstance(value, str):
         return None
-    close = difflib.get_close_matches(value.lower(), known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(value.lower(), known, n=1, cutoff=cutoff)
     return close[0] if close else None
 
 

@@ -65,9 +65,11 @@ class InnerSaves:
             return None
         if restored is not None and restored.scaler and self.scaler is not None:
             self.scaler.load_state_dict(dict(restored.scaler))
-        if restored is not None and restored.optimizer:
+        if restored is None or not self._optimizers:
+            return restored
+        if restored.optimizer:
             self._tell("optimizer_restored", {"step": restored.step})
-        elif restored is not None:
+        else:
             self._tell("optimizer_not_restored", {"reason": restored.reason})
         return restored
 
@@ -95,7 +97,10 @@ class InnerSaves:
             # The position in the data does not depend on it.
             self._saved_optimizers = ()
             inner = self._captured(step, position)
-        self._saving = self._writer.submit(save, self._folder, inner)
+        try:
+            self._saving = self._writer.submit(save, self._folder, inner)
+        except RuntimeError:  # the program ends, and no thread can be started any more
+            save(self._folder, inner)
 
     def _captured(self, step: int, position: Mapping[str, int]) -> InnerState:
         return capture(

@@ -4,7 +4,7 @@ In: a model, optimizers and a run file from the caller, merged states and news f
 parameters of the run in the model, the learning rate, batches, events, statistics.
 
 - ``session``: ``join`` and ``Run``, the interface of a training loop; ``rank``: its part that every
-  process of a learner has (``peer.island``); ``settings``: the caller's settings;
+  process of a learner has (``peer.island``); ``settings``, ``arguments``: what the caller gives;
 - ``parts``: opens everything that a run needs, and waits until this peer has the parameters;
 - ``learner``: the safe point, the only place where parameters are read or changed;
   ``device_copies``: its copies; ``parameters``: which parameters are exchanged;

@@ -1,4 +1,4 @@
-"""Mistakes of a training loop, found without reading anything from a device.
+"""Mistakes of a training loop. Once it has made a step, finding them reads nothing from a device.
 
 Each mistake is told once: as a Python warning (``LoopWarning``) and in the event log. With
 ``strict=True`` the first three of ``Mistake`` raise ``LoopMistake`` instead.
@@ -10,7 +10,7 @@ import math
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
@@ -19,9 +19,13 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from peer.errors import LoopMistake, LoopWarning
-from peer.model.naming import named_parameters, saved_buffers
+from peer.model.naming import local_part, named_parameters, saved_buffers
+from peer.run_file.schedule import Rates
+from peer.trainer.arguments import listed
 
-Mistake: TypeAlias = Literal["optimizer", "parameters", "no_exchange", "not_finite", "no_tokens"]
+Mistake: TypeAlias = Literal[
+    "optimizer", "parameters", "no_exchange", "not_finite", "no_tokens", "rates"
+]
 
 STRICT: Collection[Mistake] = ("optimizer", "parameters", "no_exchange")
 
@@ -30,6 +34,13 @@ OTHERS_STEPS_MAX = 16
 
 LOGS_MAX = 1000
 """Batches that were reported without a step; more accumulation than that is unlikely."""
+
+RISE = 2.0
+"""A learning rate that grows by this factor more than the run's tokens counts other steps than the
+run's: a warm-up over the run's tokens grows at most as they do."""
+
+SAMPLED_TENSORS, SAMPLED_VALUES = 8, 16
+"""Values that are compared to find out whether parameters change without a step."""
 
 CYCLES_MAX = 2
 NO_EXCHANGE_S = 30.0
@@ -69,6 +80,10 @@ class LoopChecks:
         self._of_model = {id(p) for p in self._exchanged.values()}
         self._harmless: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         """Optimizers without a parameter that is exchanged."""
+        self._sample = self._sampled()
+        self._first_rates: dict[int, tuple[float, int]] = {}
+        """Of each optimizer the first rate above 0, and the run's tokens then."""
+        self._tokens = 0
         self._steps = self._steps_outside = self._logs = 0
         self._exchange_step, self._exchange_at = 0, clock()
 
@@ -90,6 +105,7 @@ class LoopChecks:
         ``alone``: there is nobody to exchange with.
         """
         self._steps += 1
+        self._tokens += tokens
         self._steps_outside = self._logs = 0
         if not tokens:
             self.found(
@@ -132,7 +148,7 @@ class LoopChecks:
         added = [name for name in trained if name not in self._joined]
         unfrozen = [name for name in trained if name in self._joined]
         changes = {"replaced or removed": replaced, "added": added, "unfrozen": unfrozen}
-        told = [f"{_listed(names)} {what}" for what, names in changes.items() if names]
+        told = [f"{listed(names)} {what}" for what, names in changes.items() if names]
         if told:
             self.found(
                 "parameters",
@@ -171,6 +187,49 @@ class LoopChecks:
                 "run.step(tokens=...) after each optimizer step",
             )
 
+    def watch_rates(self, stack: ExitStack, rates: Rates, run_tokens: Callable[[], int]) -> None:
+        """Watch who sets the learning rates, before each step, until ``stack`` closes."""
+        joined_at: int | None = None
+
+        def steps(optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> None:
+            nonlocal joined_at
+            if joined_at is None:
+                joined_at = run_tokens()
+            if rates.follows(optimizer):
+                self._check_schedule(optimizer, rates)
+            elif joined_at:
+                now = max(run_tokens(), joined_at + self._tokens)
+                self._check_warm_up(optimizer, now, joined_at)
+
+        for optimizer in self._optimizers:
+            stack.callback(optimizer.register_step_pre_hook(steps).remove)
+
+    def _check_schedule(self, optimizer: torch.optim.Optimizer, rates: Rates) -> None:
+        if (found := rates.overruled(optimizer)) is not None:
+            self.found(
+                "rates",
+                f"the program sets the learning rate of {type(optimizer).__name__} after "
+                f"run.schedule(optimizer) has set it ({found[1]:.3g} in place of {found[0]:.3g}), "
+                "so the run's schedule has no effect: remove the program's own schedule, or do not "
+                "call run.schedule",
+            )
+
+    def _check_warm_up(
+        self, optimizer: torch.optim.Optimizer, run_tokens: int, joined_at: int
+    ) -> None:
+        rate = optimizer.param_groups[0]["lr"]
+        if not isinstance(rate, float | int) or rate <= 0:
+            return
+        first, tokens = self._first_rates.setdefault(id(optimizer), (rate, run_tokens))
+        if rate / first > RISE * run_tokens / tokens:
+            self.found(
+                "rates",
+                f"the learning rate rises from {first:.3g} to {rate:.3g}, as at the beginning of a "
+                f"run, but this run had trained on {joined_at} tokens when this peer joined: the "
+                "program's schedule counts the steps of this process. Call "
+                "run.schedule(optimizer), or compute the rate from run.global_tokens",
+            )
+
     def _is_of_model(self, optimizer: torch.optim.Optimizer) -> bool:
         groups = optimizer.param_groups
         if any(id(p) in self._of_model for group in groups for p in group["params"]):
@@ -181,6 +240,8 @@ class LoopChecks:
     def logged(self) -> None:
         """Note a batch that was reported."""
         self._logs += 1
+        if self._logs % self._cycle == 0:
+            self._check_updates()
         if self._logs > max(LOGS_MAX, CYCLES_MAX * self._cycle):
             self.found(
                 "optimizer",
@@ -191,6 +252,30 @@ class LoopChecks:
                     else "with auto=False call run.step(tokens=...) after each optimizer step"
                 ),
             )
+
+    def left(self) -> None:
+        """Note that the block is left."""
+        self._check_updates()
+
+    def _check_updates(self) -> None:
+        """Find parameters that change although no step was ever seen."""
+        if self._steps or all(map(torch.equal, self._sample, self._sampled())):
+            return
+        step = "call run.step(tokens=...) after each update"
+        if self._auto:
+            step = f"pass optimizer=None and auto=False to peer.join, and {step}"
+        self.found(
+            "optimizer",
+            "parameters have changed and no step of the optimizer was seen, so nothing is "
+            f"exchanged. If the program updates them by hand, {step}; otherwise pass the optimizer "
+            "that trains the model",
+        )
+
+    def _sampled(self) -> list[torch.Tensor]:
+        """Copies of the first values of some parameters."""
+        parameters = list(self._exchanged.values())
+        some = parameters[:: -(-len(parameters) // SAMPLED_TENSORS)]
+        return [local_part(p.detach()).reshape(-1)[:SAMPLED_VALUES].clone() for p in some]
 
     def check_loss(self, loss: float) -> None:
         """Check a loss that has arrived on the host."""
@@ -206,13 +291,10 @@ class LoopChecks:
         )
 
 
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
-
-
-def warn_unless_entered(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """Warn when ``optimizer`` steps before the returned function was called."""
+def warn_unless_entered(optimizers: Sequence[torch.optim.Optimizer]) -> Callable[[], None]:
+    """Warn when the last optimizer steps before the returned function was called."""
+    if not optimizers:
+        return lambda: None
 
     def stepped(optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> None:
         hook.remove()
@@ -223,50 +305,8 @@ def warn_unless_entered(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
             stacklevel=3,
         )
 
-    hook = optimizer.register_step_post_hook(stepped)
+    hook = optimizers[-1].register_step_post_hook(stepped)
     return hook.remove
-
-
-# --- what a loop logs -------------------------------------------------------------------------
-
-
-def token_count(tokens: Any) -> int:
-    """The number of tokens that ``run.log`` was given. Raises ``TypeError`` or ``ValueError``."""
-    if isinstance(tokens, torch.Tensor):
-        if tokens.device.type != "cpu":
-            raise TypeError(
-                f"tokens is a tensor on {tokens.device}, and to read it would wait for the device; "
-                "pass a number of the host, such as batch.numel()"
-            )
-        if tokens.numel() != 1:
-            raise ValueError(f"tokens has the shape {tuple(tokens.shape)}; it is one number")
-        tokens = tokens.item()
-    elif hasattr(tokens, "item") and not isinstance(tokens, int | float):
-        tokens = tokens.item()  # of numpy
-    if isinstance(tokens, bool) or not isinstance(tokens, int | float):
-        raise TypeError(f"tokens is {tokens!r}; it is a number, such as batch.numel()")
-    if not math.isfinite(tokens) or tokens != int(tokens) or tokens < 0:
-        raise ValueError(f"tokens is {tokens}; a batch has none or a whole number of them")
-    return int(tokens)
-
-
-def checked_loss(loss: Any) -> torch.Tensor | float:
-    """The loss that ``run.log`` was given. Raises ``TypeError`` or ``ValueError``."""
-    if isinstance(loss, torch.Tensor):
-        if loss.numel() != 1:
-            raise ValueError(
-                f"loss has the shape {tuple(loss.shape)}; pass one number, such as loss.mean()"
-            )
-        if loss.is_complex():
-            raise TypeError(f"loss is {loss.dtype}; it is a real number")
-        return loss
-    refused = f"loss is {loss!r}; it is a number or a tensor with one value"
-    if isinstance(loss, str):
-        raise TypeError(refused)
-    try:
-        return float(loss)
-    except (TypeError, ValueError) as error:
-        raise TypeError(refused) from error
 
 
 def restart_broken_moments(

@@ -7,6 +7,11 @@ other one. Each has its parts only after its block was entered.
 from __future__ import annotations
 
 import abc
+import atexit
+import os
+import signal
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,24 +22,28 @@ import torch
 
 from averaging.numbers.layout import Layout
 from dht.identity import PeerId, RunId
+from peer import signals
 from peer.bridge.messages import Fields
 from peer.data.batches.sequences import Data, Sequences
 from peer.data.feed import Feed
+from peer.errors import LoopWarning
 from peer.run_file.schedule import Rates
 from peer.run_file.sections import RunFile
 from peer.storage.inner_saves import InnerSaves
+from peer.storage.inner_state import Optimizers
+from peer.trainer.arguments import (
+    bare,
+    checked_loss,
+    checked_model,
+    checked_optimizers,
+    token_count,
+)
 from peer.trainer.computing.device_facts import DeviceUse
 from peer.trainer.computing.late import Skips
 from peer.trainer.device_copies import Piece
-from peer.trainer.loop_checks import (
-    LoopChecks,
-    Mistake,
-    checked_loss,
-    token_count,
-    warn_unless_entered,
-)
+from peer.trainer.loop_checks import LoopChecks, Mistake, warn_unless_entered
 from peer.trainer.parameters import statistics_of
-from peer.trainer.settings import JoinSettings
+from peer.trainer.settings import JoinSettings, settings_from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +108,26 @@ class Plan:
     ranks: OtherRanks | None = None
 
 
+def plan_of(
+    run: str | Path | RunFile,
+    *,
+    model: torch.nn.Module,
+    optimizer: Optimizers | None,
+    auto: bool,
+    settings: JoinSettings | None,
+    own: Mapping[str, Any],
+) -> Plan:
+    """The arguments of ``join``, checked. Raises ``TypeError`` or ``ValueError``."""
+    chosen, model = settings_from(settings, own), checked_model(model)
+    return Plan(
+        where=run,
+        model=model,
+        optimizers=checked_optimizers(optimizer, model, auto=auto, strict=chosen.strict),
+        auto=auto,
+        settings=chosen,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankParts:
     """Parts that every process of a learner needs to train in a run."""
@@ -113,11 +142,14 @@ class RankParts:
 
 
 class Rank(abc.ABC):
-    """One process of a learner, used as a context manager."""
+    """One process of a learner, used as a context manager, or closed by ``close``."""
 
     def __init__(self, plan: Plan) -> None:
         self._open = ExitStack()
-        self._was_entered = warn_unless_entered(plan.optimizers[-1])
+        self._entered_by: int | None = None
+        """The process that is in the block; ``None`` before and after it."""
+        self._terminated = False
+        self._was_entered = warn_unless_entered(plan.optimizers)
         """Function to call when the block is entered."""
         self._checks: LoopChecks | None = None
         self._agreed = Agreed()
@@ -130,11 +162,55 @@ class Rank(abc.ABC):
         self._skips = Skips()
         self._scaler: torch.amp.GradScaler | None = None
 
+    def __enter__(self) -> Self:
+        if self._entered_by is None:  # ``peer.open`` has entered it otherwise
+            self._open.enter_context(signals.terminations(self._heard_termination))
+            self._enter()
+            self._entered_by = os.getpid()
+            atexit.register(self._forgotten)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._entered_by is not None:
+            self._entered_by = None
+            atexit.unregister(self._forgotten)
+            self._leave(kind)
+
+    def close(self) -> None:
+        """Leave the run like the end of its block, for programs without ``with``."""
+        self.__exit__(None)
+
+    def _forgotten(self) -> None:
+        """Leave the run at the end of the program."""
+        if self._entered_by != os.getpid():
+            return  # forked meanwhile
+        failed: BaseException | None = getattr(sys, "last_value", None)
+        if failed is None and not self._terminated:
+            warnings.warn(
+                "the program ends without run.close(), which is called now: call it after the "
+                "loop, and save the model after it",
+                LoopWarning,
+                stacklevel=1,
+            )
+        self.__exit__(None if failed is None else type(failed))
+
+    def _heard_termination(self) -> None:
+        self._terminated = True
+        if self._may_end_anywhere:
+            raise SystemExit(128 + signal.SIGTERM)
+
+    @property
     @abc.abstractmethod
-    def __enter__(self) -> Self: ...
+    def _may_end_anywhere(self) -> bool:
+        """True if no other process of this learner waits for this one."""
 
     @abc.abstractmethod
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
+    def _enter(self) -> None:
+        """Open the parts of the run."""
+
+    @abc.abstractmethod
+    def _leave(self, kind: type[BaseException] | None) -> None:
+        """Leave the run, because of an error of this kind if it is given."""
 
     @property
     @abc.abstractmethod
@@ -175,6 +251,7 @@ class Rank(abc.ABC):
             statistics=statistics_of(parts.plan.model, parts.run_file.outer.buffers),
         )
         self._checks.watch_optimizers(self._open)
+        self._checks.watch_rates(self._open, parts.rates, lambda: self.global_tokens)
         parts.inner.scaler = self._scaler
         if (restored := parts.inner.restore()) is not None:
             parts.feed.restore(restored.data)
@@ -282,7 +359,7 @@ class Rank(abc.ABC):
         Groups keep the proportions among the rates they were made with. ``peak``: the first group's
         rate at the top of the schedule; unset: the run's ``inner.learning_rate``.
         """
-        self._parts.rates.follow(optimizer, peak=peak)
+        self._parts.rates.follow(bare(optimizer), peak=peak)
         self.set_rates()
 
     def set_rates(self) -> None:

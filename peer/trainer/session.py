@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -41,15 +41,16 @@ from peer.events.telling import on_screen
 from peer.joining.link import event_of, is_news
 from peer.run_file.reading import with_settings
 from peer.run_file.sections import RunFile
-from peer.storage.inner_state import Optimizers, several
+from peer.storage.inner_state import Optimizers
+from peer.trainer.arguments import check_is_whole
 from peer.trainer.computing.late import LateValue
 from peer.trainer.computing.speed import first_merges, steps_to_merge, time_left_s
 from peer.trainer.loop_checks import Mistake, restart_broken_moments
 from peer.trainer.news import News
 from peer.trainer.observed_run import Speed, Stats
 from peer.trainer.parts import Conditions, Parts, arrive, open_parts
-from peer.trainer.rank import Agreed, Plan, Rank, check_finished, entered
-from peer.trainer.settings import JoinSettings, settings_from
+from peer.trainer.rank import Agreed, Plan, Rank, check_finished, entered, plan_of
+from peer.trainer.settings import JoinSettings
 from peer.trainer.trials import Trials
 
 REST_LOOK_S = 0.02
@@ -58,6 +59,10 @@ STILL_HERE_S = 10.0
 
 LAST_WORDS_S = 10.0
 """Time beyond the drain time for an agent to save and end."""
+
+TERMINATION_S = 12.0
+"""Time to hand over after SIGTERM. Those who send it kill after 30 s (Slurm, Kubernetes, torchrun),
+and an agent takes some seconds more to save."""
 
 LOSSES_MAX = 64
 TELL_DEVICE_EVERY_S = 5.0
@@ -70,7 +75,7 @@ def join(
     run: str | Path | RunFile,
     *,
     model: torch.nn.Module,
-    optimizer: Optimizers,
+    optimizer: Optimizers | None,
     auto: bool = True,
     settings: JoinSettings | None = None,
     **own: Any,
@@ -78,14 +83,22 @@ def join(
     """Take part in a run: a file, an ``https`` address or a ``shoal://`` link.
 
     ``auto``: exchange after each ``optimizer.step()``, of several optimizers after the last one's;
-    otherwise call ``run.step(tokens=...)``. Further keywords are fields of ``JoinSettings``.
+    otherwise call ``run.step(tokens=...)``, and ``optimizer`` may be ``None``. Further keywords are
+    fields of ``JoinSettings``.
     Entering the block returns once this peer has the current parameters of the run; leaving it
     finishes the exchanges in flight and says goodbye.
     """
-    chosen = settings_from(settings, own)
-    return Run(
-        Plan(where=run, model=model, optimizers=several(optimizer), auto=auto, settings=chosen)
-    )
+    plan = plan_of(run, model=model, optimizer=optimizer, auto=auto, settings=settings, own=own)
+    check_is_whole(plan.model)
+    return Run(plan)
+
+
+def open(run: str | Path | RunFile, **how: Any) -> Run:  # noqa: A001
+    """``join`` for a program without ``with``: the block is entered, and ``run.close()`` leaves it.
+
+    It takes the arguments of ``join``. A run that is still open when the program ends is closed.
+    """
+    return join(run, **how).__enter__()
 
 
 class Run(Rank):
@@ -124,7 +137,11 @@ class Run(Rank):
     def _parts(self) -> Parts:
         return entered(self._stage)
 
-    def __enter__(self) -> Self:
+    @property
+    def _may_end_anywhere(self) -> bool:
+        return self._ranks is None
+
+    def _enter(self) -> None:
         plan = self._stage
         assert isinstance(plan, Plan), "a run is entered once"
         conditions = Conditions(over=lambda: self.over, leaving=self._is_leaving)
@@ -147,19 +164,23 @@ class Run(Rank):
                 plan.ranks.end(f"{type(error).__name__}: {error}")
             self._open.close()
             raise
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def _leave(self, kind: type[BaseException] | None) -> None:
         # An error of the caller's is no reason to wait; Ctrl-C means: finish and go.
-        calm = kind is None or issubclass(kind, KeyboardInterrupt | LeftEarly)
+        calm = kind is None or issubclass(kind, KeyboardInterrupt | LeftEarly | SystemExit)
         if self._ranks is not None and kind is not None:
             # The other processes may be at any step of theirs.
             calm = False
             self._ranks.abandon()
         try:
             if calm:
+                if self._checks is not None:
+                    self._checks.left()
                 settings = self._parts.plan.settings
-                self._drain(settings.drain_s, settings.patience_s)
+                drain_s, patience_s = settings.drain_s, settings.patience_s
+                if self._terminated or (kind is not None and issubclass(kind, SystemExit)):
+                    drain_s, patience_s = min(drain_s, TERMINATION_S), 0.0
+                self._drain(drain_s, patience_s)
                 if self._news.finished and settings.final == "run":
                     self._set_to_final()
         finally:
@@ -211,7 +232,10 @@ class Run(Rank):
 
     def _is_leaving(self) -> bool:
         # The processes of one learner leave together, at a safe point (``_agree``).
-        return self._leaving() and (self._ranks is None or isinstance(self._stage, Plan))
+        return self._asked_to_leave() and (self._ranks is None or isinstance(self._stage, Plan))
+
+    def _asked_to_leave(self) -> bool:
+        return self._terminated or self._leaving()
 
     # --- the loop -------------------------------------------------------------------------------
 
@@ -278,7 +302,7 @@ class Run(Rank):
         """Make no steps while the machine's owner wants none. Offers and adoptions continue."""
         rested = False
         told_at = time.monotonic()
-        while self.rest is not None and self._news.over is None and not self._leaving():
+        while self.rest is not None and self._news.over is None and not self._asked_to_leave():
             rested = True
             if self._ranks is not None and time.monotonic() - told_at >= STILL_HERE_S:
                 self._ranks.wait()
@@ -306,7 +330,7 @@ class Run(Rank):
         if self._ranks is not None:
             news = self._news
             self._agreed = Agreed(
-                over=news.over is not None or self._leaving(),
+                over=news.over is not None or self._asked_to_leave(),
                 finished=news.finished,
                 global_tokens=news.facts.global_tokens,
                 rate=self._parts.rates.rate(news.facts.global_tokens),

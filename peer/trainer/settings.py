@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from dht.membership.credentials import InviteKey
 from dht.records import name_problem, site_problem
 from peer.bridge.agent_process import LineSettings
 from peer.rules.state_place import check_wish
+from peer.run_file.setting_rules import nearest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,13 @@ class JoinSettings:
 
 
 def settings_from(settings: JoinSettings | None, own: Mapping[str, Any]) -> JoinSettings:
-    """The settings, given whole or as keywords. Raises ``ValueError``."""
+    """The settings, given whole or as keywords. Raises ``TypeError`` or ``ValueError``."""
+    known = [each.name for each in fields(JoinSettings)]
+    for name in own:
+        if name not in known:
+            near = nearest(name, known, cutoff=0.4)
+            hint = "" if near is None else f"; did you mean {near!r}?"
+            raise TypeError(f"{name!r} is no setting of peer.join{hint}")
     if settings is not None and own:
         raise ValueError("pass either settings or single ones of them, not both")
     if isinstance(own.get("directory"), str):

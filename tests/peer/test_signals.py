@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from peer.signals import terminations
+
 PROGRAM = """
 import hashlib
 from peer.signals import asking, second_ends
@@ -66,3 +68,24 @@ with second_ends():
 os.kill(child, signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=30)
+
+
+def test_the_first_sigterm_is_heard_and_a_second_one_kills() -> None:
+    heard: list[int] = []
+    with terminations(lambda: heard.append(1)):
+        signal.raise_signal(signal.SIGTERM)
+        assert heard == [1]
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_program_that_handles_sigterm_itself_goes_on_doing_so() -> None:
+    heard: list[int] = []
+    earlier = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with terminations(lambda: heard.append(0)):
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+    assert heard == [signal.SIGTERM, signal.SIGTERM]

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from peer.errors import LoopMistake, LoopWarning
+from peer.run_file.reading import parse
+from peer.run_file.schedule import Rates
 from peer.trainer.loop_checks import (
     LOGS_MAX,
     NO_EXCHANGE_S,
     OTHERS_STEPS_MAX,
     LoopChecks,
-    checked_loss,
     restart_broken_moments,
-    token_count,
     warn_unless_entered,
 )
+from tests.peer.trainer.custom_run import toml
 
 CYCLE = 5
 
@@ -109,6 +109,97 @@ def test_batches_without_a_step_are_told() -> None:
         loop.checks.logged()
 
 
+@pytest.mark.parametrize(
+    ("auto", "remedy"),
+    [(True, r"pass optimizer=None and auto=False"), (False, r"by hand, call run\.step")],
+)
+def test_updates_by_hand_are_told_within_a_cycle(auto: bool, remedy: str) -> None:
+    loop = Loop(auto=auto)
+
+    def batch() -> None:
+        for parameter in loop.model.parameters():
+            parameter.data.add_(torch.ones_like(parameter), alpha=-0.1)
+        loop.checks.logged()
+
+    for _ in range(CYCLE - 1):
+        batch()
+    assert loop.told == []
+    with pytest.warns(LoopWarning, match=f"have changed and no step.*{remedy}"):
+        batch()
+    assert [mistake for mistake, _ in loop.told] == ["optimizer"]
+
+
+def test_updates_by_hand_that_were_not_reported_are_told_at_the_end() -> None:
+    loop = Loop()
+    loop.model.get_parameter("0.weight").data.add_(1.0)
+    with pytest.warns(LoopWarning, match="have changed and no step"):
+        loop.checks.left()
+
+
+def test_many_batches_for_one_step_are_no_updates_by_hand() -> None:
+    loop = Loop()
+    for _ in range(3):
+        for _ in range(4 * CYCLE):
+            loop.checks.logged()
+        loop.optimizer.step()
+        loop.steps(1)
+    loop.checks.left()
+    assert loop.told == []
+
+
+class Scheduled(Loop):
+    """A loop whose steps are of 100 tokens, in a run that others train in as well."""
+
+    def __init__(self, *, joined_at: int, by_run: bool) -> None:
+        super().__init__()
+        self.run_tokens = joined_at
+        self.rates = Rates(parse(toml()))
+        if by_run:
+            self.rates.follow(self.optimizer)
+            self.rates.set(self.run_tokens)
+
+    def train(self, steps: int, rate: Callable[[int], float] | None, *, others: int = 300) -> None:
+        with ExitStack() as stack:
+            self.checks.watch_rates(stack, self.rates, lambda: self.run_tokens)
+            for step in range(steps):
+                if rate is not None:
+                    self.optimizer.param_groups[0]["lr"] = rate(step)
+                self.optimizer.step()
+                self.steps(1, tokens=100)
+                self.run_tokens += 100 + others
+                self.rates.set(self.run_tokens)
+
+
+def test_a_program_that_overrules_the_runs_schedule_is_told_both_rates() -> None:
+    loop = Scheduled(joined_at=0, by_run=True)
+    loop.train(3, None)
+    assert loop.told == []
+    with pytest.warns(LoopWarning, match=r"SGD after run\.schedule.*\(0\.003 in place of 0\.1\)"):
+        loop.train(3, lambda step: 0.003)
+    assert [mistake for mistake, _ in loop.told] == ["rates"]
+
+
+def test_a_late_peer_that_warms_up_again_is_told() -> None:
+    loop = Scheduled(joined_at=100_000, by_run=False)
+    with pytest.warns(LoopWarning, match=r"had trained on 100000 tokens when this peer joined"):
+        loop.train(20, lambda step: 1e-3 * (step + 1) / 20)
+
+
+@pytest.mark.parametrize("joined_at", [0, 100, 2000, 100_000])
+def test_schedules_over_the_runs_tokens_and_those_of_the_first_peer_are_right(
+    joined_at: int,
+) -> None:
+    def of_the_run(step: int) -> float:
+        return 1e-3 * min(1.0, (loop.run_tokens + 1) / 50_000)
+
+    loop = Scheduled(joined_at=joined_at, by_run=False)
+    loop.train(100, of_the_run)
+    loop.train(100, lambda step: 1e-3)
+    first = Scheduled(joined_at=0, by_run=False)
+    first.train(100, lambda step: 1e-3 * (step + 1) / 100, others=0)
+    assert loop.told == first.told == []
+
+
 @pytest.mark.parametrize("change", ["replaced", "unfrozen", "added"])
 def test_a_model_that_was_changed_after_joining_is_told_within_a_cycle(change: str) -> None:
     loop = Loop()
@@ -157,47 +248,14 @@ def test_each_mistake_is_told_once_and_the_first_three_are_errors_on_request() -
 
 def test_a_joined_run_that_is_not_entered_is_told_at_its_first_step() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    warn_unless_entered(optimizer)
+    warn_unless_entered((optimizer,))
     with pytest.warns(LoopWarning, match=r"with peer\.join\(\.\.\.\) as run:"):
         optimizer.step()
-    entered = warn_unless_entered(optimizer)
+    entered = warn_unless_entered((optimizer,))
     entered()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         optimizer.step()
-
-
-@pytest.mark.parametrize(
-    "tokens", [8, 8.0, np.int64(8), np.float32(8), torch.tensor(8), torch.tensor([8.0])]
-)
-def test_tokens_of_any_numeric_type_are_counted(tokens: Any) -> None:
-    count = token_count(tokens)
-    assert count == 8 and type(count) is int
-
-
-@pytest.mark.parametrize(
-    ("tokens", "error"),
-    [
-        (-1, ValueError),
-        (1.5, ValueError),
-        (float("nan"), ValueError),
-        (torch.zeros(2), ValueError),
-        (torch.zeros((), device="meta"), TypeError),
-        (True, TypeError),
-        ("8", TypeError),
-    ],
-)
-def test_odd_tokens_are_refused_on_the_spot(tokens: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match=r"tokens (is|has)"):
-        token_count(tokens)
-
-
-def test_losses_of_any_numeric_type_are_accepted_and_others_refused_on_the_spot() -> None:
-    for loss in (1, 1.5, np.float32(1.5), np.array(1.5), torch.tensor([[2]]), torch.ones(1)):
-        float(checked_loss(loss))
-    for odd in ("1.5", [1.0, 2.0], torch.zeros(2), torch.zeros((), dtype=torch.complex64)):
-        with pytest.raises((TypeError, ValueError), match="loss"):
-            checked_loss(odd)
 
 
 def test_broken_moments_and_statistics_begin_anew_and_others_stay() -> None:

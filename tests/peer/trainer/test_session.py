@@ -10,7 +10,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from safetensors.torch import load_file
+from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import peer
@@ -31,9 +33,11 @@ from peer.errors import DiskFull
 from peer.events.table import TABLE
 from peer.joining.link import FoundRun
 from peer.joining.nickname import default_name
+from peer.model.naming import local_part
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
 from peer.storage.last_seen import LastSeen, save_last_seen
+from peer.storage.progress import ProgressFile
 from peer.trainer.computing.device_facts import DeviceUse
 from peer.trainer.parts import Patience, found_after_s
 from peer.trainer.session import Run
@@ -60,8 +64,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
     ) -> tuple[Run, Any, Any]:
         torch.manual_seed(0)
         model = model or torch.nn.Linear(4, 3).to(dtype)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        run = peer.join(
+        optimizer = own.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=0.01)
+        run = own.pop("join", peer.join)(
             parse(text or toml()),
             model=model,
             optimizer=optimizer,
@@ -308,6 +312,56 @@ def test_a_run_that_was_not_entered_says_so(start: Start) -> None:
     assert (run.over, run.peers, run.link, run.rest) == (False, 1, None, None)
     with pytest.raises(RuntimeError, match="enter it first"):
         run.stats  # noqa: B018
+
+
+def test_sigterm_hands_over_like_the_end_of_the_block_and_ends_the_program(start: Start) -> None:
+    run, model, optimizer = start()
+    with pytest.raises(SystemExit) as ended, run:
+        train_until(lambda: min(run.versions) >= 1, lambda: one_step(run, model, optimizer))
+        signal.raise_signal(signal.SIGTERM)
+        raise AssertionError("it goes on")
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert run.over, "the agent was not asked to finish"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_run_without_a_block_is_opened_and_closed(start: Start) -> None:
+    run, model, optimizer = start(join=peer.open)
+    train_until(lambda: min(run.versions) >= 1, lambda: one_step(run, model, optimizer))
+    with run:  # entered already
+        one_step(run, model, optimizer)
+    assert run.over
+    run.close()  # left already
+
+
+FORGETFUL = """
+import sys
+from pathlib import Path
+import torch
+import peer
+from peer.run_file.reading import parse
+from tests.peer.trainer.custom_run import toml
+
+model = torch.nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+agent = (sys.executable, "-m", "tests.peer.agent.lone_agent")
+where = {"directory": Path(sys.argv[1]), "agent_command": agent}
+run = peer.open(parse(toml()), model=model, optimizer=optimizer, **where)
+for _ in range(5):
+    model(torch.ones(2, 4)).square().mean().backward()
+    run.log(tokens=8)
+    optimizer.step()
+"""
+
+
+def test_a_run_that_is_not_closed_is_closed_at_the_end_of_the_program(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FORGETFUL, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "the program ends without run.close()" in done.stderr
+    assert "Traceback" not in done.stderr
+    with ProgressFile.begin(tmp_path / "progress", wall_time_s=time.time()) as progress:
+        assert progress.previous is not None and progress.previous.clean
+    assert list((tmp_path / "inner").glob("*"))
 
 
 def test_a_step_counts_once_however_many_batches_it_has(start: Start) -> None:
@@ -763,6 +817,69 @@ def test_with_several_optimizers_a_step_is_one_of_the_last(
     with again:
         assert torch.equal(optimizers[0].state[model.weight]["momentum_buffer"], momentum)
         assert torch.equal(optimizers[1].state[model.bias]["exp_avg"], average)
+
+
+@pytest.mark.parametrize("steps_per_batch", [1, 2], ids=["plain", "accumulating"])
+def test_a_program_of_accelerate_joins_with_the_optimizer_that_it_has(
+    start: Start, tmp_path: Path, steps_per_batch: int
+) -> None:
+    accelerate = pytest.importorskip("accelerate", reason="the extra 'hf' is not installed")
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=steps_per_batch)
+    torch.manual_seed(0)
+    inner = torch.nn.Linear(4, 3)
+    model, optimizer = accelerator.prepare(inner, torch.optim.SGD(inner.parameters(), lr=0.01))
+    run, _, _ = start(model=model, optimizer=optimizer)
+    with run:
+        run.schedule(optimizer)
+        for _ in range(4):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(torch.ones(2, 4)).square().mean())
+                run.log(tokens=8)
+                optimizer.step()
+                optimizer.zero_grad()
+        assert (run.stats.steps, run.stats.tokens) == (4 // steps_per_batch, 32)
+
+
+@pytest.fixture
+def _one_rank(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone, as torchrun makes it for one process."""
+    meeting = f"file://{tmp_path}/meeting"
+    dist.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_one_rank")
+@pytest.mark.parametrize("join", [peer.join, peer.island.join], ids=["plain", "island"])
+def test_a_model_of_fsdp2_in_one_process_is_like_any_other(
+    start: Start, monkeypatch: pytest.MonkeyPatch, join: Any
+) -> None:
+    monkeypatch.setenv("LONE_AGENT_ROUNDS", "4")
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
+    fully_shard(model[0])
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    run, _, _ = start(model=model, optimizer=optimizer, join=join)
+
+    def step() -> None:
+        model(torch.ones(2, 4)).square().mean().backward()
+        run.log(tokens=8)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    told: list[Any] = []
+    with run:
+        run.on("loop_mistake", told.append)
+        train_until(lambda: min(run.versions) >= 1, step)
+        with torch.no_grad():
+            model.get_parameter("0.weight").fill_(float("nan"))
+        with pytest.warns(peer.LoopWarning, match="are not finite"):
+            train_until(lambda: bool(told), step)
+        run.restore()
+        assert all(bool(local_part(p).isfinite().all()) for p in model.parameters())
+        train_until(lambda: run.over, step)
+    for name, value in final_parameters(run).items():
+        assert torch.equal(local_part(model.get_parameter(name)), value), name
 
 
 def test_a_synchronous_learner_that_is_asked_to_leave_waits_no_longer(
