@@ -9,7 +9,8 @@ The Trainer stays in charge of everything local: batches, precision, accumulatio
 checkpoints. The run gives the first parameters, the learning rate, and the end. Checkpoints that
 the Trainer saves are whole and local: ``from_pretrained`` reads them. Only parameters with
 ``requires_grad`` are exchanged, so that an adapter (peft) is exchanged without its base model,
-which must then be the same at every peer.
+which must then be the same at every peer. A step's weight is the number of tokens that the model
+was given, without padding (``attention_mask``); tokens without a label count.
 
 Started by torchrun, all processes together are one peer (``peer.island``).
 
@@ -21,6 +22,7 @@ program ends.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -39,6 +41,7 @@ from peer.model.naming import unwrapped
 from peer.model.recipes import held_out_loss
 from peer.model.recipes.chunked_loss import IGNORED
 from peer.run_file.sections import RunFile
+from peer.trainer.computing.late import LateValue
 from peer.trainer.measuring import MeasureModel, in_evaluation, of_batches
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings, settings_from
@@ -139,8 +142,8 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         if self._on_event is not None:
             run.on("*", self._on_event)
         self._open.enter_context(run)
-        self._training = _Training(run, self._token_counter(own, args, state))
         recipe = isinstance(getattr(train_dataloader, "dataset", None), RunDataset)
+        self._training = _Training(run, self._token_counter(own, args, state, recipe=recipe))
         # The run's data goes on where it stopped. The Trainer would skip what it has read before.
         args.ignore_data_skip |= recipe
         at_once = args.per_device_eval_batch_size
@@ -229,12 +232,12 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
     # --- tokens -----------------------------------------------------------------------------------
 
     def _token_counter(
-        self, model: torch.nn.Module, args: TrainingArguments, state: TrainerState
+        self, model: torch.nn.Module, args: TrainingArguments, state: TrainerState, *, recipe: bool
     ) -> Callable[[TrainerState], int]:
         """A function that returns the number of tokens trained on since its last call."""
         if args.torch_compile:
             # A counting hook would be compiled with the model, again and again.
-            args.include_num_input_tokens_seen = "all"
+            args.include_num_input_tokens_seen = "all" if recipe else "non_padding"
             return _SeenByTrainer(state, args.world_size)
         counter = _SeenByModel(model)
         self._open.callback(counter.hook.remove)
@@ -268,19 +271,40 @@ class RunDataset(IterableDataset[dict[str, torch.Tensor]]):
 
 
 class _SeenByModel:
-    """Counts the tokens that a model is given in training, or the samples if it takes no tokens."""
+    """Counts the tokens that a model is given in training, without padding where there is a mask.
+
+    It counts samples if the model takes no tokens.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._name = getattr(model, "main_input_name", "input_ids")
         self._seen = 0
+        self._late: deque[LateValue] = deque()
+        """Counts of masks, which may be on a device."""
+        self._waits = True
         self.hook = model.register_forward_pre_hook(self._see, with_kwargs=True)
 
     def _see(self, model: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         main = named.get(self._name, args[0] if args else None)
-        if model.training and isinstance(main, torch.Tensor):
-            self._seen += len(main) if main.is_floating_point() else main.numel()
+        mask = named.get("attention_mask")
+        if not model.training or not isinstance(main, torch.Tensor):
+            return
+        if main.is_floating_point():
+            self._seen += len(main)
+        elif isinstance(mask, torch.Tensor) and mask.shape == main.shape:
+            self._late.append(LateValue(mask.count_nonzero()))
+        else:
+            self._seen += main.numel()
 
     def __call__(self, state: TrainerState) -> int:
+        while self._late:
+            # The first step would have no weight otherwise; later counts are part of the next step.
+            count = self._late[0].wait() if self._waits else self._late[0].ready()
+            if count is None:
+                break
+            self._seen += int(count)
+            self._late.popleft()
+        self._waits = False
         seen, self._seen = self._seen, 0
         return seen
 

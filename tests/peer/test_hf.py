@@ -255,6 +255,39 @@ def test_a_compiled_models_tokens_are_counted_from_where_it_goes_on(start: Start
     assert again.run.stats.tokens == 4 * LENGTH
 
 
+class Padded(Words):
+    """Sequences of 3 to 16 tokens, padded to 16."""
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        tokens = super().__getitem__(index)["input_ids"]
+        mask = (torch.arange(LENGTH) < 3 + index % 14).long()
+        return {
+            "input_ids": tokens * mask,
+            "attention_mask": mask,
+            "labels": torch.where(mask > 0, tokens, -100),
+        }
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        pytest.param(
+            {"torch_compile": True, "torch_compile_backend": "eager"}, marks=pytest.mark.slow
+        ),
+    ],
+    ids=["plain", "compiled"],
+)
+def test_padding_counts_no_tokens(start: Start, how: dict[str, Any]) -> None:
+    training = start(max_steps=3, gradient_accumulation_steps=2, **how)
+    padded = Padded()
+    training.trainer.train_dataset = padded
+    training.train()
+    # The loader of the Trainer may have read a batch more than was trained on.
+    trained = padded.seen[: 3 * 2 * 4]
+    assert training.run.stats.tokens == sum(3 + index % 14 for index in trained)
+
+
 def test_evaluation_counts_no_tokens(start: Start) -> None:
     training = start(max_steps=2, eval_strategy="steps", eval_steps=1)
     training.train()
