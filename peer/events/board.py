@@ -5,6 +5,7 @@ It takes every event of the log (``note``) and a sample of the training once a s
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -30,6 +31,10 @@ class Board:
         self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS_MAX)
         self._rounds: deque[dict[str, Any]] = deque(maxlen=ROUNDS_MAX)
         self._losses: list[tuple[int, float]] = []
+        """Tokens and the mean loss of the samples at them: between merges the count stands still,
+        and one point for each sample made the curve a stair."""
+        self._samples = 0
+        """Samples in the last point."""
         self._held_out: deque[tuple[int, float]] = deque(maxlen=POINTS_MAX)
         self._tokens = 0
         self._every = 1
@@ -70,17 +75,24 @@ class Board:
         if not tokens and self._tokens:
             return  # the states to which the run was taken back are still to be fetched
         if tokens < self._tokens:  # the run was taken back, and these points with it
-            self._losses = [point for point in self._losses if point[0] <= tokens]
+            self._losses, self._samples = [p for p in self._losses if p[0] <= tokens], 1
             while self._held_out and self._held_out[-1][0] > tokens:
                 self._held_out.pop()
         self._tokens = tokens
         self._skipped += 1
-        if loss is None or self._skipped < self._every:
+        if loss is None or not math.isfinite(loss):
             return
-        self._skipped = 0
+        if self._losses and self._losses[-1][0] == tokens:
+            self._samples += 1
+            mean = self._losses[-1][1]
+            self._losses[-1] = tokens, mean + (loss - mean) / self._samples
+            return
+        if self._skipped < self._every:
+            return
+        self._skipped, self._samples = 0, 1
         self._losses.append((tokens, loss))
         if len(self._losses) > POINTS_MAX:
-            del self._losses[::2]
+            del self._losses[-2::-2]  # the newest stays
             self._every *= 2
 
     def plain(self) -> dict[str, Any]:

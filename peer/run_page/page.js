@@ -83,8 +83,19 @@ function steps(low, high, most) {
   for (let at = Math.ceil(low / step) * step; at <= high + step / 1e6 && found.length <= 10 * most; at += step) found.push(at);
   return found;
 }
+// The run's count stands still between merges: its losses meanwhile are one point, their mean.
+function perCount(points) {
+  const found = [];
+  for (const point of points) {
+    const last = found.at(-1);
+    if (last && last.tokens === point.tokens) last.loss += (point.loss - last.loss) / ++last.samples;
+    else found.push({...point, samples: 1});
+  }
+  return found;
+}
 function chart(page) {
-  const all = [...page.losses, ...page.held_out];
+  const curves = [["train", byTime ? page.losses : perCount(page.losses)], ["held", page.held_out]];
+  const all = curves.flatMap(([, points]) => points);
   if (!show("lossbox", all.length > 0)) return;
   const x = point => byTime ? point.at : point.tokens;
   const xs = all.map(x), ys = all.map(point => point.loss);
@@ -107,7 +118,7 @@ function chart(page) {
     const anchored = byTime && span ? ["start", "middle", "end"][index] : px(at) > right - 24 ? "end" : px(at) < left + 24 ? "start" : "middle";
     draw(picture, "text", {x: px(at), y: 250, "text-anchor": anchored}, label(at));
   }
-  for (const [name, points] of [["train", page.losses], ["held", page.held_out]]) {
+  for (const [name, points] of curves) {
     draw(picture, "polyline", {class: name, points: points.map(p => px(x(p)).toFixed(1) + "," + py(p.loss).toFixed(1)).join(" ")});
     if (points.length && (name === "held" || points.length === 1)) for (const p of points.length > 40 ? points.slice(-1) : points)
       draw(picture, "circle", {class: name, cx: px(x(p)), cy: py(p.loss), r: 3});

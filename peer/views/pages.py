@@ -39,6 +39,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from peer.views.event_log import plain
 from peer.views.page_address import PageAddress, PageError, is_local, reason_of
 
 SEARCH_MAX = 100
@@ -202,5 +203,7 @@ class _Figures(Collector):
 
 def _json(content: object, *, status: int = 200) -> web.Response:
     return web.Response(
-        text=json.dumps(content, indent=1) + "\n", status=status, content_type="application/json"
+        text=json.dumps(plain(content), indent=1) + "\n",
+        status=status,
+        content_type="application/json",
     )

@@ -79,6 +79,8 @@ class View:
 
 
 NEWS_MIN, NEWS_MAX = 3, 12
+"""Lines for events."""
+EVENT_LINES_MAX = 3
 FRAME = 2
 """Lines of a panel's border."""
 
@@ -110,15 +112,22 @@ def draw(view: View, *, width: int = 80, height: int = 24) -> RenderableType:
         *([_peers(peers)] if peers else []),
         *(Text(line) for line in own),
         Panel(
-            Text(
-                "\n".join(map(printable, view.news[-news:])) or "waiting for the first round",
-                no_wrap=True,
-                overflow="ellipsis",
-            ),
+            Text("\n".join(_news(view.news, width - 4, news)) or "waiting for the first round"),
             title="events",
             title_align="left",
         ),
     )
+
+
+def _news(news: Sequence[str], width: int, room: int) -> list[str]:
+    """The newest events in at most ``room`` lines, in the order in which they came."""
+    lines: list[str] = []
+    for text in reversed(news):
+        wrapped = _wrapped(printable(text), width, most=min(room, EVENT_LINES_MAX))
+        if len(lines) + len(wrapped) > room:
+            break
+        lines = wrapped + lines
+    return lines
 
 
 def _own(view: View) -> list[str]:
@@ -139,9 +148,9 @@ def _own(view: View) -> list[str]:
     return found
 
 
-def _wrapped(text: str, width: int) -> list[str]:
-    """``text`` wrapped to at most two lines."""
-    return textwrap.wrap(text, width, subsequent_indent="  ", max_lines=2, placeholder=" ...")
+def _wrapped(text: str, width: int, *, most: int = 2) -> list[str]:
+    """``text`` wrapped to at most ``most`` lines."""
+    return textwrap.wrap(text, width, subsequent_indent="  ", max_lines=most, placeholder=" ...")
 
 
 def _lines(parts: Iterable[str], width: int) -> list[str]:

@@ -38,6 +38,10 @@ TABLE_FITS = (
     "document.getElementById('peers').parentElement.scrollWidth"
     " <= document.querySelector('#peersbox .scroll').clientWidth"
 )
+CUT = (
+    "[...document.querySelectorAll('td, th, b, span, code, li')].filter(each => each.clientWidth"
+    " && each.scrollWidth > each.clientWidth + 1).map(each => each.textContent)"
+)
 NARROW = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 RUNS = "[...document.querySelectorAll('#runs tr')].map(tr => tr.innerText.split(/\\s+/).join(' '))"
 CHECKS = "[...document.querySelectorAll('#checks li')].map(li => li.innerText.split(/\\s+/)[1])"
@@ -83,6 +87,7 @@ def test_the_page_of_a_bootstrap_peer_shows_the_runs_that_meet_there(
             await tab.photograph(pictures / "bootstrap-dark.png")
             await tab.look(width=390, height=844, dark=True)
             assert await tab.value(NARROW), "the page is wider than a phone"
+            assert await tab.value(CUT) == []
             await tab.photograph(pictures / "bootstrap-phone.png")
             anna.stop()
             anna.end()
@@ -152,6 +157,8 @@ def test_the_page_follows_a_run_in_a_browser(processes: Processes, tmp_path: Pat
             await tab.look(width=390, height=844, dark=True)
             assert await tab.value(NARROW), "the page is wider than a phone"
             assert await tab.value(TABLE_FITS), "the table of peers is wider than a phone"
+            assert await tab.value(CUT) == []
+            assert "(this peer)" in await tab.value("document.getElementById('peers').innerText")
             await tab.photograph(pictures / "page-phone.png")
 
             anna.stop()

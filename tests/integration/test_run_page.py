@@ -37,6 +37,10 @@ FITS = "document.documentElement.scrollWidth <= document.documentElement.clientW
 TEXT = "document.body.innerText"
 LINKS = "[...document.querySelectorAll('#facts a')].map(each => each.href)"
 LABEL = "document.querySelector('#loss svg').getAttribute('aria-label')"
+COUNTS = (
+    "document.querySelector('#loss polyline.train').getAttribute('points').split(' ')"
+    ".map(point => parseFloat(point))"
+)
 SMALLEST = (
     "Math.min(...[...document.querySelectorAll('svg text')].map(each => "
     "each.getBoundingClientRect().height))"
@@ -103,6 +107,8 @@ def test_the_page_shows_a_run_on_desktop_and_phone_in_light_and_dark(
         ], "no link to what is no address"
 
         assert await tab.value(LABEL) == "loss over tokens"
+        counts = await tab.value(COUNTS)
+        assert len(counts) > 10 and counts == sorted(set(counts)), "no vertical jumps"
         await tab.value("document.getElementById('bytime').click()")
         assert await tab.value(LABEL) == "loss over time"
         await tab.value("document.getElementById('copy').click()")

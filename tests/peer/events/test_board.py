@@ -59,6 +59,14 @@ def test_a_long_run_keeps_the_whole_curve_in_a_bounded_number_of_points() -> Non
     assert losses[-1][0] > 0.9 * 20 * POINTS_MAX
 
 
+def test_samples_between_two_merges_are_one_point_of_the_curve_with_their_mean() -> None:
+    """The run's tokens stand still meanwhile: the curve was a stair of vertical jumps."""
+    board = a_board()
+    for tokens, loss in ((0, 4.0), (0, 3.0), (0, float("nan")), (0, 2.0), (90, 2.0), (90, 1.0)):
+        board.sample(tokens=tokens, loss=loss)
+    assert board.plain()["losses"] == [[0, 3.0], [90, 1.5]]
+
+
 def test_a_held_out_loss_is_placed_at_the_tokens_of_its_arrival() -> None:
     board = a_board()
     board.sample(tokens=700, loss=None)
@@ -74,7 +82,7 @@ def test_the_curve_of_a_run_that_was_taken_back_does_not_go_backwards() -> None:
         board.note(told("measured", loss=4.0))
     board.sample(tokens=200, loss=2.75)
     kept = board.plain()
-    assert [tokens for tokens, _ in kept["losses"]] == [100, 200, 200]
+    assert [tokens for tokens, _ in kept["losses"]] == [100, 200]
     assert [tokens for tokens, _ in kept["held_out"]] == [100, 200]
 
 
@@ -87,5 +95,5 @@ def test_the_curve_stays_while_the_states_that_a_run_was_taken_back_to_are_fetch
     board.sample(tokens=0, loss=2.75)
     board.sample(tokens=200, loss=2.5)
     kept = board.plain()
-    assert [tokens for tokens, _ in kept["losses"]] == [100, 200, 200]
+    assert [tokens for tokens, _ in kept["losses"]] == [100, 200]
     assert [tokens for tokens, _ in kept["held_out"]] == [100, 200]

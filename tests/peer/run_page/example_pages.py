@@ -14,7 +14,11 @@ BAD = "<img src=x onerror=\"document.title='broken'\">"
 
 def points(count: int, low: float) -> tuple[Point, ...]:
     return tuple(
-        Point(at=NOW - 600.0 * (count - n), tokens=10**6 * n, loss=low + 3 * math.exp(-n / 60))
+        Point(
+            at=NOW - 600.0 * (count - n),
+            tokens=10**6 * (n - n % 4),
+            loss=low + 3 * math.exp(-n / 60),
+        )
         for n in range(count)
     )
 

@@ -8,6 +8,7 @@ import json
 import re
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -238,3 +239,20 @@ def test_several_peers_on_one_machine_have_a_page_each(tmp_path: Path) -> None:
         assert taken < int(url.rstrip("/").rpartition(":")[2]) < taken + 20
     assert parse_page("auto").tries > 8
     assert parse_page("auto").is_local
+
+
+def test_a_loss_that_is_not_finite_does_not_break_the_page(tmp_path: Path) -> None:
+    """JSON has no NaN: the page took its peer for dead."""
+
+    async def main() -> None:
+        address = PageAddress("127.0.0.1", free_port())
+        state = {"figures": {"loss": float("nan")}}
+        shown = replace(a_page(tmp_path / "token"), state=lambda: state)
+        async with (
+            serve_pages(address, checks=list, metrics=list, content=shown),
+            aiohttp.ClientSession() as session,
+            session.get(f"http://{address}/state.json") as response,
+        ):
+            assert '"loss": null' in await response.text()
+
+    asyncio.run(main())

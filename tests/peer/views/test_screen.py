@@ -135,6 +135,16 @@ def test_a_short_terminal_shows_the_newest_event_and_this_peer(height: int) -> N
     assert height < 16 or any("learner-0" in line for line in lines)
 
 
+def test_a_long_event_is_shown_in_whole() -> None:
+    """Its end could be read nowhere on the screen."""
+    address = f"/ip4/203.0.113.7/tcp/7700/p2p/12D3KooW{'x' * 44}"
+    event = f"no bootstrap address answered; tried {address}: refused; is its port open?"
+    lines = shown(replace(busy_view(), news=["an older event", event]))
+    assert len(lines) <= 24 and max(map(len, lines)) <= 80
+    text = "".join(line.strip("│ ") for line in lines)
+    assert event.replace(" ", "") in text.replace(" ", "")
+
+
 def test_brackets_in_the_text_of_a_peer_are_not_markup() -> None:
     rude = PeerRow("[/x]", "[/]", None, None, None, 3, "[link=http://a.example]merged", 0.5)
     out = io.StringIO()
