@@ -42,14 +42,13 @@ def bound(history: bytes, merged: bytes) -> Lineage:
     return _digest(_STATE, [history, merged])
 
 
-def origin(layout_hash: bytes, fragment: int, theta: bytes, nonce: bytes = b"") -> bytes:
+def origin(layout_hash: bytes, fragment: int, theta: bytes) -> bytes:
     """Return the history of a founder's first state. ``theta`` is a digest of its parameters.
 
-    ``nonce`` tells foundings of a run apart that begin with the same parameters, as two founders
-    with one recipe do.
+    Founders with equal parameters, as the seed of a run file gives them, begin one history: what
+    each of them does until they meet is a fork of it like any other.
     """
-    parts = [layout_hash, encoded_number(fragment), theta]
-    return _digest(_ORIGIN, [*parts, nonce] if nonce else parts)
+    return _digest(_ORIGIN, [layout_hash, encoded_number(fragment), theta])
 
 
 def after_round(

@@ -27,7 +27,7 @@ from averaging.history.lineage import Lineage
 from averaging.history.standing import Standing, after_commit
 from averaging.history.state import FragmentState
 from averaging.messages import Commit, Digest, Indices, unpacked
-from averaging.numbers.arrays import Buffer
+from averaging.numbers.arrays import Buffer, Float32s
 from averaging.numbers.codec import Codec, Scratch
 from averaging.numbers.codecs import codec_named, codec_names
 from averaging.numbers.outer import Nesterov, Step, step_encoded
@@ -190,6 +190,9 @@ class ReplayLog:
         self._entries: deque[ReplayEntry] = deque()
         self._version = version
         self._lineage = lineage
+        self._before_folds: tuple[int, Lineage, Float32s] | None = None
+        """Version, lineage and theta of the state that was folded first, while it is recent."""
+        self._has_folded = False
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -222,6 +225,26 @@ class ReplayLog:
         self._entries.clear()
         self.size_bytes = 0
         self._version, self._lineage = version, lineage
+        self._before_folds, self._has_folded = None, False
+
+    def fold(self, before: FragmentState, after: FragmentState, *, versions_max: int) -> None:
+        """A fold made ``after`` of ``before``: nobody can go back over it by what is kept here.
+
+        So the first of several states that were folded is kept, for ``versions_max`` versions: a
+        peer that trained alone and meets a heavier side offers its work since then again.
+        """
+        first = self._before_folds
+        if not self._has_folded:
+            first = before.version, before.lineage, before.theta
+        self.restart(after.version, after.lineage)
+        self._has_folded = True
+        if first is not None and after.version - first[0] <= versions_max:
+            self._before_folds = first
+
+    def theta_at(self, version: int, lineage: Lineage) -> Float32s | None:
+        """Return theta before the folds since this state; ``None`` if it is not kept."""
+        first = self._before_folds
+        return first[2] if first is not None and first[:2] == (version, lineage) else None
 
     def since(self, version: int, lineage: Lineage) -> tuple[ReplayEntry, ...] | None:
         """Return the rounds after this state, oldest first; ``None`` if none lead here from it."""

@@ -11,6 +11,9 @@ It goes back as far as work may be old (``stale_max`` versions of the heavier si
 that parted earlier would be discarded as stale, and is written off: its tokens are counted as
 discarded (``apart``). So are tokens that were merged for an earlier incarnation of the peer.
 
+A fold replaces theta, so nothing can be run back over it: a peer that trains alone keeps the theta
+that it began with, as long (``averaging.history.replay.ReplayLog.fold``).
+
 With two of nine peers cut off for five cycles, 98.8% of all tokens are merged ten cycles later,
 against 91.2% without a rebase. Theta ends about as near to the optimum (0.0017 against 0.0014, from
 0.70; ``tests/averaging/simulated/rebase_experiment.py`` of commit 7c8660cd).

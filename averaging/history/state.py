@@ -33,15 +33,9 @@ class FragmentState:
     peer takes the state."""
 
     @classmethod
-    def founded(
-        cls, layout_hash: bytes, fragment: int, theta: Float32s, *, nonce: bytes = b""
-    ) -> FragmentState:
-        """Return version 0 of a run: a founder's own parameters, no momentum, nothing merged.
-
-        ``nonce``: the founding's own random bytes, which a simulation with one founding does
-        not need.
-        """
-        history = origin(layout_hash, fragment, _bytes_digest(theta), nonce)
+    def founded(cls, layout_hash: bytes, fragment: int, theta: Float32s) -> FragmentState:
+        """Return version 0 of a run: a founder's own parameters, no momentum, nothing merged."""
+        history = origin(layout_hash, fragment, _bytes_digest(theta))
         nothing = MergedMap()
         lineage = bound(history, nothing.digest())
         chain = Chain([ChainLink(0, lineage, 0)])

@@ -481,9 +481,10 @@ class FragmentWork:
             self.event("not_finite", reason="fold")
             self._release()
             return
-        standing = effect.standing
-        state = standing.state(self.index, values, self.state.momentum)
-        self.set_state(state)
+        before, stale_max = self.state, self.averager.terms.policy.stale_max
+        assert self.replay is not None
+        self.state = state = effect.standing.state(self.index, values, before.momentum)
+        self.replay.fold(before, state, versions_max=stale_max)
         self.adopt(state, contained=effect.contained)
         self.averager.stats.folds += 1
         self.take(Folded())

@@ -26,7 +26,7 @@ from averaging.history.replay import ReplayEntry, ReplayLog
 from averaging.history.rewind import rewound, shared_version
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
-from averaging.numbers.arrays import norm
+from averaging.numbers.arrays import Float32s, norm
 from averaging.numbers.codec import Scratch
 from averaging.round.interface.effects import Apply, CatchUp, Rebase
 from averaging.rules.final_mix import RunsEnd
@@ -188,13 +188,17 @@ class Fork:
     rounds: Sequence[ReplayEntry]
     """Those that led from the shared version to ``before``."""
     life: Life
+    theta: Float32s | None = None
+    """Theta of the shared version, if it was folded and is kept."""
 
     def parting(self, sizes: Sequence[int], scratch: Scratch) -> Parting | None:
         """The facts that a learner needs to change sides; ``None`` if rounding has spoilt theta.
 
         ``sizes``: the unit sizes. It reads all the rounds, which takes a while.
         """
-        theta = rewound(self.before, self.rounds, sizes, scratch)
+        theta = self.theta
+        if theta is None:
+            theta = rewound(self.before, self.rounds, sizes, scratch)
         if theta is None:
             return None
         return Parting(
@@ -226,10 +230,12 @@ def fork_of(
     if life.newly_contained(after.merged, before.merged) is not None:
         return None
     shared = shared_version(before.chain, after.chain, versions_max=stale_max)
-    rounds = None if shared is None else replay.since(shared.version, shared.lineage)
-    if shared is None or rounds is None:
+    if shared is None:
         return None
-    return Fork(shared, before, after, rounds, life)
+    if (theta := replay.theta_at(shared.version, shared.lineage)) is not None:
+        return Fork(shared, before, after, (), life, theta)
+    rounds = replay.since(shared.version, shared.lineage)
+    return None if rounds is None else Fork(shared, before, after, rounds, life)
 
 
 @dataclass(frozen=True, slots=True)

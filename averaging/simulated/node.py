@@ -494,7 +494,8 @@ class FragmentNode:
         after = standing.state(self.fragment.index, learner.snapshot.copy(), state.momentum)
         self.wires.watch.folded(self, after, fold)
         self._take(after)
-        self._restart_replay(after)
+        if self.replay is not None:
+            self.replay.fold(state, after, versions_max=self.machine.policy.stale_max)
         learner.adopt(after, contained=fold.contained)
         self.take(inputs.Folded())
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import secrets
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -22,7 +21,6 @@ from averaging.numbers.arrays import Float32s
 from averaging.round.interface.phase import Phase as RoundPhase
 from dht import addresses as address_rules
 from dht.identity import PeerId
-from dht.membership.table import Member
 from dht.presence.intake import Misfit
 from peer.agent.account import Account
 from peer.agent.active_peer import send_standing
@@ -31,17 +29,19 @@ from peer.agent.slots import SlotPort
 from peer.bridge.messages import Begin
 from peer.bridge.shared_memory import SharedTensors
 from peer.errors import ModelMismatch, ProtocolRefused, RunEnded, RunOver, RunRefused
-from peer.quantities import duration_text
+from peer.quantities import duration_text, peers_text
 from peer.rules.ending import ended
-from peer.rules.foundings import first_asked, heaviest
+from peer.rules.foundings import first_asked, heaviest, may_found
 from peer.status import Status
 from peer.storage.home import PEERS
 from peer.storage.last_seen import date_text, load_last_seen
 from peer.storage.outer_state import OuterState
 
-NONCE_BYTES = 16
 FOUNDER_PATIENCE_S = 60.0
 """Time for which a newcomer leaves founding to another one."""
+
+ANSWERED_WITHIN_S = 10.0
+"""Time for which a newcomer that would found the run waits for the word of others in sight."""
 
 REFUSE_AFTER_S = 6.0
 """Time to meet peers of this layout before those of another one make this peer give up."""
@@ -153,7 +153,8 @@ class Entrance:
         while not local.ending.done():
             members = online.live_members()
             live = [member.peer for member in members]
-            answers = await online.statuses(first_asked(live, rng))
+            asked = first_asked(live, rng)
+            answers = await online.statuses(asked)
             others = other_models(
                 local.layout.hash.hex(),
                 None if self._begin.allow_frozen_differences else local.description.frozen_hash,
@@ -173,22 +174,18 @@ class Entrance:
             if patience_s != 0.0 and not live:
                 self._check_who_answered(out_of_patience=out_of_patience)
             is_late = loop.time() >= found_at + FOUNDER_PATIENCE_S
-            if is_late or (out_of_patience and self._is_first(members, answers)):
+            learners = {member.peer for member in members if member.record.role == "learner"}
+            rivals: dict[PeerId, Status | None] = dict.fromkeys(learners & set(asked))
+            rivals |= {PeerId(each.peer): each for each in answers if each.role == "learner"}
+            waited = loop.time() >= found_at + ANSWERED_WITHIN_S
+            is_there = any(member.record.versions for member in members)
+            is_first = not is_there and may_found(local.me, rivals, waited=waited)
+            if is_late or (out_of_patience and is_first):
                 return False
             if patience_s is None:
                 self._tell_of_waiting(loop.time() - began, company=bool(live))
             await asyncio.sleep(0.2)
         return True
-
-    def _is_first(self, members: Sequence[Member], answers: Sequence[Status]) -> bool:
-        """True if this is the first of several newcomers without a state: it founds the run.
-
-        Those who wait for the run's peers do not found it. A peer that has a state and does not
-        answer may be behind a router, and busy.
-        """
-        rivals = [answer.peer for answer in answers if answer.phase != "waiting"]
-        is_run = any(member.record.versions for member in members)
-        return not is_run and all(self._local.me < peer for peer in rivals)
 
     def _follow_one_founding(self, answers: Sequence[Status]) -> None:
         """Begin with states of the heaviest founding, and not with one of each.
@@ -249,8 +246,10 @@ class Entrance:
         if left_s is not None and left_s <= 0:
             date = local.run_now.end.date
             raise RunEnded(local.run_file.name, f"{date:%Y-%m-%d %H:%M} UTC")
-        local.enter_phase("founding", "nobody else is here: founding the run", 0.0)
-        nonce = secrets.token_bytes(NONCE_BYTES)
+        here = "nobody else is here"
+        if others := len(self._online.live_members()):
+            here = f"nobody has its state ({peers_text(others)} in sight)"
+        local.enter_phase("founding", f"{here}: founding the run", 0.0)
         states: list[FragmentState] = []
         for fragment in range(self._memory.fragments):
             values = None
@@ -260,7 +259,7 @@ class Entrance:
                 return FirstStates()
             theta, layout = local.floats(values.size), local.layout.hash
             np.copyto(theta, values)
-            state = FragmentState.founded(layout, fragment, theta, nonce=nonce)
+            state = FragmentState.founded(layout, fragment, theta)
             states.append(state)
             self._port.adopt(fragment, state, contained=self._memory.offered(fragment)[0])
         local.event("founded", fragments=len(states))

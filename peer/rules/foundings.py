@@ -1,6 +1,7 @@
 """The choice between two histories of a run that was founded twice.
 
-Each founding has first weights of its own, so their states are never averaged. A founding is named
+Founders with equal first weights, which the run file's seed gives, begin one history, and nothing
+here is for them. States that grew from other first weights are never averaged. A founding is named
 by the versions 0 of all fragments; its weight is the number of tokens merged since. The peers of
 the lighter one go over, each by itself: the rule is the same at all of them.
 """
@@ -8,7 +9,7 @@ the lighter one go over, each by itself: the rule is the same at all of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +42,18 @@ def first_asked(live: Sequence[PeerId], rng: np.random.Generator) -> list[PeerId
     others = live[ASKED_FIRST:]
     drawn = rng.permutation(len(others))[:ASKED_FIRST]
     return [*live[:ASKED_FIRST], *(others[int(i)] for i in sorted(drawn))]
+
+
+def may_found(me: PeerId, others: Mapping[PeerId, Status | None], *, waited: bool) -> bool:
+    """True if this newcomer founds the run, where nobody is known to have its state.
+
+    The first of several founds it; those that wait for the run's peers never do. ``others``: the
+    learners in sight, with their answers. ``None``: it has not answered, and may have founded the
+    run already, until ``waited`` says that there was time enough.
+    """
+    if not waited and any(each is None or each.phase == "founding" for each in others.values()):
+        return False
+    return all(me < peer for peer, each in others.items() if each and each.phase != "waiting")
 
 
 def founding_of(answer: Status) -> Founding:

@@ -91,14 +91,18 @@ class Certificates:
         as many as certify a state, and a spare one.
         """
         link = link_of(head)
-        if self.standing is not None and link == link_of(self.standing.head()):
-            self._sign(link)
         if signatures_max is None:
             signatures_max = self._needed(len(self._electorate(now))) + SIGNATURES_SPARE
         return msgspec.structs.replace(head, signatures=self.under(link, now)[:signatures_max])
 
     def under(self, link: Link, now: float) -> Signatures:
-        """Return the known signatures under a link, those that count most first."""
+        """Return the known signatures under a link, those that count most first.
+
+        The own one is made here if this peer stands on it: one that leads a mix may not have shown
+        its standing to anybody before.
+        """
+        if self.standing is not None and link == link_of(self.standing.head()):
+            self._sign(link)
         known = self._kept.get(link)
         if not known:
             return ()

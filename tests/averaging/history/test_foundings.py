@@ -1,4 +1,4 @@
-"""Two foundings of one run are told apart, whatever they have in common."""
+"""Foundings of one run with other first weights are told apart; with equal ones they are one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import pytest
 
 from averaging.history.chain import CHAIN_MAX_LINKS, Chain, ChainLink
 from averaging.history.merged_map import MergedMap
-from averaging.history.standing import Apart, Standing, TheyAreBehind, relate
+from averaging.history.standing import Apart, Same, Standing, TheyAreBehind, relate
 from averaging.history.state import FragmentState
 
 THETA = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
 
 
-def founded(nonce: bytes) -> FragmentState:
-    return FragmentState.founded(bytes(32), 0, THETA.copy(), nonce=nonce)
+def founded(first: float = 0.0) -> FragmentState:
+    """A founder's state; ``first``: what its weights differ by from another one's."""
+    return FragmentState.founded(bytes(32), 0, THETA + np.float32(first))
 
 
 def grown(chain: Chain, side: bytes, versions: int) -> Standing:
@@ -24,17 +25,25 @@ def grown(chain: Chain, side: bytes, versions: int) -> Standing:
     return Standing(chain.tip.version, chain.tip.lineage, chain, MergedMap())
 
 
-def test_founders_of_one_recipe_begin_with_equal_weights_and_two_histories() -> None:
-    anna, boris = founded(b"a" * 16), founded(b"b" * 16)
-    assert np.array_equal(anna.theta, boris.theta)
+def test_founders_with_equal_first_weights_begin_one_history() -> None:
+    """The seed of the run file gives them: what each did until they meet is a fork like others."""
+    anna, boris = founded(), founded()
+    assert relate(Standing.of(anna).head(), anna.chain, Standing.of(boris).head()) == Same()
+    mine, theirs = grown(anna.chain, b"a", 3), grown(boris.chain, b"b", 5)
+    relation = relate(mine.head(), mine.chain, theirs.head())
+    assert relation == Apart(ancestor=0, mine=30, theirs=50)
+
+
+def test_founders_with_other_first_weights_begin_two() -> None:
+    anna, boris = founded(), founded(1.0)
     relation = relate(Standing.of(anna).head(), anna.chain, Standing.of(boris).head())
     assert isinstance(relation, Apart) and relation.founded_apart
 
 
 @pytest.mark.parametrize("versions", [3, CHAIN_MAX_LINKS + 700])
 def test_a_second_founding_is_known_as_one_however_long_ago_it_was(versions: int) -> None:
-    anna = grown(founded(b"a" * 16).chain, b"a", versions)
-    boris = grown(founded(b"b" * 16).chain, b"b", versions + 5)
+    anna = grown(founded().chain, b"a", versions)
+    boris = grown(founded(1.0).chain, b"b", versions + 5)
     for mine, theirs in ((anna, boris), (boris, anna)):
         for chain in (mine.chain, None):
             relation = relate(mine.head(), chain, theirs.head())
@@ -42,11 +51,9 @@ def test_a_second_founding_is_known_as_one_however_long_ago_it_was(versions: int
 
 
 def test_one_history_is_one_however_long_it_is() -> None:
-    chain = founded(b"a" * 16).chain
+    chain = founded().chain
     anna = grown(chain, b"a", CHAIN_MAX_LINKS + 700)
-    assert (
-        relate(anna.head(), anna.chain, Standing.of(founded(b"a" * 16)).head()) == TheyAreBehind()
-    )
+    assert relate(anna.head(), anna.chain, Standing.of(founded()).head()) == TheyAreBehind()
     fork = grown(chain, b"fork", CHAIN_MAX_LINKS + 700)
     relation = relate(anna.head(), anna.chain, fork.head())
     assert isinstance(relation, Apart) and not relation.founded_apart

@@ -33,8 +33,6 @@ def test_every_part_of_a_round_is_in_its_lineage() -> None:
         after_fold(a, ANNA, 2, 2),
         origin(a, 0, b),
         origin(a, 1, b),
-        origin(a, 0, b, x),
-        origin(a, 0, b, y),
     ]
 
     assert len(set(different)) == len(different)

@@ -225,3 +225,22 @@ def test_an_entry_that_does_not_follow_restarts_the_log() -> None:
 
     assert len(log) == 0
     assert log.since(1, b"\1" * 32) == ()
+
+
+def test_folds_leave_the_theta_that_they_began_with_while_it_is_recent() -> None:
+    """A peer that trained alone offers its work since then again, if it gives way."""
+    first = founded()
+    log = ReplayLog(bytes_max=1 << 20, version=first.version, lineage=first.lineage)
+    state = first
+    for version in range(1, 5):
+        before, state = state, replace(state, version=version, lineage=bytes([version]) * 32)
+        log.fold(before, state, versions_max=3)
+        kept = log.theta_at(first.version, first.lineage)
+        assert (kept is first.theta) == (version <= 3)
+        assert log.theta_at(before.version, before.lineage) is (kept if version == 1 else None)
+        assert log.since(before.version, before.lineage) is None, "a fold cannot be replayed"
+
+    log.restart(state.version, state.lineage)
+    after = replace(state, version=5, lineage=bytes([5]) * 32)
+    log.fold(state, after, versions_max=3)
+    assert log.theta_at(state.version, state.lineage) is state.theta

@@ -14,6 +14,7 @@ from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.replay import ReplayLog
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
+from averaging.numbers.codec import Scratch
 from averaging.round.fetched_states import (
     Life,
     fork_of,
@@ -42,6 +43,7 @@ def state(*links: ChainLink, merged: dict[PeerId, Mark] | None = None) -> Fragme
 
 
 ROOT, SHARED = link(0, "root", 0), link(1, "shared", 100)
+EARLIER = state(ROOT, SHARED)
 MINE = state(ROOT, SHARED, link(2, "mine", 150))
 AHEAD = state(ROOT, SHARED, link(2, "mine", 150), link(3, "later", 160))
 HEAVY = state(ROOT, SHARED, link(2, "theirs", 900))
@@ -97,6 +99,12 @@ def test_work_since_the_parting_is_offered_again_unless_others_go_on_with_it() -
     assert fork_of(catch_up, MINE, HEAVY, LIFE, kept, stale_max=4) is None
     followed = msgspec.structs.replace(rebase, others_follow=True)
     assert fork_of(followed, MINE, HEAVY, LIFE, kept, stale_max=4) is None
+    folded = ReplayLog(bytes_max=0, version=SHARED.version, lineage=SHARED.lineage)
+    folded.fold(EARLIER, MINE, versions_max=4)
+    fork = fork_of(rebase, MINE, HEAVY, LIFE, folded, stale_max=4)
+    assert fork is not None and fork.theta is EARLIER.theta
+    parting = fork.parting((), Scratch())
+    assert parting is not None and parting.theta is EARLIER.theta
     has_mine = replace(HEAVY, merged=MergedMap({ANNA: Mark(2, 7, 900)}))
     assert fork_of(rebase, MINE, has_mine, LIFE, kept, stale_max=4) is None
 

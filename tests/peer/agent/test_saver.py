@@ -62,7 +62,7 @@ class Peer:
     @staticmethod
     def made_at(value: int) -> FragmentState:
         theta = np.full(8, value, dtype=np.float32)
-        return FragmentState.founded(LAYOUT.hash, 0, theta, nonce=bytes([value]))
+        return FragmentState.founded(LAYOUT.hash, 0, theta)
 
     @asynccontextmanager
     async def _pinned(self) -> AsyncIterator[list[FragmentState]]:

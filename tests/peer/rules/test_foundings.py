@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from dht.identity import PeerId
-from peer.rules.foundings import Founding, first_asked, founding_of, heaviest
+from peer.rules.foundings import Founding, first_asked, founding_of, heaviest, may_found
+from peer.status import Status
 from tests.peer.statuses import a_status
 
 
@@ -48,3 +49,27 @@ def test_one_peer_that_overstates_its_tokens_leads_no_newcomer_away_from_the_oth
     honest = [a_status(founding="true", global_tokens=tokens) for tokens in (10, 20)]
     liar = a_status(founding="invented", global_tokens=2**61)
     assert heaviest([liar, *honest]) == "true"
+
+
+ANNA, BORIS, CLARA = PeerId("anna"), PeerId("boris"), PeerId("clara")
+
+
+def newcomer(phase: str) -> Status:
+    return a_status(phase=phase, versions=())
+
+
+def test_the_first_of_several_newcomers_founds_the_run() -> None:
+    for me, founds in ((ANNA, True), (BORIS, False), (CLARA, False)):
+        others = {peer: newcomer("connecting") for peer in {ANNA, BORIS, CLARA} - {me}}
+        assert may_found(me, others, waited=False) == founds
+    assert may_found(BORIS, {ANNA: newcomer("waiting")}, waited=False), "it waits for others"
+    assert may_found(BORIS, {}, waited=False)
+
+
+@pytest.mark.parametrize("answer", [None, newcomer("founding")])
+def test_nobody_founds_beside_one_that_may_have_founded_the_run(answer: Status | None) -> None:
+    """Two that started within three seconds knew each other for four seconds, and both founded."""
+    for me, other in ((ANNA, BORIS), (BORIS, ANNA)):
+        assert not may_found(me, {other: answer}, waited=False)
+    assert may_found(ANNA, {BORIS: answer}, waited=True), "it may be gone"
+    assert may_found(BORIS, {ANNA: answer}, waited=True) == (answer is None)

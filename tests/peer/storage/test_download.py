@@ -56,7 +56,7 @@ class Merging:
     def state(self, fragment: int) -> FragmentState:
         version = self.version()
         theta = np.full(VALUES, version + fragment / FRAGMENTS, np.float32)
-        founded = FragmentState.founded(bytes(32), fragment, theta, nonce=b"%d" % version)
+        founded = FragmentState.founded(bytes(32), fragment, theta)
         chain = Chain([ChainLink(version, founded.lineage, version)])
         return replace(founded, version=version, chain=chain)
 

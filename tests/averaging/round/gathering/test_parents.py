@@ -233,6 +233,23 @@ def test_a_leader_shows_each_member_the_certificates_of_the_states_of_others() -
     assert [each.parent for each in theirs] == [1 - place]
 
 
+def test_a_leader_signs_its_own_state_for_the_others_though_it_has_shown_it_to_nobody() -> None:
+    """Else they decline its commits: one that others join may not have sent its standing before."""
+    rounds = machine(MINE, (ANNA,))
+    commit = compose(
+        Leader(peer=ME, incarnation=7, topic=TOPIC, fragment=0, nonce=1),
+        [(ANNA, join(THEIRS)), (ME, join(MINE))],
+        POLICY,
+        encoded_bytes=lambda codec: 1 << 20,
+        apart="mix",
+    )
+
+    bare = Committed(0, said.encode_commit(commit), b"")
+    (shown,) = rounds.parents.beside(bare, ANNA, 1.0).certificates
+
+    assert [name for name, _ in shown.signatures] == [said.short_name(ME)]
+
+
 @pytest.mark.parametrize(("kind", "spare"), [("meld", 0), ("mix", 2)])
 def test_certificates_of_a_mix_of_many_lineages_have_spare_signatures(
     kind: Literal["meld", "mix"], spare: int
