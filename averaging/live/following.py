@@ -42,7 +42,7 @@ from averaging.round.fetched_states import (
 )
 from averaging.round.gathering.catching_up import fetch_timeout_s, state_timeout_s
 from averaging.round.interface.effects import CatchUp, Rebase
-from averaging.round.interface.inputs import CaughtUp, Input
+from averaging.round.interface.inputs import CaughtUp, GiveWay, Input
 from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
 from averaging.rules.loss_gate import is_unusual
@@ -444,11 +444,13 @@ class Following:
             # A machine that joins or leads would not hear that the state is another one.
             return work.is_free and machine.phase in (Phase.IDLE, Phase.CATCHING)
 
-        await averager.until(stands_still)
-        await work.stop_encoding()
-        while not stands_still():  # it may have begun to join meanwhile
+        while True:
+            # Others of the old history may never come: the roster that waits for them is left.
+            work.take(GiveWay("goes over to another founding of the run"))
             await averager.until(stands_still)
             await work.stop_encoding()
+            if stands_still():  # it may have begun to join meanwhile
+                break
         work.set_state(state)
         if averager.port is not None:
             averager.port.discard(work.index, state, reason=reason)

@@ -349,12 +349,11 @@ class Agent(Delegate):
         local = self.local
         if adopted.lost_tokens:
             self._account.lost(adopted)
-            local.event(
-                "work_lost",
-                fragment=adopted.fragment,
-                tokens=adopted.lost_tokens,
-                reason=adopted.reason,
-            )
+            lost = {"tokens": adopted.lost_tokens, "reason": adopted.reason}
+            if adopted.reason == APART:  # ``given_up`` tells it once, for all fragments
+                local.log.write("work_lost", {"fragment": adopted.fragment, **lost})
+            else:
+                local.event("work_lost", fragment=adopted.fragment, **lost)
         if local.phase not in ("ready", "leaving"):
             held = sum(self.port.holds(index) for index in range(self._memory.fragments))
             if held == self._memory.fragments:

@@ -379,7 +379,7 @@ _ROUNDS = (
         "peer, name, tokens, theirs:tokens",
         "went over to the history of {peer}, which was founded apart",
         on_screen="went over to the history of {name}, which was founded apart and has {theirs} "
-        "tokens; the {tokens} tokens of the own one are given up (discarded: apart)",
+        "tokens; the own one, with {tokens} tokens, is given up (discarded: apart)",
     ),
     _row(
         ROUND | Audience.SCREEN,
