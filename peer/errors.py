@@ -314,7 +314,7 @@ class FolderInUse(PeerError):
     path: str
     message = (
         "the folder {path} is in use by another peer on this machine; "
-        "stop that peer, or pass another folder with --directory"
+        "stop that peer, or pass another folder (--directory; in a program directory=)"
     )
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from multiaddr import Multiaddr
 
-from dht.identity import RunId
 from peer.cli.application import complain, report_if_slow
 from peer.errors import RunFileError, RunNotFound, SeedsElsewhere
-from peer.storage.home import running_peers
+from peer.storage.here import with_own_peers
 
 if TYPE_CHECKING:
     from peer.joining.link import FoundRun, Link
@@ -61,17 +58,6 @@ def link_of(where: str) -> Link:
         return parse_link(where)
     found = find_known_run(where)
     return Link(found.run.run_id, with_own_peers(found.run.run_id, found.seeds))
-
-
-def with_own_peers(run_id: RunId, seeds: Sequence[Multiaddr]) -> tuple[Multiaddr, ...]:
-    """These seeds, and the addresses in the links of this user's peers of a run: a run file may
-    lack any."""
-    from peer.joining.link import parse_link
-    from peer.storage.address import kept_link
-
-    links = [kept_link(each) for each, who in running_peers().items() if who.run_id == run_id]
-    own = [seed for link in links if link is not None for seed in parse_link(link).seeds]
-    return tuple(dict.fromkeys((*seeds, *own)))
 
 
 def find_patiently(where: str, directory: Path | None) -> FoundRun:

@@ -14,12 +14,13 @@ import typer
 
 from dht.identity import RunId
 from peer.cli.application import complain, report_if_slow, start_logging
-from peer.cli.finding import find_known_run, with_own_peers
+from peer.cli.finding import find_known_run
 from peer.cli.showing import progress
 from peer.errors import NobodyMet
 from peer.quantities import bytes_text, plural
 from peer.run_file.base import base_of
 from peer.run_file.sections import CustomModel, RunFile
+from peer.storage.here import with_own_peers
 from peer.storage.home import OUTER, data_cache, data_home, default_directory, keeper_directory
 
 if TYPE_CHECKING:

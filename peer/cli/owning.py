@@ -17,10 +17,11 @@ from dht.membership.orders import Orders
 from dht.whole_files import write_whole
 from peer.cli.application import OWN_A_RUN, Json, complain, json_text, start_logging
 from peer.cli.directives import Before, DelegationText, KeyFile, Seeds, Where, direct, signer_for
-from peer.cli.finding import find, with_own_peers
+from peer.cli.finding import find
 from peer.cli.showing import usage_errors
 from peer.errors import Fault, NotOwner, RunFileError
 from peer.run_file.sections import SEEDS_MAX
+from peer.storage.here import with_own_peers
 
 commands = typer.Typer()
 runs = typer.Typer()

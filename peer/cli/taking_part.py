@@ -33,6 +33,7 @@ from peer.cli.showing import print_summary, usage_errors
 from peer.errors import FolderInUse, NobodyToAsk, PeerError, RunHasExisted, RunOver
 from peer.quantities import plural
 from peer.run_file.sections import FilesData, HfData, RunFile, TextData
+from peer.storage.here import LOOKS_FIRST_S, peers_here, with_own_peers
 from peer.storage.home import (
     OUTER,
     PEERS,
@@ -56,10 +57,6 @@ if TYPE_CHECKING:
 commands = typer.Typer()
 
 
-LOOKS_FIRST_S = 5.0
-"""Time for which ``shoal start`` looks for a run that is under way already, if it knows anybody."""
-
-
 @commands.command(rich_help_panel=TAKE_PART)
 @trains(Argument(help="Run file; see `shoal run new`.", metavar="FILE"), founds=True)
 def start(file: str, options: Options) -> int:
@@ -80,16 +77,15 @@ def start(file: str, options: Options) -> int:
     if found.run.policy.admission == "invited":
         complain("the run admits invited peers only; for each, or for all: shoal invite LINK")
     where = options.directory or default_directory(found.run.run_id)
-    if not _may_found(found.run, where, options):
+    is_here = bool(peers_here(found.run.run_id))
+    if not is_here and not _may_found(found.run, where, options):
         return EXIT_REFUSED
     if (edited := told_if_edited(found.run, where)) is not None:
         complain(edited)
     _check_first_start(found, file, options, where)
-    has_friends = bool(found.seeds or options.seed or (where / PEERS).exists())
+    has_friends = bool(found.seeds or options.seed or is_here or (where / PEERS).exists())
     own = options.settings(found, seeds=(), found_after_s=LOOKS_FIRST_S if has_friends else 0.0)
-    if found.seeds or options.seed:
-        own = _in_free_folder(own, found.run)
-    return _take_part(found, own, options)
+    return _take_part(found, _in_free_folder(own, found.run), options)
 
 
 def _may_found(run: RunFile, where: Path, options: Options) -> bool:
@@ -156,7 +152,8 @@ def join(link: str, options: Options) -> int:
     check_answerable(options.yes)
     _check_machine(options)
     found = find_patiently(link, options.directory)
-    own = options.settings(found, seeds=[str(seed) for seed in found.seeds])
+    seeds = with_own_peers(found.run.run_id, found.seeds)
+    own = options.settings(found, seeds=[str(seed) for seed in seeds])
     where = own.directory or default_directory(found.run.run_id)
     known = recall(found.run.run_id, [where])
     if known is None and not own.seeds:
@@ -164,9 +161,7 @@ def join(link: str, options: Options) -> int:
     if known is not None and known.ended_at is not None:
         source = str(where) if CheckpointFolder(where / OUTER).numbers() else f"'{link}'"
         raise RunOver(found.run.name, date_text(known.ended_at), known.tokens, source)
-    if own.seeds:
-        own = _in_free_folder(own, found.run)
-    return _take_part(found, own, options)
+    return _take_part(found, _in_free_folder(own, found.run), options)
 
 
 def _in_free_folder(own: JoinSettings, run: RunFile) -> JoinSettings:

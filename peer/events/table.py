@@ -570,7 +570,7 @@ _THIS_PEER = (
             "agent_started": ("pid, restarts", "started"),
             "agent_ended": ("reason, finished", "ended: {reason}"),
             "codecs_compiled": ("took_s", "uses compiled codecs, ready after {took_s:.1f} s"),
-            "founded": ("fragments:int", "began the run"),
+            "founded": ("fragments:int", "founded the run"),
             "ended_here": ("reason", "stays and serves the run's final state: {reason}"),
             "last_round": ("versions, peers", "makes the last rounds with {peers} other peers"),
         },
@@ -641,6 +641,10 @@ _TRAINING_PROCESS = (
             "link": ("link, limit:text, by_program:bool", sentences.link_on_screen),
             "link_limited": ("text", "{text}"),
             "page": ("url", sentences.page),
+            "joins_here": (
+                "peers, directory",
+                "joins the peer of this run that runs on this machine already, in {directory}",
+            ),
             "run_page": ("url", sentences.run_page),
             "over": ("reason, finished", "{reason}"),
             "agent_died": (

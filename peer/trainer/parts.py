@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -32,7 +32,8 @@ from peer.run_file.schedule import Rates
 from peer.run_file.sections import RunFile
 from peer.storage.credentials import own_credential
 from peer.storage.earlier import look_at_files
-from peer.storage.home import default_directory, occupied, occupied_free, peer_folder
+from peer.storage.here import LOOKS_FIRST_S, met_here, with_own_peers
+from peer.storage.home import PEERS, occupied, occupied_free, peer_folder
 from peer.storage.inner_saves import InnerSaves
 from peer.storage.last_seen import load_last_seen
 from peer.storage.progress import ProgressFile
@@ -111,6 +112,10 @@ def open_parts(plan: Plan, news: News, conditions: Conditions, stack: ExitStack)
     check_layout(layout, run)
     check_statistics(statistics_of(plan.model, buffers))
     home = _open_home(settings, found, stack)
+    here = met_here(run.run_id, home.directory, stopped=conditions.leaving)
+    if here:
+        news.add("joins_here", {"directory": str(here[0]), "peers": len(here)})
+        found = replace(found, seeds=with_own_peers(run.run_id, found.seeds))
     memory = SharedTensors.create(
         [fragment.size for fragment in layout.fragments],
         layout=layout.hash,
@@ -118,7 +123,8 @@ def open_parts(plan: Plan, news: News, conditions: Conditions, stack: ExitStack)
         coarse=is_coarse(parameters),
     )
     stack.callback(memory.close)
-    agent = _agent(settings, _first_message(plan, found, home, parameters), memory, home, news)
+    begin = _first_message(plan, found, home, parameters, is_here=bool(here))
+    agent = _agent(settings, begin, memory, home, news)
     pieces = None
     if plan.ranks is not None:
         pieces = plan.ranks.begin(
@@ -215,11 +221,10 @@ def _find(where: str | Path | RunFile) -> FoundRun:
 
 
 def _open_home(settings: JoinSettings, found: FoundRun, stack: ExitStack) -> _Home:
-    if settings.directory is None and (found.seeds or settings.seeds):
+    if settings.directory is None:
         directory = stack.enter_context(occupied_free(found.run))
     else:
-        # Without a seed a second peer would not find the first one, and found the run again.
-        directory = settings.directory or default_directory(found.run.run_id)
+        directory = settings.directory
         stack.enter_context(occupied(directory, found.run, "learner"))
     if not settings.quiet:
         for text in look_at_files(directory).told:
@@ -237,7 +242,12 @@ def _open_home(settings: JoinSettings, found: FoundRun, stack: ExitStack) -> _Ho
 
 
 def _first_message(
-    plan: Plan, found: FoundRun, home: _Home, parameters: Mapping[str, torch.Tensor]
+    plan: Plan,
+    found: FoundRun,
+    home: _Home,
+    parameters: Mapping[str, torch.Tensor],
+    *,
+    is_here: bool,
 ) -> Begin:
     settings, progress = plan.settings, home.progress
     seeds = (*map(str, found.seeds), *settings.seeds)
@@ -259,7 +269,9 @@ def _first_message(
         lane=settings.lane,
         state_on_disk=settings.state_on_disk,
         credential=home.credential,
-        found_after_s=found_after_s(settings, found, home.directory, has_seeds=bool(seeds)),
+        found_after_s=found_after_s(
+            settings, found, home.directory, has_seeds=bool(seeds), is_here=is_here
+        ),
         page=settings.page,
         started_at=settings.started_at,
         earlier_tokens=progress.now.earlier_tokens,
@@ -268,18 +280,23 @@ def _first_message(
 
 
 def found_after_s(
-    settings: JoinSettings, found: FoundRun, directory: Path, *, has_seeds: bool
+    settings: JoinSettings, found: FoundRun, directory: Path, *, has_seeds: bool, is_here: bool
 ) -> float | None:
-    """Time after which to found the run if nobody has its state; ``None``: never."""
+    """Time after which to found the run if nobody has its state; ``None``: never.
+
+    ``is_here``: a peer of this run runs on this machine, so somebody is there to be met.
+    """
     founds = settings.found
     if founds is None:
         is_known = found.by_link or load_last_seen(directory, found.run.run_id) is not None
         founds = settings.found_after_s is not None or not is_known
     if not founds:
         return None
+    least_s = LOOKS_FIRST_S if is_here else 0.0
     if settings.found_after_s is not None:
-        return settings.found_after_s
-    return FOUND_AFTER_S if has_seeds else 0.0
+        return max(least_s, settings.found_after_s)
+    meets = has_seeds or is_here or (directory / PEERS).exists()
+    return FOUND_AFTER_S if meets else 0.0
 
 
 def _end_agent(agent: AgentProcess) -> None:

@@ -31,6 +31,7 @@ from peer.rules.ending import Ending
 from peer.run_file.presets import preset
 from peer.run_file.reading import parse
 from peer.run_file.sections import SIZES, End, GptModel, MuonInner, RunFile
+from peer.storage.address import keep_link
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.earlier import look_at_files
 from peer.storage.home import OUTER, default_directory, occupied
@@ -725,6 +726,24 @@ def test_starting_in_the_folder_of_an_earlier_start_goes_on_without_a_question(
         ["start", str(path), "--directory", str(folder), "--anew", "--yes"], capsys
     )
     assert code == 2 and "has a checkpoint of this run" in errors and len(began) == 1
+
+
+def test_a_run_file_whose_run_is_live_on_this_machine_is_joined(
+    tmp_path: Path,
+    began: list[tuple[FoundRun, JoinSettings]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A second start stopped, with the advice to pass another folder; that founded the run again.
+    No question is asked either: the run has existed, and goes on."""
+    path, folder = remember(tmp_path), tmp_path / "anna"
+    with occupied(folder, OLD, "learner"):
+        keep_link(folder, f"{LINK}?seed={SEED}")
+        for command in ("start", "join"):
+            assert said([command, str(path)], capsys)[0] == 0
+    for _, own in began:
+        assert own.directory == default_directory(OLD.run_id)
+    assert [own.found for _, own in began] == [True, False]
+    assert began[0][1].found_after_s == 5.0 and began[1][1].seeds == (SEED,)
 
 
 def test_joining_never_founds_and_needs_nobody_to_know_the_run_file(

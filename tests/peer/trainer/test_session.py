@@ -936,11 +936,15 @@ FILE, LINK = FoundRun(RUN, (), "a file"), FoundRun(RUN, (), "peers", by_link=Tru
 
 
 def test_a_link_founds_no_run_and_a_run_file_only_one_that_was_never_seen(tmp_path: Path) -> None:
-    def after(where: FoundRun, *, has_seeds: bool = False, **own: Any) -> float | None:
-        return found_after_s(JoinSettings(**own), where, tmp_path, has_seeds=has_seeds)
+    def after(
+        where: FoundRun, *, has_seeds: bool = False, is_here: bool = False, **own: Any
+    ) -> float | None:
+        settings = JoinSettings(**own)
+        return found_after_s(settings, where, tmp_path, has_seeds=has_seeds, is_here=is_here)
 
     assert after(FILE) == 0.0
-    assert after(FILE, has_seeds=True) == 30.0
+    assert after(FILE, has_seeds=True) == after(FILE, is_here=True) == 30.0
+    assert after(FILE, is_here=True, found_after_s=0.0) == 5.0
     assert after(LINK) is None
     assert after(LINK, found=True) == 0.0
     assert after(FILE, found=False, found_after_s=5.0) is None
