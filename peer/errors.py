@@ -200,6 +200,19 @@ class NotOwner(PeerError):
     )
 
 
+class WeightsNotFinite(PeerError):
+    """A founder's model has values that are not finite: nobody could join the run."""
+
+    exit_code = 2
+    run: str
+    tensor: str
+    message = (
+        "{tensor} has values that are not finite (NaN or infinity), so run {run!r} is not founded: "
+        "no other peer would take its state; initialise all parameters before peer.join (to_empty "
+        "and torch.empty leave in them what was in memory)"
+    )
+
+
 class RunEnded(PeerError):
     """The end date of the run has passed, and no peer with its state is online."""
 
@@ -465,6 +478,7 @@ REFUSALS: tuple[type[PeerError], ...] = (
     ProtocolRefused,
     FolderOfAnotherRun,
     NotAdmitted,
+    WeightsNotFinite,
     RunEnded,
     RunOver,
 )

@@ -165,7 +165,7 @@ def unfit(
     round that was missed may have moved it as far as an upload may be long.
     """
     if not (np.isfinite(state.theta).all() and np.isfinite(state.momentum).all()):
-        return f"version {state.version} is not finite"
+        return f"version {state.version} has values that are not finite (NaN or infinity)"
     if before is None or usual is None:
         return None
     with np.errstate(over="ignore"):

@@ -28,7 +28,14 @@ from peer.agent.online_peer import OnlinePeer
 from peer.agent.slots import SlotPort
 from peer.bridge.messages import Begin
 from peer.bridge.shared_memory import SharedTensors
-from peer.errors import ModelMismatch, ProtocolRefused, RunEnded, RunOver, RunRefused
+from peer.errors import (
+    ModelMismatch,
+    ProtocolRefused,
+    RunEnded,
+    RunOver,
+    RunRefused,
+    WeightsNotFinite,
+)
 from peer.quantities import duration_text, peers_text
 from peer.rules.ending import ended
 from peer.rules.foundings import first_asked, heaviest, may_found
@@ -240,7 +247,10 @@ class Entrance:
             raise RunRefused(f"the {misfit.what} of peer {peer}", misfit.ours, misfit.theirs)
 
     async def _found(self) -> FirstStates:
-        """Make the trainer's own parameters version 0 of the run."""
+        """Make the trainer's own parameters version 0 of the run.
+
+        Raises ``WeightsNotFinite``, or ``RunEnded``.
+        """
         local = self._local
         left_s = self._online.seconds_left()
         if left_s is not None and left_s <= 0:
@@ -259,6 +269,10 @@ class Entrance:
                 return FirstStates()
             theta, layout = local.floats(values.size), local.layout.hash
             np.copyto(theta, values)
+            if not np.isfinite(theta).all():
+                units = local.layout.fragments[fragment].units
+                bad = next(each for each in units if not np.isfinite(theta[each.values]).all())
+                raise WeightsNotFinite(local.run_file.name, bad.tensor)
             state = FragmentState.founded(layout, fragment, theta)
             states.append(state)
             self._port.adopt(fragment, state, contained=self._memory.offered(fragment)[0])

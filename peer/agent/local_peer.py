@@ -540,8 +540,8 @@ class LocalPeer:
             self.jumps[name] += 1
         if name == "round":
             self._round_ended(fields)
-        elif name == "fetch_failed" and not self._is_new_failure(fields["reason"]):
-            self.log.write(name, fields)
+        elif name == "fetch_failed":
+            self._could_not_fetch(fields)
         elif name == "founded_apart":
             self._met_another_founding(fields)
         elif name == "alone":
@@ -562,9 +562,19 @@ class LocalPeer:
         if name == "void" and self.last_rounds is not None:
             self.last_rounds.came_to_nothing(fields["fragment"])
 
-    def _is_new_failure(self, reason: str) -> bool:
-        """``True`` if people are to hear the reason: every fragment has the same."""
-        return self._failures.is_due(reason.partition(": ")[2], now=time.monotonic())
+    def _could_not_fetch(self, fields: Fields) -> None:
+        """Report why a state was not had, or not taken, once: every fragment has the same reason.
+
+        Whoever waits for the first state reads it in what this peer does, too.
+        """
+        reason = fields["reason"]
+        if not self._failures.is_due(reason.partition(": ")[2], now=time.monotonic()):
+            self.log.write("fetch_failed", fields)
+            return
+        self.event("fetch_failed", **fields)
+        if self.phase == "fetching":
+            text = f"downloading the state of the run: {self.board.names.within(reason)}"
+            self.enter_phase("fetching", f"{text}; trying again", 0.0)
 
     def _met_another_founding(self, fields: Fields) -> None:
         """Report a peer with another history once, whichever fragment it was found out at."""

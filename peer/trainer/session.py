@@ -123,7 +123,7 @@ class Run(Rank):
         """Settings of the run that its owner has changed, as they were followed last."""
         self._run_now: RunFile | None = None
         if not plan.settings.quiet:
-            for event in ("joins_here", "founded", "page", "link", "link_limited"):
+            for event in ("joins_here", "founded", "fetch_failed", "page", "link", "link_limited"):
                 self.on(event, partial(_print, event))
 
     def __repr__(self) -> str:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
@@ -26,7 +27,7 @@ from dht.presence.intake import Misfit
 from dht.records import PeerRecord, pack_versions
 from peer.agent.entrance import Entrance, FirstStates, other_models, wrong_peer
 from peer.agent.slots import SlotPort
-from peer.errors import RunEnded, RunOver
+from peer.errors import RunEnded, RunOver, WeightsNotFinite
 from peer.rules.ending import Ending, seconds_left
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
@@ -148,46 +149,36 @@ def test_a_run_whose_date_has_passed_is_not_founded() -> None:
         run(entrance._found())
 
 
+async def founded_by(pair: Pair) -> FirstStates:
+    """What a founder begins with whose trainer holds its state before its agent has looked."""
+    hall = Hall(pair)
+    entrance = Entrance(hall, pair.port, pair.memory, None, None)  # type: ignore[arg-type]
+    founding = asyncio.ensure_future(entrance._found())
+    while not founding.done():
+        await asyncio.sleep(0)
+        pair.idle()
+    hall.enter_phase("ready", "in the run", 1.0)
+    return await founding
+
+
 def test_a_founder_is_one_however_soon_its_trainer_holds_the_state() -> None:
     """A founder that is alone folds at once; a peer not known as founder waits ten minutes."""
+    founders = [run(founded_by(Pair())) for _ in range(2)]
+    assert all(first.founded and len(first.states) == 2 for first in founders)
+    names = {founding_name(first.states) for first in founders}
+    assert "" not in names and len(names) == 1, "equal first weights are one founding"
 
-    class Hall(Desk):
-        """Says that the peer is in the run before its agent has looked."""
 
-        def __init__(self, pair: Pair) -> None:
-            super().__init__([])
-            self.run_file, self.layout = RunFile(), pair.layout
-            self.ending: asyncio.Future[Ending] = asyncio.Future()
-            self.floats = uninitialised_floats
-            self.phase = "connecting"
-
-        def seconds_left(self) -> None:
-            return None
-
-        def live_members(self) -> list[Member]:
-            return []
-
-        def enter_phase(self, phase: str, text: str, done: float) -> None:
-            self.phase = phase
-
-    async def story() -> None:
-        pair = Pair()
-        hall = Hall(pair)
-        entrance = Entrance(hall, pair.port, pair.memory, None, None)  # type: ignore[arg-type]
-        founding = asyncio.ensure_future(entrance._found())
-        while not founding.done():
-            await asyncio.sleep(0)
-            pair.idle()
-        hall.enter_phase("ready", "in the run", 1.0)
-        first = await founding
-        assert first.founded
-        assert len(first.states) == 2
-        names.append(founding_name(first.states))
-
-    names: list[str] = []
-    run(story())
-    run(story())
-    assert names[0] and names[0] == names[1], "equal first weights are one founding"
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_model_that_is_not_finite_founds_no_run(value: float) -> None:
+    """It founded one that nobody could join: newcomers waited for a quarter of an hour."""
+    pair = Pair()
+    with torch.no_grad():
+        pair.parameters["1.weight"][3, 2] = value
+    with pytest.raises(
+        WeightsNotFinite, match=r"^1\.weight has values that are not finite.* before peer\."
+    ):
+        run(founded_by(pair))
 
 
 def test_a_newcomer_that_has_the_state_does_not_wait() -> None:
@@ -212,6 +203,26 @@ class Desk:
 
     def event(self, name: str, **fields: object) -> None:
         self.told.append((name, fields))
+
+
+class Hall(Desk):
+    """The part of a peer on line that a founder uses."""
+
+    def __init__(self, pair: Pair) -> None:
+        super().__init__([])
+        self.run_file, self.layout = RunFile(), pair.layout
+        self.ending: asyncio.Future[Ending] = asyncio.Future()
+        self.floats = uninitialised_floats
+        self.phase = "connecting"
+
+    def seconds_left(self) -> None:
+        return None
+
+    def live_members(self) -> list[Member]:
+        return []
+
+    def enter_phase(self, phase: str, text: str, done: float) -> None:
+        self.phase = phase
 
 
 def go_on(pair: Pair, desk: Desk, port: SlotPort) -> None:

@@ -49,10 +49,14 @@ BORIS, CLARA = PeerId("12D3KooWBoris"), PeerId("12D3KooWClara")
 class Hearing(Delegate):
     def __init__(self) -> None:
         self.heard: list[tuple[str, dict[str, Any]]] = []
+        self.phases: list[tuple[str, str, float]] = []
         self.pending = 0
 
     def on_event(self, name: str, fields: Fields) -> None:
         self.heard.append((name, dict(fields)))
+
+    def on_phase(self, name: str, text: str, done: float) -> None:
+        self.phases.append((name, text, done))
 
     def trainer_status(self) -> TrainerStatus:
         return TrainerStatus(pending_tokens=self.pending)
@@ -172,6 +176,22 @@ def test_a_failure_of_every_fragment_is_told_once_and_logged_each_time(
         "fragment 0 could not be fetched: nobody to ask",
     ]
     assert sum(e["event"] == "fetch_failed" for e in read_events(peer.log.path)) == 24
+
+
+def test_a_newcomer_says_why_it_takes_no_state_in_what_it_does(
+    made: tuple[LocalPeer, Hearing],
+) -> None:
+    """Of a state with NaN in it only the event log told, and the newcomer seemed to do nothing."""
+    peer, delegate = made
+    why = f"fragment 0 could not be fetched: {BORIS}: version 0 has values that are not finite"
+    peer.enter_phase("fetching", "downloading the state of the run", 0.0)
+    peer.averager_event("fetch_failed", {"fragment": 0, "reason": why})
+    peer.averager_event("fetch_failed", {"fragment": 1, "reason": why})
+    texts = [text for _, text, _ in delegate.phases]
+    assert len(texts) == 2 and "values that are not finite; trying again" in texts[1]
+    peer.phase = "ready"
+    peer.averager_event("fetch_failed", {"fragment": 0, "reason": "nobody to ask"})
+    assert len(delegate.phases) == 2
 
 
 def test_a_ready_peer_says_that_nobody_reduces_among_peers_that_only_dial_out(
