@@ -39,7 +39,7 @@ import torch
 import peer.trainer.parts  # noqa: F401  # imported before the forks, as what the optimizer imports
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
-from peer.cli.taking_part import LOOKS_FIRST_S
+from peer.storage.here import LOOKS_FIRST_S
 from peer.views.event_log import read_events
 from tests.integration import learner_process
 from tests.integration.loopback import LOOPBACK, identity
@@ -155,6 +155,8 @@ class Learners:
         pid = os.fork()
         if pid == 0:
             os.setsid()
+            # On one machine the second would join the first without a search.
+            os.environ["XDG_DATA_HOME"] = str(self.folder / f"home{number}")
             output = os.open(self._output(number), os.O_CREAT | os.O_WRONLY, 0o600)
             os.dup2(output, 1)
             os.dup2(output, 2)

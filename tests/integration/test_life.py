@@ -175,7 +175,9 @@ def test_of_two_histories_founded_apart_the_heavier_goes_on_and_both_sides_read_
     assert (exported.returncode, weights.exists()) == (0, True), exported.stderr
     assert anna.process.poll() is None
     # Another founder with other first weights, which does not know of the first one.
-    boris = swarm.start("boris", run_text(), options=["--weights", str(weights)])
+    elsewhere = {"XDG_DATA_HOME": str(tmp_path / "another machine")}
+    options = ["--weights", str(weights)]
+    boris = swarm.start("boris", run_text(), options=options, environment=elsewhere)
     until(lambda: boris.progress().get("steps", 0) > 20, "boris trains")
     boris.stop()
     own = boris.end()["fates"]["merged"]
