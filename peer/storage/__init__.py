@@ -12,7 +12,7 @@ intervals, in a thread. ``progress`` counts the tokens that the trainer has proc
 what is held against others: proofs of lies, and histories that this peer went back from.
 ``credentials`` prove who may take part, ``credit`` has the tally of contributions, ``address`` this
 peer's port and link, ``last_seen`` a run that is not on line. ``home`` names the folders and locks
-them, ``earlier`` looks for faults in them.
+them, ``here`` finds this user's peers of a run, ``earlier`` looks for faults in the folders.
 
 Nothing in a checkpoint is executed, and no lengths in it are trusted before they are checked.
 One process writes a folder; any process may read it.
