@@ -328,10 +328,16 @@ def port_of(address: Multiaddr) -> int:
     return int(_pairs(address)[1][1])
 
 
+def host_of(address: Multiaddr) -> tuple[str, str]:
+    """The kind of the host, as ``ip4`` or ``dns4``, and the host. Raises ``AddressError``."""
+    return _pairs(address)[0]
+
+
 def with_ip(address: Multiaddr, ip: str) -> Multiaddr:
-    """A direct address with its host replaced by this IP address."""
+    """The address with its host replaced by this IP address."""
     kind = "ip6" if ":" in ip else "ip4"
-    return parse(f"/{kind}/{ip}/tcp/{port_of(address)}")
+    _, _, _, rest = _text(address).split("/", 3)
+    return parse(f"/{kind}/{ip}/{rest}")
 
 
 def is_loopback(address: Multiaddr) -> bool:

@@ -1,9 +1,9 @@
 """One run of the libp2p daemon: start it, send it requests, notice its end, stop it.
 
 The daemon never outlives this process: it exits by itself when our last connection to it closes,
-and on Linux the kernel kills it with the thread that started it (``setpriv --pdeathsig``, which
-leaves no process in between). It gets a session of its own, so that Ctrl-C does not reach it and
-this process can still say goodbye through it.
+and on Linux the kernel kills it with the thread that started it (``confinement``, which leaves no
+process in between, and keeps it from QUIC). It gets a session of its own, so that Ctrl-C does not
+reach it and this process can still say goodbye through it.
 
 The daemon runs on at most two processors and on half of them: Go's scheduler looks for work on
 every idle processor, which took a quarter of the daemon's time from the trainer on two busy cores.
@@ -37,6 +37,7 @@ from multiaddr import Multiaddr
 from dht import addresses
 from dht.errors import HostClosed
 from dht.identity import PeerId
+from dht.libp2p import confinement
 from dht.libp2p.framing.frame_stream import FrameStream
 from dht.libp2p.hivemind_patches import (
     HivemindMultiaddr,
@@ -90,7 +91,9 @@ class DaemonSettings:
         """The daemon's command-line flags for these settings."""
         flags: dict[str, object] = {
             "hostAddrs": ",".join(map(str, self.listen)),
-            "autonat": True,
+            # It dials for strangers, and punches holes, which a public host never needs. Who asks
+            # whether others can dial it asks for our own dial-backs.
+            "autonat": not self.is_public,
             "connManager": True,
             "connLo": self.connections_low,
             "connHi": self.connections_high,
@@ -178,19 +181,17 @@ def daemon_path() -> str:
     return str(importlib.resources.files("hivemind.hivemind_cli").joinpath("p2pd"))
 
 
-@cache
 def _guard() -> tuple[str, ...]:
-    """Command prefix that makes the kernel kill the daemon when we die; empty where unavailable.
+    """Command prefix by which the daemon is confined, and killed when we die (Linux only)."""
+    if sys.platform != "linux":
+        _tell_unconfined(f"there are no filters for {sys.platform}")
+        return ()
+    return (sys.executable, "-I", "-S", confinement.__file__, str(os.getpid()))
 
-    ``setpriv`` sets the death signal and becomes the daemon: it leaves no process behind.
-    """
-    path = shutil.which("setpriv") if sys.platform == "linux" else None
-    if path is None:
-        return ()
-    # BusyBox has a setpriv that does not know the option. The file tells, without running it.
-    if Path(path).resolve().name != "setpriv":
-        return ()
-    return (path, "--pdeathsig", "SIGKILL", "--")
+
+@cache  # a process that starts several daemons says it once
+def _tell_unconfined(reason: str) -> None:
+    _logger.warning("daemon_unconfined reason=%r: it may speak QUIC, which has known flaws", reason)
 
 
 class Daemon(StrictP2P):
@@ -295,6 +296,9 @@ class Daemon(StrictP2P):
             if not line:
                 if output.at_eof():
                     break
+                continue
+            if line.startswith(confinement.UNCONFINED):
+                _tell_unconfined(line.removeprefix(confinement.UNCONFINED))
                 continue
             self.last_lines.append(_plain(line))
             _logger.debug("%s", self.last_lines[-1])

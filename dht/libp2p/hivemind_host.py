@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Sequence
@@ -66,6 +65,7 @@ from dht.libp2p.lane.wire import (
     decode,
     is_outer,
 )
+from dht.libp2p.names import by_ip
 from dht.libp2p.places import HOP_PROTOCOL, RESERVE, Places
 from dht.record_keeper import RecordKeeper
 
@@ -79,6 +79,8 @@ EARLY_S = 10.0
 """A daemon that ends sooner than this several times is restarted with longer pauses."""
 
 NAME_WITHIN_S = 2.0
+"""Limit of looking up names for a meeting of two lanes, which has ten seconds in all."""
+
 KNOCK_WITHIN_S = 2.0
 KNOCKS_MAX = 8
 KNOWN_PEERS_MAX = 256
@@ -437,9 +439,11 @@ class HivemindHost:
     ) -> None:
         daemon = self._running()
         bare = tuple(address_rules.without_peer(address) for address in addresses)
+        dialled: Sequence[Multiaddr] = bare
         try:
             async with asyncio.timeout(timeout_s):
-                await daemon.connect(peer, bare, timeout_s=timeout_s)
+                dialled = await by_ip(bare, within_s=timeout_s / 2)
+                await daemon.connect(peer, dialled, timeout_s=timeout_s)
                 if bare:
                     self._remember(peer, bare)
                 # Peers without a directory node count as connected too.
@@ -447,7 +451,7 @@ class HivemindHost:
         except TimeoutError as error:
             raise PeerUnreachable(peer, f"silent for {timeout_s:g} s") from error
         except (OSError, P2PDaemonError) as error:
-            raise self._unreachable(daemon, peer, error, bare) from error
+            raise self._unreachable(daemon, peer, error, dialled) from error
 
     async def improve(
         self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float
@@ -793,38 +797,18 @@ def outside(
 async def looked_up(
     relays: Iterable[Multiaddr], connections: Iterable[Connection]
 ) -> list[Multiaddr]:
-    """The addresses behind names for IPv4 of relays that are connected over IPv6.
-
-    All names are looked up at once: a meeting has ten seconds, and no name server may answer.
-    """
+    """The addresses behind names for IPv4 of relays that are connected over IPv6."""
     direct = [c for c in connections if not c.relayed]
     over_ipv6 = {c.peer for c in direct if ":" in (address_rules.ip_of(c.address) or "")}
     named = [
-        (relay, peer, str(relay).split("/")[2])
+        relay
         for relay in relays
-        if (peer := address_rules.peer_of(relay)) is not None
-        and peer in over_ipv6
-        and str(relay).startswith("/dns4/")
+        if address_rules.peer_of(relay) in over_ipv6 and address_rules.host_of(relay)[0] == "dns4"
     ]
-    names = sorted({name for _, _, name in named})
-    ips = dict(zip(names, await asyncio.gather(*map(_ipv4_of, names)), strict=True))
-    return [
-        address_rules.with_peer(address_rules.with_ip(relay, ip), peer)
-        for relay, peer, name in named
-        for ip in ips[name]
-    ]
-
-
-async def _ipv4_of(name: str) -> list[str]:
-    """The addresses behind a name; none if they cannot be had now."""
     try:
-        async with asyncio.timeout(NAME_WITHIN_S):
-            answers = await asyncio.get_running_loop().getaddrinfo(
-                name, None, family=socket.AF_INET, type=socket.SOCK_STREAM
-            )
-    except (OSError, TimeoutError):
+        return await by_ip(named, within_s=NAME_WITHIN_S)
+    except OSError:
         return []
-    return [str(answer[4][0]) for answer in answers]
 
 
 _NO_NEWS = re.compile(r"^(failed to dial( \w+)?: )+")
@@ -835,8 +819,7 @@ def _in_short(said: str, tried: Sequence[Multiaddr]) -> str:
     """The daemon's description of a failure, on one line.
 
     After a failed dial the daemon lists every address that it remembers of the peer, each on a
-    line ``* [ADDRESS] reason``. Only the addresses that were asked for matter, if they are listed;
-    host names are listed resolved.
+    line ``* [ADDRESS] reason``. Only the addresses that were asked for matter, if they are listed.
     """
     asked = {str(address) for address in tried}
     outcomes = _DIALLED.findall(said)

@@ -42,6 +42,7 @@ from dht.addresses import (
     unpack_all,
     with_ip,
     with_peer,
+    without_peer,
 )
 from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
 from dht.host import Host
@@ -261,7 +262,7 @@ class DialBacks:
         if ip is None:
             return ()
         named = (a for a in unpack_all(packed) if not is_relayed(a) and is_dialable(a))
-        at = deduplicate(with_ip(a, ip) for a in named if ip_of(a) in (ip, None))
+        at = deduplicate(with_ip(without_peer(a), ip) for a in named if ip_of(a) in (ip, None))
         return tuple(address for address in at if self._is_of_our_networks(address))
 
     def _for_helper_at(self, remote: Multiaddr, packed: Sequence[bytes]) -> tuple[Multiaddr, ...]:

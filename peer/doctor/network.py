@@ -130,15 +130,6 @@ async def check_seed(host: Host, address: Multiaddr) -> Finding:
     peer = addresses.peer_of(address)
     assert peer is not None
     loop = asyncio.get_running_loop()
-    name = _name_in(address)
-    if name is not None:
-        try:
-            async with asyncio.timeout(SEED_TIMEOUT_S):
-                await loop.getaddrinfo(name, None)
-        except (OSError, TimeoutError) as error:
-            text = f"{address}: the name {name} cannot be resolved ({str(error) or 'no answer'})"
-            remedy = "check its spelling and this machine's DNS"
-            return Finding("seed", "failed", text, remedy)
     started = loop.time()
     try:
         await host.connect(peer, [address], timeout_s=SEED_TIMEOUT_S)
@@ -150,13 +141,10 @@ async def check_seed(host: Host, address: Multiaddr) -> Finding:
     return Finding("seed", "ok", text, took_s=took_s)
 
 
-def _name_in(address: Multiaddr) -> str | None:
-    _, kind, host, *_ = str(address).split("/")
-    return host if kind.startswith("dns") else None
-
-
 def _seed_remedy(reason: str) -> str:
     lower = reason.lower()
+    if "cannot be resolved" in lower:
+        return "check the spelling of the name and this machine's DNS"
     if "peer id mismatch" in lower or "another peer" in lower:
         return "another peer has this address now: ask the operator of the seed for the new one"
     if "refused" in lower:

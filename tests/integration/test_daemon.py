@@ -102,7 +102,9 @@ def test_after_kill_9_the_daemon_ends_and_the_next_host_clears_up(
     host = processes.python("-c", HOST, "1", loop, environment={"TMPDIR": apart})
     _, pid, directory = processes.wait_for_line(host, "up ", timeout_s=WAIT_S).split()
     children = processes.kill_hard(host)
-    assert [child.pid for child in children] == [int(pid)], "setpriv must become the daemon"
+    assert [child.pid for child in children] == [int(pid)], (
+        "what confines it must become the daemon"
+    )
     left = still_running(children, timeout_s=WAIT_S)
     assert not left, described(left)
 
