@@ -40,7 +40,7 @@ DOWNLOADS_MAX = 4
 DOWNLOAD_S = 6 * 3600.0
 """A download that takes longer is cut off: it would hold one of few places."""
 
-HEADERS = {
+_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
@@ -203,7 +203,7 @@ class _Server:
 
 
 async def _harden(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    for name, value in HEADERS.items():
+    for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)
     response.headers["Server"] = "shoal"
 

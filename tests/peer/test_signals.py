@@ -13,9 +13,10 @@ from peer.signals import terminations
 
 PROGRAM = """
 import hashlib
-from peer.signals import asking, second_ends
 import signal
+from peer.signals import asking, second_ends
 
+signal.signal(signal.SIGHUP, signal.HANGUP)  # whatever this test was started under
 for each in asking():
     signal.signal(each, lambda number, frame: None)
 with second_ends():
@@ -27,19 +28,20 @@ print("done", flush=True)
 
 
 @pytest.mark.parametrize(
-    ("sent", "iterations", "code"),
+    ("sent", "hangup", "iterations", "code"),
     [
-        ((signal.SIGINT, signal.SIGINT), 2**31 - 1, 130),
-        ((signal.SIGHUP, signal.SIGTERM), 2**31 - 1, 143),
-        ((signal.SIGHUP, signal.SIGHUP), 2**22, 0),
-        ((signal.SIGINT,), 2**22, 0),
+        ((signal.SIGINT, signal.SIGINT), "SIG_DFL", 2**31 - 1, 130),
+        ((signal.SIGHUP, signal.SIGTERM), "SIG_DFL", 2**31 - 1, 143),
+        ((signal.SIGHUP, signal.SIGTERM), "SIG_IGN", 2**22, 0),  # as under nohup
+        ((signal.SIGHUP, signal.SIGHUP), "SIG_DFL", 2**22, 0),
+        ((signal.SIGINT,), "SIG_DFL", 2**22, 0),
     ],
 )
 def test_a_second_signal_in_the_middle_of_an_operation_ends_the_process(
-    sent: tuple[signal.Signals, ...], iterations: int, code: int
+    sent: tuple[signal.Signals, ...], hangup: str, iterations: int, code: int
 ) -> None:
     """A handler of Python hears of both only after the operation, as if they were one."""
-    program = PROGRAM.replace("ITERATIONS", str(iterations))
+    program = PROGRAM.replace("ITERATIONS", str(iterations)).replace("HANGUP", hangup)
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process:

@@ -188,6 +188,27 @@ def test_the_page_and_its_content_are_served(tmp_path: Path) -> None:
     assert not (tmp_path / "token").exists()
 
 
+def test_what_peers_say_can_neither_load_nor_run_anything_on_the_page(tmp_path: Path) -> None:
+    async def main() -> dict[str, str]:
+        pages = serve_pages(
+            PageAddress("127.0.0.1", free_port()),
+            checks=list,
+            metrics=list,
+            content=a_page(tmp_path / "token"),
+        )
+        async with pages as url, aiohttp.ClientSession() as session, session.get(url) as response:
+            return dict(response.headers)
+
+    headers = asyncio.run(main())
+    assert headers["Content-Security-Policy"] == (
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+        "connect-src 'self'; frame-ancestors 'none'"
+    )
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["Cache-Control"] == "no-store"
+
+
 def test_the_page_loads_nothing_from_other_hosts() -> None:
     page = files("peer.views").joinpath("page.html").read_text()
     assert set(re.findall(r"https?://[^\"' ]+", page)) == {"http://www.w3.org/2000/svg"}
