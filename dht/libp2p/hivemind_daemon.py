@@ -97,7 +97,8 @@ class DaemonSettings:
             "connManager": True,
             "connLo": self.connections_low,
             "connHi": self.connections_high,
-            "natPortMap": self.port_mapping,
+            # On Linux the host maps the port: the daemon has no UDP for it.
+            "natPortMap": self.port_mapping and sys.platform != "linux",
             "relay": True,
             "relayService": self.serve_as_relay,
             "tls": True,

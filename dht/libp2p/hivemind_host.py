@@ -13,7 +13,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,8 @@ from dht.libp2p.hivemind_patches import (
     p2pd_pb2,
 )
 from dht.libp2p.lane.lane import Lane
-from dht.libp2p.lane.port_mapping import own_gateway
+from dht.libp2p.lane.observers import OBSERVERS_MAX
+from dht.libp2p.lane.port_mapping import keep_mapped, own_gateway
 from dht.libp2p.lane.relaying import connected
 from dht.libp2p.lane.settings import LaneSettings
 from dht.libp2p.lane.wire import (
@@ -84,6 +85,9 @@ NAME_WITHIN_S = 2.0
 KNOCK_WITHIN_S = 2.0
 KNOCKS_MAX = 8
 KNOWN_PEERS_MAX = 256
+LOOK_OUTSIDE_S = 60.0
+"""Pause between questions at which public address this host is seen, while its port is mapped."""
+
 CALL_ANSWER_S = 60.0
 """Time limit for a handler of a unary call."""
 
@@ -174,6 +178,11 @@ class HivemindHost:
         self.lane: Lane | None = None
         """The direct lane; ``None`` if the settings have none."""
 
+        self._mapped_port: int | None = None
+        """Port of the router's public address that leads to the daemon."""
+
+        self._outer_ip = ""
+        self._look_outside_at = 0.0
         self.lane_refusal: Refusal = _admit_all
         """Guard of the lane's tickets (``dht.guarded_host``)."""
 
@@ -418,10 +427,29 @@ class HivemindHost:
         with _own_daemon_answers():
             found = await daemon.identify()
             circuits = self._places.circuits(await daemon.connected())
+        mapped = await self._mapped_address()
+        every = address_rules.deduplicate((*found, *mapped, *circuits))
         return tuple(
-            address_rules.with_peer(address, self.peer_id)
-            for address in address_rules.rank(address_rules.deduplicate((*found, *circuits)))
+            address_rules.with_peer(address, self.peer_id) for address in address_rules.rank(every)
         )
+
+    async def _mapped_address(self) -> list[Multiaddr]:
+        """The address at the router that leads to the daemon, if there is one."""
+        if self._mapped_port is None or self._settings.daemon.announce:
+            return []
+        if (now := asyncio.get_running_loop().time()) >= self._look_outside_at:
+            self._look_outside_at = now + LOOK_OUTSIDE_S
+            outside = _Outside(self)
+            with suppress(DhtError):
+                for peer, _ in (await outside.observers())[:OBSERVERS_MAX]:
+                    seen = await outside.seen_by(peer)
+                    if is_outer(seen) and ":" not in seen:
+                        self._outer_ip = seen
+                        break
+                else:
+                    self._look_outside_at = now  # nobody could tell yet
+        ip = self._outer_ip
+        return [Multiaddr(f"/ip4/{ip}/tcp/{self._mapped_port}")] if ip else []
 
     async def _connected(self) -> Container[PeerId]:
         with _own_daemon_answers():
@@ -683,6 +711,11 @@ class HivemindHost:
     async def _open_lane(self) -> None:
         await self.serve_calls(SEEN_PROTOCOL, self._tell_seen, request_max_bytes=0)
         await self.serve_calls(KNOCK_PROTOCOL, self._knock, request_max_bytes=KNOCK_MAX_BYTES)
+        listen = self._settings.daemon.listen
+        outwards = [at for at in listen if not address_rules.is_loopback(at)]
+        router = own_gateway() if self._settings.daemon.port_mapping and outwards else None
+        if router is not None and (port := address_rules.port_of(outwards[0])):
+            self._spawn(keep_mapped(router, port, self._port_mapped), "port mapping")
         if self._settings.lane is None:
             return
         self.lane = Lane(
@@ -693,10 +726,8 @@ class HivemindHost:
             # A host for all runs does not dial addresses that strangers name.
             outside=None if self._settings.daemon.serve_as_relay else _Outside(self),
         )
-        listen = self._settings.daemon.listen
         self.lane.start([host for at in listen if (host := address_rules.ip_of(at)) is not None])
-        outwards = [at for at in listen if not address_rules.is_loopback(at)]
-        if self._settings.daemon.port_mapping and outwards and (router := own_gateway()):
+        if router is not None:
             self.lane.map_port(router)
         await self.serve_calls(LANE_PROTOCOL, self._offer_lane, request_max_bytes=0)
         for protocol, answer, most_bytes in (
@@ -709,6 +740,9 @@ class HivemindHost:
         await self.serve_calls(
             CIRCUIT_PROTOCOL, self.lane.grant, request_max_bytes=CIRCUIT_MAX_BYTES
         )
+
+    def _port_mapped(self, port: int | None) -> None:
+        self._mapped_port = port
 
     async def _tell_seen(self, peer: PeerId, request: bytes) -> bytes:
         """Tell a peer at which IP address this host sees it; empty behind a relay."""

@@ -1,7 +1,7 @@
 """Asks the router to lead a TCP port of its public address to this machine.
 
-The daemon maps its own port. The lane has another one, and without a mapping others cannot dial it
-even where they can dial the daemon. The default gateway is asked with NAT-PMP
+The daemon's port and the lane's are each mapped: the daemon has no UDP to ask by itself
+(``dht.libp2p.confinement``). The default gateway is asked with NAT-PMP
 (``dht.libp2p.lane.nat_pmp``), then over UPnP (``dht.libp2p.lane.upnp``), which most home routers
 have instead. The mapping ends by itself unless it is renewed, and is removed when the lane is
 closed. The library for this in most programs, miniupnpc, is a C extension; aioupnp is not

@@ -14,10 +14,11 @@ import sys
 import uvloop
 from multiaddr import Multiaddr
 
-from dht.addresses import peer_of
+from dht.addresses import ip_of, peer_of
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane.settings import LaneSettings
+from dht.libp2p.lane.wire import is_outer
 from tests.integration.loopback import identity
 from tests.integration.namespace_peer import say
 
@@ -30,11 +31,13 @@ async def home(lane_port: int, outside: str) -> None:
     settings = HostSettings(daemon=daemon, lane=LaneSettings(port=lane_port))
     async with await HivemindHost.open(identity(2), settings) as host:
         assert host.lane is not None
-        for _ in range(150):  # until the router has answered, if it does
-            if host.lane.told_port != lane_port:
+        for _ in range(150):  # until the router has answered twice, if it does
+            if host.lane.told_port != lane_port and host._mapped_port is not None:
                 break
             await asyncio.sleep(0.1)
         await host.connect(peer, [at], timeout_s=30)
+        outer = [a for a in await host.addresses() if is_outer(ip_of(a) or "")]
+        say("dialled at", *outer)
         say("home", host.lane.told_port)
         told_to_end = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told_to_end.set)

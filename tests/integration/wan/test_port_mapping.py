@@ -6,7 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from multiaddr import Multiaddr
 
+from dht.addresses import ip_of, port_of
 from dht.libp2p.lane.upnp import OTHER_PORTS
 from peer.lab.network.topology import Internet, Nat, Site, internet, must_run_in
 from peer.lab.network.topology import inside as inside_of
@@ -37,7 +39,8 @@ def two_sites() -> list[Site]:
 
 def test_both_dial_each_other_where_the_router_maps_no_ports(processes: Processes) -> None:
     with internet(two_sites()) as net:
-        told, line, _ = dialled(net, processes)
+        told, line, inside = dialled(net, processes)
+        assert processes.wait_for_line(inside, "dialled at", timeout_s=5) == "dialled at"
         assert (told, line) == (str(LANE_PORT), "reached PUNCHED")
 
 
@@ -54,6 +57,10 @@ def test_a_peer_outside_dials_the_lane_of_a_home_whose_router_maps_ports(
         told, line, inside = dialled(net, processes)
         tell(f"{speaks}: told port {told}, {line}; {load()}")
         assert line == "reached DIRECT"
+        address = Multiaddr(processes.wait_for_line(inside, "dialled at ", timeout_s=5).split()[2])
+        assert ip_of(address) == net.address("home"), "the daemon's port is mapped as well"
+        there = f"import socket; socket.create_connection(('{ip_of(address)}', {port_of(address)}))"
+        must_run_in(net.edge("public"), sys.executable, "-c", there)
         assert told == str(LANE_PORT + SHIFT) or (speaks == "UPnP" and int(told) in OTHER_PORTS)
         rules = must_run_in(net.edge("home"), "nft", "list", "chain", "ip", "router", "arriving")
         assert f":{LANE_PORT}" in rules
