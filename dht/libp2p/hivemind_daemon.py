@@ -208,7 +208,6 @@ class Daemon(StrictP2P):
         self.control_path = Path()
         self.streams_path = Path()
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
-        self.end_reason: str | None = None
         self._server: asyncio.Server | None = None
 
     @classmethod
@@ -314,12 +313,6 @@ class Daemon(StrictP2P):
         lost: bool = self._client.control.lost.is_set()
         return lost
 
-    def end(self, reason: str) -> None:
-        """Make the daemon exit, for a reason of ours; ``ended`` returns when it has."""
-        self.end_reason = reason
-        self._client.close()
-        self._client.control._connection_lost()
-
     async def ended(self) -> str:
         """Wait until the daemon has exited or closed our connection. Returns a description."""
         exited = asyncio.ensure_future(self._child.wait())
@@ -328,8 +321,6 @@ class Daemon(StrictP2P):
             await asyncio.wait({exited, lost}, return_when=asyncio.FIRST_COMPLETED)
             if not exited.done():  # it closes the connection a moment before it exits
                 await asyncio.wait({exited}, timeout=0.5)
-            if self.end_reason is not None:
-                return self.end_reason
             if exited.done():
                 return f"it exited with status {exited.result()}"
             return "it closed our connection"

@@ -318,8 +318,7 @@ class HivemindHost:
             self._daemon = None
             self._down_reason = f"the daemon is being restarted: {how}"
             self._records.drop()
-            _logger.log(
-                logging.WARNING if daemon.end_reason is None else logging.INFO,
+            _logger.warning(
                 "daemon_lost pid=%s reason=%r last_line=%r",
                 daemon._child.pid,
                 how,

@@ -276,6 +276,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--meetings", type=int, default=8)
     parser.add_argument("--kind", choices=("join", "start"), help="only these (default: in turns)")
     parser.add_argument("--together", type=float, default=12.0, help="seconds of both in the run")
+    parser.add_argument("--keep", type=Path, help="a new folder for the peers' folders")
     parser.add_argument("--wait-max", type=float, default=3.0)
     parser.add_argument(
         "--within", type=float, default=500.0, help="begin none after these seconds"
@@ -284,6 +285,7 @@ def main(arguments: Sequence[str]) -> int:
     torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
     began, done = time.monotonic(), list[Meeting]()
     with tempfile.TemporaryDirectory(prefix="shoal-meetings-") as base, bootstrap() as seed:
+        base = options.keep or base
         say(HEAD)
         for number in range(options.meetings):
             if time.monotonic() - began > options.within:
@@ -291,7 +293,7 @@ def main(arguments: Sequence[str]) -> int:
             kind = options.kind or ("join", "start")[number % 2]
             offset_s = 3.0 * ((number * 0.618) % 1.0)  # every part of the range, evenly
             folder = Path(base) / str(number)
-            folder.mkdir()
+            folder.mkdir(parents=True)
             met = meet(kind, offset_s, seed=seed, together_s=options.together, folder=folder)
             done.append(met)
             say(met.line())
