@@ -154,7 +154,7 @@ class Learners:
         }
         pid = os.fork()
         if pid == 0:
-            os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             # On one machine the second would join the first without a search.
             os.environ["XDG_DATA_HOME"] = str(self.folder / f"home{number}")
             output = os.open(self._output(number), os.O_CREAT | os.O_WRONLY, 0o600)
@@ -224,6 +224,9 @@ def meet(kind: str, offset_s: float, *, seed: str, together_s: float, folder: Pa
         time.sleep(together_s)
     except TimeoutError as error:
         meeting.trouble = str(error)
+    except BaseException:
+        learners.stop()
+        raise
     until = time.time()
     firsts = [
         next(iter(learners.said(number, "step")), None) for number in range(len(learners.pids))
@@ -249,6 +252,7 @@ def bootstrap() -> Iterator[str]:
     """The address of a bootstrap host, which runs in a process of its own."""
     read, write = os.pipe()
     if (pid := os.fork()) == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
         async def serve() -> None:
             from dataclasses import replace
@@ -282,6 +286,7 @@ def main(arguments: Sequence[str]) -> int:
         "--within", type=float, default=500.0, help="begin none after these seconds"
     )
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # and end the learners
     torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
     began, done = time.monotonic(), list[Meeting]()
     with tempfile.TemporaryDirectory(prefix="shoal-meetings-") as base, bootstrap() as seed:
