@@ -214,14 +214,14 @@ class WeightsNotFinite(PeerError):
 
 
 class RunEnded(PeerError):
-    """The end date of the run has passed, and no peer with its state is online."""
+    """The run is over, as far as is known here, and no peer with its state is online."""
 
     exit_code = 4
     run: str
-    date: str
+    how: str
     message = (
-        "run {run!r} ended at {date}, and no peer with its state is online; "
-        "ask one of its peers for the exported model, or set a later end.date for a new run"
+        "run {run!r} {how}, and no peer with its state is online; ask one of its peers for the "
+        "exported model, or found a new run with another end"
     )
 
 

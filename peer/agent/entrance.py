@@ -190,6 +190,7 @@ class Entrance:
             if is_late or (out_of_patience and is_first):
                 return False
             if patience_s is None:
+                self._check_known_end(loop.time() - began, is_there=is_there)
                 self._tell_of_waiting(loop.time() - began, company=bool(live))
             await asyncio.sleep(0.2)
         return True
@@ -207,6 +208,28 @@ class Entrance:
             at, tokens = over
             raise RunOver(local.run_file.name, date_text(at), tokens)
         local.follow(heaviest(answers))
+
+    def _over_by_date(self) -> RunEnded | None:
+        left_s = self._online.seconds_left()
+        if left_s is None or left_s > 0:
+            return None
+        run = self._local.run_now
+        return RunEnded(run.name, f"ended at {run.end.date:%Y-%m-%d %H:%M} UTC")
+
+    def _check_known_end(self, waited_s: float, *, is_there: bool) -> None:
+        """Raise ``RunEnded`` if a newcomer waits for a run that its date or its owner has ended.
+
+        ``is_there``: a peer in sight has a state of it. An owner's order is heard from peers
+        without a state as well, such as bootstrap peers.
+        """
+        end = self._local.orders.end
+        if is_there or waited_s < TOLD_AFTER_S:
+            return
+        if (over := self._over_by_date()) is not None:
+            raise over
+        if end is not None and end.version is not None:
+            how = f"was ended by its owner, at version {end.version}"
+            raise RunEnded(self._local.run_file.name, how)
 
     def _tell_of_waiting(self, waited_s: float, *, company: bool) -> None:
         """Say that nobody is here, and what is known of the run, at times ever further apart."""
@@ -252,10 +275,8 @@ class Entrance:
         Raises ``WeightsNotFinite``, or ``RunEnded``.
         """
         local = self._local
-        left_s = self._online.seconds_left()
-        if left_s is not None and left_s <= 0:
-            date = local.run_now.end.date
-            raise RunEnded(local.run_file.name, f"{date:%Y-%m-%d %H:%M} UTC")
+        if (over := self._over_by_date()) is not None:
+            raise over
         here = "nobody else is here"
         if others := len(self._online.live_members()):
             here = f"nobody has its state ({peers_text(others)} in sight)"

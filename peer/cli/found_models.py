@@ -119,7 +119,7 @@ def _download(
 ) -> FoundModel:
     from peer.event_loop import run_unless_stopped
     from peer.joining.link import Link
-    from peer.model.export.facts import Facts, facts_of_peers
+    from peer.model.export.facts import Facts, facts_in_folder, facts_of_peers
     from peer.storage.download import download
 
     start_logging(logging.ERROR)
@@ -141,20 +141,24 @@ def _download(
         try:
             outer = run_unless_stopped(work)
         except NobodyMet as error:
-            raise _with_own_copy(error, run_id) from error
+            if (own := _own_copy(run_id)) is None:
+                raise
+            complain(f"{error.reason}; so this is the copy that your peer has in {own[0]}")
+            return FoundModel(own[1], facts_in_folder(*own), data_dir or own[0] / "data")
     facts = facts_of_peers(seen[0], outer) if seen else Facts()
     return FoundModel(outer, facts, data_dir or found.folder or Path())
 
 
-def _with_own_copy(error: NobodyMet, run_id: RunId) -> NobodyMet:
-    """The error, with the folder of a peer of this user that has a state of the run."""
+def _own_copy(run_id: RunId) -> tuple[Path, OuterState] | None:
+    """The folder of a peer of this user that has a state of the run, and the newest one there."""
     from peer.storage.checkpoint import CheckpointFolder
+    from peer.storage.outer_state import load_outer
 
     for folder in (default_directory(run_id), keeper_directory(run_id)):
-        if CheckpointFolder(folder / OUTER, reads_only=True).numbers():
-            told = f"{error.reason}; your peer's own copy is in {folder}: pass that folder instead"
-            return NobodyMet(error.where, told)
-    return error
+        outer = load_outer(CheckpointFolder(folder / OUTER, reads_only=True), run_id=run_id)
+        if outer is not None:
+            return folder, outer
+    return None
 
 
 def _layout_of(run: RunFile) -> Layout | None:

@@ -20,7 +20,7 @@ from averaging.messages import Compare, Head, decode
 from averaging.numbers.arrays import uninitialised_floats
 from averaging.round.interface.phase import Phase
 from dht.identity import PeerId, RunId
-from dht.membership.orders import NONE
+from dht.membership.orders import NONE, End, Orders
 from dht.membership.table import Member
 from dht.memory.virtual_loop import run
 from dht.presence.intake import Misfit
@@ -432,3 +432,26 @@ def test_a_newcomer_follows_one_founding_and_refuses_a_run_that_is_over() -> Non
     over = a_status(layout="aa", ended_at=0.0, global_tokens=RunFile().end.tokens)
     with pytest.raises(RunOver, match="has ended on 1970-01-01 00:00 UTC at 100,000,000 tokens"):
         search([over], found_after_s=None, seconds=10.0)
+
+
+def test_a_newcomer_of_a_run_that_its_owner_or_its_date_has_ended_does_not_wait_for_it() -> None:
+    """It was told of the order first, by a peer without a state, and then looked for ever."""
+
+    async def looks(text: str, orders: Orders, silent: Sequence[Member] = ()) -> None:
+        street = Street([], silent)
+        street.run_file, street.orders = parse(text), orders
+        begin = SimpleNamespace(found_after_s=None, seeds=(), allow_frozen_differences=True)
+        entrance = Entrance(street, None, None, None, begin)  # type: ignore[arg-type]
+        await asyncio.wait_for(entrance._somebody_has_a_state(), 60.0)
+
+    ordered = Orders(end=End(version=12))
+    with pytest.raises(RunEnded, match="'new' was ended by its owner, at version 12, and no peer"):
+        run(looks('name = "new"', ordered))
+    dated = 'name = "old"\n[end]\ndate = 2020-03-31T12:00:00Z\n'
+    with pytest.raises(RunEnded, match="'old' ended at 2020-03-31 12:00 UTC, and no peer"):
+        run(looks(dated, NONE))
+    holder = member(versions=pack_versions((3, 4)))
+    with pytest.raises(TimeoutError):
+        run(looks('name = "new"', ordered, [holder]))
+    with pytest.raises(TimeoutError):
+        run(looks('name = "new"', NONE))

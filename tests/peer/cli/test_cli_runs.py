@@ -840,9 +840,10 @@ def test_the_model_of_a_run_that_has_ended_is_where_this_machine_has_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No peer may be on line any more, and then `shoal export LINK` cannot fetch it."""
-    remember(tmp_path, ended_at=86_400.0)
+    remember(tmp_path)
     folder = default_directory(OLD.run_id)
-    (folder / "outer" / "000000000001").mkdir(parents=True)
+    save_checkpoint(folder, OLD)
+    save_last_seen(folder, LastSeen(run=OLD.canonical().decode(), at=1.0, ended_at=86_400.0))
     code, _, errors = said(["join", LINK, "--yes"], capsys)
     assert (code, began) == (4, [])
     assert f"`shoal export {folder} OUT.safetensors`" in errors
@@ -851,9 +852,10 @@ def test_the_model_of_a_run_that_has_ended_is_where_this_machine_has_it(
         raise NobodyMet("run", "no peer of it was found")
 
     monkeypatch.setattr("peer.storage.download.download", nobody)
-    code, _, errors = said(["export", LINK, str(tmp_path / "out")], capsys)
-    assert code == 3
-    assert f"your peer's own copy is in {folder}: pass that folder instead" in errors
+    out = tmp_path / "out.safetensors"
+    code, _, errors = said(["export", LINK, str(out)], capsys)
+    assert code == 0 and out.exists()
+    assert f"no peer of it was found; so this is the copy that your peer has in {folder}" in errors
 
 
 def test_a_run_that_has_ended_is_not_started_again_in_its_folder(
