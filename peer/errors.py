@@ -349,7 +349,7 @@ class LeftEarly(PeerError):
     run: str
     circumstance: str
     exit_code: int = INTERRUPTED
-    message = "left the run {run!r} before it trained in it: {circumstance}"
+    message = "left the run {run!r} before it trained in it; {circumstance}"
 
 
 class RunUnreachable(PeerError):

@@ -196,7 +196,19 @@ def find_run(
         data = _download(where.strip(), timeout_s=timeout_s, tls=tls)
         return _found(_text(data, where.strip(), RunNotFound), where.strip())
     path = Path(where)
+    if (problem := _no_path(where)) is not None and not path.is_file():
+        raise LinkError(where, problem)
     return replace(_found(read_text(path), where), folder=path.absolute().parent)
+
+
+def _no_path(where: str) -> str | None:
+    """What is wrong with a text that was meant as a link; ``None``: it may be a path."""
+    if not where.strip():
+        return "it is empty"
+    if where.strip().startswith(("/ip4/", "/ip6/", "/dns")):
+        return "it is the address of a peer, such as a bootstrap peer, and names no run"
+    scheme, is_url, _ = where.strip().partition("://")
+    return f"it begins with {scheme}:// and not with {SCHEME}" if is_url else None
 
 
 def read_text(path: Path) -> str:

@@ -319,7 +319,7 @@ def arrive(parts: Parts, news: News, conditions: Conditions) -> None:
         if over is None:  # otherwise the error says it all
             news.deliver()
         if conditions.leaving():
-            raise LeftEarly(run, f"it was {doing}")
+            raise LeftEarly(run, f"the last that it said: {doing}")
         if over is not None:
             if over.exit_code == 0 and not over.finished:
                 raise LeftEarly(run, over.reason, 0)

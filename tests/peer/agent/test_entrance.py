@@ -400,7 +400,7 @@ def test_a_peer_that_does_not_found_waits_for_ever_and_says_so_ever_more_seldom(
     assert told[0] == pytest.approx(10.0, abs=0.5)
     assert 8 <= len(told) <= 12 and told == sorted(told)
     text = street.phases[0][2]
-    assert "nobody of this run is here (never seen from this machine)" in text
+    assert "nobody of this run is here (never seen from this machine; there is no address" in text
     assert "still looking after 0:10" in text
 
 

@@ -212,6 +212,22 @@ def test_a_file_that_cannot_be_a_run_file_is_refused_with_the_reason(
         find_run(str(tmp_path / name), ask_peers=nobody)
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("/ip4/127.0.0.1/tcp/7700/p2p/12D3Koo", "it is the address of a peer"),
+        ("shaol://" + 64 * "a", "it begins with shaol:// and not with shoal://"),
+        (" ", "it is empty"),
+    ],
+)
+def test_a_text_that_was_meant_as_a_link_is_not_looked_for_in_files(
+    text: str, problem: str
+) -> None:
+    """It was: no run file at shaol:/...: No such file or directory."""
+    with pytest.raises(LinkError, match=f"is not a run link: {problem}"):
+        find_run(text, ask_peers=nobody)
+
+
 def test_an_endless_file_is_not_read_to_its_end() -> None:
     with pytest.raises(RunNotFound, match="longer than 65536 bytes"):
         find_run("/dev/zero", ask_peers=nobody)
