@@ -441,6 +441,7 @@ class Participation:
                 coordinator.not_followed_by(member, message.promised)
                 if coordinator.was_too_early and self.takeover.ballot == coordinator.ballot:
                     self.takeover.go_back()
+                    self.acceptor.take_back(coordinator.ballot, self.takeover.ballot)
                 if coordinator.is_over:
                     self.takeover.plan(self._policy.margin_s, now)
             case messages.Accepted() if member is not None:

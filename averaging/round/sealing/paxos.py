@@ -70,6 +70,17 @@ class Acceptor:
         self.promised = ballot
         return True
 
+    def take_back(self, ballot: int, before: int) -> None:
+        """This voter's own ballot has come to nothing before it proposed anything, and is not used
+        again: nobody relies on the promise, which it made to itself alone. Follow the ballot before
+        it as ever.
+
+        Of two voters, one that had lost the leader for a moment never voted for it any more, and
+        refused its later ballots as too early: both stood still for three usual waits.
+        """
+        if self.promised == ballot:
+            self.promised = before
+
     def propose(self, ballot: int, seal: tuple[int, ...]) -> bool:
         """Accept a seal. ``False``: a higher ballot has the promise, or the round is forsworn, or
         another seal was accepted in this ballot: two votes in it would prove this voter a liar.

@@ -17,7 +17,7 @@ from averaging.round.machine import FragmentRounds
 from averaging.round.opinions.certificates import link_of
 from averaging.round.participation import Participation
 from averaging.round.sealing.paxos import Coordinator
-from averaging.round.sealing.seals import VOID, ballot_of
+from averaging.round.sealing.seals import VOID, ballot_of, expected_of
 from averaging.round.sealing.takeover import WAITS_MAX
 from dht.identity import PeerId
 from tests.averaging.round.machines import (
@@ -223,6 +223,22 @@ def test_a_successor_whom_most_do_not_follow_yet_reports_to_the_coordinator_befo
 
     part.handle(Tick(), part.takeover.at)
     assert part.coordinates and part.takeover.ballot > ballot, "it tries again"
+
+
+def test_a_successor_whom_most_do_not_follow_yet_votes_for_the_coordinator_before_it() -> None:
+    """Of two voters one had lost the leader for a moment. Its promise to itself kept it from every
+    vote for the leader, and both stood still for 46 s."""
+    part = entered()
+    part.handle(LinkLost(LEADER), BEGAN)
+    part.handle(Tick(), part.takeover.at)
+    mine = part.takeover.ballot
+    hears(part, ME, said.Prepare(0, part.id, mine), BEGAN + 3.9)
+    for peer in (LEADER, DORA):
+        hears(part, peer, said.Outbid(0, part.id, mine, 0), BEGAN + 4.0)
+    seal = tuple(sorted(expected_of(part.commit)))
+    signature = sign(LEADER, said.vote(part.id, 0, seal))
+    (answer,) = hears(part, LEADER, said.Propose(0, part.id, 0, seal, signature), BEGAN + 4.1)
+    assert isinstance(answer, said.Accepted)
 
 
 def test_a_voter_that_answers_but_does_not_follow_yet_is_not_named_for_silence() -> None:
