@@ -23,14 +23,15 @@ dead leader. ``averaging.live.averager`` and the simulator run the same machine.
     FOLDING   Alone: the owner makes the learner's parameters the state.
 
 A peer that receives a ``Join`` and finds that it is the first in rank leads: it answers ``Noted``,
-calls the live peers of the group, and those that come into sight while the roster is open, and
-closes it by ``averaging.rules.quorum``. A peer that is called answers ``Pass`` or ``Coming``; for
-the latter's snapshot the roster stays open. The leader needs no state for this. Any peer answers
-``Behind`` to a ``Join`` from behind. A ``Join`` from ahead is held while the leader itself catches
-up, and sent to the next in rank if it does not. One from another lineage is told to compare (the
-lighter side rebases), or taken for a mix. Two leaders that meet settle it by rank: the lower one,
-when called, sends its members to the higher one; when the lower one calls, the higher one calls
-back.
+calls the live peers of the group, and those that come into sight while the roster is open, until
+each has answered, and closes it by ``averaging.rules.quorum``. A peer that is called answers
+``Pass`` or ``Coming``; for the latter's snapshot the roster stays open. The leader needs no state
+for this. Any peer answers ``Behind`` to a ``Join`` from behind. A ``Join`` from ahead is held while
+the leader itself catches up, and sent to the next in rank if it does not. One from another lineage
+is told to compare (the lighter side rebases), or taken for a mix. Two leaders that meet settle it
+by rank: the lower one, when called, sends its members to the higher one; when the lower one calls,
+the higher one calls back, or goes over itself if the other one will not follow it and nobody else
+has joined it.
 
 **Phases** (A message stands for ``Received``. ``RoundEnded`` stands for the input that ended a
 round: it may lead to catching up at once. An input that is not listed does not change the phase,
@@ -1061,7 +1062,7 @@ class FragmentRounds:
             case transitions.ReadmitHeld():
                 return self.leading.readmit_held()
             case transitions.HandOverRoster(leader):
-                return self.leading.hand_over(leader)
+                return self.leading.hand_over(leader, now)
             case transitions.ChangeLeader(leader):
                 return self.joining.change_leader(leader, now)
             case transitions.Abandon(reason):
@@ -1085,8 +1086,8 @@ class FragmentRounds:
                 return self.leading.readmit(sender, join, situation, now)
             case transitions.LeaveOwnRoster():
                 return self.leading.leave_own_roster(situation, now)
-            case transitions.CallLeader(leader):
-                return self.leading.call_leader(leader, situation, now)
+            case transitions.CallLeader(answer):
+                return self.leading.call_leader(answer, situation, now)
             case transitions.Compare(source, head):
                 return self.catching_up.compare(source, head, situation, now)
             case transitions.SettleFinalState(source, mine, relation, theirs):

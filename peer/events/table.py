@@ -139,7 +139,10 @@ _COURSE_OF_A_ROUND = _rows(
         "came_when_called": ("leader", "offered its work because {leader} called"),
         "told_closed": ("peer", "told {peer} that the roster is closed"),
         "redirected": ("by, to", "{by} redirected it to {to}"),
-        "handed_over": ("to", "handed its roster over to {to}, which ranks higher"),
+        "handed_over": (
+            "to, waited_s",
+            "handed its roster over to {to}, which gathered as well (after {waited_s:.1f} s)",
+        ),
         "closed": (
             "members, live, kind, reason, waited_s, protocol",
             "closed the roster with {members} of {live} live peers: {reason} "

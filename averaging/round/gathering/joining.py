@@ -536,13 +536,14 @@ class Joining:
             return [] if eager else [self._pass(leader, "catching up")]
         if situation.gathers:
             if not self._peers.outranks(leader, self._id.me, head, answer.head, now):
-                return [CallLeader(leader)]
+                return [CallLeader(answer)]
             return [HandOverRoster(leader), answer]
         attempt = self.attempt
         if attempt is None or situation.phase not in _ANSWERED_IN:
             return self.join_caller(called, situation, now)
         if attempt.leader == leader:
-            return []
+            # A leader that has noted the join and calls has lost it, with its answer.
+            return [Send(leader, attempt.join)] if situation.phase is Phase.PROMISED else []
         if attempt.leader == self._id.me:
             return self.change_leader(leader, now)  # the own roster was handed over to it
         if head is None or not self._peers.follows(leader, head, now):

@@ -11,9 +11,10 @@ before, and 24 with it. A failure that honest leaders have too (no quorum, a voi
 third, and the next version clears it.
 
 A leader opens no roster beside a round that it leads for others: where two are a quorum that forked
-a swarm of twelve nearly every time (seed 7316). While its roster is open it looks for newly visible
-peers every ``resend_s`` and calls them; two pairs that are no quorum apart then close 5 to 8 s
-after they first gathered, not after 32 s.
+a swarm of twelve nearly every time (seed 7316). While its roster is open it calls every
+``resend_s`` those that have not answered, newly visible peers among them. Two peers that both lead,
+because their calls were lost with the link between them, so settle it ``resend_s`` after the link
+is back; earlier, both waited for the quorum's deadline.
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ from averaging.round.interface.signed_commit import SignedCommit
 from averaging.round.interface.situation import Situation
 from averaging.round.interface.transitions import (
     AdmitJoin,
+    AnswerCall,
     ChangeLeader,
     Changes,
     Compare,
     Count,
     EnterOwnRound,
+    HandOverRoster,
     HoldJoin,
     JoinCaller,
     ReadmitHeld,
@@ -403,17 +406,21 @@ class Leading:
         peer that passes follows another leader: to call it again left halves of a swarm further
         apart.)
         """
-        roster.passed.intersection_update({self._id.me} - roster.joins.keys())
-        return self._call_missing(roster, situation, now)
-
-    def _call_missing(self, roster: OpenRoster, situation: Situation, now: float) -> Changes:
-        """Call the peers of an open roster that have not joined, this one included."""
-        me, missing = self._id.me, [p for p in roster.group if p not in roster.joins]
-        changes = self._call(missing, roster, self._reference(situation), situation, now)
-        if me in missing and self._peers.trains and situation.standing is not None:
+        me = self._id.me
+        for peer in roster.passed - {me}:
+            roster.passed.remove(peer)
+            roster.called[peer] = now  # its answer is waited for once more
+        changes = self._call_missing(roster, situation, now)
+        is_missing = me in roster.group and me not in roster.joins
+        if is_missing and self._peers.trains and situation.standing is not None:
             until = roster.opened_at + self._policy.quorum.wait_s
             changes.append(JoinCaller(me, until, roster.is_hurried))
         return changes
+
+    def _call_missing(self, roster: OpenRoster, situation: Situation, now: float) -> Changes:
+        """Call the peers of an open roster that have not answered."""
+        missing = [peer for peer in roster.group if not roster.has_answered(peer, now)]
+        return self._call(missing, roster, self._reference(situation), situation, now)
 
     def _call(
         self,
@@ -427,7 +434,8 @@ class Leading:
         where = situation.standing.head() if situation.standing else head
         call = messages.Call(self._id.fragment, where, left_s, roster.is_hurried)
         called = [peer for peer in peers if peer != self._id.me]
-        roster.called.update(dict.fromkeys(called, now))
+        for peer in called:
+            roster.called.setdefault(peer, now)
         return [Send(peer, call) for peer in called]
 
     def splits_each_round(self, situation: Situation, now: float) -> bool:
@@ -484,7 +492,8 @@ class Leading:
         return [self._refusal(peer, join, reason, behind=True) for peer, join in held.items()]
 
     def look_round(self, situation: Situation, now: float) -> Changes:
-        """Call the peers that have come into sight since the roster was opened.
+        """Call the peers that have come into sight since the roster was opened, and again those
+        that have not answered: the call, or the answer, may have been lost with the link.
 
         In a young swarm peers gather before they know of each other. In a swarm of several groups
         newcomers have other groups.
@@ -493,23 +502,19 @@ class Leading:
         if roster is None:
             return []
         roster.search_at = now + self._policy.resend_s
-        # One that has passed for want of steps may have enough of them by now.
-        again = self._call_missing(roster, situation, now) if roster.is_hurried else []
-        if self.splits_each_round(situation, now):
-            return again
-        group = self._group_in_sight(roster, situation, now)
-        group = (*group, *self._peers.to_call(group, now))
-        found = [peer for peer in group if peer not in roster.group]
+        found: list[PeerId] = []
+        if not self.splits_each_round(situation, now):
+            group = self._group_in_sight(roster, situation, now)
+            group = (*group, *self._peers.to_call(group, now))
+            found = [peer for peer in group if peer not in roster.group]
+            roster.group = tuple(sorted({*roster.group, *found}))
+        # Where one is in a hurry, who has passed for want of steps may have enough of them by now.
+        call = self._call_again if roster.is_hurried else self._call_missing
+        called = call(roster, situation, now)
         if not found:
-            return again
-        roster.group = tuple(sorted({*roster.group, *found}))
-        to_call = [peer for peer in found if peer not in roster.joins]
-        return [
-            *again,
-            Note("found", {"peers": tuple(found)}),
-            *self._call(to_call, roster, self._reference(situation), situation, now),
-            *self.consider_closing(situation, now),
-        ]
+            return called
+        noted = Note("found", {"peers": tuple(found)})
+        return [noted, *called, *self.consider_closing(situation, now)]
 
     def _group_in_sight(
         self, roster: OpenRoster, situation: Situation, now: float
@@ -522,24 +527,29 @@ class Leading:
         version = standing.version if standing is not None else self._peers.closed_version
         return self._peers.group(self._id.me, version, now)
 
-    def call_leader(self, leader: PeerId, situation: Situation, now: float) -> Changes:
+    def call_leader(self, answer: AnswerCall, situation: Situation, now: float) -> Changes:
         """A leader of lower rank has called: call it, so that it sends its members here.
 
-        This peer may never have heard of it.
+        This peer may never have heard of it. One that has passed all the same, as it has joined
+        this peer in vain or does not see that it may lead, would wait for this peer as this peer
+        does for it: whom nobody has joined yet goes over.
         """
-        roster = self.roster
+        roster, leader = self.roster, answer.leader
         if roster is None:
             return []
         if self._peers.has_several_groups(now) and leader not in roster.group:
             reason = "I lead a gathering of another group"
             return [Send(leader, messages.Pass(self._id.fragment, reason))]
+        if leader in roster.passed and not (roster.held or roster.joins.keys() - {self._id.me}):
+            return [HandOverRoster(leader), answer]
         return self._call([leader], roster, self._reference(situation), situation, now)
 
-    def hand_over(self, leader: PeerId) -> Changes:
-        """A leader of higher rank has called: send the members of the open roster there."""
+    def hand_over(self, leader: PeerId, now: float) -> Changes:
+        """Another leader goes first: send the members of the open roster there."""
+        waited_s = 0.0 if self.roster is None else now - self.roster.opened_at
         joins = self._dropped_joins()
         return [
-            Note("handed_over", {"to": leader}),
+            Note("handed_over", {"to": leader, "waited_s": waited_s}),
             *(self._redirect(peer, join, leader) for peer, join in joins if peer != self._id.me),
         ]
 

@@ -7,6 +7,7 @@ may be in it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
@@ -50,7 +51,7 @@ class OpenRoster:
         """Joins from versions that the leader has to fetch before it can count them."""
         self.passed: set[PeerId] = set()
         self.called: dict[PeerId, float] = {}
-        """Time at which each of the others was called."""
+        """Time at which each of the others was called first, or again after it had passed."""
         self.coming: dict[PeerId, float] = {}
         """Time by which each peer should be here that said that it comes."""
         self.is_hurried = False
@@ -62,6 +63,11 @@ class OpenRoster:
         """Time of the next decision whether to close."""
         self.search_at = search_at
         """Time of the next search for peers that have come into sight."""
+
+    def has_answered(self, peer: PeerId, now: float) -> bool:
+        """True if a peer has joined or passed, or comes by a time that is not over yet."""
+        comes = now < self.coming.get(peer, -math.inf)
+        return comes or any(peer in answers for answers in (self.joins, self.held, self.passed))
 
     def turnout(
         self,

@@ -148,11 +148,11 @@ class LeaveOwnRoster(Struct, frozen=True):
 class CallLeader(Struct, frozen=True):
     """A leader of lower rank has called: call it, so that it sends its members here."""
 
-    leader: PeerId
+    answer: AnswerCall
 
 
 class HandOverRoster(Struct, frozen=True):
-    """A leader of higher rank has called: send the members of the open roster there."""
+    """Another leader goes first: send the members of the open roster there."""
 
     leader: PeerId
 

@@ -120,6 +120,7 @@ def machine(
     others: tuple[PeerId, ...] = (ANNA, BORIS),
     policy: RoundPolicy = POLICY,
     *,
+    me: PeerId = ME,
     fragment: int = 0,
     founder: bool = False,
     reachable: bool = True,
@@ -132,10 +133,10 @@ def machine(
     """
     known = PeerView(first_seen=-1e3, heard_at=0.0, step_time_s=1.0, incarnation=1)
     view = dict.fromkeys(others, known)
-    me = identity(ME, policy, fragment=fragment, founder=founder)
-    me.book.orders = orders or RoundOrders()
+    who = identity(me, policy, fragment=fragment, founder=founder)
+    who.book.orders = orders or RoundOrders()
     made = FragmentRounds(
-        me,
+        who,
         Circumstances(reachable=reachable, trains=trains),
         view=view,
         standing=where or standing("start"),

@@ -434,6 +434,9 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     (leads_and_holds, lambda rounds: CaughtUp(AHEAD), 2.0),
     (in_doubt, forsworn_by_one_ahead, 2.0),
     (leads_unproven, the_last_one_passes, 2.0),
+    (leads_unproven, lambda rounds: LinkLost(max(rounds.peers.view)), 2.0),
+    (leads_unproven, lambda rounds: Tick(), 10.0),
+    (promised, a_commit_that_does_not_hold, 2.0),
 ]
 
 

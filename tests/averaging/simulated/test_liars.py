@@ -203,13 +203,6 @@ def test_work_of_an_unanswered_doubt_is_not_offered_to_several_groups() -> None:
     assert happened["presumed"]
 
 
-def test_work_of_a_fork_that_a_peer_has_left_is_not_offered_to_several_groups() -> None:
-    """The peer saw one group when it rebased. The other member of its side did not, and met it in
-    one of several groups soon after."""
-    happened = besieged(77874)
-    assert happened["presumed"]
-
-
 @pytest.mark.parametrize("seed", [73445, 73604])
 def test_an_honest_peer_that_is_restarted_before_its_round_is_audited_still_counts(
     seed: int,

@@ -195,6 +195,38 @@ def test_a_leader_that_wastes_joins_costs_three_others_a_third_of_their_rounds_a
     assert min(state.version for state in others if state) >= versions_of_three(400.0) * 2 / 3
 
 
+@pytest.mark.parametrize("passes", [False, True])
+def test_a_peer_that_calls_again_and_again_and_refuses_who_comes_costs_others_no_more(
+    passes: bool,
+) -> None:
+    """A leader that is not followed calls again, and a leader whom nobody has joined goes over to
+    one that passes: a liar does both at once, all the time."""
+    loud = PeerId("p2")
+    swarm = swarm_of(4)
+
+    def call() -> None:
+        swarm.heap.call_in(0.5, call)
+        standing = swarm.nodes[loud].machine.standing
+        assert standing is not None
+        for other in sorted(set(swarm.names) - {loud}):
+            if passes:
+                swarm.wires.deliver(loud, other, 0, said.Pass(0, "not enough steps"))
+            swarm.wires.deliver(loud, other, 0, said.Call(0, standing.head(), 5.0))
+
+    def reaches(sender: PeerId, to: PeerId, message: said.Message) -> bool:
+        if to == loud != sender and isinstance(message, said.Join):
+            says(swarm, sender, said.Refused(0, message.join, "no"), 0.01)
+            return False
+        return True
+
+    swarm.on_send = reaches
+    swarm.heap.call_in(5.0, call)
+    swarm.run(400.0)
+
+    others = [node.state for node in swarm.trainers() if node.name != loud]
+    assert min(state.version for state in others if state) >= versions_of_three(400.0) * 2 / 3
+
+
 def test_a_roster_that_has_mostly_left_is_void_at_once() -> None:
     """All but two gave up while the commit was on its way; nobody waits for a deadline."""
     swarm = swarm_of(5)

@@ -11,7 +11,7 @@ from averaging import messages
 from averaging.history.merged_map import MergedMap
 from averaging.messages import Commit
 from averaging.round.interface.effects import GiveUp, Presume, Settle
-from averaging.round.interface.inputs import Progressed, Received, Tick
+from averaging.round.interface.inputs import CaughtUp, Progressed, Received, Tick
 from averaging.round.interface.transitions import Stand
 from averaging.round.machine import FragmentRounds
 from averaging.rules.peer_view import PeerView
@@ -69,6 +69,21 @@ def test_work_of_a_doubt_that_nobody_answered_counts_as_merged_among_several_gro
 
     assert [each.mark for each in presumed] == ([] if is_covered else [entry.mark])
     assert not of(rounds.handle(Progressed(2, 1.0), LATE), Presume), "once"
+
+
+def test_work_of_a_fork_that_a_peer_has_left_counts_as_merged_among_several_groups() -> None:
+    """The peer saw one group when it rebased. The other member of its side did not, and met it in
+    one of several groups soon after: a meld had the work twice."""
+    merged = MergedMap().with_work(ME, 7, 24, 100)
+    mine = replace(standing("start", "mine"), merged=merged)
+    rounds = machine(mine, OTHERS[:1], replace(POLICY, group_size=5))
+    rounds.handle(CaughtUp(standing("start", "theirs"), since=0), 1.0)
+    assert not of(rounds.handle(Progressed(1, 1.0), 1.0), Presume), "it is offered again"
+    sees_several_groups(rounds, 2.0)
+
+    presumed = of(rounds.handle(Progressed(2, 1.0), 2.0), Presume)
+
+    assert [each.mark for each in presumed] == [24]
 
 
 @pytest.mark.parametrize(("several", "in_doubt"), [(True, True), (False, False)])

@@ -1,0 +1,168 @@
+"""Lost calls, and leaders that meet: as soon as a message gets through one of them leads."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+import pytest
+
+from averaging import messages as said
+from averaging.messages import Call, Join, Message
+from averaging.round.gathering.joining import FAILED_JOINS_MAX
+from averaging.round.interface.effects import Effect, Send
+from averaging.round.interface.inputs import Due, Input, LinkLost, Offered, Received, Tick
+from averaging.round.interface.phase import Phase
+from averaging.round.machine import FragmentRounds
+from dht.identity import PeerId
+from tests.averaging.round.machines import (
+    ANNA,
+    BORIS,
+    POLICY,
+    asks,
+    joined,
+    leading,
+    machine,
+    offer,
+    phase,
+    ranked,
+    sent,
+    standing,
+)
+
+START = standing("start")
+FIRST, SECOND = ranked((ANNA, BORIS), START.head())
+"""The order in which the two lead a round from there."""
+
+
+class Two:
+    """Two machines, and a link between them which may be down: what is said then is lost."""
+
+    def __init__(self) -> None:
+        self.machines = {
+            FIRST: machine(others=(SECOND,), me=FIRST),
+            SECOND: machine(others=(FIRST,), me=SECOND),
+        }
+        self.is_down = False
+        self._on_the_way: deque[tuple[PeerId, PeerId, Message]] = deque()
+
+    def give(self, peer: PeerId, given: Input, now: float) -> None:
+        for effect in self.machines[peer].handle(given, now):
+            if isinstance(effect, Send) and self.is_down:
+                self.give(peer, LinkLost(effect.to), now)
+            elif isinstance(effect, Send):
+                self._on_the_way.append((peer, effect.to, effect.message))
+
+    def talk(self, now: float) -> None:
+        """Deliver what is on the way, and all answers to it."""
+        for _ in range(100):
+            if not self._on_the_way:
+                return
+            sender, to, message = self._on_the_way.popleft()
+            self.give(to, Received(sender, message), now)
+        raise AssertionError("they never have done with talking")
+
+    def both_lead(self) -> None:
+        """Both open a roster, as neither can reach the other."""
+        self.is_down = True
+        for peer in (FIRST, SECOND):
+            self.give(peer, LinkLost(SECOND if peer == FIRST else FIRST), 1.0)
+            self.give(peer, Due(), 1.0)
+            self.give(peer, Offered(offer(START)), 1.0)
+        assert all(rounds.open_roster for rounds in self.machines.values())
+        self.is_down = False
+
+    def leaders(self) -> set[PeerId]:
+        """The leaders of the rounds that the two are in, together or each with its own roster."""
+        return {
+            peer if rounds.own_round is None else rounds.own_round.commit.leader
+            for peer, rounds in self.machines.items()
+        }
+
+
+@pytest.mark.parametrize("caller", [FIRST, SECOND])
+def test_two_that_both_lead_settle_it_with_the_first_call_that_gets_through(caller: PeerId) -> None:
+    """Both waited for the quorum's deadline, 30 s, when their first calls had been lost."""
+    two = Two()
+    two.both_lead()
+
+    now = 1.0 + POLICY.resend_s
+    two.give(caller, Tick(), now)
+    two.talk(now)
+
+    assert two.leaders() == {FIRST}
+    assert {phase(rounds) for rounds in two.machines.values()} == {Phase.ENTERED}
+
+
+@pytest.mark.parametrize("may_not_lead", [False, True])
+@pytest.mark.parametrize("caller", [FIRST, SECOND])
+def test_a_leader_that_is_not_followed_goes_over_itself(caller: PeerId, may_not_lead: bool) -> None:
+    """The other one has joined it in vain, or does not see that it can be dialled; it is the only
+    one to merge with, all the same."""
+    two = Two()
+    two.both_lead()
+    second = two.machines[SECOND]
+    if may_not_lead:
+        assert isinstance(second.peers.view, dict)
+        seen = second.peers.view[FIRST]
+        second.peers.view[FIRST] = msgspec.structs.replace(seen, reachable=False)
+    else:
+        for _ in range(FAILED_JOINS_MAX):
+            second.joining.join_failed(FIRST, "nothing came of it")
+
+    other = SECOND if caller == FIRST else FIRST
+    for number, peer in enumerate((caller, other, caller)):
+        now = 1.0 + POLICY.resend_s * (1 + number // 2)
+        two.give(peer, Tick(), now)
+        two.talk(now)
+
+    assert two.leaders() == {SECOND}
+    assert {phase(rounds) for rounds in two.machines.values()} == {Phase.ENTERED}
+
+
+# Calls that are repeated
+
+
+def called_at(rounds: FragmentRounds, now: float) -> list[PeerId]:
+    effects: list[Effect] = rounds.handle(Tick(), now)
+    return [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, Call)]
+
+
+def gathering() -> tuple[FragmentRounds, list[PeerId]]:
+    """A leader with a roster that nobody but itself has joined, and the two that it has called."""
+    rounds = leading()
+    rounds.handle(Due(), 1.0)
+    called = sent(rounds.handle(Offered(offer(START)), 1.0))
+    others = sorted(rounds.peers.view)
+    assert [type(message) for message in called] == [Call, Call]
+    return rounds, others
+
+
+def test_a_call_is_repeated_until_it_is_answered() -> None:
+    rounds, (one, other) = gathering()
+    assert called_at(rounds, 1.5) == []
+    assert called_at(rounds, 3.0) == [one, other]
+    rounds.handle(Received(one, said.Pass(0, "not enough steps")), 3.1)
+    assert called_at(rounds, 5.0) == [other]
+    rounds.handle(Received(other, said.Coming(0, 4.0)), 5.1)
+    assert called_at(rounds, 7.0) == []
+    assert called_at(rounds, 9.0) == []
+    assert called_at(rounds, 11.0) == [other], "it has not come in its time"
+
+
+def test_one_that_is_called_again_is_not_waited_for_anew() -> None:
+    rounds, (one, other) = gathering()
+    rounds.leading.timings.quorum_took(60.0)  # so it grants no time of grace
+    assert called_at(rounds, 3.0) == [one, other]
+    rounds.handle(asks(one, START), 3.1)
+    assert phase(rounds) is Phase.ENTERED, "the other one has had its time to answer"
+
+
+def test_a_leader_that_calls_one_that_is_promised_to_it_gets_the_join_again() -> None:
+    """It has given up the roster with the join, and the message that said so was lost."""
+    rounds = machine(reachable=False)
+    leader = joined(rounds)
+    assert not sent(rounds.handle(Received(leader, said.Call(0, START.head(), 10.0)), 1.1))
+    rounds.handle(Received(leader, said.Noted(0, 1, 30.0)), 1.2)
+    (again,) = sent(rounds.handle(Received(leader, said.Call(0, START.head(), 10.0)), 4.0))
+    assert isinstance(again, Join) and again.join == 1
