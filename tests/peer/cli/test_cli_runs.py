@@ -739,7 +739,7 @@ def test_a_run_file_whose_run_is_live_on_this_machine_is_joined(
     with occupied(folder, OLD, "learner"):
         keep_link(folder, f"{LINK}?seed={SEED}")
         for command in ("start", "join"):
-            assert said([command, str(path)], capsys)[0] == 0
+            assert said([command, str(path), "--yes"], capsys)[0] == 0
     for _, own in began:
         assert own.directory == default_directory(OLD.run_id)
     assert [own.found for _, own in began] == [True, False]
