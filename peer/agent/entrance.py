@@ -138,6 +138,7 @@ class Entrance:
             return FirstStates(outer.states, settled=settled)
         if await self._somebody_has_a_state():
             if not local.ending.done():
+                await self._online.until_dialled()
                 local.enter_phase("fetching", "downloading the state of the run", 0.0)
             return FirstStates()
         return await self._found()
@@ -340,6 +341,7 @@ class Entrance:
             live = sorted(local.view)
             if live and loop.time() >= ask_at:
                 if not asked:
+                    await self._online.until_dialled()
                     deadline = min(deadline, loop.time() + COMPARED_WITHIN_S)
                 for state in waiting.values():
                     send_standing(averager, live[(state.fragment + asked) % len(live)], state)

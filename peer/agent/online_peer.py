@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -49,6 +50,7 @@ from peer.errors import ModelMismatch, NotAdmitted
 from peer.joining.link import short_link
 from peer.joining.nickname import is_default
 from peer.rules.ending import seconds_left
+from peer.rules.reach import Untested
 from peer.rules.releases import outdated
 from peer.status import BANNED_MAX, REQUEST_MAX_BYTES, TEXT_MAX, Status, read_request
 from peer.status import PROTOCOL as STATUS_PROTOCOL
@@ -68,6 +70,7 @@ logger = logging.getLogger(__name__)
 ASK_EVERY_S = 10.0
 SAMPLE_EVERY_S = 1.0
 STATUS_WITHIN_S = 5.0
+DIALLED_WITHIN_S = 10.0
 LOSSES_MAX = 1024
 GREETED_MAX = 32
 """Limit of keepers that are greeted at once: any member may call itself one."""
@@ -194,6 +197,8 @@ class OnlinePeer:
         host.lane_refusal = presence.door.refusal
         self.guarded = GuardedHost(host, presence.door.refusal)
         """The host for everything that only peers of the run may use."""
+        self._dialled = asyncio.Event()
+        """Set when it is known whether other peers can dial this one."""
         self._asking_for_others = 0
         self._kept_link = ""
         self._told_frozen = False
@@ -247,7 +252,18 @@ class OnlinePeer:
     async def _reachable_changed(self, reachable: bool) -> None:
         # First the averager, which cannot fail: the host cannot act while its daemon is down.
         self.local.averaging.set_reachable(self.can_serve)
+        self._dialled.set()
         await self.host.set_reachable(reachable)
+
+    async def until_dialled(self) -> None:
+        """Wait for the test of reachability, which decides who leads, before the first round.
+
+        A peer that hears of its result in the midst of rounds leads where others lead already.
+        """
+        if not self._dialled.is_set():
+            self.local.enter_phase(self.local.phase, str(Untested()), 0.0)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._dialled.wait(), DIALLED_WITHIN_S)
 
     def swarm_time(self) -> float:
         """Unix time by the clocks of the swarm, as far as they are known."""

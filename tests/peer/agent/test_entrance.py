@@ -304,6 +304,9 @@ def test_a_peer_that_does_not_answer_is_asked_again() -> None:
             self.asked: list[int] = []
             self._after = after
 
+        async def until_dialled(self) -> None:
+            return
+
         def shown(self, state: FragmentState) -> Head:
             return Standing.of(state).head()
 
