@@ -6,6 +6,8 @@ newest half of it is read anew: positions begin at 0 again, and older tokens are
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -64,6 +66,8 @@ class TransformersReader:
     """Reads with a model of transformers. One that keeps no keys and values reads all again."""
 
     def __init__(self, model: nn.Module) -> None:
+        # Its advice is for those who program with it, and stood before the text.
+        logging.getLogger("transformers").setLevel(logging.ERROR)
         self._model = model
         self._past: Any = None
         self._read = torch.empty(1, 0, dtype=torch.int64)
@@ -72,7 +76,9 @@ class TransformersReader:
         self._read = torch.cat((self._read, tokens), dim=1)
         new = self._read if self._past is None else tokens
         kept = {} if self._past is None else {"past_key_values": self._past}
-        output = self._model(new, use_cache=True, **kept)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            output = self._model(new, use_cache=True, **kept)
         self._past = getattr(output, "past_key_values", None)
         logits: Tensor = output.logits[0, -1]
         return logits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Sequence
 
 import msgspec
@@ -79,3 +80,19 @@ def test_a_model_that_has_diverged_is_said_to_have() -> None:
         model.norm.weight.fill_(float("nan"))
     with pytest.raises(NotFinite, match="not finite"):
         list(continued(model, [1], GREEDY, context=32))
+
+
+def test_a_text_comes_without_the_advice_of_transformers(
+    capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    """`shoal say` printed what transformers deprecates before the text."""
+    transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+
+    def advise(*_: object) -> None:
+        transformers.utils.logging.get_logger("transformers.models").warning("deprecated")
+        warnings.warn("it will go", FutureWarning, stacklevel=1)
+
+    model = trained_model(msgspec.structs.replace(RUN, model=LLAMA))
+    model.register_forward_pre_hook(advise)
+    assert len(list(continued(model, [1], Sampling(tokens_max=2), context=16))) == 2
+    assert capfd.readouterr().err == "" and not recwarn.list
