@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
+from dht.errors import NOT_SERVED, CallRefused, DhtError, HostClosed, PeerUnreachable
 from dht.identity import PeerId
 from dht.membership import hello as wire
 from dht.membership.call_budget import CallBudget
@@ -166,7 +166,9 @@ class Greeting:
             return
         except (CallRefused, ValueError) as error:
             self._not_to_greet[peer] = now() + REFUSED_PAUSE_S
-            this.events.tell("hello_refused", f"{peer} refused the hello: {error}", peer=peer)
+            # A visitor of the run, such as `shoal doctor`, has no hello.
+            if this.runs.is_member(peer) or NOT_SERVED not in str(error):
+                this.events.tell("hello_refused", f"{peer} refused the hello: {error}", peer=peer)
             return
         except HostClosed:
             return

@@ -461,7 +461,7 @@ class SlotPort:
         if operation is Adoption.SET:
             entry.set_version = state.version
             if held is not None:
-                given.lost_reason = given_up or ("replaced" if is_snapshot else "crash")
+                given.lost_reason = given_up or ("replaced" if is_snapshot else "overwritten")
                 given.lost_from = offered_tokens if is_snapshot else held.tokens
         order = AdoptionOrder(operation, alpha, state.version, state.lineage, mark, tokens)
         self.memory.give(fragment, order)

@@ -144,7 +144,7 @@ def keep(
     from peer.storage.earlier import look_at_files
     from peer.trainer.parameters import recipe_layout
     from peer.trainer.preflight import check_keeper
-    from peer.views.watch import sentence
+    from peer.views.watch import Sentences
 
     where = directory or keeper_directory(found.run.run_id)
     told = _told_layout(found, seeds_of(seed), where)
@@ -158,6 +158,8 @@ def keep(
         if not typer.confirm("Take part?", default=True):
             return EXIT_REFUSED
     layout = told or recipe_layout(found.run)
+
+    sentence = Sentences()
 
     def show(event: str, fields: Mapping[str, Any]) -> None:
         record = {**fields, "event": event}

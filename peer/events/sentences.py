@@ -49,7 +49,8 @@ def round_in_story(event: Event) -> str:
         f"{bytes_text(event.get('sent_bytes') or 0)} up, "
         f"{bytes_text(event.get('received_bytes') or 0)} down"
     )
-    return f"{where}: done in {event['seconds']:.1f} s {part}; {traffic}"
+    took = f"in {event['seconds']:.1f} s" if event["seconds"] >= 0.05 else "at once"
+    return f"{where}: done {took} {part}; {traffic}"
 
 
 def round_on_screen(event: Event) -> str:
@@ -95,7 +96,8 @@ def last_offers(event: Event) -> str:
         return "all that was pending is in this peer's own state: no other trained here to merge it"
     if event["merged"]:
         return "handed over: all that was pending is merged"
-    return f"{count_text(float(event['tokens']))} tokens could not be merged before it left"
+    tokens = count_text(float(event["tokens"]))
+    return f"left before {tokens} tokens of this peer's work could be merged"
 
 
 def handing_over(event: Event) -> str:

@@ -303,7 +303,10 @@ _SHOWN_PROBLEMS_OF_A_ROUND = _rows(
             "{mine} here: too few peers that count here have signed its version of fragment "
             "{fragment}; see 'Two sides that cannot judge each other' in GUIDE.md",
         ),
-        "work_lost": ("tokens, reason", "lost {tokens} tokens of work: {reason}"),
+        "work_lost": (
+            "tokens, reason",
+            "lost {tokens} tokens of work in fragment {fragment}: {reason}",
+        ),
     },
 )
 
@@ -418,7 +421,7 @@ _ROUNDS = (
         offer="fragment {fragment} not merged: {reason}; kept for the next round",
     ),
     _row(
-        ROUND | Audience.SCREEN | Audience.TROUBLE | Audience.NAMED,
+        ROUND | Audience.TROUBLE | Audience.NAMED,
         "refused",
         "fragment, peer, kind, reason",
         "refused {peer} ({kind}): {reason}",
@@ -583,7 +586,7 @@ _THIS_PEER = (
         "",
         {
             "resumed": ("text", sentences.resumed),
-            "trainer_steps_again": ("silent_s", "its trainer steps again"),
+            "trainer_steps_again": ("silent_s", "makes steps again"),
             "handing_over": ("tokens, seconds", sentences.handing_over),
             "last_offers": ("merged, alone:bool, tokens, seconds", sentences.last_offers),
             "state_place": ("text", "{text}"),
@@ -627,7 +630,7 @@ _THIS_PEER = (
         "",
         {
             "paused": ("reason", "resting: {reason}; no work is lost"),
-            "trainer_rests": ("silent_s", "its trainer makes no steps"),
+            "trainer_rests": ("silent_s", "makes no steps now; other peers do not wait for it"),
             "given_up": ("tokens", sentences.given_up),
             "checkpoint_failed": ("text", "could not save a checkpoint: {text}"),
             "disk_full": ("text, needed_bytes", "{text}"),
@@ -665,7 +668,11 @@ _TRAINING_PROCESS = (
                 "computes all logits of a micro-batch at once: this model has more than a head "
                 "after its hidden states",
             ),
-            "optimizer_restored": ("step", "restored the optimizer as it was at step {step}"),
+            "optimizer_restored": (
+                "step",
+                "restored the optimizer as it was at step {step} of its last start; "
+                "steps are counted anew",
+            ),
             "optimizer_not_restored": ("reason", "the optimizer starts afresh: {reason}"),
         },
     ),

@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.text import Text
 
 from peer.bridge.messages import Fields
-from peer.events.names import printable
+from peer.events.names import Names, printable
 from peer.events.telling import on_screen, own_offer
 from peer.quantities import fates_text, peers_text, rounded_shares
 from peer.trainer.observed_run import Outcome
@@ -55,6 +55,21 @@ def sentence(fields: Fields) -> str | None:
     return None if text is None else printable(text)
 
 
+class Sentences:
+    """Sentences of events, with the peers by the names that earlier events gave."""
+
+    def __init__(self) -> None:
+        self._names = Names({})
+
+    def __call__(self, fields: Fields) -> str | None:
+        peer, name = fields.get("peer"), fields.get("name")
+        if isinstance(peer, str) and isinstance(name, str) and name:
+            self._names.learn(peer, printable(name))
+        text = sentence(fields)
+        # A link is copied as it is.
+        return text if text is None or fields["event"] == "link" else self._names.within(text)
+
+
 def _is_progress(fields: Fields, before: Fields) -> bool:
     """Say whether an event only shows how far the phase of the event before has come."""
     if not fields["event"] == before.get("event") == "phase" or fields["name"] != before["name"]:
@@ -72,12 +87,13 @@ class Watch:
         self._losses: deque[float] = deque(maxlen=LOSSES_MAX)
         self._news: deque[str] = deque(maxlen=NEWS_MAX)
         self._last_offer = ""
+        self._sentence = Sentences()
         self._last: Fields = {}
         """The event behind the newest of the news."""
 
     def on_event(self, fields: Fields) -> str | None:
         """Take note of an event; returns its sentence."""
-        text = sentence(fields)
+        text = self._sentence(fields)
         if text is not None:
             if _is_progress(fields, self._last):
                 self._news.pop()  # a bar that grows
@@ -219,6 +235,7 @@ class PlainReporter(_LineReporter):
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(say)
         self._phase: Fields = {}
+        self._sentence = Sentences()
 
     def on_step(self, run: Run) -> None:
         if run.rest is None:  # the event ``paused`` told the reason
@@ -232,7 +249,7 @@ class PlainReporter(_LineReporter):
                 return
         elif fields["event"] == "over" and before.get("name") == "leaving":
             return  # the phase had the same reason
-        text = sentence(fields)
+        text = self._sentence(fields)
         if text is not None:
             self._say(text)
 

@@ -427,6 +427,17 @@ async def test_a_peer_that_changes_its_protocol_all_the_time_is_told_of_once(
     assert [each.theirs for each in anna.presence.misfits.values()] == ["1019 to 1019"]
 
 
+async def test_a_visitor_without_a_hello_is_no_refusal(swarm: Swarm) -> None:
+    """`shoal doctor` of a member was shown to the others as a peer that refused them."""
+    anna = await swarm.start("anna")
+    visitor = swarm.network.host("doctor")
+    address = await swarm.seed_addresses("anna")
+    await visitor.connect(anna.id, address, timeout_s=5.0)
+    await until(lambda: visitor.peer_id in anna.presence.connected, within_s=60, what="it is seen")
+    await asyncio.sleep(2 * MINUTE)
+    assert anna.told("hello_refused") == []
+
+
 async def test_strangers_do_not_set_the_clock_by_which_a_run_ends(swarm: Swarm) -> None:
     await start_swarm(swarm, 3)
     seeds = await swarm.seed_addresses("peer0", "peer1", "peer2")

@@ -94,7 +94,7 @@ def test_work_that_was_overwritten_stays_discarded() -> None:
     made.note_adoption(
         0, AdoptionOrder(Adoption.SET, 0.0, 1, b"l" * 32, None, 0), step=9, tokens=90
     )
-    kept.lost(Adopted(0, 1, 90, "crash"))
+    kept.lost(Adopted(0, 1, 90, "overwritten"))
     for _ in range(3):  # asking again changes nothing
         kept.update([state(0, MergedMap()), state(1, MergedMap())])
 
@@ -164,7 +164,7 @@ def test_work_that_an_agent_had_merged_before_it_died_is_not_counted_twice() -> 
     made.note_adoption(
         0, AdoptionOrder(Adoption.SET, 0.0, 1, b"l" * 32, None, 0), step=9, tokens=90
     )
-    kept.lost(Adopted(0, 1, 90, "crash"))
+    kept.lost(Adopted(0, 1, 90, "overwritten"))
     kept.update([later, None])
 
     assert kept.ledger.fate(0).excess == 0

@@ -657,7 +657,7 @@ async def test_work_whose_base_died_with_the_agent_is_given_up_and_counted() -> 
     pair.idle()
 
     assert np.array_equal(pair.now(0), after.theta)
-    assert pair.adopted[-1] == Adopted(0, 1, 20, "crash")
+    assert pair.adopted[-1] == Adopted(0, 1, 20, "overwritten")
     snapshot = await pair.offer(0)
     assert snapshot.tokens == 10
 

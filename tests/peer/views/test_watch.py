@@ -109,6 +109,18 @@ def test_the_plain_reporter_offers_no_command_for_a_model_that_a_program_brings(
     assert said == ["others join with: the same program and the link 'shoal://x'"]
 
 
+def test_the_plain_reporter_names_the_peers_that_it_has_met() -> None:
+    """It printed ids of 52 characters, in which nobody finds the peer that the screen shows."""
+    peer = str(Identity.from_seed(bytes(32)).peer_id)
+    said: list[str] = []
+    reporter = PlainReporter(said.append)
+    reporter.on_event({"event": "peer_joined", "peer": peer, "name": "boris"})
+    reporter.on_event({"event": "hello_refused", "peer": peer, "text": f"{peer} refused the hello"})
+    link = f"shoal://{'ab' * 32}?seed=/ip4/203.0.113.7/tcp/7700/p2p/{peer}"
+    reporter.on_event({"event": "link", "link": link})
+    assert said[:2] == ["boris joined", "boris refused the hello"] and link in said[2]
+
+
 def test_the_plain_reporter_tells_a_phase_once() -> None:
     said: list[str] = []
     with PlainReporter(said.append) as reporter:
