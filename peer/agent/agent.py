@@ -70,6 +70,7 @@ from peer.bridge.messages import (
     Over,
     Phase,
     Restore,
+    Seeded,
     Tried,
 )
 from peer.bridge.shared_memory import SharedTensors
@@ -278,6 +279,8 @@ class Agent(Delegate):
                     self._facts_wanted.set()
                 case Mistaken():
                     self.local.event("loop_mistake", kind=message.kind, text=message.text)
+                case Seeded():
+                    self.local.seeded = message.digest
                 case Happened():
                     self.local.log.write(message.name, message.fields)
         _quit_at_the_latest(QUIT_WITHIN_S)

@@ -273,6 +273,9 @@ class LocalPeer:
         """Wall-clock time at which the run ended; ``None`` while it goes on."""
         self.apart = BoundedMapping[PeerId, None](PEERS_REMEMBERED_MAX)
         """Peers whose history was founded apart from this peer's: one side has to give way."""
+        self.seeded = ""
+        """Digest of the random seed by which its program draws batches; empty if unknown."""
+
         self.foundings: dict[PeerId, str] = {}
         """The names of the foundings that other peers stand on, as they say."""
         self._followed = ""

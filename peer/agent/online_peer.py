@@ -203,6 +203,8 @@ class OnlinePeer:
         self._kept_link = ""
         self._told_frozen = False
         """A peer with other frozen parameters was reported."""
+        self._told_seed = False
+        """A peer with the same random seed was reported."""
         self._told_outdated = False
         """This peer's release was found to be older than those of most others."""
         self._banned: asyncio.Queue[tuple[PeerId, str]] = asyncio.Queue()
@@ -475,6 +477,7 @@ class OnlinePeer:
             relayed_bytes=lane.relay.counters["bytes"] if lane is not None else 0,
             jumps_judged=local.jumps.total(),
             jumps_refused=local.jumps[JUMP_REFUSED],
+            seeded=local.seeded,
             banned=tuple(sorted(self.presence.door.admission.convicted)[:BANNED_MAX]),
         )
 
@@ -536,6 +539,7 @@ class OnlinePeer:
                     self.local.hear_held_out(answer.held_out)
                 self._take_loss(answer)
                 await self._tell_frozen_difference(answer)
+                self._tell_same_seed(answer)
 
     async def ask_credit(self, peer: PeerId, summary: bytes) -> bytes:
         """Ask a peer for what it knows of contributions. Raises ``DhtError``."""
@@ -583,6 +587,13 @@ class OnlinePeer:
         self.local.event(
             "frozen_differs", peer=answer.peer, name=answer.name, parameters=", ".join(names)
         )
+
+    def _tell_same_seed(self, answer: Status) -> None:
+        """Report the first peer whose program has set the same random seed."""
+        if self._told_seed or not self.local.seeded or answer.seeded != self.local.seeded:
+            return
+        self._told_seed = True
+        self.local.event("same_seed", peer=answer.peer, name=answer.name)
 
     # --- the page -------------------------------------------------------------------------------
 

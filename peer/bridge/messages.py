@@ -119,6 +119,13 @@ class Mistaken(_Message, frozen=True):
     text: str
 
 
+class Seeded(_Message, frozen=True):
+    """Trainer, after its first step: how its program draws batches."""
+
+    digest: str
+    """Of the program's random seed; equal at peers that draw the same. Empty: in an own order."""
+
+
 class Measured(_Message, frozen=True, kw_only=True):
     """Trainer: the held-out loss that ``Measure`` asked for."""
 
@@ -275,7 +282,18 @@ class Tried(_Message, frozen=True, kw_only=True):
 
 
 FromTrainer: TypeAlias = (
-    Begin | Beat | Leave | Due | Measured | Device | Restore | Mistaken | Happened | HasRead | Tried
+    Begin
+    | Beat
+    | Leave
+    | Due
+    | Measured
+    | Device
+    | Restore
+    | Mistaken
+    | Seeded
+    | Happened
+    | HasRead
+    | Tried
 )
 FromAgent: TypeAlias = Beat | Phase | Facts | Happened | Measure | Over | Try
 

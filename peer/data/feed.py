@@ -76,6 +76,7 @@ class Feed:
         self._opening: Future[Data] | None = None
         self._train: Prefetched | None = None
         self._placing: dict[torch.device, Placing] = {}
+        self._draws_order = False
         self._position = 0
         self._recipe_at: Mapping[str, int] = {}
 
@@ -101,10 +102,17 @@ class Feed:
                 "the batches of a run are read in the process that trains, and ahead already: use "
                 "num_workers=0 for this DataLoader (dataloader_num_workers=0 of transformers)"
             )
+        shuffles = isinstance(dataset, DataLoader)
+        self._draws_order = dataset is None or shuffles or _has_items(dataset)
         if dataset is None:
             size = batch_size or self._run.inner.batch_size
             return self._recipe_batches(size, device or torch.device("cpu"))
         return self._dataset_batches(dataset)
+
+    @property
+    def draws_order(self) -> bool:
+        """Say whether the order of the batches is this peer's own, whatever seed is set."""
+        return self._draws_order or self._recipe is not None
 
     def _recipe_batches(self, size: int, device: torch.device) -> Iterator[torch.Tensor]:
         if self.recipe is None:
@@ -125,9 +133,9 @@ class Feed:
             self._fetching(*arriving)
 
     def _dataset_batches(self, dataset: Iterable[Batch]) -> Iterator[Batch]:
-        if isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"):
+        if _has_items(dataset):
             items: Any = dataset
-            order = Order(len(dataset), run_id=self._run_id, peer_id=self._reader)
+            order = Order(len(items), run_id=self._run_id, peer_id=self._reader)
             while not self._over():
                 item = int(order.at(self._position, 1)[0])
                 self._position += 1
@@ -232,3 +240,7 @@ class Feed:
         self._recipe_at = {name: at for name, at in state.items() if name != "dataset"}
         if self._recipe is not None and self._recipe_at:
             self._recipe.train.restore(self._recipe_at)
+
+
+def _has_items(dataset: object) -> bool:
+    return isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import atexit
 import os
+import random
 import signal
 import sys
 import warnings
@@ -18,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
+import numpy as np
 import torch
+from blake3 import blake3
 
 from averaging.numbers.layout import Layout
 from dht.identity import PeerId, RunId
@@ -330,6 +333,19 @@ class Rank(abc.ABC):
         if tokens is not None:
             self.log(tokens=tokens)
         self._safe_point()
+
+    def seed(self, seed: int) -> int:
+        """Seed ``random``, numpy and torch for this peer, so that peers draw different batches.
+
+        The same ``seed`` gives the same numbers again at this peer. Returns the seed that was set,
+        for generators of the program's own.
+        """
+        mixed = blake3(f"{seed} {self._parts.peer_id}".encode()).digest(length=4)
+        own = int.from_bytes(mixed, "little")  # numpy takes 32 bits
+        random.seed(own)
+        np.random.seed(own)
+        torch.manual_seed(own)
+        return own
 
     def data(
         self,

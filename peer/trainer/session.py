@@ -31,11 +31,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 
-from peer.bridge.messages import Device, Fields, Happened, Measured, Mistaken, Other, Restore
+from peer.bridge.messages import (
+    Device,
+    Fields,
+    Happened,
+    Measured,
+    Mistaken,
+    Other,
+    Restore,
+    Seeded,
+)
 from peer.data.batches.sequences import Data
-from peer.errors import INTERRUPTED, LeftEarly, RunLost
+from peer.errors import INTERRUPTED, LeftEarly, LoopWarning, RunLost
 from peer.events.table import Audience, audience_of
 from peer.events.telling import on_screen
 from peer.joining.link import event_of, is_news
@@ -110,6 +120,9 @@ class Run(Rank):
         self._ranks = plan.ranks
         self._news = News()
         self._news.on("not_finite", self._heard_not_finite)
+        self._news.on("same_seed", self._heard_same_seed)
+        self._seed_told_to: int | None = None
+        """Number of the agent that knows the program's random seed."""
         self._losses: deque[LateValue] = deque(maxlen=LOSSES_MAX)
         self._reads_ahead = False
         self._trials: Trials | None = None
@@ -273,6 +286,9 @@ class Run(Rank):
                     version=wanted.version, loss=loss, sequences=sequences, gate=wanted.gate
                 )
                 parts.agent.send(measured)
+        if self._seed_told_to != parts.agent.restarts:
+            self._seed_told_to = parts.agent.restarts
+            parts.agent.send(Seeded("" if parts.feed.draws_order else self._seed_digest()))
         if self._trials is not None:
             self._try(self._trials, step=learner.steps)
         parts.inner.maybe_save(step=learner.steps, position=parts.feed.state)
@@ -358,6 +374,15 @@ class Run(Rank):
         if isinstance(self._stage, Parts) and audience_of(str(event["event"])) & Audience.LOG:
             fields = {key: value for key, value in event.items() if key != "event"}
             self._stage.agent.send(Happened(str(event["event"]), fields))
+
+    def _seed_digest(self) -> str:
+        # A program that sets no seed has one that the system has drawn.
+        text = f"{self._parts.run_file.run_id} {torch.initial_seed()}"
+        return blake3(text.encode()).hexdigest(length=8)
+
+    def _heard_same_seed(self, fields: Fields) -> None:
+        told = on_screen({"event": "same_seed", **fields})
+        warnings.warn(f"this peer {told}", LoopWarning, stacklevel=2)
 
     def _heard_not_finite(self, fields: Fields) -> None:
         if self._checks is not None:

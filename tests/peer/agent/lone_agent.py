@@ -38,6 +38,7 @@ from peer.bridge.messages import (
     Over,
     Phase,
     Restore,
+    Seeded,
     Tried,
 )
 from peer.bridge.shared_memory import SharedTensors
@@ -288,6 +289,10 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
             line.say(Happened("device", {"bytes": message.memory_bytes}))
         if isinstance(message, Happened):
             line.say(Happened("recorded", {"name": message.name, **message.fields}))
+        if isinstance(message, Seeded):
+            line.say(Happened("seeded", {"digest": message.digest}))
+            if message.digest and os.environ.get("LONE_AGENT_HAS_A_TWIN"):
+                line.say(Happened("same_seed", {"peer": "12D3KooTwin", "name": "boris"}))
         if isinstance(message, Mistaken):
             line.say(Happened("loop_mistake", {"kind": message.kind, "text": message.text}))
         if isinstance(message, Restore):

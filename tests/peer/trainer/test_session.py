@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,6 +18,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -70,7 +73,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
             model=model,
             optimizer=optimizer,
             auto=auto,
-            directory=tmp_path / "peer",
+            directory=own.pop("directory", tmp_path / "peer"),
             agent_command=own.pop("agent_command", AGENT),
             line=own.pop("line", QUICK),
             drain_s=own.pop("drain_s", 10.0),
@@ -961,3 +964,52 @@ def test_an_agent_that_begins_again_and_again_makes_no_progress() -> None:
             phase = Phase(name=name, text=f"{now}", done=done)
             assert not patience.is_over(phase, now=float(now))
     assert patience.is_over(phase, now=10.1)
+
+
+def digest_told(run: Run, step: Callable[[], None]) -> str:
+    told: list[str] = []
+    run.on("seeded", lambda fields: told.append(fields["digest"]))  # type: ignore[arg-type]
+    train_until(lambda: bool(told), step)
+    return told[0]
+
+
+def test_a_program_that_sets_the_same_seed_as_another_peers_is_told(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nanoGPT, litgpt and the examples of accelerate drew the same batches at every peer."""
+    monkeypatch.setenv("LONE_AGENT_HAS_A_TWIN", "1")
+    digests: list[str] = []
+    for name, program_seed in (("a", 1337), ("b", 1337), ("c", 1)):
+        run, model, optimizer = start(directory=tmp_path / name)
+        with run, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.manual_seed(program_seed)
+            step = partial(one_step, run, model, optimizer)
+            digests.append(digest_told(run, step))
+            train_until(lambda: any("same random seed" in str(w.message) for w in caught), step)
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_run_seed_gives_each_peer_numbers_of_its_own_and_the_same_again(
+    start: Start, tmp_path: Path
+) -> None:
+    drawn = []
+    for name in ("a", "b", "a"):
+        run, _, _ = start(directory=tmp_path / name)
+        with run:
+            assert run.seed(1337) == torch.initial_seed()
+            drawn.append((torch.rand(1).item(), np.random.rand(), random.random()))
+    assert drawn[0] == drawn[2]
+    assert all(one != other for one, other in zip(drawn[0], drawn[1], strict=True))
+
+
+def test_a_seed_is_of_no_concern_where_the_run_draws_the_order(start: Start) -> None:
+    run, model, optimizer = start()
+    with run:
+        batches = run.data([torch.ones(2, 4)] * 8)
+
+        def step() -> None:
+            next(batches)
+            one_step(run, model, optimizer)
+
+        assert digest_told(run, step) == ""
