@@ -112,6 +112,15 @@ class Averager(Services):
         return any(work.machine.ending.closed_ranks for work in self._works)
 
     @property
+    def alone_until(self) -> float | None:
+        """When this peer, beside no other that trains, begins to merge its work by itself.
+
+        ``None`` where it does so already, and while others train.
+        """
+        # All fragments see the same peers, of which there may be thousands.
+        return None if self.port is None else self._works[0].machine.alone_until(self.now())
+
+    @property
     def in_flight(self) -> int:
         return sum(work.is_busy for work in self._works)
 

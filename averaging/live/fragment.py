@@ -235,7 +235,12 @@ class FragmentWork:
         )
         return FragmentRounds(
             identity,
-            Circumstances(port is not None, averager.reachable, averager.bytes_per_s),
+            Circumstances(
+                port is not None,
+                averager.reachable,
+                averager.bytes_per_s,
+                averager.around.absent,
+            ),
             view=averager.around.view,
             standing=None if self.state is None else Standing.of(self.state),
             sources=averager.sources,

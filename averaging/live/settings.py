@@ -104,6 +104,7 @@ class Participant:
     identity: Identity
     incarnation: int
     founder: bool = False
+    """True if nobody else has worked in the run so far."""
     keeps: bool = True
     """Without a learner: follow the states (a keeper). Otherwise it only leads and reduces."""
     reachable: bool = True
@@ -133,6 +134,8 @@ class Surroundings:
 
     view: Mapping[PeerId, PeerView]
     """Kept up to date by the owner."""
+    absent: Mapping[PeerId, float | None] = field(default_factory=dict)
+    """Peers that are not live (``Circumstances``). Kept up to date by the owner."""
     line_max: Callable[[], float] = lambda: math.inf
     """Bytes a second that the owner of the line allows now."""
     may_train: Callable[[PeerId], bool] = lambda peer: True

@@ -334,6 +334,13 @@ class FragmentRounds:
         """True if this peer is due, or called, and nothing is under way."""
         return self.joining.wants_a_round(self._situation(now), now)
 
+    def alone_until(self, now: float) -> float | None:
+        """When this peer begins to merge by itself; ``None``: it does, or others train."""
+        if self.standing is None or self.peers.others_train(now):
+            return None
+        until = self.joining.alone_until(self._situation(now), now)
+        return until if until > now else None
+
     # Inputs
 
     def _handle(self, given: Input, now: float) -> None:

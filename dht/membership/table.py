@@ -289,6 +289,17 @@ class PeerTable:
             and member.reachable is not False
         )
 
+    def absent(self, now: float) -> dict[PeerId, float | None]:
+        """The remembered peers that are not live, with the last sign of those that may train on
+        where this peer does not see them; ``None``: it said goodbye, or had no work to do."""
+        return {
+            member.peer: member.last_sign_at
+            if member.record.trains and not member.record.leaving
+            else None
+            for member in self
+            if not self._is_live(member, now)
+        }
+
     @property
     def has_news(self) -> bool:
         """Say whether a peer came or said goodbye since the last call of ``changes``."""

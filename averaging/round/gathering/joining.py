@@ -95,8 +95,6 @@ class Joining:
         self._offer: Offer | None = None
         self._folds = False
         self._snapshot_used = False
-        self._alone_since: float | None = None
-        self._met_others = False
         self.leaves = False
         """The peer is about to leave: work that cannot be merged now is lost."""
         self._leavers_wait_s = 0.0
@@ -123,26 +121,32 @@ class Joining:
             self._due_at = now
         self._folds = False
         if self._peers.others_train(now):
-            self._alone_since = None
-            self._met_others = True
-        elif self.leaves and self._peers.keepers(now):
+            return self._ask_learner("due", now)
+        if self.leaves and self._peers.keepers(now):
             # A keeper merges it as a round of one: it gets the work encoded, not as a state.
             return self._ask_learner("a keeper takes it", now)
-        elif self.leaves and (lacked := self._lacked_version(situation)) is not None:
+        if self.leaves and (lacked := self._lacked_version(situation)) is not None:
             # A version made of its own work would only fork one that others have.
             return [Note("lacks_version", {"version": lacked}), RetryLater()]
-        else:
-            if self._alone_since is None:
-                self._alone_since = now
-            # A fold would replace the very state that a newcomer is fetching.
-            founding = (
-                self._id.founder and not self._met_others and not self._peers.others_arrive(now)
-            )
-            waits = not (founding or self.leaves)
-            if waits and now - self._alone_since < self._policy.alone_s:
-                return [Note("alone"), RetryLater()]
-            self._folds = True
-        return self._ask_learner("alone, so I fold" if self._folds else "due", now)
+        if not self.leaves and now < self.alone_until(situation, now):
+            return [Note("alone"), RetryLater()]
+        self._folds = True
+        return self._ask_learner("alone, so I fold", now)
+
+    def alone_until(self, situation: Situation, now: float) -> float:
+        """When this peer, beside no other that trains, begins to merge its work by itself.
+
+        Those that it does not see any more may go on elsewhere: until the work would be stale there
+        it stays pending, and is lost on neither side of a partition. Nobody waits for those that
+        have said goodbye. A fold would also replace the very state that a newcomer is fetching.
+        """
+        assert situation.standing is not None
+        waits_since = [
+            self._peers.unseen_since(situation.standing.merged, now),
+            situation.fresh_at if self._peers.others_arrive(now) else None,
+        ]
+        known = [at for at in waits_since if at is not None]
+        return max(known) + self._policy.alone_s if known else -math.inf
 
     def _may_join(self, situation: Situation) -> bool:
         return (
@@ -577,8 +581,6 @@ class Joining:
         if self._may_join(situation) and enough and not sits_out:
             self.call = called
             self._folds = False
-            self._alone_since = None
-            self._met_others = True
             came = Note("came_when_called", {"leader": leader})
             asked = self._ask_learner(f"called by {leader}", now)
             return [came, *self._come_to(leader, situation, now), *asked]

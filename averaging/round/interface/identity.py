@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -36,7 +36,7 @@ class Identity:
     verify: Callable[[PeerId, bytes, bytes], bool]
     """True if a peer signed these bytes: ``verify(peer, bytes, signature)``."""
     founder: bool = False
-    """True if this peer may begin the run alone."""
+    """True if nobody else had worked in the run when this peer began."""
     site: str | None = None
     """Name of a local network. Peers with the same name are near (``averaging.rules.sites``)."""
     norm_ratio_max: float = math.inf
@@ -82,3 +82,6 @@ class Circumstances:
     """True if other peers can dial this one. If not, it neither leads nor reduces."""
     bytes_per_s: float = 0.0
     """Measured speed of the line; 0: not known."""
+    absent: Mapping[PeerId, float | None] = field(default_factory=dict)
+    """Peers that are not live: when one was last heard that may train on unseen; ``None``: it said
+    goodbye, or had no work to do. Kept up to date by the owner."""

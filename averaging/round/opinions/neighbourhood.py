@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from averaging.history.merged_map import MergedMap
 from averaging.messages import LEAVES_SINCE, ROSTER_MAX, Commit, Entry, Head, Join
 from averaging.round.interface.identity import Circumstances, Identity
 from averaging.rules.claims import overstated
@@ -85,6 +86,8 @@ class Neighbourhood:
         probation: Probation | None = None,
     ) -> None:
         self._id = identity
+        self._absent = circumstances.absent
+        self._began_at = now
         self.probation = probation or Probation(identity.policy.probation)
         """Record of the others' work; all fragments of a peer share one."""
         self._required: tuple[float, RequiredWork] | None = None
@@ -575,6 +578,22 @@ class Neighbourhood:
             peer != self._id.me and seen.trains and seen.is_live(now)
             for peer, seen in self.view.items()
         )
+
+    def unseen_since(self, merged: MergedMap, now: float) -> float | None:
+        """When this peer last heard of another that may train on where it does not see it.
+
+        ``None``: there is none, so that work which this peer merges alone forks no history. A peer
+        with work in ``merged`` that was not here since this one began is not known to have left.
+        """
+        silent = [at for at in self._absent.values() if at is not None]
+        silent += [
+            seen.heard_at for seen in self.view.values() if seen.trains and not seen.is_live(now)
+        ]
+        if not self._id.founder:
+            others = set(merged).difference(self.view, self._absent, (self._id.me,))
+            if others or not (self.view or self._absent):
+                silent.append(self._began_at)
+        return max(silent, default=None)
 
     def keepers(self, now: float) -> tuple[PeerId, ...]:
         """The keepers that can be reached and lead a round of one that leaves, sorted.

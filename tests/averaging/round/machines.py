@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import TypeVar
 
@@ -123,6 +123,7 @@ def machine(
     me: PeerId = ME,
     fragment: int = 0,
     founder: bool = False,
+    absent: Mapping[PeerId, float | None] | None = None,
     reachable: bool = True,
     trains: bool = True,
     orders: RoundOrders | None = None,
@@ -137,7 +138,7 @@ def machine(
     who.book.orders = orders or RoundOrders()
     made = FragmentRounds(
         who,
-        Circumstances(reachable=reachable, trains=trains),
+        Circumstances(reachable=reachable, trains=trains, absent=absent or {}),
         view=view,
         standing=where or standing("start"),
         now=0.0,

@@ -104,6 +104,7 @@ class Node:
         if state is not None and plan.trains:
             self.learner = Learner(state, swarm.goal(name), plan.tokens_per_step)
         self.view: dict[PeerId, PeerView] = {}
+        self.absent: dict[PeerId, float | None] = {}
         self.held: list[Callable[[], None]] = []
         self.fate_of: tuple[Standing | None, tuple[int, ...]] = (None, ())
         """The standing and the counts of the learner for which every token had a fate."""
@@ -132,7 +133,7 @@ class Node:
         struck = self.audits.strikes.is_out if self.audits else None
         machine = FragmentRounds(
             identity,
-            Circumstances(plan.trains, reachable=not plan.dial_out_only),
+            Circumstances(plan.trains, reachable=not plan.dial_out_only, absent=self.absent),
             view=self.view,
             standing=Standing.of(state) if state is not None else None,
             probation=Probation(swarm.policy.probation, struck=struck),
@@ -398,6 +399,13 @@ class Swarm(Watch):
             self.let_go[name] += learner.discarded
         self.heap.call_in(self.network.weather.silence_s, self.wires.streams_to, name)
         self.record("crash", name)
+
+    def say_goodbye(self, name: PeerId) -> None:
+        """A peer leaves in order: everybody hears that it trains no more."""
+        for other in self.nodes.values():
+            other.view.pop(name, None)
+            other.absent[name] = None
+        self.crash(name)
 
     def restart(self, name: PeerId) -> None:
         if not self.nodes[name].alive:

@@ -29,6 +29,7 @@ class TableOfRecords:
         incarnation: int = 1,
         reachable: bool | None = True,
         leaving: bool = False,
+        trains: bool = False,
         depth: int = 0,
         addresses: tuple[bytes, ...] = (),
     ) -> bool:
@@ -38,6 +39,7 @@ class TableOfRecords:
             incarnation=incarnation,
             reachable=reachable,
             leaving=leaving,
+            trains=trains,
             addresses=addresses,
             name="n",
         )

@@ -76,6 +76,16 @@ def test_a_failed_call_says_nothing_about_a_peer_that_can_only_dial_out() -> Non
     assert swarm.live(5.0) == [ANNA.peer_id]
 
 
+def test_a_peer_that_fell_silent_may_train_on_unless_it_said_goodbye_or_had_no_work() -> None:
+    swarm = TableOfRecords()
+    swarm.record(ANNA, 0.0, sequence=1, trains=True)
+    swarm.record(BORIS, 0.0, sequence=1)
+    assert swarm.table.absent(10.0) == {}
+    assert swarm.table.absent(40.0) == {ANNA.peer_id: 0.0, BORIS.peer_id: None}
+    swarm.record(ANNA, 41.0, sequence=2, trains=True, leaving=True)
+    assert swarm.table.absent(41.0) == {ANNA.peer_id: None, BORIS.peer_id: None}
+
+
 def test_only_a_reachable_peer_that_lasted_is_established() -> None:
     swarm = TableOfRecords()
     for sequence, now in enumerate([0.0, 10.0, 20.0, 30.0]):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 import msgspec
 import pytest
 
 from averaging import messages as said
+from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.standing import Standing
 from averaging.messages import Join
 from averaging.round.gathering.joining import FAILED_JOINS_MAX
@@ -95,6 +97,40 @@ def test_a_newcomer_that_never_trains_does_not_stop_a_founder_for_good() -> None
     late = 1.0 + POLICY.alone_s
     rounds.peers.view = {ANNA: msgspec.structs.replace(ARRIVING, heard_at=late)}
     assert wanted(rounds.handle(Due(), late)) == ["alone, so I fold"]
+
+
+def beside_nobody(absent: dict[PeerId, float | None], *, workers: tuple[PeerId, ...]) -> Wanted:
+    """What a peer wants that is due beside nobody, and until when it waits for those it has lost.
+
+    ``workers``: others whose work is in its state.
+    """
+    merged = MergedMap({peer: Mark(1, 24, 100) for peer in workers})
+    rounds = machine(replace(standing("start"), merged=merged), others=(), absent=absent)
+    return rounds.alone_until(1.0), wanted(rounds.handle(Due(), 1.0))
+
+
+Wanted: TypeAlias = tuple[float | None, list[str]]
+FOLDS: Wanted = None, ["alone, so I fold"]
+
+
+def waits(since: float) -> Wanted:
+    return since + POLICY.alone_s, []
+
+
+def test_a_peer_whose_partners_have_all_said_goodbye_folds_at_once() -> None:
+    """Earlier nothing was merged for ten minutes, whatever the run's owner had ordered."""
+    assert beside_nobody({ANNA: None, BORIS: None}, workers=(ANNA, BORIS, ME)) == FOLDS
+
+
+def test_a_peer_that_has_lost_sight_of_one_that_trained_waits_for_it() -> None:
+    assert beside_nobody({ANNA: None, BORIS: -20.0}, workers=(ANNA,)) == waits(since=-20.0)
+    assert beside_nobody({ANNA: None, BORIS: -POLICY.alone_s}, workers=(ANNA,)) == FOLDS
+
+
+def test_a_peer_that_comes_back_waits_for_those_that_worked_before() -> None:
+    assert beside_nobody({}, workers=(ME, ANNA)) == waits(since=0.0)
+    assert beside_nobody({BORIS: None}, workers=(ME, ANNA)) == waits(since=0.0)
+    assert beside_nobody({}, workers=()) == waits(since=0.0), "it has met nobody yet"
 
 
 def test_a_leader_that_falls_behind_keeps_no_empty_roster_open() -> None:
