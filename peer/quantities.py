@@ -40,6 +40,11 @@ def count_text(count: float) -> str:
     return f"{count:.3g} T"
 
 
+def loss_at(loss: float, tokens: int) -> str:
+    """``1.932 at 1.07 M tokens``: a held-out loss, and the run's tokens when it was measured."""
+    return f"{loss:.3f} at {count_text(tokens)} tokens"
+
+
 def bar_text(share: float) -> str:
     """``[####      ] 42%``, for a share from 0 to 1."""
     full = int(10 * share)

@@ -7,6 +7,8 @@ ask a few peers regularly, which also spreads the newest held-out loss.
 
 from __future__ import annotations
 
+import math
+from datetime import datetime
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -15,6 +17,7 @@ from msgspec import Meta, Struct
 from dht.decoding import decoded
 from dht.host import Host
 from dht.identity import PeerId, RunId, parse_peer_id
+from peer.quantities import loss_at
 
 VERSION = 1
 PROTOCOL = "/shoal/status/1"
@@ -34,6 +37,11 @@ class HeldOut(Struct, frozen=True, array_like=True):
     version: Count
     loss: Number
     peer: Annotated[str, Meta(max_length=64)]
+    tokens: Count
+    """Merged tokens of all peers when it was measured."""
+
+    def __str__(self) -> str:
+        return loss_at(self.loss, self.tokens)
 
 
 class Status(Struct, frozen=True, array_like=True, kw_only=True):
@@ -100,6 +108,15 @@ class Status(Struct, frozen=True, array_like=True, kw_only=True):
     """Times that the peer went back, because its held-out loss had risen."""
     seeded: Text = ""
     """Digest of the random seed by which its program draws batches; empty: in an own order."""
+    alone_until: Annotated[float, Meta(ge=0, le=2.5e11)] | None = None
+    """Unix time from which it merges by itself, as it has lost sight of all others that train."""
+
+
+def merges_alone_from(at: float) -> str:
+    """``merges by itself from 12:04 on``: the first minute, in local time, after ``at``."""
+    begins = datetime.fromtimestamp(60 * math.ceil(at / 60)).astimezone()
+    is_today = begins.date() == datetime.now().astimezone().date()
+    return f"merges by itself from {begins:%H:%M}{'' if is_today else f' of {begins:%Y-%m-%d}'} on"
 
 
 def state_in_words(role: str, phase: str, *, rests: bool = False) -> str:

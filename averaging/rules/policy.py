@@ -101,7 +101,7 @@ class RoundPolicy:
     doubt_s: float = 300.0
     """After this a doubt that nobody could settle ends, and the work is pending again."""
     alone_s: float = 600.0
-    """Time after which a peer that is alone folds its work into theta."""
+    """Time after which a peer that has lost sight of all others folds its work into theta."""
 
     @property
     def codecs(self) -> tuple[str, str]:

@@ -445,6 +445,7 @@ def make_averager(
         ),
         around=Surroundings(
             view=local.view,
+            absent=local.absent,
             line_max=guest.line_max,
             may_train=online.may_train,
             trusted=online.is_vouched_for,

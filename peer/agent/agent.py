@@ -228,7 +228,7 @@ class Agent(Delegate):
             TrainerSide(self.port, gate, self._trials),
             incarnation=self._memory.incarnation,
             states=first.states,
-            founder=first.founded,
+            founder=first.are_own(local.me),
             closed=self._rest.why_closed,
             on_fetched=self._fetch_progress,
         )
@@ -269,10 +269,11 @@ class Agent(Delegate):
                     self._trials.heard_reading(message)
                 case Tried():
                     self._trials.heard(message)
-                case Measured() if message.gate:
+                case Measured() if message.asked.gate:
                     self._loss.heard(message)
                 case Measured():
-                    measured = HeldOut(message.version, message.loss, self.local.me)
+                    asked, me = message.asked, self.local.me
+                    measured = HeldOut(asked.version, message.loss, me, asked.tokens)
                     self.local.take_held_out(measured)
                 case Restore():
                     self._to_restore |= set(range(self._memory.fragments))
@@ -425,10 +426,9 @@ class Agent(Delegate):
             "left_out": local.board.names.within(fields["left_out"].get(local.me, "")),
         }
         self._line.say(Happened("round" if finished else "round_missed", told))
-        if finished and fields["fragment"] == 0:
-            version = fields["version"]
-            if local.held_out.is_my_turn(version, local.others_who_train()):
-                self._line.say(Measure(version))
+
+    def on_turn_to_measure(self, version: int, tokens: int) -> None:
+        self._line.say(Measure(version, tokens))
 
 
 def _quit_at_the_latest(seconds: float) -> None:

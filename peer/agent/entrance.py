@@ -22,7 +22,7 @@ from averaging.round.interface.phase import Phase as RoundPhase
 from dht import addresses as address_rules
 from dht.identity import PeerId
 from dht.presence.intake import Misfit
-from peer.agent.account import Account
+from peer.agent.account import Account, merged_of
 from peer.agent.active_peer import send_standing
 from peer.agent.online_peer import OnlinePeer
 from peer.agent.slots import SlotPort
@@ -83,11 +83,13 @@ class FirstStates:
     """
 
     states: tuple[FragmentState, ...] = ()
-    founded: bool = False
-    """True if the run begins with this peer's own parameters."""
     settled: tuple[int, ...] | None = None
     """Only from a checkpoint: own tokens of this incarnation, by fragment, that it accounts for as
     merged or given up."""
+
+    def are_own(self, me: PeerId) -> bool:
+        """True if nobody else has worked in the run so far: it was founded here."""
+        return bool(self.states) and set(merged_of(self.states)) <= {me}
 
 
 class Entrance:
@@ -301,7 +303,7 @@ class Entrance:
             states.append(state)
             self._port.adopt(fragment, state, contained=self._memory.offered(fragment)[0])
         local.event("founded", fragments=len(states))
-        return FirstStates(tuple(states), founded=True)
+        return FirstStates(tuple(states))
 
     async def go_on_from_checkpoint(self, averager: Averager, first: FirstStates) -> None:
         """Compare the checkpoint with the other peers, then give its states to the trainer.

@@ -16,7 +16,7 @@ OTHERS_MAX = 16
 def facts_of(online: OnlinePeer, trainer: TrainerStatus) -> Facts:
     """The run as this peer sees it now."""
     local, guest = online.local, online.local.guest
-    stats, newest, live = local.averaging.stats, local.held_out.newest, local.live_peers
+    stats, live = local.averaging.stats, local.live_peers
     merged_tokens = local.merged_tokens()
     rows = online.peer_rows()
     others_train = any(seen.trains for seen in live)
@@ -28,7 +28,7 @@ def facts_of(online: OnlinePeer, trainer: TrainerStatus) -> Facts:
         global_tokens=merged_tokens + trainer.pending_tokens,
         versions=local.versions(),
         peers=1 + len(live),
-        held_out_loss=None if newest is None else newest.loss,
+        held_out=local.held_out.newest,
         fates=dict(trainer.fates),
         rounds=stats.rounds,
         rounds_missed=local.rounds_missed,
@@ -61,6 +61,7 @@ def facts_of(online: OnlinePeer, trainer: TrainerStatus) -> Facts:
         staleness=trainer.staleness,
         last=local.offer_outcomes.get(local.me, ""),
         others_train=others_train,
+        alone_until=local.alone_until,
     )
 
 

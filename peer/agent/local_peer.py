@@ -51,7 +51,7 @@ from peer.rules.foundings import Founding
 from peer.rules.held_out import HeldOutLoss
 from peer.rules.reach import Reach, Untested
 from peer.run_file.sections import RunFile
-from peer.status import HeldOut
+from peer.status import HeldOut, merges_alone_from
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.good_states import GoodStates
 from peer.storage.home import GOOD, OUTER
@@ -163,6 +163,12 @@ class Delegate:
     def on_round(self, fields: Fields) -> None:
         """A round of this peer has ended, with or without a result."""
 
+    def on_turn_to_measure(self, version: int, tokens: int) -> None:
+        """It is this peer's turn to measure the held-out loss of the run.
+
+        ``version`` of the first fragment, ``tokens`` of the run.
+        """
+
 
 class NotAveraging:
     """Stands for the averager of a peer that has no states yet."""
@@ -171,6 +177,7 @@ class NotAveraging:
     phases: tuple[RoundPhase, ...] = ()
     final_fragments: frozenset[int] = frozenset()
     in_flight = 0
+    alone_until: float | None = None
     bytes_per_s = 0.0
     stats = AveragerStats()
 
@@ -251,6 +258,8 @@ class LocalPeer:
         )
         self.view: dict[PeerId, PeerView] = {}
         """The live peers as averaging sees them. It stays the same object."""
+        self.absent: dict[PeerId, float | None] = {}
+        """The peers that are not live (``PeerTable.absent``). It stays the same object."""
         self.phase: PhaseName = "connecting"
         self._phase_text = ""
         self.averaging: Averager | NotAveraging = NotAveraging()
@@ -552,7 +561,12 @@ class LocalPeer:
             # while another peer is about to train.
             if not self._is_alone and not any(seen.arrives for seen in self.live_peers):
                 self._is_alone = True
-                self.event("alone", text="nobody else trains here now; training goes on alone")
+                merges = ""
+                if (until := self.alone_until) is not None:
+                    merges = f", and {merges_alone_from(until)}"
+                self.event(
+                    "alone", text=f"nobody else trains here now; training goes on alone{merges}"
+                )
         elif audience_of(name) & REPORTED:
             self.event(name, **fields)
         else:
@@ -562,6 +576,8 @@ class LocalPeer:
                 self.delegate.on_event(
                     "not_merged", {"fragment": fields["fragment"], "reason": why}
                 )
+        if name == "folded":
+            self._made_version(fields["fragment"], fields["version"])
         if name == "void" and self.last_rounds is not None:
             self.last_rounds.came_to_nothing(fields["fragment"])
 
@@ -595,12 +611,18 @@ class LocalPeer:
         self.log.write("round", {**fields, "contributed": contributed, "sent_for": sent_for})
         self.delegate.on_round({**fields, "contributed": contributed})
         if finished:
+            self._made_version(fields["fragment"], fields["version"])
             self.check_the_end()  # at once: no version must follow the final one
             where = f"fragment {fields['fragment']}"
             for peer in fields["contributors"]:
                 self._remember_offer(peer, f"merged, {where}")
             for peer, why in fields["left_out"].items():
                 self._remember_offer(peer, f"left out, {where}: {self.board.names.within(why)}")
+
+    def _made_version(self, fragment: int, version: int) -> None:
+        """This peer has made a version, in a round or alone."""
+        if fragment == 0 and self.held_out.is_my_turn(version, self.others_who_train()):
+            self.delegate.on_turn_to_measure(version, self.merged_tokens())
 
     def _remember_offer(self, peer: PeerId, outcome: str) -> None:
         self.offer_outcomes.pop(peer, None)  # its entry becomes the youngest
@@ -609,15 +631,15 @@ class LocalPeer:
     def take_held_out(self, measured: HeldOut | None) -> None:
         """Note a measurement of the held-out loss, and report it if it is the newest."""
         if measured is not None and self.held_out.heard(measured):
-            self.event("measured", version=measured.version, loss=measured.loss, peer=measured.peer)
+            where = {"version": measured.version, "tokens": measured.tokens}
+            self.event("measured", **where, loss=measured.loss, peer=measured.peer)
 
     def hear_held_out(self, measured: HeldOut | None) -> None:
-        """Take another peer's word on the held-out loss of a version that is reached here.
+        """Take another peer's word on the held-out loss after tokens that are merged here, too.
 
-        One that claims a version of the far future would be the newest for ever.
+        One that claims tokens of the far future would be the newest for ever.
         """
-        reached = self.versions()[:1]
-        if measured is not None and reached and measured.version <= reached[0]:
+        if measured is not None and self.versions() and measured.tokens <= self.merged_tokens():
             self.take_held_out(measured)
 
     # --- states and peers -----------------------------------------------------------------------
@@ -669,6 +691,14 @@ class LocalPeer:
             f"fragment{'s' * (len(each) > 1)} {listed(each, most=FRAGMENTS_NAMED)} {words}"
             for words, each in found.items()
         )
+
+    @property
+    def alone_until(self) -> float | None:
+        """Unix time from which this peer merges by itself; ``None``: it does, or others train."""
+        until = self.averaging.alone_until
+        if until is None:
+            return None
+        return time.time() + until - asyncio.get_running_loop().time()
 
     @property
     def live_peers(self) -> list[PeerView]:

@@ -49,7 +49,7 @@ class TrainersLoss:
     def heard(self, measured: Measured) -> None:
         """The trainer has answered. An answer that comes too late is dropped."""
         waiting = self._answer
-        if measured.gate == self._asked and waiting is not None and not waiting.done():
+        if measured.asked.gate == self._asked and waiting is not None and not waiting.done():
             waiting.set_result(measured.loss if measured.sequences else None)
 
 

@@ -321,6 +321,9 @@ class OnlinePeer:
         for peer in view.keys() - live.keys():
             del view[peer]
         view.update(live)
+        absent = self.presence.table.absent(asyncio.get_running_loop().time())
+        self.local.absent.clear()
+        self.local.absent.update(absent)
         self._tell_if_outdated()
         if self.host.lane is not None:
             self.host.lane.relay.set_rate(self.local.guest.relay_bytes_s)
@@ -475,6 +478,7 @@ class OnlinePeer:
             limits=tuple(words[:TEXT_MAX] for words in local.guest.words()),
             paths=lane.paths_by_name() if lane is not None else {},
             relayed_bytes=lane.relay.counters["bytes"] if lane is not None else 0,
+            alone_until=local.alone_until,
             jumps_judged=local.jumps.total(),
             jumps_refused=local.jumps[JUMP_REFUSED],
             seeded=local.seeded,

@@ -114,8 +114,7 @@ class ShownRun:
 
     def note(self, name: str, fields: Mapping[str, Any]) -> None:
         """Take note of an event of this peer."""
-        event = {**fields, "event": name, "at": self._online.host.wall_time()}
-        self._record.note(event, self._local.merged_tokens())
+        self._record.note({**fields, "event": name, "at": self._online.host.wall_time()})
 
     async def run(self) -> None:
         """Keep the record up to date, for ever."""
@@ -186,6 +185,7 @@ class ShownRun:
             at=entry.at,
             size_bytes=entry.size_bytes,
             loss=entry.loss,
+            loss_tokens=entry.loss_tokens,
             path=f"exports/{entry.name}/{entry.weights}",
             url=showing.hub,
         )

@@ -21,6 +21,7 @@ from averaging.audit.readings import Reading
 from dht import protocol
 from peer.description import Described
 from peer.errors import OtherRelease, PeerError
+from peer.status import HeldOut
 
 MESSAGE_MAX_BYTES = 16 << 20
 """Limit that detects a damaged stream. A layout of 10 000 tensors takes 1 MB."""
@@ -129,11 +130,10 @@ class Seeded(_Message, frozen=True):
 class Measured(_Message, frozen=True, kw_only=True):
     """Trainer: the held-out loss that ``Measure`` asked for."""
 
-    version: int
+    asked: Measure
     loss: float
     sequences: int
     """0: it cannot measure, and the loss says nothing."""
-    gate: int = 0
 
 
 class Phase(_Message, frozen=True, kw_only=True):
@@ -173,7 +173,7 @@ class Facts(_Message, frozen=True, kw_only=True):
     versions: tuple[int, ...]
     peers: int
     """Number of live peers, this one included."""
-    held_out_loss: float | None
+    held_out: HeldOut | None
     fates: dict[str, float]
     """This peer's tokens: processed, merged, pending, discarded.<reason>."""
     rounds: int
@@ -212,6 +212,8 @@ class Facts(_Message, frozen=True, kw_only=True):
     """Share of the machine's processors that this peer uses."""
     others_train: bool = True
     """False if the other live peers only keep the run, or rest."""
+    alone_until: float | None = None
+    """Unix time from which this peer merges by itself; ``None``: it does, or others train."""
 
 
 class Happened(_Message, frozen=True):
@@ -225,6 +227,8 @@ class Measure(_Message, frozen=True):
     """Agent: it is this peer's turn to measure the held-out loss of the run."""
 
     version: int
+    tokens: int = 0
+    """Merged tokens of all peers at this version."""
     gate: int = 0
     """Number of a question of the loss gate, which is always answered; 0: it is none."""
 

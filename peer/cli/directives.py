@@ -92,6 +92,8 @@ class Delivered:
     is_new: bool
     told: dict[PeerId, str]
     """The reason of each peer for not taking it; empty if it did."""
+    waiting: list[str]
+    """What it waits for, in words."""
 
     def report(self, *, as_json: bool) -> int:
         """Print the result in one line. Returns the exit code."""
@@ -107,13 +109,15 @@ class Delivered:
                 "orders": words(self.directive.orders),
                 "taken": taken,
                 "refused": refused,
+                "waiting": self.waiting,
             }
             print(json_text(record))
         else:
             said = "" if self.is_new else ", as before"
+            passed_on = "; ".join([f"{len(self.told)} peers, who pass it on", *self.waiting])
             print(
                 f"directive {number}{said}: {told(self.directive)}: taken by {len(taken)} of "
-                f"{len(self.told)} peers, who pass it on"
+                f"{passed_on}"
             )
             for peer, reason in refused.items():
                 complain(f"{peer} did not take it: {reason}")
@@ -136,7 +140,7 @@ def direct(
     from dht.membership.credentials import encode
     from peer.event_loop import run_unless_stopped
     from peer.joining.link import Link
-    from peer.joining.visit import visit
+    from peer.joining.visit import visit, waiting
     from peer.rules.amendments import objection, too_new
     from peer.storage.credentials import invite_from, own_directive_path, owner_key_path
 
@@ -161,8 +165,9 @@ def direct(
             kept = await visitor.attestable() if asks_kept else {}
             with usage_errors():
                 wanted = change(Before(found, bans, orders, number, seen, kept))
+                waits = waiting(seen, wanted[1])
                 if last is not None and wanted == (bans, orders):
-                    return Delivered(last, False, await visitor.deliver(encode(last)))
+                    return Delivered(last, False, await visitor.deliver(encode(last)), waits)
                 if (reason := objection(found.run, wanted[1])) is not None:
                     raise ValueError(reason)
                 for amendment in wanted[1].amendments:
@@ -170,7 +175,7 @@ def direct(
                         raise ValueError(reason)
                 directive = signer.directive(number, *wanted)
             write_whole(copy, encode(directive))
-            return Delivered(directive, True, await visitor.deliver(encode(directive)))
+            return Delivered(directive, True, await visitor.deliver(encode(directive)), waits)
 
     with report_if_slow("still searching for peers of the run (Ctrl-C to stop)"):
         return run_unless_stopped(spread())

@@ -343,6 +343,6 @@ def _expectation(seen: RunStatus | str, step_time_s: float) -> str:
         return f"Expect   unknown: {seen.reasons}"
     training = seen.step_times_s
     share = expected_share(step_time_s, training)
-    loss = "" if seen.held_out is None else f", held-out loss {seen.held_out.loss:.3f}"
+    loss = "" if seen.held_out is None else f", held-out loss {seen.held_out}"
     others = "1 peer trains" if len(training) == 1 else f"{len(training)} peers train"
     return f"Expect   {others}{loss}; this machine adds about {share:.0%} of the speed"

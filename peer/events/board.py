@@ -46,7 +46,7 @@ class Board:
         if isinstance(name, str) and isinstance(peer, str):
             self.names.learn(peer, name)
         if kind == "measured":
-            self._held_out.append((self._tokens, float(event["loss"])))
+            self._held_out.append((event["tokens"], float(event["loss"])))
         if not audience_of(kind) & Audience.PEER:
             return
         text = in_story(event, self.names)

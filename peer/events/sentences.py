@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from peer.quantities import bar_text, bytes_text, count_text, peers_text
+from peer.quantities import bar_text, bytes_text, count_text, loss_at, peers_text
 
 Event: TypeAlias = Mapping[str, Any]
 
@@ -78,6 +78,15 @@ def link_on_screen(event: Event) -> str:
     """How others join. The model of some runs is in a program, which `shoal join` does not have."""
     by = "the same program and the link" if event.get("by_program") else "shoal join"
     return f"others join with: {by} '{event['link']}'"
+
+
+def measured(event: Event) -> str:
+    """The held-out loss, and the run's tokens when it was measured."""
+    return f"held-out loss {loss_at(float(event['loss']), int(event['tokens']))}"
+
+
+def measured_by(event: Event) -> str:
+    return f"{measured(event)}, measured by {event['peer']}"
 
 
 def phase_on_screen(event: Event) -> str:

@@ -553,9 +553,9 @@ _THIS_PEER = (
     _row(
         SHOWN | Audience.METRICS,
         "measured",
-        "version, loss, peer",
-        "held-out loss {loss:.4f}, measured by {peer}",
-        on_screen="held-out loss {loss:.4f}",
+        "version, tokens, loss, peer",
+        sentences.measured_by,
+        on_screen=sentences.measured,
     ),
     _row(
         PEER,
@@ -685,14 +685,14 @@ _TRAINING_PROCESS = (
     ),
     *_rows(
         Audience.RUN,
-        "loss, held_out_loss, global_tokens, steps, tokens, step_time_s, rounds, rounds_missed, "
-        "bytes_sent, bytes_received, trained_s, blocked_s, blocked_fraction, blocked_p99_ms, "
-        "blocked_cpu_p99_ms, agent_restarts, fates",
+        "loss, held_out_loss, held_out_tokens:tokens, global_tokens, steps, tokens, step_time_s, "
+        "rounds, rounds_missed, bytes_sent, bytes_received, trained_s, blocked_s, "
+        "blocked_fraction, blocked_p99_ms, blocked_cpu_p99_ms, agent_restarts, fates",
         {
             "progress": (
-                "peer, peers, versions, tokens_per_s:float, share_of_peak:float, "
-                "time_left_s, next_merge_s, device_bytes, temperature_c:float, "
-                "processor_share:float, preparing:text",
+                "peer, peers, alone_until:float, versions, tokens_per_s:float, "
+                "share_of_peak:float, time_left_s, next_merge_s, device_bytes, "
+                "temperature_c:float, processor_share:float, preparing:text",
                 "step {steps}, loss {loss}",
             ),
             "done": ("finished, stopped, directory", "ended at step {steps}, loss {loss}"),

@@ -35,7 +35,7 @@ from dht.identity import Identity, PeerId
 from dht.membership.admission import Admission, Terms, banned_names
 from dht.membership.credentials import Directive, InviteKey, admit, encode
 from dht.membership.hello import Papers
-from dht.membership.orders import words
+from dht.membership.orders import Orders, words
 from dht.membership.reachability import in_words
 from dht.membership.table import Member
 from dht.presence.door import exchange_papers
@@ -188,11 +188,10 @@ class RunStatus:
 
     @property
     def held_out(self) -> status.HeldOut | None:
-        """The newest held-out loss that any peer knows, of a version that the run has reached."""
-        reached = told_by_two([peer.versions[0] for peer in self._holders])
+        """The newest held-out loss that any peer knows, after tokens that the run has merged."""
         told = [peer.held_out for peer in self.peers if peer.held_out is not None]
-        known = [each for each in told if each.version <= reached]
-        return max(known, key=lambda held_out: held_out.version, default=None)
+        known = [each for each in told if each.tokens <= self.global_tokens]
+        return max(known, key=lambda held_out: held_out.tokens, default=None)
 
     def plain(self) -> dict[str, Any]:
         """A dictionary for ``--json``."""
@@ -507,7 +506,7 @@ async def visit(
 
 def status_lines(seen: RunStatus) -> list[str]:
     """The status as lines of text, of about 80 columns."""
-    held_out = "" if seen.held_out is None else f"   held-out loss {seen.held_out.loss:.3f}"
+    held_out = "" if seen.held_out is None else f"   held-out loss {seen.held_out}"
     lines = [
         f"run {seen.run_id[:16]}...   {count_text(seen.global_tokens)} tokens merged   "
         f"{peers_text(len(seen.peers))}{held_out}",
@@ -527,12 +526,27 @@ def status_lines(seen: RunStatus) -> list[str]:
         banned = ", ".join(banned_names(directive))
         orders = words(directive.orders)
         told = [f"banned: {banned or 'nobody'}"] if banned or not orders else []
-        lines.append(f"directive {directive.number} of {signer}: {'; '.join(told + orders)}")
+        said = "; ".join([*told, *orders, *waiting(seen, directive.orders)])
+        lines.append(f"directive {directive.number} of {signer}: {said}")
         for peer in seen.peers if directive.delegation is None else ():
             if peer.directive != directive.number:
                 old = f"still follows directive {peer.directive}"
                 lines.append(f"  {peer.name} {old if peer.directive else 'follows none yet'}")
     return lines
+
+
+def waiting(seen: RunStatus, orders: Orders) -> list[str]:
+    """What orders wait for that name a version, while all who train wait for others."""
+    newest = seen.newest_version or 0
+    versions = [each.version for each in orders.amendments]
+    if orders.end is not None and orders.end.version is not None:
+        versions.append(orders.end.version)
+    training = [peer for peer in seen.peers if peer.role == LEARNER and peer.rest is None]
+    times = [peer.alone_until for peer in training if peer.alone_until is not None]
+    if not times or len(times) < len(training) or max(versions, default=0) <= newest:
+        return []
+    first = min(training, key=lambda peer: peer.alone_until or 0.0)
+    return [f"waits for a merge: {printable(first.name)} {status.merges_alone_from(min(times))}"]
 
 
 def _row(peer: status.Status) -> str:
@@ -556,6 +570,8 @@ def _notes(peer: status.Status) -> Iterator[str]:
         resting = [] if peer.rest is None else [f"resting: {peer.rest}"]
         allowed = [f"limits: {', '.join(peer.limits)}"] if peer.limits else []
         yield "; ".join(resting + allowed)
+    if peer.alone_until is not None:
+        yield f"alone: {status.merges_alone_from(peer.alone_until)}"
     if peer.banned:
         yield f"banned by proof: {', '.join(peer.banned)}"
     if peer.jumps_judged:

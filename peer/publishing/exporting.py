@@ -85,7 +85,7 @@ def _export(job: Job, shelf: Shelf, outer: OuterState, tell: Tell, *, now: float
     entry = shelf.add(
         outer.model,
         outer.global_tokens,
-        facts.measured[-1].loss if facts.measured else None,
+        facts.measured[-1] if facts.measured else None,
         lambda out: write_folder(export, out),
         now=now,
     )

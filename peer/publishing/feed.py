@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from peer.quantities import count_text
+from peer.quantities import count_text, loss_at
 
 ATOM = "http://www.w3.org/2005/Atom"
 
@@ -29,6 +29,8 @@ class Entry:
     tokens: int
     loss: float | None
     """Newest held-out loss that was known."""
+    loss_tokens: int = 0
+    """Merged tokens when it was measured."""
     size_bytes: int
     weights: str
     """Name of the file of parameters, inside its folder."""
@@ -37,7 +39,9 @@ class Entry:
 
     @property
     def summary(self) -> str:
-        loss = "" if self.loss is None else f", held-out loss {self.loss:.4f}"
+        loss = ""
+        if self.loss is not None:
+            loss = f", held-out loss {loss_at(self.loss, self.loss_tokens)}"
         return f"{count_text(self.tokens)} tokens merged{loss}, model {self.model}"
 
 

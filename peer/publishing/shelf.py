@@ -24,6 +24,7 @@ import msgspec
 
 from dht.whole_files import new_file, read_json, write_whole
 from peer.errors import NotWritten, PeerError
+from peer.model.export.facts import Measured
 from peer.publishing.feed import Entry, atom
 from peer.run_file.sections import RunFile
 
@@ -109,7 +110,7 @@ class Shelf:
         self,
         model: str,
         tokens: int,
-        loss: float | None,
+        measured: Measured | None,
         write: Callable[[Path], None],
         *,
         now: float,
@@ -124,7 +125,8 @@ class Shelf:
             model=model,
             at=now,
             tokens=tokens,
-            loss=loss,
+            loss=None if measured is None else measured.loss,
+            loss_tokens=0 if measured is None else measured.tokens,
             size_bytes=weights.stat().st_size,
             weights=weights.name,
         )

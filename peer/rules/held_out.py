@@ -27,7 +27,10 @@ class HeldOutLoss:
     _asked: int = -1
 
     def is_my_turn(self, version: int, able: Iterable[PeerId]) -> bool:
-        """``True`` if this peer, and none of ``able``, is to measure at this version."""
+        """``True`` if this peer, and none of ``able``, is to measure at this version.
+
+        Asked of every version that this peer makes, in a round or alone.
+        """
         if version % self.every_versions or version <= self._asked:
             return False
 
@@ -40,10 +43,13 @@ class HeldOutLoss:
         return True
 
     def heard(self, measured: HeldOut | None) -> bool:
-        """Take note of a measurement. Returns whether it is newer than the known one."""
+        """Take note of a measurement. Returns whether it is newer than the known one.
+
+        By its tokens: the heavier of two histories may have the smaller versions.
+        """
         if measured is None or not math.isfinite(measured.loss):
             return False  # a status with such a loss would be refused by every reader
-        if self.newest is not None and measured.version <= self.newest.version:
+        if self.newest is not None and measured.tokens <= self.newest.tokens:
             return False
         self.newest = measured
         return True

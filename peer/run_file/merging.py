@@ -206,7 +206,8 @@ class Rounds(Section, frozen=True, kw_only=True):
     alone_s: Annotated[
         float,
         Meta(ge=1.0, le=1e7),
-        "Seconds without another peer after which a peer continues the run alone.",
+        "Seconds after which a peer that has lost sight of all others merges its work alone; when "
+        "they have said goodbye, it does so at once.",
     ] = 600.0
 
 

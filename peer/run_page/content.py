@@ -70,6 +70,8 @@ class Latest(_Part, frozen=True, kw_only=True):
     at: Time
     size_bytes: Count
     loss: Number | None = None
+    loss_tokens: Count = 0
+    """Merged tokens when the loss was measured."""
     path: Text = ""
     """Path of its parameters at the server of the page; empty if it is not served there."""
     url: Text = ""

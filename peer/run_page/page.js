@@ -60,7 +60,7 @@ function tiles(page) {
     [peers, peers === 1 ? "peer on line" : "peers on line"]];
   if (page.contributors_total != null) found.push([page.contributors_total, "contributed so far"]);
   const held = page.held_out.at(-1), loss = page.losses.at(-1);
-  if (held) found.push([held.loss.toFixed(3), "held-out loss"]);
+  if (held) found.push([held.loss.toFixed(3), "held-out loss at " + count(held.tokens) + " tokens"]);
   else if (loss) found.push([loss.loss.toFixed(3), "training loss"]);
   $("tiles").replaceChildren(...found.map(([value, label]) =>
     make("div", {className: "tile"}, make("b", {textContent: value}), make("span", {textContent: label}))));
@@ -146,7 +146,7 @@ function days(page) {
 function latest(page) {
   const newest = page.latest;
   if (!show("latestbox", newest)) return;
-  const loss = newest.loss == null ? "" : ", held-out loss " + newest.loss.toFixed(4);
+  const loss = newest.loss == null ? "" : ", held-out loss " + newest.loss.toFixed(3) + " at " + count(newest.loss_tokens) + " tokens";
   const parts = [count(newest.tokens) + " tokens, " + date(newest.at) + " UTC" + loss + ", " + bytes(newest.size_bytes) + ". "];
   const folder = newest.path.slice(0, newest.path.lastIndexOf("/") + 1);
   if (newest.path) for (const [label, path] of [["Parameters", newest.path], ["model card", folder + "README.md"], ["configuration", folder + "config.json"]])

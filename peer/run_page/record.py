@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from dht.identity import PeerId
-from peer.quantities import count_text
+from peer.quantities import count_text, loss_at
 from peer.run_page.content import NEWS_MAX, POINTS_MAX, News, Point
 
 FIRST_EVERY_S = 10.0
@@ -93,19 +93,15 @@ class Record:
             del self._losses[-2::-2]  # the newest stays
             self._every_s *= 2
 
-    def note(self, event: Mapping[str, Any], tokens: int) -> None:
-        """Take note of an event of this peer that is of interest to everybody.
-
-        ``tokens``: those of the run by now.
-        """
+    def note(self, event: Mapping[str, Any]) -> None:
+        """Take note of an event of this peer that is of interest to everybody."""
         at = float(event["at"])
-        self._tokens = max(self._tokens, tokens)
         match event:
-            case {"event": "measured", "loss": float(loss)} if -1e9 < loss < 1e9:
-                self._held_out.append(Point(at=at, tokens=self._tokens, loss=loss))
+            case {"event": "measured", "loss": float(loss), "tokens": int(n)} if -1e9 < loss < 1e9:
+                self._held_out.append(Point(at=at, tokens=n, loss=loss))
                 if len(self._held_out) > POINTS_MAX:
                     del self._held_out[-2::-2]
-                self._tell(at, f"held-out loss {loss:.4f} at {count_text(self._tokens)} tokens")
+                self._tell(at, f"held-out loss {loss_at(loss, n)}")
             case {"event": "published", "tokens": int(exported)}:
                 self._tell(at, f"a new export, of {count_text(exported)} tokens")
             case {"event": "ended_here"}:

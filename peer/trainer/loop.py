@@ -215,7 +215,7 @@ def outcome_of(run: Run, stop: Stop, loss: torch.Tensor | None) -> Outcome:
         tokens=run.stats.tokens,
         global_tokens=run.merged_tokens,
         loss=None if loss is None else float(loss),
-        held_out_loss=run.held_out_loss,
+        held_out=run.held_out,
         stats=run.stats,
         directory=run.directory,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.errors import RunLost
+from peer.status import HeldOut
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class Outcome:
     global_tokens: int
     """Merged tokens of all peers."""
     loss: float | None
-    held_out_loss: float | None
+    held_out: HeldOut | None
+    """The newest published held-out loss."""
     stats: Stats
     directory: Path

@@ -51,6 +51,7 @@ from peer.events.telling import on_screen
 from peer.joining.link import event_of, is_news
 from peer.run_file.reading import with_settings
 from peer.run_file.sections import RunFile
+from peer.status import HeldOut
 from peer.storage.inner_state import Optimizers
 from peer.trainer.arguments import check_is_whole
 from peer.trainer.computing.late import LateValue
@@ -282,10 +283,7 @@ class Run(Rank):
         if wanted is not None and (measure is not None or wanted.gate):
             loss, sequences = (0.0, 0) if measure is None else measure()
             if sequences or wanted.gate:
-                measured = Measured(
-                    version=wanted.version, loss=loss, sequences=sequences, gate=wanted.gate
-                )
-                parts.agent.send(measured)
+                parts.agent.send(Measured(asked=wanted, loss=loss, sequences=sequences))
         if self._seed_told_to != parts.agent.restarts:
             self._seed_told_to = parts.agent.restarts
             parts.agent.send(Seeded("" if parts.feed.draws_order else self._seed_digest()))
@@ -501,9 +499,14 @@ class Run(Rank):
         return self._parts.learner.loss
 
     @property
+    def held_out(self) -> HeldOut | None:
+        """The newest published held-out loss, and the run's tokens when it was measured."""
+        return self._news.facts.held_out
+
+    @property
     def held_out_loss(self) -> float | None:
         """The newest published held-out loss."""
-        return self._news.facts.held_out_loss
+        return None if self.held_out is None else self.held_out.loss
 
     @property
     def others(self) -> tuple[Other, ...]:
@@ -519,6 +522,11 @@ class Run(Rank):
     def in_flight(self) -> tuple[str, ...]:
         """Fragments with the work in progress on them: ``2 exchanging``."""
         return self._news.facts.in_flight
+
+    @property
+    def alone_until(self) -> float | None:
+        """Unix time from which this peer merges by itself; ``None``: it does, or others train."""
+        return self._news.facts.alone_until
 
     @property
     def last_offer(self) -> str:

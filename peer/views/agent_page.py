@@ -15,7 +15,7 @@ from dht.records import unpack_versions
 from peer.bridge.messages import Device
 from peer.events.board import Board
 from peer.quantities import fates_text, plural, rounded_shares
-from peer.status import Status, state_in_words
+from peer.status import Status, merges_alone_from, state_in_words
 from peer.views.pages import Check
 
 
@@ -38,7 +38,7 @@ def checks(status: Status) -> Sequence[Check]:
 
 def figures(status: Status) -> Iterator[Metric]:
     """The numbers of ``status`` as metrics, with names that begin with ``shoal_``."""
-    held_out = None if status.held_out is None else status.held_out.loss
+    held_out_loss, held_out_tokens = _held_out(status)
     for name, value, text in (
         ("peers", status.peers, "Live peers of the run, this one included"),
         (
@@ -48,7 +48,8 @@ def figures(status: Status) -> Iterator[Metric]:
         ),
         ("step_seconds", status.step_time_s, "Median duration of a step"),
         ("loss", status.loss, "Last training loss"),
-        ("held_out_loss", held_out, "Newest held-out loss known"),
+        ("held_out_loss", held_out_loss, "Newest held-out loss known"),
+        ("held_out_tokens", held_out_tokens, "Merged tokens of all peers when it was measured"),
     ):
         if value is not None:
             yield GaugeMetricFamily(f"shoal_{name}", text, value=float(value))
@@ -82,6 +83,12 @@ def figures(status: Status) -> Iterator[Metric]:
     for name, amount in sorted(status.fates.items()):
         tokens.add_metric([name], amount)
     yield tokens
+
+
+def _held_out(status: Status) -> tuple[float | None, int | None]:
+    """The newest held-out loss, and the run's tokens when it was measured."""
+    newest = status.held_out
+    return (None, None) if newest is None else (newest.loss, newest.tokens)
 
 
 SCHEMA = 1
@@ -138,7 +145,7 @@ def content(
     wall_time: float,
 ) -> dict[str, Any]:
     """Content of the page, for ``/state.json``."""
-    held_out = None if status.held_out is None else status.held_out.loss
+    held_out_loss, held_out_tokens = _held_out(status)
     blocked = status.blocked_s / status.up_s if status.up_s > 0 else 0.0
     device = own.device
     rows = peer_rows(status, peers, board.names)
@@ -161,7 +168,8 @@ def content(
         "fragments": len(status.versions),
         "figures": {
             "loss": status.loss,
-            "held_out_loss": held_out,
+            "held_out_loss": held_out_loss,
+            "held_out_tokens": held_out_tokens,
             "global_tokens": status.global_tokens,
             "tokens_goal": own.tokens_goal,
             "peers": status.peers,
@@ -186,6 +194,7 @@ def content(
             "temperature_c": None if device is None else device.temperature_c,
         },
         "in_flight": list(own.in_flight),
+        "alone": None if status.alone_until is None else merges_alone_from(status.alone_until),
         "peers": rows,
         **board.plain(),
     }

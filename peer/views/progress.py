@@ -8,6 +8,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from peer.quantities import bytes_text, count_text, duration_text, fates_text, peers_text, plural
+from peer.status import HeldOut, merges_alone_from
 from peer.trainer.observed_run import Outcome, Speed, Stats
 
 if TYPE_CHECKING:
@@ -20,9 +21,10 @@ def progress(run: Run) -> dict[str, Any]:
         "event": "progress",
         "peer": run.peer_id,
         "loss": run.loss,
-        "held_out_loss": run.held_out_loss,
+        **_held_out(run.held_out),
         "global_tokens": run.merged_tokens,
         "peers": run.peers,
+        "alone_until": run.alone_until,
         "versions": list(run.versions),
         **asdict(run.speed),
         **_figures(run.stats),
@@ -36,10 +38,17 @@ def done(outcome: Outcome) -> dict[str, Any]:
         "finished": outcome.finished,
         "stopped": outcome.stopped,
         "loss": outcome.loss,
-        "held_out_loss": outcome.held_out_loss,
+        **_held_out(outcome.held_out),
         "global_tokens": outcome.global_tokens,
         "directory": str(outcome.directory),
         **_figures(outcome.stats),
+    }
+
+
+def _held_out(held_out: HeldOut | None) -> dict[str, float | None]:
+    return {
+        "held_out_loss": None if held_out is None else held_out.loss,
+        "held_out_tokens": None if held_out is None else held_out.tokens,
     }
 
 
@@ -65,11 +74,13 @@ def _figures(stats: Stats) -> dict[str, Any]:
 def progress_line(record: Mapping[str, Any]) -> str:
     """The record ``progress`` as a line of text."""
     loss = "-" if record["loss"] is None else f"{record['loss']:.3f}"
+    until = record.get("alone_until")
+    alone = "" if until is None else f"  alone: {merges_alone_from(until)}"
     return (
         f"step {record['steps']}  loss {loss}  {peers_text(record['peers'])}  "
         f"{count_text(record['global_tokens'])} tokens merged  {plural(record['rounds'], 'round')}"
         f"  sent {bytes_text(record['bytes_sent'])}  blocked {record['blocked_fraction']:.2%}"
-        f"{''.join(f'  {text}' for text in speed_texts(_speed_of(record)))}"
+        f"{''.join(f'  {text}' for text in speed_texts(_speed_of(record)))}{alone}"
     )
 
 
@@ -109,7 +120,7 @@ def cut_short_text(run: Run) -> str:
 
 def outcome_text(outcome: Outcome) -> str:
     how = "the run is over" if outcome.finished else "left the run"
-    held_out = "" if outcome.held_out_loss is None else f", held-out {outcome.held_out_loss:.3f}"
+    held_out = "" if outcome.held_out is None else f", held-out loss {outcome.held_out}"
     loss = "-" if outcome.loss is None else f"{outcome.loss:.3f}"
     where, then = outcome.directory, ""
     if outcome.finished:

@@ -70,6 +70,8 @@ class View:
     """This peer's tokens by their fate, in words."""
     in_flight: Sequence[str] = ()
     """Fragments with the current activity, in words."""
+    alone: str = ""
+    """When this peer merges by itself, where it waits for others that it does not see."""
     last_offer: str = ""
     """The result of this peer's last offer, with the reason."""
     limits: Sequence[str] = ()
@@ -141,6 +143,8 @@ def _own(view: View) -> list[str]:
         found.append(f"tokens: {view.fates}")
     if view.in_flight:
         found.append(f"in progress: {', '.join(view.in_flight)}")
+    if view.alone:
+        found.append(f"alone: {view.alone}")
     if view.last_offer:
         found.append(f"last offer: {view.last_offer}")
     if view.limits:

@@ -24,6 +24,7 @@ from peer.bridge.messages import Fields
 from peer.events.names import Names, printable
 from peer.events.telling import on_screen, own_offer
 from peer.quantities import fates_text, peers_text, rounded_shares
+from peer.status import merges_alone_from
 from peer.trainer.observed_run import Outcome
 from peer.views.event_log import plain
 from peer.views.progress import (
@@ -135,6 +136,7 @@ class Watch:
             speed=speed_texts(run.speed) if run.rest is None else (),
             fates=fates_text(stats.fates) if stats.fates.get("processed") else "",
             in_flight=run.in_flight,
+            alone="" if run.alone_until is None else merges_alone_from(run.alone_until),
             last_offer=self._last_offer,
             limits=run.limits,
             news=tuple(self._news),

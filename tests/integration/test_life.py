@@ -116,7 +116,10 @@ def test_the_model_of_a_run_that_has_ended_stays_with_its_keeper(
     home = tmp_path / "keeper"
     keeper = swarm.keep(home, anna.link())
     link = keeper.wait_for(lambda r: r.get("event") == "link", "the keeper's link")["link"]
-    assert anna.end(timeout_s=180)["finished"]
+    ended = anna.end(timeout_s=180)
+    assert ended["finished"]
+    assert ended["held_out_loss"] > 0, "the only learner of a run measures"
+    assert 0 < ended["held_out_tokens"] <= ended["global_tokens"]
     keeper.wait_for(lambda r: r.get("event") == "exported", "the keeper has exported")
     assert keeper.process.poll() is None
 
@@ -124,6 +127,7 @@ def test_the_model_of_a_run_that_has_ended_stays_with_its_keeper(
     assert status.returncode == 0
     told = json.loads(status.stdout)
     assert told["ended_at"] and told["global_tokens"] >= 200_000
+    assert 0 < told["held_out"]["tokens"] <= ended["held_out_tokens"]
     after = tmp_path / "after.safetensors"
     assert shoal("export", link, str(after), home=tmp_path / "other").returncode == 0
     kept = (home / "model.safetensors").read_bytes()

@@ -20,7 +20,7 @@ def a_status(**changes: object) -> Status:
         tokens=100,
         step_time_s=0.5,
         loss=2.5,
-        held_out=HeldOut(3, 2.4, BORIS),
+        held_out=HeldOut(3, 2.4, BORIS, 900),
         global_tokens=1000,
         versions=(3, 4),
         staleness=1,

@@ -39,14 +39,22 @@ def card(outer: OuterState, facts: Facts, *, tokenizer: str | None, dtype: str, 
         _head(run),
         f"# {plain_text(run.name)}",
         *([plain_text(run.description)] if run.description else []),
-        "Many peers trained this model together with Shoal, without a server: each trains on its "
-        "own machine, and they merge their progress.",
+        _trained_by(facts),
         f"| | |\n|---|---|\n{rows}",
         *_contributors(facts),
         *_history(facts, in_bytes=tokenizer == "bytes"),
         *_use(tokenizer),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _trained_by(facts: Facts) -> str:
+    if len(facts.names) + facts.others == 1:
+        return "One peer trained this model with Shoal, in a run that others can join."
+    return (
+        "Many peers trained this model together with Shoal, without a server: each trains on its "
+        "own machine, and they merge their progress."
+    )
 
 
 def _head(run: RunFile) -> str:
@@ -72,7 +80,7 @@ def _rows(outer: OuterState, facts: Facts, dtype: str, kind: str) -> Iterator[tu
     yield "peers", _peers(facts)
     if facts.measured:
         newest = facts.measured[-1]
-        yield "held-out loss", f"{newest.loss:.4f} nats per token at version {newest.version}"
+        yield "held-out loss", f"{newest.loss:.4f} nats per token at {newest.tokens:,} tokens"
     yield "licence", plain_text(run.licence) or "not stated"
     for name in ("homepage", "contact", "discussion"):
         if where := getattr(run, name):
@@ -117,11 +125,11 @@ def _history(facts: Facts, *, in_bytes: bool) -> Iterator[str]:
         return
     yield "## Held-out loss"
     also = " | bits per byte" if in_bytes else ""
-    lines = [f"| version | date | nats per token{also} |", "|---|---|---|" + "---|" * in_bytes]
+    lines = [f"| tokens | date | nats per token{also} |", "|---|---|---|" + "---|" * in_bytes]
     for one in spread(facts.measured):
         date = "" if one.at is None else f"{one.at:%Y-%m-%d %H:%M} UTC"
         bits = f" {one.loss / math.log(2):.4f} |" if in_bytes else ""
-        lines.append(f"| {one.version} | {date} | {one.loss:.4f} |{bits}")
+        lines.append(f"| {one.tokens:,} | {date} | {one.loss:.4f} |{bits}")
     yield "\n".join(lines)
 
 

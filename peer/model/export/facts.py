@@ -30,6 +30,8 @@ class Measured:
 
     version: int
     loss: float
+    tokens: int
+    """Merged tokens of the run when it was measured."""
     at: datetime | None = None
 
 
@@ -64,8 +66,13 @@ def facts_in_folder(folder: Path, outer: OuterState) -> Facts:
 
 def _measured(event: Mapping[str, object]) -> Measured | None:
     match event:
-        case {"version": int(version), "loss": float(loss), "at": int() | float() as at}:
-            return Measured(version, loss, datetime.fromtimestamp(at, UTC))
+        case {
+            "version": int(version),
+            "loss": float(loss),
+            "tokens": int(tokens),
+            "at": int() | float() as at,
+        }:
+            return Measured(version, loss, tokens, datetime.fromtimestamp(at, UTC))
     return None
 
 
@@ -74,7 +81,7 @@ def facts_of_peers(seen: RunStatus, outer: OuterState) -> Facts:
     names = {peer.peer: peer.name for peer in seen.peers}
     names |= {peer: silent.name for peer, silent in seen.silent.items()}
     newest = seen.held_out
-    measured = [] if newest is None else [Measured(newest.version, newest.loss)]
+    measured = [] if newest is None else [Measured(newest.version, newest.loss, newest.tokens)]
     return _facts(outer, names, measured, seen.contributors)
 
 

@@ -92,7 +92,7 @@ def facts(
         global_tokens=tokens,
         versions=tuple(state.version for state in states),
         peers=1,
-        held_out_loss=None,
+        held_out=None,
         fates={},
         rounds=rounds,
         rounds_missed=0,
@@ -301,7 +301,7 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
             trials.heard_reading(message)
         if isinstance(message, Tried) and trials is not None:
             trials.heard(message)
-        if isinstance(message, Measured) and message.gate and gated is not None:
+        if isinstance(message, Measured) and message.asked.gate and gated is not None:
             gated[0].heard(message)
         elif isinstance(message, Measured):
             line.say(Happened("measured", {"loss": message.loss}))

@@ -245,11 +245,18 @@ def test_a_version_is_measured_once_and_only_as_often_as_the_run_wants() -> None
 
 def test_only_a_newer_measurement_is_news() -> None:
     loss = HeldOutLoss(RUN, ME, 1)
-    assert loss.heard(HeldOut(3, 2.5, BORIS))
-    assert not loss.heard(HeldOut(3, 2.4, CLARA))
+    assert loss.heard(HeldOut(3, 2.5, BORIS, 300))
+    assert not loss.heard(HeldOut(3, 2.4, CLARA, 300))
     assert not loss.heard(None)
-    assert loss.heard(HeldOut(4, 2.3, CLARA))
-    assert loss.newest == HeldOut(4, 2.3, CLARA)
+    assert loss.heard(HeldOut(4, 2.3, CLARA, 400))
+    assert loss.newest == HeldOut(4, 2.3, CLARA, 400)
+
+
+def test_the_loss_of_a_lighter_history_does_not_stand_for_its_larger_version() -> None:
+    """A peer that had trained alone for long went over to others, and showed its own old loss."""
+    loss = HeldOutLoss(RUN, ME, 1)
+    assert loss.heard(HeldOut(200, 2.5, ME, 300))
+    assert loss.heard(HeldOut(50, 1.5, BORIS, 400))
 
 
 def test_a_status_survives_the_wire() -> None:

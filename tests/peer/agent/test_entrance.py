@@ -164,7 +164,7 @@ async def founded_by(pair: Pair) -> FirstStates:
 def test_a_founder_is_one_however_soon_its_trainer_holds_the_state() -> None:
     """A founder that is alone folds at once; a peer not known as founder waits ten minutes."""
     founders = [run(founded_by(Pair())) for _ in range(2)]
-    assert all(first.founded and len(first.states) == 2 for first in founders)
+    assert all(first.are_own(PeerId("12D3KooWMe")) and len(first.states) == 2 for first in founders)
     names = {founding_name(first.states) for first in founders}
     assert "" not in names and len(names) == 1, "equal first weights are one founding"
 

@@ -50,7 +50,11 @@ class Hearing(Delegate):
     def __init__(self) -> None:
         self.heard: list[tuple[str, dict[str, Any]]] = []
         self.phases: list[tuple[str, str, float]] = []
+        self.to_measure: list[tuple[int, int]] = []
         self.pending = 0
+
+    def on_turn_to_measure(self, version: int, tokens: int) -> None:
+        self.to_measure.append((version, tokens))
 
     def on_event(self, name: str, fields: Fields) -> None:
         self.heard.append((name, dict(fields)))
@@ -348,6 +352,23 @@ async def test_a_run_that_its_owner_has_ended_says_so(
     assert local.ending.result().reason.startswith(reason)
 
 
+def test_a_peer_that_trains_alone_measures_each_version_that_it_makes(
+    made: tuple[LocalPeer, Hearing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only rounds with others were measured: a lone learner had no held-out loss, and one whose
+    partners had left showed theirs as the current one."""
+    peer, delegate = made
+    monkeypatch.setattr(LocalPeer, "merged_tokens", lambda local: 900)
+
+    async def live() -> None:
+        for version in (1, 2):
+            for fragment in range(4):
+                peer.averager_event("folded", {"fragment": fragment, "version": version})
+
+    asyncio.run(live())
+    assert delegate.to_measure == [(1, 900), (2, 900)]
+
+
 def test_the_held_out_loss_is_measured_and_told_anew_after_a_rollback(
     made: tuple[LocalPeer, Hearing],
 ) -> None:
@@ -355,12 +376,12 @@ def test_the_held_out_loss_is_measured_and_told_anew_after_a_rollback(
     again."""
     local, _ = made
     assert local.held_out.is_my_turn(60, [])
-    local.take_held_out(HeldOut(60, 1.5, BORIS))
+    local.take_held_out(HeldOut(60, 1.5, BORIS, 6000))
     local.came_back()
     assert local.held_out.newest is None
     assert local.held_out.is_my_turn(40, [])
-    local.take_held_out(HeldOut(40, 1.75, BORIS))
-    assert local.held_out.newest == HeldOut(40, 1.75, BORIS)
+    local.take_held_out(HeldOut(40, 1.75, BORIS, 4000))
+    assert local.held_out.newest == HeldOut(40, 1.75, BORIS, 4000)
 
 
 def test_a_peer_is_not_taken_back_again_when_its_chain_has_dropped_the_rollback(
@@ -440,12 +461,13 @@ def test_a_held_out_loss_of_the_far_future_is_believed_of_nobody(
 ) -> None:
     """It stood for ever, here and at everybody who asked: no honest one was newer."""
     local, hearing = made
-    local.hear_held_out(HeldOut(0, 0.1, BORIS))
+    local.hear_held_out(HeldOut(0, 0.1, BORIS, 0))
     monkeypatch.setattr(LocalPeer, "versions", lambda local: (60, 61))
-    local.hear_held_out(HeldOut(2**61, 0.1, BORIS))
+    monkeypatch.setattr(LocalPeer, "merged_tokens", lambda local: 6000)
+    local.hear_held_out(HeldOut(2**61, 0.1, BORIS, 2**61))
     assert local.held_out.newest is None and not hearing.heard
-    local.hear_held_out(HeldOut(60, 1.5, CLARA))
-    assert local.held_out.newest == HeldOut(60, 1.5, CLARA)
+    local.hear_held_out(HeldOut(60, 1.5, CLARA, 6000))
+    assert local.held_out.newest == HeldOut(60, 1.5, CLARA, 6000)
 
 
 async def test_only_one_that_hurries_it_ends_what_a_leaving_peer_waits_for(

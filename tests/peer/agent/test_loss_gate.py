@@ -36,7 +36,7 @@ class Line:
 
 
 def answer(gate: int, *, sequences: int = 7, loss: float = 2.5) -> Measured:
-    return Measured(version=0, loss=loss, sequences=sequences, gate=gate)
+    return Measured(asked=Measure(0, gate=gate), loss=loss, sequences=sequences)
 
 
 def asked(*answers: Measured, ready: bool = True) -> tuple[Any, list[Measure]]:

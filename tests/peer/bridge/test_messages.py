@@ -29,6 +29,7 @@ from peer.bridge.messages import (
     decode_from_trainer,
     pack,
 )
+from peer.status import HeldOut
 from tests.peer.bridge.example_messages import BEGIN
 
 FROM_TRAINER: list[FromTrainer] = [
@@ -36,8 +37,8 @@ FROM_TRAINER: list[FromTrainer] = [
     Beat(),
     Leave(3.5),
     Seeded("00ff"),
-    Measured(version=3, loss=2.5, sequences=7),
-    Measured(version=0, loss=2.5, sequences=7, gate=2),
+    Measured(asked=Measure(3, 900), loss=2.5, sequences=7),
+    Measured(asked=Measure(0, gate=2), loss=2.5, sequences=7),
     HasRead({3: Reading({"position": 5}, 8, bytes(32)), 4: None}),
     Tried(number=1, losses=(2.5, 2.25)),
     Tried(number=2, other_data=True),
@@ -52,7 +53,7 @@ FROM_AGENT: list[FromAgent] = [
         global_tokens=5,
         versions=(1, 2),
         peers=2,
-        held_out_loss=None,
+        held_out=HeldOut(1, 2.5, "p", 4),
         fates={"processed": 5.0},
         rounds=1,
         rounds_missed=0,
@@ -61,7 +62,7 @@ FROM_AGENT: list[FromAgent] = [
         synchronous=False,
     ),
     Happened("round", {"members": ["a", "b"], "seconds": 0.5, "reason": None, "contributed": True}),
-    Measure(4),
+    Measure(4, 900),
     Measure(0, gate=2),
     Over("left", 0, finished=False),
     Try(

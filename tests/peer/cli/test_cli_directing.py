@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from dht.identity import Identity, PeerId
-from dht.membership.orders import NONE
+from dht.identity import Identity, PeerId, RunId
+from dht.membership.credentials import Signer
+from dht.membership.orders import NONE, End, Orders
 from peer import cli
 from peer.attestable import Kept
 from peer.cli.directing import version_of
-from peer.cli.directives import Before
+from peer.cli.directives import Before, Delivered
 from peer.cli.finding import no_peers
 from peer.cli.owning import banned
 from peer.errors import NoStateToAttest
@@ -226,3 +228,16 @@ def test_the_owner_is_not_banned(
 def test_the_reason_why_nothing_can_be_attested_names_the_peers_that_keep_states() -> None:
     assert str(NoStateToAttest(0)).startswith("no peer keeps a good state")
     assert str(NoStateToAttest(3)).startswith("most of the 3 peers that keep good states")
+
+
+def test_an_order_says_for_what_it_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    """It was taken by every peer, and for ten minutes nothing happened and nothing said why."""
+    signer = Signer(Identity.from_seed(bytes(32)), RunId("ab" * 32))
+    directive = signer.directive(8, frozenset(), Orders(end=End(version=12)))
+    waits = "waits for a merge: anna merges by itself from 12:04 on"
+    given = Delivered(directive, True, {PeerId("anna"): ""}, [waits])
+    assert given.report(as_json=False) == 0
+    taken = "directive 8: ends at version 12: taken by 1 of 1 peers, who pass it on"
+    assert capsys.readouterr().out == f"{taken}; {waits}\n"
+    given.report(as_json=True)
+    assert json.loads(capsys.readouterr().out)["waiting"] == [waits]

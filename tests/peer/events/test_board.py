@@ -67,11 +67,11 @@ def test_samples_between_two_merges_are_one_point_of_the_curve_with_their_mean()
     assert board.plain()["losses"] == [[0, 3.0], [90, 1.5]]
 
 
-def test_a_held_out_loss_is_placed_at_the_tokens_of_its_arrival() -> None:
+def test_a_held_out_loss_is_placed_at_the_tokens_when_it_was_measured() -> None:
     board = a_board()
     board.sample(tokens=700, loss=None)
-    board.note(told("measured", loss=2.5, version=3, peer=ANNA))
-    assert board.plain()["held_out"] == [[700, 2.5]]
+    board.note(told("measured", loss=2.5, version=3, tokens=600, peer=ANNA))
+    assert board.plain()["held_out"] == [[600, 2.5]]
     assert board.plain()["losses"] == []
 
 
@@ -79,7 +79,7 @@ def test_the_curve_of_a_run_that_was_taken_back_does_not_go_backwards() -> None:
     board = a_board()
     for tokens in (100, 200, 300):
         board.sample(tokens=tokens, loss=3.0 - tokens / 1000)
-        board.note(told("measured", loss=4.0))
+        board.note(told("measured", loss=4.0, tokens=tokens))
     board.sample(tokens=200, loss=2.75)
     kept = board.plain()
     assert [tokens for tokens, _ in kept["losses"]] == [100, 200]
@@ -91,7 +91,7 @@ def test_the_curve_stays_while_the_states_that_a_run_was_taken_back_to_are_fetch
     board = a_board()
     for tokens in (100, 200, 300):
         board.sample(tokens=tokens, loss=3.0)
-        board.note(told("measured", loss=4.0))
+        board.note(told("measured", loss=4.0, tokens=tokens))
     board.sample(tokens=0, loss=2.75)
     board.sample(tokens=200, loss=2.5)
     kept = board.plain()

@@ -149,7 +149,8 @@ def test_only_events_for_metrics_change_the_figures_of_the_page(name: str) -> No
     board = Board(Names({}))
     board.sample(tokens=1, loss=None)
     before = board.plain() | {"events": []}
-    fields = a_round() if name == "round" else {"loss": 1.0, "peer": "anna", "name": "anna"}
+    some = {"loss": 1.0, "tokens": 1, "peer": "anna", "name": "anna"}
+    fields = a_round() if name == "round" else some
     board.note({"at": 1.0, "event": name, "text": "", **fields})
     changed = board.plain() | {"events": []} != before
     assert changed == bool(TABLE[name].audience & Audience.METRICS)

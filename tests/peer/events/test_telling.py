@@ -30,7 +30,7 @@ ROUND: Event = {
             {"event": "run_page", "url": "http://192.168.1.5:8080/"},
             "public page of the run: http://192.168.1.5:8080/ (others who reach this machine can",
         ),
-        ({"event": "measured", "loss": 1.25}, "held-out loss 1.2500"),
+        ({"event": "measured", "loss": 1.25, "tokens": 4_500_000}, "held-out loss 1.250 at 4.5 M"),
         ({"event": "phase", "text": "looking for peers"}, "looking for peers"),
         ({"event": "over", "reason": "the run has used its tokens"}, "used its tokens"),
         (

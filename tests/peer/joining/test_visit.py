@@ -33,6 +33,7 @@ from peer.joining.visit import (
     Silent,
     Visitor,
     status_lines,
+    waiting,
 )
 from peer.rules.ending import ended
 from peer.run_file import sections
@@ -54,19 +55,34 @@ def test_one_peer_alone_tells_neither_tokens_nor_versions_nor_a_loss_of_the_run(
         name="mallory",
         versions=(2**60,) * 4096,
         global_tokens=2**61,
-        held_out=status.HeldOut(2**60, 0.01, BORIS),
+        held_out=status.HeldOut(2**60, 0.01, BORIS, 2**60),
     )
     newcomer = a_status(name="nina", versions=(), global_tokens=0, held_out=None)
     seen = RunStatus("ab" * 32, (liar, newcomer, *honest), {})
     assert (seen.global_tokens, seen.newest_version, seen.fragments) == (1000, 4, 2)
-    assert seen.held_out == status.HeldOut(3, 2.4, BORIS)
+    assert seen.held_out == status.HeldOut(3, 2.4, BORIS, 900)
     of_two = RunStatus("ab" * 32, (liar, newcomer, honest[1]), {})
     assert (of_two.global_tokens, of_two.newest_version) == (1000, 4)
-    assert of_two.held_out == status.HeldOut(3, 2.4, BORIS)
+    assert of_two.held_out == status.HeldOut(3, 2.4, BORIS, 900)
     alone = RunStatus("ab" * 32, (newcomer, honest[1]), {})
     assert (alone.global_tokens, alone.newest_version, alone.fragments) == (1000, 4, 2)
     nobody = RunStatus("ab" * 32, (newcomer,), {})
     assert (nobody.newest_version, nobody.fragments, nobody.held_out) == (None, 0, None)
+
+
+def test_an_order_that_waits_for_the_merge_of_a_peer_that_is_alone_says_so() -> None:
+    """`run end --at +1` was taken, and for ten minutes nothing happened and nothing said why."""
+    noon = datetime(2025, 3, 14, 12, 3, 30).timestamp()
+    from_then = "merges by itself from 12:04 of 2025-03-14 on"
+    alone = a_status(name="anna", alone_until=noon)
+    seen = RunStatus("ab" * 32, (alone, a_status(name="keep", role="keeper")), {})
+    assert f"  alone: {from_then}" in status_lines(seen)
+    ends = Orders(end=End(version=5))
+    assert waiting(seen, ends) == [f"waits for a merge: anna {from_then}"]
+    assert not waiting(seen, Orders(end=End(version=4))), "it has come to that version"
+    assert not waiting(seen, Orders(paused=True))
+    together = RunStatus("ab" * 32, (alone, a_status(name="boris")), {})
+    assert not waiting(together, ends), "boris has somebody to merge with"
 
 
 def test_a_resting_peer_tells_the_reason_and_its_limits() -> None:

@@ -210,7 +210,7 @@ def test_an_export_is_uploaded_as_one_commit_that_replaces_the_one_before(
     assert files.pop("notes.md") == b"the owner's"
     assert files == {path.name: path.read_bytes() for path in latest.iterdir()}
     [message] = hub.commits[NAME]
-    assert message.startswith("3 k tokens merged, held-out loss 2.2500, model ")
+    assert message.startswith("3 k tokens merged, held-out loss 2.250 at 3.1 k tokens, model ")
 
 
 @pytest.mark.parametrize(

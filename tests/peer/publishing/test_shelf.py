@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from peer.errors import NotWritten
+from peer.model.export.facts import Measured
 from peer.publishing.feed import ATOM, Entry, atom
 from peer.publishing.shelf import FEED, INDEX, LATEST, NotAShelf, Shelf, published
 from peer.run_file.sections import RunFile
@@ -38,7 +39,8 @@ def write(out: Path) -> None:
 
 
 def add(shelf: Shelf, number: int) -> Entry:
-    return shelf.add(f"{number:016x}", 1000 * number, 3.0 / number, write, now=1e9 + number)
+    measured = Measured(number, 3.0 / number, 900 * number)
+    return shelf.add(f"{number:016x}", 1000 * number, measured, write, now=1e9 + number)
 
 
 @contextmanager
@@ -77,7 +79,7 @@ def test_the_newest_export_is_at_latest_and_first_in_the_feed(shelf: Shelf) -> N
         index = json.loads(read(url + INDEX))
         assert [each["name"] for each in index["exports"]] == [first.name, second.name]
     assert entries[0].findtext(f"{{{ATOM}}}summary") == (
-        "2 k tokens merged, held-out loss 1.5000, model 0000000000000002"
+        "2 k tokens merged, held-out loss 1.500 at 1.8 k tokens, model 0000000000000002"
     )
 
 

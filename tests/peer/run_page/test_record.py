@@ -11,6 +11,8 @@ from dht.identity import PeerId
 from peer.run_page.content import NEWS_MAX, POINTS_MAX
 from peer.run_page.record import FIRST_EVERY_S, MET_MAX, Record
 
+MEASURED = {"event": "measured", "loss": 2.5, "peer": "12D3KooWx"}
+
 
 def named(*names: str) -> list[tuple[str, tuple[PeerId, ...]]]:
     """Contributors with one key each."""
@@ -49,7 +51,8 @@ def test_the_curve_of_a_run_that_was_taken_back_does_not_go_backwards() -> None:
     record = Record()
     for number, tokens in enumerate((100, 200, 300, 0, 200)):
         record.sample(number * FIRST_EVERY_S, tokens, [float(number)])
-        record.note({"event": "measured", "loss": 4.0, "at": number * FIRST_EVERY_S}, tokens)
+        if tokens:
+            record.note({**MEASURED, "tokens": tokens, "at": number * FIRST_EVERY_S})
     assert [point.tokens for point in record.losses] == [100, 200, 200]
     assert [point.tokens for point in record.held_out] == [100, 200, 200]
 
@@ -58,14 +61,14 @@ def test_events_for_everybody_are_news_and_others_are_not() -> None:
     record = Record()
     record.sample(1.0, 2_000_000, [3.0])
     events: list[dict[str, Any]] = [
-        {"event": "measured", "loss": 2.5, "peer": "12D3KooWx"},
-        {"event": "measured", "loss": float("inf")},
+        {**MEASURED, "tokens": 1_500_000},
+        {**MEASURED, "tokens": 1_600_000, "loss": float("inf")},
         {"event": "published", "tokens": 1_900_000, "path": "/home/ada/exports/x"},
         {"event": "link_lost", "peer": "12D3KooWx", "reason": "192.0.2.7"},
         {"event": "ended_here", "reason": "the run has used its tokens"},
     ]
     for number, event in enumerate(events):
-        record.note({**event, "at": 10.0 + number}, 0)
+        record.note({**event, "at": 10.0 + number})
     record.meet(20.0, named("Ada"))
     record.meet(21.0, named("Ada", "Boris"))
     record.meet(22.0, named("Ada", "Boris", "Clara"))
@@ -74,7 +77,7 @@ def test_events_for_everybody_are_news_and_others_are_not() -> None:
         "Boris contributes",
         "the run has ended",
         "a new export, of 1.9 M tokens",
-        "held-out loss 2.5000 at 2 M tokens",
+        "held-out loss 2.500 at 1.5 M tokens",
     ]
     assert [point.loss for point in record.held_out] == [2.5]
 
@@ -102,8 +105,7 @@ def test_a_contributor_that_renames_itself_is_no_news_and_fills_no_record() -> N
 def test_a_record_survives_as_a_file_and_a_damaged_one_begins_anew() -> None:
     record = Record()
     record.sample(1.0, 100, [3.0])
-    record.note({"event": "measured", "loss": 2.5, "at": 2.0}, 150)
-    assert record.held_out[0].tokens == 150
+    record.note({**MEASURED, "tokens": 150, "at": 2.0})
     record.meet(3.0, named("Ada"))
     again = Record.decode(record.encode())
     assert again.encode() == record.encode()

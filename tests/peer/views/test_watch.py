@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dht.identity import Identity
+from dht.identity import Identity, PeerId
 from peer.bridge.messages import Fields
 from peer.joining.link import only_from
+from peer.status import HeldOut
 from peer.trainer.observed_run import BlockedTime, Outcome, Speed, Stats
-from peer.views.progress import outcome_text, progress_line, speed_texts
+from peer.views.progress import done, outcome_text, progress_line, speed_texts
 from peer.views.screen import PeerRow
 from peer.views.watch import (
     LEAVING,
@@ -72,10 +73,12 @@ def test_the_last_line_says_how_it_goes_on_from_the_folder() -> None:
         tokens=96,
         global_tokens=96,
         loss=2.0,
-        held_out_loss=None,
+        held_out=HeldOut(3, 1.9317, PeerId("p"), 1_070_000),
         stats=stats,
         directory=Path("my peer"),
     )
+    assert "loss 2.000, held-out loss 1.932 at 1.07 M tokens; tokens: " in outcome_text(left)
+    assert (done(left)["held_out_loss"], done(left)["held_out_tokens"]) == (1.9317, 1_070_000)
     assert outcome_text(left).endswith("files in my peer, from where the same command goes on")
     over = outcome_text(replace(left, finished=True))
     assert over.endswith("files in my peer; `shoal export 'my peer' OUT` writes the model")

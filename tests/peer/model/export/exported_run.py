@@ -76,8 +76,15 @@ def save_run(folder: Path, run: RunFile = RUN, model: nn.Module | None = None) -
         {"at": 1.0e9, "event": "peer_joined", "peer": BORIS, "name": default_name(BORIS)},
         {"at": 1.0e9, "event": "peer_joined", "peer": CLARA, "name": "cla_ra"},
         {"at": 1.0e9, "event": "peer_joined", "peer": "12D3stranger", "name": "guest"},
-        {"at": 1.1e9, "event": "measured", "version": 1, "loss": 5.5, "peer": ANNA},
-        {"at": 1.2e9, "event": "measured", "version": 3, "loss": 2.25, "peer": BORIS},
+        {"at": 1.1e9, "event": "measured", "version": 1, "tokens": 1100, "loss": 5.5, "peer": ANNA},
+        {
+            "at": 1.2e9,
+            "event": "measured",
+            "version": 3,
+            "tokens": 3100,
+            "loss": 2.25,
+            "peer": BORIS,
+        },
     ]
     lines = "".join(json.dumps(event) + "\n" for event in events)
     (folder / "events.jsonl").write_text(lines + '{"at": 1', encoding="utf-8")

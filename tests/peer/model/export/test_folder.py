@@ -163,8 +163,8 @@ def test_the_card_has_the_facts_and_only_names_that_were_chosen(
     assert "| peers | anna, cla\\_ra and 1 other |" in card
     assert "guest" not in card  # no work of it is in the parameters
     assert "| homepage | <https://example.org/small> |" in card
-    assert "| 1 | 2004-11-09 11:33 UTC | 5.5000 | 7.9348 |" in card
-    assert "2.2500 nats per token at version 3" in card
+    assert "| 1,100 | 2004-11-09 11:33 UTC | 5.5000 | 7.9348 |" in card
+    assert "2.2500 nats per token at 3,100 tokens" in card
 
 
 def test_facts_in_a_folder_without_a_log_are_those_of_the_parameters(tmp_path: Path) -> None:
@@ -173,8 +173,20 @@ def test_facts_in_a_folder_without_a_log_are_those_of_the_parameters(tmp_path: P
     assert facts_in_folder(tmp_path, outer) == Facts(others=3)
 
 
+def test_the_card_of_a_model_of_one_peer_does_not_speak_of_many(run_dir: Path) -> None:
+    outer = load_outer(CheckpointFolder(run_dir / OUTER))
+    assert outer is not None
+
+    def trained_by(facts: Facts) -> str:
+        return card(outer, facts, tokenizer=None, dtype="float32", kind="small")
+
+    assert "One peer trained this model with Shoal" in trained_by(Facts(names=("anna",)))
+    assert "Many peers" not in trained_by(Facts(others=1))
+    assert "Many peers trained this model" in trained_by(Facts(names=("anna",), others=1))
+
+
 def test_a_long_history_is_thinned_with_its_ends_kept() -> None:
-    long = tuple(Measured(version, 1.0) for version in range(1000))
+    long = tuple(Measured(version, 1.0, 1000 * version) for version in range(1000))
     kept = spread(long, 10)
     assert (len(kept), kept[0].version, kept[-1].version) == (10, 0, 999)
     assert spread(kept, 10) == kept
