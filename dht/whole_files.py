@@ -51,6 +51,16 @@ def remove_unfinished(folder: Path) -> None:
                 path.unlink()
 
 
+def append_whole(descriptor: int, data: bytes) -> None:
+    """Append to a file in one call, so that readers see complete lines and those of two writers do
+    not mix. Raises ``OSError`` where all of it finds no room; the part that did is taken back."""
+    written = os.write(descriptor, data)
+    if written < len(data):
+        with suppress(OSError):  # a pipe takes nothing back
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file, and its folder if need be. It is on the disk on return. Raises ``OSError``."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -37,6 +37,7 @@ from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable, StreamBroken
 from dht.identity import Identity, RunId
+from dht.whole_files import append_whole
 from peer import signals
 from peer.agent.account import Account, fates
 from peer.agent.active_peer import ActivePeer, TrainerSide, make_averager
@@ -489,8 +490,17 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
+class WholeLines(logging.Handler):
+    """Writes to standard error, which is a file: on a full disk no line, or all of it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):  # the event log tells that the disk is full
+            append_whole(sys.stderr.fileno(), f"{self.format(record)}\n".encode())
+
+
 def main(arguments: Sequence[str]) -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    form = "%(asctime)s %(levelname)s %(name)s %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form, handlers=[WholeLines()])
     if len(arguments) != 3 or not all(argument.isdigit() for argument in arguments):
         sys.stderr.write(
             "python -m peer.agent is started by a trainer; see peer.bridge.agent_process\n"

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dht.whole_files import append_whole
 from peer.events.table import OPENED
 
 logger = logging.getLogger(__name__)
@@ -54,8 +55,9 @@ class EventLog:
         self._descriptor = -1
         self._size = 0
         self._cut_off = False
-        """The last line is incomplete, because the disk was full or the writer was killed."""
-        self._broken = False
+        """The last line is incomplete, because the writer was killed."""
+        self.problem = ""
+        """The reason why the last event could not be written."""
         self._closed = False
         self._append(b"")
 
@@ -78,15 +80,14 @@ class EventLog:
             if self._descriptor < 0:
                 self._open()
             data = b"\n" + data if self._cut_off else data
-            # One call, so that readers see complete lines and lines of two writers do not mix.
-            written = os.write(self._descriptor, data)
-            self._size += written
-            self._cut_off = written < len(data)
-            self._broken = False
+            append_whole(self._descriptor, data)
+            self._size += len(data)
+            self._cut_off = False
+            self.problem = ""
         except OSError as error:
-            if not self._broken:
+            if not self.problem:
                 logger.warning("event_log_not_written path=%s reason=%s", self.path, error)
-            self._broken = True
+            self.problem = error.strerror or str(error)
 
     def keep_within(self, allowed_bytes: float | None) -> None:
         """Limit the size of all files together; ``None``: the default limit."""

@@ -33,6 +33,7 @@ class Peer:
         self.ledger: dict[str, Any] = {"pending": 3}
         self.state = self.made_at(0)
         self.log: list[str] = []
+        self.told: list[tuple[str, str]] = []
         self.learners: list[PeerId] = []
         self.gone_back_to = 0
         self.folder = CheckpointFolder(directory / "outer")
@@ -44,7 +45,8 @@ class Peer:
             directory=directory,
             delegate=SimpleNamespace(ledger=lambda: self.ledger),
             guest=SimpleNamespace(disk=SimpleNamespace(inner=None)),
-            log=SimpleNamespace(write=lambda name, fields: self.log.append(name)),
+            log=SimpleNamespace(write=lambda name, fields: self.log.append(name), problem=""),
+            event=lambda name, **fields: self.told.append((name, fields["text"])),
             versions=lambda: (),
             others_who_train=lambda: self.learners,
             rollback=0,
@@ -190,6 +192,32 @@ async def test_a_disk_that_became_read_only_does_not_end_the_agent(
     monkeypatch.undo()
     await asyncio.sleep(2 * KEEP_HOUSE_EVERY_S)
     assert len(local.folder.numbers()) == 1
+    house.cancel()
+
+
+async def test_a_full_disk_is_told_once_within_ten_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training went on for over a minute, until a checkpoint was due, and nothing was said."""
+    peer = Peer(tmp_path)
+    local: Any = peer.saver._local
+    local.guest.disk.logs, local.log.keep_within = None, lambda allowed: None
+    free = [50_000_000]
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free[0]))
+    house = asyncio.create_task(peer.saver.keep_house())
+    await asyncio.sleep(20.0)
+    assert not peer.told
+    free[0] = 0
+    await asyncio.sleep(10.0)
+    ((name, text),) = peer.told
+    assert name == "disk_full" and f"the disk of {tmp_path} is full (0 B are left)" in text
+    await asyncio.sleep(60.0)
+    free[0] = 50_000_000
+    await asyncio.sleep(10.0)
+    assert len(peer.told) == 1
+    local.log.problem = "Disk quota exceeded"
+    await asyncio.sleep(10.0)
+    assert "is full (Disk quota exceeded)" in peer.told[-1][1]
     house.cancel()
 
 

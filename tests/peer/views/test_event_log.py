@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from peer.views.event_log import EventLog, read_events
+from tests.peer.model.export.full_disk import files_of_at_most
 
 
 def test_every_file_of_a_log_names_its_owner(tmp_path: Path) -> None:
@@ -77,6 +78,20 @@ def test_an_old_file_that_cannot_be_deleted_ends_nothing(
     log.keep_within(100)
     log.close()
     assert len(list(tmp_path.iterdir())) < len(before)
+
+
+def test_no_line_is_cut_off_where_a_disk_fills_in_the_middle_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, wall_time=lambda: 5.0)
+    for size in range(100, 200):
+        with files_of_at_most(size):
+            log.write("tick", {"size": size})
+        assert path.read_bytes()[-1:] in (b"", b"\n"), size
+    assert log.problem == "No space left on device" or "large" in log.problem
+    assert all(event["event"] == "tick" for event in read_events(path))
+    log.write("tock", {})
+    log.close()
+    assert not log.problem and list(read_events(path))[-1]["event"] == "tock"
 
 
 def test_a_full_disk_costs_events_and_nothing_else(
