@@ -7,7 +7,8 @@
 A rule computes one unit (a tensor, or some rows of a large one) of the merged displacement. A
 grouping divides peers into groups for a version of a fragment. Both must give the same result at
 every peer: no clock, no random numbers, no order that depends on a dict or a set. A codec
-is registered in the same way, with ``register_codec``.
+is registered in the same way, with ``register_codec``; it has all methods of ``Codec`` in
+averaging/numbers/codec.py.
 """
 
 from collections.abc import Sequence

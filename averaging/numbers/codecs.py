@@ -18,7 +18,13 @@ _codecs: dict[str, Codec] = {
 
 
 def register(codec: Codec) -> None:
-    """Add a codec to the table. Raises ``ValueError`` if its name is taken."""
+    """Add a codec to the table. Raises ``ValueError`` if it is incomplete, or its name is taken."""
+    needed = {*Codec.__annotations__, *Codec.__abstractmethods__}
+    if lacks := sorted(each for each in needed if not hasattr(codec, each)):
+        raise ValueError(
+            f"the codec {type(codec).__name__} lacks {', '.join(lacks)}: see the class Codec in "
+            "averaging/numbers/codec.py"
+        )
     if codec.name in _codecs:
         raise ValueError(f"a codec is named {codec.name!r} already")
     _codecs[codec.name] = codec

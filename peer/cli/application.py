@@ -228,6 +228,14 @@ def reported(work: Callable[[], object]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         complain(str(Interrupted()))
         return EXIT_INTERRUPTED
+    except ModuleNotFoundError:
+        raise  # a bug, or a broken installation
+    except (ImportError, MemoryError) as error:
+        # A library of torch that cannot be mapped under `ulimit -v`, for one.
+        complain(
+            f"{error or 'out of memory'}; this process may use too little memory (`ulimit -v`)"
+        )
+        return 1
     return code if isinstance(code, int) else 0
 
 

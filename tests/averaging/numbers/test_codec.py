@@ -464,3 +464,18 @@ def test_a_sum_that_overflows_is_refused_with_its_unit(name: str) -> None:
     with pytest.raises(NotFinite) as caught:
         codec.encode_sum(codec, Addends([payload] * 3, [1.0] * 3), SIZES, out, Scratch())
     assert caught.value.unit == len(SIZES) - 1
+
+
+def test_an_incomplete_codec_is_refused_with_what_it_lacks() -> None:
+    """A plugin's codec was taken, and failed with an ``AttributeError`` inside the first round."""
+
+    class Sign:
+        name = "sign"
+
+        def encode(self) -> None: ...
+
+    with pytest.raises(
+        ValueError, match=r"the codec Sign lacks .*decode, .*encoded_size"
+    ) as caught:
+        register(Sign())  # type: ignore[arg-type]
+    assert "encode," not in str(caught.value) and "sign" not in codec_names()

@@ -18,7 +18,7 @@ import pytest
 from dht.identity import Identity
 from peer import cli
 from peer.cli import taking_part
-from peer.cli.application import report_if_slow
+from peer.cli.application import report_if_slow, reported
 from peer.cli.learner_options import Options
 from peer.cli.showing import progress
 from peer.cli.training import _reporter
@@ -67,6 +67,19 @@ def test_a_group_without_a_command_prints_its_help_and_no_error(
     output, errors = capsys.readouterr()
     assert "Commands" in output
     assert errors == ""
+
+
+def test_a_library_that_finds_no_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Under `ulimit -v 600000` a traceback ended in what the loader said."""
+
+    def load() -> None:
+        raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
+
+    assert reported(load) == 1
+    assert capsys.readouterr().err == (
+        "shoal: libtorch_cpu.so: failed to map segment from shared object; this process may use "
+        "too little memory (`ulimit -v`)\n"
+    )
 
 
 def test_a_slow_operation_is_reported(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,6 @@ def load(paths: Iterable[Path]) -> None:
             raise BadPlugin(str(path), "there is no such file")
         try:
             runpy.run_path(str(whole))
-        except (SyntaxError, ImportError, ValueError) as error:
+        except (SyntaxError, ImportError, TypeError, ValueError) as error:
             raise BadPlugin(str(path), f"{type(error).__name__}: {error}") from error
         _loaded.add(whole)
