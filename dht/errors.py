@@ -52,6 +52,9 @@ class PeerUnreachable(DhtError):
     message = "peer {peer} cannot be reached: {reason}"
 
 
+ANOTHER_PEER = "another peer answers there"
+"""Beginning of the reason where a peer was dialled by the address of another one."""
+
 NOT_SERVED = "this protocol is not served"
 """Reason of a refusal by a peer that does not know the protocol, or does not serve it."""
 

@@ -29,7 +29,7 @@ SPOKEN: Final[Range] = OLDEST, NEWEST
 RELEASE: Final = "0.1.0"
 """Release that this is; peers show it in their records."""
 
-UPGRADE: Final = "git pull && pip install ."
+UPGRADE: Final = "`pip install RELEASE` (a newer wheel, or a clone after `git pull`)"
 """Command that upgrades an installation, in its checkout."""
 
 
@@ -50,7 +50,7 @@ def advice(theirs: Range, ours: Range = SPOKEN) -> str:
     "They" are the other side, which the sentence has named.
     """
     if theirs[0] > ours[1]:
-        return f"this side is too old: upgrade it with `{UPGRADE}`, and start it again"
+        return f"this side is too old: upgrade it with {UPGRADE}, and start it again"
     return "the other side is too old: its owner has to upgrade it, nothing needs doing here"
 
 

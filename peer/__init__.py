@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from peer.model.weights import load_weights, save_weights
     from peer.run_file.sections import RunFile
     from peer.trainer.observed_run import Stats
-    from peer.trainer.own_loops import autocast, micro_batches
+    from peer.trainer.own_loops import autocast, describe, micro_batches
     from peer.trainer.session import Run, join, open  # noqa: A004
     from peer.trainer.settings import JoinSettings
 
@@ -63,6 +63,7 @@ __all__ = [
     "build_model",
     "build_optimizer",
     "clip_gradients",
+    "describe",
     "fetch_base",
     "held_out_loss",
     "join",
@@ -89,6 +90,7 @@ _HOMES = {
     "build_model": "peer.model.recipes",
     "build_optimizer": "peer.model.recipes",
     "clip_gradients": "peer.model.recipes",
+    "describe": "peer.trainer.own_loops",
     "fetch_base": "peer.data.base_models",
     "held_out_loss": "peer.model.recipes",
     "join": "peer.trainer.session",

@@ -178,6 +178,29 @@ class ModelMismatch(RunRefused):
         )
 
 
+class NotTheRecipe(PeerError):
+    """Parameters are not those of the model that a run file describes.
+
+    ``differences``: name, here, and as the recipe has it; the first ones.
+    """
+
+    exit_code = 4
+    run: str
+    recipe: str
+    differences: Sequence[tuple[str, str, str]]
+    count: int
+
+    def __str__(self) -> str:
+        told = [f"{name}: {here} here, {there} there" for name, here, there in self.differences]
+        if more := self.count - len(told):
+            told.append(f"and {more} more")
+        return (
+            f"these are not the parameters of the model that the file of run {self.run!r} "
+            f"describes (model.recipe is {self.recipe!r}): {'; '.join(told)}; build that model "
+            "with peer.build_model, or begin a run of your own model: `shoal run new --custom`"
+        )
+
+
 class NotAdmitted(PeerError):
     """The run does not admit this peer."""
 
@@ -313,11 +336,17 @@ class NobodyToAsk(PeerError):
     exit_code = 3
     run: str
     where: str
-    message = (
-        "{where} has no seed address for the run {run!r}, and no peer of the run is "
-        "known on this machine; use the link that one of its peers shows, or pass --seed "
-        "MULTIADDR; to found the run: `shoal start {where}`"
-    )
+    known: str
+    """What this machine knows of the run, in words."""
+
+    def __str__(self) -> str:
+        is_file = "://" not in self.where
+        start = f"; to found the run: `shoal start {self.where}`" if is_file else ""
+        return (
+            f"{self.where} has no seed address, and this peer's folder knows nobody of the run "
+            f"{self.run!r} ({self.known}), so there is nobody to ask; use the link that one of its "
+            f"peers shows, or pass --seed MULTIADDR{start}"
+        )
 
 
 class FolderInUse(PeerError):
@@ -468,7 +497,7 @@ class OfLaterRelease(PathError):
     exit_code = 4
     message = (
         "{path} was written by a later release ({reason}): this one is too old; upgrade it with "
-        f"`{UPGRADE}`. The file is left as it is"
+        f"{UPGRADE}. The file is left as it is"
     )
 
 

@@ -23,7 +23,14 @@ from multiaddr import Multiaddr
 
 from dht import addresses as address_rules
 from dht.bounded_mapping import BoundedMapping
-from dht.errors import NOT_SERVED, CallRefused, DhtError, HostClosed, PeerUnreachable
+from dht.errors import (
+    ANOTHER_PEER,
+    NOT_SERVED,
+    CallRefused,
+    DhtError,
+    HostClosed,
+    PeerUnreachable,
+)
 from dht.guarded_host import Refusal
 from dht.host import UNARY_MAX_BYTES, CallHandler, Connection, Directory, Stream, StreamHandler
 from dht.identity import Identity, PeerId
@@ -845,6 +852,7 @@ async def looked_up(
 
 
 _NO_NEWS = re.compile(r"^(failed to dial( \w+)?: )+")
+_MISMATCH = re.compile(r".*peer id mismatch: expected \S+, but remote key matches (\S+)")
 _DIALLED = re.compile(r"^\s*\* \[([^]]*)\] (.+)$", re.MULTILINE)
 
 
@@ -858,6 +866,7 @@ def _in_short(said: str, tried: Sequence[Multiaddr]) -> str:
     outcomes = _DIALLED.findall(said)
     reasons = [reason for address, reason in outcomes if address in asked]
     reasons = reasons or [reason for _, reason in outcomes] or [said]
+    reasons = [_MISMATCH.sub(rf"{ANOTHER_PEER}: \1", reason) for reason in reasons]
     return "; ".join(dict.fromkeys(" ".join(_NO_NEWS.sub("", r.strip()).split()) for r in reasons))
 
 

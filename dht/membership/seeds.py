@@ -17,6 +17,7 @@ import numpy as np
 from multiaddr import Multiaddr
 
 from dht.addresses import deduplicate, no_seed, peer_of
+from dht.errors import ANOTHER_PEER
 from dht.identity import PeerId
 from dht.membership.peer_cache import CACHED_PEERS_MAX
 
@@ -89,9 +90,12 @@ class NobodyAnswered:
         tried = ", ".join(f"{outcome.address}: {outcome.reason}" for outcome in seeds)
         if cached:
             tried += f", and {cached} addresses of peers met earlier"
+        advice = "check that one of them is running and that its port is open"
+        if all(outcome.reason.startswith(ANOTHER_PEER) for outcome in seeds):
+            advice = "the ids after /p2p/ are misspelt or no longer used: ask for a new link"
         return (
-            f"no bootstrap address answered; tried {tried}; still trying: check that one of "
-            "them is running and that its port is open, then see 'No peer answers' in BOOTSTRAP.md"
+            f"no bootstrap address answered; tried {tried}; still trying: {advice}, then see "
+            "'No peer answers' in BOOTSTRAP.md"
         )
 
 

@@ -41,7 +41,7 @@ from peer.rules.ending import ended
 from peer.rules.foundings import first_asked, heaviest, may_found
 from peer.status import Status
 from peer.storage.home import PEERS
-from peer.storage.last_seen import date_text, recall
+from peer.storage.last_seen import NEVER_SEEN, date_text, recall
 from peer.storage.outer_state import OuterState
 
 FOUNDER_PATIENCE_S = 60.0
@@ -243,7 +243,7 @@ class Entrance:
         local = self._local
         if self._known is None:
             seen = recall(local.run_id, [local.directory])
-            self._known = seen.sentence if seen is not None else "never seen from this machine"
+            self._known = NEVER_SEEN if seen is None else seen.sentence
             if not self._begin.seeds and not (local.directory / PEERS).exists():
                 self._known += "; there is no address to ask: get a link with one"
         who = "nobody here has the state of this run" if company else "nobody of this run is here"

@@ -82,4 +82,4 @@ def new_text(run: RunFile, *, every: bool) -> str:
 
     notes = needs_of(run).lines
     print("\n".join(notes), file=sys.stderr)
-    return to_toml(run, notes=notes, every_recipe=every)
+    return to_toml(run, notes=notes, short=not every, every_recipe=every)

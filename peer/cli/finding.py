@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from peer.cli.application import complain, report_if_slow
-from peer.errors import RunFileError, RunNotFound, SeedsElsewhere
+from peer.cli.application import complain
+from peer.errors import NobodyToAsk, RunFileError, RunNotFound, SeedsElsewhere
 from peer.storage.here import with_own_peers
+from peer.storage.home import has_been_there
 
 if TYPE_CHECKING:
     from peer.joining.link import FoundRun, Link
@@ -27,8 +30,10 @@ def find(where: str) -> FoundRun:
     from peer.joining.find import ask_peers
     from peer.joining.link import find_run
 
-    with report_if_slow("still searching for the run file (Ctrl-C to stop)"):
-        return find_run(where, ask_peers=ask_peers)
+    def tell(reason: str) -> None:
+        complain(f"no run file yet (Ctrl-C to stop): {reason}")
+
+    return find_run(where, ask_peers=partial(ask_peers, tell=tell))
 
 
 def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
@@ -63,7 +68,7 @@ def link_of(where: str) -> Link:
 def find_patiently(where: str, directory: Path | None) -> FoundRun:
     """``find_known_run``; of a link that nobody answers, ask again until somebody does."""
     from peer.joining.link import SCHEME, parse_link
-    from peer.storage.last_seen import recall
+    from peer.storage.last_seen import NEVER_SEEN, recall
 
     if not where.strip().lower().startswith(SCHEME):
         return find_known_run(where, directory)
@@ -75,13 +80,22 @@ def find_patiently(where: str, directory: Path | None) -> FoundRun:
         except RunNotFound as error:
             if isinstance(error, SeedsElsewhere) or not link.seeds:
                 raise
-            seen = "never seen from this machine" if known is None else known.sentence
+            seen = NEVER_SEEN if known is None else known.sentence
             complain(
                 f"nobody of run {link.run_id[:16]}... is on line ({seen}): {error.reason}; "
                 f"looking again in {pause_s} s, until somebody comes (Ctrl-C to stop)"
             )
         time.sleep(pause_s)
     raise AssertionError("the pauses have no end")
+
+
+def check_somebody_to_ask(found: FoundRun, where: str, seeds: Sequence[str], folder: Path) -> None:
+    """Refuse to wait for ever: raise ``NobodyToAsk`` where no address of a peer is known."""
+    from peer.storage.last_seen import NEVER_SEEN, recall
+
+    if not seeds and not has_been_there(folder):
+        known = recall(found.run.run_id, [folder])
+        raise NobodyToAsk(found.run.name, where, NEVER_SEEN if known is None else known.sentence)
 
 
 def seen_by_peers(link: Link, *, timeout_s: float) -> RunStatus:

@@ -52,6 +52,12 @@ class FoundModel:
 
         return tokenizer_of(self.outer.run, cache_dir=data_cache(), data_dir=self.data_dir)
 
+    def check_recipe(self) -> None:
+        """Raise ``NotTheRecipe`` if a program has trained another model than the file describes."""
+        from peer.trainer.parameters import check_state
+
+        check_state(self.outer.run, self.outer.layout)
+
     def base(self, *, quiet: bool) -> Path | None:
         """The weights below the run's adapters; ``None`` if it trains a whole model.
 
@@ -189,6 +195,7 @@ def find_ready(where: str, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
     parts = data_home(os.environ) / "model"
     parts.parent.mkdir(parents=True, exist_ok=True)
     found = find_model(where, parts, data_dir=data_dir, quiet=quiet, check=check_buildable)
+    found.check_recipe()
     base = found.base(quiet=quiet)
     with report_if_slow(LOADING):
         ready = ready_of_run(found.outer, found.tokenizer(), data_dir=found.data_dir, base=base)

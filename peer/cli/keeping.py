@@ -26,7 +26,7 @@ from peer.cli.application import (
     say,
     start_logging,
 )
-from peer.cli.finding import find_patiently
+from peer.cli.finding import check_somebody_to_ask, find_patiently
 from peer.cli.learner_options import (
     Announce,
     Directory,
@@ -147,7 +147,9 @@ def keep(
     from peer.views.watch import Sentences
 
     where = directory or keeper_directory(found.run.run_id)
-    told = _told_layout(found, seeds_of(seed), where)
+    seeds = (*seeds_of(seed), *map(str, found.seeds))
+    check_somebody_to_ask(found, link, seeds, where)
+    told = _told_layout(found, seeds, where)
     lines = check_keeper(found.run, where, told)
     if publishing is not None:
         check_publishing(publishing, found.run)
@@ -180,7 +182,7 @@ def keep(
             directory=where,
             name=name or default_name(identity.peer_id),
             role="keeper",
-            seeds=(*seeds_of(seed), *(str(address) for address in found.seeds)),
+            seeds=seeds,
             lane=lane,
             state_on_disk=state_on_disk,
             credential=credential,
@@ -273,8 +275,7 @@ def _told_layout(found: FoundRun, seeds: Sequence[str], where: Path) -> Layout |
     kept = load_outer(CheckpointFolder(where / OUTER), run_id=run.run_id)
     if kept is not None:
         return kept.layout
-    addresses = (*map(Multiaddr, seeds), *found.seeds)
-    work = layout_of_peers(Link(run.run_id, addresses, found.invite), run)
+    work = layout_of_peers(Link(run.run_id, tuple(map(Multiaddr, seeds)), found.invite), run)
     return run_unless_stopped(work)
 
 

@@ -102,6 +102,7 @@ def export(
     )
     outer = found.outer
     if to in writers:
+        found.check_recipe()
         whole = Export(
             outer=outer,
             facts=found.facts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import time
 from pathlib import Path
@@ -12,14 +13,15 @@ import typer
 from typer import Argument, Option
 
 from dht import addresses
-from dht.identity import Identity, PeerId, parse_peer_id, public_key_of
+from dht.identity import Identity, PeerId, parse_peer_id, peer_id_of, public_key_of
 from dht.membership.orders import Orders
+from dht.records import name_problem
 from dht.whole_files import write_whole
 from peer.cli.application import OWN_A_RUN, Json, complain, json_text, start_logging
 from peer.cli.directives import Before, DelegationText, KeyFile, Seeds, Where, direct, signer_for
 from peer.cli.finding import find
 from peer.cli.showing import usage_errors
-from peer.errors import Fault, NotOwner, RunFileError
+from peer.errors import Fault, NotOwner, NotWritten, RunFileError
 from peer.run_file.sections import SEEDS_MAX
 from peer.storage.here import with_own_peers
 
@@ -91,7 +93,7 @@ def sign(
     Example: shoal run sign my.run.toml
     """
     from peer.joining.link import read_text
-    from peer.run_file.reading import parse
+    from peer.run_file.reading import parse_whole
     from peer.storage.credentials import owner_key_path
 
     path = key or owner_key_path()
@@ -100,7 +102,7 @@ def sign(
         owner = _own(file, path).peer_id
     elif not path.exists() or (owner := Identity.load(path).peer_id) != named:
         raise NotOwner(file.name, str(path), f"the owner in the file is {named}")
-    run = parse(read_text(file), source=str(file))
+    run = parse_whole(read_text(file), source=str(file))
     if as_json:
         record = {"owner": owner, "run_id": run.run_id, "key": str(path)}
         print(json_text(record))
@@ -124,13 +126,13 @@ def _policy(file: Path) -> dict[str, Any]:
     import tomllib
 
     from peer.joining.link import read_text
-    from peer.run_file.reading import parse
+    from peer.run_file.reading import parse_whole
 
     text = read_text(file)
     try:
         policy = tomllib.loads(text).get("policy")
     except (tomllib.TOMLDecodeError, RecursionError):
-        policy = parse(text, source=str(file))  # says where it is no TOML
+        policy = parse_whole(text, source=str(file))  # says where it is no TOML
     return policy if isinstance(policy, dict) else {}
 
 
@@ -140,6 +142,8 @@ def _own(file: Path, path: Path) -> Identity:
     A file with faults stays as it is, and no key is made for it. Raises ``RunFileError``.
     """
     is_new = not path.exists()
+    if not os.access(file.parent, os.W_OK):
+        raise NotWritten(str(file), "its folder is read-only")
     if is_new:
         _owned_by(file, Identity.generate().peer_id)
     key = Identity.load_or_create(path)
@@ -155,14 +159,14 @@ def _own(file: Path, path: Path) -> Identity:
 def _owned_by(file: Path, owner: PeerId) -> str:
     """The text of a run file with its owner. Raises ``RunFileError``."""
     from peer.joining.link import read_text
-    from peer.run_file.reading import parse
+    from peer.run_file.reading import parse_whole
     from peer.run_file.writing import with_owner
 
     try:
         changed = with_owner(read_text(file), owner)
     except ValueError as error:
         raise RunFileError(str(file), [Fault("policy.owner", str(error))]) from error
-    parse(changed, source=str(file))
+    parse_whole(changed, source=str(file))
     return changed
 
 
@@ -190,7 +194,8 @@ def delegate(
     from dht.membership.credentials import delegation_text
     from peer.storage.last_seen import date_text
 
-    name = _keys([peer])[0]
+    with usage_errors():
+        name = parse_peer_id(peer)
     signer = signer_for(find(where), key, None)
     until = int(time.time()) + days * DAY_S
     text = delegation_text(signer.delegate(public_key_of(name), until))
@@ -206,7 +211,11 @@ def ban(
     where: Where,
     names: Annotated[
         list[str],
-        Argument(help="Peers, invites or delegates, by the ids that were shown.", metavar="ID..."),
+        Argument(
+            help="Peers by name, by the end of their id as the screen shows it, or by their id "
+            "(`shoal status LINK --ids`); invites and delegates by their id.",
+            metavar="PEER...",
+        ),
     ],
     lift: Annotated[bool, Option("--lift", help="Lift these bans instead.")] = False,
     key: KeyFile = None,
@@ -218,16 +227,31 @@ def ban(
 
     The peers that are on line get the ban from this command, and others from them.
 
-    Example: shoal run ban 'shoal://RUN_ID?seed=...' 12D3KooW...
+    Example: shoal run ban my.run.toml boris
     """
     start_logging(logging.ERROR)
-    keys = frozenset(public_key_of(name) for name in _keys(names))
+    with usage_errors():
+        for name in names:
+            if name_problem(name) is not None:  # too long for a name
+                parse_peer_id(name)
 
     def change(before: Before) -> tuple[frozenset[bytes], Orders]:
+        keys = frozenset(public_key_of(_peer_called(name, before)) for name in names)
         return (before.bans - keys if lift else banned(before, keys)), before.orders
 
     delivered = direct(where, change, key=key, seeds=seed, delegation=delegation)
     return delivered.report(as_json=as_json)
+
+
+def _peer_called(wanted: str, before: Before) -> PeerId:
+    """The peer with this name or id. Raises ``NoSuchPeer``."""
+    from peer.events.names import Names, short
+
+    try:
+        return parse_peer_id(wanted)
+    except ValueError:
+        known: dict[str, str] = {peer: short(peer) for peer in map(peer_id_of, before.bans)}
+        return PeerId(Names(known | before.seen.names).find(wanted))
 
 
 def banned(before: Before, keys: frozenset[bytes]) -> frozenset[bytes]:
@@ -236,8 +260,3 @@ def banned(before: Before, keys: frozenset[bytes]) -> frozenset[bytes]:
     if owner is not None and public_key_of(PeerId(owner)) in keys:
         raise ValueError(f"{owner} is the key of the run's owner, which cannot be banned")
     return before.bans | keys
-
-
-def _keys(names: list[str]) -> list[PeerId]:
-    with usage_errors():
-        return [parse_peer_id(name) for name in names]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,10 +18,13 @@ from peer.cli.application import Json, complain, json_text, report_if_slow
 from peer.cli.bases import new_text, run_from_base
 from peer.cli.finding import check_new, no_peers
 from peer.cli.showing import usage_errors
-from peer.errors import DataUnavailable, NotWritten, RunFileError
-from peer.run_file.presets import STDLIB, preset
+from peer.errors import DataUnavailable, Fault, NotWritten, RunFileError, RunFileUnreadable
+from peer.run_file.presets import STDLIB, name_from, preset, starting
 from peer.run_file.sections import OWNED_HUB_NAME, CustomData, CustomModel, HfData, RunFile
 from peer.storage.home import data_cache
+
+FRAGMENT_MIN = 1000
+"""Parameters of a fragment below which its rounds are mostly messages."""
 
 runs = typer.Typer(help="Write, check and own run files.", no_args_is_help=True)
 runs.add_typer(owning.runs)
@@ -61,23 +65,37 @@ def run_new(
             metavar="RANK",
         ),
     ] = None,
+    custom: Annotated[
+        str | None,
+        Option(
+            help="For a program with a model of its own: a Python file and the function in it that "
+            "builds the model. It is run here.",
+            metavar="FILE.py:FUNCTION",
+        ),
+    ] = None,
     every: Annotated[
         bool,
-        Option("--all", help="Also show the settings of the other recipes, as comments."),
+        Option("--all", help="Write every setting, and those of other recipes as comments."),
     ] = False,
 ) -> None:
-    """Write a run file with every setting, its value and its meaning.
+    """Write a run file: the settings that most runs change, with their meaning, or with --all all.
 
-    Without --size and --base the model is small, and trained with Muon. With them the link and the
-    memory that the run needs are in a comment at the top, and on stderr. --base writes the commit
-    and the hashes of the model. Comments name the defaults of settings that have another value.
+    Without --size and --base the model is small, trained with Muon, and the run is named after the
+    file. With them the link and the memory that the run needs are in a comment at the top, and on
+    stderr. --base writes the commit and the hashes of the model. Comments name the defaults of
+    settings that have another value.
 
     Example: shoal run new my.run.toml --size 124m --data fineweb-edu
     """
-    from peer.run_file.writing import template
+    from peer.run_file.writing import to_toml
 
     if file is not None and file.exists():
         raise typer.BadParameter(f"{file} exists; name a new file")
+    if custom is not None:
+        if any(given is not None for given in (size, data, base, lora)):
+            raise typer.BadParameter("--custom: the program brings its own model and data")
+        _put(_described(custom, _named_after(file)), file)
+        return
     if base is not None and size is not None:
         raise typer.BadParameter("--base and --size: a published model has its own size")
     if base is None and lora is not None:
@@ -85,7 +103,7 @@ def run_new(
     if base is None and size is None:
         if data is not None:
             raise typer.BadParameter("--data needs --size or --base")
-        _put(template(every_recipe=every), file)
+        _put(to_toml(starting(_named_after(file)), short=not every, every_recipe=every), file)
         return
     with usage_errors():
         if base is not None:
@@ -95,6 +113,31 @@ def run_new(
             run = preset(size, STDLIB if data is None else data)
         run = _with_commit(run)
     _put(new_text(run, every=every), file)
+
+
+def _named_after(file: Path | None) -> str:
+    return "my-run" if file is None else name_from(file.name.split(".")[0])
+
+
+def _described(where: str, name: str) -> str:
+    """The run file of a model that a function in a Python file builds."""
+    import runpy
+
+    path, _, function = where.rpartition(":")
+    if not Path(path).is_file() or not function.isidentifier():
+        raise typer.BadParameter(f"--custom is {where!r}; it is FILE.py:FUNCTION, and FILE exists")
+    import torch
+
+    from peer.trainer.own_loops import describe
+
+    sys.path.insert(0, str(Path(path).absolute().parent))  # as for a program that is run
+    build = runpy.run_path(path).get(function)
+    if not callable(build):
+        raise typer.BadParameter(f"--custom: {path} has no function {function!r}")
+    model = build()
+    if not isinstance(model, torch.nn.Module):
+        raise typer.BadParameter(f"--custom: {function} returns {type(model).__name__}, no Module")
+    return describe(model, name=name)
 
 
 def _put(text: str, file: Path | None) -> None:
@@ -150,30 +193,37 @@ def run_check(
     try:
         found_run = find_run(str(file), ask_peers=no_peers)
         check_new(found_run, str(file))
-    except RunFileError as error:
+    except (RunFileError, RunFileUnreadable) as error:
+        found = error.faults if isinstance(error, RunFileError) else [Fault("", error.reason)]
         if as_json:
-            faults = [{"line": f.line, "setting": f.setting, "fault": str(f)} for f in error.faults]
+            faults = [{"line": f.line, "setting": f.setting, "fault": str(f)} for f in found]
             print(json_text({"ok": False, "faults": faults}))
         else:
-            for fault in error.faults:
+            for fault in found:
                 complain(f"{file}: {fault}")
         return error.exit_code
     run = found_run.run
-    found: dict[str, Any] = {"ok": True, "name": run.name, "run_id": run.run_id}
+    told: dict[str, Any] = {"ok": True, "name": run.name, "run_id": run.run_id}
     lines: Sequence[str] = ()
     if not isinstance(run.model, CustomModel):
         from peer.trainer.needs import needs_of  # with torch: faults are told without it
 
         needs = needs_of(run)
         lines = needs.lines
-        found["parameters"] = needs.parameters
-        found["buffers"] = needs.buffers
-        found["fragments"] = len(needs.layout.fragments)
-        found["layout_hash"] = needs.layout.hash.hex()
+        told["parameters"] = needs.parameters
+        told["buffers"] = needs.buffers
+        told["fragments"] = len(needs.layout.fragments)
+        told["layout_hash"] = needs.layout.hash.hex()
+        each = needs.parameters // run.outer.fragments
+        if each < FRAGMENT_MIN and not as_json:
+            complain(
+                f"outer.fragments is {run.outer.fragments}: with about {each} parameters each, the "
+                "messages of a round are larger than what it merges; fewer are better"
+            )
     if data is not None:
         try:
             with report_if_slow("still reading the data"):
-                found["data"] = (
+                told["data"] = (
                     "custom: a program reads it"
                     if isinstance(run.data, CustomData)
                     else read_once(run, cache_dir=data_cache(), data_dir=data)
@@ -185,7 +235,7 @@ def run_check(
             print(json_text({"ok": False, "faults": faults}))
             return error.exit_code
     if as_json:
-        print(json_text(found))
+        print(json_text(told))
     else:
-        print("\n".join((*(f"{key}: {value}" for key, value in found.items()), *lines)))
+        print("\n".join((*(f"{key}: {value}" for key, value in told.items()), *lines)))
     return 0

@@ -215,7 +215,8 @@ def simulate_swarm(
     Rounds, grouping, codecs, merging and catching up are the live peer's code; training is real (a
     small model, or a quadratic problem for thousands of peers); network, time and membership are
     simulated. The same seed gives the same result, to the last bit. All settings and their defaults
-    are in peer/lab/simulate/swarm/experiment.py; start from examples/swarm.toml.
+    are in the module peer.lab.simulate.swarm.experiment, an example in examples/swarm.toml of a
+    clone.
 
     With --sizes the swarm follows a schedule, and a table for each seed shows merges, pauses,
     tokens and the cost of membership over time. The experiment's number of peers, events and end

@@ -62,6 +62,7 @@ def show_status(
         ),
     ] = None,
     watch: Annotated[bool, Option("--watch", help="Repeat every few seconds.")] = False,
+    ids: Annotated[bool, Option("--ids", help="Print the id of each peer, too.")] = False,
     timeout: Annotated[float, Option(help="Seconds to search for peers.", min=1.0)] = 15.0,
     as_json: JsonLines = False,
 ) -> int:
@@ -78,7 +79,7 @@ def show_status(
 
     start_logging(logging.ERROR)
     if link is None:
-        return _show_own_peers(watch=watch, as_json=as_json)
+        return _show_own_peers(watch=watch, ids=ids, as_json=as_json)
     wanted = link_of(link)
 
     async def look() -> None:
@@ -100,7 +101,7 @@ def show_status(
                     print(json_text(seen.plain()), flush=True)
                 seen.check_admitted()
                 if not as_json:
-                    print("\n".join(status_lines(seen)), flush=True)
+                    print("\n".join(status_lines(seen, ids=ids)), flush=True)
                 if not watch:
                     seen.check_answered()
                     return
@@ -120,7 +121,7 @@ def show_status(
     return 0
 
 
-def _show_own_peers(*, watch: bool, as_json: bool) -> int:
+def _show_own_peers(*, watch: bool, ids: bool, as_json: bool) -> int:
     """Print what the peers of this machine do, from the files that they keep. No network."""
     from peer.events.names import printable
     from peer.storage.last_seen import date_text
@@ -137,6 +138,8 @@ def _show_own_peers(*, watch: bool, as_json: bool) -> int:
                 f"{row['state'] or 'starting'}",
                 f"  {count_text(row['tokens'])} tokens of this peer{in_run}; {row['directory']}",
             ]
+            if ids:
+                lines.append(f"  id {row['peer'] or 'not made yet'}")
             if row["ended_at"] is not None:
                 lines.insert(1, f"  the run has ended on {date_text(row['ended_at'])}")
             print("\n".join(map(printable, lines)), flush=True)

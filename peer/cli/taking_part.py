@@ -25,12 +25,18 @@ from peer.cli.application import (
     report_if_slow,
     start_logging,
 )
-from peer.cli.finding import check_new, find_patiently, no_peers, seen_by_peers
+from peer.cli.finding import (
+    check_new,
+    check_somebody_to_ask,
+    find_patiently,
+    no_peers,
+    seen_by_peers,
+)
 from peer.cli.found_models import base_to_fetch, check_link, fetched_base
 from peer.cli.learner_options import Options, check_answerable, trains
 from peer.cli.owning import sign_if_owner_is_missing
 from peer.cli.showing import print_summary, usage_errors
-from peer.errors import FolderInUse, NobodyToAsk, PeerError, RunHasExisted, RunOver
+from peer.errors import FolderInUse, PeerError, RunHasExisted, RunOver
 from peer.quantities import plural
 from peer.run_file.sections import FilesData, HfData, RunFile, TextData
 from peer.storage.here import LOOKS_FIRST_S, peers_here, with_own_peers
@@ -65,7 +71,7 @@ def start(file: str, options: Options) -> int:
     In the folder of an earlier start it goes on from there. A run that has existed and has no
     checkpoint there is founded anew only after a question, or with --anew or --yes.
 
-    Example: shoal start examples/tiny_gpt/run.toml
+    Example: shoal run new my.run.toml; shoal start my.run.toml
     """
     from peer.joining.link import find_run
     from peer.storage.earlier import told_if_edited
@@ -156,11 +162,10 @@ def join(link: str, options: Options) -> int:
     own = options.settings(found, seeds=[str(seed) for seed in seeds])
     where = own.directory or default_directory(found.run.run_id)
     known = recall(found.run.run_id, [where])
-    if known is None and not own.seeds:
-        raise NobodyToAsk(found.run.name, link)  # it would wait for ever
     if known is not None and known.ended_at is not None:
         source = str(where) if CheckpointFolder(where / OUTER).numbers() else f"'{link}'"
         raise RunOver(found.run.name, date_text(known.ended_at), known.tokens, source)
+    check_somebody_to_ask(found, link, own.seeds, where)
     return _take_part(found, _in_free_folder(own, found.run), options)
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 commands = typer.Typer()
 
+NO_TEXT = "there is no text to continue: pass it as TEXT, or as lines on standard input"
+
 Where = Annotated[
     str,
     Argument(
@@ -83,6 +85,8 @@ def say(
     """
     if temperature != temperature or top_p != top_p:
         raise typer.BadParameter("'nan' is no number")
+    if text is not None and not text.strip():
+        raise typer.BadParameter(NO_TEXT)
     ready = find_ready(where, data_dir=data, quiet=as_json)
 
     from peer.model.use.continuing import Sampling
@@ -91,6 +95,8 @@ def say(
     talk = _Talk(ready, sampling, seed=seed, as_chat=chat, as_json=as_json)
     for line in _lines() if text is None else [text]:
         talk.answer(line)
+    if not (talk.messages or sys.stdin.isatty()):
+        raise typer.BadParameter(NO_TEXT)
 
 
 def _lines() -> Iterator[str]:

@@ -42,6 +42,8 @@ def tokenizer_named(name: str, end_token: str | None, cache_dir: Path) -> Tokeni
     if name == "bytes":
         return ByteTokenizer()
     if not name.endswith(".json"):
+        if Path(name).is_file():
+            raise DataUnavailable("files", f"{name}: a tokenizer in a file is a tokenizer.json")
         path, own_end = hub_tokenizer_file(name, cache_dir / "tokenizers")
         return FileTokenizer(path, end_token or own_end)
     if end_token is None:
@@ -103,7 +105,8 @@ def _texts(inputs: Iterable[Path]) -> Iterator[Path]:
             yield path
         else:
             known = ", ".join(TEXT_FORMATS)
-            raise DataUnavailable("files", f"{path} is no folder and no file of {known}")
+            what = f"is no folder and no file of {known}" if path.exists() else "does not exist"
+            raise DataUnavailable("files", f"{path} {what}")
 
 
 def _tokens(paths: list[Path], tokenizer: Tokenizer, text_field: str) -> Iterator[NDArray[Any]]:

@@ -254,7 +254,8 @@ def _work_text(mark: Sequence[int] | None) -> str:
 def peer_story(logs: Sequence[Log], wanted: str) -> list[Line]:
     """One peer in the run, from its own log and from what other logs say about it.
 
-    ``wanted``: its name, or the beginning or end of its id. Raises ``NothingFound``.
+    ``wanted``: its name, or the beginning or end of its id. Raises ``NothingFound`` or
+    ``NoSuchPeer``.
     """
     names = Names.of(logs)
     peer = names.find(wanted)

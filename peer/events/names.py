@@ -11,6 +11,8 @@ from peer.events.logs import Log
 NAMES_MAX = 4096
 """Peers whose names are kept; a swarm of months meets many."""
 
+CANDIDATES_MAX = 16
+
 ID_MIN = 17
 """Shorter strings are not replaced in texts: an ordinary word could be one of them."""
 
@@ -24,6 +26,21 @@ class NothingFound(PeerError):
 
     def __str__(self) -> str:
         return f"nothing about {self.wanted} in these logs; they know {', '.join(self.known)}"
+
+
+class NoSuchPeer(PeerError):
+    """No peer, or more than one, has this name or partial id."""
+
+    exit_code = 2
+    wanted: str
+    fits: int
+    candidates: Sequence[str]
+
+    def __str__(self) -> str:
+        if self.fits:
+            return f"{self.wanted!r} may be one of {', '.join(self.candidates)}; name one by its id"
+        known = ", ".join(self.candidates) or "nobody"
+        return f"no peer {self.wanted!r} is known here; known are {known}"
 
 
 class Names:
@@ -71,7 +88,7 @@ class Names:
         return text
 
     def find(self, wanted: str) -> str:
-        """The id of the one peer with this name or partial id. Raises ``NothingFound``."""
+        """The id of the one peer with this name or partial id. Raises ``NoSuchPeer``."""
         fits = [peer for peer, name in self._names.items() if wanted in (peer, name)]
         if not fits:
             fits = [
@@ -80,8 +97,9 @@ class Names:
                 if peer.startswith(wanted) or peer.endswith(wanted) or name.startswith(wanted)
             ]
         if len(fits) != 1:
-            one_of = f"a single peer {wanted}" if fits else f"peer {wanted}"
-            raise NothingFound(one_of, self.all())
+            known = sorted((self._names[peer], peer) for peer in fits or self._names)
+            told = [f"{name} -> {peer}" for name, peer in known[:CANDIDATES_MAX]]
+            raise NoSuchPeer(wanted, len(fits), told)
         return fits[0]
 
     def all(self) -> list[str]:

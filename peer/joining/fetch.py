@@ -3,6 +3,8 @@
 ``python -m peer.joining.fetch LINK`` writes the canonical run file to standard output. It is a
 process of its own for commands that have no network and should not wait for the imports of an
 agent. A second argument is the descriptor of a pipe: the process ends when its other end is closed.
+While it looks, it writes the reason why it has no file yet on standard error, in lines that begin
+with ``MEANWHILE``; the last line without it is the error.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import blake3
@@ -23,15 +25,18 @@ from dht.identity import Identity, PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.presence.events import Events, PresenceEvent
-from dht.presence.intake import Misfit
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from peer.errors import NobodyMet, PeerError, RunNotFound, SeedsElsewhere
-from peer.joining.link import ELSEWHERE, Link, parse_link
+from peer.joining.link import ELSEWHERE, MEANWHILE, Link, parse_link
+from peer.quantities import plural
 
 FETCH_TIMEOUT_S = 60.0
 LOOK_EVERY_S = 0.2
-SEEDS_JUDGED_AFTER_S = 5.0
+SEEDS_JUDGED_AFTER_S = 4.0
+TOLD_AFTER_S = 2.0
+"""Time from which on it is said why there is no run file yet. This process took a second to begin.
+"""
 
 
 class SeedFailures:
@@ -70,9 +75,15 @@ async def observer(
             await presence.close()
 
 
-async def fetch_run_file(link: Link, *, timeout_s: float) -> bytes:
-    """The canonical run file behind a link with seeds. Raises ``RunNotFound`` or ``DhtError``."""
+async def fetch_run_file(
+    link: Link, *, timeout_s: float, tell: Callable[[str], None] = lambda reason: None
+) -> bytes:
+    """The canonical run file behind a link with seeds. Raises ``RunNotFound`` or ``DhtError``.
+
+    ``tell`` is called from ``TOLD_AFTER_S`` on with each new reason why there is none yet.
+    """
     failures = SeedFailures()
+    told = ""
     async with observer(link, failures) as (_, presence):
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -84,7 +95,11 @@ async def fetch_run_file(link: Link, *, timeout_s: float) -> bytes:
         )
         try:
             while not (await asyncio.wait((fetching,), timeout=LOOK_EVERY_S))[0]:
-                check_seeds_run(link, presence.misfits, waited_s=loop.time() - began)
+                waited_s = loop.time() - began
+                check_seeds_run(link, presence, waited_s=waited_s)
+                reason = failures.text or _who_answered(link, presence)
+                if waited_s >= TOLD_AFTER_S and reason != told:
+                    tell(told := reason)
             return fetching.result()
         except RunFileUnavailable as error:
             if error.answers or not failures.text:
@@ -95,14 +110,33 @@ async def fetch_run_file(link: Link, *, timeout_s: float) -> bytes:
             await asyncio.wait((fetching,))
 
 
-def check_seeds_run(link: Link, misfits: Mapping[PeerId, Misfit], *, waited_s: float) -> None:
-    """Raise ``SeedsElsewhere`` once all seeds of a link have answered that they are in another run.
+def _who_answered(link: Link, presence: Presence) -> str:
+    """The seeds that answered, and why they have no run file."""
+    elsewhere, hosts = _other_runs(link, presence), len(presence.bootstrap_seeds)
+    told = [f"{peer} takes part in another run, {run[:16]}..." for peer, run in elsewhere.items()]
+    if hosts:
+        told.append(f"{plural(hosts, 'bootstrap peer')} answered, and nobody of this run yet")
+    return "; ".join(told) or "no seed of the link has answered yet"
 
-    Not before ``SEEDS_JUDGED_AFTER_S``: a seed may know a peer of this run.
+
+def _other_runs(link: Link, presence: Presence) -> dict[PeerId, str]:
+    """The seeds that take part in another run, and which."""
+    peers = [peer for seed in link.seeds if (peer := peer_of(seed)) is not None]
+    found = {peer: presence.misfits.get(peer) for peer in peers}
+    return {
+        peer: misfit.theirs for peer, misfit in found.items() if misfit and misfit.what == "run"
+    }
+
+
+def check_seeds_run(link: Link, presence: Presence, *, waited_s: float) -> None:
+    """Raise ``SeedsElsewhere`` once all seeds of a link have answered, and none is in its run.
+
+    Bootstrap peers, which are in no run, decide nothing. Not before ``SEEDS_JUDGED_AFTER_S``: a
+    seed may know a peer of this run.
     """
-    found = [misfits.get(peer) for seed in link.seeds if (peer := peer_of(seed)) is not None]
-    runs = {misfit.theirs for misfit in found if misfit is not None and misfit.what == "run"}
-    everybody = len(found) == len(link.seeds) and None not in found
+    elsewhere = _other_runs(link, presence)
+    runs = set(elsewhere.values())
+    everybody = len(elsewhere) + len(presence.bootstrap_seeds) == len(link.seeds)
     if waited_s >= SEEDS_JUDGED_AFTER_S and everybody and len(runs) == 1:
         raise SeedsElsewhere(
             f"run {link.run_id[:16]}...",
@@ -116,7 +150,12 @@ async def _fetch_until_closed(link: Link, pipe: int | None) -> bytes:
     assert task is not None
     if pipe is not None:
         asyncio.get_running_loop().add_reader(pipe, task.cancel)
-    return await fetch_run_file(link, timeout_s=FETCH_TIMEOUT_S)
+    return await fetch_run_file(link, timeout_s=FETCH_TIMEOUT_S, tell=_tell)
+
+
+def _tell(reason: str) -> None:
+    sys.stderr.write(f"{MEANWHILE}{reason}\n")
+    sys.stderr.flush()
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from threading import Timer
 
 from peer.bridge.agent_process import agent_environment
 from peer.errors import RunNotFound, SeedsElsewhere
-from peer.joining.link import ELSEWHERE, Link, find_run
+from peer.joining.link import ELSEWHERE, MEANWHILE, Link, find_run
 from peer.run_file.reading import RUN_FILE_MAX_BYTES
 from peer.run_file.sections import RunFile
 
-FETCH_TIMEOUT_S = 90.0
+FETCH_TIMEOUT_S = 120.0
+"""The fetching process ends by itself before that."""
 
 
 def read_run(where: str) -> RunFile:
@@ -20,34 +23,47 @@ def read_run(where: str) -> RunFile:
     return find_run(where, ask_peers=ask_peers).run
 
 
-def ask_peers(link: Link) -> bytes:
+def ask_peers(link: Link, tell: Callable[[str], None] = lambda reason: None) -> bytes:
     """The canonical run file of ``link``, fetched from peers by a child process. Not verified.
 
-    Blocks for about ``FETCH_TIMEOUT_S`` at most.
+    Blocks for about ``FETCH_TIMEOUT_S`` at most. ``tell`` is called with each new reason why there
+    is none yet.
     """
     if not link.seeds:
         raise RunNotFound(str(link), "the link has no seed to ask; ask for a link with one")
     child_end, own_end = os.pipe()  # closed with this process, however it ends
     command = [sys.executable, "-P", "-m", "peer.joining.fetch", str(link), str(child_end)]
+    child = subprocess.Popen(
+        command,
+        env=agent_environment(os.environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=[child_end],
+    )
+    os.close(child_end)
+    late = Timer(FETCH_TIMEOUT_S, child.kill)
+    late.start()
+    last = ""
     try:
-        done = subprocess.run(
-            command,
-            env=agent_environment(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            pass_fds=[child_end],
-            timeout=FETCH_TIMEOUT_S + 30.0,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise RunNotFound("the link's seeds", f"no answer in {error.timeout:.0f} s") from error
+        with child:
+            assert child.stdout is not None and child.stderr is not None
+            for line in child.stderr:
+                text = line.decode(errors="replace").strip()
+                if text.startswith(MEANWHILE):
+                    tell(text.removeprefix(MEANWHILE))
+                else:
+                    last = text or last
+            content = child.stdout.read(RUN_FILE_MAX_BYTES + 1)  # a pipe holds as much
+    except BaseException:
+        child.kill()
+        raise
     finally:
-        os.close(child_end)
+        late.cancel()
         os.close(own_end)
-    if done.returncode != 0:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        kind = SeedsElsewhere if done.returncode == ELSEWHERE else RunNotFound
-        raise kind("the link's seeds", lines[-1] if lines else f"exit code {done.returncode}")
-    if len(done.stdout) > RUN_FILE_MAX_BYTES:
-        raise RunNotFound("the link's seeds", f"an answer of {len(done.stdout)} bytes")
-    return done.stdout
+    if child.returncode != 0:
+        kind = SeedsElsewhere if child.returncode == ELSEWHERE else RunNotFound
+        raise kind("the link's seeds", last or f"exit code {child.returncode}")
+    if len(content) > RUN_FILE_MAX_BYTES:
+        raise RunNotFound("the link's seeds", f"an answer of over {RUN_FILE_MAX_BYTES} bytes")
+    return content

@@ -25,7 +25,7 @@ from dht.identity import PeerId, RunId
 from dht.membership.credentials import InviteKey, parse_invite
 from peer.errors import LinkError, RunFileUnreadable, RunNotFound
 from peer.https import answers_checked, https_opener, reason_of
-from peer.run_file.reading import TEXT_MAX_BYTES, from_canonical, parse
+from peer.run_file.reading import TEXT_MAX_BYTES, from_canonical, parse_whole
 from peer.run_file.sections import SEEDS_MAX, CustomModel, RunFile
 
 SCHEME = "shoal://"
@@ -36,6 +36,9 @@ SHORT_SEEDS = 3
 ELSEWHERE = 4
 """Exit code of the process that asks for a run file, when all seeds take part in another run:
 asking again is of no use."""
+
+MEANWHILE = "meanwhile: "
+"""Beginning of the lines in which that process says why it has no run file yet."""
 
 _RUN_ID = re.compile(r"[0-9a-f]{64}")
 
@@ -206,7 +209,7 @@ def _no_path(where: str) -> str | None:
     if not where.strip():
         return "it is empty"
     if where.strip().startswith(("/ip4/", "/ip6/", "/dns")):
-        return "it is the address of a peer, such as a bootstrap peer, and names no run"
+        return "it is the address of a peer, and names no run: pass it with --seed beside a link"
     scheme, is_url, _ = where.strip().partition("://")
     return f"it begins with {scheme}:// and not with {SCHEME}" if is_url else None
 
@@ -217,7 +220,7 @@ def read_text(path: Path) -> str:
 
 
 def _found(text: str, source: str) -> FoundRun:
-    run = parse(text, source=source)
+    run = parse_whole(text, source=source)
     return FoundRun(run, run.seed_addresses, source)
 
 
@@ -230,6 +233,8 @@ def _text(data: bytes, source: str, refusal: type[RunNotFound]) -> str:
 
 def _read(path: Path) -> bytes:
     try:
+        if path.is_fifo():
+            raise ValueError("it is a pipe, which may never end")
         with path.open("rb") as file:
             # One byte more than allowed shows that it is too long; a device or pipe may be endless.
             data = file.read(TEXT_MAX_BYTES + 1)

@@ -115,6 +115,14 @@ class RunStatus:
     members: Mapping[PeerId, PeerRecord] = field(default_factory=dict)
     """The records of all members, whether or not they answered."""
 
+    @property
+    def names(self) -> dict[str, str]:
+        """The names of all peers that are here, and of all whose work is merged, by peer id."""
+        names: dict[str, str] = {
+            peer: each.shown for each in self.contributors for peer in each.peers
+        }
+        return names | {peer: record.name for peer, record in self.members.items()}
+
     def check_admitted(self) -> None:
         """Raise ``NotAdmitted`` if the peers refuse the visitor: they have told nothing."""
         refusals = [silent.reason for silent in self.silent.values() if silent.refuses]
@@ -461,7 +469,7 @@ class Visitor:
                 since = now
             known = found
             if not known:
-                check_seeds_run(self._link, self._presence.misfits, waited_s=now - began)
+                check_seeds_run(self._link, self._presence, waited_s=now - began)
             if now > deadline and not known:
                 tried = ", ".join(str(seed) for seed in self._link.seeds)
                 reason = self._failures.text or (
@@ -504,8 +512,8 @@ async def visit(
         yield Visitor(host, presence, link, failures, own_invite)
 
 
-def status_lines(seen: RunStatus) -> list[str]:
-    """The status as lines of text, of about 80 columns."""
+def status_lines(seen: RunStatus, *, ids: bool = False) -> list[str]:
+    """The status as lines of text, of about 80 columns. ``ids``: with the id of each peer."""
     held_out = "" if seen.held_out is None else f"   held-out loss {seen.held_out}"
     lines = [
         f"run {seen.run_id[:16]}...   {count_text(seen.global_tokens)} tokens merged   "
@@ -514,11 +522,13 @@ def status_lines(seen: RunStatus) -> list[str]:
         f"{'version':>8} {'behind':>6} {'merged':>8}",
     ]
     for peer in seen.peers:
-        lines += [_row(peer), *(f"  {note}" for note in _notes(peer))]
+        shown = [f"  id {peer.peer}"] if ids else []
+        lines += [_row(peer), *shown, *(f"  {note}" for note in _notes(peer))]
     if seen.contributors:
         lines.append(printable(sentence(seen.contributors)))
     for peer_id, silent in seen.silent.items():
-        lines.append(f"{silent.name[:18] or peer_id}: no answer: {printable(silent.reason)}")
+        name = f"{silent.name[:18]} ({peer_id})" if ids else silent.name[:18] or peer_id
+        lines.append(f"{name}: no answer: {printable(silent.reason)}")
     if seen.not_found is not None:
         name, missing = seen.not_found
         lines.append(f"{plural(missing, 'peer')} that {name} counts: not found in time; ask again")

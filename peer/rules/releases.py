@@ -38,7 +38,7 @@ def outdated(
     mine = release if said and said != release else str(protocol)
     return (
         f"{len(newer)} of {len(others)} other peers run {theirs}, this one {mine}: upgrade it "
-        f"with `{UPGRADE}` and start it again, as the release after theirs may refuse it"
+        f"with {UPGRADE} and start it again, as the release after theirs may refuse it"
     )
 
 

@@ -98,8 +98,9 @@ def _of_model(run: RunFile) -> Iterator[Contradiction]:
             )
     size = vocabulary(model)
     if _is_in_bytes(run) and (size or 256) < 256:
-        setting = "model.vocabulary" if isinstance(model, GptModel) else "model.config"
-        yield setting, f"has a vocabulary of {size} tokens; data in bytes needs at least 256"
+        is_gpt = isinstance(model, GptModel)
+        setting, has = ("vocabulary", "is") if is_gpt else ("config", "has a vocab_size of")
+        yield f"model.{setting}", f"{has} {size}; data in bytes needs at least 256"
     if isinstance(model, HfModel):
         for problem in config_problems(model.config):
             yield "model.config", problem

@@ -73,7 +73,7 @@ def preset(size: str, data: str = STDLIB) -> RunFile:
     model = GptModel(**SIZES[size])
     tokens = TOKENS_PER_PARAMETER * _PARAMETERS[size]
     return RunFile(
-        name=_name(f"{data.partition('@')[0]}-{size}"),
+        name=name_from(f"{data.partition('@')[0]}-{size}"),
         model=model,
         data=_data(data, sequence_length=model.context),
         inner=MuonInner(learning_rate=_RATES[size], batch_size=_BATCHES[size]),
@@ -101,7 +101,7 @@ def continuing(model: HfModel, data: Data) -> RunFile:
     )
     owned = model.base.rstrip("/").rpartition("/")[2].partition("@")[0]
     return RunFile(
-        name=_name(f"{owned}-{'lora' if adapts else 'continued'}"),
+        name=name_from(f"{owned}-{'lora' if adapts else 'continued'}"),
         model=model,
         data=msgspec.structs.replace(data, sequence_length=length),
         inner=inner,
@@ -111,8 +111,9 @@ def continuing(model: HfModel, data: Data) -> RunFile:
     )
 
 
-def _name(text: str) -> str:
-    return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("._-")[:64]
+def name_from(text: str) -> str:
+    """The nearest valid name of a run."""
+    return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("._-")[:64] or "my-run"
 
 
 def _data(name: str, *, sequence_length: int) -> Data:

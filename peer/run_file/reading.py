@@ -17,6 +17,7 @@ from blake3 import blake3
 
 from dht.protocol import UPGRADE
 from peer.errors import Fault, RunFileError
+from peer.quantities import listed
 from peer.run_file.contradictions import Contradiction, contradictions, obstacles
 from peer.run_file.sections import SCHEMA, SIZES, RunFile
 from peer.run_file.setting_rules import Findings, check_table
@@ -55,6 +56,29 @@ def parse(text: str, *, source: str = "run file") -> RunFile:
     return _checked(settings, source=source, lines=TomlLines(text))
 
 
+REQUIRED = ("name", "model.recipe", "data.recipe", "end.tokens")
+"""Settings that every run file sets, the last of them in its last section, though each has a
+default: a file that was cut off would found another run than its author meant."""
+
+
+def parse_whole(text: str, *, source: str = "run file") -> RunFile:
+    """Read a whole run file, as people pass them on. Raises what ``parse`` raises."""
+    run = parse(text, source=source)
+    table = tomllib.loads(text)
+    missing = []
+    for name in REQUIRED:
+        section, _, setting = name.rpartition(".")
+        if setting not in (table.get(section, {}) if section else table):
+            missing.append(name)
+    if missing:
+        problem = (
+            f"it does not set {listed(missing)}, which every run file sets: it is empty or was cut "
+            "off; `shoal run new` writes a whole one"
+        )
+        raise RunFileError(source, [Fault(missing[0], problem)])
+    return run
+
+
 def from_canonical(data: bytes, run_id: str, *, source: str = "run file from peers") -> RunFile:
     """Read the output of ``RunFile.canonical`` as served by an untrusted peer.
 
@@ -84,7 +108,7 @@ def _perhaps_later(fault: Fault) -> Fault:
     """A fault of a file that was checked by the release that made it: it may be a later one."""
     if fault.setting == "schema":  # says so itself
         return fault
-    advice = f"a later release may have made the run: upgrade this side with `{UPGRADE}`"
+    advice = f"a later release may have made the run: upgrade this side with {UPGRADE}"
     return replace(fault, problem=f"{fault.problem}; {advice}", nearest=None)
 
 
@@ -136,8 +160,15 @@ def _syntax_fault(text: str, error: tomllib.TOMLDecodeError) -> Fault:
     head, found, place = message.rpartition(" (at line ")
     if not found:  # "(at end of document)"
         return Fault("", f"it is not TOML: {message}", line=text.count("\n") + 1)
-    line = place.split(",")[0]
-    return Fault("", f"it is not TOML: {head}", line=int(line) if line.isdigit() else None)
+    number = place.split(",")[0]
+    line = int(number) if number.isdigit() else None
+    written = "" if line is None else (text.split("\n")[line - 1 : line] or [""])[0]
+    name, _, value = (part.strip() for part in written.partition("="))
+    if head == "Cannot overwrite a value":
+        return Fault(name, f"{name} is set twice", line=line)
+    if head == "Invalid value":
+        head = f"{value!r} is no value: a text needs quotes, and a switch is true or false"
+    return Fault("", f"it is not TOML: {head}", line=line)
 
 
 def _checked(settings: dict[str, Any], *, source: str, lines: TomlLines | None) -> RunFile:
@@ -147,7 +178,7 @@ def _checked(settings: dict[str, Any], *, source: str, lines: TomlLines | None) 
         # Reported alone: the rules below are those of this schema.
         line = lines.of(("schema",)) if lines else None
         later = isinstance(schema, int) and schema > SCHEMA
-        side = f"this side is too old: upgrade it with `{UPGRADE}`" if later else "it is no schema"
+        side = f"this side is too old: upgrade it with {UPGRADE}" if later else "it is no schema"
         problem = f"schema is {schema!r}; this version of shoal reads {SCHEMA}: {side}"
         raise RunFileError(source, [Fault("schema", problem, line)])
     found = Findings(lines)

@@ -440,14 +440,14 @@ class Evaluation(Section, frozen=True, kw_only=True):
 class End(Section, frozen=True, kw_only=True):
     """When the run ends."""
 
-    tokens: Annotated[
-        Annotated[int, Meta(ge=1, le=1 << 60)] | Literal["unlimited"],
-        "Global tokens to train on, or 'unlimited'.",
-    ] = 100_000_000
     date: Annotated[
         Annotated[datetime, Meta(tz=True)] | None,
         "Latest end of the run, such as 2027-03-31T12:00:00Z.",
     ] = None
+    tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=1 << 60)] | Literal["unlimited"],
+        "Global tokens to train on, or 'unlimited'.",
+    ] = 100_000_000
 
     def __post_init__(self) -> None:
         if self.date is not None:  # the run id must not depend on the time zone
@@ -570,8 +570,8 @@ class RunFile(Section, frozen=True, kw_only=True):
     membership: Membership = Membership()
     limits: Limits = Limits()
     evaluation: Evaluation = Evaluation()
-    end: End = End()
     policy: Policy = Policy()
+    end: End = End()
 
     def canonical(self) -> bytes:
         """Every setting except ``seeds`` as sorted compact JSON, which is hashed and served.
@@ -616,11 +616,12 @@ class RunFile(Section, frozen=True, kw_only=True):
 
 def _leave_out_younger(table: Struct, plain: dict[str, Any]) -> None:
     for field in fields_of(type(table)):
-        if is_later(field.type) and getattr(table, field.name) == _default_of(field):
+        if is_later(field.type) and getattr(table, field.name) == default_of(field):
             del plain[field.name]
 
 
-def _default_of(field: msgspec.structs.FieldInfo) -> Any:
+def default_of(field: msgspec.structs.FieldInfo) -> Any:
+    """The default of a setting; ``NODEFAULT`` if it has none."""
     return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 

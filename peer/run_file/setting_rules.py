@@ -155,8 +155,15 @@ def nearest(value: Any, known: Sequence[str], *, cutoff: float = 0.6) -> str | N
     """The valid name that was probably meant."""
     if not isinstance(value, str):
         return None
-    close = difflib.get_close_matches(value.lower(), known, n=1, cutoff=cutoff)
-    return close[0] if close else None
+    word = value.lower()
+    close = difflib.get_close_matches(word, known, n=len(known) or 1, cutoff=cutoff)
+
+    def fit(name: str) -> tuple[float, int]:
+        """Of names that fit as well, such as int4 and int8 for int5, the nearer one comes first."""
+        apart = sum(abs(ord(ours) - ord(theirs)) for ours, theirs in zip(name, word, strict=False))
+        return -difflib.SequenceMatcher(None, name, word).ratio(), apart
+
+    return min(close, key=fit, default=None)
 
 
 def _literals(annotation: Any) -> list[str]:

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from peer.run_file.declaring import fields_of
-from peer.run_file.presets import starting
-from peer.run_file.sections import RunFile
+from peer.run_file.sections import RunFile, default_of
 from peer.run_file.setting_rules import description_of, rule_of, section_in_list, sections_of
 from peer.run_file.toml_lines import TomlLines
 
@@ -23,9 +22,15 @@ _TITLES = {
 }
 
 
-def template(name: str = "my-run", *, every_recipe: bool = False) -> str:
-    """Run file with every setting and a comment: the output of ``shoal run new``."""
-    return to_toml(starting(name), every_recipe=every_recipe)
+SHORT = frozenset(
+    (
+        *("name", "description", "licence", "seeds"),
+        *("model.layers", "model.width", "model.heads", "model.context", "data.sequence_length"),
+        *("inner.learning_rate", "inner.batch_size", "schedule.warmup_tokens"),
+        *("outer.fragments", "outer.steps_per_cycle", "policy.admission", "end.tokens"),
+    )
+)
+"""Settings of a short file, beside those whose value is not the default."""
 
 
 def with_owner(text: str, owner: str) -> str:
@@ -55,17 +60,25 @@ def with_owner(text: str, owner: str) -> str:
     return changed
 
 
-def to_toml(run: RunFile, *, notes: Sequence[str] = (), every_recipe: bool = False) -> str:
+def to_toml(
+    run: RunFile,
+    *,
+    notes: Sequence[str] = (),
+    short: bool = False,
+    every_recipe: bool = False,
+) -> str:
     """Run file with these settings and comments; ``parse`` reads back an equal ``RunFile``.
 
-    ``notes``: further lines for the comment at the top. ``every_recipe``: with the settings of the
-    recipes that were not chosen, as comments.
+    ``notes``: further lines for the comment at the top. ``short``: without most of the settings
+    that have their default. ``every_recipe``: with the settings of the recipes that were not
+    chosen, as comments.
     """
     plain = msgspec.to_builtins(run)
+    others = ": `shoal run new --all` lists them" if short else ", the value here"
     out = [
         "# A run of shoal. Every setting except `seeds` is part of the run's id, and every peer",
-        "# that joins adopts it. A setting that is left out has its default, the value here",
-        "# unless the comment names another one.",
+        f"# that joins adopts it. A setting that is left out has its default{others}",
+        *([] if short else ["# unless the comment names another one."]),
         *(["#"] if notes else []),
         *(f"# {note}" for note in notes),
     ]
@@ -73,12 +86,19 @@ def to_toml(run: RunFile, *, notes: Sequence[str] = (), every_recipe: bool = Fal
     for field in fields_of(RunFile):
         if sections_of(field.type):
             sections.append(field)
-        else:
+        elif not short or _is_shown(field.name, field, plain[field.name]):
             out += _setting_lines(field, plain[field.name])
     for field in sections:
         section = getattr(run, field.name)
-        out += _section_lines(field, section, plain[field.name], every_recipe=every_recipe)
+        out += _section_lines(
+            field, section, plain[field.name], short=short, every_recipe=every_recipe
+        )
     return "\n".join(out) + "\n"
+
+
+def _is_shown(name: str, field: msgspec.structs.FieldInfo, value: Any) -> bool:
+    """Return whether a short file has a setting."""
+    return name in SHORT or field.required or value != msgspec.to_builtins(default_of(field))
 
 
 def _section_lines(
@@ -86,13 +106,21 @@ def _section_lines(
     section: msgspec.Struct,
     plain: Mapping[str, Any],
     *,
+    short: bool,
     every_recipe: bool,
 ) -> list[str]:
     """A section, with the settings of the recipe that was chosen where there are several."""
+    settings = [
+        inner
+        for inner in fields_of(type(section))
+        if not short or _is_shown(f"{field.name}.{inner.name}", inner, plain[inner.name])
+    ]
     out = ["", f"[{field.name}]"]
     recipes = sections_of(field.type)
     tag_field = recipes[0].__struct_config__.tag_field
     if tag_field is None:
+        if not settings:
+            return []
         out += _comment(_first_line(section))
     else:
         default = "" if isinstance(section, recipes[0]) else f" (default: {_tag(recipes[0])})"
@@ -100,7 +128,6 @@ def _section_lines(
         for recipe in recipes:
             out += _comment(f"  {_tag(recipe)}: {_first_line(recipe)}")
         out.append(f'{tag_field} = "{_tag(type(section))}"')
-    settings = fields_of(type(section))
     for inner in settings:
         if section_in_list(inner.type) is None and not sections_of(inner.type):
             out += _setting_lines(inner, plain[inner.name])
@@ -214,9 +241,7 @@ def _first_line(kind: object) -> str:
 
 def _setting_lines(field: msgspec.structs.FieldInfo, value: Any) -> list[str]:
     rule = rule_of(field.type)
-    default = field.default
-    if field.default_factory is not msgspec.NODEFAULT:
-        default = field.default_factory()
+    default = default_of(field)
     if default is not msgspec.NODEFAULT and value not in (None, msgspec.to_builtins(default)):
         rule += f"; default: {'unset' if default is None else _toml(default)}"
     lines = ["", *_comment(f"{description_of(field.type)} ({rule})")]

@@ -26,6 +26,7 @@ from peer.storage.outer_state import kept_run
 FILE = "last_seen.json"
 STATE_FILE = "state.json"
 NAMES_MAX = 8
+NEVER_SEEN = "never seen from this machine"
 
 
 class LastSeen(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,5 @@
-"""``peer.autocast`` and ``peer.micro_batches``: the machine's part of a step, for own loops."""
+"""For own loops: ``peer.autocast`` and ``peer.micro_batches``, the machine's part of a step, and
+``peer.describe``, the run file of an own model."""
 
 from __future__ import annotations
 
@@ -7,15 +8,44 @@ from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 from torch import Tensor
 
+from peer.run_file.presets import NEW_OUTER
+from peer.run_file.sections import CustomData, CustomInner, CustomModel, RunFile
+from peer.run_file.writing import to_toml
 from peer.trainer.computing.choices import Precision
 from peer.trainer.computing.device_facts import facts_of
 from peer.trainer.computing.engine import autocast as in_precision
+from peer.trainer.parameters import trained_parameters
 from peer.trainer.rank import Rank
 
 Batch = TypeVar("Batch", Tensor, tuple[Tensor, ...], Mapping[str, Tensor])
+
+
+FRAGMENTS_MAX = 16
+FRAGMENT_PARAMETERS = 100_000
+"""Fragments of a model that ``describe`` writes have at least about as many parameters."""
+
+
+def describe(model: torch.nn.Module, *, name: str = "my-run") -> str:
+    """The text of a run file for this model, whose data and optimizer the program brings, too.
+
+    Write it to a file, edit it, and join it: ``peer.join("my.run.toml", model=model, ...)``. Every
+    peer has to build the same model.
+    """
+    count = sum(parameter.numel() for parameter in trained_parameters(model).values())
+    fragments = max(1, min(FRAGMENTS_MAX, count // FRAGMENT_PARAMETERS))
+    run = RunFile(
+        name=name,
+        model=CustomModel(),
+        data=CustomData(),
+        inner=CustomInner(),
+        outer=msgspec.structs.replace(NEW_OUTER, fragments=fragments),
+    )
+    note = f"For a model of {count:,} trained parameters, which a program passes to peer.join."
+    return to_toml(run, notes=[note], short=True)
 
 
 def autocast(run: Rank, precision: Precision | None = None) -> AbstractContextManager[Any]:

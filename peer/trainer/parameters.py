@@ -15,13 +15,15 @@ import blake3
 import torch
 
 from averaging.numbers.layout import Layout, TensorSpec
-from peer.description import Described
-from peer.errors import ModelMismatch, PeerError
+from peer.description import ABSENT, Described
+from peer.errors import ModelMismatch, NotTheRecipe, PeerError
 from peer.model import recipes
 from peer.model.naming import local_part, named_parameters, saved_buffers
-from peer.run_file.sections import CustomModel, RunFile
+from peer.run_file.sections import CustomModel, GptModel, RunFile
 
 Buffers: TypeAlias = Literal["own", "mean"]
+
+DIFFERENCES_SHOWN = 4
 
 _COUNTERS = frozenset({torch.int32, torch.int64})
 
@@ -134,6 +136,39 @@ def check_layout(layout: Layout, run: RunFile) -> None:
 def is_whole(parameter: torch.Tensor) -> bool:
     """Say whether this process holds all of a parameter, which may be distributed."""
     return local_part(parameter.detach()).shape == parameter.shape
+
+
+def check_recipe(run: RunFile, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ``NotTheRecipe`` if parameters are not those of the model that the file describes."""
+    if isinstance(run.model, CustomModel):
+        return
+    model = recipes.build_model(run, weights=False)
+    theirs = {name: tuple(p.shape) for name, p in trained_parameters(model).items()}
+    found = [
+        (name, str(shapes.get(name, ABSENT)), str(theirs.get(name, ABSENT)))
+        for name in sorted(shapes.keys() | theirs.keys())
+        if shapes.get(name) != theirs.get(name)
+    ]
+    if found:
+        recipe = str(run.model.__struct_config__.tag)
+        raise NotTheRecipe(run.name, recipe, found[:DIFFERENCES_SHOWN], len(found))
+
+
+def check_program(run: RunFile, model: torch.nn.Module) -> None:
+    """Raise ``NotTheRecipe`` if a program's model is not the built-in one that its file describes.
+
+    A model of transformers may have other parameters: a program may train adapters of it.
+    """
+    if isinstance(run.model, GptModel):
+        check_recipe(run, {name: tuple(p.shape) for name, p in named_parameters(model)})
+
+
+def check_state(run: RunFile, layout: Layout) -> None:
+    """Raise ``NotTheRecipe`` if a state of the run cannot be loaded into the model of its file."""
+    units = (unit for fragment in layout.fragments for unit in fragment.units)
+    statistics = {unit.tensor for unit in units if unit.kind == "statistic"}
+    specs = (spec for spec in layout.specs if spec.name not in statistics)
+    check_recipe(run, {spec.name: tuple(spec.shape) for spec in specs})
 
 
 def frozen_parameters(model: torch.nn.Module) -> tuple[Described, ...] | None:

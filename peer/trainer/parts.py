@@ -8,6 +8,7 @@ then exchanges until this peer has the parameters of the run.
 from __future__ import annotations
 
 import math
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from peer.bridge.messages import Begin, Phase, Tensor
 from peer.bridge.shared_memory import SharedTensors
 from peer.data.feed import Feed
 from peer.errors import LeftEarly, RunUnreachable, remade
+from peer.events.names import printable
 from peer.joining.find import ask_peers
 from peer.joining.link import FoundRun, find_run
 from peer.joining.nickname import default_name
@@ -42,6 +44,7 @@ from peer.trainer.news import News
 from peer.trainer.pacing import Pacer
 from peer.trainer.parameters import (
     check_layout,
+    check_program,
     check_statistics,
     exchanged_tensors,
     frozen_parameters,
@@ -60,6 +63,9 @@ STARTS_MAX = 4
 FOUND_AFTER_S = 30.0
 END_AGENT_WITHIN_S = 20.0
 LINK_WITHIN_S = 5.0
+SAID_AFTER_S = 3.0
+"""Time in a run's entrance from which on it is said what is waited for."""
+
 LOOK_EVERY_S = 0.02
 """Between looks whether the agent has arrived, which takes seconds. With 2 ms they took 4.5% of a
 core."""
@@ -104,8 +110,9 @@ def open_parts(plan: Plan, news: News, conditions: Conditions, stack: ExitStack)
 
     Raises ``NotAdmitted`` before anything is started if the run does not admit this peer.
     """
-    settings, found = plan.settings, _find(plan.where)
+    settings, found = plan.settings, _find(plan.where, plan.settings)
     run = found.run
+    check_program(run, plan.model)
     buffers = run.outer.buffers
     parameters = exchanged_tensors(plan.model, buffers)
     layout = model_layout(plan.model, run.outer.fragments, buffers=buffers)
@@ -214,10 +221,21 @@ def _tell_fetching(news: News, name: str, share: float) -> None:
     news.deliver()
 
 
-def _find(where: str | Path | RunFile) -> FoundRun:
+def _find(where: str | Path | RunFile, settings: JoinSettings) -> FoundRun:
     if isinstance(where, RunFile):
         return FoundRun(where, where.seed_addresses, source="a program")
-    return find_run(str(where), ask_peers=ask_peers)
+
+    def tell(reason: str) -> None:
+        _say_meanwhile(settings, f"no run file yet: {reason}")
+
+    return find_run(str(where), ask_peers=partial(ask_peers, tell=tell))
+
+
+def _say_meanwhile(settings: JoinSettings, text: str) -> None:
+    """Say what entering the run waits for, in a program that shows nothing else."""
+    if not settings.quiet:
+        sys.stderr.write(f"shoal: {printable(text)}\n")
+        sys.stderr.flush()
 
 
 def _open_home(settings: JoinSettings, found: FoundRun, stack: ExitStack) -> _Home:
@@ -312,9 +330,12 @@ def arrive(parts: Parts, news: News, conditions: Conditions) -> None:
     """
     run, timeout_s = parts.run_file.name, parts.plan.settings.start_timeout_s
     patience = Patience(timeout_s, since=time.monotonic())
+    said, said_from = "", time.monotonic() + SAID_AFTER_S
     while not _has_arrived(parts, news):
         parts.learner.exchange()
         doing = "starting the agent" if news.phase is None else news.phase.text
+        if doing != said and time.monotonic() >= said_from:
+            _say_meanwhile(parts.plan.settings, said := doing)
         over = news.over
         if over is None:  # otherwise the error says it all
             news.deliver()

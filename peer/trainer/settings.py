@@ -58,8 +58,8 @@ class JoinSettings:
     page: str | None = "auto"
     """HOST:PORT of a local page; ``auto``: this machine, from port 7777 on; ``None``: no page."""
     quiet: bool = False
-    """Do not print the link for others and the address of the page, nor warn of checkpoints that
-    are damaged."""
+    """Do not print what entering waits for, the link for others and the address of the page, nor
+    warn of checkpoints that are damaged."""
     pace_s: float = 0.0
     """Least time per step, so that several learners on one machine behave like several machines."""
     start_timeout_s: float = 900.0

@@ -31,6 +31,8 @@ batch_size = 5
 [outer]
 fragments = 2
 steps_per_cycle = 10
+[end]
+tokens = 100_000_000
 """
 
 

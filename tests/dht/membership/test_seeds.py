@@ -6,7 +6,7 @@ import pytest
 from multiaddr import Multiaddr
 
 from dht.addresses import parse
-from dht.errors import AddressError
+from dht.errors import ANOTHER_PEER, AddressError
 from dht.identity import Identity, PeerId, RunId
 from dht.membership.seeds import (
     CONNECT_TIMEOUT_S,
@@ -142,6 +142,16 @@ def test_bad_news_are_told_once_with_each_address_and_its_own_reason() -> None:
     for now in (10.0, 20.0, 30.0):
         fail_all(plan, now)
         assert plan.report() is None, "told twice"
+
+
+def test_where_other_peers_answer_the_advice_is_about_the_ids_of_the_addresses() -> None:
+    """The advice was to check that the peer is running; it answered."""
+    plan = planner(at(1))
+    plan.failed(plan.due(0.0)[0], f"{ANOTHER_PEER}: {'1' * 52}", now=0.0)
+    text = str(plan.report())
+    assert f"{at(1)}: another peer answers there: {'1' * 52}; " in text
+    assert "the ids after /p2p/ are misspelt or no longer used: ask for a new link" in text
+    assert "is running" not in text
 
 
 @pytest.mark.parametrize("seeds", [(), (at(1),)], ids=["no seed", "a seed"])

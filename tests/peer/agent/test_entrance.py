@@ -19,7 +19,7 @@ from averaging.history.state import FragmentState
 from averaging.messages import Compare, Head, decode
 from averaging.numbers.arrays import uninitialised_floats
 from averaging.round.interface.phase import Phase
-from dht.identity import PeerId, RunId
+from dht.identity import PeerId
 from dht.membership.orders import NONE, End, Orders
 from dht.membership.table import Member
 from dht.memory.virtual_loop import run
@@ -32,6 +32,8 @@ from peer.rules.ending import Ending, seconds_left
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
 from peer.status import Status
+from peer.storage.home import default_directory
+from peer.storage.last_seen import LastSeen, save_last_seen
 from peer.storage.outer_state import founding_name
 from tests.peer.agent.example_peers import member
 from tests.peer.statuses import a_status
@@ -351,7 +353,11 @@ class Street(Lobby):
         self.layout = SimpleNamespace(hash=bytes.fromhex("aa"))
         self.ending: asyncio.Future[None] = asyncio.Future()
         self.presence = SimpleNamespace(misfits={})
-        self.me, self.run_id, self.directory = PeerId("12D3KooWMe"), RunId("run"), Path("/nowhere")
+        self.me, self.run_id, self.directory = (
+            PeerId("12D3KooWMe"),
+            RunFile().run_id,
+            Path("/nowhere"),
+        )
         self.phases: list[tuple[float, str, str]] = []
         self.followed = ""
 
@@ -405,6 +411,20 @@ def test_a_peer_that_does_not_found_waits_for_ever_and_says_so_ever_more_seldom(
     text = street.phases[0][2]
     assert "nobody of this run is here (never seen from this machine; there is no address" in text
     assert "still looking after 0:10" in text
+
+
+def test_what_the_usual_folder_knows_of_a_run_is_told_to_a_peer_with_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said "never seen from this machine" where this machine had trained half an hour before."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    seen = LastSeen(run=RunFile().canonical().decode(), at=0.0, names=("anna",))
+    save_last_seen(default_directory(RunFile().run_id), seen)
+    _, street = search([], found_after_s=None, seconds=20.0)
+    assert (
+        "(last seen here on 1970-01-01 00:00 UTC, with anna; there is no address"
+        in street.phases[0][2]
+    )
 
 
 def test_a_founder_does_not_leave_founding_to_those_who_wait_for_one() -> None:

@@ -30,5 +30,5 @@ def test_a_peer_that_is_behind_most_others_says_so_once_with_the_command() -> No
     look(NEWEST, NEWEST + 1, NEWEST + 1, NEWEST + 1)
     look(NEWEST + 1, NEWEST + 1, NEWEST + 1, NEWEST + 1)
     ((name, text),) = told
-    assert name == "outdated" and f"`{UPGRADE}`" in text
+    assert name == "outdated" and f"{UPGRADE}" in text
     assert text.startswith(f"3 of 4 other peers run protocol {NEWEST + 1}, this one {NEWEST}")

@@ -22,6 +22,7 @@ from peer.errors import NoStateToAttest
 from peer.joining.link import find_run
 from peer.joining.visit import RunStatus, Silent
 from peer.run_file.reading import parse
+from tests.peer.run_file.whole import whole
 from tests.peer.statuses import a_status
 
 SEED = "/ip4/203.0.113.7/tcp/7700/p2p/12D3KooWC5mVdyoGeyBP9WU6nAFGbDLfFfsYbZwbZJRmLYeNSJwB"
@@ -37,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "ours.toml"
-    path.write_text(OPEN, encoding="utf-8")
+    path.write_text(whole(OPEN), encoding="utf-8")
     return path
 
 
@@ -135,7 +136,7 @@ def ended(file: Path, monkeypatch: pytest.MonkeyPatch) -> type[Ended]:
     async def visit(*arguments: object, **settings: object) -> AsyncIterator[Ended]:
         yield Ended()
 
-    file.write_text(f"{OPEN}\n[end]\ntokens = 5_000_000\n", encoding="utf-8")
+    file.write_text(whole(f"{OPEN}\n[end]\ntokens = 5_000_000\n"), encoding="utf-8")
     assert cli.run(["run", "sign", str(file)]) == 0
     monkeypatch.setattr("peer.joining.visit.visit", visit)
     return Ended

@@ -19,6 +19,7 @@ from peer import cli
 from peer.doctor.findings import Finding
 from peer.rules.limits import Limits
 from peer.status import Status
+from tests.peer.run_file.whole import whole
 
 SEED = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGVBEgkHzjFQg5VNNCdTSh3MPQbYUsFKVpLLUwz3kk2fu"
 LINK = f"shoal://{'0' * 64}?seed={SEED}"
@@ -184,7 +185,7 @@ def test_the_guide_has_the_fields_that_are_printed(
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     good, bad, text = tmp_path / "good.toml", tmp_path / "bad.toml", tmp_path / "a.txt"
-    good.write_text("name = 'good'", encoding="utf-8")
+    good.write_text(whole("name = 'good'"), encoding="utf-8")
     bad.write_text("nam = 'bad'", encoding="utf-8")
     text.write_text("some words", encoding="utf-8")
     peer = Identity.from_seed(bytes(32)).peer_id

@@ -6,21 +6,25 @@ import json
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from multiaddr import Multiaddr
 
-from dht.identity import Identity
+from dht.identity import Identity, PeerId, public_key_of
 from dht.membership.credentials import Credential, admit, encode, read_credential
 from peer import cli
 from peer.cli import taking_part
+from peer.cli.owning import _peer_called
 from peer.errors import NobodyMet, RunFileError
+from peer.events.names import NoSuchPeer
 from peer.joining.link import Link, find_run, parse_link
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
 from peer.storage.address import keep_link
 from peer.storage.home import occupied
+from tests.peer.run_file.whole import whole
 
 SEED = "/ip4/203.0.113.7/tcp/7700/p2p/12D3KooWC5mVdyoGeyBP9WU6nAFGbDLfFfsYbZwbZJRmLYeNSJwB"
 OWNER = Identity.from_seed(bytes(32)).peer_id
@@ -36,7 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "ours.toml"
-    path.write_text(INVITED, encoding="utf-8")
+    path.write_text(whole(INVITED), encoding="utf-8")
     return path
 
 
@@ -85,7 +89,7 @@ def test_a_file_of_another_owner_is_not_signed(
     home: Path, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = Identity.generate().peer_id
-    file.write_text(f'{INVITED}owner = "{other}"\n')
+    file.write_text(whole(f'{INVITED}owner = "{other}"\n'))
     for has_key in (False, True):
         code, _, errors = said(capsys, "run", "sign", str(file))
         assert code == 4
@@ -106,6 +110,15 @@ def test_a_file_with_a_fault_stays_as_it_is_and_no_key_is_made_for_it(
         assert not home.exists()
 
 
+def test_no_key_is_made_for_a_file_that_cannot_be_written(
+    home: Path, file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: path != file.parent)
+    code, _, errors = said(capsys, "run", "sign", str(file))
+    assert code == 2 and f"cannot write {file}: its folder is read-only" in errors
+    assert not home.exists()
+
+
 def test_a_run_file_for_invited_peers_needs_an_owner() -> None:
     with pytest.raises(RunFileError, match=r"line 5: .*`shoal run sign FILE`"):
         parse(INVITED)
@@ -121,11 +134,11 @@ def test_the_first_start_of_a_run_for_invited_peers_makes_its_owner(
     monkeypatch.setattr(
         taking_part, "_take_part", lambda found, own, options: started.append(found)
     )
-    _, _, errors = said(capsys, "start", str(file))
+    _, _, errors = said(capsys, "start", str(file), "--yes")
     owner = Identity.load(home / "owner.key").peer_id
     assert started[0].run.policy.owner == owner
     assert str(home / "owner.key") in errors
-    said(capsys, "start", str(file))
+    said(capsys, "start", str(file), "--yes")
     assert started[1].run.run_id == started[0].run.run_id
 
 
@@ -136,9 +149,10 @@ def test_an_open_run_is_started_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(taking_part, "_take_part", lambda found, own, options: 0)
-    file.write_text('schema = 1\nname = "ours"\n')
-    assert said(capsys, "start", str(file))[0] == 0
-    assert file.read_text() == 'schema = 1\nname = "ours"\n'
+    text = whole('schema = 1\nname = "ours"\n')
+    file.write_text(text)
+    assert said(capsys, "start", str(file), "--yes")[0] == 0
+    assert file.read_text() == text
     assert not home.exists()
 
 
@@ -196,9 +210,34 @@ def test_a_ban_of_what_is_no_id_is_bad_usage(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said(capsys, "run", "sign", str(file))
-    code, _, errors = said(capsys, "run", "ban", str(file), "boris")
+    code, _, errors = said(capsys, "run", "ban", str(file), OWNER[:-1] + "l")
     assert code == 2
-    assert "peer id" in errors
+    assert "peer id has 'l' at position" in errors
+
+
+def test_a_peer_is_banned_by_its_name_or_by_the_end_of_its_id() -> None:
+    """Bans needed an id of 52 characters, which no text output showed."""
+    anna, boris, clara, gone = (Identity.from_seed(bytes([n]) * 32).peer_id for n in range(4))
+    seen = SimpleNamespace(names={anna: "anna", boris: "boris", clara: "boris"})
+    before = SimpleNamespace(seen=seen, bans=frozenset((public_key_of(gone),)))
+
+    def called(wanted: str) -> PeerId:
+        return _peer_called(wanted, before)  # type: ignore[arg-type]
+
+    assert [called("anna"), called(boris[-6:]), called(clara)] == [anna, boris, clara]
+    assert called(gone[-6:]) == gone, "a ban is lifted of a peer that is not there"
+    with pytest.raises(NoSuchPeer) as caught:
+        called("boris")
+    assert (
+        str(caught.value)
+        == "'boris' may be one of "
+        + ", ".join(f"boris -> {peer}" for peer in sorted((boris, clara)))
+        + "; name one by its id"
+    )
+    with pytest.raises(
+        NoSuchPeer, match=f"no peer 'dora' is known here; known are .*anna -> {anna}"
+    ):
+        called("dora")
 
 
 def test_the_private_half_of_an_invite_does_not_leave_for_the_search(
@@ -222,7 +261,7 @@ def test_an_invite_names_the_owners_own_peer_which_no_file_can_name(
     home: Path, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = SEED.replace("113.7", "113.9")
-    file.write_text(INVITED.replace(f'"{SEED}"', ""))
+    file.write_text(whole(INVITED.replace(f'"{SEED}"', "")))
     said(capsys, "run", "sign", str(file))
     run = parse(file.read_text())
     folder = home / "runs" / "ours"
@@ -273,7 +312,7 @@ def test_commands_with_the_file_ask_the_owners_own_peer_which_the_file_does_not_
     for module in ("peer.storage.download", "peer.joining.visit"):
         monkeypatch.setattr(f"{module}.visit", visit)
     file = tmp_path / "ours.toml"
-    file.write_text(INVITED.replace(f'seeds = ["{SEED}"]\n', ""), encoding="utf-8")
+    file.write_text(whole(INVITED.replace(f'seeds = ["{SEED}"]\n', "")), encoding="utf-8")
     assert said(capsys, "run", "sign", str(file))[0] == 0
     run = parse(file.read_text())
     arguments = [str(file) if each == "FILE" else each for each in command.split()]

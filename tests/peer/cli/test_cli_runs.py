@@ -39,6 +39,7 @@ from peer.storage.last_seen import LastSeen, State, save_last_seen, save_state
 from peer.storage.outer_state import outer_content
 from peer.trainer.needs import needs_of
 from peer.trainer.settings import JoinSettings
+from tests.peer.run_file.whole import whole
 
 PEER = Identity.from_seed(bytes(32)).peer_id
 
@@ -60,8 +61,10 @@ def test_a_new_run_file_is_valid_and_trains_with_muon(
     code, text, _ = said(["run", "new"], capsys)
     assert code == 0
     run = parse(text)
-    assert isinstance(run.inner, MuonInner)
-    path = tmp_path / "my.run.toml"
+    assert isinstance(run.inner, MuonInner) and run.name == "my-run"
+    path = tmp_path / "My model.run.toml"
+    assert said(["run", "new", str(path)], capsys)[0] == 0
+    assert parse(path.read_text(encoding="utf-8")).name == "my-model"
     path.write_text(text, encoding="utf-8")
     code, output, _ = said(["run", "check", str(path), "--json"], capsys)
     found = json.loads(output)
@@ -69,6 +72,29 @@ def test_a_new_run_file_is_valid_and_trains_with_muon(
     assert found["run_id"] == run.run_id
     assert found["parameters"] > 100_000
     assert len(found["layout_hash"]) == 64
+
+
+def test_a_run_of_a_model_of_ones_own_begins_with_a_file_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("import torch\n\ndef build():\n    return torch.nn.Linear(1000, 250)\n")
+    code, text, _ = said(["run", "new", "--custom", f"{own}:build"], capsys)
+    run = parse(text)
+    recipes = (run.model, run.data, run.inner)
+    assert code == 0 and {each.__struct_config__.tag for each in recipes} == {"custom"}
+    assert run.outer.fragments == 2 and "# For a model of 250,250 trained parameters" in text
+    code, _, errors = said(["run", "new", "--custom", f"{own}:torch"], capsys)
+    assert code == 2 and "has no function 'torch'" in errors
+
+
+def test_fragments_that_are_mostly_messages_get_a_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(whole('name = "x"\n[outer]\nfragments = 4000\n'), encoding="utf-8")
+    code, _, errors = said(["run", "check", str(path)], capsys)
+    assert code == 0 and "outer.fragments is 4000: with about 209 parameters each" in errors
 
 
 @pytest.mark.parametrize("options", [[], ["--size", "124m"]])
@@ -178,7 +204,7 @@ def test_a_checked_run_file_says_what_a_peer_needs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.toml"
-    path.write_text('name = "x"\n[outer]\nbuffers = "mean"\n', encoding="utf-8")
+    path.write_text(whole('name = "x"\n[outer]\nbuffers = "mean"\n'), encoding="utf-8")
     code, output, _ = said(["run", "check", str(path)], capsys)
     assert code == 0
     words = {line.split()[0] for line in output.splitlines()}
@@ -190,7 +216,7 @@ def test_a_checked_run_file_says_what_a_peer_needs(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[end]\ndate = 2020-03-31T12:00:00Z", "line 3: end.date is 2020-03-31T12:00:00Z, which"),
+        ("[end]\ndate = 2020-03-31T12:00:00Z", "line 4: end.date is 2020-03-31T12:00:00Z, which"),
         (
             "[schedule]\nshape = 'constant'\n[end]\ntokens = 200_000",
             "before the learning rate has risen",
@@ -208,7 +234,7 @@ def test_a_run_that_could_not_work_is_found_before_it_begins(
     text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "new.toml"
-    path.write_text(f'name = "new"\n{text}\n', encoding="utf-8")
+    path.write_text(whole(f'name = "new"\n{text}\n'), encoding="utf-8")
     for command in (["run", "check"], ["start", "--yes", "--directory", str(tmp_path / "peer")]):
         code, output, errors = said([*command, str(path)], capsys)
         assert (code, output) == (2, "")
@@ -220,7 +246,7 @@ def test_a_run_whose_text_cannot_be_read_is_not_begun(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "new.toml"
-    path.write_text('name = "new"\n[data]\nrecipe = "text"\nfiles = ["*.txt"]\n')
+    path.write_text(whole('name = "new"\n[data]\nrecipe = "text"\nfiles = ["*.txt"]\n'))
     start = ["start", "--yes", "--directory", str(tmp_path / "peer"), str(path)]
     for content, says in ((None, "no file"), ("short", "at least two sequences are needed")):
         if content is not None:
@@ -250,7 +276,7 @@ def test_a_run_with_a_file_that_cannot_be_used_is_not_begun(
     monkeypatch.setattr("peer.cli.training.look_at", None)
     path = tmp_path / "new.toml"
     path.write_text(
-        'name = "new"\n[data]\nrecipe = "files"\n[[data.sources]]\nfiles = ["a.jsonl"]\n'
+        whole('name = "new"\n[data]\nrecipe = "files"\n[[data.sources]]\nfiles = ["a.jsonl"]\n')
     )
     (tmp_path / "a.jsonl").write_text(content)
     start = ["start", "--yes", "--directory", str(tmp_path / "peer"), str(path)]
@@ -265,13 +291,15 @@ def test_a_new_run_file_may_show_the_settings_of_every_recipe(
 ) -> None:
     code, text, _ = said(["run", "new", "--all"], capsys)
     assert code == 0
-    assert parse(text) == parse(said(["run", "new"], capsys)[1])
+    short = said(["run", "new"], capsys)[1]
+    assert parse(text) == parse(short)
+    assert short.count("\n") < 120 < 350 < text.count("\n")
     assert '# With recipe = "hf":' in text
     assert "#   dataset = ..." in text
     assert "#   [[data.sources]]" in text
     assert "#   nesterov = false" in text
     assert max(len(line) for line in text.splitlines()) <= 100
-    assert "[[data.sources]]" not in said(["run", "new"], capsys)[1]
+    assert "[[data.sources]]" not in short
 
 
 def test_an_edited_run_file_is_told_with_what_was_changed(
@@ -281,11 +309,13 @@ def test_an_edited_run_file_is_told_with_what_was_changed(
     before = RunFile(name="new", end=End(date=datetime(2020, 3, 31, tzinfo=UTC)))
     save_checkpoint(default_directory(before.run_id), before)
     path = tmp_path / "new.toml"
-    path.write_text('name = "new"\n[inner]\nbatch_size = 16\n[end]\ndate = 2020-03-31T00:00:00Z\n')
+    path.write_text(
+        whole('name = "new"\n[inner]\nbatch_size = 16\n[end]\ndate = 2020-03-31T00:00:00Z\n')
+    )
     code, _, errors = said(["start", "--yes", str(path)], capsys)
     assert code == 2  # for the date
     assert "inner.batch_size was 32 and is 16. With them this is another run" in errors
-    path.write_text('name = "new"\n[end]\ndate = 2020-03-31T00:00:00Z\n')
+    path.write_text(whole('name = "new"\n[end]\ndate = 2020-03-31T00:00:00Z\n'))
     (default_directory(before.run_id) / "stranger").write_text("")  # ends the command there
     code, _, errors = said(["start", "--yes", str(path)], capsys)
     assert "not a peer's folder" in errors
@@ -321,7 +351,7 @@ def test_damaged_checkpoints_are_told_before_anything_starts(
 ) -> None:
     folder, run = tmp_path / "peer", RunFile(name="new")
     path = tmp_path / "new.toml"
-    path.write_text('name = "new"\n', encoding="utf-8")
+    path.write_text(whole('name = "new"\n'), encoding="utf-8")
     saved = [save_checkpoint(folder, run) for _ in range(2)]
     (folder / "in_use").touch()
     Identity.load_or_create(folder / "identity.key")
@@ -359,7 +389,7 @@ def test_a_folder_in_use_is_refused_before_anything_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, folder = tmp_path / "new.toml", tmp_path / "peer"
-    path.write_text('name = "new"\n', encoding="utf-8")
+    path.write_text(whole('name = "new"\n'), encoding="utf-8")
     run = parse(path.read_text())
     monkeypatch.setattr("peer.cli.training.look_at", None)
     with occupied(folder, run, "learner"):
@@ -380,7 +410,7 @@ def test_a_run_with_a_custom_model_is_kept_once_its_peers_or_a_checkpoint_descri
 
     monkeypatch.setattr("peer.agent.keeper.keep", kept)
     path, folder = tmp_path / "own.toml", tmp_path / "kept"
-    path.write_text('name = "own"\n[model]\nrecipe = "custom"\n', encoding="utf-8")
+    path.write_text(whole('name = "own"\n[model]\nrecipe = "custom"\n'), encoding="utf-8")
     command = ["keep", str(path), "--directory", str(folder), "--yes"]
     code, _, errors = said(command, capsys)
     assert code == 3 and "no seed" in errors, errors
@@ -409,8 +439,9 @@ def test_a_keeper_without_a_checkpoint_says_so_at_its_end(
         return Ending("asked to end", 130, finished=False, timeout_s=0.0)
 
     monkeypatch.setattr("peer.agent.keeper.keep", kept)
-    (tmp_path / "a.toml").write_text('name = "a"\n', encoding="utf-8")
-    command = ["keep", str(tmp_path / "a.toml"), "--directory", str(tmp_path / "kept"), "--yes"]
+    (tmp_path / "a.toml").write_text(whole('name = "a"\n'), encoding="utf-8")
+    where = ["--directory", str(tmp_path / "kept"), "--seed", SEED]
+    command = ["keep", str(tmp_path / "a.toml"), *where, "--yes"]
     assert said(command, capsys)[:2] == (
         130,
         "asked to end; no checkpoint of this run on this machine\n",
@@ -453,6 +484,9 @@ def test_starting_and_joining_take_the_same_options() -> None:
         (["simulate", "compare", "--step", "0"], 2, "--step '0' is not a time such as 90s"),
         (["chaos", "goodput", "--recovery", "9x"], 2, "--recovery '9x' is not a time"),
         (["export", "/nowhere", "/tmp/out.safetensors"], 2, "no folder '/nowhere';"),
+        (["say", "/nowhere", " "], 2, "there is no text to continue: pass it as TEXT, or as"),
+        (["run", "new", "--custom", "own.py"], 2, "it is FILE.py:FUNCTION, and FILE exists"),
+        (["run", "new", "--custom", "a.py:b", "--size", "1b"], 2, "brings its own model and data"),
     ],
 )
 def test_an_expected_failure_is_one_line_and_an_exit_code(
@@ -591,7 +625,7 @@ def test_joining_a_run_file_without_seeds_does_not_found_a_second_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "my.run.toml"
-    path.write_text("name = 'mine'", encoding="utf-8")
+    path.write_text(whole("name = 'mine'"), encoding="utf-8")
     folder = tmp_path / "peer"
     code, output, errors = said(["join", str(path), "--directory", str(folder), "--yes"], capsys)
     assert (code, output) == (3, "")
@@ -625,7 +659,7 @@ def test_a_keeper_is_asked_with_what_the_run_takes_of_the_machine(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     path = str(remember(tmp_path))
     monkeypatch.setattr("typer.confirm", lambda question, default: question != "Take part?")
-    code, output, errors = said(["keep", path], capsys)
+    code, output, errors = said(["keep", path, "--seed", SEED], capsys)
     assert (code, errors) == (4, "")
     assert [line.split()[0] for line in output.splitlines()] == ["Run", "Keeps", "Machine"]
 
@@ -635,7 +669,7 @@ def test_a_port_in_use_is_reported_before_anything_starts(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "my.run.toml"
-    path.write_text("name = 'mine'", encoding="utf-8")
+    path.write_text(whole("name = 'mine'"), encoding="utf-8")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         where = ["--directory", str(tmp_path / "peer"), "--listen", f"/ip4/127.0.0.1/tcp/{port}"]
@@ -658,7 +692,7 @@ def test_an_invalid_seed_is_reported_before_anything_starts(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "my.run.toml"
-    path.write_text("name = 'mine'", encoding="utf-8")
+    path.write_text(whole("name = 'mine'"), encoding="utf-8")
     where = ["--directory", str(tmp_path / "peer"), "--seed", "seed.example.org:7700"]
     code, output, errors = said([command, str(path), *where], capsys)
     assert (code, output) == (2, "")
@@ -691,7 +725,7 @@ def remember(tmp_path: Path, **changes: Any) -> Path:
     seen = LastSeen(run=OLD.canonical().decode(), at=0.0, tokens=2_000_000, **changes)
     save_last_seen(tmp_path / "shoal" / "keepers" / OLD.run_id[:16], seen)
     path = tmp_path / "old.toml"
-    path.write_text('name = "old"\n', encoding="utf-8")
+    path.write_text(whole('name = "old"\n'), encoding="utf-8")
     return path
 
 
@@ -752,13 +786,29 @@ def test_joining_never_founds_and_needs_nobody_to_know_the_run_file(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     remember(tmp_path)
-    assert said(["join", LINK, "--yes"], capsys) == (0, "", "")
+    assert said(["join", f"{LINK}?seed={SEED}", "--yes"], capsys) == (0, "", "")
     ((found, own),) = began
     assert (found.run, found.by_link) == (OLD, True)
     assert (own.found, own.found_after_s) == (False, None)
     for option in (["--anew"], ["--weights", "first.safetensors"]):
         code, _, errors = said(["join", LINK, *option], capsys)
         assert code == 2 and f"{option[0]} is for `shoal start`" in errors
+
+
+@pytest.mark.parametrize("command", ["join", "keep"])
+def test_a_link_without_a_seed_is_refused_where_the_folder_knows_nobody_either(
+    command: str,
+    tmp_path: Path,
+    began: list[tuple[FoundRun, JoinSettings]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The peer looked for others for ever, and had no address to look at."""
+    remember(tmp_path, names=("anna",))
+    folder = ["--directory", str(tmp_path / "new")]
+    code, output, errors = said([command, LINK, *folder, "--yes"], capsys)
+    assert (code, output, began) == (3, "", [])
+    assert "has no seed address, and this peer's folder knows nobody of the run 'old'" in errors
+    assert "at 2 M tokens, with anna), so there is nobody to ask; use the link that" in errors
 
 
 def test_a_run_that_has_ended_says_so_to_those_who_join_and_those_who_ask(
@@ -881,7 +931,7 @@ def test_a_link_that_nobody_answers_is_asked_again_until_somebody_does(
 ) -> None:
     pauses: list[float] = []
 
-    def ask_peers(link: Link) -> bytes:
+    def ask_peers(link: Link, tell: object) -> bytes:
         if len(pauses) < 9:
             raise RunNotFound("the link's seeds", "nobody answers")
         return OLD.canonical()
@@ -952,7 +1002,7 @@ def test_devices_beyond_the_sequences_of_a_batch_are_told_to_stand_idle(
     """`--devices 9` quietly became 4."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     path = tmp_path / "new.toml"
-    path.write_text('name = "new"\n[inner]\nbatch_size = 4\n', encoding="utf-8")
+    path.write_text(whole('name = "new"\n[inner]\nbatch_size = 4\n'), encoding="utf-8")
     trained: list[tuple[str, ...]] = []
     look = SimpleNamespace(lines=(), engine=None, step_time_s=1.0)
     monkeypatch.setattr("peer.cli.training.look_at", lambda *_, **__: look)

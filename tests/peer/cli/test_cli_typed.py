@@ -22,6 +22,7 @@ from peer.run_file.reading import parse
 from peer.storage.last_seen import LastSeen, save_last_seen
 from tests.peer.data.published_model import NAME, publish, serving
 from tests.peer.model.export.exported_run import save_run
+from tests.peer.run_file.whole import whole
 
 TEXT = """
 name = "old"
@@ -115,7 +116,7 @@ def file(tmp_path: Path) -> Path:
     seen = LastSeen(run=run.canonical().decode(), at=0.0, tokens=2_000_000)
     save_last_seen(tmp_path / "shoal" / "keepers" / run.run_id[:16], seen)
     path = tmp_path / "old.toml"
-    path.write_text(TEXT, encoding="utf-8")
+    path.write_text(whole(TEXT), encoding="utf-8")
     return path
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from peer import cli
 from peer.cli.using import harmless
@@ -55,6 +56,18 @@ def exported(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("out") / "model"
     assert cli.run(["export", str(run_dir), str(out), "--to", "hf"]) == 0
     return out
+
+
+def test_a_model_that_the_file_does_not_describe_is_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A program had joined with a model of its own: "KeyError: 'blocks.0.mlp.down.weight'"."""
+    save_run(tmp_path / "peer", TEXTS, torch.nn.Linear(3, 2))
+    for command in (["say", "x"], ["export", str(tmp_path / "out"), "--to", "hf"]):
+        code, _, errors = said([command[0], str(tmp_path / "peer"), *command[1:]], capsys)
+        assert code == 4 and errors.count("\n") == 1
+        assert "these are not the parameters of the model that the file of run" in errors
+        assert "bias: (2,) here, absent there; blocks.0." in errors
 
 
 def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:

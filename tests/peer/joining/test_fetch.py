@@ -6,10 +6,12 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
+from multiaddr import Multiaddr
 
-from dht.identity import Identity
+from dht.identity import Identity, PeerId
 from dht.presence.intake import Misfit
 from peer.errors import RunNotFound
 from peer.joining import fetch
@@ -18,6 +20,7 @@ from peer.joining.link import parse_link
 from tests.processes import Processes, descendants, described, still_running
 
 RUN = "ab" * 32
+PEER = Identity.from_seed(bytes(32)).peer_id
 ASK = """
 import sys
 from peer.joining.find import ask_peers
@@ -81,10 +84,38 @@ def test_seeds_that_are_all_in_another_run_are_not_waited_for() -> None:
     link = parse_link(f"shoal://{RUN}?{text}")
     other = Misfit("run", RUN, "cd" * 32)
     stranger = Identity.generate().peer_id
-    fetch.check_seeds_run(link, {}, waited_s=60.0)
-    fetch.check_seeds_run(link, {seeds[0]: other, stranger: other}, waited_s=60.0)
+
+    def check(
+        misfits: dict[PeerId, Misfit], hosts: tuple[Multiaddr, ...] = (), waited_s: float = 60.0
+    ) -> None:
+        met = SimpleNamespace(misfits=misfits, bootstrap_seeds=hosts)
+        fetch.check_seeds_run(link, met, waited_s=waited_s)  # type: ignore[arg-type]
+
+    check({})
+    check({seeds[0]: other, stranger: other})
     both = dict.fromkeys(seeds, other)
-    fetch.check_seeds_run(link, both, waited_s=4.9)
-    with pytest.raises(RunNotFound, match=r"cdcdcdcdcdcdcdcd.*link was copied"):
-        fetch.check_seeds_run(link, both, waited_s=5.0)
-    fetch.check_seeds_run(parse_link(f"shoal://{RUN}"), both, waited_s=60.0)
+    check(both, waited_s=3.9)
+    check({}, link.seeds)  # bootstrap peers alone are no proof: a member may still come
+    for misfits, hosts in ((both, ()), ({seeds[0]: other}, link.seeds[1:])):
+        with pytest.raises(RunNotFound, match=r"cdcdcdcdcdcdcdcd.*link was copied"):
+            check(misfits, hosts, waited_s=4.0)
+
+
+def test_who_waits_for_a_run_file_is_told_why_from_the_third_second_on() -> None:
+    """A link to a peer that is gone was 71 s of silence."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    link = parse_link(f"shoal://{RUN}?seed=/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}")
+    told: list[str] = []
+
+    class Enough(Exception):
+        pass
+
+    def tell(reason: str) -> None:
+        told.append(reason)
+        raise Enough
+
+    with pytest.raises(Enough):
+        ask_peers(link, tell)
+    (reason,) = told
+    assert "no bootstrap address answered" in reason and "connection refused" in reason

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import os
 import ssl
 import threading
 import time
@@ -18,7 +19,7 @@ from peer.errors import LinkError, RunFileError, RunFileUnreadable, RunNotFound
 from peer.joining.link import Link, find_run, is_news, only_from, parse_link, short_link
 from peer.run_file.reading import TEXT_MAX_BYTES, parse
 from peer.run_file.sections import RunFile
-from peer.run_file.writing import template, to_toml
+from peer.run_file.writing import to_toml
 from tests.peer.certificates import tls_contexts
 
 RUN = RunFile(name="a-run")
@@ -168,9 +169,9 @@ def test_any_text_is_a_link_or_refused_with_our_own_error(text: str) -> None:
 
 def test_a_run_is_found_in_a_file_with_its_seeds(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
-    path.write_text(f'seeds = ["{SEED}"]\n' + template("a-run").replace("seeds = []", ""))
+    path.write_text(f'seeds = ["{SEED}"]\n' + to_toml(RUN).replace("seeds = []", ""))
     found = find_run(str(path), ask_peers=nobody)
-    assert found.run.run_id == parse(template("a-run")).run_id
+    assert found.run.run_id == parse(to_toml(RUN)).run_id
     assert [str(seed) for seed in found.seeds] == [SEED]
     assert found.source == str(path)
     assert found.folder == tmp_path
@@ -226,6 +227,12 @@ def test_a_text_that_was_meant_as_a_link_is_not_looked_for_in_files(
     """It was: no run file at shaol:/...: No such file or directory."""
     with pytest.raises(LinkError, match=f"is not a run link: {problem}"):
         find_run(text, ask_peers=nobody)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RunFileUnreadable, match="it is a pipe, which may never end"):
+        find_run(str(tmp_path / "pipe"), ask_peers=nobody)
 
 
 def test_an_endless_file_is_not_read_to_its_end() -> None:

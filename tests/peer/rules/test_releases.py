@@ -29,7 +29,7 @@ def test_the_majority_counts_this_peer_as_well() -> None:
             assert (
                 f"{newer} of {newer + older} other peers run release 0.2.0, this one 0.1.0" in text
             )
-            assert f"`{UPGRADE}`" in text
+            assert f"{UPGRADE}" in text
 
 
 def test_a_newer_protocol_counts_whatever_release_its_peers_state() -> None:

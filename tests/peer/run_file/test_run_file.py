@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from peer.errors import RunFileError
 from peer.run_file.presets import preset, starting
-from peer.run_file.reading import RUN_FILE_MAX_BYTES, TEXT_MAX_BYTES, from_canonical, parse
+from peer.run_file.reading import (
+    RUN_FILE_MAX_BYTES,
+    TEXT_MAX_BYTES,
+    from_canonical,
+    parse,
+    parse_whole,
+)
 from peer.run_file.sections import (
     SIZES,
     AdamwInner,
@@ -34,7 +40,7 @@ from peer.run_file.sections import (
     TextData,
 )
 from peer.run_file.toml_lines import TomlLines
-from peer.run_file.writing import differences, template, to_toml, with_owner
+from peer.run_file.writing import differences, to_toml, with_owner
 
 GOLDEN_ID = "fc93ff2369d955a20c19b742dcf11b68d16f208448d78056e4bdec8ff2da7be3"
 GOLDEN_SIZES = {
@@ -59,7 +65,7 @@ def only_fault(text: str) -> str:
 
 
 def test_the_template_differs_from_the_defaults_where_something_else_trains_better() -> None:
-    written = parse(template())
+    written = parse(to_toml(starting("my-run")))
     assert differences(RunFile(), written) == [
         'inner.optimizer was "adamw" and is "muon"',
         "inner.learning_rate was 0.001 and is 0.002",
@@ -71,7 +77,7 @@ def test_the_template_differs_from_the_defaults_where_something_else_trains_bett
 
 
 def test_comments_name_the_default_of_each_setting_that_has_another_value() -> None:
-    text = " ".join(line.removeprefix("# ") for line in template().splitlines())
+    text = " ".join(line.removeprefix("# ") for line in to_toml(starting("my-run")).splitlines())
     assert "How one peer trains. One of (default: adamw):" in text
     assert "(a number above 0 to 100; default: 0.001) learning_rate = 0.002" in text
     assert "(a whole number from 1 to 100000; default: unset) steps_per_cycle_max = 120" in text
@@ -82,7 +88,7 @@ def test_comments_name_the_default_of_each_setting_that_has_another_value() -> N
 
 
 def test_the_template_shows_every_setting_by_name() -> None:
-    text = template()
+    text = to_toml(starting("my-run"))
     for field in msgspec.structs.fields(RunFile):
         value = getattr(starting("a-run"), field.name)
         names = (
@@ -95,10 +101,27 @@ def test_the_template_shows_every_setting_by_name() -> None:
 
 
 def test_no_line_of_the_template_is_over_a_hundred_characters() -> None:
-    assert max(len(line) for line in template().splitlines()) <= 100
+    assert max(len(line) for line in to_toml(starting("my-run")).splitlines()) <= 100
 
 
-def test_an_empty_file_is_a_run_with_the_defaults() -> None:
+@pytest.mark.parametrize("short", [True, False])
+def test_a_run_file_that_was_cut_off_is_refused(short: bool) -> None:
+    """An empty file was a run, and `shoal start` founded it; so was every beginning of a file."""
+    text = to_toml(starting("a-run"), short=short)
+    assert parse_whole(text) == starting("a-run")
+    ends = [at for at, character in enumerate(text) if character == "\n"][:-1]
+    for at in [0, *ends[::7], ends[-1]]:
+        with pytest.raises(RunFileError, match=r"end\.tokens, which every run file sets"):
+            parse_whole(text[:at])
+    with pytest.raises(RunFileError) as caught:
+        parse_whole("", source="a.toml")
+    assert str(caught.value) == (
+        "a.toml: it does not set name, model.recipe, data.recipe and end.tokens, which every run "
+        "file sets: it is empty or was cut off; `shoal run new` writes a whole one"
+    )
+
+
+def test_an_empty_text_has_the_defaults() -> None:
     assert parse("") == RunFile()
 
 
@@ -293,7 +316,7 @@ def test_equal_moments_with_different_offsets_have_one_id() -> None:
         ("[outer]\n\nmomentun = 0.5", 3, "outer.momentun", "momentum"),
         ("[outr]\nmomentum = 0.5", 1, "outr", "outer"),
         ("\nnmae = 'x'", 2, "nmae", "name"),
-        ("[outer]\ncodec = 'int5'", 2, "outer.codec", "int8"),
+        ("[outer]\ncodec = 'int5'", 2, "outer.codec", "int4"),
         ("[model]\nrecipe = 'gtp'", 2, "model.recipe", "gpt"),
         ("[model]\nlayer = 3", 2, "model.layer", "layers"),
         ("[model]\nsize = '125m'", 2, "model.size", "124m"),
@@ -447,10 +470,13 @@ def test_a_wrong_name_is_refused_with_its_line_and_the_nearest_valid_one(
                 ),
                 (
                     "vocab_size = 255",
-                    "has a vocabulary of 255 tokens; data in bytes needs at least 256",
+                    "model.config has a vocab_size of 255; data in bytes needs at least 256",
                 ),
             )
         ),
+        ("[model]\nvocabulary = 100", "line 2: model.vocabulary is 100; data in bytes needs"),
+        ("name = 'a'\nname = 'b'", "line 2: name is set twice"),
+        ("[model]\ntied_head = yes", "line 2: it is not TOML: 'yes' is no value: a text needs"),
         ("[outer\n", "line 1: it is not TOML"),
         ("a = [", "it is not TOML"),
     ],
@@ -757,7 +783,7 @@ OWNER = "12D3KooWC5mVdyoGeyBP9WU6nAFGbDLfFfsYbZwbZJRmLYeNSJwB"
         '[policy] # who\r\nadmission = "invited"',
         '  [policy]\nadmission = "open"\n[end]\ntokens = 50000000\n',
         'policy.admission = "invited"\n[end]\ntokens = 50000000\n',
-        template(),
+        to_toml(starting("my-run")),
     ],
 )
 def test_an_owner_is_written_into_any_run_file(text: str) -> None:

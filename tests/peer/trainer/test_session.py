@@ -32,7 +32,7 @@ from dht.identity import PeerId
 from peer.bridge.agent_process import LineSettings
 from peer.bridge.messages import Phase
 from peer.data import feed
-from peer.errors import DiskFull
+from peer.errors import DiskFull, NotTheRecipe
 from peer.events.table import TABLE
 from peer.joining.link import FoundRun
 from peer.joining.nickname import default_name
@@ -538,6 +538,22 @@ def test_a_run_of_another_layout_is_refused_before_anything_starts(start: Start)
     run, _, _ = start(text=text)
     with pytest.raises(peer.PeerError, match="0000"), run:
         pass
+
+
+def test_a_program_whose_model_is_not_that_of_the_file_is_refused_with_the_differences(
+    start: Start,
+) -> None:
+    """A program joined a run of the built-in model, and export and say fell over its state."""
+    text = toml().replace('recipe = "custom"\n[data]', 'recipe = "gpt"\nlayers = 1\n[data]')
+    run, _, _ = start(text=text)
+    with (
+        pytest.raises(
+            NotTheRecipe, match=r"bias: \(3,\) here, absent there; blocks\.0\."
+        ) as caught,
+        run,
+    ):
+        pass
+    assert "`shoal run new --custom`" in str(caught.value)
 
 
 def test_two_trainers_cannot_share_a_folder(start: Start) -> None:

@@ -15,6 +15,7 @@ from peer.lab.bench.training_loops import WARM_UPS, Setup, Stopwatch, measure
 from peer.run_file.presets import preset
 from peer.run_file.reading import parse
 from peer.run_file.sections import CustomModel, GptModel, PythonStdlibData, RunFile
+from tests.peer.run_file.whole import whole
 
 TINY = """
 name = "tiny"
@@ -79,7 +80,7 @@ def test_ratios_compare_turns_that_followed_each_other(
     speeds = {"alone": [100.0, 50.0, 90.0], "by_hand": [110.0, 55.0, 99.0]}
     begun = fake({**speeds, "shoal": [99.5, 49.5, 60.0]}, monkeypatch)
     path = tmp_path / "run.toml"
-    path.write_text(TINY, encoding="utf-8")
+    path.write_text(whole(TINY), encoding="utf-8")
     command = ["bench", "training", str(path), "--turns", "3", "--device", "cpu", "--json"]
     assert cli.run([*command, "--check"]) == 1
     found = json.loads(capsys.readouterr().out)
