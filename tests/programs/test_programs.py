@@ -1,0 +1,47 @@
+"""Programs of several frameworks, two peers each: they end with one model, nobody stands still."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.processes import Processes
+from tests.programs.pair import LAUNCH, TORCHRUN, Shape, meet, train_alone
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+SHAPES = {
+    "own loop": Shape("own_loop", 400_000),
+    "Trainer": Shape("causal_lm", 250_000),
+    "fine-tuning": Shape("fine_tuning", 200_000),
+    "two networks": Shape("two_networks", 30_000, outer='buffers = "mean"\n'),
+    "LSTM": Shape("language_model", 150_000),
+    "Fabric": Shape("fabric", 200_000),
+    "accelerate": Shape("accelerated", 15_000),
+    "accelerate launch": Shape("accelerated", 20_000, second=LAUNCH),
+    "FSDP2 one rank": Shape("sharded", 200_000, second=(*TORCHRUN, "1")),
+    "FSDP2 two ranks": Shape("sharded", 250_000, second=(*TORCHRUN, "2")),
+    "ALBERT with Lamb": Shape("masked_lm", 250_000, rate=1e-2),
+}
+
+GAP_S = 3.0
+"""Time that a fragment may be merged later than a cycle after its last merge."""
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_two_peers_of_a_program_end_with_one_model(
+    processes: Processes, tmp_path: Path, name: str
+) -> None:
+    shape = SHAPES[name]
+    met = meet(processes, tmp_path, shape)
+    alone = train_alone(processes, tmp_path, shape)
+    sys.stderr.write(f"\n{name}: {met}, alone {alone:.4f}\n")
+    assert len(set(met.digests)) == 1
+    assert met.together >= 4
+    assert met.longest_gap_s < met.slowest_cycle_s + GAP_S
+    assert met.pending < 0.05
+    assert max(met.losses) <= alone
+    # Each draws its data from a generator of its own, or in its own order.
+    assert not [told for told in met.warnings if "the same random seed" not in told]
