@@ -139,13 +139,21 @@ class SpotChecks:
         self._drawn_at = self._named_drawn_at = -math.inf
         self._wait = 1.0
         """Random factor of the time until the next draw: 0.5 to 1.5."""
-        self._named = BoundedMapping[PeerId, set[PeerId]](PEERS_MAX)
+
+        def worth(peer: PeerId, value: object) -> float:
+            return strikes.worth(peer)
+
+        self._named = BoundedMapping[PeerId, set[PeerId]](
+            "named suspects", PEERS_MAX, worth=lambda _, by: len(by)
+        )
         """Peers that others suspect and this one has not checked since, and who has named each."""
-        self._refused = BoundedMapping[PeerId, None](PEERS_MAX)
+        self._refused = BoundedMapping[PeerId, None]("refused authors", PEERS_MAX, worth=worth)
         """Peers that were refused, until they are trusted again."""
-        self._unclear = BoundedMapping[PeerId, None](PEERS_MAX)
+        self._unclear = BoundedMapping[PeerId, None]("unclear authors", PEERS_MAX, worth=worth)
         """Authors whose last check said too little."""
-        self._names_again_at = BoundedMapping[PeerId, float](PEERS_MAX)
+        self._names_again_at = BoundedMapping[PeerId, float](
+            "names of suspects", PEERS_MAX, worth=worth
+        )
         """Times before which a suspect is not named again."""
         self._false_alarms = Strikes()
         self._falls = defaultdict[int, deque[tuple[PeerId, float]]](
@@ -189,7 +197,6 @@ class SpotChecks:
         """True if this peer is to tell the others now that it suspects an author."""
         if self.strikes_of(author, now) < NAMED or now < self._names_again_at.get(author, now):
             return False
-        self._names_again_at.pop(author, None)
         self._names_again_at[author] = now + NAME_EVERY_S
         return True
 

@@ -17,6 +17,9 @@ in a while: a peer that does it in every round is out after a minute, one that s
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
@@ -32,51 +35,77 @@ MISSING_EVERY_S = 20.0
 """Audits that find nothing count once in this time. A live peer begins an audit at most so long
 after its round: all rounds that one restart loses make two strikes at most."""
 PEERS_MAX = 1024
+"""Peers whose strikes are remembered; those of the peer with the fewest are forgotten first."""
+
+
+@dataclass(slots=True)
+class _Record:
+    """The strikes of one peer."""
+
+    counted: float = 0.0
+    at: float = 0.0
+    """Time at which they were counted."""
+    doubted_at: float = -math.inf
+    """Time of the last doubtful failure that counted."""
+    missing_at: float = -math.inf
+    """Time of the last audit without a result that counted."""
+
+    def faded(self, now: float) -> float:
+        return float(self.counted * 0.5 ** (max(0.0, now - self.at) / HALF_LIFE_S))
 
 
 class Strikes:
     """The strikes of all peers at one of them. Times are on its own clock."""
 
-    __slots__ = ("_counted", "_doubted_at", "_missing_at")
+    __slots__ = ("_records",)
 
     def __init__(self) -> None:
-        self._doubted_at = BoundedMapping[PeerId, float](PEERS_MAX)
-        self._missing_at = BoundedMapping[PeerId, float](PEERS_MAX)
-        self._counted = BoundedMapping[PeerId, tuple[float, float]](PEERS_MAX)
-        """The count of each peer, and when that was."""
+        self._records = BoundedMapping[PeerId, _Record](
+            "strikes", PEERS_MAX, worth=lambda peer, _: self.worth(peer)
+        )
 
     def __repr__(self) -> str:
-        return f"Strikes({len(self._counted)} peers)"
+        return f"Strikes({len(self._records)} peers)"
+
+    def worth(self, peer: PeerId) -> float:
+        """How many strikes a peer has beside the others: a number that fading does not change."""
+        record = self._records.get(peer)
+        if record is None or not record.counted:
+            return -math.inf
+        return math.log2(record.counted) + record.at / HALF_LIFE_S
 
     def count(self, peer: PeerId, now: float) -> float:
         """Return a peer's strikes, faded to the present."""
-        if peer not in self._counted:
-            return 0.0
-        counted, at = self._counted[peer]
-        return float(counted * 0.5 ** (max(0.0, now - at) / HALF_LIFE_S))
+        record = self._records.get(peer)
+        return record.faded(now) if record is not None else 0.0
 
     def add_doubtful(self, peer: PeerId, now: float) -> float | None:
         """Add a part of one. Returns how many there are; ``None``: it does not count again."""
-        if now < self._doubted_at.get(peer, now - DOUBTFUL_EVERY_S) + DOUBTFUL_EVERY_S:
+        record = self._records.get(peer, _Record())
+        if now < record.doubted_at + DOUBTFUL_EVERY_S:
             return None
-        self._doubted_at.renew(peer, now)
-        return self.add(peer, now, DOUBTFUL)
+        record.doubted_at = now
+        return self._add(peer, record, now, DOUBTFUL)
 
     def add_missing(self, peer: PeerId, now: float) -> float:
         """Add one for what a peer must have and does not show, if none was added for that lately.
 
         Returns how many there are.
         """
-        if now < self._missing_at.get(peer, now - MISSING_EVERY_S) + MISSING_EVERY_S:
-            return self.count(peer, now)
-        self._missing_at.renew(peer, now)
-        return self.add(peer, now)
+        record = self._records.get(peer, _Record())
+        if now < record.missing_at + MISSING_EVERY_S:
+            return record.faded(now)
+        record.missing_at = now
+        return self._add(peer, record, now, 1.0)
 
     def add(self, peer: PeerId, now: float, weight: float = 1.0) -> float:
         """Add one. Returns how many there are."""
-        total = self.count(peer, now) + weight
-        self._counted.renew(peer, (total, now))
-        return total
+        return self._add(peer, self._records.get(peer, _Record()), now, weight)
+
+    def _add(self, peer: PeerId, record: _Record, now: float, weight: float) -> float:
+        record.counted, record.at = record.faded(now) + weight, now
+        self._records[peer] = record
+        return record.counted
 
     def is_out(self, peer: PeerId, now: float) -> bool:
         return self.count(peer, now) >= LIMIT

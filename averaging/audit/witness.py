@@ -1,16 +1,20 @@
 """Noticing that a peer has signed two different statements where an honest one makes one.
 
-A ``Witness`` is shown what comes by: commits, votes and proposals, claims. It keeps the first of
-each and compares. Signatures are checked only when two differ, so that watching costs next to
-nothing; one that is forged gives way to the other.
+A ``Witness`` is shown what comes by: commits, and the votes, promises and claims of their members.
+It keeps the first of each and compares. It keeps nothing about a round whose commit it has not
+seen, or whose leader has not signed that, so a stranger's statements take nobody's place; when
+there are too many rounds, those are forgotten whose leaders have worked the least. Other signatures
+are checked only when two statements differ, so that watching costs next to nothing; one that is
+forged gives way to the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 
 from averaging import messages
-from averaging.audit.claims import Claim, Subject
+from averaging.audit.claims import Claim
 from averaging.audit.proofs import (
     BadProof,
     Contradiction,
@@ -31,33 +35,53 @@ from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 BALLOTS_MAX = 64
-"""Ballots before that of a promise in which a vote is looked for, the last ones."""
+"""Ballots before that of a promise in which a vote is looked for, the last ones; and votes of one
+voter in a round that are kept."""
 PROMISES_MAX = 4
 """Promises of one voter in one round that are kept, the first ones."""
-KEPT_MAX = 4096
-"""Votes and claims that are kept: those of the last dozens of rounds, a few megabytes."""
+CLAIMS_MAX = 256
+"""Claims of one member in one round that are kept, the first ones."""
 ROUNDS_KEPT_MAX = 256
-"""Commits that are kept: each takes as much as dozens of them."""
+
+
+@dataclass(slots=True)
+class _Round:
+    """What was said in one round."""
+
+    encoded: bytes
+    commit: Commit
+    votes: dict[PeerId, dict[int, Vote]] = field(default_factory=dict)
+    """Votes of each member by ballot."""
+    promises: dict[PeerId, tuple[Promised, ...]] = field(default_factory=dict)
+    """Promises of voters whose signatures hold, until the round is over."""
+    claims: dict[int, dict[Hashable, Claim]] = field(default_factory=dict)
+    """Claims of each member about a slice, by its index."""
 
 
 class Witness:
     """The statements that one peer has seen lately."""
 
-    __slots__ = ("_claims", "_commits", "_court", "_promises", "_rounds", "_votes")
+    __slots__ = ("_commits", "_court", "_rounds")
 
-    def __init__(self, court: Court) -> None:
+    def __init__(self, court: Court, worth: Callable[[PeerId], float] = lambda peer: 0.0) -> None:
+        """``worth``: how much the work of a leader counts here."""
         self._court = court
-        self._rounds = BoundedMapping[bytes, bytes](ROUNDS_KEPT_MAX)
-        """Encoded commits by the names of their rounds."""
-        self._commits = BoundedMapping[Hashable, SignedBytes](ROUNDS_KEPT_MAX)
-        self._votes = BoundedMapping[tuple[PeerId, bytes, int], Vote](KEPT_MAX)
-        """Votes by voter, round and ballot."""
-        self._promises = BoundedMapping[tuple[PeerId, bytes], tuple[Promised, ...]](ROUNDS_KEPT_MAX)
-        """Promises of voters whose signatures hold, by voter and round, until the round is over."""
-        self._claims = BoundedMapping[Hashable, Claim](KEPT_MAX)
+        self._rounds = BoundedMapping[bytes, _Round](
+            "witnessed rounds",
+            ROUNDS_KEPT_MAX,
+            worth=lambda _, round_: worth(round_.commit.leader),
+            author=lambda _, round_: round_.commit.leader,
+        )
+        self._commits = BoundedMapping[tuple[int, PeerId, int, int], SignedBytes](
+            "witnessed commits",
+            ROUNDS_KEPT_MAX,
+            worth=lambda attempt, _: worth(attempt[1]),
+            author=lambda attempt, _: attempt[1],
+        )
+        """The first commit of each attempt at a round."""
 
     def __repr__(self) -> str:
-        return f"Witness({len(self._rounds)} rounds, {len(self._votes)} votes)"
+        return f"Witness({len(self._rounds)} rounds)"
 
     def sees(self, sender: PeerId, message: Message) -> list[Proof]:
         """Look at a message of any peer. Returns what it proves."""
@@ -65,7 +89,8 @@ class Witness:
             case messages.Committed():
                 return self.sees_commit(message.commit, message.signature)
             case messages.Propose() if message.signature:
-                return self._voted(sender, message.round, message.ballot, message)
+                vote = Vote(message.seal, message.signature)
+                return self._vote(sender, message.round, message.ballot, vote)
             case messages.Promise() if message.signature:
                 return self._promised(sender, message)
             case messages.Sealed():
@@ -76,38 +101,43 @@ class Witness:
 
     def sees_commit(self, encoded: bytes, signature: bytes) -> list[Proof]:
         """Look at a commit, from wherever it comes."""
-        commit = self._decoded(encoded)
-        if commit is None:
+        name = messages.digest(encoded)
+        if name in self._rounds:
             return []
-        self._rounds[messages.digest(encoded)] = encoded
+        commit = self._decoded(encoded)
+        if commit is None or not self._court.verify(commit.leader, encoded, signature):
+            return []
+        self._rounds[name] = _Round(encoded, commit)
         attempt = commit.fragment, commit.leader, commit.leader_incarnation, commit.nonce
         new = SignedBytes(encoded, signature)
-        old = self._commits.get(attempt)
-        if old is None or old.commit == encoded:
-            self._commits[attempt] = new
-            return []
-        proof = self._proved(TwoCommits(first=old, second=new))
-        if not proof and self._court.verify(commit.leader, encoded, signature):
-            self._commits[attempt] = new
-        return proof
+        old = self._commits.setdefault(attempt, new)
+        return [] if old.commit == encoded else self._proved(TwoCommits(first=old, second=new))
 
     def sees_claim(
         self, encoded: bytes, slice_index: int, claim: Claim, *, merged: bool
     ) -> list[Proof]:
         """Look at a claim whose signature holds, about a slice of the round of a commit."""
-        subject = Subject(messages.digest(encoded), slice_index, merged)
-        key = subject.round, slice_index, merged, claim.by, claim.members
-        old = self._claims.setdefault(key, claim)
+        name = messages.digest(encoded)
+        round_ = self._rounds.get(name)
+        if round_ is None:
+            return []
+        claims = round_.claims.setdefault(claim.by, {})
+        key = slice_index, merged, claim.members
+        old = claims.get(key)
+        if old is None:
+            if len(claims) < CLAIMS_MAX:
+                claims[key] = claim
+            return []
         if (old.made, old.sources) == (claim.made, claim.sources):
             return []
         found = TwoClaims(commit=encoded, slice=slice_index, merged=merged, first=old, second=claim)
         return self._proved(found)
 
     def round_is_over(self, round_id: bytes) -> None:
-        """Forget a round that nobody needs any more: nobody shows votes that its promises could
-        deny."""
-        for key in [key for key in self._promises if key[1] == round_id]:
-            del self._promises[key]
+        """Forget the promises of a round that nobody needs any more: nobody shows votes that they
+        could deny."""
+        if (round_ := self._rounds.get(round_id)) is not None:
+            round_.promises.clear()
 
     def _decoded(self, encoded: bytes) -> Commit | None:
         try:
@@ -119,63 +149,65 @@ class Witness:
     def _all_voted(
         self, round_id: bytes, ballot: int, seal: tuple[int, ...], votes: messages.Votes
     ) -> list[Proof]:
-        encoded = self._rounds.get(round_id)
-        commit = None if encoded is None else self._decoded(encoded)
-        if commit is None:
+        round_ = self._rounds.get(round_id)
+        if round_ is None:
             return []
-        found = []
-        for index, signature in votes:
-            if index < len(commit.members):
-                peer = commit.members[index].peer
-                found += self._vote(peer, round_id, ballot, Vote(seal, signature))
-        return found
-
-    def _voted(
-        self, sender: PeerId, round_id: bytes, ballot: int, message: messages.Propose
-    ) -> list[Proof]:
-        return self._vote(sender, round_id, ballot, Vote(message.seal, message.signature))
+        members = round_.commit.members
+        return [
+            proof
+            for index, signature in votes
+            if index < len(members)
+            for proof in self._vote(members[index].peer, round_id, ballot, Vote(seal, signature))
+        ]
 
     def _vote(self, peer: PeerId, round_id: bytes, ballot: int, new: Vote) -> list[Proof]:
-        key = peer, round_id, ballot
-        old = self._votes.get(key)
-        if old is None or (old.seal == new.seal and old.signature != new.signature):
-            return self._first_vote(key, new)
-        if old.seal == new.seal:
+        round_ = self._rounds.get(round_id)
+        if round_ is None or round_.commit.index(peer) is None:
             return []
-        head = TwoVotes(peer=peer, round=round_id, ballot=ballot, first=old, second=new)
-        proof = self._proved(head)
-        said = messages.vote(round_id, ballot, new.seal)
-        if not proof and self._court.verify(peer, said, new.signature):
-            self._votes[key] = new
-        return proof
-
-    def _first_vote(self, key: tuple[PeerId, bytes, int], new: Vote) -> list[Proof]:
-        """Keep a vote. A genuine one replaces another for the same seal, which is forged then."""
-        peer, round_id, ballot = key
-        said = messages.vote(round_id, ballot, new.seal)
-        if key in self._votes and not self._court.verify(peer, said, new.signature):
-            return []
-        self._votes[key] = new
+        votes = round_.votes.setdefault(peer, {})
+        old = votes.get(ballot)
+        if old is not None and old.seal == new.seal:
+            if old.signature == new.signature or not self._is_signed(peer, round_id, ballot, new):
+                return []  # else the old one was forged
+        elif old is not None:
+            head = TwoVotes(peer=peer, round=round_id, ballot=ballot, first=old, second=new)
+            proof = self._proved(head)
+            if proof or not self._is_signed(peer, round_id, ballot, new):
+                return proof
+        elif len(votes) >= BALLOTS_MAX:
+            for kept in [
+                each for each in votes if not self._is_signed(peer, round_id, each, votes[each])
+            ]:
+                del votes[kept]
+            if len(votes) >= BALLOTS_MAX:
+                return []
+        votes[ballot] = new
         found = []
-        for given in self._promises.get((peer, round_id), ()):
+        for given in round_.promises.get(peer, ()):
             found += self._denied(peer, round_id, ballot, new, given)
         return found
 
+    def _is_signed(self, peer: PeerId, round_id: bytes, ballot: int, vote: Vote) -> bool:
+        said = messages.vote(round_id, ballot, vote.seal)
+        return self._court.verify(peer, said, vote.signature)
+
     def _promised(self, peer: PeerId, message: messages.Promise) -> list[Proof]:
         """Compare a promise with the votes of its sender in earlier ballots of the round."""
+        round_ = self._rounds.get(message.round)
+        if round_ is None or round_.commit.index(peer) is None:
+            return []
         last = message.accepted_ballot, message.accepted
         given = Promised(message.ballot, *last, message.signature)
-        kept = self._promises.get((peer, message.round), ())
+        kept = round_.promises.get(peer, ())
         said = messages.promise_text(message.round, message.ballot, *last)
         if given in kept or len(kept) >= PROMISES_MAX:
             return []
         if not self._court.verify(peer, said, given.signature):
             return []
-        self._promises[peer, message.round] = (*kept, given)
+        round_.promises[peer] = (*kept, given)
         found = []
-        for ballot in range(max(0, given.ballot - BALLOTS_MAX), given.ballot):
-            vote = self._votes.get((peer, message.round, ballot))
-            if vote is not None:
+        for ballot, vote in sorted(round_.votes.get(peer, {}).items()):
+            if given.ballot - BALLOTS_MAX <= ballot < given.ballot:
                 found += self._denied(peer, message.round, ballot, vote, given)
         return found
 

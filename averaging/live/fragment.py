@@ -52,7 +52,7 @@ from averaging.round.machine import FragmentRounds
 from averaging.round.turns import rank
 from averaging.rules.sites import site_pass
 from averaging.rules.usual_norms import UsualNorms
-from dht.bounded_mapping import BoundedMapping
+from dht.bounded_mapping import BoundedMapping, by_age
 from dht.identity import verify
 
 NUMBER_BITS = 48
@@ -89,7 +89,9 @@ class FragmentWork:
             self._slice_ended,
             self.event,
         )
-        self._reduced = BoundedMapping[Lineage, ReplayEntry](REDUCED_MAX)
+        self._reduced = BoundedMapping[Lineage, ReplayEntry](
+            "reduced for others", REDUCED_MAX, worth=by_age
+        )
         """Rounds of others that were reduced here, by the state that they follow on."""
         self.following = Following(self)
         self._asking = False

@@ -275,6 +275,10 @@ class Services(ABC):
         live = [other for other, each in self.around.view.items() if each.is_live(now)]
         return self.probation.is_established(peer, [self.life.peer, *live], now)
 
+    def worth(self, peer: PeerId) -> float:
+        """How much a peer's work counts where there is no place for all."""
+        return self.probation.worth(peer)
+
     def send(self, peer: PeerId, message: Message, *, since: int = OLDEST) -> None:
         """Send a message in the form that its receiver speaks; the oldest one to a stranger.
 

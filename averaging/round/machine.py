@@ -238,7 +238,7 @@ class FragmentRounds:
         self.rounds: dict[bytes, Participation] = {}
         self.own_round: Participation | None = None
         """The round that this peer is a member of."""
-        self.outcomes = Outcomes()
+        self.outcomes = Outcomes(self.peers.worth)
         self.closed_version = version
         self._shown_version = version
         """The newest version of a certified head that another peer showed."""
@@ -882,7 +882,7 @@ class FragmentRounds:
 
     def _took_state(self, before: Standing | None, after: Standing | None) -> None:
         """This peer begins with a state, or takes one that others have made."""
-        if after is not None and after.version and self.peers.probation.is_on:
+        if after is not None and after.version:
             versions = after.version - (before.version if before is not None else 0)
             tokens = {peer: mark.tokens for peer, mark in after.merged.items()}
             self.peers.took_state(versions, tokens)

@@ -30,7 +30,7 @@ from typing import Final, Protocol
 
 from averaging.history.chain import Chain
 from averaging.history.lineage import Lineage
-from dht.bounded_mapping import BoundedMapping
+from dht.bounded_mapping import BoundedMapping, by_age
 
 RISE_HARMLESS: Final = 0.1
 """A rise of the loss up to this is never refused. Where the loss is close to zero, noise alone may
@@ -160,7 +160,9 @@ class Refusals:
             self._remember(Refused(fragment, version, lineage, self.in_a_row[fragment]))
 
     def _remember(self, refused: Refused) -> None:
-        known = self._refused.setdefault(refused.fragment, BoundedMapping(REMEMBERED_MAX))
+        known = self._refused.setdefault(
+            refused.fragment, BoundedMapping("refused states", REMEMBERED_MAX, worth=by_age)
+        )
         known.renew((refused.version, refused.lineage), refused)
 
     def row(self, fragments: Iterable[int]) -> int:

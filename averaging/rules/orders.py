@@ -19,7 +19,7 @@ from typing import TypeAlias
 from averaging.history.lineage import Lineage
 from averaging.messages import Stamp
 from averaging.rules.policy import RoundPolicy
-from dht.bounded_mapping import BoundedMapping
+from dht.bounded_mapping import BoundedMapping, by_age
 from dht.identity import PeerId
 
 ANSWER_EVERY_S = 2.0
@@ -65,8 +65,10 @@ class OrderBook:
 
     def __init__(self) -> None:
         self.orders = RoundOrders()
-        self._told = BoundedMapping[PeerId, Stamp](TOLD_MAX)
-        self._answered_at = BoundedMapping[PeerId, float](TOLD_MAX)
+        self._told = BoundedMapping[PeerId, Stamp]("told of orders", TOLD_MAX, worth=by_age)
+        self._answered_at = BoundedMapping[PeerId, float](
+            "answered with orders", TOLD_MAX, worth=by_age
+        )
 
     def __repr__(self) -> str:
         return f"OrderBook({self.orders.stamp})"

@@ -75,7 +75,12 @@ STRIKES_COUNT_SINCE: Final = 2
 """The protocol number since which a round has members on probation where the run has none."""
 
 SEEN_MAX: Final = 4096
-"""Peers whose merges are remembered; the one that merged first is forgotten first."""
+"""Peers whose work is remembered; the one that is worth the least is forgotten first."""
+
+PATIENCE_MERGES: Final = 64
+"""Merges without a peer that one merge with its work is worth: it is remembered for so many more.
+A newcomer at work then takes the place of one that has gone, and of none that worked for long:
+4096 keys that come and go make nobody forget the founders of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +109,8 @@ class _Work:
     """True if it was here when this peer saw the first merge of the run."""
     missed: int = 0
     """Merges without it in a row that it was here for."""
+    last: int = 0
+    """Number of merges that this peer had seen when it saw the last one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +150,18 @@ class Probation:
     _rounds_unseen: float = 0.0
     """Number of them that several peers have made, about."""
     _tokens_unseen: BoundedMapping[PeerId, int] = field(
-        default_factory=lambda: BoundedMapping(SEEN_MAX)
+        default_factory=lambda: BoundedMapping(
+            "tokens in states", SEEN_MAX, worth=lambda _, tokens: tokens
+        )
     )
     """The tokens of each peer in those states, by the fragment in which it had the most."""
     _rounds_seen: int = 0
-    _seen: BoundedMapping[PeerId, _Work] = field(default_factory=lambda: BoundedMapping(SEEN_MAX))
+    _seen: BoundedMapping[PeerId, _Work] = field(init=False)
+    _tokens_most: int = 1
+    """Most tokens of any peer in those states."""
+
+    def __post_init__(self) -> None:
+        self._seen = BoundedMapping("work seen", SEEN_MAX, worth=self._worth)
 
     def __repr__(self) -> str:
         return f"Probation({self.policy.rounds} rounds, {len(self._seen)} peers seen)"
@@ -180,6 +194,7 @@ class Probation:
             self._rounds_unseen += shared * max(0, versions)
         for peer, count in sorted(tokens.items(), key=lambda item: (item[1], item[0])):
             self._tokens_unseen[peer] = max(count, self._tokens_unseen.get(peer, 0))
+        self._tokens_most = max(self._tokens_most, most)
 
     def saw_merged(
         self, contributors: Iterable[PeerId], live: Iterable[PeerId], now: float
@@ -190,14 +205,31 @@ class Probation:
             for peer in sorted(live):
                 self._seen[peer] = _Work(now, founding=True)
         self._rounds_seen += 1
-        known = worked.union(live.intersection(self._tokens_unseen))
-        for peer in sorted(known - self._seen.keys()):
-            self._seen[peer] = _Work(now)
-        for peer, work in self._seen.items():
+        for peer in sorted(worked | live):
+            work = self._seen.get(peer)
+            if work is None:
+                if peer not in worked and peer not in self._tokens_unseen:
+                    continue
+                work = _Work(now)
             if peer in worked:
-                work.rounds, work.missed = work.rounds + 1, 0
-            elif peer in live:
+                work.rounds, work.missed, work.last = work.rounds + 1, 0, self._rounds_seen
+            else:
                 work.missed += 1
+            self._seen[peer] = work
+
+    def worth(self, peer: PeerId) -> float:
+        """How much a peer's work counts when there is no place for what is known of all peers.
+
+        It is the number of merges seen at which the peer is forgotten.
+        """
+        if self.trusted(peer):
+            return math.inf
+        return self._worth(peer, self._seen.get(peer, _Work(0.0)))
+
+    def _worth(self, peer: PeerId, work: _Work) -> float:
+        rounds = work.rounds + (YOUNG_ROUNDS if work.founding else 0)
+        unseen = self._versions_unseen * self._tokens_unseen.get(peer, 0) / self._tokens_most
+        return work.last + PATIENCE_MERGES * (rounds + unseen)
 
     def required_work(self, live: Iterable[PeerId], now: float) -> RequiredWork:
         """Return the work that establishes a peer while these are live."""
@@ -205,10 +237,8 @@ class Probation:
             return RequiredWork(0.0, 0.0, pardons=self._pardons(set(live), now))
         live, policy = set(live), self.policy
         *_, second, tokens = 0, 0, *sorted(self._tokens_unseen.get(peer, 0) for peer in live)
-        most = max(self._tokens_unseen.values(), default=0)
         # The peer with the most tokens was in all unseen merges, the others in as large a share.
-        before = self._versions_unseen * tokens / most if tokens else 0.0
-        before = min(before, self._rounds_unseen)
+        before = min(self._versions_unseen * tokens / self._tokens_most, self._rounds_unseen)
         known = [work for peer in live if (work := self._seen.get(peer)) is not None]
         seen = max((work.rounds for work in known), default=0)
         if before + seen < YOUNG_ROUNDS:

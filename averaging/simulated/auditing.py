@@ -39,7 +39,7 @@ from averaging.history.parent_maps import encode_maps
 from averaging.messages import Commit, Message
 from averaging.numbers.chunks import Cutting
 from averaging.simulated.wires import Part, Wires
-from dht.bounded_mapping import BoundedMapping
+from dht.bounded_mapping import BoundedMapping, by_age
 from dht.identity import PeerId
 
 ROUNDS_KEPT = 8
@@ -89,8 +89,8 @@ class NodeAudits:
         self._means = means
         self._wires = wires
         self._fragment = fragment
-        self._kept = BoundedMapping[bytes, Kept](ROUNDS_KEPT)
-        self.proofs = BoundedMapping[PeerId, Proof](PROOFS_KEPT)
+        self._kept = BoundedMapping[bytes, Kept]("simulated rounds", ROUNDS_KEPT, worth=by_age)
+        self.proofs = BoundedMapping[PeerId, Proof]("simulated proofs", PROOFS_KEPT, worth=by_age)
         """The first proof against each peer."""
         self.convicted: dict[PeerId, str] = {}
         self.strikes = Strikes()

@@ -31,7 +31,7 @@ from averaging.round.interface import inputs
 from averaging.round.interface.effects import CatchUp, Rebase
 from averaging.round.machine import FragmentRounds
 from averaging.rules.usual_norms import UsualNorms
-from dht.bounded_mapping import BoundedMapping
+from dht.bounded_mapping import BoundedMapping, by_age
 from dht.identity import PeerId
 from dht.memory.event_heap import EventHeap
 from dht.memory.network import SimulatedNetwork
@@ -46,7 +46,7 @@ MORE_MARK_BYTES = 6
 RESULTS_KEPT = 256
 
 _scratch = Scratch()
-_kept = partial(BoundedMapping[Any, Any], RESULTS_KEPT)
+_kept = partial(BoundedMapping[Any, Any], "simulated results", RESULTS_KEPT, worth=by_age)
 
 
 class Gate(Protocol):

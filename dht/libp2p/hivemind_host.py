@@ -22,7 +22,7 @@ from typing import Self
 from multiaddr import Multiaddr
 
 from dht import addresses as address_rules
-from dht.bounded_mapping import BoundedMapping
+from dht.bounded_mapping import BoundedMapping, by_age
 from dht.errors import (
     ANOTHER_PEER,
     NOT_SERVED,
@@ -172,7 +172,9 @@ class HivemindHost:
         self._open: Counter[PeerId] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._supervisor: asyncio.Task[None] | None = None
-        self._known = BoundedMapping[PeerId, tuple[Multiaddr, ...]](KNOWN_PEERS_MAX)
+        self._known = BoundedMapping[PeerId, tuple[Multiaddr, ...]](
+            "known addresses", KNOWN_PEERS_MAX, worth=by_age
+        )
         self._places = Places(
             settings.relays,
             connected=self._connected,

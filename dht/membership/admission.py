@@ -15,7 +15,7 @@ from typing import Literal
 
 from blake3 import blake3
 
-from dht.bounded_mapping import BoundedMapping
+from dht.bounded_mapping import BoundedMapping, by_age
 from dht.identity import PeerId, RunId, peer_id_of, public_key_of
 from dht.membership.credentials import (
     Credential,
@@ -32,7 +32,8 @@ from dht.records import DIRECTIVES_MAX, DirectivesRecord, PeerRecord, Sealed
 Mode = Literal["open", "invited", "listed"]
 
 SHOWN_MAX = 8192
-"""Number of credentials that are kept; the longest unused one gives way."""
+"""Number of credentials that are kept. The longest unused one of the invite that admitted the most
+of these peers gives way."""
 
 DELEGATES_MAX = DIRECTIVES_MAX - 1
 """Limit of delegates whose directives are kept beside the owner's."""
@@ -75,7 +76,13 @@ class Admission:
         self.terms = terms
         self._judge_orders = judge_orders
         self._directives: dict[PeerId, Directive] = {}
-        self._shown = BoundedMapping[PeerId, Credential](SHOWN_MAX)
+        self._shown = BoundedMapping[PeerId, Credential](
+            "credentials",
+            SHOWN_MAX,
+            worth=by_age,
+            # A link admits any number of keys.
+            author=lambda _, credential: credential.invite.key,
+        )
         self.convicted: dict[PeerId, str] = {}
         """Peers that this one has seen proved to lie, and what each did."""
 

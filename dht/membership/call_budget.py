@@ -17,18 +17,23 @@ class CallBudget:
 
     def __init__(self, per_minute: int, *, peers_max: int = 4096) -> None:
         self._per_minute = per_minute
-        self._calls = BoundedMapping[str, deque[float]](peers_max)
+        self._calls = BoundedMapping[str, deque[float]](
+            "calls",
+            peers_max,
+            # The time at which the peer had its whole budget again, were the budget even.
+            worth=lambda _, calls: calls[-1] + 60.0 * len(calls) / per_minute if calls else 0.0,
+        )
 
     def spend(self, peer: str, now: float) -> bool:
         """Count one more call of a peer, if it may make one now. Says whether it may."""
         calls = self._calls.get(peer) or deque()
-        self._calls.renew(peer, calls)  # the longest silent peer is forgotten first
         while calls and now - calls[0] >= 60.0:
             calls.popleft()
-        if len(calls) >= self._per_minute:
-            return False
-        calls.append(now)
-        return True
+        may = len(calls) < self._per_minute
+        if may:
+            calls.append(now)
+        self._calls.renew(peer, calls)
+        return may
 
 
 class CallRate:
@@ -37,15 +42,20 @@ class CallRate:
     def __init__(self, per_s: float, burst: float, *, peers_max: int = 4096) -> None:
         self._per_s = per_s
         self._burst = burst
-        self._left = BoundedMapping[bytes, tuple[float, float]](peers_max)
-        """Tokens and the time at which they were counted, the longest silent peer first."""
+        self._left = BoundedMapping[bytes, tuple[float, float]](
+            "call rates",
+            peers_max,
+            # The time at which the peer has all of its tokens again.
+            worth=lambda _, counted: counted[1] + (burst - counted[0]) / per_s,
+        )
+        """Tokens and the time at which they were counted."""
 
     def spend(self, peer: bytes, now: float, tokens: float = 1.0) -> bool:
         """Take tokens of a peer, even if it has too few. Says whether it had any left."""
         left, counted_at = self._left.get(peer, (self._burst, now))
         left = min(self._burst, left + (now - counted_at) * self._per_s)
         # At most a second of debt: a peer that goes on calling is not shut out for ever.
-        self._left.renew(peer, (max(left - tokens, -self._per_s), now))
+        self._left[peer] = max(left - tokens, -self._per_s), now
         return left >= 1.0
 
     def is_frugal(self, peer: bytes, now: float) -> bool:

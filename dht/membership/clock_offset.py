@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dht.bounded_mapping import BoundedMapping
+from dht.bounded_mapping import BoundedMapping, by_age
 from dht.identity import PeerId
 
 SAMPLES_MAX = 128
@@ -60,7 +60,9 @@ class ClockOffsets:
     """
 
     def __init__(self) -> None:
-        self._samples = BoundedMapping[PeerId, ClockSample](SAMPLES_MAX)
+        self._samples = BoundedMapping[PeerId, ClockSample](
+            "clock samples", SAMPLES_MAX, worth=by_age
+        )
 
     def add(self, peer: PeerId, measured: ClockSample) -> None:
         if measured.round_trip_s <= ROUND_TRIP_MAX_S:

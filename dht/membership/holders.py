@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
-from dht.bounded_mapping import BoundedMapping
+from dht.bounded_mapping import BoundedMapping, by_age
 
 KEYS_MAX = 512
 KNOWN_FOR_S = 90.0
@@ -24,7 +24,9 @@ class Holders(Generic[Holder]):
     """The nodes that the last search for each key found."""
 
     def __init__(self) -> None:
-        self._known = BoundedMapping[str, tuple[float, deque[Holder]]](KEYS_MAX)
+        self._known = BoundedMapping[str, tuple[float, deque[Holder]]](
+            "holders", KEYS_MAX, worth=by_age
+        )
 
     def found(self, key: str, holders: Iterable[Holder], *, now: float) -> None:
         """Note the nodes that answered a search with records; none if the key is empty."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from multiaddr import Multiaddr
 
 from dht.addresses import Scope, is_loopback, scope_guessed, scope_seen
-from dht.bounded_mapping import BoundedMapping
+from dht.bounded_mapping import BoundedMapping, by_age
 from dht.host import Connection
 from dht.identity import PeerId
 from dht.membership.reachability import scope_that_counts
@@ -32,7 +32,9 @@ class Proximity:
         """Remote address of each direct connection, as of the last look."""
 
         self._own: tuple[Multiaddr, ...] = ()
-        self._seen = BoundedMapping[PeerId, tuple[Scope, float]](PEERS_MAX)
+        self._seen = BoundedMapping[PeerId, tuple[Scope, float]](
+            "distances", PEERS_MAX, worth=by_age
+        )
         """Scope of peers that are or were connected, and when that was observed."""
 
         self._scope_at: dict[Multiaddr, Scope] = {}

@@ -24,7 +24,7 @@ from dht.addresses import (
     with_peer,
     without_peer,
 )
-from dht.bounded_mapping import BoundedMapping
+from dht.bounded_mapping import BoundedMapping, by_age
 from dht.errors import PeerUnreachable
 from dht.host import Connection
 from dht.identity import PeerId
@@ -61,15 +61,15 @@ class Dialler:
         self._networks: dict[PeerId, str | None] = {}
         """Networks from which peers were connected at the last look."""
 
-        self._answered = BoundedMapping[PeerId, None](ANSWERED_MAX)
+        self._answered = BoundedMapping[PeerId, None]("answered", ANSWERED_MAX, worth=by_age)
         self._tried = BoundedMapping[PeerId, tuple[list[Multiaddr], tuple[Multiaddr, ...], float]](
-            MET_MAX
+            "tried addresses", MET_MAX, worth=by_age
         )
         """Direct addresses of peers connected by a relay that were tried, this peer's own at that
         time, and until when they are not tried again."""
 
         self._dials = CallBudget(DIALS_PER_MINUTE)
-        self._met_at = BoundedMapping[str, None](MET_MAX)
+        self._met_at = BoundedMapping[str, None]("met addresses", MET_MAX, worth=by_age)
         """IP addresses from which peers were connected."""
 
     async def look(self) -> tuple[Connection, ...]:

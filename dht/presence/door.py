@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
-from dht.bounded_mapping import BoundedMapping
+from dht.bounded_mapping import BoundedMapping, by_age
 from dht.errors import DhtError, HostClosed
 from dht.host import Host
 from dht.identity import PeerId
@@ -74,7 +74,9 @@ class Door:
         self._connected = connected
         self._path = this.settings.directives_path
         self._asking: dict[PeerId, asyncio.Event] = {}
-        self._not_before = BoundedMapping[PeerId, float](NOT_ASKED_MAX)
+        self._not_before = BoundedMapping[PeerId, float](
+            "credentials not asked for", NOT_ASKED_MAX, worth=by_age
+        )
         """Time before which a peer is not asked for its credential again."""
 
         self._let_in: set[PeerId] = set()

@@ -28,7 +28,7 @@ from averaging.numbers.layout import Layout
 from averaging.round.interface.phase import Phase as RoundPhase
 from averaging.rules.orders import RoundOrders
 from averaging.rules.peer_view import PeerView
-from dht.bounded_mapping import BoundedMapping
+from dht.bounded_mapping import BoundedMapping, by_age
 from dht.identity import Identity, PeerId
 from dht.membership.credentials import Directive, Refused, read_directive
 from dht.membership.orders import NONE, Orders, Root, Value, settings_at
@@ -266,7 +266,9 @@ class LocalPeer:
         self.rounds_missed = 0
         self.jumps: Counter[str] = Counter()
         """Verdicts of the loss gate, by the name of their event."""
-        self.offer_outcomes = BoundedMapping[PeerId, str](PEERS_REMEMBERED_MAX)
+        self.offer_outcomes = BoundedMapping[PeerId, str](
+            "outcomes of offers", PEERS_REMEMBERED_MAX, worth=by_age
+        )
         """The outcome of each peer's last offer, as this peer's rounds showed it."""
         self.closed: set[int] = set()
         """Fragments of which nothing is offered any more."""
@@ -280,7 +282,7 @@ class LocalPeer:
         seen = load_last_seen(settings.directory, settings.run.run_id)
         self.ended_at = None if seen is None else seen.ended_at
         """Wall-clock time at which the run ended; ``None`` while it goes on."""
-        self.apart = BoundedMapping[PeerId, None](PEERS_REMEMBERED_MAX)
+        self.apart = BoundedMapping[PeerId, None]("peers apart", PEERS_REMEMBERED_MAX, worth=by_age)
         """Peers whose history was founded apart from this peer's: one side has to give way."""
         self.seeded = ""
         """Digest of the random seed by which its program draws batches; empty if unknown."""

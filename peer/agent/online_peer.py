@@ -22,7 +22,7 @@ from averaging.rules.peer_view import PeerView
 from averaging.rules.sites import site_name
 from dht import addresses as address_rules
 from dht import protocol
-from dht.bounded_mapping import BoundedMapping
+from dht.bounded_mapping import BoundedMapping, by_age
 from dht.errors import DhtError
 from dht.guarded_host import GuardedHost
 from dht.identity import PeerId
@@ -217,7 +217,9 @@ class OnlinePeer:
             name="" if is_default(name, local.me) else name,
             wall_time=self.swarm_time,
         )
-        self.losses = BoundedMapping[PeerId, tuple[float, float]](LOSSES_MAX)
+        self.losses = BoundedMapping[PeerId, tuple[float, float]](
+            "losses", LOSSES_MAX, worth=by_age
+        )
         """The newest training loss that each other peer told of, and when."""
         self._meetings = Meetings(presence, me=local.me, members=self._dialable_members)
         if host.lane is not None:

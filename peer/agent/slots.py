@@ -37,7 +37,7 @@ from averaging.history.adoption import AdoptionRule, Change, Held, Origin, Parti
 from averaging.history.state import FragmentState
 from averaging.live.learner_port import Progress, Snapshot
 from averaging.numbers.arrays import Float32s
-from dht.bounded_mapping import BoundedMapping
+from dht.bounded_mapping import BoundedMapping, by_age
 from dht.identity import PeerId
 from peer.bridge.shared_memory import Adoption, AdoptionOrder, Base, SharedTensors, SlotState
 
@@ -91,7 +91,9 @@ class _Entry:
 
     base: Float32s | None = None
     """Theta as the trainer holds it; for fp32 parameters the very array of a ``FragmentState``."""
-    marks: dict[int, int] = field(default_factory=lambda: BoundedMapping(MARKS_MAX))
+    marks: dict[int, int] = field(
+        default_factory=lambda: BoundedMapping("marks", MARKS_MAX, worth=by_age)
+    )
     """The steps offered last, oldest first, with the tokens up to them."""
     outstanding: int | None = None
     """The mark of a snapshot that averaging is using."""

@@ -16,7 +16,7 @@ import numpy as np
 from averaging.audit.readings import Reading
 from averaging.audit.spot_checks import BACK_MAX
 from averaging.live.checks.spot_checking import Losses, OtherData, Trial
-from dht.bounded_mapping import BoundedMapping
+from dht.bounded_mapping import BoundedMapping, by_age
 from peer.bridge.messages import HasRead, Tried, Try
 from peer.bridge.trainer_line import TrainerLine
 
@@ -41,7 +41,9 @@ class TrainersTrials:
         self._path = directory / STATES
         with contextlib.suppress(OSError):  # an agent that was killed may have left it
             self._path.unlink(missing_ok=True)
-        self._readings = BoundedMapping[int, Reading | None](4 * BACK_MAX)
+        self._readings = BoundedMapping[int, Reading | None](
+            "own readings", 4 * BACK_MAX, worth=by_age
+        )
         self._asked = 0
         self._answer: asyncio.Future[Tried] | None = None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from dht.bounded_mapping import BoundedMapping
+from dht.bounded_mapping import BoundedMapping, by_age
 from peer.data.batches.order import is_held_out
 from peer.data.batches.prefetch import in_background
 from peer.data.text.downloads import Downloads, KnownHashes
@@ -83,8 +83,10 @@ class Pieces:
         self._source = source
         self._bundles = bundles
         self._preparation = preparation
-        self._opening = BoundedMapping[int, Future[Opened]](KEPT_MAX)
-        self._making = BoundedMapping[tuple[int, int], Future[PieceTokens]](KEPT_MAX)
+        self._opening = BoundedMapping[int, Future[Opened]]("open bundles", KEPT_MAX, worth=by_age)
+        self._making = BoundedMapping[tuple[int, int], Future[PieceTokens]](
+            "pieces ahead", KEPT_MAX, worth=by_age
+        )
 
     @property
     def bundles(self) -> int:

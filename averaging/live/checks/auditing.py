@@ -93,15 +93,23 @@ WAITING_MAX = 32
 """Audits that wait for their turn; those drawn beyond it are not made, ..."""
 WAITING_S = 20.0
 """... nor those that have waited for so long: others may not have kept the round."""
+PROOF_HEAD_S = 5.0
+"""A proof's head has so long, ..."""
 PROOF_ANSWER_S = 30.0
 PROOF_BYTES_S = 62.5e3
-"""A proof has so long, and the time of its bytes at this rate: others wait until it is here."""
+"""... and the rest so long, and the time of its bytes at this rate."""
 SERVED_MAX = 16
 SERVED_PER_PEER_MAX = 4
 SPREAD_EVERY_S = 10.0
 TELL_AGAIN_S = 60.0
 """A peer that has not named a proof itself is told of it again after this."""
 PROOFS_MAX = 256
+PROOFS_BYTES_MAX = 64 << 20
+"""Proofs are kept and shown to others up to this number of bytes. Those about peers that have
+worked the least go first; what they proved is not forgotten with them."""
+VERDICTS_MAX = 4096
+FETCHES_MAX = 4
+"""Proofs that are fetched at once, one of each peer that names some."""
 
 
 class _Request(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -173,6 +181,10 @@ class Around(Protocol):
 
     def is_established(self, peer: PeerId) -> bool: ...
 
+    def worth(self, peer: PeerId) -> float:
+        """How much a peer's work counts here (``averaging.rules.probation``)."""
+        ...
+
     def uploads_of(self, round_id: bytes) -> Uploads | None:
         """Evidence of this peer on a round that is not over for all."""
         ...
@@ -227,7 +239,9 @@ class Auditing:
         """``reading_of``: the data of the own learner's steps; ``None``: nobody checks."""
         self.kept_bytes_max = kept_bytes_max
         self.strikes = Strikes()
-        self.convicted: dict[PeerId, str] = {}
+        self.convicted = BoundedMapping[PeerId, str](
+            "verdicts", VERDICTS_MAX, worth=lambda peer, _: around.worth(peer)
+        )
         """The peers that a proof convicts, and what they did."""
         self.counters: Counter[str] = Counter()
         self._host = host
@@ -237,13 +251,20 @@ class Auditing:
         self._rate = rate
         self._reading_of = reading_of
         self._sign = sign
-        self._witness = Witness(court)
+        self._witness = Witness(court, around.worth)
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
-        self._proofs = BoundedMapping[bytes, tuple[Proof, PeerId]](PROOFS_MAX)
+        self._proofs = BoundedMapping[bytes, tuple[Proof, PeerId]](
+            "proofs",
+            PROOFS_MAX,
+            worth=lambda _, kept: around.worth(kept[1]),
+            size=lambda _, kept: kept[0].size,
+            bytes_max=PROOFS_BYTES_MAX,
+        )
         """Proofs by their names, with the peers that they convict."""
         self._told: dict[bytes, dict[PeerId, float]] = {}
         """When a peer is to be told of a proof again."""
-        self._fetching: set[bytes] = set()
+        self._fetching: dict[PeerId, bytes] = {}
+        """The proof that is fetched from each peer."""
         self._turn = asyncio.Semaphore(AUDITS_MAX)
         self._waiting = 0
         # Who counts is served in any case: a peer that is refused holds it against this one.
@@ -658,27 +679,31 @@ class Auditing:
             self.spread()
 
     def heard_of(self, peer: PeerId, message: Accused) -> None:
-        """Another peer names a proof: fetch it, if it is news about a peer that is here.
+        """Another peer names a proof: fetch it, if it is news about a peer that counts here.
 
-        Of one that is not, this peer is told again when it comes. Keys cost nothing, and each can
-        sign what convicts it: all peers would fetch, keep and pass on such proofs for ever.
+        Keys cost nothing, and each can sign what convicts it: all peers would fetch, keep and pass
+        on such proofs for ever. A proof about a peer that is not here is named again when it comes.
         """
         if message.proof in self._proofs:
             self._told.setdefault(message.proof, {})[peer] = math.inf
-        known = message.proof in self._proofs or message.peer in self.convicted
-        if known or message.peer == self._host.peer_id or self._fetching:
-            return  # one after the other: a peer names its proof again
-        if message.peer not in self._around.others:
+        accused, around = message.peer, self._around
+        known = message.proof in self._proofs or accused in self.convicted
+        if known or accused == self._host.peer_id or accused not in around.others:
             return
-        if self.strikes.is_out(peer, self._around.now()):
+        if not around.is_established(peer) or self.strikes.is_out(peer, around.now()):
             return
-        self._fetching.add(message.proof)
-        self._around.spawn(self._fetch_proof(peer, message), "fetch a proof")
+        if not (around.is_established(accused) or around.worth(accused)):
+            return
+        fetched = self._fetching.values()
+        if peer in self._fetching or message.proof in fetched or len(fetched) >= FETCHES_MAX:
+            return  # a peer names its proof again
+        self._fetching[peer] = message.proof
+        around.spawn(self._fetch_proof(peer, message), "fetch a proof")
 
     async def _fetch_proof(self, peer: PeerId, message: Accused) -> None:
         name = message.proof
         try:
-            async with self._timed_stream(peer, PROOF_ANSWER_S) as (stream, deadline):
+            async with self._timed_stream(peer, PROOF_HEAD_S) as (stream, deadline):
                 frame = await self._answer_of(stream, AskProof(name))
                 if len(frame) > HEAD_MAX_BYTES:
                     raise BadProof("its head is too large")
@@ -702,4 +727,4 @@ class Auditing:
         else:
             self.convict(guilty, proof)
         finally:
-            self._fetching.discard(name)
+            self._fetching.pop(peer, None)

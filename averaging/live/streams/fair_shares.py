@@ -16,7 +16,7 @@ from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 SHARES_MAX = 4096
-"""Peers whose use is remembered; the one that is silent for the longest is forgotten first."""
+"""Peers whose use is remembered; the one that has used the least is forgotten first."""
 
 SERVED_LATELY_S = 5.0
 """Time since a peer was sent something in which others still give way to it."""
@@ -63,15 +63,21 @@ class Shares:
     regained_s: float = 600.0
     """Time in which a peer regains its whole share."""
 
-    _used: BoundedMapping[PeerId, tuple[float, float]] = field(
-        default_factory=lambda: BoundedMapping(SHARES_MAX)
-    )
-    """Bytes used, and the time at which they were counted, the longest silent peer first."""
+    _used: BoundedMapping[PeerId, tuple[float, float]] = field(init=False)
+    """Bytes used, and the time at which they were counted."""
+
+    def __post_init__(self) -> None:
+        self._used = BoundedMapping(
+            "shares of bytes",
+            SHARES_MAX,
+            # The time at which the peer has its whole share again.
+            worth=lambda _, used: used[1] + used[0] / self.share_bytes * self.regained_s,
+        )
 
     def use(self, peer: PeerId, size: int, now: float) -> None:
         used = self._left_of(peer, now) + size
         # At most a second share of debt: a peer is served first again after twice the time.
-        self._used.renew(peer, (min(used, 2 * self.share_bytes), now))
+        self._used[peer] = min(used, 2 * self.share_bytes), now
 
     def is_used_up(self, peer: PeerId, now: float) -> bool:
         return self._left_of(peer, now) > self.share_bytes

@@ -122,7 +122,9 @@ class UnreliableSources:
     def __init__(self, policy: RoundPolicy) -> None:
         self._shortest_s = RETRY_MARGINS * policy.margin_s
         self._longest_s = policy.catch_up_s
-        self._until = BoundedMapping[PeerId, tuple[float, float]](SOURCES_REMEMBERED_MAX)
+        self._until = BoundedMapping[PeerId, tuple[float, float]](
+            "unreliable sources", SOURCES_REMEMBERED_MAX, worth=lambda _, wait: sum(wait)
+        )
         """Time from which on a source may be asked again, and its last interval if it had wasted
         much time."""
 
@@ -215,7 +217,9 @@ class CatchingUp:
         of them."""
         self.shows_all = False
         """True if others stand elsewhere: joins show all signatures under the own standing."""
-        self._behind = BoundedMapping[PeerId, _SeenBehind](SOURCES_REMEMBERED_MAX)
+        self._behind = BoundedMapping[PeerId, _SeenBehind](
+            "peers behind", SOURCES_REMEMBERED_MAX, worth=peers.worth
+        )
         """Peers that stand on an older version of this peer's lineage."""
         self._settles_since: float | None = None
         """Time at which this peer first showed a final state, with too few signatures, to a lower

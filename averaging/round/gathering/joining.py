@@ -103,7 +103,9 @@ class Joining:
         self._left_out_of = 0
         """The newest version whose roster closed without this peer."""
         self._joins = identity.first_number
-        self._failed_joins = BoundedMapping[PeerId, int](LEADERS_REMEMBERED_MAX)
+        self._failed_joins = BoundedMapping[PeerId, int](
+            "failed joins", LEADERS_REMEMBERED_MAX, worth=lambda _, count: count
+        )
 
     def __repr__(self) -> str:
         leader = self.attempt.leader if self.attempt is not None else None

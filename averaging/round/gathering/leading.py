@@ -88,8 +88,10 @@ class Leading:
         """The open roster, if there is one."""
         self.timings = Timings()
         self._nonce = identity.first_number
-        self._late: BoundedMapping[PeerId, bytes] = BoundedMapping(LATE_MAX)
-        self._did_not_come: BoundedMapping[PeerId, None] = BoundedMapping(LATE_MAX)
+        self._late = BoundedMapping[PeerId, bytes]("late peers", LATE_MAX, worth=peers.worth)
+        self._did_not_come = BoundedMapping[PeerId, None](
+            "peers that did not come", LATE_MAX, worth=peers.worth
+        )
         """Peers that said that they come and did not: not waited for until they join again."""
 
     def __repr__(self) -> str:

@@ -27,7 +27,7 @@ TELL_AGAIN_S = 30.0
 """A peer that has not answered is told again: it was cut off, or it was in a round."""
 
 PEERS_MAX = 1024
-"""Peers that are remembered; those that were met first are forgotten first."""
+"""Peers that are remembered; those whose work was merged the least are forgotten first."""
 
 
 class Lingering:
@@ -41,9 +41,13 @@ class Lingering:
         self._lineage: Lineage | None = None
         """The final state; ``None``: this peer has not ended."""
         self._at = math.inf
-        self._agree = BoundedMapping[PeerId, None](PEERS_MAX)
+        self._agree = BoundedMapping[PeerId, None](
+            "peers that agree on the end", PEERS_MAX, worth=peers.worth
+        )
         """Peers that have shown that they stand there."""
-        self._told = BoundedMapping[PeerId, float](PEERS_MAX)
+        self._told = BoundedMapping[PeerId, float](
+            "peers told of the end", PEERS_MAX, worth=peers.worth
+        )
 
     def __repr__(self) -> str:
         return f"Lingering({self._id.me}, {len(self._agree)} agree)"

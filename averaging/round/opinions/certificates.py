@@ -73,7 +73,12 @@ class Certificates:
         self._peers = peers
         self.among_groups = False
         """True if this peer's last round was one of several groups'."""
-        self._kept = BoundedMapping[Link, dict[PeerId, bytes]](LINKS_KEPT)
+        self._kept = BoundedMapping[Link, dict[PeerId, bytes]](
+            "certificates",
+            LINKS_KEPT,
+            # Links that only newcomers have signed take no other's place.
+            worth=lambda _, signed: any(p == identity.me or peers.worth(p) > 0 for p in signed),
+        )
         self._counting: tuple[float, frozenset[PeerId]] | None = None
         """The electorate while the machine takes one input."""
         self._contributed: tuple[Standing, frozenset[PeerId]] | None = None
@@ -111,18 +116,18 @@ class Certificates:
         return tuple((peer, known[peer]) for peer in order)
 
     def _sign(self, link: Link) -> None:
-        known = self._of(link)
-        if self._id.me not in known:
-            known[self._id.me] = self._id.sign(self._claim(link))
+        me = self._id.me
+        known = self._kept.get(link, {})
+        self._keep(link, me, known.get(me) or self._id.sign(self._claim(link)))
 
     def _claim(self, link: Link) -> bytes:
         return messages.link_claim(self._id.topic, self._id.fragment, link)
 
-    def _of(self, link: Link) -> dict[PeerId, bytes]:
-        """The signatures under a link, which is the youngest of those that are kept now."""
-        known = self._kept.pop(link, {})
-        self._kept[link] = known
-        return known
+    def _keep(self, link: Link, peer: PeerId, signature: bytes) -> None:
+        """Keep a signature under a link, which is the youngest of those that are kept now."""
+        known = self._kept.get(link, {})
+        known[peer] = signature
+        self._kept.renew(link, known)
 
     def hear(self, link: Link, signatures: Signatures, now: float) -> None:
         """Keep the signatures under a link of known peers, until there are enough.
@@ -140,7 +145,7 @@ class Certificates:
                 continue
             if not self._id.verify(peer, claim, signature):
                 return
-            self._of(link)[peer] = signature
+            self._keep(link, peer, signature)
 
     def is_certified(self, link: Link, now: float, *, by_one: bool = False) -> bool:
         """True if the owner attests this link, or enough peers that count have signed it.

@@ -28,7 +28,7 @@ VOUCHERS_MIN = 2
 are as many."""
 
 FAILED_MAX = 256
-"""Failed peers that are remembered; beyond it the oldest failures are forgotten."""
+"""Failed peers that are remembered; beyond it those are forgotten that have worked the least."""
 
 LASTING_ROUNDS = 16
 """Most rounds without a part at the beginning of a life. They double with each life that ends
@@ -93,11 +93,13 @@ class Neighbourhood:
         self._required: tuple[float, RequiredWork] | None = None
         """Cache of ``required_work``, as of one moment."""
         self._policy = identity.policy
-        self._vouchers = BoundedMapping[PeerId, set[PeerId]](FAILED_MAX)
+        self._vouchers = BoundedMapping[PeerId, set[PeerId]](
+            "vouchers", FAILED_MAX, worth=self.worth
+        )
         """Peers that have sent this one to a leader, by leader."""
-        self._merged_at = BoundedMapping[PeerId, float](SEEN_MAX)
+        self._merged_at = BoundedMapping[PeerId, float]("last merges", SEEN_MAX, worth=self.worth)
         """Time at which this peer last saw work of each other one merged, in this fragment."""
-        self._lives = BoundedMapping[PeerId, _Life](SEEN_MAX)
+        self._lives = BoundedMapping[PeerId, _Life]("lives", SEEN_MAX, worth=self.worth)
         """The life of each peer in the last merged round with this one, else the first one that
         was in a round with it."""
         self.view = view
@@ -113,14 +115,20 @@ class Neighbourhood:
         self.is_back = False
         """True if work of an earlier life of this peer is merged, and none of this life yet."""
         self.started_at = now
-        self.failed = BoundedMapping[PeerId, float](FAILED_MAX)
+        self.failed = BoundedMapping[PeerId, float]("failed peers", FAILED_MAX, worth=self.worth)
         """Peers whose last call failed, and when."""
-        self.passed_over = BoundedMapping[PeerId, int](FAILED_MAX)
+        self.passed_over = BoundedMapping[PeerId, int](
+            "peers passed over", FAILED_MAX, worth=self.worth
+        )
         """Peers that lead to no round, and at how many versions the next in rank leads instead."""
 
     def __repr__(self) -> str:
         seen, failed = len(self.view), len(self.failed)
         return f"Neighbourhood({self._id.me}, {seen} seen, {failed} failed)"
+
+    def worth(self, peer: PeerId, value: object = None) -> float:
+        """How much a peer's work counts here when there is no place for what is known of all."""
+        return self.probation.worth(peer)
 
     def mark_heard(self, peer: PeerId) -> None:
         self.failed.pop(peer, None)
@@ -218,9 +226,8 @@ class Neighbourhood:
         self._vouchers.clear()
         for peer in contributors:
             self._merged_at[peer] = now
-        if self.probation.is_on:
-            self.probation.saw_merged(contributors, self._all_live(now), now)
-            self._required = None
+        self.probation.saw_merged(contributors, self._all_live(now), now)
+        self._required = None
 
     def overstates(
         self, peer: PeerId, steps: int, median_step_s: float, now: float, *, slack: float = 1.0

@@ -6,8 +6,10 @@ any more, or has never known: should such a commit still come, it is declined.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from averaging.messages import Head
-from dht.bounded_mapping import BoundedMapping
+from dht.bounded_mapping import BoundedMapping, by_age
 from dht.identity import PeerId
 
 OUTCOMES_MAX = 64
@@ -25,13 +27,20 @@ class Outcomes:
 
     __slots__ = ("_heads", "_not_entered", "_vowed")
 
-    def __init__(self) -> None:
-        self._heads = BoundedMapping[bytes, Head | None](OUTCOMES_MAX)
+    def __init__(self, worth: Callable[[PeerId, object], float]) -> None:
+        """``worth``: how much the work of a peer that asks counts here."""
+        self._heads = BoundedMapping[bytes, Head | None](
+            "outcomes of rounds", OUTCOMES_MAX, worth=by_age
+        )
         """The head after each round; ``None``: not finished by this incarnation, and never."""
-        self._not_entered = BoundedMapping[bytes, None](OUTCOMES_MAX)
+        self._not_entered = BoundedMapping[bytes, None](
+            "rounds not entered", OUTCOMES_MAX, worth=by_age
+        )
         """Rounds that this incarnation has never entered and never will, though their rosters name
         it: it is known to have accepted no seal."""
-        self._vowed = BoundedMapping[PeerId, BoundedMapping[bytes, None]](ASKERS_MAX)
+        self._vowed = BoundedMapping[PeerId, BoundedMapping[bytes, None]](
+            "vows", ASKERS_MAX, worth=worth
+        )
         """Rounds never to be entered of which only the name is known, by the peer that asked."""
 
     def __repr__(self) -> str:
@@ -58,7 +67,9 @@ class Outcomes:
     def keep_out(self, round_id: bytes, asker: PeerId) -> None:
         """Never enter a round of which only the name is known, as a peer has asked about it."""
         if round_id not in self._heads:
-            self._vowed.setdefault(asker, BoundedMapping(VOWS_MAX))[round_id] = None
+            self._vowed.setdefault(asker, BoundedMapping("vows to a peer", VOWS_MAX, worth=by_age))[
+                round_id
+            ] = None
 
     def decline(self, round_id: bytes, *, names_this_machine: bool) -> bool:
         """Never enter a round whose commit does not hold. Returns whether the peer is absent.

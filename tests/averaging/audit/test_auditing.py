@@ -11,14 +11,13 @@ import pytest
 from averaging import messages as said
 from averaging.audit import selection
 from averaging.audit.claims import (
-    Claim,
     decode_claims,
     decode_statement,
     encode_claims,
     encode_statement,
 )
 from averaging.audit.strikes import HALF_LIFE_S, LIMIT, PEERS_MAX, Strikes
-from averaging.audit.witness import Witness
+from averaging.audit.witness import BALLOTS_MAX, ROUNDS_KEPT_MAX, Witness
 from averaging.messages import BadMessage
 from dht.identity import PeerId
 from tests.averaging.audit.audited_rounds import COURT, WHO, Round, commit_of
@@ -112,9 +111,12 @@ def test_strikes_fade_and_add_up() -> None:
     assert strikes.count(ANNA, HALF_LIFE_S) == LIMIT / 2
     assert not strikes.is_out(ANNA, 1.0)
     assert strikes.add(ANNA, HALF_LIFE_S) == LIMIT / 2 + 1
-    for number in range(PEERS_MAX):
-        strikes.add(PeerId(f"p{number}"), 0.0)
-    assert strikes.count(ANNA, 0.0) == 0.0, "the oldest ones are forgotten"
+    for number in range(10 * PEERS_MAX):
+        strikes.add(PeerId(f"p{number}"), HALF_LIFE_S)
+    assert strikes.count(ANNA, HALF_LIFE_S) == LIMIT / 2 + 1, (
+        "those of keys with fewer are forgotten"
+    )
+    assert strikes.count(PeerId("p0"), HALF_LIFE_S) == 0.0
 
 
 def test_a_witness_proves_two_votes_of_a_voter_and_two_proposals_of_a_coordinator() -> None:
@@ -137,7 +139,9 @@ def test_a_witness_proves_two_votes_of_a_voter_and_two_proposals_of_a_coordinato
 
 
 def test_a_forged_statement_neither_proves_anything_nor_hides_what_comes_later() -> None:
-    witness, name, sign = Witness(COURT), bytes(32), WHO[1].sign
+    witness, round_, sign = Witness(COURT), Round(commit_of()), WHO[1].sign
+    witness.sees_commit(round_.encoded, WHO[0].sign(round_.encoded))
+    name = round_.name
 
     def proposed(seal: tuple[int, ...], signature: bytes = b"") -> said.Propose:
         signature = signature or sign(said.vote(name, 0, seal))
@@ -203,21 +207,45 @@ def test_a_witness_proves_two_commits_of_one_attempt() -> None:
     assert [sees(first), sees(first), sees(later), sees(other)] == [0, 0, 0, 1]
 
 
-def test_a_witness_forgets_what_was_said_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("averaging.audit.witness.KEPT_MAX", 8)
-    monkeypatch.setattr("averaging.audit.witness.ROUNDS_KEPT_MAX", 4)
+def test_a_witness_forgets_rounds_of_a_leader_of_many_first() -> None:
     witness, plain = Witness(COURT), commit_of()
-    for nonce in range(20):
-        encoded = said.encode_commit(msgspec.structs.replace(plain, nonce=nonce))
-        witness.sees_commit(encoded, bytes(64))
-        name = said.digest(encoded)
-        witness.sees(WHO[0].peer_id, said.Propose(0, name, 0, (0, 1), bytes(64)))
-        for by in range(3):
-            claim = Claim(by, (by,), b"", bytes(32), bytes(64))
-            witness.sees_claim(encoded, 0, claim, merged=False)
+    first = said.encode_commit(plain)
+    assert witness.sees_commit(first, WHO[0].sign(first)) == []
+    for nonce in range(2 * ROUNDS_KEPT_MAX):
+        encoded = said.encode_commit(
+            msgspec.structs.replace(plain, leader=WHO[2].peer_id, nonce=nonce)
+        )
+        assert witness.sees_commit(encoded, WHO[2].sign(encoded)) == []
+    second = said.encode_commit(msgspec.structs.replace(plain, upload_s=plain.upload_s + 1.0))
 
-    assert (len(witness._rounds), len(witness._commits)) == (4, 4)
-    assert (len(witness._votes), len(witness._claims)) == (8, 8)
+    assert len(witness.sees_commit(second, WHO[0].sign(second))) == 1
+
+
+def test_a_witness_keeps_no_commit_that_its_leader_has_not_signed_nor_votes_of_its_round() -> None:
+    witness, commit = Witness(COURT), commit_of()
+    encoded = said.encode_commit(commit)
+    witness.sees_commit(encoded, bytes(64))
+    round_ = Round(commit)
+    for seal in ((0, 1), (0, 2)):
+        vote = WHO[1].sign(said.vote(round_.name, 0, seal))
+        assert witness.sees(ANNA, said.Sealed(0, round_.name, 0, seal, ((1, vote),))) == []
+    assert repr(witness) == "Witness(0 rounds)"
+
+
+def test_forged_votes_of_a_member_leave_a_place_for_its_own() -> None:
+    witness, round_, voter = Witness(COURT), Round(commit_of()), WHO[1]
+    witness.sees_commit(round_.encoded, WHO[0].sign(round_.encoded))
+
+    def sealed(ballot: int, seal: tuple[int, ...], signature: bytes = bytes(64)) -> said.Sealed:
+        return said.Sealed(0, round_.name, ballot, seal, ((1, signature),))
+
+    true = [voter.sign(said.vote(round_.name, 900, seal)) for seal in ((0, 1), (0, 2))]
+    for ballot in range(10 * BALLOTS_MAX):
+        assert witness.sees(ANNA, sealed(ballot, (0, 1))) == []
+    assert witness.sees(ANNA, sealed(900, (0, 1), true[0])) == []
+    for ballot in range(1000, 1000 + 10 * BALLOTS_MAX):
+        assert witness.sees(ANNA, sealed(ballot, (0, 1))) == []
+    assert len(witness.sees(ANNA, sealed(900, (0, 2), true[1]))) == 1
 
 
 def test_claims_and_statements_are_read_as_they_were_written_and_others_are_refused() -> None:

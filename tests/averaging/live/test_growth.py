@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from averaging.audit.witness import KEPT_MAX
+from averaging.audit.witness import ROUNDS_KEPT_MAX
 from averaging.history.chain import CHAIN_MAX_LINKS
 from averaging.live.settings import AveragerSettings
 from averaging.rules.due import DuePolicy
+from averaging.rules.probation import SEEN_MAX
 from dht.memory.host import MemoryNetwork
 from dht.memory.virtual_loop import run
 from tests import growth
@@ -24,9 +25,11 @@ FULL_MINUTES = 10
 
 NOT_FULL = {
     ".counters": 100,
+    "probation._seen": SEEN_MAX,
+    "probation._tokens_unseen": SEEN_MAX,
     ".chain._blocks": CHAIN_MAX_LINKS,
-    "audits._witness._claims": KEPT_MAX,
-    "audits._witness._votes": KEPT_MAX,
+    "audits._witness._commits": ROUNDS_KEPT_MAX,
+    "audits._witness._rounds": ROUNDS_KEPT_MAX,
 }
 """Containers with a bound that half an hour does not reach."""
 

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from averaging.audit.witness import KEPT_MAX, ROUNDS_KEPT_MAX
+from averaging.audit.witness import ROUNDS_KEPT_MAX
 from averaging.history.chain import CHAIN_MAX_LINKS
 from averaging.rules.due import DuePolicy
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
+from averaging.rules.probation import SEEN_MAX
 from averaging.rules.quorum import QuorumPolicy
 from averaging.simulated.auditing import ROUNDS_KEPT
 from dht.identity import PeerId
@@ -43,9 +44,9 @@ FULL_H = 6
 NOT_FULL = {
     ".chain._blocks": CHAIN_MAX_LINKS,
     "audits._kept": ROUNDS_KEPT,
-    "audits.witness._claims": KEPT_MAX,
-    "audits.witness._votes": KEPT_MAX,
     "audits.witness._commits": ROUNDS_KEPT_MAX,
+    "peers.probation._seen": SEEN_MAX,
+    "peers.probation._tokens_unseen": SEEN_MAX,
     "audits.witness._rounds": ROUNDS_KEPT_MAX,
 }
 """Containers with a bound that a day does not reach, and one whose elements share what they have

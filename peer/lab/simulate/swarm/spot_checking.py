@@ -16,7 +16,7 @@ from averaging.messages import Entry
 from averaging.numbers.arrays import Float32s
 from averaging.round.interface.effects import Apply
 from averaging.simulated.node import FragmentNode
-from dht.bounded_mapping import BoundedMapping
+from dht.bounded_mapping import BoundedMapping, by_age
 from dht.identity import PeerId
 from peer.lab.simulate.problems.problem import ChecksOthers
 from peer.lab.simulate.swarm.environment import Environment
@@ -34,7 +34,9 @@ class SpotChecking:
         self._environment = environment
         self._problem = problem
         self._slots = {slot.name: slot for slot in environment.slots}
-        self._uploads = BoundedMapping[bytes, dict[PeerId, Float32s]](ROUNDS_KEPT)
+        self._uploads = BoundedMapping[bytes, dict[PeerId, Float32s]](
+            "simulated uploads", ROUNDS_KEPT, worth=by_age
+        )
         self._strikes = {slot.name: Strikes() for slot in environment.slots}
         self._checks = {
             slot.name: SpotChecks(

@@ -346,4 +346,4 @@ def test_signatures_are_kept_of_the_newest_links_only() -> None:
         signatures = under(link_of(head), ANNA)
         rounds.handle(Received(ANNA, said.Compare(0, with_signatures(head, signatures))), 1.0)
 
-    assert len(rounds.certificates._kept) == LINKS_KEPT
+    assert LINKS_KEPT / 2 < len(rounds.certificates._kept) <= LINKS_KEPT

@@ -1,0 +1,263 @@
+"""Every table of what others can cause is filled with ten times its places of cheap keys.
+
+What the entries of honest peers are worth, and the limits that liars have used up, outlive it. The
+tables whose entries are all worth the same are listed with the reason why that costs nobody
+anything. A table that is new in the source has to be added here.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from averaging.audit.spot_checks import SpotChecks
+from averaging.audit.strikes import Strikes
+from averaging.audit.witness import Witness
+from averaging.live.checks.auditing import Auditing
+from averaging.live.streams.fair_shares import Shares
+from averaging.round.gathering.catching_up import UnreliableSources
+from averaging.rules.policy import RoundPolicy
+from averaging.rules.probation import Probation, ProbationPolicy
+from dht.bounded_mapping import ALL, BoundedMapping
+from dht.identity import PeerId
+from dht.membership.admission import Admission, Terms
+from dht.membership.call_budget import CallBudget, CallRate
+from tests.averaging.round.machines import machine
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("dht", "averaging", "peer")
+
+PLACES_MAX = 512
+"""Larger tables are made smaller, as a flood reads all of a table again and again."""
+
+HONEST = tuple(PeerId(name) for name in ("anna", "boris", "clara"))
+LIAR = PeerId("liar")
+
+HARMLESS = {
+    "answered": "a peer that answered once is told of as reachable again",
+    "answered with orders": "a peer is sent the order in force once more",
+    "clock samples": "measured again at the next hello, and only of peers that count",
+    "credentials not asked for": "a peer is asked for its credential once more",
+    "dialled addresses": "used for the wording of one verdict",
+    "distances": "set anew at each look, and connected peers are the youngest",
+    "holders": "the key is searched for again",
+    "known addresses": "read again from the peer's record",
+    "losses": "one figure of a peer that this one asked itself",
+    "marks": "the own learner's",
+    "met addresses": "used for one verdict",
+    "open bundles": "the own data",
+    "outcomes of offers": "one word on a page",
+    "outcomes of rounds": "own rounds, and rounds whose rosters name this machine",
+    "own readings": "the own learner's",
+    "peers apart": "told again",
+    "pieces ahead": "the own data",
+    "reduced for others": "what an auxiliary peer has merged itself",
+    "refused states": "states that this peer has taken and gone back from",
+    "rounds not entered": "rounds whose rosters name this machine",
+    "told of orders": "a peer is sent the order in force once more",
+    "vows to a peer": "each asker has its own",
+}
+"""Tables whose oldest entry is forgotten, and why nobody loses by it."""
+
+
+@dataclass(frozen=True)
+class Flood:
+    """A table with entries that must stay, and what fills it."""
+
+    table: BoundedMapping[Any, Any]
+    stays: dict[Any, Any]
+    cheap: Callable[[int], tuple[Any, Any]]
+
+
+def key(number: int) -> PeerId:
+    return PeerId(f"key{number}")
+
+
+def worked(probation: Probation) -> Probation:
+    """Three peers have merged some rounds, and the others none."""
+    for _ in range(8):
+        probation.saw_merged(HONEST, HONEST, 0.0)
+    return probation
+
+
+def tables_of_a_machine() -> Iterator[Flood]:
+    """The tables that keep those who have worked before all others."""
+    before = set(ALL)
+    rounds = machine(others=HONEST)
+    worked(rounds.peers.probation)
+    for table in set(ALL) - before:
+        if table.name in HARMLESS or table.name in ("work seen", "tokens in states"):
+            continue
+        match table.name:
+            case "failed joins":
+                yield Flood(table, {LIAR: 3}, lambda number: (key(number), 1))
+            case "unreliable sources":
+                yield Flood(table, {LIAR: (99.0, 60.0)}, lambda number: (key(number), (9.0, 0.0)))
+            case "certificates":
+                stays = {b"link": {HONEST[0]: b"signature"}}
+                yield Flood(table, stays, lambda number: (number, {key(number): b"signature"}))
+            case _:
+                stays = dict.fromkeys(HONEST, "kept")
+                yield Flood(table, stays, lambda number: (key(number), None))
+
+
+def tables_of_what_liars_do() -> Iterator[Flood]:
+    strikes = Strikes()
+    strikes.add(LIAR, 0.0, 3.0)
+    yield Flood(
+        strikes._records,
+        dict(strikes._records),
+        lambda number: (key(number), struck_once(strikes, number)),
+    )
+    checks = SpotChecks(strikes, every_steps=1, random=lambda: 0.5)
+    for table in (checks._refused, checks._unclear, checks._names_again_at):
+        yield Flood(table, {LIAR: 0.0}, lambda number: (PeerId(f"new{number}"), 0.0))
+    yield Flood(checks._named, {LIAR: set(HONEST)}, lambda number: (key(number), {key(0)}))
+    sources = UnreliableSources(RoundPolicy())
+    sources.failed(LIAR, held_s=900.0, now=0.0)
+    yield Flood(
+        sources._until,
+        dict(sources._until),
+        lambda number: (key(number), (float(number) / 1e9, 0.0)),
+    )
+
+
+def struck_once(strikes: Strikes, number: int) -> Any:
+    strikes.add(key(number), 1.0)
+    return strikes._records.get(key(number))
+
+
+def tables_of_audits() -> Iterator[Flood]:
+    probation = worked(Probation(ProbationPolicy(rounds=4)))
+
+    def by(leader: PeerId) -> Any:
+        return SimpleNamespace(commit=SimpleNamespace(leader=leader))
+
+    around = SimpleNamespace(
+        worth=probation.worth, is_established=lambda peer: True, threads=None, now=lambda: 0.0
+    )
+    host = SimpleNamespace(peer_id=PeerId("me"))
+    audits = Auditing(host, "run", around, None, rate=0.0, sign=bytes)  # type: ignore[arg-type]
+    proof = SimpleNamespace(size=1000)
+    yield Flood(
+        audits._proofs,
+        {b"proof": (proof, HONEST[0])},
+        lambda number: (number, (SimpleNamespace(size=1 << 20), key(number))),
+    )
+    yield Flood(audits.convicted, {HONEST[0]: "lied"}, lambda number: (key(number), "lied"))
+    witness = Witness(None, probation.worth)  # type: ignore[arg-type]
+    yield Flood(
+        witness._rounds, {b"round": by(HONEST[0])}, lambda number: (number, by(key(number)))
+    )
+    yield Flood(
+        witness._commits,
+        {(0, HONEST[0], 1, 1): "first"},
+        lambda number: ((0, key(number), 1, number), "another"),
+    )
+
+
+def tables_of_work() -> Iterator[Flood]:
+    """Those who go on working are remembered, however many merge once beside them."""
+    probation = Probation(ProbationPolicy(rounds=4))
+    probation.took_state(90, dict.fromkeys(HONEST, 1000))
+    worked(probation)
+    yield Flood(
+        probation._tokens_unseen, dict(probation._tokens_unseen), lambda number: (key(number), 1)
+    )
+
+    def merges_once(number: int) -> tuple[PeerId, Any]:
+        probation.saw_merged([key(number), *HONEST], [key(number), *HONEST], 1.0)
+        return key(number), probation._seen.get(key(number))
+
+    yield Flood(probation._seen, dict(probation._seen), merges_once)
+
+
+def tables_of_limits() -> Iterator[Flood]:
+    """Those that have used up what they may are not forgotten for those that have used little."""
+    budget = CallBudget(16, peers_max=64)
+    assert [budget.spend("liar", 0.0) for _ in range(17)].count(True) == 16
+    yield Flood(budget._calls, dict(budget._calls), lambda number: spent_once(budget, number))
+    rate = CallRate(1.0, 16.0, peers_max=64)
+    for _ in range(20):
+        rate.spend(b"liar", 0.0)
+    yield Flood(rate._left, dict(rate._left), lambda number: (str(number).encode(), (15.0, 1.0)))
+    shares = Shares(share_bytes=100.0)
+    shares.use(LIAR, 250, 0.0)
+    yield Flood(shares._used, dict(shares._used), lambda number: (key(number), (1.0, 1.0)))
+    admission = Admission(Terms("run", "invited"))  # type: ignore[arg-type]
+
+    def invited_by(link: str) -> Any:
+        return SimpleNamespace(invite=SimpleNamespace(key=link))
+
+    yield Flood(
+        admission._shown,
+        {peer: invited_by(f"link of {peer}") for peer in HONEST},
+        lambda number: (key(number), invited_by("one link")),
+    )
+
+
+def spent_once(budget: CallBudget, number: int) -> tuple[str, Any]:
+    budget.spend(f"key{number}", 1.0)
+    return f"key{number}", budget._calls[f"key{number}"]
+
+
+FLOODS = (
+    tables_of_a_machine,
+    tables_of_what_liars_do,
+    tables_of_audits,
+    tables_of_work,
+    tables_of_limits,
+)
+
+
+@pytest.mark.parametrize("floods", FLOODS, ids=lambda each: each.__name__)
+def test_cheap_keys_cost_the_honest_nothing(floods: Callable[[], Iterator[Flood]]) -> None:
+    for flood in floods():
+        table = flood.table
+        table.limit = min(table.limit, PLACES_MAX)
+        for kept, value in flood.stays.items():
+            table[kept] = value
+        for number in range(10 * table.limit):
+            cheap, value = flood.cheap(number)
+            if value is not None or cheap not in table:
+                table[cheap] = value
+            assert len(table) <= table.limit, table.name
+            assert table.bytes_held <= table.bytes_max, table.name
+        lost = flood.stays.keys() - table.keys()
+        assert not lost, f"the table '{table.name}' has forgotten {lost}"
+
+
+def test_each_table_is_flooded_here_or_named_as_harmless() -> None:
+    flooded = {flood.table.name for floods in FLOODS for flood in floods()}
+    named = set(tables_in_the_source())
+    assert named - flooded - HARMLESS.keys() == set()
+    assert HARMLESS.keys() <= named
+    by_age = {name for name, worth in tables_in_the_source().items() if worth == "by_age"}
+    assert by_age - {"credentials"} == HARMLESS.keys(), (
+        "the credentials of an invite have an author"
+    )
+
+
+@cache
+def tables_in_the_source() -> dict[str, str]:
+    """The names of the tables that the source makes, each with what it says of worth."""
+    found = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            if "simulate" in path.as_posix() or path.name == "bounded_mapping.py":
+                continue
+            if "BoundedMapping" not in (text := path.read_text()):
+                continue
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.Call) and "BoundedMapping" in ast.unparse(node.func):
+                    name = ast.literal_eval(node.args[0])
+                    (worth,) = (each.value for each in node.keywords if each.arg == "worth")
+                    found[name] = ast.unparse(worth)
+    return found
