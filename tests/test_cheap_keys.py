@@ -45,7 +45,7 @@ HARMLESS = {
     "answered with orders": "a peer is sent the order in force once more",
     "clock samples": "measured again at the next hello, and only of peers that count",
     "credentials not asked for": "a peer is asked for its credential once more",
-    "dialled addresses": "used for the wording of one verdict",
+    "tried addresses": "the addresses of a peer are tried once more",
     "distances": "set anew at each look, and connected peers are the youngest",
     "holders": "the key is searched for again",
     "known addresses": "read again from the peer's record",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dht.bounded_mapping import ALL, ENTRY_BYTES, BoundedMapping, by_age
+from dht.bounded_mapping import ENTRY_BYTES, BoundedMapping, Tables, by_age
 
 
 def test_among_entries_of_equal_worth_a_new_key_drops_the_oldest_and_a_known_one_nothing() -> None:
@@ -97,24 +95,20 @@ def test_bytes_are_counted_and_bounded() -> None:
     assert table.bytes_held == 0
 
 
-@pytest.fixture
-def shared_budget() -> Iterator[None]:
-    before = ALL.bytes_max
-    yield
-    ALL.bytes_max = before
+def test_tables_share_a_budget_and_the_largest_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = Tables()
+    together.bytes_max = 100
+    monkeypatch.setattr("dht.bounded_mapping.ALL", together)
 
-
-def test_tables_share_a_budget_and_the_largest_gives_way(shared_budget: None) -> None:
     def sized(name: str) -> BoundedMapping[int, bytes]:
         return BoundedMapping(name, 100, worth=by_age, size=lambda _, data: len(data))
 
-    ALL.bytes_max = 100 + sum(table.bytes_held for table in ALL if table.measures)
     small, large = sized("small"), sized("large")
     small[0] = bytes(20)
     for key in range(20):
         large[key] = bytes(10)
     assert (list(small), list(large)) == ([0], list(range(12, 20)))
-    use = ALL.use()["large"]
+    use = together.use()["large"]
     assert (use.tables, use.entries, use.bytes) == (1, 8, 80)
 
 

@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -51,13 +51,14 @@ from averaging.audit.strikes import Strikes
 from averaging.audit.witness import Witness
 from averaging.live.slices.evidence import Uploads
 from averaging.live.slices.parts import Parts
-from averaging.live.streams.fair_shares import Places
+from averaging.live.streams.fair_shares import Place, Places
 from averaging.live.streams.questions import (
     DATA,
     REFUSE_WITHIN_S,
     RELAYED,
     STALL_MAX_S,
     WORLD,
+    Busy,
     NotHere,
     answer_requests,
     ask,
@@ -65,6 +66,7 @@ from averaging.live.streams.questions import (
     next_data,
     read_exactly,
     stream_to,
+    tell_busy,
 )
 from averaging.live.streams.threads import Threads
 from averaging.messages import Accused, BadMessage, Digest, Index, Message, unpacked
@@ -100,6 +102,10 @@ PROOF_BYTES_S = 62.5e3
 """... and the rest so long, and the time of its bytes at this rate."""
 SERVED_MAX = 16
 SERVED_PER_PEER_MAX = 4
+IDLE_MAX_S = 2.0
+"""A place on which nothing was asked for so long is given to a peer that comes."""
+BUSY_AGAIN_S = 3.0
+"""A peer that is busy is asked again after so long."""
 SPREAD_EVERY_S = 10.0
 TELL_AGAIN_S = 60.0
 """A peer that has not named a proof itself is told of it again after this."""
@@ -110,6 +116,9 @@ worked the least go first; what they proved is not forgotten with them."""
 VERDICTS_MAX = 4096
 FETCHES_MAX = 4
 """Proofs that are fetched at once, one of each peer that names some."""
+
+
+T = TypeVar("T")
 
 
 class _Request(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -267,13 +276,14 @@ class Auditing:
         """The proof that is fetched from each peer."""
         self._turn = asyncio.Semaphore(AUDITS_MAX)
         self._waiting = 0
-        # Who counts is served in any case: a peer that is refused holds it against this one.
         self._served = Places(
             SERVED_MAX,
             SERVED_PER_PEER_MAX,
             grace_s=10.0,
             slow_bytes_s=0.0,
             prefers=around.is_established,
+            idle_max_s=IDLE_MAX_S,
+            on_idle=partial(self.suspect, reason="it holds places and asks nothing", fragment=0),
         )
 
     def __repr__(self) -> str:
@@ -322,16 +332,22 @@ class Auditing:
             return
         place = self._served.take(peer, now=now, end=stream.abort)
         if place is None:
-            await refuse(stream, "too many audits at once; ask later", timeout_s=REFUSE_WITHIN_S)
+            await tell_busy(stream)
             return
+        place.idle_since = now
         try:
-            await answer_requests(stream, REQUESTS, partial(self._answer, stream))
+            await answer_requests(stream, REQUESTS, partial(self._answer_at, place, stream))
         except BadMessage as error:
             await refuse(stream, str(error), timeout_s=REFUSE_WITHIN_S)
         except (StreamBroken, HostClosed):
             self.counters["audits_broken"] += 1
         finally:
             self._served.leave(place)
+
+    async def _answer_at(self, place: Place, stream: Stream, request: Request) -> None:
+        place.idle_since = math.inf
+        await self._answer(stream, request)
+        place.idle_since = self._around.now()
 
     async def _answer(self, stream: Stream, request: Request) -> None:
         match request:
@@ -544,11 +560,14 @@ class Auditing:
     async def sources_of(
         self, peer: PeerId, parts: Parts, index: int, *, merged: bool
     ) -> tuple[Claim, ...]:
-        async with self._timed_stream(peer, parts.commit.upload_s) as (stream, _):
-            frame = await self._answer_of(stream, AskSources(parts.round, index, merged))
-            if len(frame) > CLAIMS_MAX_BYTES:
-                raise NotHere("it lists too much")
-            return decode_claims(frame)
+        async def ask_once() -> tuple[Claim, ...]:
+            async with self._timed_stream(peer, parts.commit.upload_s) as (stream, _):
+                frame = await self._answer_of(stream, AskSources(parts.round, index, merged))
+                if len(frame) > CLAIMS_MAX_BYTES:
+                    raise NotHere("it lists too much")
+                return decode_claims(frame)
+
+        return await self._asked(ask_once)
 
     async def upload_of(
         self, peer: PeerId, parts: Parts, index: int, piece: int, *, alone: bool
@@ -559,8 +578,27 @@ class Auditing:
             if own is None:
                 raise TimeoutError("the own upload is no longer here")
             return own[1], b"".join(own[2]), own[0][place]
-        async with self._timed_stream(peer, parts.commit.upload_s) as (stream, _):
-            return await self.shown_on(stream, parts, index, piece, alone=alone)
+
+        async def ask_once() -> tuple[Claim, bytes, memoryview]:
+            async with self._timed_stream(peer, parts.commit.upload_s) as (stream, _):
+                return await self.shown_on(stream, parts, index, piece, alone=alone)
+
+        return await self._asked(ask_once)
+
+    async def _asked(self, ask_once: Callable[[], Awaitable[T]]) -> T:
+        """Ask a peer once more if it is busy. Raises ``TooSlow`` for one that is busy again.
+
+        Others may hold its places, so that costs it no more than a slow line does; a liar would be
+        busy whenever it is asked.
+        """
+        try:
+            return await ask_once()
+        except Busy:
+            await asyncio.sleep(BUSY_AGAIN_S)
+        try:
+            return await ask_once()
+        except Busy as error:
+            raise TooSlow("it was busy, and again when it was asked once more") from error
 
     async def shown_on(
         self, stream: Stream, parts: Parts, index: int, piece: int, *, alone: bool = False

@@ -1,8 +1,9 @@
 """Fair shares of what one peer has for others: bytes of memory, and places to be served.
 
 Limits are for all peers together first, then for each. When all places are taken, a new peer takes
-that of a slow one, so a few strangers that hold places without using them keep nobody out; or that
-of one that had its share, so neither do strangers that use them without end.
+one of the peer that has the most, so nobody keeps others out by holding several; that of a slow
+one or one that asks nothing, so neither do a few that hold places without using them; or that of
+one that had its share, so neither do strangers that use them without end.
 """
 
 from __future__ import annotations
@@ -101,6 +102,8 @@ class Place:
 
     served_bytes: int = 0
     served_at: float = -math.inf
+    idle_since: float = math.inf
+    """Time since which the peer has asked nothing; infinite while it is being answered."""
 
     def bytes_per_s(self, now: float) -> float:
         return self.served_bytes / max(now - self.since, 1e-9)
@@ -122,6 +125,11 @@ class Places:
     """Peers that take the place of any other, and whose places no others take."""
 
     shares: Shares = field(default_factory=Shares)
+    idle_max_s: float = math.inf
+    """A peer that asks nothing for longer loses its place to one that comes."""
+
+    on_idle: Callable[[PeerId], None] = lambda peer: None
+    """Called with a peer that has lost one of several places for that."""
     _taken: list[Place] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -170,7 +178,17 @@ class Places:
         )
 
     def _loser(self, peer: PeerId, now: float) -> Place | None:
-        """The place that this peer may take: of the slowest one, or of one that had its share."""
+        """The place that this peer may take: the one idle for longest, one of the peer that has the
+        most, that of the slowest one, or of one that had its share."""
+        held = Counter(place.peer for place in self._taken)
+        longest_idle = min(self._taken, key=lambda place: place.idle_since)
+        if now - longest_idle.idle_since > self.idle_max_s:
+            if held[longest_idle.peer] > 1:
+                self.on_idle(longest_idle.peer)
+            return longest_idle
+        holder, most = held.most_common(1)[0]
+        if most > held[peer] + 1:
+            return next(place for place in self._taken if place.peer == holder)
         able = [place for place in self._taken if self._loses_to(place, peer, now)]
         return min(able, key=lambda place: place.bytes_per_s(now), default=None)
 

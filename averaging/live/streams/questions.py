@@ -20,6 +20,8 @@ from dht.host import Host, Stream
 from dht.identity import PeerId
 
 DATA = b"\x01"
+BUSY = b"\x03"
+"""The peer that is asked has no place for another question just now: it may be asked again."""
 FRAME_BYTES = 512 << 10
 REQUEST_MAX_BYTES = 256
 OPEN_TIMEOUT_S = 10.0
@@ -31,8 +33,20 @@ STALL_MAX_S = 20.0
 RELAYED = "the connection is relayed, and relays carry no bulk"
 """Refusal of requests over a relay."""
 
-WORLD = (PeerUnreachable, StreamBroken, HostClosed, TimeoutError)
-"""The failures that the network can cause: nobody is blamed for them."""
+
+class Busy(Exception):
+    """The peer that is asked has no place for another question just now."""
+
+    def __init__(self, peer: PeerId) -> None:
+        super().__init__(peer)
+        self.peer = peer
+
+    def __str__(self) -> str:
+        return f"peer {self.peer} answers as many questions as it can just now"
+
+
+WORLD = (PeerUnreachable, StreamBroken, HostClosed, TimeoutError, Busy)
+"""The failures that the network, or other peers, can cause: nobody is blamed for them."""
 
 Request = TypeVar("Request")
 
@@ -59,6 +73,13 @@ async def answer_requests(
             await answer(read_request(frame, requests))
     except NotHere as error:
         await refuse(stream, str(error), timeout_s=REFUSE_WITHIN_S)
+
+
+async def tell_busy(stream: Stream) -> None:
+    """Answer that there is no place for the other side just now."""
+    with suppress(StreamBroken, HostClosed):
+        await stream.send(BUSY, timeout_s=REFUSE_WITHIN_S)
+        await stream.finish(timeout_s=REFUSE_WITHIN_S)
 
 
 def read_request(frame: bytes, requests: msgspec.msgpack.Decoder[Request]) -> Request:
@@ -100,6 +121,8 @@ async def next_data(stream: Stream, *, timeout_s: float = STALL_MAX_S) -> memory
         raise StreamBroken(stream.remote, "it ended in the middle")
     if frame[:1] == REFUSED:
         raise NotHere(frame[1 : 1 + REASON_MAX_BYTES].decode("utf-8", "replace"))
+    if frame[:1] == BUSY:
+        raise Busy(stream.remote)
     if frame[:1] != DATA:
         raise BadMessage("a frame that is neither data nor a refusal")
     return memoryview(frame)[1:]

@@ -25,6 +25,7 @@ from averaging.live.streams.questions import NotHere, ask, next_data
 from averaging.numbers import chunks
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.policy import RoundPolicy
+from dht.errors import PeerUnreachable, StreamBroken
 from dht.host import Stream
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
@@ -341,6 +342,42 @@ async def test_strangers_that_hold_all_places_of_a_peer_do_not_have_it_refuse_au
                 await next_data(stream)
         for stranger in strangers:
             await stranger.close()
+
+
+async def test_members_that_hold_all_places_of_a_peer_have_it_struck_by_nobody() -> None:
+    """They cost themselves strikes instead, at the peer whose places they hold."""
+    async with swarm(MemoryNetwork()) as made:
+        anna, *others = await honest(made, EVERYTHING)
+        liars = [await made.add(f"liar{number}", policy=EVERYTHING) for number in range(4)]
+        await made.live(35.0)
+        assert all(anna.averager.is_established(liar.id) for liar in liars)
+        taken = 0
+
+        async def hold(liar: Peer) -> None:
+            nonlocal taken
+            while True:
+                try:
+                    stream = await liar.host.open_stream(
+                        anna.id, audit_protocol(RUN), timeout_s=5.0, bulk=True
+                    )
+                    taken += 1
+                    await stream.receive(timeout_s=60.0)
+                    stream.abort()
+                except (StreamBroken, PeerUnreachable, TimeoutError):
+                    await asyncio.sleep(0.05)
+
+        holding = [asyncio.create_task(hold(liar)) for liar in liars for _ in range(4)]
+        await made.live(40.0)
+        for task in holding:
+            task.cancel()
+        await asyncio.gather(*holding, return_exceptions=True)
+
+        now = asyncio.get_running_loop().time()
+        assert taken > SERVED_MAX, "liars have lost places and taken others"
+        for peer in others:
+            assert peer.averager.audits.strikes.count(anna.id, now) < 1.0
+        at_anna = [anna.averager.audits.strikes.count(liar.id, now) for liar in liars]
+        assert max(at_anna) >= 1.0
 
 
 async def test_a_coordinator_that_proposes_two_seals_is_banned(

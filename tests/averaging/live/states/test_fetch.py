@@ -537,14 +537,11 @@ async def test_four_identities_do_not_hold_all_places_of_a_source() -> None:
         async with asyncio.TaskGroup() as group:
             holding = [group.create_task(hold(h, ids[0])) for h in holders for _ in range(2)]
             await asyncio.sleep(1.0)
-            with pytest.raises(FetchFailed, match="too many fetches"):
-                await fetcher.state(0, VALUES, ids, trust=EVERYBODY, timeout_s=5.0)
-            await asyncio.sleep(SERVED_GRACE_S)
             got = await fetcher.state(0, VALUES, ids, trust=EVERYBODY, timeout_s=5.0)
             for task in holding:
                 task.cancel()
         assert same(got, state)
-        assert server.counters["fetches_refused"] >= 1
+        assert server.counters["fetches_refused"] == 0
         for host in holders:
             await host.close()
 
