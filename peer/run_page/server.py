@@ -30,7 +30,7 @@ from aiohttp.typedefs import Handler
 from peer.publishing.shelf import FEED, published
 from peer.run_page.content import RunPage
 from peer.views.page_address import PageAddress, PageError
-from peer.views.pages import listen
+from peer.views.pages import serve
 
 FRESH_S = 5.0
 RATE_PER_S = 100.0
@@ -215,20 +215,11 @@ def _json(content: object) -> web.Response:
 @asynccontextmanager
 async def serve_run_pages(address: PageAddress, site: Site) -> AsyncIterator[str]:
     """Serve while the block runs; yields the URL. Raises ``PageError``."""
-    runner = web.AppRunner(
-        _Server(site).application(),
-        access_log=None,
-        handle_signals=False,
-        shutdown_timeout=1.0,
-        keepalive_timeout=15.0,
-    )
-    await runner.setup()
     try:
-        yield (await listen(runner, address)).url
+        async with serve(_Server(site).application(), address) as served:
+            yield served.url
     except PageError as error:
         raise PageError(error.address, error.reason, "--run-page") from error
-    finally:
-        await runner.cleanup()
 
 
 def qr_svg(text: str) -> bytes | None:

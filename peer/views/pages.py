@@ -39,6 +39,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from peer.views.connections import REQUEST_WITHIN_S, Connections, Site
 from peer.views.event_log import plain
 from peer.views.page_address import PageAddress, PageError, is_local, reason_of
 
@@ -132,21 +133,36 @@ async def serve_pages(
             web.get("/metrics", figures),
         ]
     )
-    runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+    async with serve(application, address) as served:
+        yield served.url + ("" if token is None else f"?token={token}")
+
+
+@asynccontextmanager
+async def serve(application: web.Application, address: PageAddress) -> AsyncIterator[PageAddress]:
+    """Serve at the first free port of an address while the block runs. Raises ``PageError``."""
+    connections = Connections()
+    application.middlewares.append(connections.watching())
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=1.0,
+        keepalive_timeout=REQUEST_WITHIN_S,
+    )
     await runner.setup()
     try:
-        served = await listen(runner, address)
-        yield served.url + ("" if token is None else f"?token={token}")
+        yield await _listen(runner, connections, address)
     finally:
         await runner.cleanup()
 
 
-async def listen(runner: web.AppRunner, address: PageAddress) -> PageAddress:
-    """Listen at the first free port of an address. Raises ``PageError``."""
+async def _listen(
+    runner: web.AppRunner, connections: Connections, address: PageAddress
+) -> PageAddress:
     for number in range(address.tries):
         tried = replace(address, port=address.port + number)
         try:
-            await web.TCPSite(runner, tried.host, tried.port).start()
+            await Site(runner, connections, tried.host, tried.port).start()
         except OSError as error:
             if error.errno == errno.EADDRINUSE and number + 1 < address.tries:
                 continue
