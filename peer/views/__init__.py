@@ -5,6 +5,7 @@
     watch       reporters for ``shoal join``: screen, sentences, JSON lines. Start here
     screen      drawing the screen from a ``View``
     pages       HTTP server of /healthz, /readyz, /metrics and the page for people
+    connections  bounds of the connections of a page's server
     page_address  where the pages are served
     page.html   the page for people
     agent_page  checks, metrics and content of the pages of a learner or keeper
