@@ -23,6 +23,7 @@ from multiaddr import Multiaddr
 
 from dht.errors import AddressError
 from dht.identity import PeerId, parse_peer_id, peer_id_from_bytes
+from dht.public_ip import is_public
 
 TEXT_MAX = 512
 
@@ -354,7 +355,7 @@ def is_private(address: Multiaddr) -> bool:
     if name.startswith("dns"):
         return host.lower().endswith((".local", ".lan", ".internal"))
     ip = _ip(host)
-    return not (ip.is_global or ip.is_loopback or ip.is_unspecified)
+    return not (is_public(host) or ip.is_loopback or ip.is_unspecified)
 
 
 def scope_of(address: Multiaddr) -> Scope:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import re
 import socket
 import ssl
@@ -81,11 +80,6 @@ def reason_of(error: Exception) -> str:
     if isinstance(reason, OSError) and reason.strerror:
         return reason.strerror
     return re.sub(r"^\[Errno -?\d+\] ", "", str(reason))  # of httpx, which keeps the text alone
-
-
-def is_public(address: str) -> bool:
-    """Return whether an IP address is reachable from anywhere, unlike those of private networks."""
-    return ipaddress.ip_address(address.partition("%")[0]).is_global
 
 
 @contextmanager

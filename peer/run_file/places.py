@@ -6,11 +6,12 @@ and data from a host has a hash in the run file.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import urllib.parse
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+
+from dht.public_ip import is_public
 
 TEXT_FORMATS = (".txt", ".jsonl", ".parquet")
 TOKEN_FORMATS = (".bin", ".npy")
@@ -97,10 +98,7 @@ def _fault_of_url(url: str) -> str | None:
         return f"it is not a URL: {error}"
     if not host or "@" in parts.netloc:
         return "it needs a host, and no user name or password"
-    try:
-        public = ipaddress.ip_address(host).is_global
-    except ValueError:
-        public = "." in host and not host.rstrip(".").endswith(
-            (".localhost", ".local", ".internal")
-        )
+    is_ip = ":" in host or host.rpartition(".")[2].isdigit()
+    is_named = "." in host and not host.rstrip(".").endswith((".localhost", ".local", ".internal"))
+    public = is_public(host) if is_ip else is_named
     return None if public else f"{host} is not a public host; put the file into the data folder"

@@ -9,7 +9,6 @@ import asyncio
 import socket
 from dataclasses import dataclass, field
 from enum import IntEnum
-from ipaddress import ip_address
 from typing import Protocol
 
 from dht.identity import PeerId
@@ -25,6 +24,7 @@ from dht.libp2p.lane.wire import (
     decode,
     encode,
 )
+from dht.public_ip import is_public
 
 
 class Path(IntEnum):
@@ -117,8 +117,7 @@ class Connection:
     @property
     def is_far(self) -> bool:
         """Say whether it leads through the internet."""
-        ip = self.stream.remote_ip.partition("%")[0]
-        return ip != "" and ip_address(ip).is_global
+        return is_public(self.stream.remote_ip)
 
     def cut(self) -> None:
         self.stream.cut()

@@ -5,13 +5,14 @@ Each message is a msgpack array. Only ``decode`` reads what another peer sent.
 
 from __future__ import annotations
 
-from ipaddress import IPv6Network, ip_address
+from ipaddress import ip_address
 from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
 from dht.decoding import UNDECODABLE
 from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES
+from dht.public_ip import ipv4_within, is_public
 
 LANE_PROTOCOL = "/shoal/lane/1"
 """Unary call over libp2p that is answered with an ``Offer``."""
@@ -164,23 +165,12 @@ class ViaOffer(msgspec.Struct, frozen=True, array_like=True):
     listener_key: _Key
 
 
-_PUBLIC_IPV6 = IPv6Network("2000::/3")
-
-
 def is_outer(ip: str) -> bool:
     """Say whether this is a public address. Nobody is sent to dial any other one.
 
     Addresses of IPv6 that stand for one of IPv4 are not: it would be dialled by another name.
     """
-    try:
-        address = ip_address(ip)
-    except ValueError:
-        return False
-    if address.version == 4:
-        return address.is_global
-    stands_for_ipv4 = address.sixtofour is not None or address.teredo is not None
-    is_public = address in _PUBLIC_IPV6 and address.is_global and address.scope_id is None
-    return is_public and not stands_for_ipv4
+    return is_public(ip) and ipv4_within(ip_address(ip)) is None
 
 
 Message: TypeAlias = (

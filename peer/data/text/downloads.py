@@ -25,10 +25,11 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from dht.public_ip import is_public
 from dht.whole_files import write_whole
 from peer.data.text.token_cache import FOLDER_MAX_BYTES, keep_below
 from peer.errors import DataUnavailable
-from peer.https import answers_checked, https_opener, is_public, reason_of
+from peer.https import answers_checked, https_opener, reason_of
 from peer.quantities import bytes_text
 from peer.run_file.places import Place
 

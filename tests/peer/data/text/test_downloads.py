@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from dht.public_ip import is_public
 from peer.data.text.downloads import Downloads, KnownHashes
 from peer.errors import DataUnavailable
-from peer.https import https_opener, is_public
+from peer.https import https_opener
 from peer.run_file.places import Place
 from tests.peer.certificates import tls_contexts
 
