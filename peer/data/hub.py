@@ -45,6 +45,9 @@ HUB = "https://huggingface.co"
 _HF_FORMS = ("arrow", "csv", "json", "parquet", "text")
 """Readers of plain columns. Others unpack archives and decode images or sound."""
 
+_PLAIN = ("Value", "Json")
+"""Types of columns that are decoded without a look at anything else."""
+
 
 def open_hub(
     run: RunFile,
@@ -76,7 +79,9 @@ def open_hub(
 
         builder = datasets.load_dataset_builder(recipe.dataset, recipe.subset, revision=commit)
         check_files(recipe.dataset, type(builder).__module__, builder.config.data_files or {})
-        documents: ShardedDocuments = Streamed(builder.as_streaming_dataset(split=recipe.split))
+        streamed = builder.as_streaming_dataset(split=recipe.split)
+        wanted = (recipe.text_field,) if form is None else form.columns
+        documents: ShardedDocuments = Streamed(plain_columns(streamed, wanted))
         documents = documents if over is None else Until(documents, over)
         held_out = held_out_documents(
             documents,
@@ -147,10 +152,7 @@ def _tokenize_examples(
 def _example_of(form: Form, row: Mapping[str, Any]) -> str:
     for column in form.columns:
         if column not in row:
-            known = ", ".join(sorted(row))
-            raise DataUnavailable(
-                "hf", f"there is no column {column!r}; the columns are {known}: set data.columns"
-            )
+            raise _no_column(column, row)
     values = [row[column] for column in form.columns]
     if (fault := form.fault(values)) is not None:
         raise DataUnavailable("hf", f"an example {fault}")
@@ -243,6 +245,41 @@ def check_files(dataset: str, reader: str, files: Mapping[str, Iterable[str]]) -
     for file in (each for part in files.values() for each in part):
         if not file.startswith(f"hf://datasets/{dataset}@") or ".." in file.split("/"):
             raise DataUnavailable("hf", f"{dataset} refers to a file outside of it: {file[:200]}")
+
+
+def plain_columns(documents: Any, wanted: Sequence[str]) -> Any:
+    """The wanted columns of a streamed dataset, if they are plain. Raises ``DataUnavailable``.
+
+    The files of a dataset say what its columns are. ``datasets`` would open the addresses and local
+    files that a column of images names, also one that nobody asked for.
+    """
+    features = documents.features
+    if features is None:  # of a form that has no types: nothing is decoded
+        return documents
+    for column in wanted:
+        if column not in features:
+            raise _no_column(column, features)
+        if not _is_plain(features[column]):
+            told = one_line(features[column])[:200]
+            raise DataUnavailable(
+                "hf", f"the column {column!r} is no text, but {told}; choose a column of text"
+            )
+    return documents.select_columns(list(wanted))
+
+
+def _is_plain(feature: Any) -> bool:
+    if isinstance(feature, Mapping):
+        return all(map(_is_plain, feature.values()))
+    kind = type(feature).__name__
+    return kind in _PLAIN or (kind in ("List", "LargeList") and _is_plain(feature.feature))
+
+
+def _no_column(column: str, known: Iterable[str]) -> DataUnavailable:
+    return DataUnavailable(
+        "hf",
+        f"there is no column {column!r}; the columns are {', '.join(sorted(known))[:300]}: set "
+        "data.text_field or data.columns",
+    )
 
 
 def commit_of(dataset: str) -> str:

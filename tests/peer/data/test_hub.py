@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
 
 from dht.identity import PeerId
 from peer.data.base_models import BaseUnavailable
+from peer.data.batches.sequences import Data
 from peer.data.hub import Streamed, check_files, checked_commit, commit_of, tokenize_with
 from peer.data.published import published
 from peer.data.sources import open_data
@@ -182,3 +185,124 @@ def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused() -> None:
     assert tokenize_with(made, "words", vocabulary=3)(["a", "ab"])[0].tolist() == [1, 0]
     with pytest.raises(DataUnavailable, match="has 3 tokens, the model has 2"):
         tokenize_with(made, "words", vocabulary=2)
+
+
+class LocalNetwork(BaseHTTPRequestHandler):
+    """A router's page of settings, which anybody in the joiner's network may ask."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(f"{self.command} {self.path}")
+        self.send_response(204)
+        self.end_headers()
+
+    do_HEAD = do_GET  # noqa: N815  # of the base class
+
+
+@pytest.fixture
+def network() -> Iterator[str]:
+    """The address of a machine in the joiner's network."""
+    LocalNetwork.asked.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), LocalNetwork) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/reboot"
+        server.shutdown()
+        thread.join()
+
+
+def opened_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, features: Any, **columns: Any
+) -> Data:
+    """A dataset whose author has written these types of columns into its file, opened."""
+    pyarrow = pytest.importorskip("pyarrow", reason="the extra 'hf' is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    datasets = pytest.importorskip("datasets")
+    declared = json.dumps({"info": {"features": features}}).encode()
+    # Types that do not suit the declared ones would be taken instead of them.
+    image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    types = {
+        **{"Image": image, "Audio": image, "Video": image, "Pdf": image, "Value": None},
+        "List": pyarrow.list_(image),
+        None: pyarrow.struct([("name", pyarrow.string()), ("photo", image)]),
+    }
+    arrays = {
+        name: pyarrow.array(column, types[features[name].get("_type")])
+        for name, column in columns.items()
+    }
+    table = pyarrow.table(arrays).replace_schema_metadata({b"huggingface": declared})
+    parquet.write_table(table, tmp_path / "x.parquet")
+    builder = datasets.load_dataset_builder(
+        "parquet", data_files=str(tmp_path / "x.parquet"), cache_dir=str(tmp_path / "cache")
+    )
+    # From here on as if it had come from the hub.
+    builder.config.data_files = {"train": ["hf://datasets/a/b@c0ffee/x.parquet"]}
+    monkeypatch.setattr("peer.data.hub.checked_commit", lambda *named: "c0ffee")
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *named, **more: builder)
+    streaming = builder.as_streaming_dataset
+
+    def streamed(split: str) -> Any:
+        builder.config.data_files = {"train": [str(tmp_path / "x.parquet")]}
+        return streaming(split=split)
+
+    monkeypatch.setattr(builder, "as_streaming_dataset", streamed)
+    return open_data(
+        RunFile(data=HfData(dataset="a/b", held_out=0.2, sequence_length=32)),
+        peer_id=ANNA,
+        cache_dir=tmp_path / "tokens",
+        data_dir=tmp_path,
+    )
+
+
+TEXT = {"dtype": "string", "_type": "Value"}
+DOCUMENTS = [f"{number} is a number. " * 30 for number in range(100)]
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [
+        lambda image: image,
+        lambda image: {"_type": "List", "feature": image},
+        lambda image: {"name": TEXT, "photo": image},
+    ],
+    ids=["image", "list", "struct"],
+)
+def test_images_beside_the_text_of_a_dataset_are_not_fetched(
+    nested: Any, network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They had a joiner's machine send requests to any address of its own network."""
+    pytest.importorskip("PIL", reason="Pillow, which decodes images, is not installed")
+    image = {"bytes": None, "path": network}
+    declared = nested({"_type": "Image"})
+    value: Any = image
+    if "photo" in declared:
+        value = {"name": "a", "photo": image}
+    elif declared["_type"] == "List":
+        value = [image]
+    data = opened_with(
+        tmp_path,
+        monkeypatch,
+        {"text": TEXT, "extra": declared},
+        text=DOCUMENTS,
+        extra=[value] * len(DOCUMENTS),
+    )
+    assert data.train.next(4).shape == (4, 33)
+    assert LocalNetwork.asked == []
+
+
+@pytest.mark.parametrize("kind", ["Image", "Audio", "Video", "Pdf"])
+def test_a_column_of_no_text_is_refused_before_its_first_row(
+    kind: str, network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"bytes": None, "path": network}] * 10
+    with pytest.raises(DataUnavailable, match=f"the column 'text' is no text, but {kind}"):
+        opened_with(tmp_path, monkeypatch, {"text": {"_type": kind}}, text=rows)
+    assert LocalNetwork.asked == []
+
+
+def test_a_dataset_without_the_column_says_which_ones_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DataUnavailable, match="no column 'text'; the columns are body: set data"):
+        opened_with(tmp_path, monkeypatch, {"body": TEXT}, body=DOCUMENTS)
