@@ -38,8 +38,8 @@ from peer.data.text.formats import (
     unusable,
 )
 from peer.data.text.token_cache import TokenCache
-from peer.data.text.tokenizing import ByteTokenizer, FileTokenizer, Tokenizer
-from peer.data.text.workers import Workers
+from peer.data.text.tokenizing import ByteTokenizer, Facts
+from peer.data.text.workers import Job, Workers
 from peer.extras import check_installed
 from peer.run_file.base import base_of
 from peer.run_file.places import (
@@ -79,7 +79,8 @@ def open_files(
     """``downloads`` and ``workers`` are for tests. Raises ``DataUnavailable``."""
     downloads = downloads or Downloads(cache_dir / "downloads", tell=tell)
     places = [list(_places(source, data_dir, downloads)) for source in recipe.sources]
-    tokenizer, path, end_token = _tokenizer(recipe, data_dir, cache_dir, downloads)
+    workers = workers or Workers()
+    tokenizer, path, end_token = _tokenizer(recipe, data_dir, cache_dir, downloads, workers)
     if _reads_text(places):
         _check_vocabulary(run, recipe, tokenizer)
     preparation = Preparation(
@@ -94,7 +95,7 @@ def open_files(
         cache=TokenCache(cache_dir / "tokens"),
         downloads=downloads,
         hashes=KnownHashes(cache_dir / "hashes"),
-        workers=workers or Workers(),
+        workers=workers,
     )
     sources = [
         Pieces(source, list(_bundles(each)), preparation)
@@ -120,7 +121,7 @@ def _reads_text(places: Sequence[Sequence[tuple[Place, Path | None]]]) -> bool:
     return any(place.suffix in TEXT_FORMATS for each in places for place, _ in each)
 
 
-def _check_vocabulary(run: RunFile, recipe: FilesData, tokenizer: Tokenizer) -> None:
+def _check_vocabulary(run: RunFile, recipe: FilesData, tokenizer: Facts) -> None:
     size = vocabulary(run.model)
     if size is not None and tokenizer.vocabulary > size:
         raise unusable(
@@ -140,6 +141,16 @@ def check_files_there(run: RunFile, recipe: FilesData, data_dir: Path, *, cache_
 
     Downloads are checked when they arrive. Raises ``DataUnavailable`` or ``ExtraMissing``.
     """
+    workers = Workers(1)
+    try:
+        _check_files(run, recipe, data_dir, cache_dir, workers)
+    finally:
+        workers.close()
+
+
+def _check_files(
+    run: RunFile, recipe: FilesData, data_dir: Path, cache_dir: Path, workers: Workers
+) -> None:
     if recipe.tokenizer != "bytes":
         check_installed("tokenizers", f"the tokenizer {recipe.tokenizer!r}")
     places = [list(_places(source, data_dir, downloads=None)) for source in recipe.sources]
@@ -149,7 +160,7 @@ def check_files_there(run: RunFile, recipe: FilesData, data_dir: Path, *, cache_
     try:
         _check_hashes(itertools.chain(*places), KnownHashes(cache_dir / "hashes"))
         for source, found in zip(recipe.sources, places, strict=True):
-            _check_form(run, recipe, source, found)
+            _check_form(run, recipe, source, found, workers)
     except OSError as error:
         raise unreadable(error) from error
     place = place_of(recipe.tokenizer)
@@ -157,7 +168,8 @@ def check_files_there(run: RunFile, recipe: FilesData, data_dir: Path, *, cache_
         path = _local_tokenizer(place, data_dir)
         assert recipe.end_token is not None  # a run file without it is refused
         if _reads_text(places):
-            _check_vocabulary(run, recipe, FileTokenizer(path, recipe.end_token))
+            job = Job(tokenizer=str(path), end_token=recipe.end_token)
+            _check_vocabulary(run, recipe, workers.do(job))
 
 
 def _check_hashes(places: Iterable[tuple[Place, Path | None]], hashes: KnownHashes) -> None:
@@ -173,17 +185,28 @@ def _check_hashes(places: Iterable[tuple[Place, Path | None]], hashes: KnownHash
 
 
 def _check_form(
-    run: RunFile, recipe: FilesData, source: FileSource, places: Sequence[tuple[Place, Path | None]]
+    run: RunFile,
+    recipe: FilesData,
+    source: FileSource,
+    places: Sequence[tuple[Place, Path | None]],
+    workers: Workers,
 ) -> None:
-    """Check the form of each local file of a source, and what the first ones begin with."""
+    """Check the form of each local file of a source, and what the first ones begin with.
+
+    Of parquet files the first one's first piece is read, in a process with limits.
+    """
     looked_into = max(1, LOOKED_INTO_FILES // len(recipe.sources))
+    unfolded = False
     for place, path in places:
         if path is None:
             continue
         file = DataFile(
             str(path), place.name, source.text_field, source.dtype, form=recipe.examples
         )
-        piece_count(file)
+        has_pieces = piece_count(file) > 0
+        if has_pieces and not unfolded and file.suffix == ".parquet":
+            workers.do(Job(files=(file,)))
+            unfolded = True
         if looked_into:
             looked_into -= 1
             check_beginning(file, vocabulary=vocabulary(run.model))
@@ -315,15 +338,16 @@ def _bundles(places: Iterable[tuple[Place, Path | None]]) -> Iterator[Bundle]:
 
 
 def _tokenizer(
-    recipe: FilesData, data_dir: Path, cache_dir: Path, downloads: Downloads
-) -> tuple[Tokenizer, Path | None, str]:
+    recipe: FilesData, data_dir: Path, cache_dir: Path, downloads: Downloads, workers: Workers
+) -> tuple[Facts, Path | None, str]:
     """The tokenizer, its file, and the token that ends a document."""
     if recipe.tokenizer == "bytes":
-        return ByteTokenizer(), None, ""
+        return ByteTokenizer().facts, None, ""
     path, end_token = tokenizer_file(
         recipe, data_dir=data_dir, cache_dir=cache_dir, downloads=downloads
     )
-    return FileTokenizer(path, end_token), path, end_token
+    job = Job(tokenizer=str(path), end_token=end_token)
+    return workers.do(job), path, end_token
 
 
 def tokenizer_file(

@@ -17,14 +17,14 @@ from peer.data.text.downloads import Downloads, KnownHashes
 from peer.data.text.examples import signed
 from peer.data.text.formats import DataFile, piece_count, shard_piece, unreadable
 from peer.data.text.token_cache import PieceTokens, TokenCache
-from peer.data.text.tokenizing import FileTokenizer, Tokenizer
-from peer.data.text.workers import Job, Workers, carry_out
+from peer.data.text.tokenizing import Facts
+from peer.data.text.workers import Job, Workers
 from peer.errors import DataUnavailable
 from peer.run_file.forms import Form
 from peer.run_file.places import Place
 from peer.run_file.sections import FileSource
 
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 """Part of the name of every entry: a new one when the same files make other tokens."""
 
 BLOCK_TOKENS = 1 << 12
@@ -56,7 +56,7 @@ class Opened:
 class Preparation:
     """The means to turn files into tokens, which all sources of a run share."""
 
-    tokenizer: Tokenizer
+    tokenizer: Facts
     tokenizer_path: Path | None
     end_token: str
     held_out: float
@@ -204,13 +204,7 @@ class Pieces:
                 cache=str(preparation.cache_dir),
                 key=key,
             )
-            # To make bytes of a text takes less than to ask another process for it.
-            do = (
-                preparation.workers.do
-                if isinstance(preparation.tokenizer, FileTokenizer)
-                else carry_out
-            )
-            do(job)
+            preparation.workers.do(job)
             tokens = preparation.cache.read(key)
         if tokens is None:
             raise DataUnavailable(

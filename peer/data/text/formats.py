@@ -11,6 +11,7 @@ import json
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -30,7 +31,18 @@ PIECE_TOKENS = 1 << 20
 CHUNK_BYTES = 1 << 14
 """A .txt file is held out in chunks of this size, because one file may be the whole corpus."""
 
-LINE_MAX_BYTES = 1 << 26
+ROWS_MAX_BYTES = 1 << 25
+"""A piece of a row group that says to have more has some of its rows."""
+
+PARTS_MAX = 1 << 12
+"""Pieces of one row group. What a file says about its own size may be anything."""
+
+TEXT_MAX_BYTES = 1 << 26
+"""Text of a piece. A valid parquet file of a kilobyte may unfold to terabytes."""
+
+BATCH_ROWS = 64
+
+LINE_MAX_BYTES = TEXT_MAX_BYTES - PIECE_BYTES
 
 BEGINNING_CHARACTERS = 1 << 20
 """Part of a text file that is read to see whether it is one."""
@@ -102,7 +114,7 @@ def items(file: DataFile, piece: int) -> Iterator[Item]:
 def check_beginning(file: DataFile, *, vocabulary: int | None) -> None:
     """Check what a file begins with, in some milliseconds. Raises ``DataUnavailable``.
 
-    The text of a parquet file is left out: its first row group may be hundreds of megabytes.
+    The text of a parquet file is left out: a process with limits reads it.
     """
     if file.is_tokens:
         shard_piece(file, 0, vocabulary=vocabulary)
@@ -348,10 +360,23 @@ def _parquet(file: DataFile) -> Any:
     return opened
 
 
-def _row_groups(file: DataFile, opened: Any) -> list[range]:
-    """The row groups of each piece; one row group is never divided."""
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of a piece of a parquet file, counted from the first one of these row groups."""
+
+    groups: range
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"row groups {self.groups.start} to {self.groups.stop - 1}"
+
+
+def _row_groups(file: DataFile, opened: Any) -> list[_Rows]:
+    """The row groups of each piece. Of a large one, a piece has some of the rows."""
     metadata = opened.metadata
-    pieces, first, size = [], 0, 0
+    pieces: list[_Rows] = []
+    first, size, rows = 0, 0, 0
     for group in range(metadata.num_row_groups):
         columns = metadata.row_group(group)
         size += sum(
@@ -359,9 +384,13 @@ def _row_groups(file: DataFile, opened: Any) -> list[range]:
             for column in map(columns.column, range(columns.num_columns))
             if column.path_in_schema.partition(".")[0] in file.columns
         )
+        rows += columns.num_rows
         if size >= PIECE_BYTES or group == metadata.num_row_groups - 1:
-            pieces.append(range(first, group + 1))
-            first, size = group + 1, 0
+            groups = range(first, group + 1)
+            parts = max(1, min(-(-size // ROWS_MAX_BYTES), rows, PARTS_MAX))
+            ends = [rows * number // parts for number in range(parts + 1)]
+            pieces += (_Rows(groups, *each) for each in pairwise(ends))
+            first, size, rows = group + 1, 0, 0
     return pieces
 
 
@@ -369,11 +398,17 @@ def _parquet_items(file: DataFile, piece: int) -> Iterator[Item]:
     import pyarrow
 
     opened = _parquet(file)
-    groups = _row_groups(file, opened)[piece]
+    rows, at = _row_groups(file, opened)[piece], 0
     try:
         for batch in opened.iter_batches(
-            batch_size=1024, row_groups=list(groups), columns=list(file.columns)
+            batch_size=BATCH_ROWS, row_groups=list(rows.groups), columns=list(file.columns)
         ):
+            if at >= rows.stop:
+                break
+            first, at = at, at + batch.num_rows
+            batch = batch.slice(max(0, rows.start - first), rows.stop - max(first, rows.start))
+            if batch.nbytes > TEXT_MAX_BYTES:
+                raise too_much_text(file, piece)
             if file.form is None:
                 for text in batch.column(0).to_pylist():
                     if text is not None:
@@ -384,11 +419,22 @@ def _parquet_items(file: DataFile, piece: int) -> Iterator[Item]:
                     _example(file.form, [row[column] for column in file.columns]), is_end=True
                 )
     except _Refused as refused:
-        raise unusable(
-            f"{file.name}, row groups {groups.start} to {groups.stop - 1}: a row {refused}"
-        ) from None
+        raise unusable(f"{file.name}, {rows}: a row {refused}") from None
+    except MemoryError:  # of Arrow, too
+        raise too_much_text(file, piece) from None
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise unusable(
-            f"{file.name}, row groups {groups.start} to {groups.stop - 1}: {one_line(error)}; "
-            f"the file is damaged: {AGAIN}"
+            f"{file.name}, {rows}: {one_line(error)}; the file is damaged: {AGAIN}"
         ) from error
+
+
+def too_much_text(file: DataFile, piece: int) -> DataUnavailable:
+    """The error of a piece that unfolds to more text than a piece may have."""
+    where, remedy = file.name, "divide its documents"
+    if file.suffix == ".parquet":
+        where += f", {_row_groups(file, _parquet(file))[piece]}"
+        remedy = "ask its author, or write it again with more and smaller row groups"
+    return unusable(
+        f"{where}: more than {TEXT_MAX_BYTES >> 20} MiB of text in one piece, far more than the "
+        f"file says: {remedy}"
+    )

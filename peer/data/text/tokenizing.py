@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
@@ -27,12 +28,23 @@ BYTES_END = 0
 """The byte token that ends a document, which occurs in no text."""
 
 
+class Facts(msgspec.Struct, frozen=True):
+    """What there is to know of a tokenizer without loading it."""
+
+    digest: str
+    vocabulary: int
+
+
 class Tokenizer:
     """Tokens of texts, with their type, the token that ends a document, and a name."""
 
     digest: str
     end: int
     vocabulary: int
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(self.digest, self.vocabulary)
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -1,9 +1,10 @@
 """Processes that tokenize pieces of text into the cache.
 
 They are processes, and of a lower priority, so that training is not disturbed: a thread would hold
-the lock of Python while it makes arrays of what the tokenizer returns. ``python -m
-peer.data.text.workers`` reads jobs as lines of JSON and answers each with a line. It ends when its
-input is closed, hence with its parent, and after a minute without a job.
+the lock of Python while it makes arrays of what the tokenizer returns. They have limits
+(``peer.limited``), as text and tokenizer may be a stranger's. ``python -m peer.data.text.workers``
+reads jobs as lines of JSON and answers each with a line. It ends when its input is closed, hence
+with its parent, and after a minute without a job.
 """
 
 from __future__ import annotations
@@ -13,18 +14,31 @@ import queue
 import select
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
 
 import msgspec
 
 from peer.data.text.examples import sequences_of
-from peer.data.text.formats import DataFile, items, piece_count, unreadable
+from peer.data.text.formats import (
+    TEXT_MAX_BYTES,
+    DataFile,
+    Item,
+    items,
+    piece_count,
+    too_much_text,
+    unreadable,
+)
 from peer.data.text.token_cache import TokenCache
-from peer.data.text.tokenizing import ByteTokenizer, FileTokenizer, Tokenizer, tokens_of
-from peer.errors import DataUnavailable, PeerError
+from peer.data.text.tokenizing import ByteTokenizer, Facts, FileTokenizer, Tokenizer, tokens_of
+from peer.errors import DataUnavailable, PeerError, one_line
+from peer.limited import ended_by_limit, limit_memory, limit_processor, refuse_network
+
+MEMORY_MAX_BYTES = 4 << 30
+PROCESSOR_MAX_S = 300
+"""For one job: a slow machine tokenizes a piece of the largest size in some minutes."""
 
 IDLE_S = 60.0
 NICENESS = 10
@@ -32,36 +46,37 @@ WORKERS_MAX = 8
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of text to tokenize: one piece of a file, or several small files."""
+    """A piece of text to tokenize: one piece of a file, several small files, or none."""
 
-    files: tuple[DataFile, ...]
-    piece: int
+    files: tuple[DataFile, ...] = ()
+    piece: int = 0
     """Number of the piece of a single file; several files are read whole."""
-    tokenizer: str | None
+    tokenizer: str | None = None
     """Path of a tokenizer.json; ``None``: bytes."""
-    end_token: str
-    held_out: float
-    sequence_length: int
+    end_token: str = ""
+    held_out: float = 0.0
+    sequence_length: int = 0
     """Length of sequences that hold whole examples."""
-    cache: str
-    key: str
-    """Name of the entry in the cache."""
+    cache: str = ""
+    key: str | None = None
+    """Name of the entry in the cache; ``None``: the text is read and nothing is made of it."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
+    tokenizer: Facts | None = None
 
 
-def carry_out(job: Job) -> None:
+def carry_out(job: Job) -> Facts:
     """Tokenize a piece into the cache. Raises ``PeerError``."""
-    tokenizer = _tokenizer(job.tokenizer, job.end_token)
-    if len(job.files) == 1:
-        text = items(job.files[0], job.piece)
-    else:
-        text = chain.from_iterable(
-            items(file, piece) for file in job.files for piece in range(piece_count(file))
-        )
     try:
+        changed = None if job.tokenizer is None else Path(job.tokenizer).stat().st_mtime_ns
+        tokenizer = _tokenizer(job.tokenizer, job.end_token, changed)
+        text = _text(job)
+        if job.key is None:
+            for _ in text:
+                pass
+            return tokenizer.facts
         form = job.files[0].form
         if form is None:
             tokens = tokens_of(text, tokenizer, held_out=job.held_out)
@@ -72,10 +87,22 @@ def carry_out(job: Job) -> None:
     except OSError as error:
         raise unreadable(error) from error
     _cache(job.cache).write(job.key, tokens.train, tokens.held_out)
+    return tokenizer.facts
+
+
+def _text(job: Job) -> Iterator[Item]:
+    left = TEXT_MAX_BYTES
+    for file in job.files:
+        for piece in (job.piece,) if len(job.files) == 1 else range(piece_count(file)):
+            for item in items(file, piece):
+                left -= len(item.text)
+                if left < 0:
+                    raise too_much_text(file, piece)
+                yield item
 
 
 @lru_cache(maxsize=4)
-def _tokenizer(path: str | None, end_token: str) -> Tokenizer:
+def _tokenizer(path: str | None, end_token: str, changed: int | None) -> Tokenizer:
     return ByteTokenizer() if path is None else FileTokenizer(Path(path), end_token)
 
 
@@ -101,15 +128,16 @@ class Workers:
         for _ in range(self.count):
             self._idle.put(_Worker())
 
-    def do(self, job: Job) -> None:
+    def do(self, job: Job) -> Facts:
         """Carry a job out as soon as a worker is free. Raises ``DataUnavailable``."""
         worker = self._idle.get()
         try:
             answer = worker.ask(job)
         finally:
             self._idle.put(worker)
-        if answer.problem is not None:
-            raise DataUnavailable("files", answer.problem)
+        if answer.tokenizer is None:
+            raise DataUnavailable("files", str(answer.problem))
+        return answer.tokenizer
 
     def close(self) -> None:
         """End the processes that are idle. A later job starts one again."""
@@ -143,10 +171,15 @@ class _Worker:
             except BrokenPipeError:
                 pass
             code = self.end()
-        names = ", ".join(file.name for file in job.files)
+            if ended_by_limit(code):
+                break
+        names = ", ".join(file.name for file in job.files) or str(job.tokenizer)
         raise DataUnavailable(
             "files",
-            f"the process that tokenizes ended with the code {code} at {names[:200]}; "
+            f"the process that tokenizes took too much memory or too long at {names[:200]}; ask "
+            "the run's author about this file and the tokenizer"
+            if ended_by_limit(code)
+            else f"the process that tokenizes ended with the code {code} at {names[:200]}; "
             "if the machine ran out of memory, close other programs",
         )
 
@@ -162,6 +195,8 @@ class _Worker:
                     "CUDA_VISIBLE_DEVICES": "",
                     "OMP_NUM_THREADS": "1",
                     "TOKENIZERS_PARALLELISM": "false",  # the processes are the parallel part
+                    # Others reserve memory ahead of its use, which counts for the limit.
+                    "ARROW_DEFAULT_MEMORY_POOL": "system",
                 },
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -182,19 +217,23 @@ class _Worker:
 
 def _answer(line: bytes) -> Answer:
     try:
-        carry_out(msgspec.json.decode(line, type=Job))
+        return Answer(tokenizer=carry_out(msgspec.json.decode(line, type=Job)))
     except DataUnavailable as error:
         return Answer(problem=error.reason)
     except PeerError as error:
         return Answer(problem=str(error))
-    return Answer()
+    except BaseException as error:  # a panic of Rust is no Exception
+        return Answer(problem=f"a file or its tokenizer cannot be read: {one_line(error)}")
 
 
 def main() -> int:
     os.nice(NICENESS)
+    refuse_network()
+    limit_memory(MEMORY_MAX_BYTES)
     jobs, answers = sys.stdin.buffer, sys.stdout.buffer
     # One line at a time is under way, so that none waits in the buffer when ``select`` looks.
     while select.select([jobs], [], [], IDLE_S)[0] and (line := jobs.readline()):
+        limit_processor(PROCESSOR_MAX_S)
         try:
             answers.write(msgspec.json.encode(_answer(line)) + b"\n")
             answers.flush()

@@ -1,28 +1,30 @@
 """Counting what a model of a run file takes, in a child process with limits.
 
 The configuration of a transformers model may come from a stranger, and building its modules runs
-loops that the configuration sizes, before anybody has agreed to anything. The child has a limit on
-memory and on processor time, and every attempt to open a connection fails in it. So a
-configuration that would fill the memory, never end, or fetch something ends the child and nothing
-else.
+loops that the configuration sizes, before anybody has agreed to anything: the child has limits
+(``peer.limited``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import resource
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass
 
 import msgspec
-import psutil
 from torch import nn
 
 from peer.errors import Fault, RunFileError
+from peer.limited import (
+    ended_by_limit,
+    limit_memory,
+    limit_processor,
+    ran_out_of_memory,
+    refuse_network,
+)
 from peer.model.recipes import build_model, trained_parameters
 from peer.model.recipes.hf import build_hf, check_installed
 from peer.model.recipes.lora import check_peft, frozen_bytes
@@ -36,8 +38,6 @@ PROCESSOR_MAX_S = 60
 
 WAIT_MAX_S = 600.0
 """A machine that is busy gives the child little time."""
-
-_NETWORK_EVENTS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.bind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def size_of(run: RunFile) -> Size:
         )
     except subprocess.TimeoutExpired:
         raise _refused(f"it took longer than {WAIT_MAX_S:g} s") from None
-    if child.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+    if ended_by_limit(child.returncode) or child.returncode == -signal.SIGKILL:
         raise _refused(f"it took more than {PROCESSOR_MAX_S} s of processor time, or all memory")
     try:
         answer = msgspec.json.decode(child.stdout.splitlines()[-1], type=_Answer)
@@ -127,11 +127,9 @@ def _count(recipe: HfModel) -> _Answer:
     if recipe.lora is not None:
         with contextlib.suppress(ImportError):
             import peft  # noqa: F401
-    sys.addaudithook(_refuse_network)
-    memory = psutil.Process().memory_info()
-    used = getattr(memory, "data", memory.vms)
-    _limit(resource.RLIMIT_DATA, used + MEMORY_MAX_BYTES)
-    _limit(resource.RLIMIT_CPU, PROCESSOR_MAX_S)
+    refuse_network()
+    limit_memory(MEMORY_MAX_BYTES)
+    limit_processor(PROCESSOR_MAX_S)
     try:
         size = measured(recipe, build_hf(recipe, random_seed=0, weights=False))
     except RunFileError as error:
@@ -143,27 +141,6 @@ def _count(recipe: HfModel) -> _Answer:
             problem=f"model.config takes more than {MEMORY_MAX_BYTES >> 20} MB to be counted"
         )
     return _Answer(size.parameters, size.buffer_bytes, size.frozen, size.frozen_bytes)
-
-
-def ran_out_of_memory(error: Exception) -> bool:
-    """Return whether an error was raised because memory could not be allocated."""
-    if isinstance(error, OSError):  # of a system call, such as reading a folder to import from
-        return error.errno == errno.ENOMEM
-    # An extension whose allocation failed may return without having set an exception.
-    return isinstance(error, MemoryError | SystemError)
-
-
-def _limit(kind: int, value: int) -> None:
-    _, hard = resource.getrlimit(kind)
-    if hard != resource.RLIM_INFINITY:
-        value = min(value, hard)
-    with contextlib.suppress(ValueError, OSError):  # a system that does not know this limit
-        resource.setrlimit(kind, (value, value))
-
-
-def _refuse_network(event: str, arguments: tuple[object, ...]) -> None:
-    if event in _NETWORK_EVENTS:
-        raise PermissionError(f"{event}: nothing is fetched to count a model")
 
 
 if __name__ == "__main__":

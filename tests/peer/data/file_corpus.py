@@ -14,7 +14,8 @@ import pytest
 from dht.identity import PeerId
 from peer.data.batches.sequences import Data
 from peer.data.files import open_files
-from peer.data.text.workers import Workers
+from peer.data.text.tokenizing import Facts
+from peer.data.text.workers import Job, Workers, carry_out
 from peer.run_file.sections import Evaluation, FilesData, FileSource, RunFile
 
 ANNA = PeerId("anna")
@@ -58,6 +59,13 @@ def run_of(*sources: FileSource, **recipe: Any) -> RunFile:
     return RunFile(data=data, evaluation=Evaluation(sequences=8))
 
 
+class InThisProcess(Workers):
+    """Carries jobs out at once, for tests that change sizes, and so that they take no processes."""
+
+    def do(self, job: Job) -> Facts:
+        return carry_out(job)
+
+
 def opened(
     run: RunFile, tmp_path: Path, peer: PeerId = ANNA, workers: int = 1, **more: Any
 ) -> Data:
@@ -68,6 +76,6 @@ def opened(
         peer,
         cache_dir=tmp_path / "cache",
         data_dir=tmp_path,
-        workers=Workers(workers),
+        workers=InThisProcess(workers),
         **more,
     )

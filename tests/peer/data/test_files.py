@@ -26,7 +26,15 @@ from peer.data.text.token_cache import TokenCache, keep_below
 from peer.errors import DataUnavailable, ExtraMissing
 from peer.run_file.places import Place, pinned
 from peer.run_file.sections import CustomModel, FilesData, FileSource, RunFile
-from tests.peer.data.file_corpus import ANNA, LENGTH, opened, run_of, texts, write
+from tests.peer.data.file_corpus import (
+    ANNA,
+    LENGTH,
+    InThisProcess,
+    opened,
+    run_of,
+    texts,
+    write,
+)
 
 BORIS = PeerId("boris")
 
@@ -201,7 +209,7 @@ def test_an_entry_is_used_again_and_not_for_another_text_or_share(
     opened(run, tmp_path).train.next(400)
     entries = set((tmp_path / "cache").rglob("*.tokens"))
     with monkeypatch.context() as patched:
-        patched.setattr("peer.data.pieces.carry_out", None)  # nothing is left to do
+        patched.setattr(InThisProcess, "do", None)  # nothing is left to do
         opened(run, tmp_path).train.next(400)
     opened(run_of(FileSource(files=["a.jsonl"]), held_out=0.2), tmp_path).train.next(400)
     write(tmp_path, "a.jsonl", texts(301))

@@ -222,7 +222,7 @@ def opened_with(
     declared = json.dumps({"info": {"features": features}}).encode()
     # Types that do not suit the declared ones would be taken instead of them.
     image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
-    types = {
+    types: dict[str | None, Any] = {
         **{"Image": image, "Audio": image, "Video": image, "Pdf": image, "Value": None},
         "List": pyarrow.list_(image),
         None: pyarrow.struct([("name", pyarrow.string()), ("photo", image)]),

@@ -1,0 +1,60 @@
+"""Limits of a process that reads what strangers wrote: models to count, text, tokenizers.
+
+Such a process has a limit on memory and on processor time, and every attempt of Python's to open a
+connection fails in it. So what would fill the memory, never end, or fetch something ends this
+process and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import resource
+import signal
+import sys
+
+import psutil
+
+_NETWORK_EVENTS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.bind")
+
+
+def limit_memory(more_bytes: int) -> None:
+    """Let this process have so much more memory than it has now."""
+    memory = psutil.Process().memory_info()
+    _limit(resource.RLIMIT_DATA, getattr(memory, "data", memory.vms) + more_bytes)
+
+
+def limit_processor(more_s: int) -> None:
+    """Let this process have so much more time of a processor than it has had until now."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + more_s + 1)
+
+
+def refuse_network() -> None:
+    sys.addaudithook(_refuse_network)
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error was raised because memory could not be allocated."""
+    if isinstance(error, OSError):  # of a system call, such as reading a folder to import from
+        return error.errno == errno.ENOMEM
+    # An extension whose allocation failed may return without having set an exception.
+    return isinstance(error, MemoryError | SystemError)
+
+
+def ended_by_limit(code: int | None) -> bool:
+    """Return whether a process with this exit code took too much time or memory."""
+    return code in (-signal.SIGXCPU, -signal.SIGABRT)
+
+
+def _limit(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    with contextlib.suppress(ValueError, OSError):  # a system that does not know this limit
+        resource.setrlimit(kind, (value, hard))
+
+
+def _refuse_network(event: str, arguments: tuple[object, ...]) -> None:
+    if event in _NETWORK_EVENTS:
+        raise PermissionError(f"{event}: nothing is fetched to read what a stranger wrote")
