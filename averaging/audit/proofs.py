@@ -44,6 +44,7 @@ from averaging.audit.claims import (
     is_signed_by,
 )
 from averaging.errors import BadPayload, NotFinite
+from averaging.history.parent_maps import MAPS_MAX_BYTES
 from averaging.messages import (
     BadMessage,
     Ballot,
@@ -69,7 +70,6 @@ HEAD_MAX_BYTES = 256 << 10
 """Largest head: a commit, a roster's claims, and the digests of the pieces of their uploads."""
 DATA_MAX_BYTES = 512 << 20
 """Largest number of bytes that a proof is about: a piece of 64 members in f32 is half of it."""
-MAPS_MAX_BYTES = 1 << 20
 DIRECTIVES_MAX = 1024
 """Directives of the run's owner up to that of a round, one of which may have taken the run back."""
 

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 
 from averaging.history.chain import CHAIN_MAX_LINKS, Chain, ChainLink
 from averaging.history.lineage import bound
-from averaging.history.merged_map import Mark, MergedMap
+from averaging.history.merged_map import MARKS_MAX, Mark, MergedMap
 from averaging.history.state import FragmentState
 from averaging.messages import BadMessage, Count, Digest, Link, Peer, unpacked
 from averaging.numbers.arrays import Float32s
@@ -26,11 +26,10 @@ from averaging.numbers.arrays import Float32s
 PIECE_BYTES = 512 << 10
 """Size of a piece, which never straddles the two vectors. Digests depend on it."""
 
-MANIFEST_MAX_BYTES = 8 << 20
-"""Enough for 10 000 links of history, a hundred thousand pieces (50 GB) and ten thousand peers."""
+MANIFEST_MAX_BYTES = 16 << 20
+"""Enough for 10 000 links of history, a hundred thousand pieces (50 GB) and ``MARKS_MAX`` peers."""
 
 _DIGEST_BYTES = 32
-_MARKS_MAX = 50_000
 
 
 class Manifest(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -40,7 +39,7 @@ class Manifest(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
     version: Count
     lineage: Digest
     links: Annotated[tuple[tuple[Count, Digest, Count], ...], Meta(max_length=CHAIN_MAX_LINKS)]
-    marks: Annotated[tuple[tuple[Peer, Count, Count, Count], ...], Meta(max_length=_MARKS_MAX)]
+    marks: Annotated[tuple[tuple[Peer, Count, Count, Count], ...], Meta(max_length=MARKS_MAX)]
     history: Digest
     """The lineage is this and the merged map (``averaging.history.lineage.bound``)."""
     digests: bytes

@@ -19,6 +19,10 @@ from dht.identity import PeerId
 
 _MAP = "shoal 2026-11 merged map"
 
+MARKS_MAX = 100_000
+"""Largest number of marks that a peer takes from another one: each key whose work was ever merged
+has one, for good."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mark:

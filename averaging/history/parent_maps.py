@@ -21,16 +21,14 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from averaging.errors import AveragingError, BadPayload
+from averaging.errors import BadPayload
 from averaging.history.lineage import Lineage, bound
-from averaging.history.merged_map import MergedMap
+from averaging.history.merged_map import MARKS_MAX, MergedMap
 from averaging.messages import ROSTER_MAX, Commit, Count, Digest, Index, Peer
 from dht.decoding import UNDECODABLE
 
-MAPS_MAX_BYTES: Final = 1 << 20
-"""The maps of a round travel in one frame: six thousand peers on sixteen lineages."""
-
-_PEERS_MAX = 50_000
+MAPS_MAX_BYTES: Final = 16 << 20
+"""Maps of a round: fifty thousand peers on forty lineages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ ParentMaps: TypeAlias = Mapping[int, ParentMap]
 """Maps by the index of their parent in the commit."""
 
 _Numbers: TypeAlias = NDArray[np.uint64]
-_Column: TypeAlias = Annotated[tuple[Count, ...], Meta(max_length=_PEERS_MAX)]
+_Column: TypeAlias = Annotated[tuple[Count, ...], Meta(max_length=MARKS_MAX)]
 
 
 class _Row(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -56,7 +54,7 @@ class _Row(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
     parent: Index
     history: Digest
-    absent: Annotated[tuple[Count, ...], Meta(max_length=_PEERS_MAX)]
+    absent: Annotated[tuple[Count, ...], Meta(max_length=MARKS_MAX)]
     """Places of the peers that the map does not have."""
     incarnations: _Column
     steps: _Column
@@ -64,7 +62,7 @@ class _Row(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class _Table(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    peers: Annotated[tuple[Peer, ...], Meta(max_length=_PEERS_MAX)]
+    peers: Annotated[tuple[Peer, ...], Meta(max_length=MARKS_MAX)]
     largest: tuple[_Column, _Column, _Column]
     rows: Annotated[tuple[_Row, ...], Meta(max_length=ROSTER_MAX)]
 
@@ -73,7 +71,7 @@ _decoder = msgspec.msgpack.Decoder(_Table)
 
 
 def encode_maps(maps: ParentMaps) -> bytes:
-    """Equal maps have equal bytes. Raises ``AveragingError`` if they do not fit a frame."""
+    """Equal maps have equal bytes. Raises ``BadPayload`` for too many: others can cause it."""
     peers = tuple(sorted({peer for each in maps.values() for peer in each.merged}))
     columns = {index: each.merged.columns(peers) for index, each in maps.items()}
     largest = np.max([*columns.values(), np.zeros((3, len(peers)), np.uint64)], axis=0)
@@ -86,7 +84,7 @@ def encode_maps(maps: ParentMaps) -> bytes:
         rows.append(_Row(index, each.history, absent, *map(tuple, less.tolist())))
     data = msgspec.msgpack.encode(_Table(peers, _three(largest.tolist()), tuple(rows)))
     if len(data) > MAPS_MAX_BYTES:
-        raise AveragingError(f"merged maps of {len(data)} bytes do not fit a frame")
+        raise BadPayload("meld", f"merged maps of {len(data)} bytes; at most {MAPS_MAX_BYTES}")
     return data
 
 
@@ -94,7 +92,7 @@ def _three(rows: list[list[int]]) -> tuple[_Column, _Column, _Column]:
     return tuple(rows[0]), tuple(rows[1]), tuple(rows[2])
 
 
-def decode_maps(data: bytes) -> dict[int, ParentMap]:
+def decode_maps(data: bytes | memoryview) -> dict[int, ParentMap]:
     """Decode maps without comparing them with anything. Raises ``BadPayload``."""
     try:
         table = _decoder.decode(data)
@@ -129,7 +127,9 @@ def _numbers(columns: tuple[_Column, _Column, _Column], count: int) -> _Numbers:
     return np.array(columns, np.uint64).reshape(3, count)
 
 
-def read_maps(data: bytes, commit: Commit, members: Collection[int] = ()) -> dict[int, ParentMap]:
+def read_maps(
+    data: bytes | memoryview, commit: Commit, members: Collection[int] = ()
+) -> dict[int, ParentMap]:
     """Decode the maps that a peer sent, and compare each with the lineage that it belongs to.
 
     ``members``: roster indices of those whose work comes with the maps. Raises ``BadPayload``.

@@ -14,7 +14,7 @@ import blake3
 import msgspec
 from msgspec import Meta, Struct
 
-from averaging.errors import AveragingError, BadPayload
+from averaging.errors import BadPayload
 from averaging.history.parent_maps import decode_maps, encode_maps
 from averaging.messages import ROSTER_MAX, Count, Index, Link, Peer, Signature, Signatures
 from dht.decoding import decoded
@@ -198,7 +198,7 @@ def _some(items: tuple[T, ...], share: float) -> tuple[T, ...]:
 
 
 def encode(part: Part) -> bytes:
-    """The bytes of a part, whatever its size. Raises ``AveragingError`` for maps beyond a frame."""
+    """The bytes of a part, whatever its size."""
     peers = sorted({peer for each in part.reports for peer in each.totals.peers})
     place = {peer: number for number, peer in enumerate(peers)}
     lists: dict[bytes, int] = {}
@@ -226,22 +226,19 @@ def encode(part: Part) -> bytes:
 
 
 def _encoded_maps(maps: Sequence[ProvenMap]) -> Iterable[_Maps]:
-    """The maps in as few tables as fit."""
-    if not maps:
-        return
-    count = min(len(maps), ROSTER_MAX)
-    while True:
-        try:
-            data = encode_maps({row: each.map for row, each in enumerate(maps[:count])})
-        except AveragingError:
-            if count == 1:
-                raise
-            count //= 2
-        else:
+    """The maps in as few tables as fit. A map that fits none is left out."""
+    while maps:
+        count = min(len(maps), ROSTER_MAX)
+        while count:
+            try:
+                data = encode_maps({row: each.map for row, each in enumerate(maps[:count])})
+            except BadPayload:
+                count //= 2
+                continue
+            rows = tuple(_Map(each.fragment, each.link, each.signatures) for each in maps[:count])
+            yield _Maps(rows, data)
             break
-    rows = tuple(_Map(each.fragment, each.link, each.signatures) for each in maps[:count])
-    yield _Maps(rows, data)
-    yield from _encoded_maps(maps[count:])
+        maps = maps[max(1, count) :]
 
 
 def decode(data: bytes, *, max_bytes: int = PART_MAX_BYTES) -> Part:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import blake3
@@ -331,13 +332,13 @@ class Parts:
         return self._theta_norms[index]
 
     async def take_merged(
-        self, bulk: Bulk, index: int, data: memoryview, sent: bytes | None
+        self, bulk: Bulk, index: int, data: memoryview, sent: memoryview | None
     ) -> bytes:
         """Receive a merged slice that somebody else made, and check it before it is used.
 
         Returns its digest: of its bytes and, where states travel, of the maps with slice 0.
         """
-        maps = self.read_maps(sent)
+        maps = await self.read_maps(sent)
         hasher = blake3.blake3()
 
         def check(chunk: Chunk, part: memoryview) -> float:
@@ -354,7 +355,7 @@ class Parts:
         if maps is not None and sent is not None:
             hasher.update(sent)
             if not self.maps:
-                self.have_maps(maps, sent)
+                self.have_maps(maps, bytes(sent))
         return hasher.digest()
 
     async def _norm_objection(self, index: int, merged: float) -> str | None:
@@ -374,9 +375,11 @@ class Parts:
         theta = math.hypot(*[await self._theta_norm(each) for each in slices])
         return norm_objection(merged, usual=usual, own=own, theta=theta, norm_ratio_max=ratio)
 
-    async def receive_maps(self, bulk: Bulk, index: int) -> bytes | None:
+    async def receive_maps(self, bulk: Bulk, index: int) -> memoryview | None:
         """The merged maps that travel ahead of this slice, if any do."""
-        return await bulk.receive_frame(MAPS_MAX_BYTES) if self.traffic.has_maps(index) else None
+        if not self.traffic.has_maps(index):
+            return None
+        return await bulk.receive_sized(MAPS_MAX_BYTES, partial(self.room_for, bulk))
 
     async def take_upload_claim(
         self, bulk: Bulk, index: int, leaves: Sequence[bytes], members: Sequence[int]
@@ -423,11 +426,13 @@ class Parts:
         """The parents whose merged maps came with this slice; ``None``: none come with it."""
         return tuple(sorted(self.maps)) if self.traffic.has_maps(index) else None
 
-    def read_maps(
-        self, data: bytes | None, members: Sequence[int] = ()
+    async def read_maps(
+        self, data: memoryview | None, members: Sequence[int] = ()
     ) -> dict[int, ParentMap] | None:
         """The maps that came with the work of these members. Raises ``BadPayload``."""
-        return None if data is None else read_maps(data, self.commit, members)
+        if data is None:
+            return None
+        return await self.threads.run(read_maps, data, self.commit, members)
 
 
 async def end_of_arrived(

@@ -16,7 +16,7 @@ from typing import Any
 import blake3
 
 from averaging.audit.claims import STATEMENT_MAX_BYTES, Claim, encode_statement
-from averaging.errors import AveragingError, BadPayload, BulkRefused, NotFinite
+from averaging.errors import BadPayload, BulkRefused, NotFinite
 from averaging.history.parent_maps import ParentMap, encode_maps, parents_of
 from averaging.live.slices.bundling import Bundling, Rider
 from averaging.live.slices.parts import Parts, end_of_arrived, receive_behind, send_growing
@@ -218,7 +218,7 @@ class Reducing:
                 bulk, growing, parts.as_it_grows(index, growing, measure)
             )
             claim = await parts.take_upload_claim(bulk, index, leaves, [entry])
-            maps = parts.read_maps(sent, [entry])
+            maps = await parts.read_maps(sent, [entry])
             norm = await parts.upload_norm(index, squares)
         except BadPayload as error:
             bundling.leave_out(entry)
@@ -255,7 +255,7 @@ class Reducing:
             checking = parts.as_it_grows(index, growing, measure, checked)
             squares = await receive_behind(bulk, growing, checking)
             claim = await parts.take_upload_claim(bulk, index, leaves, [entry, *riders])
-            maps = parts.read_maps(sent, [entry, *riders])
+            maps = await parts.read_maps(sent, [entry, *riders])
             norm = await parts.upload_norm(index, squares)
         except StreamBroken as error:
             broken = self._report_broken(index, entry, error.reason, riders)
@@ -435,9 +435,9 @@ class Reducing:
             there = parents_of(parts.commit, inside)
             chosen = {parent: self._maps[parent] for parent in there}
             try:
-                maps = encode_maps(chosen)
-            except AveragingError as error:
-                growing.abandon(str(error))  # each map fits a frame, together they do not: void
+                maps = await parts.threads.run(encode_maps, chosen)
+            except BadPayload as error:
+                growing.abandon(str(error))  # each map fits, together they do not: void
                 parts.maps_here.set()
                 return
             parts.have_maps(chosen, maps)
@@ -504,7 +504,7 @@ class Reducing:
     async def _give_merged(self, bulk: Bulk, index: int, but: str) -> None:
         await bulk.grant(but=but, with_answer=True)
         if self._traffic.has_maps(index):
-            await bulk.send_frame(self.parts.encoded_maps)
+            await bulk.send_sized(self.parts.encoded_maps)
         await send_growing(bulk, self.parts.merged[index])
         await self.parts.until_here(index)
         await bulk.send_frame(encode_statement(self.parts.evidence.merged[index].statement))

@@ -116,8 +116,10 @@ class Uploading:
         if what == NOTHING:
             return
         if parts.traffic.has_maps(index):
-            own = encode_maps(parts.own_maps) if what == OWN else b""
-            await bulk.send_frame(own or parts.encoded_maps)
+            maps = parts.encoded_maps
+            if what == OWN:
+                maps = await parts.threads.run(encode_maps, parts.own_maps)
+            await bulk.send_sized(maps)
         if what == MERGED:
             await bulk.send(parts.merged[index].data)
             await bulk.send_frame(encode_statement(parts.evidence.merged[index].statement))

@@ -8,6 +8,7 @@ accepts them.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from dht.identity import PeerId
 _GRANTED = 1
 _REFUSED = 2
 _RECEIVED = 3
+_SIZE_BYTES = 4
 
 HEADER_MAX_BYTES = 64 << 10
 """The first frame of a bulk stream: round, slice and the signed commit."""
@@ -155,6 +157,23 @@ class Bulk:
         self.received_bytes += len(frame)
         self.heard_at = asyncio.get_running_loop().time()
         return frame
+
+    async def send_sized(self, data: bytes | memoryview) -> None:
+        """Send something of any size, which the other side does not know."""
+        await self.send_frame(len(data).to_bytes(_SIZE_BYTES, "big"))
+        await self.send(data)
+
+    async def receive_sized(
+        self, size_max: int, room_for: Callable[[int], memoryview]
+    ) -> memoryview:
+        """Receive what ``send_sized`` sent into memory that ``room_for`` gives."""
+        size = int.from_bytes(await self.receive_frame(_SIZE_BYTES), "big")
+        if size > size_max:
+            raise StreamBroken(self.remote, f"{size} bytes are announced; at most {size_max}")
+        target = room_for(size)
+        await self.receive_into(target)
+        self.heard_at = asyncio.get_running_loop().time()
+        return target
 
     async def received(self) -> None:
         """Say that all bytes are here: the other side's line can be measured by that, whether it

@@ -1,0 +1,77 @@
+"""Runs in whose history thousands of keys have merged work once, and left: each has a mark."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from averaging.history import parent_maps
+from averaging.history.chain import Chain, ChainLink
+from averaging.history.lineage import bound
+from averaging.history.merged_map import Mark, MergedMap
+from averaging.history.state import FragmentState
+from averaging.rules.mixing import MixingPolicy
+from dht.identity import PeerId
+from dht.memory.host import MemoryNetwork
+from tests.averaging.live.quadratic import POLICY, Swarm, swarm
+
+IN_GROUPS = replace(POLICY, group_size=2, mixing=MixingPolicy(every=1))
+
+
+def grown(state: FragmentState, marks: int) -> FragmentState:
+    """A state that also contains work of so many peers that are gone."""
+    merged = MergedMap(
+        {
+            PeerId(f"12D3KooW{number:044}"): Mark(1_764_000_000 + number, 60_000, 2**33 + number)
+            for number in range(marks)
+        }
+    )
+    lineage = bound(state.history, merged.digest())
+    chain = Chain([ChainLink(0, lineage, merged.tokens)])
+    return replace(state, merged=merged, lineage=lineage, chain=chain)
+
+
+async def founded(made: Swarm, marks: int) -> None:
+    made.start = [grown(state, marks) for state in made.start]
+    for name in ("anna", "boris", "clara", "dora"):
+        await made.add(name, policy=IN_GROUPS)
+
+
+def all_run(made: Swarm) -> bool:
+    return all(peer.task is not None and not peer.task.done() for peer in made.peers)
+
+
+async def test_maps_that_do_not_fit_one_frame_travel_in_several() -> None:
+    """The error of the encoder ended each averager, and again after each of its restarts."""
+    async with swarm(MemoryNetwork()) as made:
+        await founded(made, 18_000)
+        await made.live(20.0)
+        assert all_run(made)
+        assert any(told["kind"] == "meld" for peer in made.peers for told in peer.told("round"))
+        assert all(min(version or 0 for version in peer.versions()) >= 1 for peer in made.peers)
+
+
+async def test_a_newcomer_takes_the_state_of_a_run_with_more_than_50_000_keys() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        made.start = [grown(state, 51_000) for state in made.start]
+        await made.add("anna", trains=False)
+        await made.add("boris", trains=False)
+        late = await made.add("clara", trains=False, knows_start=False)
+        await made.until(lambda: None not in late.versions(), within_s=60.0)
+
+
+async def test_maps_that_are_too_large_to_travel_void_their_round_and_end_no_averager(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with swarm(MemoryNetwork()) as made:
+        monkeypatch.setattr(parent_maps, "MAPS_MAX_BYTES", 5_000)
+        await founded(made, 100)
+        await made.live(30.0)
+        assert all_run(made)
+        failed = [told["reason"] for peer in made.peers for told in peer.told("upload_failed")]
+        assert any("merged maps of" in reason for reason in failed)
+        before = [peer.versions() for peer in made.peers]
+        monkeypatch.undo()
+        await made.live(60.0)
+        assert [peer.versions() for peer in made.peers] != before
