@@ -7,6 +7,7 @@ becomes. It is named by its hash, so that tokens of another tokenizer are never 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from peer.data.batches.order import is_held_out
 from peer.data.text.formats import Item
 from peer.data.text.token_cache import PieceTokens
+from peer.data.text.tokenizer_json import checked
 from peer.errors import DataUnavailable, one_line
 from peer.extras import needed
 
@@ -83,13 +85,11 @@ class FileTokenizer(Tokenizer):
 
     def __init__(self, path: Path, end_token: str) -> None:
         tokenizers = needed("tokenizers", f"the tokenizer {path}")
-        try:
+        with _told(f"{path} is no tokenizer.json"):
             if path.stat().st_size > FILE_MAX_BYTES:
                 raise ValueError(f"it is larger than {FILE_MAX_BYTES >> 20} MiB")
             content = path.read_bytes()
-            self._tokenizer = tokenizers.Tokenizer.from_str(content.decode())
-        except Exception as error:  # tokenizers raises bare exceptions
-            raise DataUnavailable("files", f"{path} is no tokenizer.json: {error}") from error
+            self._tokenizer = tokenizers.Tokenizer.from_str(checked(content))
         self._path = path
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -119,11 +119,19 @@ class FileTokenizer(Tokenizer):
 
     def _encoded(self, encode: Callable[..., Iterable[Any]], texts: Sequence[str]) -> Iterable[Any]:
         # Several texts at once: the package encodes them in parallel, without the lock of Python.
-        try:
+        with _told(f"the tokenizer {self._path} cannot encode a text"):
             return encode(list(texts), add_special_tokens=False)
-        except Exception as error:  # tokenizers raises bare exceptions
-            reason = f"the tokenizer {self._path} cannot encode a text: {one_line(error)}"
-            raise DataUnavailable("files", reason) from error
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Raise ``DataUnavailable`` for what the package raises: bare exceptions, and panics."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of Rust is no ``Exception``
+        raise DataUnavailable("files", f"{what}: {one_line(error)}") from error
 
 
 def tokens_of(items: Iterable[Item], tokenizer: Tokenizer, *, held_out: float) -> PieceTokens:
