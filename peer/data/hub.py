@@ -6,13 +6,13 @@ The author of a dataset is a stranger: only text in files of the dataset itself 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import msgspec
 from blake3 import blake3
-from numpy.typing import NDArray
 
 from dht.identity import PeerId
 from dht.whole_files import write_whole
@@ -29,11 +29,11 @@ from peer.data.documents import (
 )
 from peer.data.kept_documents import KeptDocuments
 from peer.data.text.downloads import Host
-from peer.data.text.examples import example_tokens
 from peer.data.text.formats import text_of as text_of_example
 from peer.data.text.token_cache import TokenCache
-from peer.data.text.tokenizing import ByteTokenizer, FileTokenizer
-from peer.data.text.tokenizing import Tokenizer as EncodingTokenizer
+from peer.data.text.tokenizer_json import checked
+from peer.data.text.tokenizing import Facts
+from peer.data.text.workers import Job, Workers
 from peer.errors import DataUnavailable, one_line
 from peer.extras import check_installed, hub_errors, needed
 from peer.https import reason_of
@@ -60,18 +60,16 @@ def open_hub(
     """``over``: reading is to end with an error. ``None``: it takes as long as it will."""
     check_hub(recipe)
     tokenize: Tokenizer = tokenize_bytes
-    digest: str | None = "bytes"
+    digest = "bytes"
     form = recipe.examples
     text_of, fill = text_in(recipe.text_field), None
     if form is not None:
-        encoder = _encoder(recipe, cache_dir, vocabulary=vocabulary(run.model))
-        tokenize = partial(_tokenize_examples, form, encoder)
-        digest, fill = f"{encoder.digest}/{form}", encoder.end
+        tokenize, facts = _in_worker(recipe, cache_dir, vocabulary=vocabulary(run.model))
+        digest, fill = f"{facts.digest}/{form}", facts.end
         text_of = partial(_example_of, form)
     elif recipe.tokenizer != "bytes":
-        tokenizer = _loaded_tokenizer(recipe.tokenizer)
-        tokenize = tokenize_with(tokenizer, recipe.tokenizer, vocabulary=vocabulary(run.model))
-        digest = _digest(tokenizer)
+        tokenize, facts = _in_worker(recipe, cache_dir, vocabulary=vocabulary(run.model))
+        digest = facts.digest
     failures: tuple[type[Exception], ...] = (*hub_errors(), KeyError)
     try:
         commit = checked_commit(recipe.dataset, recipe.revision)
@@ -133,20 +131,24 @@ class Streamed:
             raise DataUnavailable("hf", one_line(error)) from error
 
 
-def _encoder(recipe: HfData, cache_dir: Path, *, vocabulary: int | None) -> EncodingTokenizer:
-    """The tokenizer of examples, which tells where a token is in its text."""
-    if recipe.tokenizer == "bytes":
-        return ByteTokenizer()
-    path, end_token = hub_tokenizer_file(recipe.tokenizer, cache_dir / "tokenizers")
-    found = FileTokenizer(path, end_token)
-    _check_size(recipe.tokenizer, found.vocabulary, vocabulary)
-    return found
-
-
-def _tokenize_examples(
-    form: Form, encoder: EncodingTokenizer, texts: Sequence[str]
-) -> list[NDArray[np.int64]]:
-    return [example_tokens(form, text, encoder).astype(np.int64) for text in texts]
+def _in_worker(
+    recipe: HfData, cache_dir: Path, *, vocabulary: int | None
+) -> tuple[Tokenizer, Facts]:
+    """A tokenizer in a process with limits, as it and its texts are a stranger's."""
+    path, end_token = None, ""
+    if recipe.tokenizer != "bytes":
+        file, end_token = hub_tokenizer_file(recipe.tokenizer, cache_dir / "tokenizers")
+        path = str(file)
+    workers = Workers(1, parallel=True)
+    job = Job(tokenizer=path, end_token=end_token, form=recipe.examples)
+    facts = workers.do(job)
+    if vocabulary is not None and facts.vocabulary > vocabulary:
+        raise DataUnavailable(
+            "hf",
+            f"tokenizer {recipe.tokenizer!r} has {facts.vocabulary} tokens, the model has "
+            f"{vocabulary}: use that of the model",
+        )
+    return lambda texts: workers.encode(msgspec.structs.replace(job, texts=tuple(texts))), facts
 
 
 def _example_of(form: Form, row: Mapping[str, Any]) -> str:
@@ -159,11 +161,7 @@ def _example_of(form: Form, row: Mapping[str, Any]) -> str:
     return text_of_example(values)
 
 
-def _kept(
-    recipe: HfData, commit: str, digest: str | None, files: int, cache_dir: Path
-) -> KeptDocuments | None:
-    if digest is None:
-        return None
+def _kept(recipe: HfData, commit: str, digest: str, files: int, cache_dir: Path) -> KeptDocuments:
     place = (recipe.dataset, commit, recipe.subset, recipe.split, recipe.text_field, files)
     cache = TokenCache(cache_dir / "tokens")
     return KeptDocuments(cache, *place, recipe.held_out, digest)
@@ -318,7 +316,11 @@ def _loaded_tokenizer(named: str) -> Any:
     """The tokenizer ``owner/name@commit``; without a commit, the newest."""
     name, _, commit = named.partition("@")
     transformers = needed("transformers", f"the tokenizer {name!r}")
+    hub = needed("huggingface_hub", f"the tokenizer {name!r}")
     try:
+        with suppress(hub.errors.EntryNotFoundError):
+            path = hub.hf_hub_download(name, "tokenizer.json", revision=commit or "main")
+            checked(Path(path).read_bytes())
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             name, revision=commit or "main", trust_remote_code=False
         )
@@ -352,31 +354,3 @@ def save_hub_tokenizer(name: str, folder: Path) -> int:
     tokenizer = _loaded_tokenizer(name)
     tokenizer.save_pretrained(folder)
     return int(tokenizer.eos_token_id)
-
-
-def _digest(tokenizer: Any) -> str | None:
-    """A hash of all that decides the tokens; ``None`` for one that has no ``tokenizer.json``."""
-    if not tokenizer.is_fast:
-        return None
-    content = f"{tokenizer.backend_tokenizer.to_str()}\0{tokenizer.eos_token_id}"
-    return blake3(content.encode()).hexdigest()
-
-
-def _check_size(name: str, size: int, vocabulary: int | None) -> None:
-    if vocabulary is not None and size > vocabulary:
-        raise DataUnavailable(
-            "hf",
-            f"tokenizer {name!r} has {size} tokens, the model has {vocabulary}: use that of the "
-            "model",
-        )
-
-
-def tokenize_with(tokenizer: Any, name: str, *, vocabulary: int | None) -> Tokenizer:
-    """A function that encodes texts, each with its end. Raises ``DataUnavailable``."""
-    _check_size(name, len(tokenizer), vocabulary)
-
-    def tokenize(texts: Sequence[str]) -> list[NDArray[np.int64]]:
-        encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
-        return [np.array([*numbers, tokenizer.eos_token_id], np.int64) for numbers in encoded]
-
-    return tokenize

@@ -34,6 +34,7 @@ class Facts(msgspec.Struct, frozen=True):
     """What there is to know of a tokenizer without loading it."""
 
     digest: str
+    end: int
     vocabulary: int
 
 
@@ -46,7 +47,7 @@ class Tokenizer:
 
     @property
     def facts(self) -> Facts:
-        return Facts(self.digest, self.vocabulary)
+        return Facts(self.digest, self.end, self.vocabulary)
 
     @property
     def dtype(self) -> np.dtype[Any]:

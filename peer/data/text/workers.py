@@ -20,8 +20,10 @@ from functools import lru_cache
 from pathlib import Path
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from peer.data.text.examples import sequences_of
+from peer.data.text.examples import example_tokens, sequences_of
 from peer.data.text.formats import (
     TEXT_MAX_BYTES,
     DataFile,
@@ -35,6 +37,7 @@ from peer.data.text.token_cache import TokenCache
 from peer.data.text.tokenizing import ByteTokenizer, Facts, FileTokenizer, Tokenizer, tokens_of
 from peer.errors import DataUnavailable, PeerError, one_line
 from peer.limited import ended_by_limit, limit_memory, limit_processor, refuse_network
+from peer.run_file.forms import Form
 
 MEMORY_MAX_BYTES = 4 << 30
 PROCESSOR_MAX_S = 300
@@ -60,18 +63,22 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     cache: str = ""
     key: str | None = None
     """Name of the entry in the cache; ``None``: the text is read and nothing is made of it."""
+    texts: tuple[str, ...] = ()
+    """Texts that are here already, whose tokens are the answer."""
+    form: Form | None = None
+    """The form of ``texts`` that are examples."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
     tokenizer: Facts | None = None
+    tokens: tuple[bytes, ...] = ()
 
 
 def carry_out(job: Job) -> Facts:
     """Tokenize a piece into the cache. Raises ``PeerError``."""
     try:
-        changed = None if job.tokenizer is None else Path(job.tokenizer).stat().st_mtime_ns
-        tokenizer = _tokenizer(job.tokenizer, job.end_token, changed)
+        tokenizer = _tokenizer_of(job)
         text = _text(job)
         if job.key is None:
             for _ in text:
@@ -88,6 +95,21 @@ def carry_out(job: Job) -> Facts:
         raise unreadable(error) from error
     _cache(job.cache).write(job.key, tokens.train, tokens.held_out)
     return tokenizer.facts
+
+
+def encoded(job: Job) -> list[NDArray[np.int64]]:
+    """The tokens of each text of a job, with the end of a document."""
+    tokenizer = _tokenizer_of(job)
+    if job.form is not None:
+        found = [example_tokens(job.form, text, tokenizer) for text in job.texts]
+        return [tokens.astype(np.int64) for tokens in found]
+    end = np.array([tokenizer.end], np.int64)
+    return [np.concatenate([tokens, end]) for tokens in tokenizer.encode(job.texts)]
+
+
+def _tokenizer_of(job: Job) -> Tokenizer:
+    changed = None if job.tokenizer is None else Path(job.tokenizer).stat().st_mtime_ns
+    return _tokenizer(job.tokenizer, job.end_token, changed)
 
 
 def _text(job: Job) -> Iterator[Item]:
@@ -120,24 +142,36 @@ def _usual_count() -> int:
 
 
 class Workers:
-    """A number of worker processes, each started when it is needed. For use by threads."""
+    """A number of worker processes, each started when it is needed. For use by threads.
 
-    def __init__(self, count: int | None = None) -> None:
+    ``parallel``: each encodes several texts at once.
+    """
+
+    def __init__(self, count: int | None = None, *, parallel: bool = False) -> None:
         self.count = count or _usual_count()
         self._idle: queue.Queue[_Worker] = queue.LifoQueue()  # so that few run when few suffice
         for _ in range(self.count):
-            self._idle.put(_Worker())
+            self._idle.put(_Worker(parallel))
 
     def do(self, job: Job) -> Facts:
         """Carry a job out as soon as a worker is free. Raises ``DataUnavailable``."""
+        facts = self._ask(job).tokenizer
+        assert facts is not None  # of an answer without a problem
+        return facts
+
+    def encode(self, job: Job) -> list[NDArray[np.int64]]:
+        """The tokens of each text of a job. Raises ``DataUnavailable``."""
+        return [np.frombuffer(tokens, np.int64) for tokens in self._ask(job).tokens]
+
+    def _ask(self, job: Job) -> Answer:
         worker = self._idle.get()
         try:
             answer = worker.ask(job)
         finally:
             self._idle.put(worker)
-        if answer.tokenizer is None:
-            raise DataUnavailable("files", str(answer.problem))
-        return answer.tokenizer
+        if answer.problem is not None:
+            raise DataUnavailable("files", answer.problem)
+        return answer
 
     def close(self) -> None:
         """End the processes that are idle. A later job starts one again."""
@@ -154,7 +188,8 @@ class Workers:
 
 
 class _Worker:
-    def __init__(self) -> None:
+    def __init__(self, parallel: bool) -> None:
+        self._parallel = parallel
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, job: Job) -> Answer:
@@ -194,7 +229,8 @@ class _Worker:
                     "PYTHONPATH": os.pathsep.join(path),
                     "CUDA_VISIBLE_DEVICES": "",
                     "OMP_NUM_THREADS": "1",
-                    "TOKENIZERS_PARALLELISM": "false",  # the processes are the parallel part
+                    # Of several processes, these are the parallel part.
+                    "TOKENIZERS_PARALLELISM": str(self._parallel).lower(),
                     # Others reserve memory ahead of its use, which counts for the limit.
                     "ARROW_DEFAULT_MEMORY_POOL": "system",
                 },
@@ -217,7 +253,10 @@ class _Worker:
 
 def _answer(line: bytes) -> Answer:
     try:
-        return Answer(tokenizer=carry_out(msgspec.json.decode(line, type=Job)))
+        job = msgspec.json.decode(line, type=Job)
+        if job.texts:
+            return Answer(tokens=tuple(tokens.tobytes() for tokens in encoded(job)))
+        return Answer(tokenizer=carry_out(job))
     except DataUnavailable as error:
         return Answer(problem=error.reason)
     except PeerError as error:

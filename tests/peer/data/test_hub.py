@@ -15,7 +15,14 @@ import pytest
 from dht.identity import PeerId
 from peer.data.base_models import BaseUnavailable
 from peer.data.batches.sequences import Data
-from peer.data.hub import Streamed, check_files, checked_commit, commit_of, tokenize_with
+from peer.data.hub import (
+    Streamed,
+    _in_worker,
+    check_files,
+    checked_commit,
+    commit_of,
+    hub_tokenizer_file,
+)
 from peer.data.published import published
 from peer.data.sources import open_data
 from peer.errors import DataUnavailable, ExtraMissing
@@ -177,14 +184,37 @@ def test_the_real_datasets_package_says_which_files_it_would_read(tmp_path: Path
         check_files("a/b", type(builder).__module__, builder.config.data_files)
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused() -> None:
-    transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+@pytest.fixture
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HfData:
+    """A recipe whose tokenizer has come from the hub."""
     tokenizers = pytest.importorskip("tokenizers", reason="the extra 'hf' is not installed")
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<e>": 0, "a": 1, "b": 2}, "<e>"))
-    made = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<e>")
-    assert tokenize_with(made, "words", vocabulary=3)(["a", "ab"])[0].tolist() == [1, 0]
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<e>": 0, "a": 1, "b": 2}, "<e>"))
+    made.save(str(tmp_path / "words.json"))
+    found = (tmp_path / "words.json", "<e>")
+    monkeypatch.setattr("peer.data.hub.hub_tokenizer_file", lambda *named: found)
+    return HfData(dataset="a/b", tokenizer="a/words")
+
+
+def test_texts_of_the_hub_are_encoded_in_a_process_of_their_own(
+    words: HfData, tmp_path: Path
+) -> None:
+    tokenize, facts = _in_worker(words, tmp_path, vocabulary=3)
+    assert [tokens.tolist() for tokens in tokenize(["a", "ab", "b"])] == [[1, 0], [0, 0], [2, 0]]
+    assert (facts.end, facts.vocabulary) == (0, 3)
     with pytest.raises(DataUnavailable, match="has 3 tokens, the model has 2"):
-        tokenize_with(made, "words", vocabulary=2)
+        _in_worker(words, tmp_path, vocabulary=2)
+
+
+def test_a_tokenizer_of_the_hub_is_looked_at_before_a_package_loads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = pytest.importorskip("huggingface_hub", reason="the extra 'hf' is not installed")
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "BPE"}, "decoder": {"type": "?"}}')
+    monkeypatch.setattr(hub, "hf_hub_download", lambda *n, **m: str(tmp_path / "tokenizer.json"))
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", None)  # is not asked
+    with pytest.raises(DataUnavailable, match=r"a/b'.* its decoder is of the kind '\?'"):
+        hub_tokenizer_file("a/b@c0ffee", tmp_path)
 
 
 class LocalNetwork(BaseHTTPRequestHandler):

@@ -20,6 +20,7 @@ from peer.data.sources import open_data
 from peer.data.text.examples import example_tokens, packed
 from peer.data.text.formats import text_of
 from peer.data.text.tokenizing import ByteTokenizer, FileTokenizer
+from peer.data.text.workers import Job, encoded
 from peer.errors import DataUnavailable, RunFileError
 from peer.model.recipes import build_model, build_optimizer, held_out_loss, next_token_loss
 from peer.model.recipes.chunked_loss import loss_in_chunks
@@ -275,14 +276,17 @@ class Rows:
 
 
 def test_a_dataset_of_the_hub_fills_sequences_with_whole_examples_and_resumes() -> None:
-    from peer.data.hub import _example_of, _tokenize_examples
+    from peer.data.hub import _example_of
 
     form = form_of("completion", None, None)
+
+    def tokenize(texts: Sequence[str]) -> list[np.ndarray[Any, Any]]:
+        return encoded(Job(texts=tuple(texts), form=form))
 
     def stream() -> DocumentStream:
         return DocumentStream(
             Rows(ROWS),
-            lambda texts: _tokenize_examples(form, ByteTokenizer(), texts),
+            tokenize,
             files=Order(Rows(ROWS).num_shards, run_id=RunFile().run_id, peer_id=ANNA),
             text_of=lambda row: _example_of(form, row),
             held_out=0.2,
@@ -302,7 +306,7 @@ def test_a_dataset_of_the_hub_fills_sequences_with_whole_examples_and_resumes() 
         assert row.shape == (33,)
     held = held_out_documents(
         Rows(ROWS),
-        lambda texts: _tokenize_examples(form, ByteTokenizer(), texts),
+        tokenize,
         text_of=lambda row: _example_of(form, row),
         held_out=0.2,
         sequences=4,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from peer.data.text.formats import DataFile
 from peer.data.text.tokenizer_json import checked
 from peer.data.text.tokenizing import FileTokenizer
+from peer.data.text.workers import Job, Workers
 from peer.errors import DataUnavailable
 
 
@@ -148,3 +152,35 @@ def test_the_parts_of_published_tokenizers_are_read(tmp_path: Path) -> None:
     for parts in (llama, clip, deepseek):
         (tokens,) = FileTokenizer(written(tmp_path, **parts), "<end>").encode(["ab"])
         assert tokens.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"), [("MEMORY_MAX_BYTES", 96 << 20), ("PROCESSOR_MAX_S", 1)]
+)
+def test_a_tokenizer_that_takes_all_memory_or_never_ends_ends_only_its_worker(
+    limit: str, value: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within what its parts may be, as the limits are lower here."""
+    pytest.importorskip("tokenizers", reason="the extra 'hf' is not installed")
+    path = written(tmp_path, **after_one_another(replaced("a", "ab" * 127)))
+    (tmp_path / "a.txt").write_text("a" * 400_000)
+    program = f"from peer.data.text import workers; workers.{limit} = {value}; workers.main()"
+    started = []
+    popen = subprocess.Popen
+
+    def limited(command: list[str], **options: Any) -> Any:
+        assert command[1:] == ["-P", "-m", "peer.data.text.workers"]
+        started.append(popen([sys.executable, "-c", program], **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", limited)
+    file = DataFile(str(tmp_path / "a.txt"), "a.txt")
+    workers = Workers(1)
+    try:
+        assert workers.do(Job(tokenizer=str(path), end_token="<end>")).vocabulary == 3
+        job = Job(files=(file,), tokenizer=str(path), end_token="<end>", key="00")
+        with pytest.raises(DataUnavailable, match=r"too much memory or too long at a\.txt; ask"):
+            workers.do(job)
+    finally:
+        workers.close()
+    assert len(started) == 1, "it is not tried again"
