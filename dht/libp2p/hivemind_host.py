@@ -11,7 +11,6 @@ import asyncio
 import logging
 import re
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -159,6 +158,9 @@ class HivemindHost:
         self.refused_streams = 0
         """Number of inbound streams that were refused."""
 
+        self.prefers: Callable[[PeerId], object] = lambda peer: False
+        """Whether a peer's streams go before those of others when there are too many."""
+
         self.on_restart: list[Callable[[], None]] = []
         """Called after each restart of the daemon."""
 
@@ -169,7 +171,8 @@ class HivemindHost:
         self._records = HivemindDirectory(identity.peer_id, keeper)
         self._calls: dict[str, _CallServer] = {}
         self._streams: dict[str, StreamHandler] = {}
-        self._open: Counter[PeerId] = Counter()
+        self._open: dict[PeerId, list[FrameStream]] = {}
+        """Streams that each peer has opened, the oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._supervisor: asyncio.Task[None] | None = None
         self._known = BoundedMapping[PeerId, tuple[Multiaddr, ...]](
@@ -257,7 +260,7 @@ class HivemindHost:
 
     @property
     def inbound_streams(self) -> int:
-        return self._open.total()
+        return sum(map(len, self._open.values()))
 
     def wall_time(self) -> float:
         return time.time()
@@ -663,23 +666,41 @@ class HivemindHost:
         """Start the handler of an incoming stream, or return the reason of a refusal."""
         peer = stream.remote
         handler = self._streams.get(protocol)
-        over = (
-            self._open[peer] >= self._settings.streams_per_peer_max
-            or self._open.total() >= self._settings.streams_max
+        over = len(self._open.get(peer, ())) >= self._settings.streams_per_peer_max or (
+            self.inbound_streams >= self._settings.streams_max and not self._made_room(peer)
         )
         if handler is None or over or self._closed:
             self.refused_streams += 1
             _logger.debug("stream_refused peer=%s protocol=%s over=%s", peer, protocol, over)
             return "too many streams" if over else NOT_SERVED
-        self._open[peer] += 1
-        stream.on_closed = lambda: self._stream_closed(peer)
+        self._open.setdefault(peer, []).append(stream)
+        stream.on_closed = lambda: self._stream_closed(peer, stream)
         self._spawn(self._serve_stream(stream, protocol, handler), f"the handler of {protocol}")
         return None
 
-    def _stream_closed(self, peer: PeerId) -> None:
-        self._open[peer] -= 1
-        if not self._open[peer]:
-            del self._open[peer]
+    def _made_room(self, peer: PeerId) -> bool:
+        """Cut the oldest stream of the peer with the most, unless the asking one has as many.
+
+        Peers that are preferred have theirs cut for one another only, and after all others.
+        """
+
+        def rank(each: PeerId, more: int = 0) -> tuple[bool, int]:
+            return not self.prefers(each), len(self._open.get(each, ())) + more
+
+        most = max(self._open, key=rank)
+        if rank(most) <= rank(peer, more=1):
+            return False
+        oldest = self._open[most][0]
+        self._stream_closed(most, oldest)
+        oldest.cut()
+        return True
+
+    def _stream_closed(self, peer: PeerId, stream: FrameStream) -> None:
+        streams = self._open.get(peer, [])
+        if stream in streams:
+            streams.remove(stream)
+        if not streams:
+            self._open.pop(peer, None)
 
     async def _serve_stream(
         self, stream: FrameStream, protocol: str, handler: StreamHandler

@@ -208,6 +208,9 @@ class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is u
         self.lost = asyncio.Event()
         """Set when the connection to the daemon has ended."""
         self._serving: dict[bytes, int] = {}
+        """Number of calls of each peer that wait or are under way."""
+        self._begun: dict[UUID, bytes] = {}
+        """The callers of those under way, the oldest first."""
 
     async def _ensure_persistent_conn(self) -> None:
         await super()._ensure_persistent_conn()
@@ -263,7 +266,8 @@ class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is u
         if not self._rate.spend(peer, now):
             self._reply(call_id, error=f"over {self.CALLS_PER_S:g} calls of yours in a second")
             return
-        if len(self._handler_tasks) + len(self._waiting) >= self.CALLS_MAX:
+        under_way = len(self._handler_tasks) + len(self._waiting)
+        if under_way >= self.CALLS_MAX and not self._made_room(peer):
             self._reply(call_id, error="too many calls at once")
             return
         if self._serving.get(peer, 0) >= self.CALLS_PER_PEER_MAX:
@@ -274,19 +278,31 @@ class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is u
             loop.call_soon(self._begin_some)
         self._waiting.put(peer, (call_id, request), is_frugal=self._rate.is_frugal(peer, now))
 
+    def _made_room(self, peer: bytes) -> bool:
+        """End a call of the peer with the most under way, unless the asking one has as many."""
+        most = max(self._begun.values(), key=lambda each: self._serving[each], default=peer)
+        if self._serving.get(most, 0) <= self._serving.get(peer, 0) + 1:
+            return False
+        oldest = next(call_id for call_id, caller in self._begun.items() if caller == most)
+        del self._begun[oldest]
+        self._handler_tasks[oldest].cancel()
+        self._reply(oldest, error="too many calls at once")
+        return True
+
     def _begin_some(self) -> None:
         for peer, (call_id, request) in self._waiting.take(self.BEGUN_AT_ONCE):
             if self.lost.is_set():
                 self._served(peer)
                 continue
             task = asyncio.ensure_future(self._handle_persistent_request(call_id, request))
-            self._handler_tasks[call_id] = task
+            self._handler_tasks[call_id], self._begun[call_id] = task, peer
             task.add_done_callback(partial(self._end_request, call_id, peer))
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._begin_some)
 
     def _end_request(self, call_id: UUID, peer: bytes, task: asyncio.Task[None]) -> None:
         del self._handler_tasks[call_id]
+        self._begun.pop(call_id, None)
         self._served(peer)
 
     def _served(self, peer: bytes) -> None:

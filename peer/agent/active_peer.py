@@ -95,6 +95,7 @@ class ActivePeer:
         # The verdict may have come before there was an averager to hear of it.
         averager.set_reachable(self._online.can_serve)
         self._online.presence.go_by_clocks_of(averager.is_established)
+        self._online.host.prefers = averager.worth
         coroutines: dict[str, Coroutine[Any, Any, None]] = {
             "averager": averager.run(),
             "save": self._saver.run(),

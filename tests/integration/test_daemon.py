@@ -29,7 +29,6 @@ from tests.integration.loopback import (
     hosts,
     identity,
     run,
-    until,
 )
 from tests.processes import Processes, descendants, described, is_running, still_running
 
@@ -222,12 +221,16 @@ def test_inbound_streams_of_one_peer_are_limited() -> None:
 
             streams: list[Stream] = []
             assert [await try_once(first) for _ in range(4)] == [True, True, True, False]
-            assert [await try_once(second) for _ in range(2)] == [True, False]
+            assert await try_once(second)
             assert server.inbound_streams == 4
-            assert server.refused_streams == 2
-            streams[0].abort()  # frees a slot
-            await until(lambda: server.inbound_streams == 3, timeout_s=WAIT_S)
-            assert await try_once(first)
+            assert await try_once(second), "the oldest of the peer with the most made room"
+            with pytest.raises(StreamBroken):
+                await streams[0].receive(timeout_s=WAIT_S)
+            assert [await try_once(client) for client in (second, first)] == [False, False]
+            assert server.refused_streams == 3
+            server.prefers = {first.peer_id}.__contains__
+            assert await try_once(first), "a peer that is preferred goes before others"
+            assert server.inbound_streams == 4
             held.set()
 
     run(scenario())

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from uuid import uuid4
 
 import pytest
+from hivemind.p2p import PeerID
+from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
+from hivemind.proto import p2pd_pb2
+from multiaddr import Multiaddr
 
 from dht.libp2p import hivemind_patches
 from dht.libp2p.hivemind_patches import (
@@ -74,3 +80,38 @@ def test_the_rest_of_hivemind_is_there_for_whoever_asks_for_it() -> None:
 )
 def test_lengths_are_written_as_the_daemon_reads_them(value: int, encoded: bytes) -> None:
     assert varint(value) == encoded
+
+
+async def test_slow_calls_of_few_keys_do_not_take_the_places_of_all_calls() -> None:
+    """64 keys with 16 calls for meetings each held all places for ten seconds."""
+    control = SteadyControlClient(
+        DaemonConnector(Multiaddr("/unix/nowhere")), _initialized_with_create=True
+    )
+    answered: list[bytes] = []
+
+    async def handle(data: bytes, peer: PeerID) -> bytes:
+        if data == b"slow":
+            await asyncio.Event().wait()
+        answered.append(peer.to_bytes())
+        return b""
+
+    control.unary_handlers["/test"] = handle
+
+    async def ask(peer: bytes, data: bytes) -> None:
+        request = p2pd_pb2.CallUnaryRequest(peer=peer, proto="/test", data=data)
+        control._begin_request(uuid4(), request)
+        await asyncio.sleep(0)
+
+    control.CALLS_MAX = 64
+    for number in range(64):
+        await ask(b"key%d" % (number % 8), b"slow")
+    for _ in range(3):
+        await ask(b"anna", b"quick")
+        await asyncio.sleep(0)
+
+    assert answered == 3 * [b"anna"]
+    assert len(control._handler_tasks) <= 64
+    tasks = list(control._handler_tasks.values())
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
