@@ -10,18 +10,19 @@ driver acts on the verdict.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from averaging.history.lineage import Lineage
+from dht.bounded_mapping import BoundedMapping, by_age
 from dht.identity import PeerId
 
 LINEAGES_MAX = 4
 """States whose digests are kept: votes may arrive before a peer's own digest is taken, or late."""
 VOTES_MAX = 64
-"""Votes kept per state."""
+"""Votes kept per state, on average."""
 MAJORITY_MIN = 2
 """Smallest number of other peers that must agree before a peer takes their state."""
 
@@ -54,47 +55,42 @@ Verdict: TypeAlias = Agreed | Others | Minority
 class Audit:
     """The digests of the last audited states of one fragment."""
 
-    __slots__ = ("_mine", "_voters", "_votes")
+    __slots__ = ("_mine", "_votes")
 
-    def __init__(self) -> None:
-        self._votes: OrderedDict[Lineage, dict[PeerId, bytes]] = OrderedDict()
-        self._mine: dict[Lineage, bytes] = {}
-        self._voters: dict[Lineage, frozenset[PeerId]] = {}
+    def __init__(self, worth: Callable[[PeerId], float] = lambda peer: 0.0) -> None:
+        """``worth``: how much the work of a peer counts here. Votes come before the own digest."""
+        self._votes = BoundedMapping[tuple[Lineage, PeerId], bytes](
+            "votes on bits",
+            LINEAGES_MAX * VOTES_MAX,
+            worth=lambda vote, _: worth(vote[1]),
+            author=lambda vote, _: vote[1],
+        )
+        self._mine = BoundedMapping[Lineage, tuple[bytes, frozenset[PeerId]]](
+            "own digests", LINEAGES_MAX, worth=by_age
+        )
+        """This peer's digests, each with the peers whose votes count."""
 
     def __repr__(self) -> str:
-        return f"Audit({len(self._mine)} own digests, {len(self._votes)} lineages)"
+        return f"Audit({len(self._mine)} own digests, {len(self._votes)} votes)"
 
     def took(self, lineage: Lineage, digest: bytes, voters: Iterable[PeerId]) -> Verdict:
         """Record this peer's own digest, and ``voters``, the peers that made the state with it.
 
         Only the votes of ``voters`` count.
         """
-        self._of(lineage)
-        self._mine[lineage] = digest
-        self._voters[lineage] = frozenset(voters)
+        self._mine[lineage] = digest, frozenset(voters)
         return self._verdict(lineage)
 
     def heard(self, sender: PeerId, lineage: Lineage, digest: bytes) -> Verdict:
         """Record another peer's digest, which replaces its earlier vote on the same lineage."""
-        votes = self._of(lineage)
-        if sender in votes or len(votes) < VOTES_MAX:
-            votes[sender] = digest
+        self._votes.renew((lineage, sender), digest)
         return self._verdict(lineage)
 
-    def _of(self, lineage: Lineage) -> dict[PeerId, bytes]:
-        votes = self._votes.setdefault(lineage, {})
-        while len(self._votes) > LINEAGES_MAX:
-            old, _ = self._votes.popitem(last=False)
-            self._mine.pop(old, None)
-            self._voters.pop(old, None)
-        return votes
-
     def _verdict(self, lineage: Lineage) -> Verdict:
-        mine = self._mine.get(lineage)
-        if mine is None:
+        if lineage not in self._mine:
             return Agreed()
-        voters = self._voters[lineage]
-        votes = {p: d for p, d in self._votes[lineage].items() if p in voters}
+        mine, voters = self._mine[lineage]
+        votes = {p: self._votes[lineage, p] for p in voters if (lineage, p) in self._votes}
         apart = tuple(sorted(peer for peer, digest in votes.items() if digest != mine))
         if not apart:
             return Agreed()

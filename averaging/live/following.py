@@ -108,7 +108,7 @@ class Following:
     def __init__(self, work: Followed) -> None:
         self._work = work
         self._averager = work.averager
-        self._audit = Audit()
+        self._audit = Audit(self._averager.worth)
         self._giving_way = False
 
     # Catching up

@@ -23,6 +23,7 @@ from averaging.live.checks.auditing import Auditing
 from averaging.live.checks.spot_checking import Judge, SpotChecking
 from averaging.live.learner_port import LearnerPort
 from averaging.live.settings import (
+    PEERS_BLAMED_MAX,
     AveragerSettings,
     AveragerStats,
     Participant,
@@ -51,8 +52,6 @@ from dht.identity import PeerId, verify
 from dht.protocol import NEWEST, OLDEST
 
 logger = logging.getLogger(__name__)
-
-PEERS_BLAMED_MAX = 1024
 
 OUTSIDE_BYTES_MAX = 1 << 30
 """Memory for uploads to rounds of which this peer is no member; at a peer with a learner, which is
@@ -117,7 +116,7 @@ class Services(ABC):
             floats=self.memory.floats,
         )
         self._told_not_a_commit: set[PeerId] = set()
-        self._last_heard = LastHeard()
+        self._last_heard = LastHeard(self.worth)
         self.sources = UnreliableSources(terms.policy)
         self.spacing = Spacing()
         self.probation = Probation(
@@ -317,8 +316,7 @@ class Services(ABC):
     def blame(self, peer: PeerId, kind: str, reason: str, **fields: Any) -> None:
         """Count and report what a peer should not have sent."""
         self.stats.refused[kind] += 1
-        if peer in self.stats.blamed or len(self.stats.blamed) < PEERS_BLAMED_MAX:
-            self.stats.blamed[peer] += 1
+        self.stats.blamed[peer] = self.stats.blamed.get(peer, 0) + 1
         self.event("refused", peer=peer, kind=kind, reason=reason, **fields)
 
     def not_a_commit(self, peer: PeerId, reason: str, *, fragment: int) -> None:

@@ -168,6 +168,7 @@ from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import Probation
 from averaging.rules.sites import carries, may_bring
 from dht import protocol
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 ROUNDS_MAX = 16
@@ -259,7 +260,12 @@ class FragmentRounds:
         """Time at which ``Tick`` is wanted; ``None``: nothing waits. Each input may move it."""
         self._effects: list[Effect] = []
         self._own_messages: deque[Message] = deque()
-        self._early: deque[tuple[PeerId, Message]] = deque(maxlen=EARLY_MAX)
+        self._early = BoundedMapping[object, tuple[PeerId, Message]](
+            "early messages",
+            EARLY_MAX,
+            worth=lambda _, early: self.peers.worth(early[0]),
+            author=lambda _, early: early[0],
+        )
         """Messages about unknown rounds that came while this peer waits for a commit."""
 
     def __repr__(self) -> str:
@@ -631,7 +637,7 @@ class FragmentRounds:
             return
         may_come = self._awaits_a_commit and round_id not in self.outcomes
         if may_come and isinstance(message, KEEP_OUT):
-            self._early.append((sender, message))
+            self._early[object()] = sender, message
             return
         match message:
             case messages.Finished():
@@ -675,7 +681,7 @@ class FragmentRounds:
     def _hear_the_early(self, now: float) -> None:
         """Take what was said of rounds whose commits might still have come."""
         while self._early and not self._awaits_a_commit:
-            sender, message = self._early.popleft()
+            sender, message = self._early.pop(next(iter(self._early)))
             self._about_round(sender, message, now)
 
     def _receive_in_doubt(self, sender: PeerId, message: Message, now: float) -> None:

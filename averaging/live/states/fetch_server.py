@@ -60,6 +60,8 @@ GIVE_WAY_S = 5.0
 """Pause before each piece for such a peer, while another one is being served."""
 FROZEN_MAX = 4
 """States kept as they were for somebody who is reading them, while newer ones replace them."""
+ASKERS_MAX = 64
+"""Peers that are remembered as having asked for one of them."""
 FROZEN_SPARE_S = 1.0
 """A frozen state that nobody reads, and nobody read from for so long, makes room for another one.
 """
@@ -256,8 +258,9 @@ class FetchServer:
             await self._confirm(reader, request)
         elif isinstance(request, AskManifest):
             frozen = self._freeze(request.fragment, reader.place.peer)
-            frozen.awaited.add(reader.stream.remote)
-            frozen.asked.add(reader.stream.remote)
+            if len(frozen.awaited) < ASKERS_MAX:
+                frozen.awaited.add(reader.stream.remote)
+                frozen.asked.add(reader.stream.remote)
             reader.begins(frozen)
             await self._tell_manifest(reader, frozen)
         elif isinstance(request, AskPieces):

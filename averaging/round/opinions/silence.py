@@ -10,24 +10,27 @@ tells the others, unless nobody else was heard either: then this peer may be the
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import math
+from collections.abc import Callable
 
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 HEARD_MAX = 1024
-"""Peers that are remembered; beyond it those that have been silent longest are forgotten."""
-KEPT_S = 30.0
-"""Peers that were heard longer ago are forgotten. No answer is waited for that long, which is twice
-``RoundPolicy.answer_s``. A peer with other members in every round hears all of a large swarm."""
+"""Peers that are remembered. One that is forgotten counts as silent."""
 
 
 class LastHeard:
     """The times at which peers were last heard, about any fragment."""
 
-    __slots__ = ("_heard_at",)
+    __slots__ = ("_heard_at", "_latest_at")
 
-    def __init__(self) -> None:
-        self._heard_at: OrderedDict[PeerId, float] = OrderedDict()
+    def __init__(self, worth: Callable[[PeerId], float] = lambda peer: 0.0) -> None:
+        """``worth``: how much the work of a peer counts here."""
+        self._heard_at = BoundedMapping[PeerId, float](
+            "last heard", HEARD_MAX, worth=lambda peer, _: worth(peer)
+        )
+        self._latest_at = -math.inf
 
     def __repr__(self) -> str:
         return f"LastHeard({len(self._heard_at)} heard)"
@@ -37,17 +40,9 @@ class LastHeard:
         return len(self._heard_at)
 
     def heard(self, peer: PeerId, now: float) -> None:
-        self._heard_at[peer] = now
-        self._heard_at.move_to_end(peer)
-        longest_silent = next(iter(self._heard_at))
-        if len(self._heard_at) > HEARD_MAX or self._heard_at[longest_silent] < now - KEPT_S:
-            del self._heard_at[longest_silent]
+        self._heard_at.renew(peer, now)
+        self._latest_at = now
 
     def is_silent(self, peer: PeerId, *, since: float) -> bool:
         """True if this peer has not been heard since then, and another one has."""
-        if not self._heard_at:
-            return False
-        if self._heard_at.get(peer, since) > since:
-            return False
-        latest = next(reversed(self._heard_at))
-        return self._heard_at[latest] > since
+        return self._heard_at.get(peer, since) <= since < self._latest_at

@@ -64,11 +64,22 @@ def test_votes_and_lineages_are_bounded() -> None:
     for number in range(3 * VOTES_MAX):
         audit.heard(PeerId(f"p{number}"), HERE, RIGHT)
         audit.took(number.to_bytes(32, "little"), RIGHT, ALL)
+        audit.heard(ANNA, number.to_bytes(32, "big"), RIGHT)
 
-    assert len(audit._votes) <= LINEAGES_MAX
-    for number in range(3 * VOTES_MAX):
-        audit.heard(PeerId(f"p{number}"), RIGHT, RIGHT)
-    assert max(len(votes) for votes in audit._votes.values()) == VOTES_MAX
+    assert len(audit._mine) == LINEAGES_MAX
+    assert len(audit._votes) <= LINEAGES_MAX * VOTES_MAX
+
+
+def test_peers_that_never_worked_take_no_vote_from_those_that_did() -> None:
+    audit = Audit(lambda peer: float(peer in ALL))
+    audit.heard(ANNA, HERE, RIGHT)
+    for number in range(10 * VOTES_MAX):
+        stranger = PeerId(f"stranger{number}")
+        audit.heard(stranger, HERE, WRONG)
+        audit.heard(stranger, number.to_bytes(32, "little"), WRONG)
+    audit.heard(BORIS, HERE, RIGHT)
+
+    assert audit.took(HERE, WRONG, ALL) == Minority(RIGHT, (ANNA, BORIS), with_me=1)
 
 
 def test_a_peer_whose_memory_flipped_a_bit_logs_it_and_takes_the_majoritys_state(

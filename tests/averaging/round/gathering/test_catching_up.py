@@ -133,4 +133,4 @@ async def test_a_slow_liar_delays_a_peer_for_a_while_and_not_for_ten_minutes() -
             if (fields["peer"], fields["kind"]) == (liar.id, "did_not_deliver")
         ]
         assert "not done within 30" in reason
-        assert anna.averager.stats.blamed[liar.id]
+        assert anna.averager.stats.blamed.get(liar.id)
