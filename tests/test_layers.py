@@ -547,6 +547,213 @@ def rooms_without_a_map(modules: Modules) -> list[str]:
     ]
 
 
+HEARS = re.compile(
+    r"dht|averaging\.(?:round|audit|live|rules|history)"
+    r"|peer\.(?:agent|hosting|run_page|publishing|joining|credit)"
+)
+"""Rooms that hear from others; what is in memory only is a test's."""
+
+CONTAINERS = {"dict", "set", "list", "Counter", "OrderedDict", "defaultdict", "deque"}
+
+OF_OTHERS = {"PeerId", "RunId", "Lineage", "Link", "Multiaddr", "bytes", "str"}
+"""What others choose, by the thousand if they like."""
+
+BOUNDED_OTHERWISE = {
+    "peers connected now, which the daemon limits": """
+dht.libp2p.hivemind_directory.HivemindDirectory._connected
+dht.libp2p.hivemind_directory.HivemindDirectory._not_nodes
+dht.membership.proximity.Proximity.present
+dht.presence.dialler.Dialler.connected
+dht.presence.dialler.Dialler._networks
+dht.presence.door.Door._let_in
+dht.presence.door.Door._compared
+dht.presence.greeting.Greeting._not_to_greet""",
+    "peers that this one says hello to: some at each heartbeat, remembered for four": """
+dht.presence.greeting.Greeting._asked""",
+    "streams and calls at once, so many of each peer; the peer with the most makes room": """
+dht.libp2p.hivemind_host.HivemindHost._open
+dht.libp2p.hivemind_patches.SteadyControlClient._serving
+dht.membership.call_budget.CallQueue._frugal
+dht.membership.call_budget.CallQueue._others
+averaging.live.streams.fair_shares.ByteBudget._held""",
+    "calls of one peer in a minute, or holders of one record: a few": """
+dht.membership.call_budget.CallBudget._calls
+dht.membership.holders.Holders._known""",
+    "bytes that wait in one stream or link, at most so many": """
+dht.libp2p.framing.frame_stream.FrameStream._queue
+averaging.live.streams.links._Link.waiting""",
+    "512 links; those of newcomers are closed before those of established peers": """
+averaging.live.streams.links.Transport._links""",
+    "peers that this one dials; connections are closed with what is forgotten": """
+dht.libp2p.lane.lane.Lane._peers""",
+    "64 circuits; the peer with the most makes room with the longest unused": """
+dht.libp2p.lane.relaying.FairQueue._waiting
+dht.libp2p.lane.relaying._Circuit.legs
+dht.libp2p.lane.relaying.Relay._circuits
+dht.libp2p.lane.relaying.Relay._legs""",
+    "samples of the last seconds": """
+dht.libp2p.lane.pacing.Pace._best""",
+    "settings, files and links of this peer, and what it is asked to serve": """
+dht.libp2p.hivemind_host.HivemindHost._calls
+dht.libp2p.hivemind_host.HivemindHost._streams
+dht.libp2p.places.Places._at
+dht.libp2p.places.Places._kept
+dht.membership.seeds.SeedPlanner._entries
+dht.presence.greeting.Greeting.bootstrap_peers
+peer.run_page.server._Server._codes""",
+    "questions that this peer is asking just now": """
+dht.presence.dial_back.DialBacks._requests
+dht.presence.door.Door._asking
+averaging.live.checks.auditing.Auditing._fetching
+averaging.live.states.fetcher._Attempt.reasons
+averaging.live.states.fetcher._Attempt.manifests
+averaging.live.states.fetcher._Attempt.digests
+peer.joining.visit.Visitor._told""",
+    "the owner, and DELEGATES_MAX that it has signed for": """
+dht.membership.admission.Admission._directives""",
+    "verdicts in `Auditing.convicted`": """
+dht.membership.admission.Admission.convicted""",
+    "64 runs, by key and network; 8192 members of each, those that called first": """
+dht.membership.known_runs.KnownRuns._known
+dht.membership.table.PeerTable._members
+dht.membership.table.PeerTable._present_before
+dht.membership.table.PeerTable._order
+peer.agent.local_peer.LocalPeer.view
+peer.agent.local_peer.LocalPeer.absent
+peer.agent.local_peer.LocalPeer.foundings
+peer.hosting.run_pages.RunPages._pages
+peer.hosting.run_pages.RunPages._files
+peer.hosting.run_pages.RunPages._keepers_since""",
+    "buckets, as deep as the number of members needs, that this peer has read lately": """
+dht.membership.table.PeerTable._read_at
+dht.membership.table.PeerTable._quiet""",
+    "half for the first that came, half a sample by a rank that only this node can compute": """
+dht.record_keeper._Shelf.entries
+dht.record_keeper._Deadlines._heap
+dht.record_keeper.RecordKeeper._shelves
+dht.record_keeper.RecordKeeper._sample""",
+    "helpers that denied, cleared at each verdict": """
+dht.membership.reachability.Verdict.denials""",
+    "256 strangers, for one sentence each; a newcomer meets its seeds before them": """
+dht.presence.intake.Intake.misfits""",
+    "1024 established peers, for one sentence each": """
+averaging.live.services.Services._told_not_a_commit""",
+    "kinds that the source names": """
+dht.libp2p.lane.lane.Lane.counters
+dht.libp2p.lane.meetings.Ends.counters
+dht.libp2p.lane.relaying.Relay.counters
+dht.throttled_host.Gate.sent_for
+averaging.live.checks.auditing.Auditing.counters
+averaging.live.checks.spot_checking.SpotChecking.counters
+averaging.live.settings.AveragerStats.refused
+averaging.live.states.fetch_server.FetchServer.counters
+averaging.live.states.fetcher.Fetcher.counters
+averaging.live.streams.links.Transport.counters
+averaging.round.machine.FragmentRounds.counters
+peer.agent.local_peer.LocalPeer.jumps""",
+    "members of one roster, at most 64": """
+averaging.audit.witness._Round.votes
+averaging.audit.witness._Round.promises
+averaging.live.slices.evidence.Uploads.shown
+averaging.live.slices.parts.Tally.refused
+averaging.live.slices.parts.Tally._sent
+averaging.live.slices.parts.Tally._received
+averaging.live.slices.parts.Parts._shown
+averaging.round.participation.Participation._finished_by
+averaging.round.participation.Participation._void_said_by
+averaging.round.sealing.doubt.Doubt.forsworn
+averaging.round.sealing.doubt.Doubt.void_said_by""",
+    "places of one group, half of them for newcomers, and peers that this one has called": """
+averaging.round.gathering.roster.OpenRoster.joins
+averaging.round.gathering.roster.OpenRoster.held
+averaging.round.gathering.roster.OpenRoster.passed
+averaging.round.gathering.roster.OpenRoster.called
+averaging.round.gathering.roster.OpenRoster.coming""",
+    "NAMERS_MAX for each author; leaders that this peer has asked; until a link has enough": """
+averaging.audit.spot_checks.SpotChecks._named
+averaging.round.opinions.neighbourhood.Neighbourhood._vouchers
+averaging.round.opinions.certificates.Certificates._kept""",
+    "ROUNDS_MAX rounds at once, of leaders that may lead": """
+averaging.round.machine.FragmentRounds.rounds
+averaging.live.fragment.FragmentWork.exchanges""",
+    "one link that this peer has left": """
+averaging.round.opinions.certificates.Certificates._left""",
+    "own work, and what memory of its own it takes": """
+averaging.history.replay.ReplayLog._entries
+averaging.live.states.state_files.StateFiles._returned
+averaging.live.streams.buffers.Arena._returned
+averaging.round.machine.FragmentRounds._own_messages""",
+    "bytes of the own rounds, which auditors may ask for: they give way to no other table": """
+averaging.live.checks.auditing.Auditing._kept""",
+    "proofs times peers in view": """
+averaging.live.checks.auditing.Auditing._told""",
+    "states being read: the slowest goes, then that of peers that had their share": """
+averaging.live.states.fetch_server._Frozen.readers
+averaging.live.states.fetch_server._Frozen.awaited
+averaging.live.states.fetch_server._Frozen.asked
+averaging.live.states.fetch_server.FetchServer._frozen""",
+    "peers with work in the merged maps": """
+peer.credit.tally.Tally.statements""",
+}
+"""Attributes that others make grow and that are no ``BoundedMapping``, by what bounds them."""
+
+
+def tables_without_a_bound(modules: Modules) -> list[str]:
+    """Attributes that others can make grow, and that are no ``BoundedMapping``.
+
+    What is bounded otherwise stands in ``BOUNDED_OTHERWISE``.
+    """
+    known = {name for names in BOUNDED_OTHERWISE.values() for name in names.split()}
+    return [
+        f"{name} ({said}): make it a BoundedMapping, or say in BOUNDED_OTHERWISE what bounds it"
+        for name, said in growing(modules)
+        if name not in known
+    ]
+
+
+def growing(modules: Modules) -> Iterator[tuple[str, str]]:
+    """Attributes that are containers of what others choose, each with how it is declared."""
+    for module in ours(modules):
+        if not HEARS.match(module.room) or module.room in {"dht.memory"}:
+            continue
+        for owner in module.nodes:
+            if not isinstance(owner, ast.ClassDef):
+                continue
+            for node in ast.walk(owner):
+                match node:
+                    case ast.AnnAssign(
+                        target=ast.Attribute(value=ast.Name(id="self"), attr=name)
+                        | ast.Name(id=name),
+                        annotation=said,
+                        value=value,
+                    ) if not isinstance(node.target, ast.Name) or node in owner.body:
+                        pass
+                    case ast.Assign(
+                        targets=[ast.Attribute(value=ast.Name(id="self"), attr=name)],
+                        value=ast.Call(func=said) as value,
+                    ):
+                        pass
+                    case _:
+                        continue
+                if any(map(_grows, ast.walk(said))) and not _has_maxlen(value):
+                    yield f"{module.name}.{owner.name}.{name}", ast.unparse(said)
+
+
+def _grows(said: ast.AST) -> bool:
+    match said:
+        case ast.Subscript(value=ast.Name(id="deque")):
+            return True
+        case ast.Subscript(value=ast.Name(id=kind), slice=of) if kind in CONTAINERS:
+            keys = of.elts[0] if isinstance(of, ast.Tuple) else of
+            names = {each.id for each in ast.walk(keys) if isinstance(each, ast.Name)}
+            return bool(names & ({"PeerId"} if kind == "list" else OF_OTHERS))
+    return False
+
+
+def _has_maxlen(value: ast.expr | None) -> bool:
+    return value is not None and "deque(maxlen=" in ast.unparse(value)
+
+
 RULES: dict[Rule, Modules] = {
     imports_against_the_order: planted(
         dht__identity="from averaging.messages import Join", averaging__messages=""
@@ -577,6 +784,10 @@ RULES: dict[Rule, Modules] = {
         "    def run(self, a, b, c, d, /, e, *, f, g, h, i): ...\n"
     ),
     modules_without_a_subject: planted(peer__data__utils=""),
+    tables_without_a_bound: planted(
+        averaging__round__machine="class Machine:\n"
+        "    def __init__(self): self.seen: dict[PeerId, float] = {}"
+    ),
     rooms_without_a_map: {"peer.data": Module("peer.data", "import peer", is_package=True)},
 }
 """Every rule, with a breach of it."""
@@ -591,6 +802,24 @@ def test_the_repository_keeps_the_rule(rule: Rule) -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_the_rule_finds_a_planted_breach(rule: Rule) -> None:
     assert rule(RULES[rule])
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        "seen: set[PeerId] = field(default_factory=set)",
+        "def __init__(self): self.seen = OrderedDict[bytes, float]()",
+        "def __init__(self): self.seen: deque[int] = deque()",
+        "def __init__(self): self.seen: dict[int, dict[tuple[int, Lineage], int]] = {}",
+    ],
+)
+def test_a_table_without_a_bound_is_found_however_it_is_declared(declared: str) -> None:
+    assert tables_without_a_bound(planted(dht__presence__door=f"class Door:\n    {declared}"))
+
+
+def test_every_table_that_is_bounded_otherwise_is_there() -> None:
+    named = {name for names in BOUNDED_OTHERWISE.values() for name in names.split()}
+    assert not named - {name for name, _ in growing(repository())}
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,12 @@ class Proximity:
         )
         """Scope of peers that are or were connected, and when that was observed."""
 
-        self._scope_at: dict[Multiaddr, Scope] = {}
+        self._scope_at = BoundedMapping[Multiaddr, Scope]("scopes", PEERS_MAX, worth=by_age)
         """Cache: each look asks about the same few addresses."""
 
-        self._guessed: dict[PeerId, tuple[tuple[Multiaddr, ...], Scope | None]] = {}
+        self._guessed = BoundedMapping[PeerId, tuple[tuple[Multiaddr, ...], Scope | None]](
+            "scopes guessed", PEERS_MAX, worth=by_age
+        )
         """Cache of guesses, each with the announced addresses that it was made from."""
 
     def set_own_addresses(self, own: tuple[Multiaddr, ...]) -> None:
@@ -74,8 +76,6 @@ class Proximity:
         """The scope of a connection's remote address."""
         scope = self._scope_at.get(remote)
         if scope is None:
-            if len(self._scope_at) >= PEERS_MAX:
-                self._scope_at.clear()
             scope = self._scope_at[remote] = scope_seen(remote, self._own)
         return scope
 
@@ -85,8 +85,6 @@ class Proximity:
             return seen[0]
         known = self._guessed.get(member.peer)
         if known is None or known[0] != member.addresses:
-            if len(self._guessed) >= PEERS_MAX:
-                self._guessed.clear()
             known = member.addresses, scope_guessed(member.addresses, self._own)
             self._guessed[member.peer] = known
         has_other = not all(map(is_loopback, member.addresses))

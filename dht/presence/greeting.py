@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from dht.bounded_mapping import BoundedMapping, by_age
 from dht.errors import NOT_SERVED, CallRefused, DhtError, HostClosed, PeerUnreachable
 from dht.identity import PeerId
 from dht.membership import hello as wire
@@ -24,6 +26,8 @@ from dht.presence.run_files import RunFiles
 from dht.presence.settings import GOODBYE_TIMEOUT_S
 from dht.presence.this_peer import ThisPeer
 
+CALLERS_MAX = 4096
+"""Peers whose last hello is remembered; another one is said hello to once more."""
 GOODBYES_MAX = 64
 CLOCK_WARNING_S = 2.0
 """Difference to the swarm's clocks from which on it is reported."""
@@ -58,7 +62,9 @@ class Greeting:
     _clock_is_off: bool = False
     _not_to_greet: dict[PeerId, float] = field(default_factory=dict)
     """Connected peers of no run of ours, and until when to leave them alone."""
-    _heard_from: dict[PeerId, float] = field(default_factory=dict)
+    _heard_from: BoundedMapping[PeerId, float] = field(
+        default_factory=lambda: BoundedMapping("callers", CALLERS_MAX, worth=by_age)
+    )
     """Time at which each peer last said hello."""
     _asked: dict[PeerId, float] = field(default_factory=dict)
     """Time at which each peer last answered a hello."""
@@ -119,8 +125,7 @@ class Greeting:
         asked_after = now - UNASKED_BEATS_MAX * beat_s
         self._asked = {peer: at for peer, at in self._asked.items() if at > asked_after}
         heard_after = max(now - SPARED_BEATS * beat_s, self.announcement.hurried_at)
-        self._heard_from = {peer: at for peer, at in self._heard_from.items() if at > heard_after}
-        return self._heard_from.keys() & self._asked.keys()
+        return {p for p in self._asked if self._heard_from.get(p, -math.inf) > heard_after}
 
     def contacts_to_make(self) -> list[PeerId]:
         """The members to connect to, so that enough connections stay open."""
@@ -237,7 +242,7 @@ class Greeting:
             return wire.write(wire.HelloReply(run=run, received_at=received_at, sent_at=sent_at))
         this.stats.hellos_received += 1
         if hello.record and hello.run == run:
-            self._heard_from[peer] = this.now()
+            self._heard_from.renew(peer, this.now())
         self._take_hello(peer, hello.record, hello.passed)
         # A bootstrap peer that calls is told a little of every run, a member about its own.
         about = run or hello.run or None

@@ -11,12 +11,12 @@ secret: it is of no use without the keys.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from dht.bounded_mapping import BoundedMapping, by_age
 from dht.identity import PeerId
 
 NUMBER_BYTES = 16
@@ -126,7 +126,9 @@ class Tickets:
         self.life_s = life_s
         self.per_peer_max = per_peer_max
         self.tickets_max = tickets_max
-        self._issued: OrderedDict[bytes, _Issued] = OrderedDict()
+        self._issued = BoundedMapping[bytes, _Issued](
+            "lane tickets", tickets_max, worth=by_age, author=lambda _, issued: issued.ticket.peer
+        )
 
     def __repr__(self) -> str:
         return f"Tickets({len(self._issued)} of {self.tickets_max})"
@@ -135,20 +137,10 @@ class Tickets:
         """Make a ticket usable under this number."""
         if len(number) != NUMBER_BYTES:
             raise ValueError(f"number has {len(number)} bytes; a number has {NUMBER_BYTES}")
-        while self._issued and next(iter(self._issued.values())).ends_at <= now:
-            self._issued.popitem(last=False)
-        by_peer = Counter(issued.ticket.peer for issued in self._issued.values())
-        if by_peer[ticket.peer] >= self.per_peer_max:
-            self._drop_oldest_of(ticket.peer)
-        elif len(self._issued) >= self.tickets_max:
-            # The first of those with as many: a flood of identities drops its own ones.
-            self._drop_oldest_of(max(by_peer, key=by_peer.__getitem__))
+        same = [n for n, issued in self._issued.items() if issued.ticket.peer == ticket.peer]
+        if len(same) >= self.per_peer_max:
+            del self._issued[same[0]]
         self._issued[number] = _Issued(ticket, now + self.life_s)
-
-    def _drop_oldest_of(self, peer: PeerId) -> None:
-        del self._issued[
-            next(n for n, issued in self._issued.items() if issued.ticket.peer == peer)
-        ]
 
     def redeem(self, number: bytes, *, now: float) -> Ticket | None:
         """Use up and return the ticket of this number; ``None`` if there is none."""

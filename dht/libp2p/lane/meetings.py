@@ -17,12 +17,13 @@ import contextlib
 import logging
 import secrets
 import socket
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dht.addresses import place_of
+from dht.bounded_mapping import BoundedMapping, by_age
 from dht.errors import NOT_SERVED, CallRefused, DhtError, PeerUnreachable
 from dht.identity import PeerId
 from dht.libp2p.framing.sealing import NUMBER_BYTES, Ticket
@@ -104,8 +105,8 @@ class Meetings:
     outside: Outside
     where: Where
     observers: Observers
-    _no_relays: OrderedDict[tuple[PeerId, PeerId], tuple[float, str]] = field(
-        default_factory=OrderedDict
+    _no_relays: BoundedMapping[tuple[PeerId, PeerId], tuple[float, str]] = field(
+        default_factory=lambda: BoundedMapping("relays that refused", REFUSALS_MAX, worth=by_age)
     )
     """Peers that refused to relay, and to whom; until when they are not asked again, and why."""
     _calls: CallBudget = field(default_factory=lambda: CallBudget(MEETINGS_PER_MINUTE))
@@ -196,7 +197,11 @@ class Meetings:
     async def _go_through_a_relay(self, peer: PeerId, known: Partner) -> None:
         """Open a connection through a third peer. Raises ``OSError``."""
         possible = await self._possible_relays(peer)
-        refusals = [why for (_, to), (_, why) in self._no_relays.items() if to == peer and why]
+        refusals = [
+            why
+            for (_, to), (until, why) in self._no_relays.items()
+            if to == peer and why and until > self._now
+        ]
         for relay, ip in possible:
             circuit = Circuit(peer, secrets.token_bytes(NUMBER_BYTES))
             try:
@@ -204,7 +209,7 @@ class Meetings:
             except CallRefused as error:
                 relays_none = error.reason in (NO_BULK, NOT_SERVED)
                 why = "" if relays_none else f"{relay} refused: {error.reason}"
-                self._no_relays[relay, peer] = self._now + NO_RELAY_S, why
+                self._no_relays.renew((relay, peer), (self._now + NO_RELAY_S, why))
                 if why:
                     refusals.append(why)
                 continue
@@ -231,15 +236,10 @@ class Meetings:
 
     async def _possible_relays(self, peer: PeerId) -> list[tuple[PeerId, str]]:
         """Connected peers that may relay, in random order, so that all of them are used."""
-        while self._no_relays and (
-            len(self._no_relays) > REFUSALS_MAX
-            or next(iter(self._no_relays.values()))[0] <= self._now
-        ):
-            self._no_relays.popitem(last=False)
         found = [
             (relay, ip)
             for relay, ip in await self.outside.observers()
-            if relay != peer and (relay, peer) not in self._no_relays
+            if relay != peer and self._no_relays.get((relay, peer), (0.0, ""))[0] <= self._now
         ]
         secrets.SystemRandom().shuffle(found)
         return found[:RELAYS_TRIED_MAX]
