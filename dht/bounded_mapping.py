@@ -25,6 +25,9 @@ Value = TypeVar("Value")
 ENTRY_BYTES: Final = 256
 """Memory of an entry of a table that does not measure sizes."""
 
+PROCESS_BYTES_MAX: Final = 128 << 20
+"""Memory of all tables of a process that is one peer."""
+
 DROPPED_SHARE: Final = 1 / 16
 """Share of a full table that is dropped at once: each search for the least reads all of it."""
 

@@ -8,6 +8,7 @@ anything. A table that is new in the source has to be added here.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -274,6 +275,11 @@ def test_each_table_is_flooded_here_or_named_as_harmless() -> None:
     by_age = {name for name, worth in tables_in_the_source().items() if worth == "by_age"}
     shared = {"credentials", "lane tickets"}
     assert by_age - shared == HARMLESS.keys(), "each author has a share of the others"
+
+
+def test_each_table_stands_in_the_security_document() -> None:
+    told = set(re.findall(r"`([a-z ]+)`", (ROOT / "SECURITY.md").read_text()))
+    assert set(tables_in_the_source()) <= told
 
 
 @cache

@@ -35,6 +35,7 @@ from averaging.live.states.fetcher import FetchProgress
 from averaging.numbers.arrays import check_subnormals
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
+from dht.bounded_mapping import ALL, PROCESS_BYTES_MAX
 from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable, StreamBroken
 from dht.identity import Identity, RunId
 from dht.whole_files import append_whole
@@ -506,5 +507,6 @@ def main(arguments: Sequence[str]) -> int:
             "python -m peer.agent is started by a trainer; see peer.bridge.agent_process\n"
         )
         return 2
+    ALL.bytes_max = PROCESS_BYTES_MAX
     line_at, bell_at, memory_at = map(int, arguments)
     return uvloop.run(serve(line_at, bell_at, memory_at))

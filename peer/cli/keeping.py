@@ -13,6 +13,7 @@ import typer
 from multiaddr import Multiaddr
 from typer import Argument, Option
 
+from dht.bounded_mapping import ALL, PROCESS_BYTES_MAX
 from dht.identity import Identity
 from peer.cli.application import (
     EXIT_REFUSED,
@@ -190,6 +191,7 @@ def keep(
             stays=until != "end",
             **{"listen": ANY_PORT, "announce": (), **addresses_of(listen, announce)},
         )
+        ALL.bytes_max = PROCESS_BYTES_MAX
         ending = run_until_stopped(
             lambda stop: keeper.keep(
                 settings, layout, stop, show, until=ends, publishing=publishing, showing=showing
