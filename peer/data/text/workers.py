@@ -40,6 +40,8 @@ from peer.limited import ended_by_limit, limit_memory, limit_processor, refuse_n
 from peer.run_file.forms import Form
 
 MEMORY_MAX_BYTES = 4 << 30
+"""A document of 16 MB takes half of it in a tokenizer of the hub."""
+
 PROCESSOR_MAX_S = 300
 """For one job: a slow machine tokenizes a piece of the largest size in some minutes."""
 
@@ -209,14 +211,17 @@ class _Worker:
             if ended_by_limit(code):
                 break
         names = ", ".join(file.name for file in job.files) or str(job.tokenizer)
-        raise DataUnavailable(
-            "files",
-            f"the process that tokenizes took too much memory or too long at {names[:200]}; ask "
-            "the run's author about this file and the tokenizer"
-            if ended_by_limit(code)
-            else f"the process that tokenizes ended with the code {code} at {names[:200]}; "
-            "if the machine ran out of memory, close other programs",
-        )
+        if ended_by_limit(code):
+            reason = (
+                f"took too much memory or too long at {names[:200]}; divide documents of more than "
+                "16 MB, or ask the run's author about this file and the tokenizer"
+            )
+        else:
+            reason = (
+                f"ended with the code {code} at {names[:200]}; if the machine ran out of memory, "
+                "close other programs"
+            )
+        raise DataUnavailable("files", f"the process that tokenizes {reason}")
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:

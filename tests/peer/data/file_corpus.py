@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,23 @@ class InThisProcess(Workers):
 
     def do(self, job: Job) -> Facts:
         return carry_out(job)
+
+
+def limit_workers(
+    monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> list[subprocess.Popen[bytes]]:
+    """Lower a limit of the worker processes that are started from now on, which are returned."""
+    program = f"from peer.data.text import workers; workers.{limit} = {value}; workers.main()"
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def limited(command: list[str], **options: Any) -> Any:
+        assert command[1:] == ["-P", "-m", "peer.data.text.workers"]
+        started.append(popen([sys.executable, "-c", program], **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", limited)
+    return started
 
 
 def opened(

@@ -14,7 +14,7 @@ from peer.data.text.formats import DataFile, items, piece_count
 from peer.data.text.workers import Workers
 from peer.errors import DataUnavailable
 from peer.run_file.sections import FilesData, FileSource, RunFile
-from tests.peer.data.file_corpus import ANNA, LENGTH, run_of
+from tests.peer.data.file_corpus import ANNA, LENGTH, limit_workers, run_of
 
 MIB = 1 << 20
 
@@ -37,7 +37,7 @@ def of_text(folder: Path) -> FilesData:
 
 def of_one_batch(folder: Path) -> FilesData:
     """The rows that are decoded at once are more than the whole limit on memory."""
-    write(folder, pyarrow.table({"text": repeated("ab " * 21_000_000, 1000)}), store_schema=False)
+    write(folder, pyarrow.table({"text": repeated("ab " * 6_000_000, 1000)}), store_schema=False)
     return recipe_of()
 
 
@@ -89,9 +89,10 @@ def recipe_of(**more: Any) -> FilesData:
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_small_file_that_unfolds_is_refused_before_joining(
-    bomb: Callable[[Path], FilesData], tmp_path: Path
+    bomb: Callable[[Path], FilesData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """761 bytes were a piece of 200 GB of text, in the process of the trainer itself."""
+    limit_workers(monkeypatch, "MEMORY_MAX_BYTES", 512 * MIB)  # of 4 GB, which takes its time
     recipe = bomb(tmp_path)
     run = RunFile(data=recipe)
     before = psutil.Process().memory_info().rss

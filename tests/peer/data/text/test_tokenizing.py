@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from peer.data.text.tokenizer_json import checked
 from peer.data.text.tokenizing import FileTokenizer
 from peer.data.text.workers import Job, Workers
 from peer.errors import DataUnavailable
+from tests.peer.data.file_corpus import limit_workers
 
 
 @pytest.mark.parametrize(
@@ -164,22 +163,13 @@ def test_a_tokenizer_that_takes_all_memory_or_never_ends_ends_only_its_worker(
     pytest.importorskip("tokenizers", reason="the extra 'hf' is not installed")
     path = written(tmp_path, **after_one_another(replaced("a", "ab" * 127)))
     (tmp_path / "a.txt").write_text("a" * 400_000)
-    program = f"from peer.data.text import workers; workers.{limit} = {value}; workers.main()"
-    started = []
-    popen = subprocess.Popen
-
-    def limited(command: list[str], **options: Any) -> Any:
-        assert command[1:] == ["-P", "-m", "peer.data.text.workers"]
-        started.append(popen([sys.executable, "-c", program], **options))
-        return started[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", limited)
+    started = limit_workers(monkeypatch, limit, value)
     file = DataFile(str(tmp_path / "a.txt"), "a.txt")
     workers = Workers(1)
     try:
         assert workers.do(Job(tokenizer=str(path), end_token="<end>")).vocabulary == 3
         job = Job(files=(file,), tokenizer=str(path), end_token="<end>", key="00")
-        with pytest.raises(DataUnavailable, match=r"too much memory or too long at a\.txt; ask"):
+        with pytest.raises(DataUnavailable, match=r"too much memory or too long at a\.txt; divide"):
             workers.do(job)
     finally:
         workers.close()
