@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -254,3 +255,23 @@ def test_processes_that_are_one_learner_share_the_cores(monkeypatch: pytest.Monk
     assert Workers().count == 2
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "64")
     assert Workers().count == 1
+
+
+LIMITED = """
+import resource, socket, sys
+from peer.data.text import workers
+assert workers.main() == 0  # its input is closed
+assert resource.getrlimit(resource.RLIMIT_DATA)[0] < 2 * workers.MEMORY_MAX_BYTES
+try:
+    socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+except PermissionError:
+    sys.exit(0)
+sys.exit("the network is open")
+"""
+
+
+def test_a_worker_has_a_limit_on_memory_and_no_network() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        command = [sys.executable, "-c", LIMITED, str(server.getsockname()[1])]
+        ended = subprocess.run(command, stdin=subprocess.DEVNULL, timeout=60, check=False)
+    assert ended.returncode == 0
