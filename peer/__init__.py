@@ -10,7 +10,7 @@
   benchmarks).
 - ``status``, ``description``, ``attestable``: calls that peers answer to anybody. ``errors``: all
   expected failures. ``quantities``, ``signals``, ``descriptors``, ``extras``, ``https``,
-  ``event_loop``: small parts that several rooms use.
+  ``event_loop``, ``limited``: small parts that several rooms use.
 
 Start reading at ``trainer.session`` (a training loop) or ``agent.agent`` (its agent).
 

@@ -23,6 +23,7 @@ from averaging.audit.strikes import Strikes
 from averaging.audit.witness import Witness
 from averaging.history.audit import Audit
 from averaging.live.checks.auditing import Auditing
+from averaging.live.checks.kept_proofs import Kept, Verdict
 from averaging.live.settings import AveragerStats
 from averaging.live.streams.fair_shares import Shares
 from averaging.round.gathering.catching_up import UnreliableSources
@@ -159,17 +160,29 @@ def tables_of_audits() -> Iterator[Flood]:
         return SimpleNamespace(commit=SimpleNamespace(leader=leader))
 
     around = SimpleNamespace(
-        worth=probation.worth, is_established=lambda peer: True, threads=None, now=lambda: 0.0
+        shelf=None,
+        spawn=None,
+        worth=probation.worth,
+        is_established=lambda peer: True,
+        threads=None,
+        now=lambda: 0.0,
     )
     host = SimpleNamespace(peer_id=PeerId("me"))
     audits = Auditing(host, "run", around, None, rate=0.0, sign=bytes)  # type: ignore[arg-type]
-    proof = SimpleNamespace(size=1000)
     yield Flood(
-        audits._proofs,
-        {b"proof": (proof, HONEST[0])},
-        lambda number: (number, (SimpleNamespace(size=1 << 20), key(number))),
+        audits.kept_proofs.proofs,
+        {b"proof": Kept(HONEST[0], 1000, 1)},
+        lambda number: (number, Kept(key(number), 1 << 20, 1)),
     )
-    yield Flood(audits.convicted, {HONEST[0]: "lied"}, lambda number: (key(number), "lied"))
+
+    def verdict(peer: PeerId) -> Verdict:
+        return Verdict(peer, "lied", b"", 1, probation.worth(peer))
+
+    yield Flood(
+        audits.kept_proofs.verdicts,
+        {HONEST[0]: verdict(HONEST[0])},
+        lambda number: (key(number), verdict(key(number))),
+    )
     witness = Witness(None, probation.worth)  # type: ignore[arg-type]
     yield Flood(
         witness._rounds, {b"round": by(HONEST[0])}, lambda number: (number, by(key(number)))

@@ -612,6 +612,7 @@ peer.joining.visit.Visitor._told""",
     "the owner, and DELEGATES_MAX that it has signed for": """
 dht.membership.admission.Admission._directives""",
     "verdicts in `Auditing.convicted`": """
+averaging.live.checks.kept_proofs.KeptProofs._unwritten
 dht.membership.admission.Admission.convicted""",
     "64 runs, by key and network; 8192 members of each, those that called first": """
 dht.membership.known_runs.KnownRuns._known

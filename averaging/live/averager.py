@@ -215,8 +215,6 @@ class Averager(Services):
                 await self.transport.start(tasks)
                 await self._server.start()
                 await self.audits.start()
-                for proof in self.around.proofs:
-                    self.audits.take_kept(proof)
                 for work in self._works:
                     work.start()
                 tasks.create_task(self._watch_learner(), name="watch learner")
@@ -564,7 +562,7 @@ class Averager(Services):
             await bulk.refuse(str(error))
             return
         if peer in self.audits.convicted:
-            await bulk.refuse("you are banned: you " + self.audits.convicted[peer])
+            await bulk.refuse("you are banned: you " + self.audits.convicted[peer].what)
             return
         self.audits.sees_commit(opening.commit, opening.signature)
         work = self._work(opening.fragment)

@@ -15,11 +15,12 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
-from averaging.audit.proofs import Court, Guilty, Proof
+from averaging.audit.proofs import Court, Guilty
 from averaging.audit.spot_checks import SpotChecks, steps_between
 from averaging.audit.strikes import Strikes
 from averaging.history.state import FragmentState
 from averaging.live.checks.auditing import Auditing
+from averaging.live.checks.kept_proofs import ProofShelf
 from averaging.live.checks.spot_checking import Judge, SpotChecking
 from averaging.live.learner_port import LearnerPort
 from averaging.live.settings import (
@@ -274,6 +275,10 @@ class Services(ABC):
         live = [other for other, each in self.around.view.items() if each.is_live(now)]
         return self.probation.is_established(peer, [self.life.peer, *live], now)
 
+    @property
+    def shelf(self) -> ProofShelf | None:
+        return self.around.shelf
+
     def worth(self, peer: PeerId) -> float:
         """How much a peer's work counts where there is no place for all."""
         return self.probation.worth(peer)
@@ -347,9 +352,9 @@ class Services(ABC):
     def _wrong_bits(self, peer: PeerId, fragment: int, reason: str) -> None:
         self.audits.hold_against(peer, reason, fragment=fragment)
 
-    def convict(self, guilty: Guilty, proof: Proof) -> None:
+    def convict(self, guilty: Guilty) -> None:
         """A peer is proved to have lied: its messages count no more, and it is as good as gone."""
-        self.around.on_proof(guilty.peer, guilty.what, proof)
+        self.around.on_convicted(guilty.peer, guilty.what)
         self._lost(guilty.peer, guilty.what)
 
     # Methods that need all fragments: the averager's

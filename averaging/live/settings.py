@@ -6,15 +6,15 @@ import math
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import blake3
 
-from averaging.audit.proofs import Proof
 from averaging.history.state import FragmentState
 from averaging.live.checks.auditing import KEPT_BYTES_MAX
+from averaging.live.checks.kept_proofs import ProofShelf
 from averaging.live.checks.loss_gate import LossGate
 from averaging.live.checks.spot_checking import Judge
 from averaging.live.states.fetcher import FetchProgress
@@ -173,7 +173,7 @@ class Surroundings:
     on_event: Callable[[str, Mapping[str, Any]], None] = lambda event, fields: None
     """Hears every transition that a person or a log may want; must not raise and must not wait."""
     on_fetched: Callable[[FetchProgress], None] = lambda progress: None
-    proofs: Sequence[Proof] = ()
-    """Proofs against peers that this one has kept (``averaging.audit.proofs``)."""
-    on_proof: Callable[[PeerId, str, Proof], None] = lambda peer, what, proof: None
-    """Hears that a peer is proved to have lied: the owner bans it and keeps the proof."""
+    shelf: ProofShelf | None = None
+    """Keeps what is proved against peers over a restart; ``None``: nothing is kept."""
+    on_convicted: Callable[[PeerId, str], None] = lambda peer, what: None
+    """Hears that a peer is proved to have lied, now or before a restart: the owner bans it."""

@@ -34,7 +34,6 @@ from peer.rules.foundings import Founding, founding_of
 from peer.rules.ledger import APART, ROLLED_BACK
 from peer.status import Status
 from peer.storage.outer_state import founding_name
-from peer.storage.proofs import kept_proofs
 
 ASKED_LAST = 32
 """Number of peers that are asked at most before this peer goes."""
@@ -459,8 +458,8 @@ def make_averager(
             keep_state=None if local.good is None else local.good.keep,
             on_event=local.averager_event,
             on_fetched=on_fetched,
-            proofs=kept_proofs(local.directory),
-            on_proof=online.ban,
+            shelf=online.proofs,
+            on_convicted=online.ban,
         ),
         states=states,
         settings=averager_settings(run, local.layout),

@@ -17,7 +17,6 @@ from typing import Any
 
 from multiaddr import Multiaddr
 
-from averaging.audit.proofs import Proof
 from averaging.rules.peer_view import PeerView
 from averaging.rules.sites import site_name
 from dht import addresses as address_rules
@@ -40,7 +39,13 @@ from dht.records import ContributionCounters
 from peer import attestable, description
 from peer.agent.account import merged_of
 from peer.agent.crediting import Crediting, asked_at_once
-from peer.agent.local_peer import JUMP_REFUSED, LocalPeer, PeerSettings, TrainerStatus
+from peer.agent.local_peer import (
+    JUMP_REFUSED,
+    LocalPeer,
+    NotAveraging,
+    PeerSettings,
+    TrainerStatus,
+)
 from peer.agent.meetings import Meetings
 from peer.agent.policies import presence_settings
 from peer.credit.wire import PROTOCOL as CREDIT_PROTOCOL
@@ -59,7 +64,7 @@ from peer.status import encode as encode_status
 from peer.storage.address import keep_link, keep_port, kept_port, listen_briefly, with_port
 from peer.storage.credentials import DIRECTIVES_FILE, check_admitted
 from peer.storage.home import PEERS
-from peer.storage.proofs import keep_proof
+from peer.storage.proofs import ProofFolder
 from peer.trainer.computing.speed import time_left_s
 from peer.views import agent_page
 from peer.views.page_address import PageAddress, PageError, parse_page
@@ -193,6 +198,9 @@ class OnlinePeer:
             events=Events(self._presence_event, self._reachable_changed),
             admission=admission,
         )
+        self.proofs = ProofFolder(local.directory, local.run_id)
+        for verdict in self.proofs.verdicts():
+            admission.convicted[verdict.peer] = verdict.what
         host.keeper.judge = presence.door.judge
         host.lane_refusal = presence.door.refusal
         self.guarded = GuardedHost(host, presence.door.refusal)
@@ -348,15 +356,14 @@ class OnlinePeer:
         admission = self.presence.door.admission
         return admission.refusal(peer, now=self.host.wall_time(), role="learner") is None
 
-    def ban(self, peer: PeerId, what: str, proof: Proof) -> None:
-        """Have nothing to do with a peer that is proved to have lied, also after a restart."""
-        self.presence.door.admission.convicted[peer] = what
+    def ban(self, peer: PeerId, what: str) -> None:
+        """Have nothing to do with a peer that is proved to have lied."""
+        banned, averaging = self.presence.door.admission.convicted, self.local.averaging
+        if not isinstance(averaging, NotAveraging):
+            for gone in banned.keys() - averaging.audits.convicted.keys():
+                del banned[gone]  # its verdict gave way to one that is worth more
+        banned[peer] = what
         self.local.view.pop(peer, None)
-        try:
-            keep_proof(self.local.directory, peer, proof)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            self.local.event("proof_not_kept", peer=peer, reason=reason)
         self._banned.put_nowait((peer, what))
 
     async def turn_out_for_ever(self) -> None:

@@ -1,57 +1,103 @@
-"""Proofs against other peers, kept in the own peer's folder so that they outlive a restart.
+"""What is proved against other peers, kept in the own peer's folder so that it outlives a restart.
 
-Each proof of a lie is a file named after the peer that it convicts. It is checked again when it is
-read, so a damaged file convicts nobody. The histories that this peer has gone back from
-(``averaging.rules.loss_gate``) are one file. A damaged one is as good as none: then the loss is
-measured once more.
+One file has the verdicts. Each proof that can still be shown is a file of its own, which begins
+with its digest: a damaged one is as good as none, and the verdict stands without it. The histories
+that this peer has gone back from (``averaging.rules.loss_gate``) are one file. A damaged one is as
+good as none: then the loss is measured once more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
+from typing import Annotated
 
+import blake3
 import msgspec
+from msgspec import Meta
 
-from averaging.audit.proofs import HEAD_MAX_BYTES, Proof, decode_head
+from averaging.audit.proofs import Proof, decode_head
+from averaging.live.checks.kept_proofs import VERDICTS_MAX, Verdict
 from averaging.messages import BadMessage
 from averaging.rules.loss_gate import Refusals, Refused
-from dht.identity import PeerId
+from dht.decoding import UNDECODABLE
+from dht.identity import RunId
 from dht.whole_files import read_json, write_whole
 
 FOLDER = "proofs"
-PROOFS_MAX = 256
+VERDICTS_FILE = "verdicts"
 REFUSED_FILE = "refused.json"
+_DIGEST_BYTES = 32
 _SIZE_BYTES = 4
 
 
-def keep_proof(folder: Path, peer: PeerId, proof: Proof) -> None:
-    """Write the proof that convicts ``peer``, in place of the oldest one of too many.
-
-    Raises ``OSError``.
-    """
-    head = proof.encode_head()
-    path = folder / FOLDER
-    path.mkdir(parents=True, exist_ok=True)
-    size = len(head).to_bytes(_SIZE_BYTES, "big")
-    write_whole(path / f"{peer}.proof", b"".join((size, head, proof.data)))
-    there = sorted(path.glob("*.proof"), key=lambda file: file.stat().st_mtime_ns)
-    for oldest in there[:-PROOFS_MAX]:
-        oldest.unlink(missing_ok=True)
+class _Verdicts(msgspec.Struct, frozen=True, array_like=True):
+    run: str
+    all: Annotated[tuple[Verdict, ...], Meta(max_length=VERDICTS_MAX)]
 
 
-def kept_proofs(folder: Path) -> list[Proof]:
-    """Read the proofs that were kept; files that cannot be read are left out."""
-    found = []
-    for path in sorted((folder / FOLDER).glob("*.proof"))[:PROOFS_MAX]:
+_decoder = msgspec.msgpack.Decoder(_Verdicts)
+
+
+class ProofFolder:
+    """The proofs and verdicts of one run in a peer's folder: an
+    ``averaging.live.checks.kept_proofs.ProofShelf``."""
+
+    def __init__(self, folder: Path, run: RunId) -> None:
+        self._folder = folder / FOLDER
+        self._run = run
+
+    def __repr__(self) -> str:
+        return f"ProofFolder({self._folder})"
+
+    def verdicts(self) -> list[Verdict]:
         try:
-            data = path.read_bytes()
-            end = _SIZE_BYTES + int.from_bytes(data[:_SIZE_BYTES], "big")
-            if not _SIZE_BYTES < end <= min(len(data), _SIZE_BYTES + HEAD_MAX_BYTES):
+            found = _decoder.decode((self._folder / VERDICTS_FILE).read_bytes())
+        except (OSError, *UNDECODABLE):
+            return []
+        return list(found.all) if found.run == self._run else []
+
+    def sizes(self) -> dict[bytes, int]:
+        """The size of each proof that is there, by name."""
+        found = {}
+        for path in self._folder.glob("*.proof"):
+            try:
+                found[bytes.fromhex(path.stem)] = path.stat().st_size
+            except (OSError, ValueError):
                 continue
-            found.append(Proof(decode_head(data[_SIZE_BYTES:end]), data[end:]))
+        return found
+
+    def write(
+        self, verdicts: Iterable[Verdict], kept: Set[bytes], new: Mapping[bytes, Proof]
+    ) -> None:
+        """Remove all proofs but ``kept``, add the new ones, and write the verdicts. Raises
+        ``OSError``."""
+        all_ = msgspec.msgpack.encode(_Verdicts(self._run, tuple(verdicts)))
+        write_whole(self._folder / VERDICTS_FILE, all_)
+        kept_files = {self._file(name) for name in kept}
+        for path in self._folder.glob("*.proof"):
+            if path not in kept_files:
+                path.unlink(missing_ok=True)
+        for name, proof in new.items():
+            head = proof.encode_head()
+            data = b"".join((len(head).to_bytes(_SIZE_BYTES, "big"), head, proof.data))
+            write_whole(self._file(name), blake3.blake3(data).digest() + data)
+
+    def read(self, name: bytes) -> Proof | None:
+        """A proof that was written; ``None`` if it cannot be read as it was."""
+        try:
+            whole = memoryview(self._file(name).read_bytes())
+            data = whole[_DIGEST_BYTES:]
+            if blake3.blake3(data).digest() != whole[:_DIGEST_BYTES]:
+                return None
+            end = _SIZE_BYTES + int.from_bytes(data[:_SIZE_BYTES], "big")
+            proof = Proof(decode_head(bytes(data[_SIZE_BYTES:end])), data[end:])
         except (OSError, BadMessage):
-            continue
-    return found
+            return None
+        return proof if proof.digest == name else None
+
+    def _file(self, name: bytes) -> Path:
+        return self._folder / f"{name.hex()}.proof"
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):

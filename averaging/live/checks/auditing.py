@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +34,6 @@ from averaging.audit.claims import Claim, authors, decode_claims, encode_claims,
 from averaging.audit.inquiry import Inquiry
 from averaging.audit.proofs import (
     HEAD_MAX_BYTES,
-    KINDS_SINCE,
     BadProof,
     Court,
     FalseMerge,
@@ -49,6 +48,13 @@ from averaging.audit.readings import Reading, decode_reading, encode_reading
 from averaging.audit.spot_checks import BACK_MAX
 from averaging.audit.strikes import Strikes
 from averaging.audit.witness import Witness
+from averaging.live.checks.kept_proofs import (
+    PROOFS_BYTES_MAX,
+    Kept,
+    KeptProofs,
+    ProofShelf,
+    Verdict,
+)
 from averaging.live.slices.evidence import Uploads
 from averaging.live.slices.parts import Parts
 from averaging.live.streams.fair_shares import Place, Places
@@ -71,7 +77,6 @@ from averaging.live.streams.questions import (
 from averaging.live.streams.threads import Threads
 from averaging.messages import Accused, BadMessage, Digest, Index, Message, unpacked
 from averaging.numbers.chunks import Cutting
-from dht.bounded_mapping import BoundedMapping
 from dht.errors import HostClosed, StreamBroken
 from dht.guarded_host import refuse
 from dht.host import Host, Stream
@@ -109,11 +114,6 @@ BUSY_AGAIN_S = 3.0
 SPREAD_EVERY_S = 10.0
 TELL_AGAIN_S = 60.0
 """A peer that has not named a proof itself is told of it again after this."""
-PROOFS_MAX = 256
-PROOFS_BYTES_MAX = 64 << 20
-"""Proofs are kept and shown to others up to this number of bytes. Those about peers that have
-worked the least go first; what they proved is not forgotten with them."""
-VERDICTS_MAX = 4096
 FETCHES_MAX = 4
 """Proofs that are fetched at once, one of each peer that names some."""
 
@@ -184,6 +184,11 @@ class Around(Protocol):
     threads: Threads
 
     @property
+    def shelf(self) -> ProofShelf | None:
+        """Where proofs outlive a restart; ``None``: they are in memory."""
+        ...
+
+    @property
     def others(self) -> Sequence[PeerId]:
         """The live peers in view."""
         ...
@@ -206,8 +211,8 @@ class Around(Protocol):
 
     def event(self, event: str, **fields: Any) -> None: ...
 
-    def convict(self, guilty: Guilty, proof: Proof) -> None:
-        """Have nothing to do with this peer any more, and keep the proof."""
+    def convict(self, guilty: Guilty) -> None:
+        """Have nothing to do with this peer any more."""
         ...
 
     def moved(self, *, sent: int = 0, received: int = 0, since: float) -> None:
@@ -248,9 +253,8 @@ class Auditing:
         """``reading_of``: the data of the own learner's steps; ``None``: nobody checks."""
         self.kept_bytes_max = kept_bytes_max
         self.strikes = Strikes()
-        self.convicted = BoundedMapping[PeerId, str](
-            "verdicts", VERDICTS_MAX, worth=lambda peer, _: around.worth(peer)
-        )
+        self.kept_proofs = KeptProofs(around.worth, around.shelf, around.spawn, self._not_written)
+        self.convicted: Mapping[PeerId, Verdict] = self.kept_proofs.verdicts
         """The peers that a proof convicts, and what they did."""
         self.counters: Counter[str] = Counter()
         self._host = host
@@ -262,14 +266,7 @@ class Auditing:
         self._sign = sign
         self._witness = Witness(court, around.worth)
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
-        self._proofs = BoundedMapping[bytes, tuple[Proof, PeerId]](
-            "proofs",
-            PROOFS_MAX,
-            worth=lambda _, kept: around.worth(kept[1]),
-            size=lambda _, kept: kept[0].size,
-            bytes_max=PROOFS_BYTES_MAX,
-        )
-        """Proofs by their names, with the peers that they convict."""
+        self._proofs: Mapping[bytes, Kept] = self.kept_proofs.proofs
         self._told: dict[bytes, dict[PeerId, float]] = {}
         """When a peer is to be told of a proof again."""
         self._fetching: dict[PeerId, bytes] = {}
@@ -291,6 +288,8 @@ class Auditing:
 
     async def start(self) -> None:
         await self._host.serve_streams(self._protocol, self._serve)
+        for verdict in tuple(self.convicted.values()):
+            self._around.convict(Guilty(verdict.peer, verdict.what))
 
     # What is kept of rounds
 
@@ -362,9 +361,11 @@ class Auditing:
             case AskReading():
                 await self._tell(stream, encode_reading(await self._read_by_me(stream, request)))
             case AskProof(name):
-                if name not in self._proofs:
+                proof = await self.kept_proofs.read(name)
+                if proof is None and self.kept_proofs.has_convicted_by(name):
+                    raise Busy(self._host.peer_id)  # given up since it was named, which is no lie
+                if proof is None:
                     raise NotHere("that proof is not kept here")
-                proof, _ = self._proofs[name]
                 await self._tell(stream, proof.encode_head())
                 await self._tell_all(stream, memoryview(proof.data).cast("B"))
 
@@ -677,33 +678,25 @@ class Auditing:
         """A proof holds: ban its author, keep the proof, and show it to the others."""
         if guilty.peer in self.convicted or guilty.peer == self._host.peer_id:
             return
-        self.convicted[guilty.peer] = guilty.what
-        self._proofs[proof.digest] = proof, guilty.peer
+        self.kept_proofs.keep(guilty, proof)
         self._around.event(
             "convicted", peer=guilty.peer, reason=guilty.what, proof=proof.digest.hex()
         )
-        self._around.convict(guilty, proof)
+        self._around.convict(guilty)
         self.spread()
 
-    def take_kept(self, proof: Proof) -> bool:
-        """Take a proof that this peer kept. ``False``: it proves nothing any more."""
-        try:
-            guilty = check(proof, self._court)
-        except BadProof:
-            return False
-        self.convict(guilty, proof)
-        return True
+    def _not_written(self, peer: PeerId, reason: str) -> None:
+        self._around.event("proof_not_kept", peer=peer, reason=reason)
 
     def spread(self) -> None:
         """Name the proofs to every peer in view that has not named them itself."""
         now, others = self._around.now(), self._around.others
-        for name, (proof, about) in self._proofs.items():
+        for name, kept in self._proofs.items():
             told = self._told.setdefault(name, {})
-            since = KINDS_SINCE.get(type(proof.head), OLDEST)
             for peer in others:
                 if peer not in self.convicted and told.get(peer, 0.0) <= now:
                     told[peer] = now + TELL_AGAIN_S
-                    self._around.send(peer, Accused(0, name, about), since=since)
+                    self._around.send(peer, Accused(0, name, kept.about), since=kept.since)
             for gone in told.keys() - set(others):
                 del told[gone]
         for name in self._told.keys() - self._proofs.keys():
@@ -747,6 +740,8 @@ class Auditing:
                     raise BadProof("its head is too large")
                 head = decode_head(frame)
                 size = await self._around.threads.run(size_of_data, head, self._court)
+                if size > PROOFS_BYTES_MAX:
+                    raise BadProof("nobody keeps one that is so large")
                 deadline.reschedule(self._around.now() + PROOF_ANSWER_S + size / PROOF_BYTES_S)
                 data = await read_exactly(stream, size)
             proof = Proof(head, data)

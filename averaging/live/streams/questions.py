@@ -65,14 +65,16 @@ async def answer_requests(
 ) -> None:
     """Answer one request after the other until the other side ends.
 
-    ``answer`` may raise ``NotHere``, which is told. Raises ``BadMessage``, ``StreamBroken`` or
-    ``HostClosed``.
+    ``answer`` may raise ``NotHere`` or ``Busy``, which is told. Raises ``BadMessage``,
+    ``StreamBroken`` or ``HostClosed``.
     """
     try:
         while (frame := await stream.receive(timeout_s=STALL_MAX_S)) is not None:
             await answer(read_request(frame, requests))
     except NotHere as error:
         await refuse(stream, str(error), timeout_s=REFUSE_WITHIN_S)
+    except Busy:
+        await tell_busy(stream)
 
 
 async def tell_busy(stream: Stream) -> None:

@@ -1,8 +1,8 @@
 """The way from files of text to cached tokens.
 
 ``downloads`` brings files, ``formats`` reads documents out of them, ``tokenizing`` turns these into
-tokens, in several ``workers``, and the ``token_cache`` keeps those. ``examples`` are tokens of
-which only the answers are predicted.
+tokens, as a checked ``tokenizer_json`` says, in several ``workers``, and the ``token_cache`` keeps
+those. ``examples`` are tokens of which only the answers are predicted.
 
 Which files these are, and which part of them a peer reads, is decided in ``peer.data``.
 """

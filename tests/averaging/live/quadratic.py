@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from averaging.audit.proofs import Proof
 from averaging.history.adoption import Parting
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
+from averaging.live.checks.kept_proofs import ProofShelf
 from averaging.live.checks.loss_gate import LossGate
 from averaging.live.checks.spot_checking import Judge
 from averaging.live.learner_port import Progress, Snapshot
@@ -297,8 +297,6 @@ class Peer:
     events: list[tuple[float, str, Mapping[str, Any]]] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
     training: asyncio.Task[None] | None = None
-    proofs: dict[PeerId, Proof] = field(default_factory=dict)
-    """The proofs that it keeps, by the peers that they convict."""
     issued: Mapping[bytes, RoundOrders] = field(default_factory=dict)
     """Directives of the run's owner, by their bytes."""
 
@@ -357,7 +355,7 @@ class Swarm:
         site: str | None = None,
         incarnation: int = 1,
         states: Sequence[FragmentState] | None = None,
-        proofs: Sequence[Proof] = (),
+        shelf: ProofShelf | None = None,
         wrap: Callable[[Host], Host] = lambda host: host,
         issued: Mapping[bytes, RoundOrders] | None = None,
         gate: LossGate | None = None,
@@ -387,11 +385,9 @@ class Swarm:
         events: list[tuple[float, str, Mapping[str, Any]]] = []
         loop = asyncio.get_running_loop()
         view: dict[PeerId, PeerView] = {}
-        kept: dict[PeerId, Proof] = {}
 
-        def ban(peer: PeerId, what: str, proof: Proof) -> None:
+        def ban(peer: PeerId, what: str) -> None:
             view.pop(peer, None)
-            kept[peer] = proof
 
         def on_event(event: str, fields: Mapping[str, Any]) -> None:
             events.append((loop.time(), event, fields))
@@ -421,15 +417,15 @@ class Swarm:
                 take_directive=take_directive,
                 draw_bits=random.Random(f"{name} {incarnation}").getrandbits,
                 on_event=on_event,
-                proofs=proofs,
-                on_proof=ban,
+                shelf=shelf,
+                on_convicted=ban,
             ),
             states=known,
             settings=settings or AveragerSettings(progress_s=1.0),
         )
         if learner is not None:
             learner.on_step = averager.look
-        peer = Peer(name, host, averager, learner, view, events, proofs=kept)
+        peer = Peer(name, host, averager, learner, view, events)
         peer.issued = issued or {}
         for other in self.peers:
             for here, there in ((peer, other), (other, peer)):

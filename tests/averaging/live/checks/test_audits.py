@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from averaging import messages as said
-from averaging.audit.proofs import Proof, TwoVotes, Vote
+from averaging.audit.proofs import Guilty, Proof, TwoVotes, Vote
 from averaging.live.checks.auditing import (
     SERVED_MAX,
     SERVED_PER_PEER_MAX,
@@ -17,6 +18,7 @@ from averaging.live.checks.auditing import (
     Auditing,
     audit_protocol,
 )
+from averaging.live.checks.kept_proofs import Kept
 from averaging.live.settings import AveragerSettings
 from averaging.live.slices import bundling
 from averaging.live.slices.evidence import Uploads
@@ -30,6 +32,7 @@ from dht.host import Stream
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
+from peer.storage.proofs import ProofFolder
 from tests.averaging.live.quadratic import POLICY, RUN, Peer, Swarm, swarm
 
 MALLORY = identity_of("mallory").peer_id
@@ -166,7 +169,7 @@ def test_bundles_of_a_site_are_audited_and_a_delegate_that_lies_is_banned(
 
 
 async def test_a_peer_that_comes_later_is_shown_the_proof_and_one_that_restarts_has_kept_it(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     reduce_falsely(monkeypatch, MALLORY)
 
@@ -174,12 +177,36 @@ async def test_a_peer_that_comes_later_is_shown_the_proof_and_one_that_restarts_
         peers = await honest(made, HALF)
         await made.add("mallory", policy=HALF)
         await made.until(lambda: convicts(peers) == [{MALLORY}] * 3, within_s=40.0)
-        late = await made.add("late", policy=HALF)
+        late = await made.add("late", policy=HALF, shelf=ProofFolder(tmp_path, RUN))
         await made.until(lambda: convicts([late]) == [{MALLORY}], within_s=70.0)
-        proof = late.proofs[MALLORY]
-        again = await made.add("again", policy=HALF, proofs=[proof])
+        again = await made.add("again", policy=HALF, shelf=ProofFolder(tmp_path, RUN))
         await asyncio.sleep(0.1)
         assert convicts([again]) == [{MALLORY}]
+        (name,) = again.averager.audits.kept_proofs.proofs
+        assert await again.averager.audits.kept_proofs.read(name) is not None
+
+
+async def test_a_proof_that_was_given_up_after_it_was_named_costs_its_teller_nothing() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        anna, boris, _ = await honest(made, EVERYTHING)
+        await made.add("mallory", policy=EVERYTHING)
+        await made.live(30.0)
+        kept = anna.averager.audits.kept_proofs
+        proof = Proof(two_votes_of("mallory"))
+        kept.keep(Guilty(MALLORY, "signed two seals in ballot 1"), proof)
+        kept.proofs.clear()
+        boris.averager.audits.heard_of(anna.id, said.Accused(0, proof.digest, MALLORY))
+        await made.live(20.0)
+        assert boris.averager.audits.counters["proofs_not_had"] == 1
+        now = asyncio.get_running_loop().time()
+        assert not boris.averager.audits.strikes.count(anna.id, now)
+
+
+def two_votes_of(name: str) -> TwoVotes:
+    """Proof of a key against itself, which costs it nothing."""
+    key = identity_of(name)
+    votes = [Vote(seal, key.sign(said.vote(bytes(32), 1, seal))) for seal in ((0, 1), (0,))]
+    return TwoVotes(peer=key.peer_id, round=bytes(32), ballot=1, first=votes[0], second=votes[1])
 
 
 async def test_a_proof_that_proves_nothing_convicts_nobody_and_costs_its_sender() -> None:
@@ -193,7 +220,7 @@ async def test_a_proof_that_proves_nothing_convicts_nobody_and_costs_its_sender(
             peer=victim, round=bytes(32), ballot=1, first=vote, second=Vote((0,), bytes(64))
         )
         invented = Proof(head)
-        liar.averager.audits._proofs[invented.digest] = invented, victim
+        liar.averager.audits.kept_proofs.proofs[invented.digest] = Kept(victim, 99, 1, invented)
         liar.averager.audits.spread()
         await made.live(20.0)
         assert convicts(peers) == [set()] * 3
@@ -211,14 +238,10 @@ async def test_keys_that_nobody_has_met_convict_themselves_in_vain(about_a_membe
         liar = await made.add("mallory", policy=EVERYTHING)
         await made.live(30.0)
         for number in range(10):
-            key = identity_of(f"invented {number}")
-            votes = [Vote(seal, key.sign(said.vote(bytes(32), 1, seal))) for seal in ((0, 1), (0,))]
-            head = TwoVotes(
-                peer=key.peer_id, round=bytes(32), ballot=1, first=votes[0], second=votes[1]
-            )
+            head = two_votes_of(f"invented {number}")
             proof = Proof(head)
-            named = peers[0].id if about_a_member else key.peer_id
-            liar.averager.audits._proofs[proof.digest] = proof, named
+            named = peers[0].id if about_a_member else head.peer
+            liar.averager.audits.kept_proofs.proofs[proof.digest] = Kept(named, 99, 1, proof)
         liar.averager.audits.spread()
         await made.live(20.0)
         assert convicts(peers) == [set()] * 3
