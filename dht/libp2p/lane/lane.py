@@ -279,18 +279,13 @@ class Lane:
                 await asyncio.sleep(1.0)
                 continue
             connection = self.admit(dialled, Path.DIRECT)
-            if connection is not None:
-                connection.seen = seen[0], seen[1]
-                self.spawn(self.greet(connection, dialled), "lane greet")
+            connection.seen = seen[0], seen[1]
+            self.spawn(self.greet(connection, dialled), "lane greet")
 
-    def admit(self, dialled: socket.socket, path: Path) -> Connection | None:
-        """Make room for a connection of a peer that is not known yet; ``None``: closed."""
+    def admit(self, dialled: socket.socket, path: Path) -> Connection:
+        """Make room for a connection of a peer that is not known yet."""
         if len(self._strangers) >= self.settings.strangers_max:
             self._drop_a_stranger()
-        if len(self._served) >= CONNECTIONS_MAX:
-            self.counters["refused"] += 1
-            dialled.close()
-            return None
         connection = Connection(self, path, dialled=False)
         self._served[connection] = None
         self._strangers[connection] = dialled
@@ -370,6 +365,10 @@ class Lane:
         stream, peer = connection.stream, ticket.peer
         if sum(other == peer for other in self._served.values()) >= self.settings.per_peer_max:
             return f"more than {self.settings.per_peer_max} connections with {peer}"
+        known = len(self._served) - len(self._strangers)
+        if known >= CONNECTIONS_MAX and not self._made_room(peer):
+            self.counters["refused"] += 1
+            return f"more than {CONNECTIONS_MAX} connections"
         connection.peer = self._served[connection] = peer
         self._strangers.pop(connection, None)
         connection.greeted.set()
@@ -379,6 +378,17 @@ class Lane:
         ip, port = connection.seen
         stream.write_preamble(encode(Answer(seen_ip=ip, seen_port=port, reads_packed=True)))
         return None
+
+    def _made_room(self, peer: PeerId) -> bool:
+        """Close an unused connection of the peer with the most, if that has more than this one."""
+        held = Counter(self._served.values())
+        unused = [each for each in self._served if each.resting is not None]
+        most = max(unused, key=lambda each: held[each.peer], default=None)
+        if most is None or held[most.peer] <= held[peer] + 1:
+            return False
+        most.cut()
+        self._served.pop(most, None)
+        return True
 
     def heard(self, connection: Connection, message: bytes) -> None:
         """Take a preamble of the dialling side, which begins a stream once it is identified."""

@@ -79,8 +79,8 @@ class Ends(Holder, Protocol):
         """A new ticket and its number."""
         ...
 
-    def admit(self, dialled: socket.socket, path: Path) -> Connection | None:
-        """Make room for a connection of a peer that is not known yet; ``None``: closed."""
+    def admit(self, dialled: socket.socket, path: Path) -> Connection:
+        """Make room for a connection of a peer that is not known yet."""
         ...
 
     async def greet(self, connection: Connection, dialled: socket.socket) -> None:
@@ -325,8 +325,7 @@ class Meetings:
 
         while True:
             connection = self.lane.admit(dialled := await found.get(), Path.PUNCHED)
-            if connection is not None:
-                self.lane.spawn(greet(connection, dialled), "lane greet")
+            self.lane.spawn(greet(connection, dialled), "lane greet")
 
     async def come(self, peer: PeerId, request: bytes) -> bytes:
         """Answer ``Via``: come to a relay that the asking peer has chosen. Raises ``ValueError``.
@@ -362,5 +361,4 @@ class Meetings:
         finally:
             self._under_way -= 1
         connection = self.lane.admit(dialled, Path.RELAYED)
-        if connection is not None:
-            await self.lane.greet(connection, dialled)
+        await self.lane.greet(connection, dialled)

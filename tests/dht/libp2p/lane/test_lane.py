@@ -18,7 +18,7 @@ from dht.libp2p.framing.frame_stream import HEADER, FrameStream, FrameType
 from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES
 from dht.libp2p.lane import connection as lane_connection
 from dht.libp2p.lane.connection import Connection, Path
-from dht.libp2p.lane.settings import LaneSettings, parse_lane
+from dht.libp2p.lane.settings import CONNECTIONS_MAX, LaneSettings, parse_lane
 from dht.libp2p.lane.wire import Begin, Offer, decode, encode
 from dht.throttled_host import Gate, ThrottledStream
 from tests.dht.libp2p.lane_ends import (
@@ -380,6 +380,20 @@ async def test_a_flood_from_one_address_drops_its_own_connections() -> None:
             writer.transport.abort()
 
 
+async def test_keys_that_hold_all_connections_and_use_none_make_room() -> None:
+    """Bulk data of all others went through the daemon, and that of peers behind routers nowhere."""
+    async with pair() as (anna, boris):
+        for number in range(CONNECTIONS_MAX):
+            held = Connection(boris.lane, Path.DIRECT, dialled=False)
+            held.peer = boris.lane._served[held] = PeerId(f"key{number % 32}")
+            boris.lane.rest(held)
+        await one_round(anna, boris, 1)
+        assert list(boris.lane._served.values()).count(ANNA) == 1
+        assert len(boris.lane._served) == CONNECTIONS_MAX
+        boris.lane._served = dict.fromkeys(boris.lane._served, ANNA)
+        assert not boris.lane._made_room(ANNA), "it has the most itself"
+
+
 class From(socket.socket):
     """One end of a connection, as if the other end had this address."""
 
@@ -622,7 +636,7 @@ async def test_closing_at_the_moment_of_a_dial_leaves_no_socket_open() -> None:
             admit = boris.lane.admit
             admitted = asyncio.Event()
 
-            def noted(dialled: socket.socket, path: Path) -> Connection | None:
+            def noted(dialled: socket.socket, path: Path) -> Connection:
                 admitted.set()
                 return admit(dialled, path)
 
