@@ -533,7 +533,9 @@ class Joining:
         head = situation.standing.head() if situation.standing is not None else None
         if leader in self._peers.passed_over:
             if not self._has_caught_up(leader, answer.head, head):
-                return [self._pass(leader, "I have joined you in vain")]
+                passes = self._pass(leader, "I have joined you in vain")
+                # Of two that gather one goes over, or each would wait for the other.
+                return [passes, CallLeader(answer)] if situation.gathers else [passes]
             self._peers.stop_passing_over(leader)
         if situation.phase is Phase.CATCHING:
             self.call = called

@@ -542,7 +542,10 @@ class Leading:
         if self._peers.has_several_groups(now) and leader not in roster.group:
             reason = "I lead a gathering of another group"
             return [Send(leader, messages.Pass(self._id.fragment, reason))]
-        if leader in roster.passed and not (roster.held or roster.joins.keys() - {self._id.me}):
+        if leader in roster.passed:
+            if roster.held or roster.joins.keys() - {self._id.me}:
+                return []
+            self._peers.stop_passing_over(leader)
             return [HandOverRoster(leader), answer]
         return self._call([leader], roster, self._reference(situation), situation, now)
 

@@ -120,6 +120,26 @@ def test_a_leader_that_is_not_followed_goes_over_itself(caller: PeerId, may_not_
     assert {phase(rounds) for rounds in two.machines.values()} == {Phase.ENTERED}
 
 
+@pytest.mark.parametrize("caller", [FIRST, SECOND])
+def test_two_that_have_passed_each_other_over_settle_it_with_one_more_call(caller: PeerId) -> None:
+    """Each joined the other in vain while their views differed. Both then waited for the quorum's
+    deadline, as neither calls again who has passed."""
+    two = Two()
+    two.both_lead()
+    for me, other in ((FIRST, SECOND), (SECOND, FIRST)):
+        for _ in range(FAILED_JOINS_MAX):
+            two.machines[me].joining.join_failed(other, "nothing came of it")
+
+    other = SECOND if caller == FIRST else FIRST
+    for number, peer in enumerate((caller, other)):
+        now = 1.0 + POLICY.resend_s * (1 + number)
+        two.give(peer, Tick(), now)
+        two.talk(now)
+
+    assert len(two.leaders()) == 1
+    assert {phase(rounds) for rounds in two.machines.values()} == {Phase.ENTERED}
+
+
 # Calls that are repeated
 
 
