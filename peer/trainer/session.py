@@ -46,7 +46,8 @@ from peer.bridge.messages import (
 )
 from peer.data.batches.sequences import Data
 from peer.errors import INTERRUPTED, LeftEarly, LoopWarning, RunLost
-from peer.events.table import Audience, audience_of
+from peer.events.sentences import worded
+from peer.events.table import TABLE, Audience, audience_of
 from peer.events.telling import on_screen
 from peer.joining.link import event_of, is_news
 from peer.run_file.reading import with_settings
@@ -613,5 +614,6 @@ class Run(Rank):
 
 
 def _print(event: str, fields: Fields) -> None:
-    sys.stdout.write(f"{on_screen({'event': event, **fields})}\n")
+    told = {"event": event, **fields}
+    sys.stdout.write(f"{on_screen(told) or worded(TABLE[event].sentence, told)}\n")
     sys.stdout.flush()

@@ -280,6 +280,14 @@ def test_the_checks_of_a_loop_read_nothing_from_the_device(
         assert operations.counted == {"aten._local_scalar_dense.default": 1}, "the logged loss"
 
 
+def test_a_founder_is_told_so_in_words(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    """The screen of the command has no sentence for it, and programs printed "None"."""
+    run, _, _ = start()
+    run._news.add("founded", {"fragments": 2})
+    run._news.deliver()
+    assert capsys.readouterr().out == "founded the run\n"
+
+
 @pytest.mark.parametrize("quiet", [False, True])
 def test_a_loop_prints_its_link_once_when_it_has_joined(
     start: Start, capsys: pytest.CaptureFixture[str], quiet: bool
