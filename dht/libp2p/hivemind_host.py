@@ -168,6 +168,7 @@ class HivemindHost:
         self._daemon: Daemon | None = None
         self._down_reason = "it is being opened"
         self._closed = False
+        self._closing: asyncio.Future[None] | None = None
         self._records = HivemindDirectory(identity.peer_id, keeper)
         self._calls: dict[str, _CallServer] = {}
         self._streams: dict[str, StreamHandler] = {}
@@ -409,22 +410,28 @@ class HivemindHost:
             _report(f"{task.get_name()} failed", error)
 
     async def close(self) -> None:
-        if self._closed:
-            return
         self._closed = True
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.lane is not None:
-            await self.lane.close()
-        self._records.drop()
-        if self._daemon is not None:
-            await self._daemon.stop()
-            self._daemon = None
-        self._run_directory.remove()
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        # An owner that is cancelled meanwhile would leave the daemon and its folder behind.
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        try:
+            if self._supervisor is not None:
+                self._supervisor.cancel()
+                await asyncio.gather(self._supervisor, return_exceptions=True)
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self.lane is not None:
+                await self.lane.close()
+            self._records.drop()
+            if self._daemon is not None:
+                await self._daemon.stop()
+                self._daemon = None
+        finally:
+            self._run_directory.remove()
 
     # --- addresses and connections ---------------------------------------------------------
 

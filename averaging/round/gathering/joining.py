@@ -534,8 +534,9 @@ class Joining:
         if leader in self._peers.passed_over:
             if not self._has_caught_up(leader, answer.head, head):
                 passes = self._pass(leader, "I have joined you in vain")
-                # Of two that gather one goes over, or each would wait for the other.
-                return [passes, CallLeader(answer)] if situation.gathers else [passes]
+                # Of two that gather and have nobody else, one goes over, or both would wait.
+                alone = situation.gathers and len(self._peers.trainers(now)) <= 2
+                return [passes, CallLeader(answer)] if alone else [passes]
             self._peers.stop_passing_over(leader)
         if situation.phase is Phase.CATCHING:
             self.call = called

@@ -464,7 +464,7 @@ def test_a_failed_dial_says_in_a_few_words_what_happened_at_the_address_that_was
         # The daemon remembers the addresses of a peer, and dials and lists them all.
         for place, reason in (
             (Multiaddr("/ip4/127.0.0.1/tcp/9"), "connection refused"),
-            (taken, "peer id mismatch"),
+            (taken, f"another peer answers there: {other.peer_id}"),
             (Multiaddr("/ip4/127.0.0.1/tcp/10"), "connection refused"),
             (Multiaddr("/dns4/no.such.host.invalid/tcp/10"), "host.invalid cannot be resolved ("),
         ):
