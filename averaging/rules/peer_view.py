@@ -30,6 +30,8 @@ class PeerView(Struct, frozen=True):
     """True if it will have a learner: a newcomer that is still fetching the run's state."""
     keeps: bool = False
     """True if it is a keeper: it holds the run's state without a learner."""
+    worked_at: float | None = None
+    """Time at which a learner last trained, as far as the observer saw; ``None``: it is none."""
     step_time_s: float | None = None
     bytes_per_s: float | None = None
     protocol: int = NEWEST

@@ -93,6 +93,9 @@ class Member:
     failed_at: float | None = None
     """Time at which a call to it last failed."""
 
+    worked_at: float = -math.inf
+    """Time at which a record last said that it trains; if none did, that of its first one."""
+
     @property
     def reachable(self) -> bool | None:
         return self.record.reachable
@@ -215,6 +218,7 @@ class PeerTable:
             # By the own eyes: the age of a record that was passed on is the word of another peer.
             first_seen=known.first_seen if known is not None and same else now,
             record_seen_at=admitted.first_seen,
+            worked_at=now if known is None or not same or record.trains else known.worked_at,
             expires_at=admitted.expires_at,
             heard_at=known.heard_at if known is not None else None,
             failed_at=known.failed_at if known is not None else None,

@@ -140,7 +140,9 @@ class Joining:
 
         Those that it does not see any more may go on elsewhere: until the work would be stale there
         it stays pending, and is lost on neither side of a partition. Nobody waits for those that
-        have said goodbye. A fold would also replace the very state that a newcomer is fetching.
+        have said goodbye. A fold would also replace the very state that a newcomer is fetching. One
+        whose trainer makes no steps just now may go on in a moment: were both to fold, each while
+        the other stood still, they would have two histories.
         """
         assert situation.standing is not None
         waits_since = [
@@ -148,7 +150,8 @@ class Joining:
             situation.fresh_at if self._peers.others_arrive(now) else None,
         ]
         known = [at for at in waits_since if at is not None]
-        return max(known) + self._policy.alone_s if known else -math.inf
+        until = max(known) + self._policy.alone_s if known else -math.inf
+        return max(until, self._peers.may_work_until(now))
 
     def _may_join(self, situation: Situation) -> bool:
         return (

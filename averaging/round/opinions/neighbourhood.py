@@ -7,6 +7,7 @@ one object that the parts of a machine share, and each of them may add to it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,7 +18,7 @@ from averaging.round.interface.identity import Circumstances, Identity
 from averaging.rules.claims import overstated
 from averaging.rules.grouping import group_of, grouping_named
 from averaging.rules.mixing import MELD_LAG
-from averaging.rules.peer_view import ESTABLISHED_AFTER_S, PeerView
+from averaging.rules.peer_view import ESTABLISHED_AFTER_S, SILENCE_MAX_S, PeerView
 from averaging.rules.probation import SEEN_MAX, SLACK, STRIKES_COUNT_SINCE, Probation, RequiredWork
 from averaging.rules.succession import NO_LINEAGE, leaders, on_usual_lines, succession
 from dht.bounded_mapping import BoundedMapping
@@ -601,6 +602,15 @@ class Neighbourhood:
             if others or not (self.view or self._absent):
                 silent.append(self._began_at)
         return max(silent, default=None)
+
+    def may_work_until(self, now: float) -> float:
+        """Until when live learners that make no steps are waited for; long ago without any."""
+        worked_at = [
+            seen.worked_at
+            for seen in self.view.values()
+            if seen.worked_at is not None and not seen.trains and seen.is_live(now)
+        ]
+        return max(worked_at, default=-math.inf) + SILENCE_MAX_S
 
     def keepers(self, now: float) -> tuple[PeerId, ...]:
         """The keepers that can be reached and lead a round of one that leaves, sorted.

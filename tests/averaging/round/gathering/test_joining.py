@@ -29,7 +29,7 @@ from averaging.round.interface.inputs import (
 )
 from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
-from averaging.rules.peer_view import PeerView
+from averaging.rules.peer_view import SILENCE_MAX_S, PeerView
 from averaging.rules.probation import ProbationPolicy
 from dht.identity import PeerId
 from tests.averaging.round.machines import (
@@ -97,6 +97,17 @@ def test_a_newcomer_that_never_trains_does_not_stop_a_founder_for_good() -> None
     late = 1.0 + POLICY.alone_s
     rounds.peers.view = {ANNA: msgspec.structs.replace(ARRIVING, heard_at=late)}
     assert wanted(rounds.handle(Due(), late)) == ["alone, so I fold"]
+
+
+def test_a_peer_beside_one_whose_trainer_stands_still_does_not_fold_at_once() -> None:
+    """Two founders whose machine was busy each folded while the other one stood still for a second,
+    and led two histories for half a minute."""
+    still = PeerView(first_seen=-100.0, heard_at=0.0, trains=False, worked_at=0.0)
+    rounds = founder_beside(still)
+    assert wanted(rounds.handle(Due(), 1.0)) == []
+    assert rounds.alone_until(1.0) == SILENCE_MAX_S
+    rounds.peers.view = {ANNA: msgspec.structs.replace(still, heard_at=SILENCE_MAX_S)}
+    assert wanted(rounds.handle(Due(), SILENCE_MAX_S)) == ["alone, so I fold"]
 
 
 def beside_nobody(absent: dict[PeerId, float | None], *, workers: tuple[PeerId, ...]) -> Wanted:
