@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import urllib.request
 from collections.abc import Iterator
@@ -104,5 +105,6 @@ def test_the_local_page_shows_the_status(processes: Processes, tmp_path: Path) -
 
     assert json.loads(read("/readyz"))["ready"]
     assert "shoal_peers 1.0" in read("/metrics")
+    assert re.search(r'shoal_table_entries\{table="work seen"\} \d', read("/metrics"))
     learner.stop()
     learner.end()
