@@ -156,13 +156,11 @@ def _too_large(size: int, most: int = RUN_FILE_MAX_BYTES) -> Fault:
 
 
 def _syntax_fault(text: str, error: tomllib.TOMLDecodeError) -> Fault:
-    message = str(error)
-    head, found, place = message.rpartition(" (at line ")
-    if not found:  # "(at end of document)"
-        return Fault("", f"it is not TOML: {message}", line=text.count("\n") + 1)
-    number = place.split(",")[0]
-    line = int(number) if number.isdigit() else None
-    written = "" if line is None else (text.split("\n")[line - 1 : line] or [""])[0]
+    # "... (at line 2, column 11)", or "... (at end of document)"
+    head, _, place = str(error).rpartition(" (at ")
+    number = place.removeprefix("line ").split(",")[0]
+    line = int(number) if number.isdigit() else text.count("\n") + 1
+    written = (text.split("\n")[line - 1 : line] or [""])[0]
     name, _, value = (part.strip() for part in written.partition("="))
     if head == "Cannot overwrite a value":
         return Fault(name, f"{name} is set twice", line=line)

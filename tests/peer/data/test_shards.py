@@ -15,6 +15,7 @@ from peer.data.text.tokenizing import ByteTokenizer
 from peer.errors import DataUnavailable, NotWritten
 from peer.run_file.reading import parse
 from tests.peer.model.export.full_disk import files_of_at_most
+from tests.peer.run_file.whole import whole
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_the_printed_lines_are_a_run_file_that_can_be_read(
     file = tmp_path / "run.toml"
     printed = capsys.readouterr().out.replace("[data]", "[data]\nheld_out = 0.4")
     assert "tokens of a vocabulary of 256, in 1 shard\n" in printed
-    file.write_text("[evaluation]\nsequences = 8\n" + printed)
+    file.write_text(whole("name = 'shards'\n[evaluation]\nsequences = 8\n" + printed))
     assert cli.run(["run", "check", str(file), "--data", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["data"] == "files: 1 files in 1 sources, 8 held-out sequences"

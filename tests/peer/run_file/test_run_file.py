@@ -616,7 +616,7 @@ def test_a_served_file_with_what_this_release_does_not_know_says_which_side_to_u
     data = json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
     said = reject(data)
     assert f"outer.{next(iter(later))} is" in said
-    assert "upgrade this side with `git pull && pip install .`" in said
+    assert "upgrade this side with `pip install RELEASE`" in said
     assert "did you mean" not in said
 
 
