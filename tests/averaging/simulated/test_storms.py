@@ -35,6 +35,7 @@ ONCE_BROKEN = {
     138: "a leader woken from a pause closed a roster with its own former join in it",
 }
 RARE = {
+    60: "a peer is told how a round that it doubts has ended, in one of 30",
     67: "two peers join each other, in one of 100: a restarted one sees nobody as established",
     87: "what a peer offers is too old to be merged, in one of 100",
     102: "a lone peer makes its own parameters the state, in four of 300",
