@@ -114,6 +114,8 @@ def _no_process_is_left() -> Iterator[None]:
     """Fails a module whose tests leave a process running."""
     before = set(descendants())
     yield
+    if set(descendants()) - before:
+        gc.collect()  # some end with the object that has started them
     left = still_running(set(descendants()) - before, timeout_s=30)
     text = described(left)
     for process in left:

@@ -71,7 +71,7 @@ def start(file: str, options: Options) -> int:
     In the folder of an earlier start it goes on from there. A run that has existed and has no
     checkpoint there is founded anew only after a question, or with --anew or --yes.
 
-    Example: shoal run new my.run.toml; shoal start my.run.toml
+    Example: shoal start my.run.toml
     """
     from peer.joining.link import find_run
     from peer.storage.earlier import told_if_edited

@@ -43,7 +43,7 @@ from peer.rules.limits import (
     pause_after_step_s,
 )
 from peer.run_file.sections import RunFile
-from peer.storage.home import folder_bytes, occupied
+from peer.storage.home import IN_USE, folder_bytes, occupied
 
 
 def at(hour: int, minute: int = 0) -> datetime:
@@ -410,6 +410,7 @@ def test_the_commands_write_what_the_peer_reads(
     folder = ["--directory", str(tmp_path)]
     assert cli.run(["limits", *folder, "--up", "2M", "--hours", "22-7", "--cpu", "50%"]) == 0
     assert "up 2 MB/s, from 22:00 to 7:00, training 50% of the time" in capsys.readouterr().out
+    (tmp_path / IN_USE).touch()
     assert cli.run(["pause", *folder]) == 0
     assert read_limits(tmp_path) == Limits(
         paused=True, up_bytes_s=2e6, hours=(1320, 420), cpu_share=0.5
