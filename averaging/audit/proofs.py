@@ -191,11 +191,6 @@ class Proof:
         return encode_head(self.head)
 
     @property
-    def size(self) -> int:
-        """Memory that the proof takes, about."""
-        return memoryview(self.data).nbytes + 4096
-
-    @property
     def digest(self) -> bytes:
         """The name of the proof. The head names all of the bytes by their digests."""
         return blake3.blake3(self.encode_head()).digest()

@@ -48,7 +48,6 @@ ROUNDS_KEPT_MAX = 256
 class _Round:
     """What was said in one round."""
 
-    encoded: bytes
     commit: Commit
     votes: dict[PeerId, dict[int, Vote]] = field(default_factory=dict)
     """Votes of each member by ballot."""
@@ -107,7 +106,7 @@ class Witness:
         commit = self._decoded(encoded)
         if commit is None or not self._court.verify(commit.leader, encoded, signature):
             return []
-        self._rounds[name] = _Round(encoded, commit)
+        self._rounds[name] = _Round(commit)
         attempt = commit.fragment, commit.leader, commit.leader_incarnation, commit.nonce
         new = SignedBytes(encoded, signature)
         old = self._commits.setdefault(attempt, new)
