@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from peer.cli.application import complain
+from peer.cli.application import SearchInterrupted, complain
 from peer.errors import NobodyToAsk, RunFileError, RunNotFound, SeedsElsewhere
 from peer.storage.here import with_own_peers
 from peer.storage.home import has_been_there
@@ -28,12 +29,30 @@ ASK_AGAIN_S = (5, 10, 20, 40, 80, 160, 300)
 def find(where: str) -> FoundRun:
     """The run behind an argument. Raises what ``find_run`` raises."""
     from peer.joining.find import ask_peers
-    from peer.joining.link import find_run
+    from peer.joining.link import NOBODY_YET, find_run
+
+    reasons = [NOBODY_YET]
 
     def tell(reason: str) -> None:
+        reasons.append(reason)
         complain(f"no run file yet (Ctrl-C to stop): {reason}")
 
-    return find_run(where, ask_peers=partial(ask_peers, tell=tell))
+    with _told_if_interrupted(where, reasons):
+        return find_run(where, ask_peers=partial(ask_peers, tell=tell))
+
+
+@contextmanager
+def _told_if_interrupted(where: str, reasons: Sequence[str]) -> Iterator[None]:
+    """Let Ctrl-C tell for what was waited, if it was for the peers of a link."""
+    from peer.joining.link import SCHEME, parse_link
+
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if not where.strip().lower().startswith(SCHEME):
+            raise
+        run = f"run {parse_link(where).run_id[:16]}..."
+        raise SearchInterrupted(run, reasons[-1]) from error
 
 
 def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
@@ -80,12 +99,13 @@ def find_patiently(where: str, directory: Path | None) -> FoundRun:
         except RunNotFound as error:
             if isinstance(error, SeedsElsewhere) or not link.seeds:
                 raise
-            seen = NEVER_SEEN if known is None else known.sentence
-            complain(
-                f"nobody of run {link.run_id[:16]}... is on line ({seen}): {error.reason}; "
-                f"looking again in {pause_s} s, until somebody comes (Ctrl-C to stop)"
-            )
-        time.sleep(pause_s)
+            seen, reason = NEVER_SEEN if known is None else known.sentence, error.reason
+        complain(
+            f"nobody of run {link.run_id[:16]}... is on line ({seen}): {reason}; "
+            f"looking again in {pause_s} s, until somebody comes (Ctrl-C to stop)"
+        )
+        with _told_if_interrupted(where, [reason]):
+            time.sleep(pause_s)
     raise AssertionError("the pauses have no end")
 
 

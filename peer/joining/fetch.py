@@ -28,14 +28,13 @@ from dht.presence.events import Events, PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from peer.errors import NobodyMet, PeerError, RunNotFound, SeedsElsewhere
-from peer.joining.link import ELSEWHERE, MEANWHILE, Link, parse_link
-from peer.quantities import plural
+from peer.joining.link import ELSEWHERE, MEANWHILE, NOBODY_YET, Link, parse_link
 
 FETCH_TIMEOUT_S = 60.0
 LOOK_EVERY_S = 0.2
 SEEDS_JUDGED_AFTER_S = 4.0
 TOLD_AFTER_S = 2.0
-"""Time from which on it is said why there is no run file yet. This process took a second to begin.
+"""Time from which on it is said that nobody has answered yet. What a seed answers is said at once.
 """
 
 
@@ -80,7 +79,8 @@ async def fetch_run_file(
 ) -> bytes:
     """The canonical run file behind a link with seeds. Raises ``RunNotFound`` or ``DhtError``.
 
-    ``tell`` is called from ``TOLD_AFTER_S`` on with each new reason why there is none yet.
+    ``tell`` is called with each new reason why there is none yet: with what seeds have answered at
+    once, and with others from ``TOLD_AFTER_S`` on.
     """
     failures = SeedFailures()
     told = ""
@@ -97,26 +97,37 @@ async def fetch_run_file(
             while not (await asyncio.wait((fetching,), timeout=LOOK_EVERY_S))[0]:
                 waited_s = loop.time() - began
                 check_seeds_run(link, presence, waited_s=waited_s)
-                reason = failures.text or _who_answered(link, presence)
-                if waited_s >= TOLD_AFTER_S and reason != told:
+                answered = who_answered(link, presence, now=loop.time())
+                reason = answered or failures.text or NOBODY_YET
+                if (answered or waited_s >= TOLD_AFTER_S) and reason != told:
                     tell(told := reason)
             return fetching.result()
         except RunFileUnavailable as error:
-            if error.answers or not failures.text:
+            reason = who_answered(link, presence, now=loop.time()) or (
+                "" if error.answers else failures.text
+            )
+            if not reason:
                 raise
-            raise NobodyMet(f"run {link.run_id[:16]}...", failures.text) from error
+            raise NobodyMet(f"run {link.run_id[:16]}...", reason) from error
         finally:
             fetching.cancel()
             await asyncio.wait((fetching,))
 
 
-def _who_answered(link: Link, presence: Presence) -> str:
-    """The seeds that answered, and why they have no run file."""
+def who_answered(link: Link, presence: Presence, *, now: float) -> str:
+    """The seeds that answered and lead to nobody of this run; empty: there is no such answer."""
+    if presence.table.live(now):
+        return ""  # they may have the run file
     elsewhere, hosts = _other_runs(link, presence), len(presence.bootstrap_seeds)
     told = [f"{peer} takes part in another run, {run[:16]}..." for peer, run in elsewhere.items()]
     if hosts:
-        told.append(f"{plural(hosts, 'bootstrap peer')} answered, and nobody of this run yet")
-    return "; ".join(told) or "no seed of the link has answered yet"
+        who, them = (
+            ("the bootstrap host", "it") if hosts == 1 else (f"{hosts} bootstrap hosts", "them")
+        )
+        told.append(
+            f"{who} answered, no peer of this run is known to {them}; check the run id in the link"
+        )
+    return "; ".join(told)
 
 
 def _other_runs(link: Link, presence: Presence) -> dict[PeerId, str]:

@@ -40,6 +40,8 @@ asking again is of no use."""
 MEANWHILE = "meanwhile: "
 """Beginning of the lines in which that process says why it has no run file yet."""
 
+NOBODY_YET = "no seed of the link has answered yet"
+
 _RUN_ID = re.compile(r"[0-9a-f]{64}")
 
 AskPeers = Callable[["Link"], bytes]

@@ -8,10 +8,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,7 +23,7 @@ from peer.cli.application import report_if_slow, reported
 from peer.cli.learner_options import Options
 from peer.cli.showing import progress
 from peer.cli.training import _reporter
-from peer.errors import PeerError, RunRefused
+from peer.errors import NobodyMet, PeerError, RunRefused
 from peer.run_file.sections import RunFile
 from peer.storage.home import LIMITS, occupied
 from peer.views.watch import PlainReporter, ScreenReporter
@@ -370,6 +371,28 @@ def test_ctrl_c_is_told_and_not_only_an_exit_code(
     monkeypatch.setattr("peer.cli.steering.running_peers", interrupt)
     monkeypatch.setattr("peer.lab.simulate.paper.bandwidth.needs", interrupt)
     assert complaint(command.split(), capsys) == (130, "shoal: interrupted\n")
+
+
+@pytest.mark.parametrize("stopped_in", ["the search", "the pause after it"])
+def test_ctrl_c_while_a_run_file_is_searched_tells_for_what_was_waited(
+    stopped_in: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def search(link: object, tell: Callable[[str], None]) -> bytes:
+        if stopped_in == "the search":
+            tell("no host answered")
+            raise KeyboardInterrupt
+        raise NobodyMet("run", "no host answered")
+
+    def interrupt(pause_s: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("peer.joining.find.ask_peers", search)
+    monkeypatch.setattr("peer.cli.finding.time", SimpleNamespace(sleep=interrupt))
+    assert cli.run(["join", "--yes", LINK]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"shoal: interrupted while it looked for the run file of run {'0' * 16}...: no host "
+        "answered; nothing was started, and nothing is left behind on this machine"
+    )
 
 
 def test_a_demo_that_could_not_draw_its_plot_does_not_start(

@@ -6,14 +6,17 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import uvloop
 from multiaddr import Multiaddr
 
 from dht.identity import Identity, PeerId
 from dht.presence.intake import Misfit
-from peer.errors import RunNotFound
+from peer.errors import NobodyMet, RunNotFound
+from peer.hosting.bootstrap import BootstrapSettings, open_bootstrap
 from peer.joining import fetch
 from peer.joining.find import ask_peers
 from peer.joining.link import parse_link
@@ -119,3 +122,43 @@ def test_who_waits_for_a_run_file_is_told_why_from_the_third_second_on() -> None
         ask_peers(link, tell)
     (reason,) = told
     assert "no bootstrap address answered" in reason and "connection refused" in reason
+
+
+def test_a_bootstrap_host_that_knows_nobody_of_the_run_is_told_at_once(tmp_path: Path) -> None:
+    """A wrong digit in the run id left people with "still searching" for a minute."""
+
+    async def told() -> list[str]:
+        reasons: list[str] = []
+        settings = BootstrapSettings(
+            data_directory=tmp_path, listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),)
+        )
+        async with open_bootstrap(settings) as host:
+            link = parse_link(f"shoal://{RUN}?seed={host.address}")
+            with pytest.raises(NobodyMet) as refusal:
+                await fetch.fetch_run_file(link, timeout_s=3.0, tell=reasons.append)
+        return [*reasons, refusal.value.reason]
+
+    sentence = (
+        "the bootstrap host answered, no peer of this run is known to it; "
+        "check the run id in the link"
+    )
+    assert uvloop.run(told()) == [sentence, sentence]
+
+
+def test_several_bootstrap_hosts_and_a_peer_of_another_run_are_each_told() -> None:
+    seeds = [Identity.generate().peer_id for _ in range(3)]
+    text = "&".join(f"seed=/ip4/127.0.0.1/tcp/1/p2p/{peer}" for peer in seeds)
+    link = parse_link(f"shoal://{RUN}?{text}")
+    misfits = {seeds[0]: Misfit("run", RUN, "cd" * 32)}
+
+    def said(live: tuple[str, ...], hosts: tuple[Multiaddr, ...] = link.seeds[1:]) -> str:
+        table = SimpleNamespace(live=lambda now: live)
+        met = SimpleNamespace(misfits=misfits, bootstrap_seeds=hosts, table=table)
+        return fetch.who_answered(link, met, now=0.0)  # type: ignore[arg-type]
+
+    assert said(()) == (
+        f"{seeds[0]} takes part in another run, cdcdcdcdcdcdcdcd...; 2 bootstrap hosts answered, "
+        "no peer of this run is known to them; check the run id in the link"
+    )
+    assert said((), ()) == f"{seeds[0]} takes part in another run, cdcdcdcdcdcdcdcd..."
+    assert said(("a member",)) == ""  # the run file may still come from it
