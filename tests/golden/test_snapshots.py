@@ -1,0 +1,41 @@
+"""This build shows and writes what its snapshots have. ``python -m tests.golden`` writes them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.outer_state import load_outer
+from tests.golden import snapshots
+
+
+@pytest.mark.parametrize("name", snapshots.TEXTS)
+def test_the_text_is_that_of_the_snapshot(name: str, tmp_path: Path) -> None:
+    expected = (snapshots.HERE / name).read_text(encoding="utf-8").splitlines()
+    assert snapshots.TEXTS[name](tmp_path).splitlines() == expected
+
+
+def test_a_checkpoint_is_written_as_in_the_snapshot(tmp_path: Path) -> None:
+    written = snapshots.write_checkpoint(tmp_path, snapshots.a_run())
+    assert snapshots.files(written.parent) == snapshots.files(snapshots.CHECKPOINT)
+
+
+def test_the_checkpoint_of_the_snapshot_is_read(tmp_path: Path) -> None:
+    shutil.copytree(snapshots.CHECKPOINT, tmp_path / "outer")
+    outer = load_outer(CheckpointFolder(tmp_path / "outer"))
+    assert outer is not None and outer.run == snapshots.a_run()
+    assert outer.directives == (b"a directive",)
+    for found, expected in zip(outer.states, snapshots.states(), strict=True):
+        assert (found.version, found.lineage, found.history) == (
+            expected.version,
+            expected.lineage,
+            expected.history,
+        )
+        assert list(found.chain) == list(expected.chain)
+        assert dict(found.merged.items()) == dict(expected.merged.items())
+        assert np.array_equal(found.theta, expected.theta)
+        assert np.array_equal(found.momentum, expected.momentum)
