@@ -93,7 +93,9 @@ class Need:
     reason: str
 
 
-FROM_THE_START: Final = Need(level=0, reason="the speed of the line is not known")
+FROM_THE_START: Final = Need(
+    level=0, reason="no transfer has measured this peer's line yet, so the largest level holds"
+)
 
 
 def needed(

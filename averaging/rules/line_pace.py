@@ -45,7 +45,9 @@ class Every:
     reason: str
 
 
-FROM_THE_START: Final = Every(versions=1, reason="the speed of the line is not known")
+FROM_THE_START: Final = Every(
+    versions=1, reason="no transfer has measured this peer's line yet, so it joins every round"
+)
 
 
 def every(

@@ -262,7 +262,9 @@ class Agent(Delegate):
         async for message in messages:
             match message:
                 case Leave():
-                    self._end("the trainer leaves", message.timeout_s, message.patience_s)
+                    self._end(
+                        "the training program asked to leave", message.timeout_s, message.patience_s
+                    )
                 case Due():
                     self.local.averaging.make_due([message.fragment])
                 case Device():
@@ -287,7 +289,7 @@ class Agent(Delegate):
                 case Happened():
                     self.local.log.write(message.name, message.fields)
         _quit_at_the_latest(QUIT_WITHIN_S)
-        self._end("the trainer is gone", 0.0)
+        self._end("the training program is gone", 0.0)
         self.local.hurry()
 
     async def _until_adopted(self, timeout_s: float) -> None:

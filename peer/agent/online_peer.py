@@ -441,7 +441,7 @@ class OnlinePeer:
             counters=ContributionCounters(
                 rounds=stats.contributed,
                 tokens=int(merged),
-                bytes_sent=stats.sent_bytes,
+                bytes_sent=self.local.guest.sent_bytes,
             ),
         )
         self._keep_link()
@@ -470,8 +470,8 @@ class OnlinePeer:
             fates=dict(part.fates),
             rounds=stats.rounds,
             rounds_missed=local.rounds_missed,
-            bytes_sent=stats.sent_bytes,
-            bytes_received=stats.received_bytes,
+            bytes_sent=local.guest.sent_bytes,
+            bytes_received=local.guest.received_bytes,
             blocked_s=part.blocked_s,
             up_s=asyncio.get_running_loop().time() - local.began_at,
             reachable=self.presence.reachable,

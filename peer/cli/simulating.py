@@ -165,6 +165,8 @@ def simulate_bandwidth(
             for method, size in largest.items():
                 verdict = "enough" if size >= params else "not enough"
                 print(f"{method:14} up to {size / 1e6:12,.1f} M parameters: {verdict}")
+            if largest["shoal"] < params:
+                print(f"enough for shoal: {bandwidth.what_helps(setting, link_gbit_s=link)}")
         return
     rows = bandwidth.needs(setting)
     present(

@@ -107,8 +107,18 @@ class Guest:
         the clock may have been set back."""
 
     @property
+    def sent_bytes(self) -> int:
+        """Bytes sent since the start, for whatever purpose: states, rounds and relaying."""
+        return self.up.bucket.passed
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes received since the start, in the same way."""
+        return self.down.bucket.passed
+
+    @property
     def month_bytes(self) -> int:
-        """Bytes sent and received this month."""
+        """Bytes sent and received this month: those two, and those of earlier starts."""
         return self._volume.bytes + self._passed - self._counted_bytes
 
     @property
@@ -200,7 +210,7 @@ class Guest:
 
     @property
     def _passed(self) -> int:
-        return self.up.bucket.passed + self.down.bucket.passed
+        return self.sent_bytes + self.received_bytes
 
     def _read(self) -> None:
         try:

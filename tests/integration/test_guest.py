@@ -149,6 +149,8 @@ def test_a_used_up_monthly_quota_stops_large_transfers(
     used = json.loads((boris.directory / "volume.json").read_text())["bytes"]
     report(f"used {used / 1e3:.0f} of {quota / 1e3:.0f} kB")
     assert 0.5 * quota <= used <= 1.1 * quota
+    shown = ended["bytes_sent"] + ended["bytes_received"]
+    assert 0.95 * used <= shown <= used, "the screen counts the same bytes as the quota"
     assert sums_up(ended["fates"]), ended["fates"]
     anna.stop()
     anna.end()

@@ -171,7 +171,7 @@ def is_passing(event: Record) -> bool:
     """
     reason = str(event.get("reason", ""))
     starting = "this protocol is not served" in str(event.get("text", ""))
-    return starting or reason == GAVE_UP or reason.endswith("voters declined")
+    return starting or reason == GAVE_UP or "voters refused its commit" in reason
 
 
 def discarded_of(fates: dict[str, Any]) -> dict[str, float]:

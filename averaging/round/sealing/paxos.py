@@ -302,7 +302,8 @@ class Coordinator:
         voters = self.commit.voters
         away = self.absent.intersection(voters)
         if len(voters) - len(away) < self.commit.majority and self.phase not in _CHOSEN:
-            self._give_up(f"{len(away)} of {len(voters)} voters declined")
+            refused = f"{len(away)} of {len(voters)} voters refused its commit"
+            self._give_up(f"{refused}, so its work is offered again")
         elif self.phase is BallotPhase.GATHERING:
             for slice_index, reducer in enumerate(self.reducers):
                 if reducer == peer:

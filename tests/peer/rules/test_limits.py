@@ -283,6 +283,20 @@ def test_a_running_peer_reads_changed_limits_and_keeps_the_old_if_they_are_inval
     assert guest.up.bucket.rate is None
 
 
+def test_what_a_peer_shows_as_sent_and_received_is_what_its_volume_counts(tmp_path: Path) -> None:
+    """The screen showed the bytes of rounds, and not the state that a newcomer had downloaded."""
+    guest = Guest(tmp_path)
+
+    async def download_and_upload() -> None:
+        await guest.down.pass_through(6_700_000)
+        await guest.up.pass_through(940_000)
+        await guest.meter_relayed(1000)
+
+    asyncio.run(download_and_upload())
+    assert (guest.sent_bytes, guest.received_bytes) == (941_000, 6_701_000)
+    assert guest.month_bytes == guest.sent_bytes + guest.received_bytes
+
+
 def test_the_line_is_as_fast_as_the_lower_of_both_limits(tmp_path: Path) -> None:
     guest = Guest(tmp_path)
 

@@ -7,6 +7,7 @@ direction: a learner sends and receives about equally much, at the same time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -117,6 +118,18 @@ def largest_model(method: Method, setting: Setting, *, link_gbit_s: float) -> fl
     if link_gbit_s <= 0:
         raise ValueError(f"the link is {link_gbit_s} Gbit/s; it must be above zero")
     return link_gbit_s / gbit_s(method, replace(setting, parameters=1.0))
+
+
+def what_helps(setting: Setting, *, link_gbit_s: float) -> str:
+    """What makes a link enough for shoal that is not: longer cycles, slower steps, fewer bits."""
+    missing = gbit_s("shoal", setting) / link_gbit_s
+    longest = math.ceil(missing * setting.steps_per_cycle)
+    text = f"-H {longest} steps per cycle, or steps of {missing * setting.step_s:.3g} s with -H "
+    text += f"{setting.steps_per_cycle}"
+    for codec in ("int2/int4", "int2"):
+        shorter = gbit_s("shoal", replace(setting, codec=codec)) / link_gbit_s
+        text += f"; {codec} in place of {setting.codec} needs {shorter / missing:.0%} of either"
+    return text
 
 
 @dataclass(frozen=True, slots=True)

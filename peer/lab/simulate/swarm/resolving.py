@@ -29,7 +29,7 @@ def problem_named(name: str) -> Problem:
         from peer.lab.simulate.problems.text_gpt import TextGpt
 
         return TextGpt()
-    raise ValueError(f"problem is {name!r}; there are {', '.join(NAMES)}")
+    raise ValueError(f"{name!r} is no problem; there are {', '.join(NAMES)}")
 
 
 def problem_of(experiment: Experiment) -> Problem:
@@ -38,7 +38,7 @@ def problem_of(experiment: Experiment) -> Problem:
     try:
         problem = problem_named(choice.name)
     except ValueError as error:
-        raise BadExperiment(f"problem.{error}") from error
+        raise BadExperiment(f"problem.name: {error}") from error
     changes: dict[str, Any] = {}
     if choice.size is not None:
         changes["tensors" if isinstance(problem, Quadratic) else "width"] = choice.size

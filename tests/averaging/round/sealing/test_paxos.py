@@ -311,7 +311,7 @@ def test_a_round_is_void_at_once_when_no_majority_is_left() -> None:
     coordinator.declined(PeerId("p3"), "I stand elsewhere now", 1.0, absent=True)
 
     assert voids(taken(changes)) == [f"p{index}" for index in range(5)]
-    assert "3 of 5 voters declined" in coordinator.why
+    assert "3 of 5 voters refused its commit, so its work is offered again" in coordinator.why
 
 
 def test_a_restarted_member_may_have_voted_so_its_decline_voids_nothing() -> None:

@@ -1,8 +1,17 @@
 """Required link speeds: against the reported figures, and against each other."""
 
+from dataclasses import replace
+
 import pytest
 
-from peer.lab.simulate.paper.bandwidth import METHODS, Method, Setting, gbit_s, largest_model
+from peer.lab.simulate.paper.bandwidth import (
+    METHODS,
+    Method,
+    Setting,
+    gbit_s,
+    largest_model,
+    what_helps,
+)
 
 
 def test_the_reported_fall_from_198_to_0_84_comes_out() -> None:
@@ -14,6 +23,17 @@ def test_a_link_of_exactly_the_needed_speed_trains_exactly_that_model() -> None:
     for method in METHODS:
         need = gbit_s(method, Setting())
         assert largest_model(method, Setting(), link_gbit_s=need) == pytest.approx(5e9)
+
+
+def test_what_makes_a_link_enough_is_told_and_true() -> None:
+    setting = Setting(parameters=1.2e9)
+    told = what_helps(setting, link_gbit_s=0.02)
+    assert told == (
+        "-H 424 steps per cycle, or steps of 17.6 s with -H 24; int2/int4 in place of int4 needs "
+        "75% of either; int2 in place of int4 needs 50% of either"
+    )
+    assert gbit_s("shoal", replace(setting, steps_per_cycle=424)) <= 0.02
+    assert gbit_s("shoal", replace(setting, steps_per_cycle=423)) > 0.02
 
 
 def test_fewer_bits_and_longer_cycles_need_less() -> None:
