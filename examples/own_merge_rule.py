@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from peer.lab.simulate.swarm.plugins import (
+from peer.simulate.swarm.plugins import (
     Contributions,
     Float32s,
     Kind,

@@ -16,7 +16,7 @@ import typer
 from peer.cli.application import can_draw, complain, json_text, report_if_slow
 
 if TYPE_CHECKING:
-    from peer.lab.results.page import Section
+    from peer.results import Section
 
 
 def present(
@@ -35,7 +35,7 @@ def present(
     section = draw() if out is not None or not as_json else None
     if out is not None and section is not None:
         from peer.errors import ExtraMissing
-        from peer.lab.results.page import write_csv, write_html
+        from peer.results import write_csv, write_html
 
         out.mkdir(parents=True, exist_ok=True)
         write_csv(out / f"{name}.csv", rows)

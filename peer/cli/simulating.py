@@ -24,9 +24,9 @@ from peer.cli.showing import (
 )
 
 if TYPE_CHECKING:
-    from peer.lab.results.page import Section
-    from peer.lab.simulate.paper.training import RunJobs
-    from peer.lab.simulate.swarm.report import Cell
+    from peer.results import Section
+    from peer.simulate.paper.training import RunJobs
+    from peer.simulate.swarm.report import Cell
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ def simulate_goodput(
     the five elastic cells and one rigid cell of the reported table; all decoupled cells are
     predictions. Example: shoal simulate goodput --learners 12 --mtbf 9h --rejoin 4m
     """
-    from peer.lab.simulate.paper import goodput
+    from peer.simulate.paper import goodput
 
     if learners is not None:
         if out is not None:
@@ -140,7 +140,7 @@ def simulate_bandwidth(
 
     Example: shoal simulate bandwidth --up 20Mbit --params 1.2e9
     """
-    from peer.lab.simulate.paper import bandwidth
+    from peer.simulate.paper import bandwidth
 
     with usage_errors():
         setting = bandwidth.Setting(
@@ -217,7 +217,7 @@ def simulate_swarm(
     Rounds, grouping, codecs, merging and catching up are the live peer's code; training is real (a
     small model, or a quadratic problem for thousands of peers); network, time and membership are
     simulated. The same seed gives the same result, to the last bit. All settings and their defaults
-    are in the module peer.lab.simulate.swarm.experiment, an example in examples/swarm.toml of a
+    are in the module peer.simulate.swarm.experiment, an example in examples/swarm.toml of a
     clone.
 
     With --sizes the swarm follows a schedule, and a table for each seed shows merges, pauses,
@@ -225,10 +225,10 @@ def simulate_swarm(
     are not used then. Example:
     shoal simulate swarm --set peers.count=64 --set mixing.every=0,1,4 --seeds 3 --out results
     """
-    from peer.lab.results.page import write_csv, write_html
-    from peer.lab.simulate.swarm import report as swarm_report
-    from peer.lab.simulate.swarm.experiment import BadExperiment, Experiment, parse, sweep
-    from peer.lab.simulate.swarm.plugins import load
+    from peer.results import write_csv, write_html
+    from peer.simulate.swarm import report as swarm_report
+    from peer.simulate.swarm.experiment import BadExperiment, Experiment, parse, sweep
+    from peer.simulate.swarm.plugins import load
 
     load(plugin or ())
     try:
@@ -274,9 +274,9 @@ def simulate_swarm(
 def _follow_sizes(
     todo: Sequence[Cell], sizes: str, over: str, *, politely: bool, as_json: bool
 ) -> None:
-    from peer.lab.simulate.membership_cost import membership_cost
-    from peer.lab.simulate.swarm import resizing
     from peer.lab.sizes import parse
+    from peer.simulate.membership_cost import membership_cost
+    from peer.simulate.swarm import resizing
 
     with usage_errors():
         schedule = parse(sizes, over_s=seconds(over, option="--over"))
@@ -326,7 +326,7 @@ def simulate_heterogeneous(
 
     Example: shoal simulate heterogeneous --quick --out results
     """
-    from peer.lab.simulate.paper import heterogeneous
+    from peer.simulate.paper import heterogeneous
 
     chosen = _seeds(_short(context, "seeds", seeds, 1), seed)
     length = _short(context, "cycles", cycles, 15.0)
@@ -385,7 +385,7 @@ def simulate_quality(
 
     Example: shoal simulate quality --quick --only codec
     """
-    from peer.lab.simulate.paper import quality
+    from peer.simulate.paper import quality
 
     chosen = _seeds(_short(context, "seeds", seeds, 1), seed)
     length = _short(context, "cycles", cycles, 15.0)
@@ -456,8 +456,8 @@ def simulate_compare(
 
     Example: shoal simulate compare --params 3e8 --link 100Mbit --latency 20 --out results
     """
-    from peer.lab.simulate.paper import compare
-    from peer.lab.simulate.paper import following as follow
+    from peer.simulate.paper import compare
+    from peer.simulate.paper import following as follow
 
     with usage_errors():
         setting = compare.Setting(
@@ -515,7 +515,7 @@ def _seeds(count: int, first: int) -> tuple[int, ...]:
 
 
 def _changes(settings: Sequence[str] | None) -> dict[str, Any]:
-    from peer.lab.simulate.swarm.experiment import BadExperiment, sweep
+    from peer.simulate.swarm.experiment import BadExperiment, sweep
 
     combinations = list(sweep(settings or []))
     if len(combinations) > 1:
@@ -541,8 +541,8 @@ def _train_and_show(
 
     ``command``: name of the experiment, and its options, for repeating it.
     """
-    from peer.lab.results.page import record_of
-    from peer.lab.simulate.paper.training import TrainingFolder, run_jobs
+    from peer.results import record_of
+    from peer.simulate.paper.training import TrainingFolder, run_jobs
 
     kept = None if out is None else TrainingFolder(out / "trainings")
     with usage_errors(), progress("training", quiet=as_json) as advance:

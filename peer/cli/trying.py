@@ -56,7 +56,7 @@ def demo(
 
     from peer.lab.demo import report as demo_report
     from peer.lab.demo.demo import Demo, DemoSettings, summary, summary_text
-    from peer.lab.results.plots import new_figure
+    from peer.results import new_figure
 
     start_logging(logging.WARNING)
     new_figure()  # a missing matplotlib is reported now, not after three minutes

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peer.lab.simulate.swarm.experiment import Experiment, parse
-from peer.lab.simulate.swarm.outcome import SwarmResult
-from peer.lab.simulate.swarm.report import cells, simulate
+from peer.simulate.swarm.experiment import Experiment, parse
+from peer.simulate.swarm.outcome import SwarmResult
+from peer.simulate.swarm.report import cells, simulate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from peer.lab.simulate.problems.text_mlp import TextMlp
 from peer.run_file.reading import parse
 from peer.run_file.schedule import learning_rate
 from peer.run_file.sections import RunFile
+from peer.simulate.problems.text_mlp import TextMlp
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import export
 from tests.integration.swarm_processes import Swarm, address_of, load, sums_up, tell

@@ -1,6 +1,6 @@
 """A learner as a process: a training loop around ``peer.join`` with the byte-level MLP.
 
-The model is the one of ``peer.lab.simulate``. Settings come as one JSON object. The process prints
+The model is the one of ``peer.simulate``. Settings come as one JSON object. The process prints
 ``ready``, ``event`` and ``end`` with an object each, and stops when the run is over.
 """
 
@@ -17,8 +17,8 @@ from torch import nn
 
 import peer
 from averaging.numbers.arrays import Float32s
-from peer.lab.simulate.problems.text_mlp import TextMlp
 from peer.run_file.reading import parse
+from peer.simulate.problems.text_mlp import TextMlp
 from tests.integration.learner_process import say
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from peer.lab.chaos.judging.evidence import Evidence, FaultDone, PeerEvidence
 from peer.lab.chaos.run import Judged, Outcome
-from peer.lab.results.page import Section, write_html
 from peer.quantities import count_text
+from peer.results import Section, write_html
 
 WIDTH = 1160
 LANE = 30

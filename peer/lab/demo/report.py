@@ -13,10 +13,9 @@ from safetensors.torch import load_file
 from dht.identity import PeerId
 from peer.data.sources import open_data
 from peer.lab.demo.demo import Comparison, DemoSettings, Point, Result
-from peer.lab.results.page import Section, write_html
-from peer.lab.results.plots import finished_png, new_axes
 from peer.model.recipes import build_model, held_out_loss
 from peer.quantities import bytes_text, count_text
+from peer.results import Section, finished_png, new_axes, write_html
 from peer.run_file.reading import parse
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER

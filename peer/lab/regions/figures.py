@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from peer.lab.simulate.paper.bandwidth import Setting, gbit_s
+from peer.simulate.paper.bandwidth import Setting, gbit_s
 
 
 @dataclass(frozen=True, slots=True)

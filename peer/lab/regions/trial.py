@@ -28,9 +28,9 @@ from peer.lab.processes import (
     spawn,
 )
 from peer.lab.regions.figures import Course, Failure, Merged, Progress, Row, row
-from peer.lab.simulate.paper.bandwidth import Setting
 from peer.run_file.sections import RunFile
 from peer.run_file.writing import to_toml
+from peer.simulate.paper.bandwidth import Setting
 from peer.trainer.needs import needs_of
 
 BOOTSTRAP = "bootstrap"

@@ -18,11 +18,11 @@ from typing import Any
 from averaging.numbers.codecs import codec_named
 from averaging.round.interface.effects import Note
 from averaging.simulated.node import FragmentNode
-from peer.lab.simulate.problems.problem import layout_of
-from peer.lab.simulate.swarm.experiment import Experiment
-from peer.lab.simulate.swarm.resolving import problem_of
-from peer.lab.simulate.swarm.slots import BYTES_S_PER_MBIT
-from peer.lab.simulate.swarm.swarm import SimulatedSwarm, run
+from peer.simulate.problems.problem import layout_of
+from peer.simulate.swarm.experiment import Experiment
+from peer.simulate.swarm.resolving import problem_of
+from peer.simulate.swarm.slots import BYTES_S_PER_MBIT
+from peer.simulate.swarm.swarm import SimulatedSwarm, run
 
 LINES = [(50.0, 50.0), (100.0, 100.0), (20.0, 20.0), (20.0, 50.0), (20.0, 50.0), (20.0, 50.0)]
 """Mbit/s up and down of three servers and three homes."""

@@ -18,8 +18,8 @@ import msgspec
 from averaging.round.interface.effects import Note
 from averaging.rules import spacing
 from averaging.simulated.node import FragmentNode
-from peer.lab.simulate.swarm.experiment import Event, Experiment
-from peer.lab.simulate.swarm.swarm import SimulatedSwarm
+from peer.simulate.swarm.experiment import Event, Experiment
+from peer.simulate.swarm.swarm import SimulatedSwarm
 from tests.averaging.simulated.late_experiment import SMALL, Setting, experiment_of
 
 WARM_UP_CYCLES = 8

@@ -369,7 +369,7 @@ def test_ctrl_c_is_told_and_not_only_an_exit_code(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("peer.cli.steering.running_peers", interrupt)
-    monkeypatch.setattr("peer.lab.simulate.paper.bandwidth.needs", interrupt)
+    monkeypatch.setattr("peer.simulate.paper.bandwidth.needs", interrupt)
     assert complaint(command.split(), capsys) == (130, "shoal: interrupted\n")
 
 

@@ -603,7 +603,7 @@ def test_quick_shortens_only_what_is_not_given(
         asked.append((seeds, learners, cycles))
         raise PeerError("enough")
 
-    monkeypatch.setattr("peer.lab.simulate.paper.quality.table", table)
+    monkeypatch.setattr("peer.simulate.paper.quality.table", table)
     for given in ([], ["--seeds", "2"], ["--learners", "8", "--cycles", "7"]):
         assert said(["simulate", "quality", "--quick", *given], capsys)[0] == 1
     assert asked == [((0,), (2, 4), 15), ((0, 1), (2, 4), 15), ((0,), (8,), 7)]

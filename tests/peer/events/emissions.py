@@ -41,7 +41,7 @@ EMITTERS = {
     "peer/publishing": {"_tell", "tell"},
     "peer/storage": {"_tell"},
     "peer/trainer": {"_events.append", "add"},
-    "peer/lab/simulate/swarm": {"record"},
+    "peer/simulate/swarm": {"record"},
 }
 """Functions and classes whose first argument is the name of an event, by folder. ``write`` is the
 method of an event log, ``add`` takes a name and fields, and ``_events.append`` a pair of them."""

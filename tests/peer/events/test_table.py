@@ -16,7 +16,7 @@ from peer.events.document import document
 from peer.events.names import Names
 from peer.events.sentences import worded
 from peer.events.table import COMMON, REPORTED, TABLE, Audience, Event
-from peer.lab.simulate.swarm import experiment
+from peer.simulate.swarm import experiment
 from tests.peer.events.emissions import (
     PASSED_ON,
     ROOT,

@@ -14,7 +14,7 @@ from peer.lab.regions.figures import (
     row,
     table,
 )
-from peer.lab.simulate.paper.bandwidth import Setting, gbit_s
+from peer.simulate.paper.bandwidth import Setting, gbit_s
 
 SETTING = Setting(
     parameters=8e6, step_s=0.5, learners=4, codec="f32", steps_per_cycle=32, fragments=8
