@@ -6,8 +6,10 @@ because bytes that the kernel takes at once say nothing about the line. A transf
 slower of its two ends, or as its source, so its rate is a lower bound. Transfers at the same time
 share the line, so a transfer's rate is that of all bytes which the line carried meanwhile,
 including those that are no measurement by themselves: small slices, and fetches of others. One of
-the faster of the last twelve counts, transfers that were cut included with the bytes that had
-passed. The owner's limits cap the result. A line of unknown speed counts as 5 Mbit/s.
+the faster of the last transfers counts, transfers that were cut included with the bytes that had
+passed. Each partner has an equal share in these, so a line is as fast as it was with anybody: one
+partner on a slow line made all five peers of a run take their lines for slow, and led on. The
+owner's limits cap the result. A line of unknown speed counts as 5 Mbit/s.
 
 A peer on a slow line takes part in few rounds, so it uploads little, while it downloads every
 version. When the line recovers, its downloads show it and its uploads do not. So the speed of one
@@ -23,20 +25,29 @@ of commit 7c8660cd).
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
 from dht.identity import PeerId
 
-TRANSFER_MIN_BYTES = 128 << 10
-"""Smaller transfers may pass through buffers without having been on the line, so they say nothing
-by themselves. It is half of the smallest slice that is worth a reducer of its own.
+CARRIED_MIN_BYTES = 128 << 10
+"""Fewer bytes may pass through buffers without having been on the line. So a transfer says nothing
+while which the line carried less, of itself and of others: several slices of 90 KB at once do.
 """
 
-TRANSFERS_KEPT = 12
+TRANSFER_MIN_BYTES = 16 << 10
+"""Smaller transfers are load beside others only."""
+
+TRANSFERS_COUNTED = 12
 """Few, so that a line that has become slow is soon known for it: deadlines depend on it."""
+
+COUNTED_OF_PARTNER_MIN = 2
+"""Transfers of each partner that count where there are many partners."""
+
+TRANSFERS_KEPT = 2 * TRANSFERS_COUNTED
+"""A partner counts until so many transfers with others have followed its last one."""
 
 LOAD_KEPT = 64
 """Enough for what passes beside that many transfers."""
@@ -72,6 +83,7 @@ def slow_lines(speeds: Mapping[PeerId, float | None]) -> frozenset[PeerId]:
 
 @dataclass(frozen=True, slots=True)
 class _Transfer:
+    partner: PeerId | None
     count: int
     began: float
     ended: float
@@ -100,8 +112,8 @@ class LineSpeed:
     def __repr__(self) -> str:
         return f"LineSpeed({self.bytes_per_s} B/s of {len(self._transfers)} transfers)"
 
-    def transferred(self, count: int, *, began: float, ended: float) -> None:
-        """Record that ``count`` bytes went from one end to the other between these times.
+    def transferred(self, partner: PeerId, count: int, *, began: float, ended: float) -> None:
+        """Record that ``count`` bytes passed between this peer and ``partner`` between these times.
 
         For a transfer that was cut, pass the bytes that had passed: otherwise a peer that is too
         slow for its rounds' deadlines would never find out.
@@ -111,7 +123,7 @@ class LineSpeed:
             return
         if self._is_outdated:
             self._transfers.clear()
-        self._transfers.append(_Transfer(count, began, ended))
+        self._transfers.append(_Transfer(partner, count, began, ended))
         self._other_then = None if self._other is None else self._other._measured
         self._measure()
 
@@ -121,7 +133,7 @@ class LineSpeed:
         When they arrived is not known, so they are no measurement, but load beside those that are.
         """
         if ended > began:
-            self._load.append(_Transfer(count, began, ended))
+            self._load.append(_Transfer(None, count, began, ended))
             self._measure()
 
     @property
@@ -137,14 +149,27 @@ class LineSpeed:
         return now is not None and then is not None and now > CHANGED_RATIO * then
 
     def _measure(self) -> None:
-        if not self._transfers:
-            return
         load = (*self._transfers, *self._load)
-        rates = sorted(
-            sum(other.within(each) for other in load) / (each.ended - each.began)
-            for each in self._transfers
-        )
-        self._measured = rates[-1 - int(self._ignored * len(rates))]
+        carried = [(each, sum(other.within(each) for other in load)) for each in self._transfers]
+        telling = [(each, count) for each, count in carried if count >= CARRIED_MIN_BYTES]
+        if telling:
+            rates = sorted(
+                count / (each.ended - each.began) for each, count in _newest_of_each(telling)
+            )
+            self._measured = rates[-1 - int(self._ignored * len(rates))]
+
+
+def _newest_of_each(transfers: Sequence[tuple[_Transfer, float]]) -> list[tuple[_Transfer, float]]:
+    """The newest transfers with each partner, as many of each."""
+    partners = {each.partner for each, _ in transfers}
+    share = max(COUNTED_OF_PARTNER_MIN, TRANSFERS_COUNTED // len(partners))
+    counted: Counter[PeerId | None] = Counter()
+    newest = []
+    for each, count in reversed(transfers):
+        counted[each.partner] += 1
+        if counted[each.partner] <= share:
+            newest.append((each, count))
+    return newest
 
 
 def paired() -> tuple[LineSpeed, LineSpeed]:

@@ -566,7 +566,7 @@ class Fetcher:
                         self._report(partial, sources_count)
                     size, began = source.owed * PIECE_BYTES, source.asked_at
                     crew.has_answered(source)
-                    self.line.transferred(size, began=began, ended=_now())
+                    self.line.transferred(source.peer, size, began=began, ended=_now())
                     if not source.waiting:
                         await request(stream)
         finally:
@@ -620,7 +620,7 @@ class Fetcher:
                 # All of it is under the lineage that we arrive at, or do not.
                 standing = head.after(standing)
                 payload = await read_exactly(stream, head.payload_size(sizes))
-                self.line.transferred(len(payload), began=began, ended=_now())
+                self.line.transferred(source, len(payload), began=began, ended=_now())
                 entry = ReplayEntry(head, payload)
                 await self.threads.run(
                     lambda entry=entry: entry.check(sizes, self.threads.scratch())  # type: ignore[misc]

@@ -141,7 +141,9 @@ class Bulk:
                 target.grow(target.filled + await self.receive_some(target.data[target.filled :]))
         finally:
             now = asyncio.get_running_loop().time()
-            self._down.transferred(target.filled - before, began=self.heard_at, ended=now)
+            self._down.transferred(
+                self.remote, target.filled - before, began=self.heard_at, ended=now
+            )
 
     async def send_frame(self, data: bytes) -> None:
         """Send something small whose size the other side does not know."""
@@ -246,7 +248,7 @@ class Bulk:
     def _measure_sent(self) -> None:
         if self._sending_since is not None:
             now = asyncio.get_running_loop().time()
-            self._up.transferred(self.sent_bytes, began=self._sending_since, ended=now)
+            self._up.transferred(self.remote, self.sent_bytes, began=self._sending_since, ended=now)
             self._sending_since = None
 
     async def finished(self) -> None:

@@ -16,6 +16,9 @@ from averaging.rules.policy import RoundPolicy
 SNAPSHOTS_KEPT = 8
 SNAPSHOT_MARGIN = 1.25
 """The next snapshot may take this many times as long as the longest of the last ones."""
+CYCLES_HELD = 2
+"""Cycles for which a level, or a k, stays before it falls again. Measured speeds vary from transfer
+to transfer, and each change is a round in which some members learn of it late."""
 INTERVAL_KEPT_S = 10.0
 """The length of a cycle is computed again when it is older than this."""
 
@@ -40,6 +43,9 @@ class Pace:
         self.level: Level = self.levels[0]
         """The level of the newest roster that closed."""
         self.need = line_levels.FROM_THE_START
+        self._need_changed_at = self._every_changed_at = -CYCLES_HELD
+        """In cycles of this peer."""
+        self._cycles = 0
         self._paced_level = self.level
         """The level for which ``every`` was decided."""
         self._cycle_steps = policy.due.cycle_steps
@@ -88,8 +94,14 @@ class Pace:
             members=min(len(self._peers.trainers(now)), self._peers.group_size),
             share_max=self._policy.line_share,
         )
-        self.need = line_levels.needed(before, line, self.levels, encoded_bytes)
-        return None if self.need.level == before.level else self.need
+        need = line_levels.needed(before, line, self.levels, encoded_bytes)
+        if need.level < before.level and self._cycles - self._need_changed_at < CYCLES_HELD:
+            return None
+        self.need = need
+        if need.level == before.level:
+            return None
+        self._need_changed_at = self._cycles
+        return need
 
     def versions_of_line(self, encoded_bytes: Callable[[str], int], now: float) -> Every | None:
         """Decide again how often to take part. Returns the decision if it is a new one."""
@@ -98,7 +110,7 @@ class Pace:
         # would stay at what the line needed before the level rose, and half of the rounds left out.
         kept = before if self.level == self._paced_level else line_pace.FROM_THE_START
         self._paced_level = self.level
-        self.every = line_pace.every(
+        every = line_pace.every(
             kept,
             bytes_per_s=self._peers.bytes_per_s,
             fragment_bytes=max(map(encoded_bytes, (self.level.codec, self.level.codec_down))),
@@ -107,8 +119,15 @@ class Pace:
             share_max=self._policy.line_share,
             versions_max=self._policy.stale_max,
         )
-        self.due_time.every = self.every.versions
-        return None if self.every.versions == before.versions else self.every
+        held = kept is before and self._cycles - self._every_changed_at < CYCLES_HELD
+        if every.versions < before.versions and held:
+            return None
+        self.every = every
+        self.due_time.every = every.versions
+        if every.versions == before.versions:
+            return None
+        self._every_changed_at = self._cycles
+        return every
 
     def amend(self, policy: RoundPolicy) -> None:
         """Go by another policy from the next cycle on."""
@@ -123,6 +142,7 @@ class Pace:
 
     def start_cycle(self, now: float) -> None:
         """A roster closed: count from here."""
+        self._cycles += 1
         cycle, fragments = self._cycle(now), self._policy.due.fragments
         shift = self._spacing.closed(self._fragment, self.step, fragments=fragments, interval=cycle)
         self.due_time.closed(self.step, cycle + shift)

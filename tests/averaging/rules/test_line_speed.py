@@ -16,44 +16,59 @@ from averaging.live.streams.uplink import FIRST, Uplink
 from averaging.messages import Commit
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.round.gathering.roster import slice_shares
-from averaging.rules.line_speed import TRANSFER_MIN_BYTES, LineSpeed, paired
+from averaging.rules.line_speed import CARRIED_MIN_BYTES, LineSpeed, paired
+from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork
 from dht.throttled_host import Gate, ThrottledHost
 from tests.averaging.live.links import introduce, linked
 from tests.averaging.live.quadratic import POLICY, swarm
 
 MB = 1_000_000
+ANNA, BORIS, CLARA = PeerId("anna"), PeerId("boris"), PeerId("clara")
 
 
 def test_the_speed_is_unknown_before_a_large_transfer() -> None:
     line = LineSpeed()
     assert line.bytes_per_s is None
 
-    line.transferred(TRANSFER_MIN_BYTES - 1, began=0.0, ended=1.0)
-    line.transferred(MB, began=1.0, ended=1.0)
+    line.transferred(ANNA, CARRIED_MIN_BYTES - 1, began=0.0, ended=1.0)
+    line.transferred(ANNA, MB, began=1.0, ended=1.0)
     assert line.bytes_per_s is None
 
-    line.transferred(MB, began=1.0, ended=1.5)
+    line.transferred(ANNA, MB, began=1.0, ended=1.5)
     assert line.bytes_per_s == 2 * MB
 
 
 def test_transfers_at_the_same_time_share_the_line_and_those_after_each_other_do_not() -> None:
     together, in_turn = LineSpeed(), LineSpeed()
     for number in range(3):
-        together.transferred(MB, began=0.0, ended=3.0)
-        in_turn.transferred(MB, began=number, ended=number + 0.99)
+        together.transferred(ANNA, MB, began=0.0, ended=3.0)
+        in_turn.transferred(ANNA, MB, began=number, ended=number + 0.99)
 
     assert together.bytes_per_s == pytest.approx(MB)
     assert in_turn.bytes_per_s == pytest.approx(MB / 0.99)
 
 
-def test_a_small_transfer_says_nothing_itself_and_is_load_beside_a_larger_one() -> None:
+def test_a_smaller_transfer_is_load_beside_a_larger_one() -> None:
     """An upload to two reducers, in slices of 182 and 124 KB: without the smaller one the line
     would be known for 60% of its speed."""
     line, rate = LineSpeed(), 143_000.0
     for number in range(12):
-        line.transferred(124_000, began=10.0 * number, ended=10.0 * number + 2 * 124_000 / rate)
-        line.transferred(182_000, began=10.0 * number, ended=10.0 * number + 306_000 / rate)
+        line.transferred(
+            ANNA, 124_000, began=10.0 * number, ended=10.0 * number + 2 * 124_000 / rate
+        )
+        line.transferred(ANNA, 182_000, began=10.0 * number, ended=10.0 * number + 306_000 / rate)
+
+    assert line.bytes_per_s == pytest.approx(rate, rel=0.1)
+
+
+def test_small_transfers_that_fill_the_line_together_tell_its_speed() -> None:
+    """A peer on a line of 0.4 Mbit/s led and reduced for two minutes: each slice was of 90 KB."""
+    line, rate = LineSpeed(), 50_000.0
+    line.transferred(ANNA, 90_000, began=0.0, ended=0.3)
+    assert line.bytes_per_s is None
+    for partner in (ANNA, BORIS):
+        line.transferred(partner, 90_000, began=10.0, ended=10.0 + 2 * 90_000 / rate)
 
     assert line.bytes_per_s == pytest.approx(rate)
 
@@ -64,15 +79,15 @@ def test_fetches_of_others_are_load_beside_a_transfer_and_no_measurement() -> No
     assert line.bytes_per_s is None
 
     line.carried(MB, began=10.0, ended=10.0 + 2 * MB / rate)
-    line.transferred(MB, began=10.0, ended=10.0 + 2 * MB / rate)
+    line.transferred(ANNA, MB, began=10.0, ended=10.0 + 2 * MB / rate)
     assert line.bytes_per_s == pytest.approx(rate)
 
 
 def test_bytes_that_pass_a_buffer_at_once_add_no_more_than_themselves() -> None:
     line = LineSpeed()
     for number in range(12):
-        line.transferred(MB, began=number, ended=number + 0.99)
-        line.transferred(50_000, began=number + 0.5, ended=number + 0.500001)
+        line.transferred(ANNA, MB, began=number, ended=number + 0.99)
+        line.transferred(ANNA, 50_000, began=number + 0.5, ended=number + 0.500001)
 
     assert line.bytes_per_s == pytest.approx(1.05 * MB / 0.99)
 
@@ -81,8 +96,8 @@ def test_slow_partners_do_not_lower_the_speed_and_an_outlier_does_not_raise_it()
     line = LineSpeed()
     for number in range(30):
         rate = 10 * MB if number % 3 == 0 else MB
-        line.transferred(MB, began=number, ended=number + MB / rate)
-    line.transferred(MB, began=40.0, ended=40.000001)
+        line.transferred(ANNA, MB, began=number, ended=number + MB / rate)
+    line.transferred(ANNA, MB, began=40.0, ended=40.000001)
 
     assert line.bytes_per_s == pytest.approx(10 * MB)
 
@@ -91,17 +106,50 @@ def test_downloads_are_mostly_as_slow_as_their_sources() -> None:
     up, down = paired()
     for number in range(24):
         seconds = 1.0 if number % 6 == 0 else 4.0
-        up.transferred(MB, began=10.0 * number, ended=10.0 * number + 2.0)
-        down.transferred(MB, began=10.0 * number, ended=10.0 * number + seconds)
+        up.transferred(ANNA, MB, began=10.0 * number, ended=10.0 * number + 2.0)
+        down.transferred(ANNA, MB, began=10.0 * number, ended=10.0 * number + seconds)
 
     assert up.bytes_per_s == pytest.approx(MB / 2)
     assert down.bytes_per_s == pytest.approx(MB)
 
 
+def test_one_slow_partner_does_not_make_the_line_slow() -> None:
+    """One of five peers had a line of 1 Mbit/s. The others' last transfers were with it, so all
+    took their lines for slow, and the slow one led and reduced as before."""
+    for line in paired():
+        for number in range(6):
+            line.transferred(ANNA, MB, began=number, ended=number + 0.1)
+            line.transferred(BORIS, MB, began=number + 0.5, ended=number + 0.6)
+        for number in range(12):
+            line.transferred(CLARA, MB, began=10.0 + 9 * number, ended=18.0 + 9 * number)
+
+        assert line.bytes_per_s == pytest.approx(10 * MB)
+
+
+def test_a_line_that_is_slow_with_everybody_is_soon_known_for_it() -> None:
+    up, _ = paired()
+    partners = (ANNA, BORIS, CLARA)
+    for number in range(30):
+        up.transferred(partners[number % 3], MB, began=number, ended=number + 0.1)
+    for number in range(9):
+        up.transferred(partners[number % 3], MB, began=100.0 + 8 * number, ended=108.0 + 8 * number)
+
+    assert up.bytes_per_s == pytest.approx(MB / 8)
+
+
+def test_a_partner_that_is_gone_says_no_more_how_fast_the_line_is() -> None:
+    up, _ = paired()
+    up.transferred(ANNA, MB, began=0.0, ended=0.1)
+    for number in range(24):
+        up.transferred(BORIS, MB, began=10.0 * number, ended=10.0 * number + 8.0)
+
+    assert up.bytes_per_s == pytest.approx(MB / 8)
+
+
 def test_old_transfers_are_forgotten() -> None:
     line = LineSpeed()
     for number in range(100):
-        line.transferred(MB, began=number, ended=number + (0.1 if number < 50 else 0.5))
+        line.transferred(ANNA, MB, began=number, ended=number + (0.1 if number < 50 else 0.5))
 
     assert line.bytes_per_s == pytest.approx(2 * MB)
 
@@ -112,24 +160,24 @@ def test_uploads_of_a_line_that_has_recovered_since_are_forgotten() -> None:
     up, down = paired()
     for number in range(12):
         for line in (up, down):
-            line.transferred(MB, began=8.0 * number, ended=8.0 * number + 7.0)
+            line.transferred(ANNA, MB, began=8.0 * number, ended=8.0 * number + 7.0)
     assert up.bytes_per_s == down.bytes_per_s == pytest.approx(MB / 7)
 
     for number in range(4):
-        down.transferred(MB, began=100.0 + number, ended=100.0 + number + 0.5)
+        down.transferred(ANNA, MB, began=100.0 + number, ended=100.0 + number + 0.5)
     assert down.bytes_per_s == pytest.approx(2 * MB)
     assert up.bytes_per_s is None
 
-    up.transferred(MB, began=110.0, ended=110.5)
+    up.transferred(ANNA, MB, began=110.0, ended=110.5)
     assert up.bytes_per_s == pytest.approx(2 * MB)
 
 
 def test_a_line_that_is_slow_in_one_direction_only_stays_known_for_it() -> None:
     up, down = paired()
     for number in range(40):
-        down.transferred(MB, began=number, ended=number + (0.1 if number % 3 else 0.2))
+        down.transferred(ANNA, MB, began=number, ended=number + (0.1 if number % 3 else 0.2))
         if number % 8 == 0:
-            up.transferred(MB, began=number, ended=number + 7.0)
+            up.transferred(ANNA, MB, began=number, ended=number + 7.0)
         if number > 8:
             assert up.bytes_per_s == pytest.approx(MB / 7)
 
