@@ -12,7 +12,7 @@ import os
 import secrets
 from functools import lru_cache
 from pathlib import Path
-from typing import NewType
+from typing import NewType, Protocol
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -51,6 +51,15 @@ _KEY_FILE_BYTES = len(_PRIVATE_HEADER) + _SEED_BYTES + PUBLIC_KEY_BYTES
 
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BASE58_DIGIT = {character: digit for digit, character in enumerate(_BASE58)}
+
+
+class Signer(Protocol):
+    """The part of an identity that signs; a simulation may have signatures that cost less."""
+
+    @property
+    def peer_id(self) -> PeerId: ...
+
+    def sign(self, message: bytes) -> bytes: ...
 
 
 class Identity:

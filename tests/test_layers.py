@@ -43,6 +43,7 @@ ORDER = (
     "averaging.live.slices",
     "averaging.live.checks",
     "averaging.live",
+    "averaging.virtual",
     "peer",
     "peer.run_file",
     "peer.rules",

@@ -403,9 +403,12 @@ class Averager(Services):
             self._timer = None
         self._timer_at = wanted
         if wanted is not None:
-            self._timer = asyncio.get_running_loop().call_at(wanted, self._tick)
+            self._timer = asyncio.get_running_loop().call_at(
+                wanted - self.around.clock_s, self.tick
+            )
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
+        """Tick the machines that want it now. The timer does it."""
         self._timer = self._timer_at = None
         if self._ended:
             return
@@ -486,6 +489,10 @@ class Averager(Services):
         """True if no rollback later than this one separates this averager from its peers."""
         return self.topic == topic_of(self.terms.run, self.terms.layout, rollback)
 
+    def give(self, fragment: int, given: Input) -> None:
+        """Give an input to a fragment's machine."""
+        self._works[fragment].take(given)
+
     def make_due(self, fragments: Iterable[int]) -> None:
         """Make these fragments due now. Rounds that are under way go on."""
         for fragment in fragments:
@@ -525,6 +532,10 @@ class Averager(Services):
         except BadMessage as error:
             self.blame(peer, "bad_message", str(error))
             return
+        heard = self.around.watch.heard(peer, message)
+        if heard is None:
+            return
+        message = heard
         if isinstance(message, said.Accused):
             self.audits.heard_of(peer, message)
             return

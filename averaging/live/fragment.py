@@ -53,7 +53,6 @@ from averaging.round.turns import rank
 from averaging.rules.sites import site_pass
 from averaging.rules.usual_norms import UsualNorms
 from dht.bounded_mapping import BoundedMapping, by_age
-from dht.identity import verify
 
 NUMBER_BITS = 48
 """Bits of the random number that this peer's commits and joins begin with."""
@@ -225,8 +224,9 @@ class FragmentWork:
             codecs=codec_names(),
             encoded_bytes=self._encoded_bytes,
             sign=averager.me.identity.sign,
-            verify=verify,
+            verify=averager.around.verify,
             founder=averager.me.founder,
+            speaks=averager.me.speaks,
             site=site_pass(averager.me.site, averager.me.identity.peer_id),
             norm_ratio_max=averager.settings.norm_ratio_max,
             refuses=averager.workshop.refuses,
@@ -235,7 +235,7 @@ class FragmentWork:
             spacing=averager.spacing,
             kinds=frozenset(self.fragment.kinds),
         )
-        return FragmentRounds(
+        machine = FragmentRounds(
             identity,
             Circumstances(
                 port is not None,
@@ -250,6 +250,8 @@ class FragmentWork:
             step=port.progress().step if port is not None else 0,
             now=averager.now(),
         )
+        averager.around.watch.began(machine)
+        return machine
 
     def _find_first_state(self, *, gives_up: str | None = None) -> None:
         """Fetch a state from others if this peer is to have one and has none."""
@@ -306,11 +308,14 @@ class FragmentWork:
 
     def do(self, wanted: list[Effect]) -> None:
         """Carry effects out, in their order."""
-        for effect in wanted:
-            self._do(effect)
+        watch = self.averager.around.watch
+        for given in wanted:
+            if (effect := watch.effect(self.index, given)) is not None:
+                self._do(effect)
         self.tick_at = self.machine.deadline
         self.averager.set_timer()
         self.averager.changed()
+        watch.handled(self.index)
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -491,6 +496,7 @@ class FragmentWork:
         before, stale_max = self.state, self.averager.terms.policy.stale_max
         assert self.replay is not None
         self.state = state = effect.standing.state(self.index, values, before.momentum)
+        self.averager.around.watch.folded(effect, before, state)
         self.replay.fold(before, state, versions_max=stale_max)
         self.adopt(state, contained=effect.contained)
         self.averager.stats.folds += 1
@@ -515,7 +521,9 @@ class FragmentWork:
 
     def _enter(self, effect: effects.Enter) -> None:
         averager = self.averager
-        exchange = Exchange(effect, self._facts, averager.workshop, now=averager.now())
+        # Streams and threads are on the loop's time.
+        now = averager.now() - averager.around.clock_s
+        exchange = Exchange(effect, self._facts, averager.workshop, now=now)
         self.exchanges[effect.round] = exchange
         if effect.entry is None:
             return
@@ -562,6 +570,9 @@ class FragmentWork:
         finally:
             self.changing = False
             averager.changed()
+        averager.around.watch.applied(
+            effect, before, state, exchange.parts.merged_bytes, exchange.parts.maps
+        )
         self.state = state
         self.follow(state)
         assert self.replay is not None
@@ -638,7 +649,7 @@ class FragmentWork:
             left_out=left_out,
             codec=commit.codec,
             codec_down=commit.codecs[1],
-            seconds=self.averager.now() - began,
+            seconds=self.averager.now() - self.averager.around.clock_s - began,
             encoded_s=None if tally.encoded_at is None else tally.encoded_at - began,
             merged_s=None if tally.merged_at is None else tally.merged_at - began,
             sent_share=tally.sent_share,

@@ -49,7 +49,7 @@ from averaging.round.opinions.silence import LastHeard
 from averaging.rules.probation import Probation
 from averaging.rules.spacing import Spacing
 from dht.host import Host
-from dht.identity import PeerId, verify
+from dht.identity import PeerId
 from dht.protocol import NEWEST, OLDEST
 
 logger = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ class Services(ABC):
         return Court(
             topic_of(run, layout),
             layout,
-            verify,
+            self.around.verify,
             topic_after=lambda rollback: topic_of(run, layout, rollback),
         )
 
@@ -181,9 +181,11 @@ class Services(ABC):
             outside=outside,
             norm_ratio_max=self.settings.norm_ratio_max,
             sign=self.me.identity.sign,
+            verify=self.around.verify,
             heard_claim=self.audits.sees_claim,
             refuses=self._refuses,
             spawn=self.spawn,
+            watch=self.around.watch,
         )
 
     def _draw_share(self) -> float:
@@ -201,7 +203,8 @@ class Services(ABC):
     # Tasks and time
 
     def now(self) -> float:
-        return asyncio.get_running_loop().time()
+        """The time on this peer's clock, on which its machines and its view of others are."""
+        return asyncio.get_running_loop().time() + self.around.clock_s
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         assert self._tasks is not None
@@ -288,8 +291,12 @@ class Services(ABC):
 
         ``since``: peers of older protocol numbers are not sent it.
         """
+        told = self.around.watch.sends(peer, message)
+        if told is None:
+            return
+        message = told
         seen = self.around.view.get(peer)
-        number = OLDEST if seen is None else min(seen.protocol, NEWEST)
+        number = OLDEST if seen is None else min(seen.protocol, NEWEST, self.me.speaks[1])
         if max(since, MESSAGES_SINCE.get(type(message), OLDEST)) <= number:
             self.transport.send(peer, encode(message, number))
 
@@ -344,7 +351,8 @@ class Services(ABC):
         """Count bytes of audits: rounds share the line with them."""
         for line, count in ((self.transport.up, sent), (self.transport.down, received)):
             if count:
-                line.carried(count, began=since, ended=self.now())
+                clock_s = self.around.clock_s
+                line.carried(count, began=since - clock_s, ended=self.now() - clock_s)
         self.stats.sent_bytes += sent
         self.stats.received_bytes += received
         self.stats.audit_bytes += sent + received

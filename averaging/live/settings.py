@@ -17,6 +17,7 @@ from averaging.live.checks.auditing import KEPT_BYTES_MAX
 from averaging.live.checks.kept_proofs import ProofShelf
 from averaging.live.checks.loss_gate import LossGate
 from averaging.live.checks.spot_checking import Judge
+from averaging.live.slices.watch import Watch
 from averaging.live.states.fetcher import FetchProgress
 from averaging.live.states.state_files import StateFiles
 from averaging.live.streams.bulk import TransportSettings
@@ -27,7 +28,8 @@ from averaging.rules.orders import OrderBook
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from dht.bounded_mapping import BoundedMapping
-from dht.identity import Identity, PeerId, RunId
+from dht.identity import PeerId, RunId, Signer, verify
+from dht.protocol import SPOKEN, Range
 
 PEERS_BLAMED_MAX = 1024
 """Peers whose wrong messages are counted, those with the most of them."""
@@ -109,7 +111,7 @@ class AveragerStats:
 class Participant:
     """The role of one peer in a run."""
 
-    identity: Identity
+    identity: Signer
     incarnation: int
     founder: bool = False
     """True if nobody else has worked in the run so far."""
@@ -119,6 +121,8 @@ class Participant:
     """True if others can dial it, as far as is known at the start."""
     site: str | None = None
     """Label of its site, a secret of the peers there (``averaging.rules.sites``)."""
+    speaks: Range = SPOKEN
+    """Oldest and newest protocol number that it speaks."""
 
     @property
     def life(self) -> Life:
@@ -177,3 +181,11 @@ class Surroundings:
     """Keeps what is proved against peers over a restart; ``None``: nothing is kept."""
     on_convicted: Callable[[PeerId, str], None] = lambda peer, what: None
     """Hears that a peer is proved to have lied, now or before a restart: the owner bans it."""
+    watch: Watch = field(default_factory=Watch)
+    """Sees what the averager does, and may change it: for simulations and tests."""
+    clock_s: float = 0.0
+    """Seconds by which the peer's clock is ahead of its event loop's. Peers of a simulation share
+    one loop, and no two machines have the same clock."""
+    verify: Callable[[PeerId, bytes, bytes], bool] = verify
+    """True if a peer signed these bytes: ``verify(peer, bytes, signature)``. A simulation may have
+    signatures that cost less."""

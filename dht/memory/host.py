@@ -30,7 +30,7 @@ from multiaddr import Multiaddr
 from dht import addresses as address_rules
 from dht.errors import NOT_SERVED, CallRefused, DhtError, HostClosed, PeerUnreachable
 from dht.host import UNARY_MAX_BYTES, CallHandler, Connection, StreamHandler
-from dht.identity import Identity, PeerId
+from dht.identity import Identity, PeerId, Signer
 from dht.memory.directory import MemoryDirectory
 from dht.memory.network import CALM, OrderedChannel, SimulatedNetwork, Weather
 from dht.memory.stream import MemoryStream
@@ -76,7 +76,7 @@ class MemoryNetwork:
 
     def host(
         self,
-        identity: Identity | str,
+        identity: Signer | str,
         *,
         keeper: RecordKeeper | None = None,
         wall_offset_s: float = 0.0,
@@ -123,6 +123,10 @@ class MemoryNetwork:
     def address_of(self, peer: PeerId) -> Multiaddr:
         """The address of a peer that has or had a host."""
         return self._address_of[peer]
+
+    def full_address_of(self, peer: PeerId) -> Multiaddr:
+        """The address of a peer that has or had a host, with its name."""
+        return self._full_address_of[peer]
 
     def place(self, peer: PeerId, address: Multiaddr) -> None:
         """Set the address of a peer, whether or not its host is open yet."""
@@ -389,7 +393,7 @@ class MemoryHost:
     """``dht.host.Host`` on the simulated network. Made by ``MemoryNetwork.host``."""
 
     def __init__(
-        self, network: MemoryNetwork, identity: Identity, keeper: RecordKeeper, wall_offset_s: float
+        self, network: MemoryNetwork, identity: Signer, keeper: RecordKeeper, wall_offset_s: float
     ) -> None:
         self._network = network
         self.peer_id = identity.peer_id

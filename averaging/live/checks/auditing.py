@@ -30,7 +30,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from averaging.audit import selection
-from averaging.audit.claims import Claim, authors, decode_claims, encode_claims, is_signed
+from averaging.audit.claims import Claim, authors, decode_claims, encode_claims
 from averaging.audit.inquiry import Inquiry
 from averaging.audit.proofs import (
     HEAD_MAX_BYTES,
@@ -80,7 +80,7 @@ from averaging.numbers.chunks import Cutting
 from dht.errors import HostClosed, StreamBroken
 from dht.guarded_host import refuse
 from dht.host import Host, Stream
-from dht.identity import PeerId, RunId, verify
+from dht.identity import PeerId, RunId
 from dht.protocol import OLDEST
 
 CLAIMS_MAX_BYTES = 64 << 10
@@ -457,8 +457,7 @@ class Auditing:
             said, leaves, data = await self.upload_of(peer, parts, index, piece, alone=False)
         except (NotHere, *WORLD):
             return
-        subject = parts.evidence.subject(index, merged=False)
-        if not said.sources or not is_signed(subject, parts.commit, said, verify):
+        if not said.sources or not parts.evidence.is_signed(index, said, merged=False):
             return  # it has no riders in it
         head = FalseMerge(
             commit=parts.encoded_commit,
@@ -528,7 +527,7 @@ class Auditing:
 
     def compare(self, parts: Parts, index: int, source: Claim, shown: Claim) -> None:
         """A member shows another upload than the one that was merged: perhaps it signed both."""
-        if is_signed(parts.evidence.subject(index, merged=False), parts.commit, shown, verify):
+        if parts.evidence.is_signed(index, shown, merged=False):
             self.sees_claim(parts.encoded_commit, index, source, False)
             self.sees_claim(parts.encoded_commit, index, shown, False)
 
@@ -742,7 +741,8 @@ class Auditing:
                 size = await self._around.threads.run(size_of_data, head, self._court)
                 if size > PROOFS_BYTES_MAX:
                     raise BadProof("nobody keeps one that is so large")
-                deadline.reschedule(self._around.now() + PROOF_ANSWER_S + size / PROOF_BYTES_S)
+                now = asyncio.get_running_loop().time()
+                deadline.reschedule(now + PROOF_ANSWER_S + size / PROOF_BYTES_S)
                 data = await read_exactly(stream, size)
             proof = Proof(head, data)
             if proof.digest != name:

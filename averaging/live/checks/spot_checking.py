@@ -22,7 +22,7 @@ from typing import Protocol
 
 import blake3
 
-from averaging.audit.claims import Claim, authors, digest_of_pieces, hash_of, is_signed
+from averaging.audit.claims import Claim, authors, digest_of_pieces, hash_of
 from averaging.audit.readings import Reading
 from averaging.audit.spot_checks import REFUSED, SpotChecks, expected
 from averaging.live.checks.auditing import Around, Auditing
@@ -33,7 +33,7 @@ from averaging.messages import Suspected
 from averaging.numbers.arithmetic import Moved
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk
-from dht.identity import PeerId, verify
+from dht.identity import PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +312,7 @@ class SpotChecking:
         source = next(found, None)
         if source is None:
             raise _Uncheckable  # it came in the bundle of a site
-        if not is_signed(parts.evidence.subject(index, merged=False), parts.commit, source, verify):
+        if not parts.evidence.is_signed(index, source, merged=False):
             # Otherwise a reducer could have an honest author shown to be another's.
             self._audits.strike(reducer, "it lists a claim that its author has not signed", parts)
             raise _Uncheckable

@@ -14,7 +14,7 @@ from averaging.errors import BadPayload
 from averaging.messages import Commit
 from averaging.numbers.chunks import Cutting
 from averaging.round.interface.effects import Enter
-from dht.identity import PeerId, verify
+from dht.identity import PeerId
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,11 +52,19 @@ class Uploads:
 class Evidence:
     """The claims of one round at one peer, by slice."""
 
-    def __init__(self, enter: Enter, me: PeerId, sign: Callable[[bytes], bytes]) -> None:
+    def __init__(
+        self,
+        enter: Enter,
+        me: PeerId,
+        *,
+        sign: Callable[[bytes], bytes],
+        verify: Callable[[PeerId, bytes, bytes], bool],
+    ) -> None:
         self._commit = enter.commit
         self._round = enter.round
         self._me = me
         self._sign = sign
+        self._verify = verify
         self.alone: dict[int, Claim] = {}
         """The own contribution of a delegate, before it is merged with those of its riders."""
         self.alone_leaves: dict[int, list[bytes]] = {}
@@ -77,9 +85,12 @@ class Evidence:
     def subject(self, index: int, *, merged: bool) -> Subject:
         return Subject(self._round, index, merged)
 
+    def is_signed(self, index: int, said: Claim, *, merged: bool) -> bool:
+        return is_signed(self.subject(index, merged=merged), self._commit, said, self._verify)
+
     def check(self, index: int, said: Claim, *, merged: bool) -> None:
         """Raise ``BadPayload`` unless its author has signed a claim."""
-        if not is_signed(self.subject(index, merged=merged), self._commit, said, verify):
+        if not self.is_signed(index, said, merged=merged):
             raise BadPayload("slice", "nobody has signed what it is said to be made of")
 
     def claim_own(self, index: int, riders: Sequence[int], sources: Sequence[Claim] = ()) -> Claim:

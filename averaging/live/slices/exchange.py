@@ -146,6 +146,7 @@ class Exchange:
                 return
             if not growing.complete:
                 return  # nobody wants it any more
+        self.parts.watch.encoded(self.commit, self.round, [growing.data for growing in into])
         tally, measured = self.parts.tally, self._sent_share
         tally.encoded_at = asyncio.get_running_loop().time()
         if measured is not None:

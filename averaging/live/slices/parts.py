@@ -29,6 +29,7 @@ from averaging.audit.claims import (
 from averaging.errors import BadPayload, BulkRefused
 from averaging.history.parent_maps import MAPS_MAX_BYTES, ParentMap, read_maps
 from averaging.live.slices.evidence import Evidence, Uploads
+from averaging.live.slices.watch import Watch
 from averaging.live.states.state_files import StateMemory
 from averaging.live.streams.buffers import Abandoned, Arena, GrowingBytes
 from averaging.live.streams.bulk import Bulk
@@ -125,11 +126,13 @@ class Workshop:
     """An upload whose norm is a larger multiple of the usual one is left out."""
     sign: Callable[[bytes], bytes]
     """Signs the claims of this peer (``averaging.audit.claims``)."""
+    verify: Callable[[PeerId, bytes, bytes], bool]
     heard_claim: Callable[[bytes, int, Claim, bool], None]
     """Hears each claim of others, with the encoded commit and the slice; true: it is merged."""
     refuses: Callable[[PeerId], str | None]
     """The reason why this peer, as a reducer, takes no upload of another one."""
     spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
+    watch: Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +190,13 @@ class Parts:
         self.maps_here = asyncio.Event()
         self._here = [asyncio.Event() for _ in range(count)]
         self.encoded_commit = enter.encoded
-        self.evidence = Evidence(enter, self.me, workshop.sign)
+        self.evidence = Evidence(enter, self.me, sign=workshop.sign, verify=workshop.verify)
         self.alone: list[GrowingBytes] | None = None
         """A delegate's own contribution, which it merges into the bundle."""
         self._shown: Counter[PeerId] = Counter()
         self._heard_claim = workshop.heard_claim
         self._spawn = workshop.spawn
+        self.watch = workshop.watch
         self._facts = facts
         self._norm_ratio_max = workshop.norm_ratio_max
         self._theta_norms: dict[int, float] = {}
@@ -416,7 +420,8 @@ class Parts:
         riders: tuple[int, ...] = (),
     ) -> None:
         """Tell the round machine of an upload. ``norm``: of a displacement, to be compared."""
-        self.tell_machine(UploadArrived(self.round, index, sender, problem, norm, riders))
+        arrived = UploadArrived(self.round, index, sender, problem, norm, riders)
+        self.tell_machine(self.watch.arrived(arrived))
 
     def have_maps(self, maps: dict[int, ParentMap], encoded: bytes) -> None:
         self.maps, self.encoded_maps = maps, encoded

@@ -46,7 +46,7 @@ from dht.identity import PeerId, RunId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.network import Weather
 from tests.averaging.simulated.swarm import POLICY, PeerPlan, Storm, has_recovered, not_recovered
-from tests.averaging.simulated.truth import FRAGMENT, LAYOUT, Broken, Learner, Truth, Work
+from tests.averaging.virtual.truth import FRAGMENT, LAYOUT, Broken, Learner, Truth, Work
 
 RUN = RunId("stormy")
 

@@ -34,7 +34,7 @@ from dht.memory.network import CALM
 from dht.memory.virtual_loop import run
 from tests.averaging.live.stormy import LiveSwarm
 from tests.averaging.simulated.swarm import POLICY, PeerPlan, Swarm
-from tests.averaging.simulated.truth import FRAGMENT
+from tests.averaging.virtual.truth import FRAGMENT
 
 END_S = 140.0
 WEATHER = replace(CALM, latency_s=(0.005, 0.02), silence_s=0.2)

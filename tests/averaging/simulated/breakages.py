@@ -164,7 +164,7 @@ def a_member_applies_what_it_has(patch: pytest.MonkeyPatch) -> None:
 
 def caught_up_means_that_my_work_is_in(patch: pytest.MonkeyPatch) -> None:
     """The learner's counters restart with every new state, whatever its ``merged`` says."""
-    from tests.averaging.simulated import truth
+    from tests.averaging.virtual import truth
 
     def adopt(self: truth.Learner, state: FragmentState, *, contained: int | None) -> None:
         plain(self, state, contained=contained)

@@ -56,7 +56,7 @@ from dht.identity import PeerId
 from dht.memory.event_heap import EventHeap
 from dht.memory.network import CALM, SimulatedNetwork, Weather
 from dht.protocol import OLDEST, SPOKEN, Range, common
-from tests.averaging.simulated.truth import FRAGMENT, LAYOUT, Broken, Learner, Truth, Work
+from tests.averaging.virtual.truth import FRAGMENT, LAYOUT, Broken, Learner, Truth, Work
 
 TOPIC = bytes(range(16))
 POLICY = RoundPolicy(

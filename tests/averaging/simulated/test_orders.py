@@ -22,7 +22,7 @@ from tests.averaging.simulated.swarm import (
     storm,
 )
 from tests.averaging.simulated.swarm import weather_out as survive
-from tests.averaging.simulated.truth import Broken
+from tests.averaging.virtual.truth import Broken
 from tests.seeds import seeds
 
 ISSUED_AT = (20.0, 45.0, 70.0)

@@ -30,7 +30,7 @@ from tests.averaging.simulated.swarm import (
     PeerPlan,
     Swarm,
 )
-from tests.averaging.simulated.truth import Broken
+from tests.averaging.virtual.truth import Broken
 
 
 def swarm_of(count: int, *, seed: int = 1, slices: int = 3, **facts: object) -> Swarm:

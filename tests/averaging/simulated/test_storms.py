@@ -20,11 +20,12 @@ import pytest
 from averaging.history.adoption import OwnWork
 from averaging.rules.line_levels import Level
 from averaging.rules.mixing import MixingPolicy
-from tests.averaging.simulated import breakages, truth
+from tests.averaging.simulated import breakages
 from tests.averaging.simulated import swarm as swarm_module
 from tests.averaging.simulated.phases import TABLE, Observed
 from tests.averaging.simulated.several_groups import SEVERAL_GROUPS
 from tests.averaging.simulated.swarm import Storm, Swarm, storm, weather_out
+from tests.averaging.virtual import truth
 from tests.seeds import seeds
 
 QUICK, SOAK_SEEDS, CHUNK = 60, 6000, 20

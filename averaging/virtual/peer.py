@@ -1,0 +1,367 @@
+"""One life of one peer in a virtual swarm: an averager, its host and its learner, and who watches.
+
+A peer that pauses is a machine that sleeps: it neither hears nor trains, and what it had to do
+meanwhile it does when it wakes up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+from averaging.history.parent_maps import ParentMap
+from averaging.history.state import FragmentState
+from averaging.live.averager import Averager
+from averaging.live.learner_port import LearnerPort
+from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings
+from averaging.live.slices import watch as live
+from averaging.messages import Commit, Message
+from averaging.round.fetched_states import Life
+from averaging.round.interface.effects import Apply, Effect, Fold, Note
+from averaging.round.interface.inputs import Input, UploadArrived
+from averaging.round.machine import FragmentRounds
+from averaging.rules.peer_view import PeerView
+from dht.host import Host
+from dht.identity import PeerId, Signer
+from dht.protocol import SPOKEN, Range
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerPlan:
+    """The properties of a peer."""
+
+    step_time_s: float = 1.0
+    tokens_per_step: int = 100
+    clock_offset_s: float = 0.0
+    starts_at: float = 0.0
+    dial_out_only: bool = False
+    trains: bool = True
+    """Without a learner it is a keeper, if it keeps states, or lends itself to others' rounds."""
+    keeps: bool = True
+    founder: bool = False
+    site: str | None = None
+    speaks: Range = SPOKEN
+
+
+class Learner(LearnerPort, Protocol):
+    """A learner that trains in virtual time. It schedules its own steps."""
+
+    def begin(self, peer: Peer) -> None:
+        """Train from now on, and call ``peer.stepped`` after each step."""
+        ...
+
+    def end(self) -> None:
+        """The peer is gone."""
+        ...
+
+
+class Watch:
+    """Sees all peers of a swarm, and may change what they do. These methods change nothing.
+
+    Those with a return value return what takes the place of what they are given; ``None``: nothing
+    does. An exception that one of them raises ends the simulation.
+    """
+
+    def began(self, peer: Peer, machine: FragmentRounds) -> None:
+        """A fragment of a peer has a machine that knows nothing yet."""
+
+    def effect(self, peer: Peer, fragment: int, effect: Effect) -> Effect | None:
+        return effect
+
+    def noted(self, peer: Peer, fragment: int, note: Note) -> None: ...
+
+    def handled(self, peer: Peer, fragment: int) -> None:
+        """An input was handled: the moment at which promises hold."""
+
+    def stands(self, peer: Peer, state: FragmentState) -> None:
+        """A peer has taken another state."""
+
+    def applied(
+        self,
+        peer: Peer,
+        apply: Apply,
+        before: FragmentState,
+        after: FragmentState,
+        merged: memoryview,
+        maps: Mapping[int, ParentMap],
+    ) -> None: ...
+
+    def folded(
+        self, peer: Peer, fold: Fold, before: FragmentState, after: FragmentState
+    ) -> None: ...
+
+    def heard(self, peer: Peer, sender: PeerId, message: Message) -> Message | None:
+        return message
+
+    def sends(self, peer: Peer, to: PeerId, message: Message) -> Message | None:
+        return message
+
+    def encoded(
+        self, peer: Peer, commit: Commit, round_id: bytes, slices: Sequence[memoryview]
+    ) -> None: ...
+
+    def arrived(self, peer: Peer, upload: UploadArrived) -> UploadArrived:
+        return upload
+
+    def told(self, peer: Peer, event: str, fields: Mapping[str, Any]) -> None:
+        """An event of the averager, for people and logs."""
+
+    def convicted(self, peer: Peer, guilty: PeerId, what: str) -> None:
+        """A peer has a proof that another one has lied."""
+
+
+class Swarm(Protocol):
+    """The swarm as its peers know it."""
+
+    seed: int
+    watch: Watch
+
+    @property
+    def now(self) -> float: ...
+
+    def call_in(self, delay_s: float, action: Callable[..., object], *args: Any) -> object: ...
+
+    def within(self, action: Callable[[], T]) -> T: ...
+
+    def failed(self, error: Exception) -> None: ...
+
+    def is_paused(self, name: PeerId) -> bool: ...
+
+
+class _Sleeper(Averager):
+    """An averager on a machine that may sleep: its timers ring when it wakes up."""
+
+    sleeps = False
+    _missed = False
+
+    def tick(self) -> None:
+        if self.sleeps:
+            self._missed = True
+        else:
+            super().tick()
+
+    def wake(self) -> None:
+        self.sleeps = False
+        if self._missed:
+            self._missed = False
+            super().tick()
+
+
+class Peer:
+    """One life of one peer."""
+
+    def __init__(
+        self,
+        swarm: Swarm,
+        plan: PeerPlan,
+        life: Life,
+        *,
+        key: Signer,
+        host: Host,
+        terms: RunTerms,
+        settings: AveragerSettings,
+        verify: Callable[[PeerId, bytes, bytes], bool],
+        learner: Learner | None,
+        states: Sequence[FragmentState],
+        around: Mapping[str, Any],
+    ) -> None:
+        """``around``: more of its surroundings."""
+        self.swarm = swarm
+        self.plan = plan
+        self.life = life
+        self.learner = learner
+        self.alive = True
+        self.view: dict[PeerId, PeerView] = {}
+        self.absent: dict[PeerId, float | None] = {}
+        self.machines: dict[int, FragmentRounds] = {}
+        self.task: asyncio.Task[None] | None = None
+        self._seen: dict[int, FragmentState | None] = {each.fragment: each for each in states}
+        seed = f"{swarm.seed} {life.peer} {life.incarnation}"
+        self.averager = _Sleeper(
+            host,
+            learner,
+            me=Participant(
+                identity=key,
+                incarnation=life.incarnation,
+                founder=plan.founder,
+                keeps=plan.keeps,
+                reachable=not plan.dial_out_only,
+                site=plan.site,
+                speaks=plan.speaks,
+            ),
+            terms=terms,
+            around=Surroundings(
+                view=self.view,
+                absent=self.absent,
+                watch=_Watched(self),
+                clock_s=plan.clock_offset_s,
+                verify=verify,
+                draw_bits=random.Random(seed).getrandbits,
+                on_event=self._tell,
+                on_convicted=self._convicted,
+                **around,
+            ),
+            states=states,
+            settings=settings,
+        )
+
+    def __repr__(self) -> str:
+        phases = " ".join(map(str, self.averager.phases))
+        return f"Peer({self.name}, {self.life.incarnation}, {phases})"
+
+    @property
+    def name(self) -> PeerId:
+        return self.life.peer
+
+    @property
+    def incarnation(self) -> int:
+        return self.life.incarnation
+
+    @property
+    def machine(self) -> FragmentRounds:
+        """The machine of the first fragment."""
+        return self.machines[0]
+
+    @property
+    def state(self) -> FragmentState | None:
+        """The state of the first fragment."""
+        return self.averager.states[0]
+
+    def now(self) -> float:
+        """The time on the peer's own clock."""
+        return self.swarm.now + self.plan.clock_offset_s
+
+    # Life
+
+    def start(self) -> None:
+        self.task = asyncio.get_running_loop().create_task(self._live(), name=f"{self.name}")
+        if self.learner is not None:
+            self.learner.begin(self)
+
+    async def _live(self) -> None:
+        try:
+            await self.averager.run()
+        except Exception as error:
+            self.swarm.failed(error)
+            raise
+
+    def stop(self) -> None:
+        """Everything ends at once, as in a crash."""
+        self.alive = False
+        if self.learner is not None:
+            self.learner.end()
+        if self.task is not None:
+            self.task.cancel()
+
+    def sleep(self) -> None:
+        self.averager.sleeps = True
+
+    def wake(self) -> None:
+        if self.alive:
+            self.averager.wake()
+
+    @property
+    def sleeps(self) -> bool:
+        return self.averager.sleeps
+
+    # Inputs
+
+    def stepped(self) -> None:
+        """The learner has made a step."""
+        self.averager.look()
+
+    def take(self, given: Input, fragment: int = 0) -> None:
+        """Give the machine of a fragment an input."""
+        self.swarm.within(lambda: self.averager.give(fragment, given))
+
+    def send(self, to: PeerId, message: Message) -> None:
+        """Say something to another peer, whatever the own machine thinks of it."""
+        self.swarm.within(lambda: self.averager.send(to, message))
+
+    # What happens
+
+    def handled(self, fragment: int) -> None:
+        state, watch = self.averager.states[fragment], self.swarm.watch
+        if state is not None and state is not self._seen.get(fragment):
+            self._seen[fragment] = state
+            watch.stands(self, state)
+        watch.handled(self, fragment)
+
+    def _tell(self, event: str, fields: Mapping[str, Any]) -> None:
+        _guarded(self, self.swarm.watch.told, self, event, fields)
+
+    def _convicted(self, guilty: PeerId, what: str) -> None:
+        self.view.pop(guilty, None)
+        _guarded(self, self.swarm.watch.convicted, self, guilty, what)
+
+
+def _guarded(peer: Peer, hook: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a hook, and end the simulation if it raises: a task group may take its time to end."""
+    try:
+        return hook(*args, **kwargs)
+    except Exception as error:
+        peer.swarm.failed(error)
+        raise
+
+
+class _Watched(live.Watch):
+    """Tells the watch of a swarm what one of its peers does, while the peer lives."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    def began(self, machine: FragmentRounds) -> None:
+        peer = self._peer
+        peer.machines[machine.fragment] = machine
+        _guarded(peer, peer.swarm.watch.began, peer, machine)
+
+    def effect(self, fragment: int, effect: Effect) -> Effect | None:
+        peer = self._peer
+        if not peer.alive:
+            return effect
+        instead = _guarded(peer, peer.swarm.watch.effect, peer, fragment, effect)
+        if isinstance(instead, Note):
+            _guarded(peer, peer.swarm.watch.noted, peer, fragment, instead)
+        return instead
+
+    def handled(self, fragment: int) -> None:
+        if self._peer.alive:
+            _guarded(self._peer, self._peer.handled, fragment)
+
+    def applied(
+        self,
+        apply: Apply,
+        before: FragmentState,
+        after: FragmentState,
+        merged: memoryview,
+        maps: Mapping[int, ParentMap],
+    ) -> None:
+        peer = self._peer
+        if peer.alive:
+            hook = peer.swarm.watch.applied
+            _guarded(peer, hook, peer, apply, before, after, merged, maps)
+
+    def folded(self, fold: Fold, before: FragmentState, after: FragmentState) -> None:
+        peer = self._peer
+        if peer.alive:
+            _guarded(peer, peer.swarm.watch.folded, peer, fold, before, after)
+
+    def heard(self, sender: PeerId, message: Message) -> Message | None:
+        return _guarded(self._peer, self._peer.swarm.watch.heard, self._peer, sender, message)
+
+    def sends(self, to: PeerId, message: Message) -> Message | None:
+        return _guarded(self._peer, self._peer.swarm.watch.sends, self._peer, to, message)
+
+    def encoded(self, commit: Commit, round_id: bytes, slices: Sequence[memoryview]) -> None:
+        peer = self._peer
+        if peer.alive:
+            _guarded(peer, peer.swarm.watch.encoded, peer, commit, round_id, slices)
+
+    def arrived(self, upload: UploadArrived) -> UploadArrived:
+        return _guarded(self._peer, self._peer.swarm.watch.arrived, self._peer, upload)

@@ -1,0 +1,302 @@
+"""Peers in virtual time, their network, and what happens to them.
+
+    swarm = Swarm(plans, layout=layout, policy=policy, learner=learner, first=states, seed=7)
+    with swarm:
+        swarm.call_at(30.0, swarm.crash, swarm.names[1])
+        swarm.run(120.0)
+
+``run`` lets time pass; between two of its calls anything can be looked at and done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, TypeVar
+
+from averaging.history.state import FragmentState
+from averaging.live.settings import AveragerSettings, RunTerms
+from averaging.numbers.layout import Layout
+from averaging.round.fetched_states import Life
+from averaging.rules.policy import RoundPolicy
+from averaging.virtual.keys import CheapKey, verify_cheaply
+from averaging.virtual.membership import Membership
+from averaging.virtual.peer import Learner, Peer, PeerPlan, Watch
+from dht.forwarding_host import DiallingHost
+from dht.host import Host
+from dht.identity import PeerId, RunId, Signer
+from dht.memory.event_heap import Timer
+from dht.memory.host import MemoryNetwork
+from dht.memory.network import CALM, Weather
+from dht.memory.virtual_loop import VirtualLoop
+
+T = TypeVar("T")
+
+RUN = RunId("virtual")
+SETTINGS = AveragerSettings(progress_s=1e6, threads=1)
+"""Learners say when they have made a step; nobody has to look."""
+LOOK_S = 5.0
+"""Errors that the event loop was told of are looked for so often."""
+
+
+class Swarm:
+    """Live averagers in virtual time. A swarm has an event loop of its own and is to be closed."""
+
+    def __init__(
+        self,
+        plans: Sequence[PeerPlan],
+        *,
+        layout: Layout,
+        policy: RoundPolicy,
+        first: Sequence[FragmentState],
+        learner: Callable[[Swarm, PeerId, PeerPlan, Sequence[FragmentState]], Learner],
+        seed: int = 0,
+        weather: Weather = CALM,
+        run_id: RunId = RUN,
+        settings: AveragerSettings = SETTINGS,
+        membership: Membership | None = None,
+        watch: Watch | None = None,
+        keys: Callable[[int], Signer] = CheapKey,
+        verify: Callable[[PeerId, bytes, bytes], bool] = verify_cheaply,
+    ) -> None:
+        """``first``: what those begin with that have nothing on their disks. ``learner`` makes that
+        of a life. ``keys``: by the peers' numbers."""
+        self.layout = layout
+        self.policy = policy
+        self.first = tuple(first)
+        self.seed = seed
+        self.run_id = run_id
+        self.settings = settings
+        self.membership = membership or Membership()
+        self.watch = watch or Watch()
+        self.nodes: dict[PeerId, Peer] = {}
+        """The last life of each peer."""
+        self.disks: dict[PeerId, dict[int, FragmentState]] = {}
+        """The states from which peers start again."""
+        self.lives: Counter[PeerId] = Counter()
+        self._learner = learner
+        self._verify = verify
+        self._loop = VirtualLoop(seed=seed)
+        self._failure: asyncio.Future[None] = self._loop.create_future()
+        self._ended: list[asyncio.Task[None]] = []
+        self.memory = self.within(lambda: MemoryNetwork(weather, seed=seed))
+        self.network = self.memory.simulated
+        self.heap = self.memory.heap
+        made = [keys(number) for number in range(len(plans))]
+        self.keys = {key.peer_id: key for key in made}
+        self.plans = dict(zip(self.keys, plans, strict=True))
+        for name, plan in self.plans.items():
+            if plan.dial_out_only:
+                self.memory.dial_out_only(name)
+            self.call_at(plan.starts_at, self.start, name)
+        self.call_in(0.0, self._beat)
+
+    def __repr__(self) -> str:
+        return f"Swarm({len(self.alive)} of {len(self.plans)} peers, at {self.now:.3f} s)"
+
+    def __enter__(self) -> Swarm:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Time
+
+    @property
+    def now(self) -> float:
+        return self.heap.now
+
+    def call_at(self, when: float, action: Callable[..., object], *args: Any) -> Timer:
+        return self.heap.call_at(when, action, *args)
+
+    def call_in(self, delay_s: float, action: Callable[..., object], *args: Any) -> Timer:
+        return self.heap.call_in(delay_s, action, *args)
+
+    def within(self, action: Callable[[], T]) -> T:
+        """Act on the swarm's event loop, without letting time pass."""
+        if self._loop.is_running():
+            return action()
+
+        async def act() -> T:
+            return action()
+
+        return self._loop.run_until_complete(act())
+
+    def run(self, until: float) -> None:
+        """Let time pass. Raises the first error of a peer or of the watch."""
+        while self.now < until:
+            self._loop.run_until_complete(self._pass(min(until, self.now + LOOK_S)))
+            self._check()
+
+    async def _pass(self, until: float) -> None:
+        await asyncio.wait([self._failure], timeout=until - self.now)
+
+    def failed(self, error: Exception) -> None:
+        """End the simulation with this error."""
+        if not self._failure.done():
+            self._failure.set_exception(error)
+
+    def _check(self) -> None:
+        if self._failure.done():
+            error = self._failure.exception()
+        else:
+            error = next(iter(self._loop.unhandled), None)
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """End all peers. What is left over then is an error, unless there was one before."""
+        if self._loop.is_closed():
+            return
+        try:
+            self._loop.run_until_complete(self._end())
+        finally:
+            failed = self._failure.done()
+            self._failure.cancel()
+            self._loop.close()
+        unhandled = [error for error in self._loop.unhandled if isinstance(error, Exception)]
+        if unhandled and not failed:
+            raise unhandled[0]
+
+    async def _end(self) -> None:
+        for peer in self.alive:
+            self.crash(peer.name)
+        ended = await asyncio.gather(*self._ended, return_exceptions=True)
+        left = [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        errors = [each for each in ended if isinstance(each, Exception)]
+        if errors and not self._failure.done():
+            raise errors[0]
+
+    # Peers
+
+    @property
+    def names(self) -> list[PeerId]:
+        return list(self.plans)
+
+    @property
+    def alive(self) -> list[Peer]:
+        return [peer for peer in self.nodes.values() if peer.alive]
+
+    def trainers(self) -> list[Peer]:
+        return [peer for peer in self.alive if peer.learner is not None]
+
+    def is_paused(self, name: PeerId) -> bool:
+        return self.network.is_paused(name)
+
+    def addresses(self, peer: PeerId) -> Sequence[Any]:
+        """Where a peer can be dialled, as its record says."""
+        if peer not in self.nodes or self.plans[peer].dial_out_only:
+            return ()
+        return (self.memory.full_address_of(peer),)
+
+    def host_of(self, name: PeerId) -> Host:
+        """The host of a new life."""
+        return DiallingHost(self.memory.host(self.keys[name]), self.addresses)
+
+    def around(self, name: PeerId) -> Mapping[str, Any]:
+        """More of the surroundings of a new life (``averaging.live.settings.Surroundings``)."""
+        return {}
+
+    def states_of(self, name: PeerId) -> list[FragmentState]:
+        """The states that a new life begins with."""
+        if not self.plans[name].keeps or not self.plans[name].trains:
+            return []
+        disk = self.disks.get(name, {})
+        # The outer step moves momentum in place: each life has its own.
+        states = (disk.get(state.fragment, state) for state in self.first)
+        return [replace(state, momentum=state.momentum.copy()) for state in states]
+
+    def start(self, name: PeerId) -> Peer:
+        """Start a peer, for the first time or again."""
+        return self.within(lambda: self._start(name))
+
+    def _start(self, name: PeerId) -> Peer:
+        plan = self.plans[name]
+        self.lives[name] += 1
+        states = self.states_of(name)
+        peer = Peer(
+            self,
+            plan,
+            Life(name, self.lives[name]),
+            key=self.keys[name],
+            host=self.host_of(name),
+            terms=self.terms_of(name),
+            settings=self.settings,
+            verify=self._verify,
+            learner=self._learner(self, name, plan, states) if plan.trains else None,
+            states=states,
+            around=self.around(name),
+        )
+        if self.membership.is_old(peer):
+            for machine in peer.machines.values():
+                machine.peers.started_at = peer.now() - 1e6
+        self.nodes[name] = peer
+        self.membership.came(peer, [each for each in self.alive if each is not peer])
+        peer.start()
+        return peer
+
+    def terms_of(self, name: PeerId) -> RunTerms:
+        """The terms of the run, as a new life of a peer has them."""
+        return RunTerms(self.run_id, self.layout, self.policy)
+
+    def crash(self, name: PeerId) -> None:
+        """Switch a machine off."""
+        peer = self.nodes[name]
+        if peer.alive:
+            self.within(lambda: self._crash(peer))
+
+    def _crash(self, peer: Peer) -> None:
+        peer.stop()
+        self.memory.crash(peer.name)
+        assert peer.task is not None
+        self._ended.append(peer.task)
+
+    def restart(self, name: PeerId) -> None:
+        """Start a peer that is down from its disk."""
+        if not self.nodes[name].alive:
+            self.start(name)
+
+    def say_goodbye(self, name: PeerId) -> None:
+        """A peer leaves in order: everybody hears that it trains no more."""
+        peer = self.nodes[name]
+        self.membership.left(peer, [each for each in self.alive if each is not peer])
+        self.crash(name)
+
+    def pause(self, name: PeerId) -> None:
+        """Put a machine to sleep."""
+        self.nodes[name].sleep()
+        self.memory.pause(name)
+
+    def resume(self, name: PeerId) -> None:
+        self.memory.resume(name)
+        self.within(self.nodes[name].wake)
+
+    def partition(self, groups: Sequence[Iterable[PeerId]]) -> None:
+        """Cut every path between the groups; the others form one more."""
+        self.memory.partition(groups)
+
+    def heal(self) -> None:
+        self.memory.heal()
+
+    def save(self, peer: Peer, state: FragmentState) -> None:
+        """Write a checkpoint of a fragment: the peer's next life begins with it."""
+        disk = self.disks.setdefault(peer.name, {})
+        disk[state.fragment] = replace(state, momentum=state.momentum.copy())
+
+    def _beat(self) -> None:
+        up = [peer for peer in self.alive if not peer.sleeps]
+        self.membership.beat(up, self.network)
+        self.call_in(self.membership.beat_s, self._beat)
