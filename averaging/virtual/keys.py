@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import blake3
 
-from dht.identity import PUBLIC_KEY_BYTES, PeerId, peer_id_of
+from dht.identity import PUBLIC_KEY_BYTES, PeerId, Signer, peer_id_of
 
 NUMBER_BYTES = 4
 
@@ -33,3 +36,12 @@ def cheap_signature(peer: PeerId, message: bytes) -> bytes:
 
 def verify_cheaply(peer: PeerId, message: bytes, signature: bytes) -> bool:
     return cheap_signature(peer, message) == signature
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of a swarm."""
+
+    of: Callable[[int], Signer] = CheapKey
+    """The key of the peer with this number."""
+    verify: Callable[[PeerId, bytes, bytes], bool] = verify_cheaply

@@ -116,6 +116,21 @@ class Watch:
         """A peer has a proof that another one has lied."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kit:
+    """What a peer begins a life with."""
+
+    key: Signer
+    host: Host
+    terms: RunTerms
+    settings: AveragerSettings
+    verify: Callable[[PeerId, bytes, bytes], bool]
+    learner: Learner | None
+    states: Sequence[FragmentState]
+    around: Mapping[str, Any]
+    """More of its surroundings."""
+
+
 class Swarm(Protocol):
     """The swarm as its peers know it."""
 
@@ -156,38 +171,23 @@ class _Sleeper(Averager):
 class Peer:
     """One life of one peer."""
 
-    def __init__(
-        self,
-        swarm: Swarm,
-        plan: PeerPlan,
-        life: Life,
-        *,
-        key: Signer,
-        host: Host,
-        terms: RunTerms,
-        settings: AveragerSettings,
-        verify: Callable[[PeerId, bytes, bytes], bool],
-        learner: Learner | None,
-        states: Sequence[FragmentState],
-        around: Mapping[str, Any],
-    ) -> None:
-        """``around``: more of its surroundings."""
+    def __init__(self, swarm: Swarm, plan: PeerPlan, life: Life, kit: Kit) -> None:
         self.swarm = swarm
         self.plan = plan
         self.life = life
-        self.learner = learner
+        self.learner = kit.learner
         self.alive = True
         self.view: dict[PeerId, PeerView] = {}
         self.absent: dict[PeerId, float | None] = {}
         self.machines: dict[int, FragmentRounds] = {}
         self.task: asyncio.Task[None] | None = None
-        self._seen: dict[int, FragmentState | None] = {each.fragment: each for each in states}
+        self._seen: dict[int, FragmentState | None] = {each.fragment: each for each in kit.states}
         seed = f"{swarm.seed} {life.peer} {life.incarnation}"
         self.averager = _Sleeper(
-            host,
-            learner,
+            kit.host,
+            kit.learner,
             me=Participant(
-                identity=key,
+                identity=kit.key,
                 incarnation=life.incarnation,
                 founder=plan.founder,
                 keeps=plan.keeps,
@@ -195,20 +195,20 @@ class Peer:
                 site=plan.site,
                 speaks=plan.speaks,
             ),
-            terms=terms,
+            terms=kit.terms,
             around=Surroundings(
                 view=self.view,
                 absent=self.absent,
                 watch=_Watched(self),
                 clock_s=plan.clock_offset_s,
-                verify=verify,
+                verify=kit.verify,
                 draw_bits=random.Random(seed).getrandbits,
                 on_event=self._tell,
                 on_convicted=self._convicted,
-                **around,
+                **kit.around,
             ),
-            states=states,
-            settings=settings,
+            states=kit.states,
+            settings=kit.settings,
         )
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
 """Peers in virtual time, their network, and what happens to them.
 
-    swarm = Swarm(plans, layout=layout, policy=policy, learner=learner, first=states, seed=7)
+    swarm = Swarm(plans, VirtualRun(layout, policy, states), learner=learner, seed=7)
     with swarm:
         swarm.call_at(30.0, swarm.crash, swarm.names[1])
         swarm.run(120.0)
@@ -13,21 +13,21 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from averaging.history.state import FragmentState
 from averaging.live.settings import AveragerSettings, RunTerms
 from averaging.numbers.layout import Layout
 from averaging.round.fetched_states import Life
 from averaging.rules.policy import RoundPolicy
-from averaging.virtual.keys import CheapKey, verify_cheaply
+from averaging.virtual.keys import Keys
 from averaging.virtual.membership import Membership
-from averaging.virtual.peer import Learner, Peer, PeerPlan, Watch
+from averaging.virtual.peer import Kit, Learner, Peer, PeerPlan, Watch
 from dht.forwarding_host import DiallingHost
 from dht.host import Host
-from dht.identity import PeerId, RunId, Signer
+from dht.identity import PeerId, RunId
 from dht.memory.event_heap import Timer
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import CALM, Weather
@@ -42,34 +42,38 @@ LOOK_S = 5.0
 """Errors that the event loop was told of are looked for so often."""
 
 
+@dataclass(frozen=True, slots=True)
+class VirtualRun:
+    """What all peers of a swarm share."""
+
+    layout: Layout
+    policy: RoundPolicy
+    first: Sequence[FragmentState]
+    """What those begin with that have nothing on their disks."""
+    run_id: RunId = RUN
+    settings: AveragerSettings = SETTINGS
+
+
 class Swarm:
     """Live averagers in virtual time. A swarm has an event loop of its own and is to be closed."""
 
     def __init__(
         self,
         plans: Sequence[PeerPlan],
+        run: VirtualRun,
         *,
-        layout: Layout,
-        policy: RoundPolicy,
-        first: Sequence[FragmentState],
         learner: Callable[[Swarm, PeerId, PeerPlan, Sequence[FragmentState]], Learner],
         seed: int = 0,
         weather: Weather = CALM,
-        run_id: RunId = RUN,
-        settings: AveragerSettings = SETTINGS,
         membership: Membership | None = None,
         watch: Watch | None = None,
-        keys: Callable[[int], Signer] = CheapKey,
-        verify: Callable[[PeerId, bytes, bytes], bool] = verify_cheaply,
+        keys: Keys | None = None,
     ) -> None:
-        """``first``: what those begin with that have nothing on their disks. ``learner`` makes that
-        of a life. ``keys``: by the peers' numbers."""
-        self.layout = layout
-        self.policy = policy
-        self.first = tuple(first)
+        """``learner`` makes the one of a life."""
+        self.of = run
+        self.layout = run.layout
+        self.policy = run.policy
         self.seed = seed
-        self.run_id = run_id
-        self.settings = settings
         self.membership = membership or Membership()
         self.watch = watch or Watch()
         self.nodes: dict[PeerId, Peer] = {}
@@ -78,14 +82,14 @@ class Swarm:
         """The states from which peers start again."""
         self.lives: Counter[PeerId] = Counter()
         self._learner = learner
-        self._verify = verify
+        self._keys = keys or Keys()
         self._loop = VirtualLoop(seed=seed)
         self._failure: asyncio.Future[None] = self._loop.create_future()
         self._ended: list[asyncio.Task[None]] = []
         self.memory = self.within(lambda: MemoryNetwork(weather, seed=seed))
         self.network = self.memory.simulated
         self.heap = self.memory.heap
-        made = [keys(number) for number in range(len(plans))]
+        made = [self._keys.of(number) for number in range(len(plans))]
         self.keys = {key.peer_id: key for key in made}
         self.plans = dict(zip(self.keys, plans, strict=True))
         for name, plan in self.plans.items():
@@ -97,7 +101,7 @@ class Swarm:
     def __repr__(self) -> str:
         return f"Swarm({len(self.alive)} of {len(self.plans)} peers, at {self.now:.3f} s)"
 
-    def __enter__(self) -> Swarm:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -216,7 +220,7 @@ class Swarm:
             return []
         disk = self.disks.get(name, {})
         # The outer step moves momentum in place: each life has its own.
-        states = (disk.get(state.fragment, state) for state in self.first)
+        states = (disk.get(state.fragment, state) for state in self.of.first)
         return [replace(state, momentum=state.momentum.copy()) for state in states]
 
     def start(self, name: PeerId) -> Peer:
@@ -227,19 +231,17 @@ class Swarm:
         plan = self.plans[name]
         self.lives[name] += 1
         states = self.states_of(name)
-        peer = Peer(
-            self,
-            plan,
-            Life(name, self.lives[name]),
+        kit = Kit(
             key=self.keys[name],
             host=self.host_of(name),
             terms=self.terms_of(name),
-            settings=self.settings,
-            verify=self._verify,
+            settings=self.of.settings,
+            verify=self._keys.verify,
             learner=self._learner(self, name, plan, states) if plan.trains else None,
             states=states,
             around=self.around(name),
         )
+        peer = Peer(self, plan, Life(name, self.lives[name]), kit)
         if self.membership.is_old(peer):
             for machine in peer.machines.values():
                 machine.peers.started_at = peer.now() - 1e6
@@ -250,7 +252,7 @@ class Swarm:
 
     def terms_of(self, name: PeerId) -> RunTerms:
         """The terms of the run, as a new life of a peer has them."""
-        return RunTerms(self.run_id, self.layout, self.policy)
+        return RunTerms(self.of.run_id, self.layout, self.policy)
 
     def crash(self, name: PeerId) -> None:
         """Switch a machine off."""

@@ -200,11 +200,10 @@ class Swarm(virtual.Swarm, Watch):
         self.origin = FragmentState.founded(LAYOUT.hash, 0, theta)
         self.truth.founded(self.origin)
         encoded = sum(4 * size for size in FRAGMENT.unit_sizes)
+        policy = replace(policy, slice_bytes_min=max(1, encoded // (4 * slices)))
         super().__init__(
             plans,
-            layout=LAYOUT,
-            policy=replace(policy, slice_bytes_min=max(1, encoded // (4 * slices))),
-            first=[self.origin],
+            virtual.VirtualRun(LAYOUT, policy, [self.origin]),
             learner=self._exact_learner,
             seed=seed,
             weather=weather,
