@@ -11,9 +11,10 @@ files or torch, and it imports nothing of ``peer``.
 - ``audit``: finding a member that lies in the arithmetic, and proving it.
 - ``round``: the round machine, which decides what one peer does in the rounds of one fragment.
 - ``live``: carries the machine's effects out over a host, with asyncio and threads.
-- ``simulated``: carries the same effects out in virtual time.
+- ``virtual``: swarms of live averagers in virtual time.
+- ``simulated``: carries the machine's effects out on an event heap.
 
-Start with ``messages``, then with the docstring of ``round.machine``. All rooms but ``live`` are
-pure: they are given the time and return decisions. They may not import asyncio, sockets, threads,
-clocks, ``random`` or torch, and ``tests/test_layers.py`` checks it.
+Start with ``messages``, then with the docstring of ``round.machine``. All rooms but ``live`` and
+``virtual`` are pure: they are given the time and return decisions. They may not import asyncio,
+sockets, threads, clocks, ``random`` or torch, and ``tests/test_layers.py`` checks it.
 """

@@ -4,8 +4,9 @@
 that trains, a ``Membership`` that says who sees whom, a ``Watch`` that sees everything and may
 change it. **Out**: what the watch recorded. The same seed gives the same bits.
 
-Start reading at ``swarm``; ``peer`` has one life of one peer, and what a watch may see and change
-(``averaging.live.slices.watch`` has the hooks below it). ``keys``: signatures that cost a hash.
+Start reading at ``swarm``; ``membership`` says who sees whom, ``peer`` has one life of one peer,
+and what a watch may see and change (``averaging.live.slices.watch`` has the hooks below it).
+``keys``: signatures that cost a hash.
 
 A peer here is the shipped averager on the shipped in-memory network: messages, streams, fetches and
 audits included. What is not simulated: threads, whose work takes no virtual time, and the other
