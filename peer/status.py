@@ -106,8 +106,8 @@ class Status(Struct, frozen=True, array_like=True, kw_only=True):
     """Times that the loss gate judged states of others that the peer had taken."""
     jumps_refused: Count = 0
     """Times that the peer went back, because its held-out loss had risen."""
-    seeded: Text = ""
-    """Digest of the random seed by which its program draws batches; empty: in an own order."""
+    batches: Text = ""
+    """Digest of its program's first batch, or of its random seed; empty: in an own order."""
     alone_until: Annotated[float, Meta(ge=0, le=2.5e11)] | None = None
     """Unix time from which it merges by itself, as it has lost sight of all others that train."""
 
@@ -141,7 +141,7 @@ def decode(data: bytes) -> Status:
     """Decode an answer of any peer. Raises ``ValueError``."""
     status = decoded(data, _decoder.decode, "a status", max_bytes=STATUS_MAX_BYTES)
     shown = (status.peer, status.name, status.role, status.phase, status.rest or "", status.merging)
-    hashes = (status.layout, status.model, status.founding, status.frozen, status.seeded)
+    hashes = (status.layout, status.model, status.founding, status.frozen, status.batches)
     measured = () if status.held_out is None else (status.held_out.peer,)
     lists = (*status.fates, *status.limits, *status.paths, *status.banned)
     for text in (*shown, *hashes, *measured, *lists):

@@ -59,6 +59,7 @@ from peer.agent.policies import fixes_its_data
 from peer.agent.slots import Adopted, SlotPort
 from peer.agent.trials import TrainersTrials
 from peer.bridge.messages import (
+    Batches,
     Begin,
     Device,
     Due,
@@ -72,7 +73,6 @@ from peer.bridge.messages import (
     Over,
     Phase,
     Restore,
-    Seeded,
     Tried,
 )
 from peer.bridge.shared_memory import SharedTensors
@@ -284,8 +284,8 @@ class Agent(Delegate):
                     self._facts_wanted.set()
                 case Mistaken():
                     self.local.event("loop_mistake", kind=message.kind, text=message.text)
-                case Seeded():
-                    self.local.seeded = message.digest
+                case Batches():
+                    self.local.batches = message.digest
                 case Happened():
                     self.local.log.write(message.name, message.fields)
         _quit_at_the_latest(QUIT_WITHIN_S)

@@ -284,7 +284,7 @@ class LocalPeer:
         """Wall-clock time at which the run ended; ``None`` while it goes on."""
         self.apart = BoundedMapping[PeerId, None]("peers apart", PEERS_REMEMBERED_MAX, worth=by_age)
         """Peers whose history was founded apart from this peer's: one side has to give way."""
-        self.seeded = ""
+        self.batches = ""
         """Digest of the random seed by which its program draws batches; empty if unknown."""
 
         self.foundings: dict[PeerId, str] = {}

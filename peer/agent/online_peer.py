@@ -48,6 +48,7 @@ from peer.agent.local_peer import (
 )
 from peer.agent.meetings import Meetings
 from peer.agent.policies import presence_settings
+from peer.bridge.messages import BATCH, SEED
 from peer.credit.wire import PROTOCOL as CREDIT_PROTOCOL
 from peer.credit.wire import SUMMARY_MAX_BYTES
 from peer.description import Difference
@@ -73,6 +74,10 @@ from peer.views.pages import Content, serve_pages
 logger = logging.getLogger(__name__)
 
 ASK_EVERY_S = 10.0
+SAME_BATCHES = {
+    BATCH: "the first batch is the same",
+    SEED: "the random seed is the same; it is no matter where the program divides its data itself",
+}
 SAMPLE_EVERY_S = 1.0
 STATUS_WITHIN_S = 5.0
 DIALLED_WITHIN_S = 10.0
@@ -211,7 +216,7 @@ class OnlinePeer:
         self._kept_link = ""
         self._told_frozen = False
         """A peer with other frozen parameters was reported."""
-        self._told_seed = False
+        self._told_batches = False
         """A peer with the same random seed was reported."""
         self._told_outdated = False
         """This peer's release was found to be older than those of most others."""
@@ -490,7 +495,7 @@ class OnlinePeer:
             alone_until=local.alone_until,
             jumps_judged=local.jumps.total(),
             jumps_refused=local.jumps[JUMP_REFUSED],
-            seeded=local.seeded,
+            batches=local.batches,
             banned=tuple(sorted(self.presence.door.admission.convicted)[:BANNED_MAX]),
         )
 
@@ -552,7 +557,7 @@ class OnlinePeer:
                     self.local.hear_held_out(answer.held_out)
                 self._take_loss(answer)
                 await self._tell_frozen_difference(answer)
-                self._tell_same_seed(answer)
+                self._tell_same_batches(answer)
 
     async def ask_credit(self, peer: PeerId, summary: bytes) -> bytes:
         """Ask a peer for what it knows of contributions. Raises ``DhtError``."""
@@ -601,12 +606,14 @@ class OnlinePeer:
             "frozen_differs", peer=answer.peer, name=answer.name, parameters=", ".join(names)
         )
 
-    def _tell_same_seed(self, answer: Status) -> None:
-        """Report the first peer whose program has set the same random seed."""
-        if self._told_seed or not self.local.seeded or answer.seeded != self.local.seeded:
+    def _tell_same_batches(self, answer: Status) -> None:
+        """Report the first peer whose program trains on the same batches."""
+        ours = self.local.batches
+        if self._told_batches or not ours or answer.batches != ours:
             return
-        self._told_seed = True
-        self.local.event("same_seed", peer=answer.peer, name=answer.name)
+        self._told_batches = True
+        how = SAME_BATCHES.get(ours.partition(" ")[0], "")
+        self.local.event("same_batches", peer=answer.peer, name=answer.name, how=how)
 
     # --- the page -------------------------------------------------------------------------------
 

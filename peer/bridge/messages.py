@@ -120,11 +120,15 @@ class Mistaken(_Message, frozen=True):
     text: str
 
 
-class Seeded(_Message, frozen=True):
-    """Trainer, after its first step: how its program draws batches."""
+BATCH, SEED = "batch", "seed"
+
+
+class Batches(_Message, frozen=True):
+    """Trainer, after its first step: what its program trains on."""
 
     digest: str
-    """Of the program's random seed; equal at peers that draw the same. Empty: in an own order."""
+    """Equal at peers that draw the same batches, and its first word says of what it is: ``BATCH``
+    or ``SEED``. Empty: the program draws them in an order of its own."""
 
 
 class Measured(_Message, frozen=True, kw_only=True):
@@ -294,7 +298,7 @@ FromTrainer: TypeAlias = (
     | Device
     | Restore
     | Mistaken
-    | Seeded
+    | Batches
     | Happened
     | HasRead
     | Tried

@@ -518,12 +518,11 @@ _OTHER_PEERS = (
                 "peer, name, parameters:text",
                 "{name} trains with other frozen parameters than this peer: {parameters}",
             ),
-            "same_seed": (
-                "peer, name",
-                "sets the same random seed as {name}: unless the program divides its data between "
-                "peers by itself, both train on the same batches and gain nothing from each other; "
-                "call run.seed(SEED) before the loop, take batches from run.data(dataset), or give "
-                "the Trainer another seed at each peer",
+            "same_batches": (
+                "peer, name, how:text",
+                "trains on the same batches as {name} ({how}), so that the work of one adds "
+                "nothing to that of the other: call run.seed(SEED) before the loop, take batches "
+                "from run.data(dataset), or give the Trainer another seed at each peer",
             ),
             "cache_unreadable": ("path", "{text}"),
             "cache_unwritable": ("path", "{text}"),

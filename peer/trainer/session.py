@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 
 from peer.bridge.messages import (
+    Batches,
     Device,
     Fields,
     Happened,
@@ -42,7 +42,6 @@ from peer.bridge.messages import (
     Mistaken,
     Other,
     Restore,
-    Seeded,
 )
 from peer.data.batches.sequences import Data
 from peer.errors import INTERRUPTED, LeftEarly, LoopWarning, RunLost
@@ -57,6 +56,7 @@ from peer.storage.inner_state import Optimizers
 from peer.trainer.arguments import check_is_whole
 from peer.trainer.computing.late import LateValue
 from peer.trainer.computing.speed import first_merges, steps_to_merge, time_left_s
+from peer.trainer.first_batch import FirstBatch
 from peer.trainer.loop_checks import Mistake, restart_broken_moments
 from peer.trainer.news import News
 from peer.trainer.observed_run import Speed, Stats
@@ -122,9 +122,10 @@ class Run(Rank):
         self._ranks = plan.ranks
         self._news = News()
         self._news.on("not_finite", self._heard_not_finite)
-        self._news.on("same_seed", self._heard_same_seed)
-        self._seed_told_to: int | None = None
-        """Number of the agent that knows the program's random seed."""
+        self._news.on("same_batches", self._heard_same_batches)
+        self._first_batch: FirstBatch | None = None
+        self._batches_told_to: int | None = None
+        """Number of the agent that knows what the program trains on."""
         self._losses: deque[LateValue] = deque(maxlen=LOSSES_MAX)
         self._reads_ahead = False
         self._trials: Trials | None = None
@@ -173,6 +174,8 @@ class Run(Rank):
             if parts.run_file.policy.spot_checks:
                 self._trials = Trials(parts.feed, parts.learner, parts.agent.send)
             self._begin_steps()
+            self._first_batch = FirstBatch(plan.model, parts.run_file.run_id)
+            self._open.callback(self._first_batch.close)
             self._agree()
         except BaseException as error:
             if plan.ranks is not None:
@@ -285,9 +288,10 @@ class Run(Rank):
             loss, sequences = (0.0, 0) if measure is None else measure()
             if sequences or wanted.gate:
                 parts.agent.send(Measured(asked=wanted, loss=loss, sequences=sequences))
-        if self._seed_told_to != parts.agent.restarts:
-            self._seed_told_to = parts.agent.restarts
-            parts.agent.send(Seeded("" if parts.feed.draws_order else self._seed_digest()))
+        if self._batches_told_to != parts.agent.restarts and self._first_batch is not None:
+            self._batches_told_to = parts.agent.restarts
+            self._first_batch.close()
+            parts.agent.send(Batches("" if parts.feed.draws_order else self._first_batch.digest))
         if self._trials is not None:
             self._try(self._trials, step=learner.steps)
         parts.inner.maybe_save(step=learner.steps, position=parts.feed.state)
@@ -374,13 +378,8 @@ class Run(Rank):
             fields = {key: value for key, value in event.items() if key != "event"}
             self._stage.agent.send(Happened(str(event["event"]), fields))
 
-    def _seed_digest(self) -> str:
-        # A program that sets no seed has one that the system has drawn.
-        text = f"{self._parts.run_file.run_id} {torch.initial_seed()}"
-        return blake3(text.encode()).hexdigest(length=8)
-
-    def _heard_same_seed(self, fields: Fields) -> None:
-        told = on_screen({"event": "same_seed", **fields})
+    def _heard_same_batches(self, fields: Fields) -> None:
+        told = on_screen({"event": "same_batches", **fields})
         warnings.warn(f"this peer {told}", LoopWarning, stacklevel=2)
 
     def _heard_not_finite(self, fields: Fields) -> None:

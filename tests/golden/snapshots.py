@@ -249,7 +249,7 @@ FROM_TRAINER: tuple[FromTrainer, ...] = (
     bridge.Due(1),
     bridge.Restore(),
     bridge.Mistaken("kind", "text"),
-    bridge.Seeded("digest"),
+    bridge.Batches("batch digest"),
     bridge.Measured(asked=ASKED, loss=2.5, sequences=8),
     bridge.Device(share_of_peak=0.5, memory_bytes=None, temperature_c=60.0),
     bridge.Happened("an_event", {"field": 1}),

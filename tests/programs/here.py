@@ -27,6 +27,9 @@ DIRECTORY = Path(os.environ["PROGRAM_DIRECTORY"])
 LAST_STEP = int(os.environ.get("PROGRAM_STEPS", "1000000"))
 """A program alone ends after so many steps; in a run its end comes before."""
 
+SAME_SEED = bool(os.environ.get("PROGRAM_SAME_SEED"))
+"""Every peer draws the same batches: the mistake that is told."""
+
 FIRST_STEPS = 2 * CYCLE
 """Steps that the founder makes before the other peer is there."""
 

@@ -41,7 +41,8 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     with peer.join(here.run(), model=model, optimizer=optimizer, settings=here.SETTINGS) as run:
-        run.seed(1337)
+        if not here.SAME_SEED:
+            run.seed(1337)
         run.schedule(optimizer)
         for _ in range(here.LAST_STEP):
             for _ in range(ACCUMULATION):

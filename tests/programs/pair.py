@@ -55,6 +55,8 @@ class Shape:
     outer: str = ""
     second: tuple[str, ...] = ()
     """What starts the second peer, between the interpreter and the program."""
+    same_seed: bool = False
+    """Both draw the same batches."""
 
     def text(self, *, alone: bool = False) -> str:
         return RUN_TEXT.format(
@@ -91,6 +93,7 @@ class Peer:
                 "XDG_DATA_HOME": str(directory / "home"),
                 "HF_HUB_OFFLINE": "1",
                 **({} if gate is None else {"PROGRAM_GATE": str(gate)}),
+                **({"PROGRAM_SAME_SEED": "1"} if shape.same_seed else {}),
                 **RANKS_ALONE,
             },
         )

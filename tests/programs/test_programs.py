@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,5 +44,14 @@ def test_two_peers_of_a_program_end_with_one_model(
     assert met.longest_gap_s < met.slowest_cycle_s + GAP_S
     assert met.pending < 0.05
     assert max(met.losses) <= alone
-    # Each draws its data from a generator of its own, or in its own order.
-    assert not [told for told in met.warnings if "the same random seed" not in told]
+    # Of two networks no batch is seen: there the seeds are compared, and the data are its own.
+    assert not [told for told in met.warnings if "the random seed is the same" not in told]
+
+
+def test_two_programs_that_set_the_same_seed_are_told_that_they_train_on_the_same_batches(
+    processes: Processes, tmp_path: Path
+) -> None:
+    met = meet(processes, tmp_path, replace(SHAPES["own loop"], same_seed=True))
+    told = [each for each in met.warnings if "trains on the same batches as" in each]
+    assert len(told) == 2, "each of both is told once"
+    assert all("the first batch is the same" in each for each in told)

@@ -26,6 +26,7 @@ from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
 from peer.agent.slots import Adopted, SlotPort
 from peer.bridge.messages import (
+    Batches,
     Begin,
     Device,
     Facts,
@@ -38,8 +39,8 @@ from peer.bridge.messages import (
     Over,
     Phase,
     Restore,
-    Seeded,
     Tried,
+    Value,
 )
 from peer.bridge.shared_memory import SharedTensors
 from peer.bridge.trainer_line import TrainerLine, hear_doorbell
@@ -289,10 +290,11 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
             line.say(Happened("device", {"bytes": message.memory_bytes}))
         if isinstance(message, Happened):
             line.say(Happened("recorded", {"name": message.name, **message.fields}))
-        if isinstance(message, Seeded):
-            line.say(Happened("seeded", {"digest": message.digest}))
+        if isinstance(message, Batches):
+            line.say(Happened("batches", {"digest": message.digest}))
             if message.digest and os.environ.get("LONE_AGENT_HAS_A_TWIN"):
-                line.say(Happened("same_seed", {"peer": "12D3KooTwin", "name": "boris"}))
+                twin: dict[str, Value] = {"peer": "12D3KooTwin", "name": "boris", "how": "same"}
+                line.say(Happened("same_batches", twin))
         if isinstance(message, Mistaken):
             line.say(Happened("loop_mistake", {"kind": message.kind, "text": message.text}))
         if isinstance(message, Restore):

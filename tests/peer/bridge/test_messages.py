@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from averaging.audit.readings import Reading
 from peer.bridge.messages import (
+    Batches,
     Beat,
     Facts,
     Frames,
@@ -22,7 +23,6 @@ from peer.bridge.messages import (
     Measured,
     Over,
     Phase,
-    Seeded,
     Tried,
     Try,
     decode_from_agent,
@@ -36,7 +36,7 @@ FROM_TRAINER: list[FromTrainer] = [
     BEGIN,
     Beat(),
     Leave(3.5),
-    Seeded("00ff"),
+    Batches("batch 00ff"),
     Measured(asked=Measure(3, 900), loss=2.5, sequences=7),
     Measured(asked=Measure(0, gate=2), loss=2.5, sequences=7),
     HasRead({3: Reading({"position": 5}, 8, bytes(32)), 4: None}),
