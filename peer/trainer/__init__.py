@@ -10,7 +10,7 @@ parameters of the run in the model, the learning rate, batches, events, statisti
   ``device_copies``: its copies; ``parameters``: which parameters are exchanged;
 - ``trials``: spot checks of other peers' contributions;
 - ``news``: the agent's messages; ``pacing``: limits of the owner; ``synchronous``: rounds to await;
-  ``loop_checks``: mistakes of the caller's loop;
+  ``loop_checks``: mistakes of the caller's loop; ``first_batch``: whether peers draw the same;
 - ``loop``, ``preflight``, ``measuring``, ``solo``: the loop of the commands, checks before joining,
   held-out loss, training without other peers;
 - ``computing``: how this machine computes the loop's steps; ``needs``: the memory that a run file
