@@ -12,10 +12,12 @@ import errno
 import resource
 import signal
 import sys
+from collections.abc import Callable
 
 import psutil
 
-_NETWORK_EVENTS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.bind")
+_LOOK_UPS = ("socket.getaddrinfo", "socket.gethostbyname")
+_NETWORK_EVENTS = ("socket.connect", "socket.bind", *_LOOK_UPS)
 
 
 def limit_memory(more_bytes: int) -> None:
@@ -30,8 +32,21 @@ def limit_processor(more_s: int) -> None:
     _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + more_s + 1)
 
 
-def refuse_network() -> None:
-    sys.addaudithook(_refuse_network)
+def refuse_network(allowed: Callable[[str], bool] | None = None) -> None:
+    """Let every attempt to open a connection fail, but for one to an ``allowed`` IP address."""
+
+    def refuse(event: str, arguments: tuple[object, ...]) -> None:
+        if event not in _NETWORK_EVENTS:
+            return
+        if allowed is not None:
+            if event in _LOOK_UPS:
+                return
+            address = arguments[1] if event == "socket.connect" else None
+            if isinstance(address, tuple) and allowed(str(address[0])):
+                return
+        raise PermissionError(f"{event}: nothing is fetched to read what a stranger wrote")
+
+    sys.addaudithook(refuse)
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
@@ -53,8 +68,3 @@ def _limit(kind: int, value: int) -> None:
         value = min(value, hard)
     with contextlib.suppress(ValueError, OSError):  # a system that does not know this limit
         resource.setrlimit(kind, (value, hard))
-
-
-def _refuse_network(event: str, arguments: tuple[object, ...]) -> None:
-    if event in _NETWORK_EVENTS:
-        raise PermissionError(f"{event}: nothing is fetched to read what a stranger wrote")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future, wait
 from dataclasses import replace
@@ -204,18 +203,16 @@ class Feed:
             )
         return self._opening
 
-    def read_as(self, reader: PeerId, reading: Reading, *, within_s: float) -> Sequences:
+    def read_as(self, reader: PeerId, reading: Reading) -> Sequences:
         """The batch that another reader has read. Raises ``DataUnavailable`` or ``ValueError``.
 
         It may take long: for another thread than the training loop's.
         """
-        until = time.monotonic() + within_s
         opened = open_data(
             self._run,
             peer_id=reader,
             cache_dir=data_cache(),
             data_dir=self._data_dir,
-            over=lambda: time.monotonic() > until,
         )
         opened.train.restore(reading.position)
         return opened.train.next(reading.sequences)

@@ -26,14 +26,13 @@ from peer.data.batches.sequences import (
     evenly_chosen,
     evenly_spaced,
 )
-from peer.data.hub import hub_tokenizer_file
+from peer.data.hub import hub_host, hub_tokenizer_file
 from peer.data.pieces import Bundle, Pieces, Preparation
 from peer.data.text.downloads import Downloads, KnownHashes, TellOf, file_sha256
 from peer.data.text.formats import (
     PIECE_BYTES,
     DataFile,
     check_beginning,
-    piece_count,
     unreadable,
     unusable,
 )
@@ -79,7 +78,8 @@ def open_files(
     """``downloads`` and ``workers`` are for tests. Raises ``DataUnavailable``."""
     downloads = downloads or Downloads(cache_dir / "downloads", tell=tell)
     places = [list(_places(source, data_dir, downloads)) for source in recipe.sources]
-    workers = workers or Workers()
+    on_hub = any(place.is_on_hub for each in places for place, _ in each)
+    workers = workers or Workers(hub=hub_host("a dataset") if on_hub else None)
     tokenizer, path, end_token = _tokenizer(recipe, data_dir, cache_dir, downloads, workers)
     if _reads_text(places):
         _check_vocabulary(run, recipe, tokenizer)
@@ -203,7 +203,7 @@ def _check_form(
         file = DataFile(
             str(path), place.name, source.text_field, source.dtype, form=recipe.examples
         )
-        has_pieces = piece_count(file) > 0
+        has_pieces = workers.pieces_of(file) > 0
         if has_pieces and not unfolded and file.suffix == ".parquet":
             workers.do(Job(files=(file,)))
             unfolded = True
@@ -232,7 +232,8 @@ def _places(
     """
     for text in source.files:
         place = place_of(text)
-        for found, path in [(place, None)] if place.is_url else _local(place, data_dir):
+        remote = place.is_url or place.is_on_hub
+        for found, path in [(place, None)] if remote else _local(place, data_dir):
             if place.suffix == LIST_FORMAT:
                 yield from _listed(found, path, data_dir, downloads)
             else:

@@ -5,166 +5,54 @@ The author of a dataset is a stranger: only text in files of the dataset itself 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from blake3 import blake3
 
-from dht.identity import PeerId
 from dht.whole_files import write_whole
-from peer.data.batches.order import Order
-from peer.data.batches.sequences import Data
-from peer.data.documents import (
-    DocumentStream,
-    ShardedDocuments,
-    Tokenizer,
-    Until,
-    held_out_documents,
-    text_in,
-    tokenize_bytes,
-)
-from peer.data.kept_documents import KeptDocuments
 from peer.data.text.downloads import Host
-from peer.data.text.formats import text_of as text_of_example
-from peer.data.text.token_cache import TokenCache
 from peer.data.text.tokenizer_json import checked
-from peer.data.text.tokenizing import Facts
-from peer.data.text.workers import Job, Workers
 from peer.errors import DataUnavailable, one_line
 from peer.extras import check_installed, hub_errors, needed
 from peer.https import reason_of
-from peer.run_file.forms import Form
-from peer.run_file.sections import HfData, RunFile, vocabulary
+from peer.run_file.places import HUB_FILE, TEXT_FORMATS
+from peer.run_file.sections import FilesData, FileSource, HfData
 
 HUB = "https://huggingface.co"
 
-_HF_FORMS = ("arrow", "csv", "json", "parquet", "text")
-"""Readers of plain columns. Others unpack archives and decode images or sound."""
 
-_PLAIN = ("Value", "Json")
-"""Types of columns that are decoded without a look at anything else."""
+def hub_files(recipe: HfData) -> FilesData:
+    """The files of a dataset at its commit, to be read as other files are.
 
-
-def open_hub(
-    run: RunFile,
-    recipe: HfData,
-    peer_id: PeerId,
-    *,
-    cache_dir: Path,
-    over: Callable[[], bool] | None = None,
-) -> Data:
-    """``over``: reading is to end with an error. ``None``: it takes as long as it will."""
+    Raises ``DataUnavailable`` or ``ExtraMissing``.
+    """
     check_hub(recipe)
-    tokenize: Tokenizer = tokenize_bytes
-    digest = "bytes"
-    form = recipe.examples
-    text_of, fill = text_in(recipe.text_field), None
-    if form is not None:
-        tokenize, facts = _in_worker(recipe, cache_dir, vocabulary=vocabulary(run.model))
-        digest, fill = f"{facts.digest}/{form}", facts.end
-        text_of = partial(_example_of, form)
-    elif recipe.tokenizer != "bytes":
-        tokenize, facts = _in_worker(recipe, cache_dir, vocabulary=vocabulary(run.model))
-        digest = facts.digest
     failures: tuple[type[Exception], ...] = (*hub_errors(), KeyError)
     try:
         commit = checked_commit(recipe.dataset, recipe.revision)
         import datasets
 
+        # It knows which files are of which split. It reads none of them.
         builder = datasets.load_dataset_builder(recipe.dataset, recipe.subset, revision=commit)
-        check_files(recipe.dataset, type(builder).__module__, builder.config.data_files or {})
-        streamed = builder.as_streaming_dataset(split=recipe.split)
-        wanted = (recipe.text_field,) if form is None else form.columns
-        documents: ShardedDocuments = Streamed(plain_columns(streamed, wanted))
-        documents = documents if over is None else Until(documents, over)
-        held_out = held_out_documents(
-            documents,
-            tokenize,
-            text_of=text_of,
-            held_out=recipe.held_out,
-            sequences=run.evaluation.sequences,
-            sequence_length=recipe.sequence_length,
-            fill=fill,
-        )
+        by_split = {
+            str(split): list(files) for split, files in (builder.config.data_files or {}).items()
+        }
     except failures as error:
-        raise DataUnavailable("hf", f"{recipe.dataset}: {error}") from error
-    stream = DocumentStream(
-        documents,
-        tokenize,
-        files=Order(documents.num_shards, run_id=run.run_id, peer_id=peer_id),
-        text_of=text_of,
-        held_out=recipe.held_out,
-        sequence_length=recipe.sequence_length,
-        fill=fill,
-        kept=_kept(recipe, commit, digest, documents.num_shards, cache_dir),
-    )
-    return Data(stream, held_out, f"hf: {recipe.dataset}, streamed, {documents.num_shards} files")
-
-
-class Streamed:
-    """Documents of the hub: that they cannot be read any more is an error of the data.
-
-    ``datasets`` has tried again for minutes when it raises one.
-    """
-
-    def __init__(self, documents: ShardedDocuments) -> None:
-        self._documents = documents
-
-    @property
-    def num_shards(self) -> int:
-        return self._documents.num_shards
-
-    def shard(self, num_shards: int, index: int) -> Streamed:
-        return Streamed(self._documents.shard(num_shards=num_shards, index=index))
-
-    def skip(self, n: int) -> Streamed:
-        return Streamed(self._documents.skip(n))
-
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        try:
-            yield from self._documents
-        except hub_errors() as error:
-            raise DataUnavailable("hf", one_line(error)) from error
-
-
-def _in_worker(
-    recipe: HfData, cache_dir: Path, *, vocabulary: int | None
-) -> tuple[Tokenizer, Facts]:
-    """A tokenizer in a process with limits, as it and its texts are a stranger's."""
-    path, end_token = None, ""
-    if recipe.tokenizer != "bytes":
-        file, end_token = hub_tokenizer_file(recipe.tokenizer, cache_dir / "tokenizers")
-        path = str(file)
-    workers = Workers(1, parallel=True)
-    job = Job(tokenizer=path, end_token=end_token, form=recipe.examples)
-    facts = workers.do(job)
-    if vocabulary is not None and facts.vocabulary > vocabulary:
+        raise DataUnavailable("hf", f"{recipe.dataset}: {one_line(error)}") from error
+    if recipe.split not in by_split:
+        known = ", ".join(sorted(by_split))
         raise DataUnavailable(
             "hf",
-            f"tokenizer {recipe.tokenizer!r} has {facts.vocabulary} tokens, the model has "
-            f"{vocabulary}: use that of the model",
+            f"{recipe.dataset} has no split {recipe.split!r}; it has {known[:300]}: set data.split",
         )
-    return lambda texts: workers.encode(msgspec.structs.replace(job, texts=tuple(texts))), facts
-
-
-def _example_of(form: Form, row: Mapping[str, Any]) -> str:
-    for column in form.columns:
-        if column not in row:
-            raise _no_column(column, row)
-    values = [row[column] for column in form.columns]
-    if (fault := form.fault(values)) is not None:
-        raise DataUnavailable("hf", f"an example {fault}")
-    return text_of_example(values)
-
-
-def _kept(recipe: HfData, commit: str, digest: str, files: int, cache_dir: Path) -> KeptDocuments:
-    place = (recipe.dataset, commit, recipe.subset, recipe.split, recipe.text_field, files)
-    cache = TokenCache(cache_dir / "tokens")
-    return KeptDocuments(cache, *place, recipe.held_out, digest)
+    files = by_split[recipe.split]
+    check_files(recipe.dataset, files)
+    alike = set(recipe.__struct_fields__) & set(FilesData.__struct_fields__)
+    source = FileSource(files=files, text_field=recipe.text_field)
+    return FilesData(sources=[source], **{name: getattr(recipe, name) for name in alike})
 
 
 def check_hub(recipe: HfData) -> None:
@@ -229,55 +117,22 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(each)
 
 
-def check_files(dataset: str, reader: str, files: Mapping[str, Iterable[str]]) -> None:
-    """Check that a dataset is read from its own files, as text. Raises ``DataUnavailable``.
+def check_files(dataset: str, files: Iterable[str]) -> None:
+    """Check that a dataset is read from its own files. Raises ``DataUnavailable``.
 
     The README of a dataset may name other files: local ones, which training would reveal, or
     addresses that only this machine reaches.
     """
-    form = reader.rpartition(".")[2]
-    if form not in _HF_FORMS:
-        raise DataUnavailable(
-            "hf", f"{dataset} has the format {form!r}; supported are {', '.join(_HF_FORMS)}"
-        )
-    for file in (each for part in files.values() for each in part):
-        if not file.startswith(f"hf://datasets/{dataset}@") or ".." in file.split("/"):
+    for file in files:
+        if not file.startswith(f"{HUB_FILE}datasets/{dataset}@") or ".." in file.split("/"):
             raise DataUnavailable("hf", f"{dataset} refers to a file outside of it: {file[:200]}")
-
-
-def plain_columns(documents: Any, wanted: Sequence[str]) -> Any:
-    """The wanted columns of a streamed dataset, if they are plain. Raises ``DataUnavailable``.
-
-    The files of a dataset say what its columns are. ``datasets`` would open the addresses and local
-    files that a column of images names, also one that nobody asked for.
-    """
-    features = documents.features
-    if features is None:  # of a form that has no types: nothing is decoded
-        return documents
-    for column in wanted:
-        if column not in features:
-            raise _no_column(column, features)
-        if not _is_plain(features[column]):
-            told = one_line(features[column])[:200]
+        if not file.endswith(TEXT_FORMATS):
             raise DataUnavailable(
-                "hf", f"the column {column!r} is no text, but {told}; choose a column of text"
+                "hf",
+                f"{dataset} has the file {file.rpartition('/')[2][:200]!r}; files that can be read "
+                f"end in {', '.join(TEXT_FORMATS)}. The hub makes .parquet of most datasets: set "
+                "data.revision to the newest commit of the dataset's branch refs/convert/parquet",
             )
-    return documents.select_columns(list(wanted))
-
-
-def _is_plain(feature: Any) -> bool:
-    if isinstance(feature, Mapping):
-        return all(map(_is_plain, feature.values()))
-    kind = type(feature).__name__
-    return kind in _PLAIN or (kind in ("List", "LargeList") and _is_plain(feature.feature))
-
-
-def _no_column(column: str, known: Iterable[str]) -> DataUnavailable:
-    return DataUnavailable(
-        "hf",
-        f"there is no column {column!r}; the columns are {', '.join(sorted(known))[:300]}: set "
-        "data.text_field or data.columns",
-    )
 
 
 def commit_of(dataset: str) -> str:

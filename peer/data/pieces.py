@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from blake3 import blake3
@@ -13,9 +17,9 @@ from blake3 import blake3
 from dht.bounded_mapping import BoundedMapping, by_age
 from peer.data.batches.order import is_held_out
 from peer.data.batches.prefetch import in_background
-from peer.data.text.downloads import Downloads, KnownHashes
+from peer.data.text.downloads import PAUSES_S, Downloads, KnownHashes
 from peer.data.text.examples import signed
-from peer.data.text.formats import DataFile, piece_count, shard_piece, unreadable
+from peer.data.text.formats import DataFile, Unreached, shard_piece, unreadable
 from peer.data.text.token_cache import PieceTokens, TokenCache
 from peer.data.text.tokenizing import Facts
 from peer.data.text.workers import Job, Workers
@@ -23,6 +27,10 @@ from peer.errors import DataUnavailable
 from peer.run_file.forms import Form
 from peer.run_file.places import Place
 from peer.run_file.sections import FileSource
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CACHE_VERSION = 2
 """Part of the name of every entry: a new one when the same files make other tokens."""
@@ -39,7 +47,7 @@ class Bundle:
 
     places: tuple[Place, ...]
     paths: tuple[Path, ...] | None
-    """Paths of local files; ``None`` for a download."""
+    """Paths of local files; ``None`` for a download and a file of the hub."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,32 +147,44 @@ class Pieces:
         return self._making[bundle, piece]
 
     def _opened(self, bundle: Bundle) -> Opened:
-        paths, identity = self._located(bundle)
+        locations, identity = self._located(bundle)
         files = tuple(
             DataFile(
-                location=str(path),
+                location=location,
                 name=_with_suffix(place),
                 text_field=self._source.text_field,
                 dtype=self._source.dtype,
                 form=self._preparation.form,
             )
-            for path, place in zip(paths, bundle.places, strict=True)
+            for location, place in zip(locations, bundle.places, strict=True)
         )
-        try:
-            counts = [piece_count(file) for file in files]
-        except OSError as error:
-            raise unreadable(error) from error
+        counts = [self._asked(partial(self._preparation.workers.pieces_of, file)) for file in files]
         return Opened(files, identity, counts[0] if len(counts) == 1 else min(1, sum(counts)))
 
-    def _located(self, bundle: Bundle) -> tuple[tuple[Path, ...], str]:
-        """The files of a bundle, downloaded unless they are here, and a hash of their content."""
-        hashes = self._preparation.hashes
+    def _asked(self, ask: Callable[[], T]) -> T:
+        """Have a worker process do something, again after pauses while the hub is not reached."""
+        for pause_s in PAUSES_S:
+            try:
+                return ask()
+            except Unreached as error:
+                logger.warning("hub_unreached reason=%s again_in_s=%.0f", error.reason, pause_s)
+                time.sleep(pause_s)
+        return ask()
+
+    def _located(self, bundle: Bundle) -> tuple[tuple[str, ...], str]:
+        """The files of a bundle, downloaded unless they are here, and a hash of their content.
+
+        The content of a file of the hub follows from its name, which has the commit.
+        """
+        hashes, place = self._preparation.hashes, bundle.places[0]
         try:
+            if place.is_on_hub:
+                return (place.name,), blake3(place.name.encode()).hexdigest()
             if bundle.paths is None:
-                fetch = self._preparation.downloads.fetch_checked
-                path, identity = fetch(bundle.places[0], hashes)
-                return (path,), identity
-            return bundle.paths, hashes.of(list(zip(bundle.paths, bundle.places, strict=True)))
+                path, identity = self._preparation.downloads.fetch_checked(place, hashes)
+                return (str(path),), identity
+            content = hashes.of(list(zip(bundle.paths, bundle.places, strict=True)))
+            return tuple(map(str, bundle.paths)), content
         except OSError as error:
             raise unreadable(error) from error
 
@@ -204,7 +224,7 @@ class Pieces:
                 cache=str(preparation.cache_dir),
                 key=key,
             )
-            preparation.workers.do(job)
+            self._asked(partial(preparation.workers.do, job))
             tokens = preparation.cache.read(key)
         if tokens is None:
             raise DataUnavailable(

@@ -6,19 +6,19 @@
   bundled packages and generated files are left out, as some distributions lack them.
 - ``text``: files in the peer's data folder, one byte per token, held out by chunk.
 - ``files``: files of text or tokens, local or downloaded, of several sources (``files``).
-- ``hf``: a dataset of the Hugging Face hub, streamed, held out by document.
+- ``hf``: the files of a dataset of the Hugging Face hub, read as ``files`` are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from dht.identity import PeerId
 from peer.data.batches.sequences import Data, Shard, evenly_spaced
 from peer.data.corpus import cached_corpus, stdlib_files, text_files
 from peer.data.files import check_files_there, open_files
-from peer.data.hub import check_hub, open_hub
+from peer.data.hub import check_hub, hub_files
 from peer.data.text.downloads import TellOf
 from peer.errors import DataUnavailable
 from peer.run_file.sections import (
@@ -37,18 +37,20 @@ def open_data(
     peer_id: PeerId,
     cache_dir: Path,
     data_dir: Path,
-    over: Callable[[], bool] | None = None,
     tell: TellOf = lambda place, done, whole: None,
 ) -> Data:
     """Open the run's data for this peer. Raises ``DataUnavailable`` or ``ExtraMissing``.
 
     ``cache_dir``: folder for token files, which any number of processes may share.
     ``data_dir``: folder to which the names of the recipes ``text`` and ``files`` are relative.
-    ``over``: reading streamed data is to end with an error. ``tell``: progress of downloads.
+    ``tell``: progress of downloads.
     """
     recipe, length = run.data, run.data.sequence_length
     if isinstance(recipe, HfData):
-        return open_hub(run, recipe, peer_id, cache_dir=cache_dir, over=over)
+        opened = open_files(
+            run, hub_files(recipe), peer_id, cache_dir=cache_dir, data_dir=data_dir, tell=tell
+        )
+        return replace(opened, description=f"hf: {recipe.dataset}; {opened.description}")
     if isinstance(recipe, FilesData):
         return open_files(run, recipe, peer_id, cache_dir=cache_dir, data_dir=data_dir, tell=tell)
     if isinstance(recipe, PythonStdlibData):

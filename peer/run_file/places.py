@@ -17,6 +17,9 @@ TEXT_FORMATS = (".txt", ".jsonl", ".parquet")
 TOKEN_FORMATS = (".bin", ".npy")
 LIST_FORMAT = ".sha256"
 
+HUB_FILE = "hf://"
+"""Begins the name of a file of the hub, with its commit. No run file has one: its dataset does."""
+
 _PIN = "#sha256="
 _HEX_64 = re.compile(r"[0-9a-f]{64}")
 
@@ -36,6 +39,10 @@ class Place:
     @property
     def is_url(self) -> bool:
         return self.name.lower().startswith("https://")
+
+    @property
+    def is_on_hub(self) -> bool:
+        return self.name.startswith(HUB_FILE)
 
     @property
     def is_pattern(self) -> bool:

@@ -248,7 +248,7 @@ class _FormedData(_Data, frozen=True, kw_only=True):
 
 
 class HfData(_FormedData, frozen=True, kw_only=True, tag_field="recipe", tag="hf"):
-    """A dataset of the Hugging Face hub, streamed."""
+    """A dataset of the Hugging Face hub, of which the parts that are read are downloaded."""
 
     dataset: Annotated[
         str,

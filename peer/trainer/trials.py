@@ -33,9 +33,6 @@ TELL_EVERY_S = 1.0
 TELL_STEPS = 64
 """Steps of which the agent is told at once."""
 
-READ_WITHIN_S = 120.0
-"""Time to read another one's data: half of what the agent waits for the answer."""
-
 UNREADABLE = (ValueError, KeyError, IndexError, OverflowError)
 """Errors that a place in the data which does not exist raises."""
 
@@ -72,18 +69,12 @@ class Trials:
             self._read = {}
 
     def begin(self, asked: Try) -> None:
-        """Read what a trial needs, in a thread; one at a time.
-
-        Where another peer's place in its data lies far inside of a file that is streamed, reading
-        may take longer than ``READ_WITHIN_S``. Then the trial tells nothing.
-        """
+        """Read what a trial needs, in a thread; one at a time."""
         if self._reading is not None and not self._reading.done():
             self._send(Tried(number=asked.number))
             return
         self._asked = asked
-        work = partial(
-            self._feed.read_as, PeerId(asked.author), asked.reading, within_s=READ_WITHIN_S
-        )
+        work = partial(self._feed.read_as, PeerId(asked.author), asked.reading)
         self._reading = in_background(work, name="trial")
 
     def look(self, loss_of: LossOf | None) -> None:

@@ -7,23 +7,26 @@ its content alone. A damaged file is an error that names the file, the place in 
 
 from __future__ import annotations
 
+import io
 import json
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from peer.errors import DataUnavailable, one_line
-from peer.extras import needed
+from peer.extras import hub_errors, needed
 from peer.run_file.forms import Form
-from peer.run_file.places import TEXT_FORMATS, TOKEN_FORMATS
+from peer.run_file.places import HUB_FILE, TEXT_FORMATS, TOKEN_FORMATS
 
 PIECE_BYTES = 1 << 22
 PIECE_TOKENS = 1 << 20
@@ -44,6 +47,9 @@ BATCH_ROWS = 64
 
 LINE_MAX_BYTES = TEXT_MAX_BYTES - PIECE_BYTES
 
+RANGE_BYTES = 1 << 22
+"""A file of the hub is asked for at least so many bytes at a time."""
+
 BEGINNING_CHARACTERS = 1 << 20
 """Part of a text file that is read to see whether it is one."""
 
@@ -52,9 +58,10 @@ AGAIN = "copy, download or write it again"
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file on this machine. Plain values, for a worker process."""
+    """A file on this machine or on the hub. Plain values, for a worker process."""
 
     location: str
+    """A path, or ``hf://`` and the name of a file of the hub at a commit."""
     name: str
     """Name in the run file, for messages."""
     text_field: str = "text"
@@ -67,8 +74,25 @@ class DataFile:
         return (self.text_field,) if self.form is None else self.form.columns
 
     @property
+    def is_on_hub(self) -> bool:
+        return self.location.startswith(HUB_FILE)
+
+    @property
     def path(self) -> Path:
         return Path(self.location)
+
+    @property
+    def size_bytes(self) -> int:
+        if self.is_on_hub:
+            with _told_of(self.location):
+                return int(_hub().info(self.location)["size"])
+        return self.path.stat().st_size
+
+    def open(self) -> BinaryIO:
+        """The content. Of a file of the hub, the ranges that are read are downloaded."""
+        if self.is_on_hub:
+            return cast(BinaryIO, io.BufferedReader(_HubFile(self.location), RANGE_BYTES))
+        return self.path.open("rb")
 
     @property
     def suffix(self) -> str:
@@ -88,6 +112,48 @@ class Item:
     """True if a document ends here."""
 
 
+class Unreached(DataUnavailable):
+    """A part of a file of the hub did not come; it may when it is asked for again."""
+
+
+class _HubFile(io.RawIOBase):
+    """A file of the hub, of which the ranges that are read are downloaded."""
+
+    def __init__(self, location: str) -> None:
+        self._location = location
+        with _told_of(location):
+            # Without a cache: its reader has a buffer.
+            self._opened = _hub().open(location, "rb", cache_type="none")
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return int(self._opened.seek(offset, whence))
+
+    def readinto(self, buffer: Any) -> int:
+        with _told_of(self._location):
+            found = self._opened.read(len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
+
+
+@contextmanager
+def _told_of(location: str) -> Iterator[None]:
+    try:
+        yield
+    except hub_errors() as error:
+        raise Unreached("hf", f"{location}: {one_line(error)}") from error
+
+
+@cache
+def _hub() -> Any:
+    return needed("huggingface_hub", "a dataset of the hub").HfFileSystem()
+
+
 def piece_count(file: DataFile) -> int:
     """Number of pieces; 0 for a file without text. Raises ``DataUnavailable``."""
     if file.form is not None and file.suffix not in (".jsonl", ".parquet"):
@@ -99,7 +165,7 @@ def piece_count(file: DataFile) -> int:
     if file.suffix == ".parquet":
         return len(_row_groups(file, _parquet(file)))
     if file.suffix in TEXT_FORMATS:
-        return -(-file.path.stat().st_size // PIECE_BYTES)
+        return -(-file.size_bytes // PIECE_BYTES)
     known = ", ".join((*TEXT_FORMATS, *TOKEN_FORMATS))
     raise unusable(f"{file.name} has none of the formats {known}; name such files, or a folder")
 
@@ -202,8 +268,8 @@ def unreadable(error: OSError) -> DataUnavailable:
 
 
 def _txt_items(file: DataFile, piece: int) -> Iterator[Item]:
-    size = file.path.stat().st_size
-    with file.path.open("rb") as opened:
+    size = file.size_bytes
+    with file.open() as opened:
         stop = _character_start(opened, min(size, (piece + 1) * PIECE_BYTES))
         at = _character_start(opened, piece * PIECE_BYTES)
         while at < stop:
@@ -237,7 +303,7 @@ class _Refused(Exception):
 def _jsonl_items(file: DataFile, piece: int) -> Iterator[Item]:
     """The documents of the lines that begin in this piece."""
     start, stop = piece * PIECE_BYTES, (piece + 1) * PIECE_BYTES
-    with file.path.open("rb") as opened:
+    with file.open() as opened:
         if start:  # continue after the line that begins before this piece
             opened.seek(start - 1)
             _line(opened)
@@ -249,7 +315,7 @@ def _jsonl_items(file: DataFile, piece: int) -> Iterator[Item]:
                 try:
                     yield Item(_text_of(line, file), is_end=True)
                 except _Refused as refused:
-                    number = _newlines_before(file.path, at) + 1
+                    number = _newlines_before(file, at) + 1
                     raise unusable(f"{file.name}, line {number}: {refused}") from None
             at += len(line)
 
@@ -319,9 +385,9 @@ def text_of(values: Sequence[Any]) -> str:
     return msgspec.json.encode(values).decode()
 
 
-def _newlines_before(path: Path, at: int) -> int:
+def _newlines_before(file: DataFile, at: int) -> int:
     count = 0
-    with path.open("rb") as opened:
+    with file.open() as opened:
         while at and (part := opened.read(min(at, 1 << 20))):
             count += part.count(b"\n")
             at -= len(part)
@@ -333,7 +399,8 @@ def _parquet(file: DataFile) -> Any:
     import pyarrow.parquet
 
     try:
-        opened = pyarrow.parquet.ParquetFile(file.path)
+        read = _parquet_on_hub if file.is_on_hub else pyarrow.parquet.ParquetFile
+        opened = read(file.location)
     except (pyarrow.ArrowException, OSError) as error:
         raise unusable(
             f"{file.name} is no whole parquet file: {one_line(error)}; {AGAIN}"
@@ -358,6 +425,18 @@ def _parquet(file: DataFile) -> Any:
             f"{', '.join(names)[:300]}: set text_field in its [[data.sources]]"
         )
     return opened
+
+
+@lru_cache(maxsize=4)
+def _parquet_on_hub(location: str) -> Any:
+    """Kept open, as what a file says about itself at its end has as many bytes as a piece.
+
+    A large row group is read in parts: most of its pieces need some of it.
+    """
+    import pyarrow.parquet
+
+    reader = io.BufferedReader(_HubFile(location), RANGE_BYTES)
+    return pyarrow.parquet.ParquetFile(reader, buffer_size=RANGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,20 +14,22 @@ import queue
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-from peer.data.text.examples import example_tokens, sequences_of
+from dht.public_ip import is_public
+from peer.data.text.downloads import Host
+from peer.data.text.examples import sequences_of
 from peer.data.text.formats import (
     TEXT_MAX_BYTES,
     DataFile,
     Item,
+    Unreached,
     items,
     piece_count,
     too_much_text,
@@ -37,13 +39,20 @@ from peer.data.text.token_cache import TokenCache
 from peer.data.text.tokenizing import ByteTokenizer, Facts, FileTokenizer, Tokenizer, tokens_of
 from peer.errors import DataUnavailable, PeerError, one_line
 from peer.limited import ended_by_limit, limit_memory, limit_processor, refuse_network
-from peer.run_file.forms import Form
 
 MEMORY_MAX_BYTES = 4 << 30
 """A document of 16 MB takes half of it in a tokenizer of the hub."""
 
 PROCESSOR_MAX_S = 300
 """For one job: a slow machine tokenizes a piece of the largest size in some minutes."""
+
+_REACHES_NOBODY, _REACHES_PUBLIC_HOSTS, _REACHES_ANY_HOST = "nobody", "public-hosts", "any-host"
+_ALLOWED: dict[str, Callable[[str], bool] | None] = {
+    _REACHES_NOBODY: None,
+    _REACHES_PUBLIC_HOSTS: is_public,
+    _REACHES_ANY_HOST: lambda address: True,
+}
+"""The addresses that a process may connect to; ``None``: none, and no name is looked up."""
 
 IDLE_S = 60.0
 NICENESS = 10
@@ -65,16 +74,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     cache: str = ""
     key: str | None = None
     """Name of the entry in the cache; ``None``: the text is read and nothing is made of it."""
-    texts: tuple[str, ...] = ()
-    """Texts that are here already, whose tokens are the answer."""
-    form: Form | None = None
-    """The form of ``texts`` that are examples."""
+    counts: bool = False
+    """Only the pieces of the first file are counted."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
+    unreached: bool = False
+    """The problem is one of the way to the hub."""
     tokenizer: Facts | None = None
-    tokens: tuple[bytes, ...] = ()
+    pieces: int = 0
 
 
 def carry_out(job: Job) -> Facts:
@@ -97,16 +106,6 @@ def carry_out(job: Job) -> Facts:
         raise unreadable(error) from error
     _cache(job.cache).write(job.key, tokens.train, tokens.held_out)
     return tokenizer.facts
-
-
-def encoded(job: Job) -> list[NDArray[np.int64]]:
-    """The tokens of each text of a job, with the end of a document."""
-    tokenizer = _tokenizer_of(job)
-    if job.form is not None:
-        found = [example_tokens(job.form, text, tokenizer) for text in job.texts]
-        return [tokens.astype(np.int64) for tokens in found]
-    end = np.array([tokenizer.end], np.int64)
-    return [np.concatenate([tokens, end]) for tokens in tokenizer.encode(job.texts)]
 
 
 def _tokenizer_of(job: Job) -> Tokenizer:
@@ -135,6 +134,12 @@ def _cache(folder: str) -> TokenCache:
     return TokenCache(Path(folder))
 
 
+def _reach_of(hub: Host) -> str:
+    """A user's own hub, and a proxy, may have any address; a hub leads to public ones only."""
+    own = hub.is_chosen or bool(urllib.request.getproxies())
+    return _REACHES_ANY_HOST if own else _REACHES_PUBLIC_HOSTS
+
+
 def _usual_count() -> int:
     """Half of the cores for workers, shared by the processes that are one learner."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -146,14 +151,14 @@ def _usual_count() -> int:
 class Workers:
     """A number of worker processes, each started when it is needed. For use by threads.
 
-    ``parallel``: each encodes several texts at once.
+    ``hub``: they read files of the hub, which they reach as the user of this machine does.
     """
 
-    def __init__(self, count: int | None = None, *, parallel: bool = False) -> None:
+    def __init__(self, count: int | None = None, *, hub: Host | None = None) -> None:
         self.count = count or _usual_count()
         self._idle: queue.Queue[_Worker] = queue.LifoQueue()  # so that few run when few suffice
         for _ in range(self.count):
-            self._idle.put(_Worker(parallel))
+            self._idle.put(_Worker(_REACHES_NOBODY if hub is None else _reach_of(hub)))
 
     def do(self, job: Job) -> Facts:
         """Carry a job out as soon as a worker is free. Raises ``DataUnavailable``."""
@@ -161,9 +166,14 @@ class Workers:
         assert facts is not None  # of an answer without a problem
         return facts
 
-    def encode(self, job: Job) -> list[NDArray[np.int64]]:
-        """The tokens of each text of a job. Raises ``DataUnavailable``."""
-        return [np.frombuffer(tokens, np.int64) for tokens in self._ask(job).tokens]
+    def pieces_of(self, file: DataFile) -> int:
+        """Number of pieces of a file. Raises ``DataUnavailable``.
+
+        A file that says itself what is in it, or that is elsewhere, is opened by a process alone.
+        """
+        if file.suffix == ".parquet" or file.is_on_hub:
+            return self._ask(Job(files=(file,), counts=True)).pieces
+        return counted(file)
 
     def _ask(self, job: Job) -> Answer:
         worker = self._idle.get()
@@ -172,7 +182,8 @@ class Workers:
         finally:
             self._idle.put(worker)
         if answer.problem is not None:
-            raise DataUnavailable("files", answer.problem)
+            kind = Unreached if answer.unreached else DataUnavailable
+            raise kind("files", answer.problem)
         return answer
 
     def close(self) -> None:
@@ -190,8 +201,8 @@ class Workers:
 
 
 class _Worker:
-    def __init__(self, parallel: bool) -> None:
-        self._parallel = parallel
+    def __init__(self, reaches: str) -> None:
+        self._reaches = reaches
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, job: Job) -> Answer:
@@ -228,14 +239,14 @@ class _Worker:
             package = str(Path(__file__).resolve().parents[2])
             path = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "peer.data.text.workers"],
+                [sys.executable, "-P", "-m", "peer.data.text.workers", self._reaches],
                 env={
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(path),
                     "CUDA_VISIBLE_DEVICES": "",
                     "OMP_NUM_THREADS": "1",
                     # Of several processes, these are the parallel part.
-                    "TOKENIZERS_PARALLELISM": str(self._parallel).lower(),
+                    "TOKENIZERS_PARALLELISM": "false",
                     # Others reserve memory ahead of its use, which counts for the limit.
                     "ARROW_DEFAULT_MEMORY_POOL": "system",
                 },
@@ -256,14 +267,26 @@ class _Worker:
         return process.wait()
 
 
+def counted(file: DataFile) -> int:
+    """Number of pieces of a file. Raises ``DataUnavailable``."""
+    try:
+        return piece_count(file)
+    except OSError as error:
+        raise unreadable(error) from error
+
+
+def _done(job: Job) -> Answer:
+    if job.counts:
+        return Answer(pieces=counted(job.files[0]))
+    return Answer(tokenizer=carry_out(job))
+
+
 def _answer(line: bytes) -> Answer:
     try:
         job = msgspec.json.decode(line, type=Job)
-        if job.texts:
-            return Answer(tokens=tuple(tokens.tobytes() for tokens in encoded(job)))
-        return Answer(tokenizer=carry_out(job))
+        return _done(job)
     except DataUnavailable as error:
-        return Answer(problem=error.reason)
+        return Answer(problem=error.reason, unreached=isinstance(error, Unreached))
     except PeerError as error:
         return Answer(problem=str(error))
     except BaseException as error:  # a panic of Rust is no Exception
@@ -272,7 +295,7 @@ def _answer(line: bytes) -> Answer:
 
 def main() -> int:
     os.nice(NICENESS)
-    refuse_network()
+    refuse_network(_ALLOWED[sys.argv[1]])
     limit_memory(MEMORY_MAX_BYTES)
     jobs, answers = sys.stdin.buffer, sys.stdout.buffer
     # One line at a time is under way, so that none waits in the buffer when ``select`` looks.

@@ -16,8 +16,9 @@ import pytest
 from dht.identity import PeerId
 from peer.data.batches.sequences import Data
 from peer.data.files import open_files
+from peer.data.text.formats import DataFile
 from peer.data.text.tokenizing import Facts
-from peer.data.text.workers import Job, Workers, carry_out
+from peer.data.text.workers import Job, Workers, carry_out, counted
 from peer.run_file.sections import Evaluation, FilesData, FileSource, RunFile
 
 ANNA = PeerId("anna")
@@ -67,6 +68,9 @@ class InThisProcess(Workers):
     def do(self, job: Job) -> Facts:
         return carry_out(job)
 
+    def pieces_of(self, file: DataFile) -> int:
+        return counted(file)
+
 
 def limit_workers(
     monkeypatch: pytest.MonkeyPatch, limit: str, value: int
@@ -77,8 +81,8 @@ def limit_workers(
     popen = subprocess.Popen
 
     def limited(command: list[str], **options: Any) -> Any:
-        assert command[1:] == ["-P", "-m", "peer.data.text.workers"]
-        started.append(popen([sys.executable, "-c", program], **options))
+        assert command[1:4] == ["-P", "-m", "peer.data.text.workers"]
+        started.append(popen([sys.executable, "-c", program, *command[4:]], **options))
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", limited)

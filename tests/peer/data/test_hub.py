@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 import json
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -10,27 +12,20 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
 import pytest
 
 from dht.identity import PeerId
 from peer.data.base_models import BaseUnavailable
 from peer.data.batches.sequences import Data
-from peer.data.hub import (
-    Streamed,
-    _in_worker,
-    check_files,
-    checked_commit,
-    commit_of,
-    hub_tokenizer_file,
-)
+from peer.data.hub import check_files, checked_commit, commit_of, hub_tokenizer_file
 from peer.data.published import published
 from peer.data.sources import open_data
 from peer.errors import DataUnavailable, ExtraMissing
 from peer.publishing.hub import NotPushed, push
-from peer.run_file.sections import (
-    HfData,
-    RunFile,
-)
+from peer.run_file.sections import Evaluation, HfData, RunFile
+from tests.peer.data.file_corpus import limit_workers
+from tests.peer.data.hub_datasets import COMMIT, Hub, hub_server
 
 ANNA = PeerId("anna")
 
@@ -74,29 +69,6 @@ def test_a_hub_that_cannot_be_reached_is_told_in_one_line(tmp_path: Path) -> Non
         )
 
 
-@pytest.mark.usefixtures("no_hub")
-def test_documents_that_cannot_be_read_any_more_are_an_error_of_the_data() -> None:
-    import huggingface_hub
-
-    class EndsEarly:
-        num_shards = 1
-
-        def shard(self, num_shards: int, index: int) -> EndsEarly:
-            return self
-
-        def skip(self, n: int) -> EndsEarly:
-            return self
-
-        def __iter__(self) -> Iterator[Mapping[str, Any]]:
-            yield {"text": "a"}
-            huggingface_hub.HfApi().dataset_info("a/b")
-
-    rows = iter(Streamed(EndsEarly()).shard(1, 0))
-    assert next(rows) == {"text": "a"}
-    with pytest.raises(DataUnavailable, match="refused"):
-        next(rows)
-
-
 @pytest.mark.parametrize("name", ["dataset", "tokenizer"])
 def test_a_name_of_the_hub_is_never_taken_for_a_folder_of_the_user(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -114,23 +86,18 @@ def test_a_name_of_the_hub_is_never_taken_for_a_folder_of_the_user(
         )
 
 
-DATASET = "datasets.packaged_modules.{0}.{0}"
-
-
 def test_a_dataset_is_read_from_its_own_files_only() -> None:
     own = "hf://datasets/a/b@c0ffee/"
-    check_files("a/b", DATASET.format("parquet"), {"train": [own + "x.parquet"], "test": []})
+    check_files("a/b", [own + "x.parquet", own + "data/y.jsonl"])
     for file in (
         "/home/anna/.ssh/id_ed25519",
         "http://192.168.0.1/status.json",
-        "hf://datasets/a/bc@c0ffee/x.json",
+        "hf://datasets/a/bc@c0ffee/x.jsonl",
         "zip://x.json::/home/anna/mine.zip",
-        own + "../../../x.json",
+        own + "../../../x.jsonl",
     ):
         with pytest.raises(DataUnavailable, match="refers to a file outside of it"):
-            check_files("a/b", DATASET.format("json"), {"train": [own + "y.json"], "test": [file]})
-    with pytest.raises(DataUnavailable, match="has the format 'webdataset'"):
-        check_files("a/b", DATASET.format("webdataset"), {"train": [own + "x.tar"]})
+            check_files("a/b", [own + "y.jsonl", file])
 
 
 @pytest.mark.parametrize("named", ["README.md", ".huggingface.yaml"])
@@ -175,36 +142,6 @@ def test_a_dataset_that_refers_to_outside_files_is_refused_before_they_are_opene
         checked_commit("a/b", "main")
 
 
-def test_the_real_datasets_package_says_which_files_it_would_read(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets", reason="the extra 'hf' is not installed")
-    diary = tmp_path / "diary.txt"
-    diary.write_text("mine")
-    builder = datasets.load_dataset_builder("text", data_files=[str(diary)])
-    with pytest.raises(DataUnavailable, match=r"a/b refers to a file .*diary.txt"):
-        check_files("a/b", type(builder).__module__, builder.config.data_files)
-
-
-@pytest.fixture
-def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HfData:
-    """A recipe whose tokenizer has come from the hub."""
-    tokenizers = pytest.importorskip("tokenizers", reason="the extra 'hf' is not installed")
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<e>": 0, "a": 1, "b": 2}, "<e>"))
-    made.save(str(tmp_path / "words.json"))
-    found = (tmp_path / "words.json", "<e>")
-    monkeypatch.setattr("peer.data.hub.hub_tokenizer_file", lambda *named: found)
-    return HfData(dataset="a/b", tokenizer="a/words")
-
-
-def test_texts_of_the_hub_are_encoded_in_a_process_of_their_own(
-    words: HfData, tmp_path: Path
-) -> None:
-    tokenize, facts = _in_worker(words, tmp_path, vocabulary=3)
-    assert [tokens.tolist() for tokens in tokenize(["a", "ab", "b"])] == [[1, 0], [0, 0], [2, 0]]
-    assert (facts.end, facts.vocabulary) == (0, 3)
-    with pytest.raises(DataUnavailable, match="has 3 tokens, the model has 2"):
-        _in_worker(words, tmp_path, vocabulary=2)
-
-
 def test_a_tokenizer_of_the_hub_is_looked_at_before_a_package_loads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,97 +179,131 @@ def network() -> Iterator[str]:
         thread.join()
 
 
-def opened_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, features: Any, **columns: Any
-) -> Data:
-    """A dataset whose author has written these types of columns into its file, opened."""
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub of this machine's user, for this process and those that it starts."""
+    package = pytest.importorskip("huggingface_hub", reason="the extra 'hf' is not installed")
+    datasets = pytest.importorskip("datasets", reason="the extra 'hf' is not installed")
+    with hub_server() as served:
+        monkeypatch.setenv("HF_ENDPOINT", served.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.setattr(package.constants, "ENDPOINT", served.url)
+        monkeypatch.setattr(package.constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
+        template = served.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(package.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", served.url)
+        package.HfFileSystem.clear_instance_cache()
+        yield served
+        package.HfFileSystem.clear_instance_cache()
+
+
+DOCUMENTS = [f"{number} is a number. " * 30 for number in range(100)]
+
+
+def parquet(columns: Mapping[str, Any], **how: Any) -> bytes:
     pyarrow = pytest.importorskip("pyarrow", reason="the extra 'hf' is not installed")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    datasets = pytest.importorskip("datasets")
-    declared = json.dumps({"info": {"features": features}}).encode()
-    # Types that do not suit the declared ones would be taken instead of them.
-    image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
-    types: dict[str | None, Any] = {
-        **{"Image": image, "Audio": image, "Video": image, "Pdf": image, "Value": None},
-        "List": pyarrow.list_(image),
-        None: pyarrow.struct([("name", pyarrow.string()), ("photo", image)]),
-    }
-    arrays = {
-        name: pyarrow.array(column, types[features[name].get("_type")])
-        for name, column in columns.items()
-    }
-    table = pyarrow.table(arrays).replace_schema_metadata({b"huggingface": declared})
-    parquet.write_table(table, tmp_path / "x.parquet")
-    builder = datasets.load_dataset_builder(
-        "parquet", data_files=str(tmp_path / "x.parquet"), cache_dir=str(tmp_path / "cache")
-    )
-    # From here on as if it had come from the hub.
-    builder.config.data_files = {"train": ["hf://datasets/a/b@c0ffee/x.parquet"]}
-    monkeypatch.setattr("peer.data.hub.checked_commit", lambda *named: "c0ffee")
-    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *named, **more: builder)
-    streaming = builder.as_streaming_dataset
+    written = io.BytesIO()
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(columns), written, **how)
+    return written.getvalue()
 
-    def streamed(split: str) -> Any:
-        builder.config.data_files = {"train": [str(tmp_path / "x.parquet")]}
-        return streaming(split=split)
 
-    monkeypatch.setattr(builder, "as_streaming_dataset", streamed)
+def opened(tmp_path: Path, peer: PeerId = ANNA, **recipe: Any) -> Data:
+    data = HfData(dataset="a/b", revision=COMMIT, held_out=0.2, sequence_length=32, **recipe)
     return open_data(
-        RunFile(data=HfData(dataset="a/b", held_out=0.2, sequence_length=32)),
-        peer_id=ANNA,
-        cache_dir=tmp_path / "tokens",
+        RunFile(data=data, evaluation=Evaluation(sequences=8)),
+        peer_id=peer,
+        cache_dir=tmp_path / str(peer),
         data_dir=tmp_path,
     )
 
 
-TEXT = {"dtype": "string", "_type": "Value"}
-DOCUMENTS = [f"{number} is a number. " * 30 for number in range(100)]
+def test_a_dataset_of_the_hub_is_read_by_ranges_as_other_files_are(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("peer.data.pieces.time", SimpleNamespace(sleep=pauses.append))
+    noise = np.random.default_rng(1).bytes(3 << 20).hex()  # cannot be compressed by much
+    texts = [noise[at : at + 4096] for at in range(0, len(noise), 4096)]
+    image = {"bytes": None, "path": "http://127.0.0.1:1/reboot"}
+    hub.files["a/b"] = {
+        "README.md": b"",
+        "data/train-0.parquet": parquet({"text": texts, "photo": [image] * len(texts)}),
+        "data/train-1.parquet": parquet({"text": texts[::-1], "photo": [None] * len(texts)}),
+        "data/test-0.parquet": parquet({"text": ["x"], "photo": [None]}),
+    }
+    hub.refuses = 2
+    data = opened(tmp_path)
+    assert pauses == [1.0, 4.0]
+    assert "hf: a/b" in data.description
+    assert "2 files" in data.description
+    first, state = data.train.next(4), data.train.state()
+    following = data.train.next(2000)
+    assert first.shape == (4, 33)
+    assert (following < 256).all()
+    whole = len(hub.files["a/b"]["data/train-0.parquet"])
+    ranges = [asked.split("bytes=")[1].split("-") for asked in hub.asked if "bytes=" in asked]
+    assert all(int(stop) - int(start) < whole for start, stop in ranges)
+    again = opened(tmp_path)
+    again.train.restore(state)
+    assert (again.train.next(2000) == following).all()
+    other = opened(tmp_path, PeerId("bert"))
+    assert (other.held_out == data.held_out).all()
+    assert (other.train.next(4) != first).any()
+
+
+def test_examples_of_the_hub_are_whole_and_text_in_lines_is_read(hub: Hub, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}+1", "completion": str(n + 1)} for n in range(400)]
+    lines = "\n".join(map(json.dumps, rows)).encode()
+    hub.files["a/b"] = {"train.jsonl": lines}
+    data = opened(tmp_path, form="completion")
+    assert data.train.next(4).shape == (4, 33)
+    assert (data.train.next(4) < 0).any()  # prompts are not predicted
 
 
 @pytest.mark.parametrize(
-    "nested",
+    ("files", "recipe", "told"),
     [
-        lambda image: image,
-        lambda image: {"_type": "List", "feature": image},
-        lambda image: {"name": TEXT, "photo": image},
+        ({"train.jsonl": b"{}"}, {"split": "dev"}, "no split 'dev'; it has train: set data.split"),
+        ({"train.csv": b"text\na\n"}, {}, r"the file 'train.csv'; .*branch refs/convert/parquet"),
+        ({"train.jsonl": b'{"body": "a"}\n'}, {}, r"no text in the field 'text', .* fields body"),
+        ({}, {}, "a/b: .* doesn't contain any data files"),
     ],
-    ids=["image", "list", "struct"],
+    ids=["split", "format", "column", "empty"],
 )
-def test_images_beside_the_text_of_a_dataset_are_not_fetched(
-    nested: Any, network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_dataset_that_cannot_be_read_says_why(
+    files: dict[str, bytes], recipe: dict[str, Any], told: str, hub: Hub, tmp_path: Path
 ) -> None:
-    """They had a joiner's machine send requests to any address of its own network."""
-    pytest.importorskip("PIL", reason="Pillow, which decodes images, is not installed")
-    image = {"bytes": None, "path": network}
-    declared = nested({"_type": "Image"})
-    value: Any = image
-    if "photo" in declared:
-        value = {"name": "a", "photo": image}
-    elif declared["_type"] == "List":
-        value = [image]
-    data = opened_with(
-        tmp_path,
-        monkeypatch,
-        {"text": TEXT, "extra": declared},
-        text=DOCUMENTS,
-        extra=[value] * len(DOCUMENTS),
+    hub.files["a/b"] = files
+    with pytest.raises(DataUnavailable, match=told):
+        opened(tmp_path, **recipe)
+
+
+def test_a_file_of_the_hub_that_unfolds_ends_its_own_process_only(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="the extra 'hf' is not installed")
+    limit_workers(monkeypatch, "MEMORY_MAX_BYTES", 256 << 20)
+    repeated = pyarrow.DictionaryArray.from_arrays(
+        pyarrow.array([0] * 1000, pyarrow.int32()), pyarrow.array(["ab " * 6_000_000])
     )
-    assert data.train.next(4).shape == (4, 33)
+    hub.files["a/b"] = {"train.parquet": parquet({"text": repeated}, store_schema=False)}
+    with pytest.raises(DataUnavailable, match=r"far more than the file says|too much memory"):
+        opened(tmp_path)
+
+
+def test_what_a_hub_redirects_to_is_public(network: str) -> None:
+    """A process that reads the hub's files connects to no address of the joiner's network."""
+    program = (
+        "import socket, sys, urllib.request\n"
+        "from dht.public_ip import is_public\n"
+        "from peer.limited import refuse_network\n"
+        "refuse_network(is_public)\n"
+        "socket.getaddrinfo('localhost', 80)\n"
+        "try:\n    urllib.request.urlopen(sys.argv[1])\n"
+        "except OSError as error:\n    print(error)\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program, network], capture_output=True, text=True, check=False
+    )
+    assert "nothing is fetched" in said.stdout, said.stderr
     assert LocalNetwork.asked == []
-
-
-@pytest.mark.parametrize("kind", ["Image", "Audio", "Video", "Pdf"])
-def test_a_column_of_no_text_is_refused_before_its_first_row(
-    kind: str, network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [{"bytes": None, "path": network}] * 10
-    with pytest.raises(DataUnavailable, match=f"the column 'text' is no text, but {kind}"):
-        opened_with(tmp_path, monkeypatch, {"text": {"_type": kind}}, text=rows)
-    assert LocalNetwork.asked == []
-
-
-def test_a_dataset_without_the_column_says_which_ones_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(DataUnavailable, match="no column 'text'; the columns are body: set data"):
-        opened_with(tmp_path, monkeypatch, {"body": TEXT}, body=DOCUMENTS)

@@ -14,13 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from dht.identity import PeerId
-from peer.data.batches.order import Order
-from peer.data.documents import DocumentStream, held_out_documents
 from peer.data.sources import open_data
 from peer.data.text.examples import example_tokens, packed
 from peer.data.text.formats import text_of
 from peer.data.text.tokenizing import ByteTokenizer, FileTokenizer
-from peer.data.text.workers import Job, encoded
 from peer.errors import DataUnavailable, RunFileError
 from peer.model.recipes import build_model, build_optimizer, held_out_loss, next_token_loss
 from peer.model.recipes.chunked_loss import loss_in_chunks
@@ -255,67 +252,6 @@ def test_micro_batches_have_the_gradient_of_the_whole_batch(tmp_path: Path, lean
     assert first is not None and bool(first.isfinite())
     model = build_model(run)
     torch.testing.assert_close(loss_in_chunks(model, batch), next_token_loss(model, batch))
-
-
-class Rows:
-    """A dataset of the hub in one file."""
-
-    num_shards = 1
-
-    def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
-        self._rows = rows
-
-    def shard(self, num_shards: int, index: int) -> Rows:
-        return self
-
-    def skip(self, n: int) -> Rows:
-        return Rows(self._rows[n:])
-
-    def __iter__(self) -> Any:
-        return iter(self._rows)
-
-
-def test_a_dataset_of_the_hub_fills_sequences_with_whole_examples_and_resumes() -> None:
-    from peer.data.hub import _example_of
-
-    form = form_of("completion", None, None)
-
-    def tokenize(texts: Sequence[str]) -> list[np.ndarray[Any, Any]]:
-        return encoded(Job(texts=tuple(texts), form=form))
-
-    def stream() -> DocumentStream:
-        return DocumentStream(
-            Rows(ROWS),
-            tokenize,
-            files=Order(Rows(ROWS).num_shards, run_id=RunFile().run_id, peer_id=ANNA),
-            text_of=lambda row: _example_of(form, row),
-            held_out=0.2,
-            sequence_length=32,
-            fill=0,
-        )
-
-    mine = stream()
-    first = mine.next(10)
-    state = mine.state()
-    following = mine.next(10)
-    again = stream()
-    again.restore(state)
-    assert np.array_equal(again.next(10), following)
-    for row in first:
-        assert spoken(row)[0].isdigit()  # a sequence begins with a prompt
-        assert row.shape == (33,)
-    held = held_out_documents(
-        Rows(ROWS),
-        tokenize,
-        text_of=lambda row: _example_of(form, row),
-        held_out=0.2,
-        sequences=4,
-        sequence_length=32,
-        fill=0,
-    )
-    assert held.shape == (4, 33)
-    with pytest.raises(DataUnavailable, match=r"no column 'prompt'; the columns are q: set"):
-        _example_of(form, {"q": "a"})
 
 
 def test_messages_to_a_model_have_the_form_of_its_training() -> None:
