@@ -52,12 +52,12 @@ gpu-figures: setup
 	-$(BIN)/python -m tests.benchmark.first_step --sequence 1024
 	-$(BIN)/python -m tests.benchmark.device_steps --size 1B --device cuda --dtype bfloat16 --turns 1 --steps 48
 	-$(BIN)/shoal run new --size 124m > $(VENV)/muon.toml
-	-$(BIN)/shoal bench training $(VENV)/muon.toml --loops shoal --turns 1 --time 8s
-	-$(BIN)/shoal bench training --size 1b --loops shoal --turns 1 --time 5s
-	-$(BIN)/shoal bench training --size 124m --turns 1 --time 8s
+	-$(BIN)/python -m tests.benchmark.training $(VENV)/muon.toml --loops shoal --turns 1 --time 8s
+	-$(BIN)/python -m tests.benchmark.training --size 1b --loops shoal --turns 1 --time 5s
+	-$(BIN)/python -m tests.benchmark.training --size 124m --turns 1 --time 8s
 	-$(BIN)/python -m tests.benchmark.device_steps --size 124M --device cuda --turns 2 --steps 48
 	-$(BIN)/python -m tests.benchmark.device_steps --size 124M --device cuda --dtype bfloat16 --turns 2 --steps 48
-	-$(BIN)/shoal bench training --size 124m --turns 3
+	-$(BIN)/python -m tests.benchmark.training --size 124m --turns 3
 
 bench: setup
 	$(BIN)/pytest -m bench --timeout 0 -s
@@ -67,7 +67,7 @@ demo: setup
 
 # As root. Ten million parameters on lines a third as fast stand for 30 million on 50 to 5000 Mbit/s.
 grid: setup
-	$(BIN)/shoal bench regions examples/regions/run.toml --mbit 17,67,333,1667 --cycle 8,32,128 --step 0.4s --time 100s
+	$(BIN)/python -m tests.benchmark.regions examples/regions/run.toml --mbit 17,67,333,1667 --cycle 8,32,128 --step 0.4s --time 100s
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -7,10 +7,11 @@
   has a peer's files, ``credit`` counts who contributed what.
 - ``events`` are told in words; ``views``, ``run_page`` and ``publishing`` show them and the model.
 - ``cli`` is the ``shoal`` command, with ``doctor``, ``hosting``, ``simulate`` (a swarm in
-  virtual time) and ``lab`` (chaos, benchmarks).
+  virtual time) and ``demo``.
 - ``status``, ``description``, ``attestable``: calls that peers answer to anybody. ``errors``: all
-  expected failures. ``results``: tables and plots. ``quantities``, ``signals``, ``descriptors``,
-  ``extras``, ``https``, ``event_loop``, ``limited``: small parts that several rooms use.
+  expected failures. ``results``: tables and plots. ``quantities``, ``signals``, ``processes``,
+  ``descriptors``, ``extras``, ``https``, ``event_loop``, ``limited``: small parts that several
+  rooms use.
 
 Start reading at ``trainer.session`` (a training loop) or ``agent.agent`` (its agent).
 

@@ -69,18 +69,11 @@ ORDER = (
     "peer.agent",
     "peer.hosting",
     "peer.doctor",
-    "peer.lab",
     "peer.simulate",
     "peer.simulate.problems",
     "peer.simulate.swarm",
     "peer.simulate.paper",
-    "peer.lab.network",
-    "peer.lab.bench",
-    "peer.lab.demo",
-    "peer.lab.regions",
-    "peer.lab.chaos.judging",
-    "peer.lab.chaos.attackers",
-    "peer.lab.chaos",
+    "peer.demo",
     "peer.cli",
 )
 """Every room. A room may import itself and the rooms before it in this list."""
@@ -133,7 +126,6 @@ PURE = {
     "peer.rules": {"peer", "peer.run_file", "dht", "dht.membership"},
     "peer.credit": {"peer", "averaging", "averaging.history", "dht"},
     "peer.events": {"peer"},
-    "peer.lab.chaos.judging": {"peer.rules"},
 }
 """Rooms that only decide, and the other rooms that each may import."""
 
@@ -162,8 +154,6 @@ STARTS_A_LOOP = {
     "peer.event_loop",
     "peer.hosting.bootstrap",
     "peer.joining.fetch",
-    "peer.lab.bench.comparison",
-    "peer.lab.bench.shoal_averager",
 }
 
 
@@ -387,8 +377,8 @@ def private_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def hivemind_elsewhere(modules: Modules) -> list[str]:
-    """hivemind enters ``dht`` through one module; the benchmark's rival may import it too."""
-    allowed = {"dht.libp2p.hivemind_patches", "peer.lab.bench.hivemind_averager"}
+    """hivemind enters through one module."""
+    allowed = {"dht.libp2p.hivemind_patches"}
     return [
         f"{module.name}:{each.line} imports {each.module}"
         for module in modules.values()

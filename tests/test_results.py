@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from peer import cli
+from tests.command_line import command_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -39,6 +41,7 @@ def test_a_command_can_be_given(line: str) -> None:
         ("pytest tests/test_layers.py -k a_test_of_another_file", "no test"),
         ("python -m tests.benchmark.gone", "is not there"),
         ("python -m tests.benchmark.audit_cost --member 3", "--member"),
+        ("python -m tests.benchmark.averaging --member 3", "No such option"),
     ],
 )
 def test_a_command_that_cannot_be_given_is_found(line: str, fault: str) -> None:
@@ -59,6 +62,10 @@ def fault_of_options(words: list[str]) -> str | None:
         if name not in children:
             return f"no command {name!r}"
         command = children[name]
+    return fault_of_arguments(command, words)
+
+
+def fault_of_arguments(command: Any, words: list[str]) -> str | None:
     if not words:  # named alone, its arguments left out
         return None
     try:
@@ -87,5 +94,8 @@ def fault_of_module(name: str, *words: str) -> str | None:
     if not path.exists():
         return f"{path} is not there"
     source = path.read_text(encoding="utf-8")
+    if "run_program(main)" in source:
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        return fault_of_arguments(command_of(import_module(module).main), [*words])
     unknown = [word for word in words if word.startswith("--") and f'"{word}"' not in source]
     return f"{name} has no {', '.join(unknown)}" if unknown else None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import shutil
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,3 +159,22 @@ def _quantity(text: str, units: dict[str, float], example: str) -> float:
     if unit is None or not 0.0 < value * unit < math.inf:
         raise typer.BadParameter(f"{text!r} is not {example}")
     return value * unit
+
+
+def trial_folder(chosen: Path | None, command: str) -> Path:
+    """The folder that was chosen for logs, if it is empty or absent, or a new one.
+
+    A swarm of an earlier trial, or somebody's ``run.toml``, would be in the way of this one.
+    """
+    folder = (chosen or Path(tempfile.mkdtemp(prefix=f"shoal-{command}-"))).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    if (other := next(folder.iterdir(), None)) is not None:
+        raise typer.BadParameter(
+            f"--directory: {folder} is not empty, {other.name!r} is in it; pass a new folder"
+        )
+    return folder
+
+
+def course(*, as_json: bool) -> Callable[[str], None]:
+    """Prints the course of a trial: with ``--json`` on stderr, as stdout has JSON alone."""
+    return partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)

@@ -274,8 +274,8 @@ def simulate_swarm(
 def _follow_sizes(
     todo: Sequence[Cell], sizes: str, over: str, *, politely: bool, as_json: bool
 ) -> None:
-    from peer.lab.sizes import parse
     from peer.simulate.membership_cost import membership_cost
+    from peer.simulate.sizes import parse
     from peer.simulate.swarm import resizing
 
     with usage_errors():

@@ -14,7 +14,7 @@ TITLES = (
         "For `run.on` and `--json`, not in the event log: the agent, which writes it, is not there "
         "yet when most of them happen, or no longer, as for `compiler_awaited`.",
     ),
-    (Audience.LAB, "Experiments", "Records that `shoal simulate` and `shoal chaos` write."),
+    (Audience.LAB, "Experiments", "Records that `shoal simulate` writes."),
 )
 
 AUDIENCES = {
@@ -32,7 +32,7 @@ AUDIENCES = {
     ),
     Audience.TROUBLE: ("explain summary", "counted in the summary of `shoal explain`"),
     Audience.METRICS: ("metrics", "figures and curves of the page are taken from it"),
-    Audience.LAB: ("lab", "a record of `shoal simulate` or `shoal chaos`"),
+    Audience.LAB: ("lab", "a record of `shoal simulate`"),
 }
 
 

@@ -46,7 +46,7 @@ class Audience(Flag):
     METRICS = auto()
     """Figures and curves of the page are taken from it."""
     LAB = auto()
-    """Records of ``shoal simulate`` and ``shoal chaos``."""
+    """Records of ``shoal simulate``."""
 
 
 COURSE = Audience.LOG | Audience.ROUND
@@ -711,7 +711,6 @@ _LAB = _rows(
         "partition": ("peers, lasts_s, time_s", "{peers} peers were cut off from the others"),
         "heal": ("time_s", "the partition ended"),
         "join": ("peers, lasts_s, time_s", "{peers} peers joined"),
-        "did": ("", "actions of a hostile process, by count"),
     },
 )
 

@@ -18,7 +18,7 @@ from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
 from dht.presence.settings import PresenceSettings, Profile
-from peer.lab.sizes import Sizes
+from peer.simulate.sizes import Sizes
 
 RUN = RunId("c0" * 32)
 SETTINGS = PresenceSettings()

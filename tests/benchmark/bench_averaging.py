@@ -1,7 +1,7 @@
 """Speed of a round compared with hivemind and gloo: the project's targets, measured in one run.
 
 Run by ``pytest -m bench tests/benchmark/bench_averaging.py -s`` on an otherwise idle machine;
-``shoal bench averaging`` prints the same table. Ratios, not seconds, are compared.
+``python -m tests.benchmark.averaging`` prints the same table. Ratios, not seconds, are compared.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from peer.lab.bench.comparison import AveragingBench, run_averaging_bench, table
+from tests.benchmark.averaging import AveragingBench, run_averaging_bench, table
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(900)]
 

@@ -1,7 +1,7 @@
 """Measures what hostile requests cost a bootstrap peer.
 
 ``python -m tests.benchmark.hostile_costs [REQUESTS]`` makes requests of the kinds in
-``peer.lab.chaos.attackers.hostile_requests``, hands them to a bootstrap peer in this process as its
+``tests.chaos.attackers.hostile_requests``, hands them to a bootstrap peer in this process as its
 libp2p daemon would, and prints the processor time by kind in milliseconds. The daemon's own work
 and the limits of each peer are left out.
 """
@@ -25,7 +25,7 @@ from dht.identity import Identity, PeerId
 from dht.libp2p.hivemind_patches import PeerID, p2pd_pb2
 from dht.membership.call_budget import CallRate
 from peer.hosting.bootstrap import BootstrapSettings, open_bootstrap
-from peer.lab.chaos.attackers.hostile_requests import KINDS, Attacker
+from tests.chaos.attackers.hostile_requests import KINDS, Attacker
 
 REQUESTS = 6000
 IDENTITIES = 6

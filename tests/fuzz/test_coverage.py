@@ -98,6 +98,7 @@ NOT_FROM_STRANGERS: dict[str, str] = {
     "peer/model/use/adapted.py": "an adapter that this peer's user names",
     "peer/model/use/tasks.py": "an export that this program has written",
     "peer/model/weights.py": "weights that this peer's user names",
+    "peer/processes.py": OWN_PROCESS,
     "peer/publishing/__main__.py": OWN_PROCESS,
     "peer/publishing/publisher.py": OWN_PROCESS,
     "peer/rules/limits.py": OWN_FILES,
@@ -105,6 +106,7 @@ NOT_FROM_STRANGERS: dict[str, str] = {
     "peer/run_file/toml_lines.py": "text that was read as TOML before",
     "peer/run_file/writing.py": "text that this module wrote",
     "peer/run_page/record.py": OWN_FILES,
+    "peer/simulate/swarm/experiment.py": "an experiment that this peer's user names",
     "peer/storage/checkpoint.py": OWN_FILES,
     "peer/storage/outer_state.py": OWN_MEMORY,
     "peer/storage/progress.py": OWN_FILES,
@@ -121,7 +123,7 @@ def decoding_modules() -> Iterator[str]:
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             name = path.relative_to(ROOT).as_posix()
-            if not name.startswith("peer/lab/") and decodes(path.read_text(encoding="utf-8")):
+            if decodes(path.read_text(encoding="utf-8")):
                 yield name
 
 

@@ -1,7 +1,7 @@
 """Attacks a bootstrap peer with hostile requests of twenty kinds.
 
 ``python -m tests.integration.hostile_attack ADDRESS PAGE_PORT REQUESTS SEED SECONDS`` sends so many
-requests of ``peer.lab.chaos.attackers.hostile_requests``, or as many as it can in this time, from
+requests of ``tests.chaos.attackers.hostile_requests``, or as many as it can in this time, from
 several identities of one process, and prints one JSON object with the number of requests of each
 kind. The twentieth are bare TCP connections to its daemon and its page.
 """
@@ -23,7 +23,7 @@ from dht import addresses
 from dht.errors import DhtError
 from dht.identity import Identity
 from dht.libp2p.hivemind_host import HivemindHost
-from peer.lab.chaos.attackers.hostile_requests import HOST, KINDS, Attacker
+from tests.chaos.attackers.hostile_requests import HOST, KINDS, Attacker
 
 IDENTITIES = 3
 AT_ONCE = 16

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from peer.lab.network.topology import cannot_build
+from tests.swarms.topology import cannot_build
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from peer.lab.processes import kill_tree
+from peer.processes import kill_tree
 from tests.processes import Processes
 
 Record = dict[str, Any]

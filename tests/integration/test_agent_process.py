@@ -15,7 +15,7 @@ import pytest
 from dht import addresses
 from peer.joining.find import ask_peers
 from peer.joining.link import parse_link
-from peer.lab.processes import free_port
+from peer.processes import free_port
 from peer.run_file.reading import from_canonical
 from tests.integration.learners import Learner
 from tests.integration.swarm_processes import until

@@ -23,7 +23,7 @@ import yaml
 from dht.memory.host import identity_of
 from peer import cli
 from peer.hosting.bootstrap import DEFAULT_PORT
-from peer.lab.processes import free_port
+from peer.processes import free_port
 from tests.processes import Processes, descendants
 
 ROOT = Path(__file__).parents[2]

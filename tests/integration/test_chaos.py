@@ -1,4 +1,4 @@
-"""`shoal chaos run` as a script runs it: faults in real processes, and a verdict per promise."""
+"""`tests.chaos` as a script runs it: faults in real processes, and a verdict per promise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from peer.lab.chaos.judging.scenarios import SCENARIOS
+from tests.chaos.judging.scenarios import SCENARIOS
 from tests.processes import Processes, still_running
 
 MINUTES = os.environ.get("CHAOS_MINUTES", "3")
@@ -21,7 +21,7 @@ SEED = os.environ.get("CHAOS_SEED", "0")
 
 
 def start_chaos(processes: Processes, directory: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    command = ("-P", "-m", "peer.cli", "chaos", "run", "--json", "--directory", str(directory))
+    command = ("-m", "tests.chaos", "--json", "--directory", str(directory))
     return processes.python(*command, *arguments)
 
 
@@ -77,7 +77,7 @@ def test_poison_and_garbage_are_kept_out(processes: Processes, tmp_path: Path) -
 def test_a_chaos_run_that_is_asked_to_end_leaves_nothing_behind(
     processes: Processes, tmp_path: Path
 ) -> None:
-    command = ("-P", "-m", "peer.cli", "chaos", "run", "kill", "--no-control", "--peers", "2")
+    command = ("-m", "tests.chaos", "kill", "--no-control", "--peers", "2")
     process = processes.python(*command, "--directory", str(tmp_path / "chaos"))
     run_file = tmp_path / "chaos" / "kill" / "run.toml"
     while not run_file.exists():  # the bootstrap peers are ready, and learners start

@@ -12,8 +12,8 @@ from averaging.live.streams.bulk import Bulk
 from averaging.live.streams.links import Transport
 from dht.identity import PeerId, RunId
 from dht.libp2p.lane.settings import LaneSettings
-from peer.lab.chaos.attackers import stranger
-from peer.lab.chaos.attackers.visit import visit
+from tests.chaos.attackers import stranger
+from tests.chaos.attackers.visit import visit
 from tests.integration.loopback import LOOPBACK, hosts, run, until
 
 RUN = RunId("ab" * 32)

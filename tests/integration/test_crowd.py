@@ -17,15 +17,15 @@ import numpy as np
 import psutil
 import pytest
 
-from peer.lab.chaos.collect import collect
-from peer.lab.chaos.composition import STEP_TOKENS, SwarmSettings, run_file
-from peer.lab.chaos.judging.evidence import Evidence, FaultDone, PeerEvidence
-from peer.lab.chaos.judging.oracle import judge
-from peer.lab.chaos.judging.schedule import FaultKind
-from peer.lab.chaos.judging.tokens import tokens
-from peer.lab.chaos.judging.verdict import Promise
-from peer.lab.chaos.process_swarm import ProcessSwarm
 from peer.run_file.sections import End, Membership, RunFile
+from tests.chaos.collect import collect
+from tests.chaos.composition import STEP_TOKENS, SwarmSettings, run_file
+from tests.chaos.judging.evidence import Evidence, FaultDone, PeerEvidence
+from tests.chaos.judging.oracle import judge
+from tests.chaos.judging.schedule import FaultKind
+from tests.chaos.judging.tokens import tokens
+from tests.chaos.judging.verdict import Promise
+from tests.chaos.process_swarm import ProcessSwarm
 from tests.integration.swarm_processes import tell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -15,7 +15,7 @@ import pytest
 from dht.identity import Identity
 from peer import cli
 from peer.guest import other_programs
-from peer.lab.processes import free_port
+from peer.processes import free_port
 from tests.integration.learners import Learner, seed_of
 from tests.integration.swarm_processes import (
     Command,

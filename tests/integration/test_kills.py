@@ -1,7 +1,7 @@
 """Kills at any moment do not slow down the other peers, and no token is lost or counted twice.
 
 For three minutes, every few seconds, ``kill -9`` hits a learner, the leader of a round, or the
-bootstrap peers, with agent and daemon; the peer is restarted a little later. ``peer.lab.chaos``
+bootstrap peers, with agent and daemon; the peer is restarted a little later. ``tests.chaos``
 injects the faults, and its oracle compares the run with a control without faults.
 """
 
@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from peer.lab.chaos.judging.evidence import Evidence, Report
-from peer.lab.chaos.judging.scenarios import Scenario
-from peer.lab.chaos.judging.schedule import FaultKind
-from peer.lab.chaos.judging.verdict import Promise
-from peer.lab.chaos.run import ChaosSettings, run_chaos
+from tests.chaos.judging.evidence import Evidence, Report
+from tests.chaos.judging.scenarios import Scenario
+from tests.chaos.judging.schedule import FaultKind
+from tests.chaos.judging.verdict import Promise
+from tests.chaos.run import ChaosSettings, run_chaos
 from tests.integration.swarm_processes import load, tell
 
 MINUTES = float(os.environ.get("TEST_SECONDS", "180")) / 60

@@ -1,4 +1,4 @@
-"""Established members that lie, as real processes beside honest ones: a short `shoal chaos run`."""
+"""Established members that lie, as real processes beside honest ones: a short `tests.chaos`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.lab.chaos.judging.lies import PROVABLE
+from tests.chaos.judging.lies import PROVABLE
 from tests.processes import Processes
 
 MINUTES = 2.5
@@ -19,7 +19,7 @@ def test_members_that_lie_are_banned_and_their_run_goes_on(
     processes: Processes, tmp_path: Path
 ) -> None:
     """Without a control: as long a run beside it would tell whether the loss suffers."""
-    command = ("-P", "-m", "peer.cli", "chaos", "run", "liars", "--json", "--no-control")
+    command = ("-m", "tests.chaos", "liars", "--json", "--no-control")
     sizes = ("--minutes", str(MINUTES), "--directory", str(tmp_path / "chaos"))
     process = processes.python(*command, *sizes)
     code = process.wait(timeout=60 * MINUTES + 500)

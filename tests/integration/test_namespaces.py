@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from peer.lab.network.topology import ip
 from tests.integration.loopback import identity
 from tests.integration.namespaces import reaches
 from tests.processes import Processes
+from tests.swarms.topology import ip
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

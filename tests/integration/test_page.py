@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.lab.processes import free_port
+from peer.processes import free_port
 from tests.integration import chromium
 from tests.integration.learners import Learner
 from tests.integration.swarm_processes import Command

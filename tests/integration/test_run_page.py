@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from peer.lab.processes import free_port
+from peer.processes import free_port
 from peer.run_page.content import Point
 from peer.run_page.server import Site, serve_run_pages
 from peer.views.page_address import parse_run_page

@@ -63,7 +63,7 @@ def poisoner(processes: Processes, tmp_path: Path, link: str, name: str) -> tupl
             *("join", link, "--directory", str(folder), "--name", name, "--json", "--yes"),
             *("--listen", ANY_LOOPBACK_PORT, "--pace", str(PACE_S), "--orders", str(orders)),
         ],
-        module="peer.lab.chaos.attackers.hostile",
+        module="tests.chaos.attackers.hostile",
         environment={"XDG_DATA_HOME": str(tmp_path / "data"), "OMP_NUM_THREADS": "1"},
     )
     return command, folder

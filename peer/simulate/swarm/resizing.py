@@ -14,10 +14,10 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from peer.lab.sizes import Sizes
 from peer.results import Section
 from peer.rules.ledger import Fate
 from peer.simulate.membership_cost import MembershipCost
+from peer.simulate.sizes import Sizes
 from peer.simulate.swarm.experiment import End, Event, Experiment
 from peer.simulate.swarm.outcome import Point, RoundRecord
 from peer.simulate.swarm.swarm import SimulatedSwarm

@@ -9,10 +9,10 @@ import tempfile
 from pathlib import Path
 from typing import TextIO
 
-from peer.lab.network.topology import Nat, cannot_build
 from tests.integration.swarm_processes import load
 from tests.integration.wan.experiment import FAULTS, HOME_UP_MBIT, conduct, sites, table
 from tests.processes import Processes
+from tests.swarms.topology import Nat, cannot_build
 
 
 def happening(text: str) -> tuple[str, float]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from peer.lab.network.topology import Internet, must_run_in
+from tests.swarms.topology import Internet, must_run_in
 
 KINDS = {
     "hivemind_cli/p2pd": "daemons",

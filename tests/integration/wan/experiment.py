@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from dht.identity import Identity, PeerId
-from peer.lab.network.topology import Nat, Site
 from peer.views.event_log import read_events
 from tests.integration.swarm_processes import Command, Learner, Swarm, address_of, run_text, until
 from tests.integration.wan import accounting, causes
@@ -33,6 +32,7 @@ from tests.integration.wan.accounting import Used
 from tests.integration.wan.network import HurtInternet, hurt_internet
 from tests.integration.wan.uplinks import Uploading, watched
 from tests.processes import Processes
+from tests.swarms.topology import Nat, Site
 
 BOOTSTRAP = "bootstrap"
 PORT = 7700

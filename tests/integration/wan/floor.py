@@ -15,10 +15,10 @@ import threading
 from contextlib import ExitStack
 from itertools import combinations
 
-from peer.lab.network.topology import Internet, Nat, Site, cannot_build, internet
 from tests.integration.wan import accounting
 from tests.integration.wan.experiment import BOOTSTRAP, PORT, sites
 from tests.integration.wan.network import socket_in
+from tests.swarms.topology import Internet, Nat, Site, cannot_build, internet
 
 PIECE_BYTES = 512 * 1024
 """Frame of the lane."""

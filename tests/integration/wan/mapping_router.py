@@ -1,7 +1,7 @@
 """A home's router that maps ports: ``mapping_router OWN_ADDRESS``, started in its namespace.
 
 Answers requests of the computers inside, for TCP only, with a rule for nftables in the table of
-``peer.lab.network.topology``: with NAT-PMP (RFC 6886), or over UPnP if ``upnp PORT`` follows
+``tests.swarms.topology``: with NAT-PMP (RFC 6886), or over UPnP if ``upnp PORT`` follows
 the address. With NAT-PMP the outer port is ``SHIFT`` above the one inside, over UPnP the outer port
 of this number leads to another computer: a peer which tells its own port is not reached. Prints
 each mapping and each removal.

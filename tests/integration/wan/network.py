@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from peer.lab.network.topology import (
+from tests.swarms.topology import (
     USUAL_MTU,
     Internet,
     Site,

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from peer.lab.network.topology import Nat, internet
 from peer.views.event_log import read_events
 from tests.integration.swarm_processes import Command, Swarm, address_of, run_text, tell, until
 from tests.integration.wan.experiment import BOOTSTRAP, PORT, START_WITHIN_S
 from tests.integration.wan.experiment import sites as usual_sites
 from tests.processes import Processes
+from tests.swarms.topology import Nat, internet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

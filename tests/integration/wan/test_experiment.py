@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from dht.identity import PeerId
-from peer.lab.network.topology import Nat
 from tests.integration.wan.causes import Events, sent_for
 from tests.integration.wan.experiment import (
     Outcome,
@@ -20,6 +19,7 @@ from tests.integration.wan.experiment import (
     table,
 )
 from tests.processes import Processes
+from tests.swarms.topology import Nat
 
 ANNA, BORIS, CLARA = PeerId("anna"), PeerId("boris"), PeerId("clara")
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from peer.lab.network.topology import Nat
 from peer.views.event_log import read_events
 from tests.integration.swarm_processes import load, tell
 from tests.integration.wan.experiment import conduct, sites
 from tests.processes import Processes
+from tests.swarms.topology import Nat
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 

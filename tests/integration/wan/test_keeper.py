@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from dht.identity import Identity
-from peer.lab.network.topology import Nat, Site, internet
 from peer.views.event_log import read_events
 from tests.integration.namespaces import reaches
 from tests.integration.swarm_processes import Swarm, address_of, load, run_text, tell, until
 from tests.integration.wan.experiment import START_WITHIN_S
 from tests.processes import Processes
+from tests.swarms.topology import Nat, Site, internet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

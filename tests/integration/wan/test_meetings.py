@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from peer.lab.network.topology import Nat, Site, internet
 from tests.integration.swarm_processes import load, tell
 from tests.processes import Processes
+from tests.swarms.topology import Nat, Site, internet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -11,10 +11,10 @@ import time
 
 import pytest
 
-from peer.lab.network.topology import Nat, Site, internet
 from tests.integration.swarm_processes import load, tell
 from tests.integration.wan.network import socket_in
 from tests.processes import Processes
+from tests.swarms.topology import Nat, Site, internet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -10,11 +10,11 @@ from multiaddr import Multiaddr
 
 from dht.addresses import ip_of, port_of
 from dht.libp2p.lane.upnp import OTHER_PORTS
-from peer.lab.network.topology import Internet, Nat, Site, internet, must_run_in
-from peer.lab.network.topology import inside as inside_of
 from tests.integration.swarm_processes import load, tell
 from tests.integration.wan.mapping_router import SHIFT
 from tests.processes import Processes
+from tests.swarms.topology import Internet, Nat, Site, internet, must_run_in
+from tests.swarms.topology import inside as inside_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from dht.libp2p.hivemind_daemon import daemon_path
-from peer.lab.network.topology import Site, internet
 from tests.integration.loopback import identity
 from tests.integration.swarm_processes import tell
 from tests.processes import Processes
+from tests.swarms.topology import Site, internet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

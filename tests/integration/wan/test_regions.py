@@ -1,4 +1,4 @@
-"""``shoal bench regions``: a trial with real peers in network namespaces."""
+"""``tests.benchmark.regions``: a trial with real peers in network namespaces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_traffic_is_as_predicted_and_a_region_comes_back(tmp_path: Path) -> None
     options = ("--mbit", "100", "--cycle", "24", "--time", "60s", "--fail", "10s")
     done = subprocess.run(
         [
-            *(sys.executable, "-P", "-m", "peer.cli", "bench", "regions", str(RUN), *options),
+            *(sys.executable, "-m", "tests.benchmark.regions", str(RUN), *options),
             *("--directory", str(tmp_path), "--json"),
         ],
         check=False,

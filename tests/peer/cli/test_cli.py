@@ -60,7 +60,7 @@ def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str
     assert "doctor" in output
 
 
-@pytest.mark.parametrize("family", ["run", "chaos", "bench", "simulate"])
+@pytest.mark.parametrize("family", ["run", "data", "simulate"])
 def test_a_group_without_a_command_prints_its_help_and_no_error(
     family: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -405,38 +405,24 @@ def test_a_demo_that_could_not_draw_its_plot_does_not_start(
     assert not (tmp_path / "demo").exists()
 
 
-@pytest.mark.parametrize("command", ["demo", "chaos run kill", "chaos goodput"])
-def test_a_trial_writes_nothing_beside_somebodys_files(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_demo_writes_nothing_beside_somebodys_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Earlier, a trial replaced a ``run.toml`` there, and joined its own peers to those of an
     earlier trial."""
     (tmp_path / "run.toml").write_text("mine")
-    code, said = complaint([*command.split(), "--directory", str(tmp_path)], capsys)
+    code, said = complaint(["demo", "--directory", str(tmp_path)], capsys)
     assert code == 2 and "is not empty, 'run.toml' is in it" in said
     assert [each.name for each in tmp_path.iterdir()] == ["run.toml"]
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["demo --directory", "chaos run kill --directory", "simulate swarm --out"],
-)
+@pytest.mark.parametrize("command", ["demo --directory", "simulate swarm --out"])
 def test_a_file_where_a_folder_belongs_is_reported(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
     code, said = complaint([*command.split(), str(tmp_path / "file")], capsys)
     assert code == 2 and said.endswith("file: File exists; choose another path\n")
-
-
-def test_regions_of_a_cycle_that_a_run_cannot_have_are_refused(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Earlier, network namespaces were built and a learner failed in its own."""
-    code, said = complaint(
-        ["bench", "regions", "examples/regions/run.toml", "--cycle", "0"], capsys
-    )
-    assert code == 2 and "--cycle: outer.steps_per_cycle is 0" in said
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
 from peer import cli
 from peer.cli import taking_part
-from peer.cli.trying import _course
+from peer.cli.showing import course
 from peer.errors import NobodyMet, PeerError, RunNotFound
 from peer.joining.link import FoundRun, Link
 from peer.joining.visit import RunStatus, Silent
@@ -482,7 +482,6 @@ def test_starting_and_joining_take_the_same_options() -> None:
             "no such file or folder",
         ),
         (["simulate", "compare", "--step", "0"], 2, "--step '0' is not a time such as 90s"),
-        (["chaos", "goodput", "--recovery", "9x"], 2, "--recovery '9x' is not a time"),
         (["export", "/nowhere", "/tmp/out.safetensors"], 2, "no folder '/nowhere';"),
         (["say", "/nowhere", " "], 2, "there is no text to continue: pass it as TEXT, or as"),
         (["run", "new", "--custom", "own.py"], 2, "it is FILE.py:FUNCTION, and FILE exists"),
@@ -578,11 +577,8 @@ def test_bandwidth_shows_which_methods_a_link_can_carry(capsys: pytest.CaptureFi
         ["simulate", "goodput", "--learners", "3", "--out", "results"],
         ["simulate", "bandwidth", "--up", "20Mbit", "--out", "results"],
         ["simulate", "swarm", "--sizes", "2,4", "--out", "results"],
-        ["bench", "regions", "examples/regions/run.toml", "--mbit", "fast"],
-        ["bench", "regions", "examples/regions/run.toml", "--mbit", "inf"],
         ["simulate", "swarm", sys.executable],
         ["simulate", "quality", "--learners", "4,1"],
-        ["chaos", "goodput", "--only", "rigid"],
     ],
 )
 def test_an_invalid_quantity_is_bad_usage(
@@ -1062,7 +1058,7 @@ def test_a_keeper_refuses_a_date_that_is_past(capsys: pytest.CaptureFixture[str]
 def test_the_course_of_a_trial_is_not_in_its_json(capsys: pytest.CaptureFixture[str]) -> None:
     """``shoal demo --json | jq`` failed at the first line that said what went on."""
     for as_json in (True, False):
-        _course(as_json=as_json)("learner-0 is training")
+        course(as_json=as_json)("learner-0 is training")
         output, errors = capsys.readouterr()
         assert (errors if as_json else output) == "learner-0 is training\n"
         assert (output if as_json else errors) == ""

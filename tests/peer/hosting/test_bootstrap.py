@@ -27,7 +27,7 @@ from peer.hosting.bootstrap import (
     serve,
 )
 from peer.hosting.listening import CannotListen, SettingError
-from peer.lab.processes import free_port
+from peer.processes import free_port
 from tests.integration.loopback import LOOPBACK
 from tests.peer.views.served_figures import served_by_bootstrap_peers
 

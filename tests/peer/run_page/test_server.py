@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from peer.lab.processes import free_port
+from peer.processes import free_port
 from peer.publishing.shelf import Shelf
 from peer.run_file.sections import RunFile
 from peer.run_page import server

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from peer.lab.sizes import parse
 from peer.simulate.membership_cost import membership_cost
+from peer.simulate.sizes import parse
 
 pytestmark = pytest.mark.slow  # figures of RESULTS.md; what members see is tested in dht/presence
 

@@ -8,8 +8,8 @@ import pytest
 
 from averaging.rules.peer_view import SILENCE_MAX_S
 from averaging.rules.policy import RoundPolicy
-from peer.lab.sizes import parse
 from peer.rules.ledger import LEFT
+from peer.simulate.sizes import parse
 from peer.simulate.swarm.experiment import Experiment
 from peer.simulate.swarm.membership import HEARTBEAT_S
 from peer.simulate.swarm.resizing import Ending, Resized, follow

@@ -1,6 +1,0 @@
-"""``shoal bench regions``: learners in several regions, each behind a line of its own.
-
-- ``trial``: real commands in network namespaces, their lines and their counters.
-- ``figures``: what one trial shows, beside what ``shoal simulate bandwidth`` predicts.
-- ``extrapolation``: needs of a larger run on such lines.
-"""

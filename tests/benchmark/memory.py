@@ -1,0 +1,504 @@
+"""Memory of an agent, with the run's state in memory and in files: ``python -m`` this module.
+
+For each of the two ways a pair of real agents is started, with real shared memory and a stand-in
+for the trainer that has no model: it offers noise, adopts nothing, and says that it makes a step
+now and then. So a model of a billion parameters needs no memory but its agents'. The pairs take
+turns: one makes rounds while the other one's stand-ins stop stepping, so that other programs of the
+machine hurt both alike.
+
+Memory is sampled all the time at the second agent of each pair, which fetched the state, serves
+none and saves checkpoints like any peer. Time is that of a round from its commit to the new state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import psutil
+from typer import Option
+
+from averaging.numbers.arrays import Float32s
+from averaging.numbers.codecs import codec_names
+from averaging.numbers.layout import Layout, TensorSpec
+from dht.identity import Identity
+from peer.bridge.agent_process import AgentProcess, LineSettings
+from peer.bridge.messages import Begin, Facts, FromAgent, Happened, Over, Tensor
+from peer.bridge.shared_memory import SharedTensors, SlotState
+from peer.cli.application import Json, json_text
+from peer.cli.showing import count, seconds, usage_errors
+from peer.errors import PeerError
+from peer.quantities import bytes_text, plural
+from peer.run_file.reading import parse
+from peer.run_file.sections import RunFile
+from peer.signals import as_interrupts
+from tests.command_line import Check, run_program, tell
+
+WAYS = {"memory": "off", "files": "on"}
+"""Places of the state, and the values of ``--state-on-disk``."""
+
+FILES_BAR_BYTES = 2e9
+"""Largest resident memory with files of an agent of a model of a billion parameters."""
+
+MEMORY_BAR = (3.5 * 4, 450e6)
+"""Bytes for each parameter, and for everything else, that an agent takes without files."""
+
+TIME_BAR = 1.2
+"""Largest time of a round with files, relative to one in memory."""
+
+IN_MEMORY_BYTES, CHECKPOINT_BYTES = 12, 8
+
+START_TIMEOUT_S = 900.0
+TURN_TIMEOUT_S = 600.0
+LOOK_EVERY_S = 0.02
+SAMPLE_EVERY_S = 0.2
+WARM_UPS = 1
+"""Cycles of each pair that are not measured: afterwards all of its memory has been touched."""
+
+STEP_TOKENS = 1024
+NOISE_VALUES = 1 << 20
+
+RUN = """
+name = "bench-memory"
+[model]
+recipe = "custom"
+[data]
+recipe = "custom"
+[inner]
+optimizer = "custom"
+learning_rate = 0.1
+[schedule]
+warmup_tokens = 0
+[outer]
+codec = "{codec}"
+fragments = {fragments}
+steps_per_cycle = {cycle}
+[rounds]
+quorum_deadline_s = 60
+round_deadline_s = 300
+"""
+
+
+class AgentsFailed(PeerError):
+    """A pair of agents of the benchmark did not do its rounds."""
+
+    way: str
+    reason: str
+    message = "the agents with the state in {way}: {reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBench:
+    """Settings of the comparison."""
+
+    values: int = 100_000_000
+    fragments: int = 24
+    codec: str = "int4"
+    ways: tuple[str, ...] = tuple(WAYS)
+    founder: str | None = None
+    """Place of the state of the agent that is not measured, if not that of the other one."""
+    turns: int = 3
+    """Turns of each pair; in each it makes as many rounds as there are fragments."""
+    step_s: float = 0.5
+    """Time of a step of a stand-in; a cycle has two steps for each fragment."""
+
+    def __post_init__(self) -> None:
+        if self.values < 1000 * self.fragments:
+            raise ValueError(f"values is {self.values}; a fragment has at least 1000")
+        if not self.ways or set(self.ways) - set(WAYS):
+            raise ValueError(f"ways is {', '.join(self.ways)}; known: {', '.join(WAYS)}")
+        if self.founder is not None and self.founder not in WAYS:
+            raise ValueError(f"founder is {self.founder}; known: {', '.join(WAYS)}")
+        if self.codec not in codec_names():
+            raise ValueError(f"codec is {self.codec}; known: {', '.join(codec_names())}")
+        if self.turns < 1:
+            raise ValueError(f"turns is {self.turns}; it must be at least 1")
+
+    def check_fits(self, *, memory_bytes: float, disk_bytes: float) -> None:
+        """Raise ``ValueError`` if the agents certainly need more than there is.
+
+        In memory an agent takes 12 bytes for each value; with files it takes 8 of the disk, and as
+        many for a checkpoint.
+        """
+        ways = [each for way in self.ways for each in (self.founder or way, way)]
+        in_memory = IN_MEMORY_BYTES * ways.count("memory") * self.values
+        on_disk = CHECKPOINT_BYTES * (len(ways) + ways.count("files")) * self.values
+        for needed, there, what, remedy in (
+            (in_memory, memory_bytes, "memory", "measure fewer values, or pass --founder files"),
+            (on_disk, disk_bytes, "disk", "measure fewer values, or pass another --directory"),
+        ):
+            if needed > there:
+                raise ValueError(
+                    f"values is {self.values:.3g}; {plural(len(ways), 'agent')} need "
+                    f"{bytes_text(needed)} of {what}, and there are {bytes_text(there)}: {remedy}"
+                )
+
+    @property
+    def run(self) -> RunFile:
+        text = RUN.format(codec=self.codec, fragments=self.fragments, cycle=2 * self.fragments)
+        return parse(text)
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """Four matrices for each fragment."""
+        rows = -(-self.values // (4 * self.fragments * 1000))
+        names = (f"block.{number}.weight" for number in range(4 * self.fragments))
+        return tuple(TensorSpec(name, (rows, 1000), "float32") for name in names)
+
+
+@dataclass(slots=True)
+class Residence:
+    """Memory of a process in bytes, by kind."""
+
+    resident: int = 0
+    proportional: int = 0
+    """Pages shared with other processes count in parts."""
+    anonymous: int = 0
+    files: int = 0
+    shared: int = 0
+
+    def take_most(self, other: Residence) -> None:
+        for name in self.__slots__:
+            setattr(self, name, max(getattr(self, name), getattr(other, name)))
+
+    @classmethod
+    def of(cls, pid: int) -> Residence:
+        """Raises ``OSError`` if the process is gone."""
+        status = _fields(Path(f"/proc/{pid}/status"))
+        rollup = _fields(Path(f"/proc/{pid}/smaps_rollup"))
+        return cls(
+            status["VmRSS"],
+            rollup["Pss"],
+            status["RssAnon"],
+            status["RssFile"],
+            status["RssShmem"],
+        )
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Fields of a file of the kernel that are in kB, in bytes."""
+    lines = (line.split() for line in path.read_text().splitlines())
+    return {words[0][:-1]: 1024 * int(words[1]) for words in lines if words[2:] == ["kB"]}
+
+
+class StandIn(threading.Thread):
+    """A trainer without a model, and its agent."""
+
+    def __init__(
+        self, bench: MemoryBench, folder: Path, *, number: int, way: str, seeds: tuple[str, ...]
+    ) -> None:
+        super().__init__(name=f"stand-in {way} {number}", daemon=True)
+        folder.mkdir(parents=True)
+        run, specs = bench.run, bench.tensors
+        layout = Layout.build(specs, bench.fragments)
+        Identity.load_or_create(folder / "identity.key")
+        begin = Begin(
+            run=run.canonical(),
+            seeds=seeds,
+            directory=str(folder),
+            identity=str(folder / "identity.key"),
+            name=f"{way}-{number}",
+            tensors=tuple(Tensor(spec.name, spec.shape, spec.dtype) for spec in specs),
+            embeddings=(),
+            heads=(),
+            listen=("/ip4/127.0.0.1/tcp/0",),
+            announce=(),
+            found_after_s=None if seeds else 0.0,
+            page=None,
+            started_at=time.time(),
+            earlier_tokens=0,
+            ended_cleanly=True,
+            state_on_disk=WAYS[way],
+        )
+        self.memory = SharedTensors.create(
+            [fragment.size for fragment in layout.fragments],
+            layout=layout.hash,
+            incarnation=time.time_ns() // 1000,
+            coarse=False,
+        )
+        self.agent = AgentProcess(
+            begin,
+            self.memory,
+            log_path=folder / "agent.log",
+            hear=self._hear,
+            died=lambda code, pause_s: self.trouble.append(f"an agent ended with code {code}"),
+            settings=LineSettings(end_patience_s=30.0),
+        )
+        self.facts: Facts | None = None
+        self.round_s: list[float] = []
+        self.trouble: list[str] = []
+        self.steps = threading.Event()
+        """Set while the trainer makes steps."""
+        self.most = Residence()
+        self._step_s = bench.step_s
+        self._ended = threading.Event()
+        self._noise = np.random.default_rng(number).standard_normal(NOISE_VALUES, dtype=np.float32)
+
+    @property
+    def has_begun(self) -> bool:
+        """True once it stands on a version of every fragment."""
+        return all(self.memory.base(index) is not None for index in range(self.memory.fragments))
+
+    def end(self) -> None:
+        self._ended.set()
+        if self.is_alive():
+            self.join(10.0)
+        self.agent.stop()
+        self.agent.join(60.0)
+        self.memory.close()
+
+    def run(self) -> None:
+        self.agent.start()
+        step, stepped_at, sampled_at = 0, 0.0, 0.0
+        while not self._ended.wait(LOOK_EVERY_S):
+            now = time.monotonic()
+            if self.steps.is_set() and now - stepped_at >= self._step_s:
+                step, stepped_at = step + 1, now
+            self.memory.report(
+                step=step,
+                tokens=STEP_TOKENS * step,
+                step_time_s=self._step_s,
+                batch_tokens_max=STEP_TOKENS,
+                loss=None,
+                blocked_s=0.0,
+            )
+            if sum(self._look(index, step) for index in range(self.memory.fragments)):
+                self.agent.ring()
+            if now - sampled_at >= SAMPLE_EVERY_S and self.agent.pid is not None:
+                sampled_at = now
+                with contextlib.suppress(OSError, KeyError):  # it has ended
+                    self.most.take_most(Residence.of(self.agent.pid))
+
+    def _look(self, fragment: int, step: int) -> bool:
+        """Do what a trainer does at a safe point. Returns whether there was anything to do."""
+        state = self.memory.state(fragment)
+        if state is SlotState.WANTED:
+            _fill(self.memory.slot(fragment), self._noise)
+            self.memory.offer(fragment, mark=step, tokens=STEP_TOKENS * step)
+        elif state is SlotState.ADOPT:
+            order = self.memory.order(fragment)
+            self.memory.note_adoption(fragment, order, step=step, tokens=STEP_TOKENS * step)
+        return state in (SlotState.WANTED, SlotState.ADOPT)
+
+    def _hear(self, message: FromAgent) -> None:
+        if isinstance(message, Facts):
+            self.facts = message
+        elif isinstance(message, Over):
+            self.trouble.append(message.reason)
+        elif isinstance(message, Happened) and message.name == "round":
+            self.round_s.append(float(message.fields["seconds"]))  # type: ignore[arg-type]
+
+
+def _fill(slot: Float32s, noise: Float32s) -> None:
+    for start in range(0, slot.size, noise.size):
+        part = slot[start : start + noise.size]
+        np.copyto(part, noise[: part.size])
+
+
+@dataclass(slots=True, eq=False)
+class Pair:
+    """Two agents of one run; the second one is measured."""
+
+    way: str
+    first: StandIn
+    second: StandIn
+    round_s: list[list[float]] = field(default_factory=list)
+    """Times of the rounds of each measured turn."""
+
+    @classmethod
+    def start(cls, bench: MemoryBench, folder: Path, way: str, stack: ExitStack) -> Pair:
+        """Start the founder, then the peer that fetches its state. Raises ``AgentsFailed``."""
+        founder = bench.founder or way
+        first = StandIn(bench, folder / f"{way}-1", number=1, way=founder, seeds=())
+        stack.callback(first.end)
+        first.start()
+        _until(way, [first], lambda: first.has_begun and "seed=" in _link(first), START_TIMEOUT_S)
+        seed = _link(first).partition("seed=")[2].partition("&")[0]
+        second = StandIn(bench, folder / f"{way}-2", number=2, way=way, seeds=(seed,))
+        stack.callback(second.end)
+        second.start()
+        _until(way, [first, second], lambda: second.has_begun, START_TIMEOUT_S)
+        return cls(way, first, second)
+
+    def turn(self, *, keep: bool) -> None:
+        """Make as many rounds as there are fragments. Raises ``AgentsFailed``."""
+        agents = [self.first, self.second]
+        begin = len(self.second.round_s)
+        end = begin + self.second.memory.fragments
+        for agent in agents:
+            agent.steps.set()
+        try:
+            _until(self.way, agents, lambda: len(self.second.round_s) >= end, TURN_TIMEOUT_S)
+        finally:
+            for agent in agents:
+                agent.steps.clear()
+        if keep:
+            self.round_s.append(self.second.round_s[begin:])
+
+    def row(self, bench: MemoryBench) -> dict[str, Any]:
+        times = [each for turn in self.round_s for each in turn]
+        most = self.second.most
+        return {
+            "way": self.way,
+            "values": sum(spec.size for spec in bench.tensors),
+            "codec": bench.codec,
+            "fragments": bench.fragments,
+            "resident_bytes": most.resident,
+            "proportional_bytes": most.proportional,
+            "anonymous_bytes": most.anonymous,
+            "file_bytes": most.files,
+            "shared_bytes": most.shared,
+            "round_s": statistics.median(times),
+            "round_s_of_turns": [statistics.median(turn) for turn in self.round_s],
+            "rounds": len(times),
+        }
+
+
+def _link(agent: StandIn) -> str:
+    return "" if agent.facts is None else agent.facts.link
+
+
+def _until(way: str, agents: Sequence[StandIn], done: Callable[[], bool], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        for agent in agents:
+            if agent.trouble:
+                raise AgentsFailed(way, agent.trouble[0])
+        if time.monotonic() > deadline:
+            raise AgentsFailed(way, f"not done within {timeout_s:g} s")
+        time.sleep(LOOK_EVERY_S)
+
+
+def run_memory_bench(
+    bench: MemoryBench, *, folder: Path, tell: Callable[[str], None] = lambda line: None
+) -> dict[str, Any]:
+    """Measure in ``folder``; ``tell`` receives progress lines. Raises ``AgentsFailed``."""
+    with ExitStack() as stack:
+        where = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
+        pairs = []
+        for way in bench.ways:
+            tell(f"state in {way}: founding, fetching, and {WARM_UPS} cycle to warm up")
+            pair = Pair.start(bench, where, way, stack)
+            for _ in range(WARM_UPS):
+                pair.turn(keep=False)
+            pairs.append(pair)
+        for number in range(bench.turns):
+            for pair in pairs:
+                pair.turn(keep=True)
+                times, most = pair.round_s[-1], pair.second.most
+                tell(
+                    f"turn {number + 1} of {bench.turns}, state in {pair.way}: {len(times)} "
+                    f"rounds of {statistics.median(times):.2f} s, at most "
+                    f"{most.resident / 1e6:.0f} MB resident"
+                )
+        rows = [pair.row(bench) for pair in pairs]
+    return {"rows": rows, "bars": list(_bars(rows))}
+
+
+def _bars(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    found = {row["way"]: row for row in rows}
+    files, memory = found.get("files"), found.get("memory")
+    if memory is not None:
+        yield _resident_bar(memory, MEMORY_BAR[0] * memory["values"] + MEMORY_BAR[1])
+    if files is not None:
+        yield _resident_bar(files, FILES_BAR_BYTES)
+    if files is not None and memory is not None:
+        ratio = files["round_s"] / memory["round_s"]
+        yield {
+            "bar": f"round time within {TIME_BAR:g}x",
+            "measured": ratio,
+            "met": ratio <= TIME_BAR,
+        }
+
+
+def _resident_bar(row: Mapping[str, Any], most: float) -> dict[str, Any]:
+    resident = row["resident_bytes"]
+    return {
+        "bar": f"state in {row['way']}: resident below {most / 1e9:.3g} GB",
+        "measured": resident,
+        "met": resident < most,
+    }
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """The rows and bars as text. Memory is in MB, the most of each kind at any time."""
+    lines = [
+        f"{'state in':<9}{'values':>9}{'codec':>7}{'resident':>10}{'shared in parts':>17}"
+        f"{'anonymous':>11}{'files':>7}{'slots':>7}{'round s':>9}  of turns"
+    ]
+    for row in found["rows"]:
+        turns = ", ".join(f"{each:.2f}" for each in row["round_s_of_turns"])
+        lines.append(
+            f"{row['way']:<9}{row['values'] / 1e6:>7.0f} M{row['codec']:>7}"
+            f"{row['resident_bytes'] / 1e6:>10.0f}{row['proportional_bytes'] / 1e6:>17.0f}"
+            f"{row['anonymous_bytes'] / 1e6:>11.0f}{row['file_bytes'] / 1e6:>7.0f}"
+            f"{row['shared_bytes'] / 1e6:>7.0f}{row['round_s']:>9.2f}  {turns}"
+        )
+    for bar in found["bars"]:
+        lines.append(f"{bar['bar']}: {bar['measured']:.4g}, {'met' if bar['met'] else 'MISSED'}")
+    return "\n".join(lines)
+
+
+def main(
+    values: Annotated[str, Option(help="Number of parameters, such as 100e6.")] = "100e6",
+    fragments: Annotated[int, Option(help="Fragments of the model.", min=1)] = 24,
+    codec: Annotated[str, Option(help="Codec of both ways.")] = "int4",
+    ways: Annotated[
+        str, Option(help="Places of the state to measure, separated by commas.")
+    ] = "memory,files",
+    founder: Annotated[
+        str | None,
+        Option(
+            help="Place of the state of each pair's founder, which is not measured: files halves "
+            "what a pair takes. [default: that of the other]"
+        ),
+    ] = None,
+    turns: Annotated[int, Option(help="Cycles of each pair of agents.", min=1)] = 3,
+    step: Annotated[
+        str, Option(help="Time of a step; a cycle has two for each fragment.")
+    ] = "0.5s",
+    directory: Annotated[
+        Path, Option(help="Folder on the disk to measure; it is left as it was.")
+    ] = Path(),
+    check: Check = False,
+    as_json: Json = False,
+) -> int:
+    """Compare an agent's memory and rounds with the run's state in memory and in files.
+
+    Real agents on this machine, two for each place, with stand-ins for their trainers. In memory
+    the two need 24 bytes for each parameter, in files as much of the disk and of checkpoints.
+
+    Example: python -m tests.benchmark.memory --values 100e6 --turns 3
+    """
+    with usage_errors():
+        bench = MemoryBench(
+            values=count(values),
+            fragments=fragments,
+            codec=codec,
+            ways=tuple(ways.split(",")),
+            founder=founder,
+            turns=turns,
+            step_s=seconds(step, option="--step"),
+        )
+        bench.check_fits(
+            memory_bytes=psutil.virtual_memory().available,
+            disk_bytes=shutil.disk_usage(directory).free,
+        )
+    with as_interrupts():
+        found = run_memory_bench(bench, folder=directory.resolve(), tell=tell)
+    print(json_text(found) if as_json else table(found))
+    return 1 if check and not all(bar["met"] for bar in found["bars"]) else 0
+
+
+if __name__ == "__main__":
+    run_program(main)

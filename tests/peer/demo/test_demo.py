@@ -1,0 +1,68 @@
+"""Parts of the demo; the demo itself runs in tests/integration/test_demo.py."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from peer.demo.demo import (
+    RUN_TEXT,
+    Comparison,
+    DemoSettings,
+    Point,
+    Result,
+    summary,
+    summary_text,
+)
+from peer.demo.report import split_at_silence
+from peer.run_file.reading import parse
+
+
+def result(**changes: object) -> Result:
+    values: dict[str, object] = {
+        "seconds": 100.0,
+        "learners": (),
+        "rounds": 40,
+        "tokens": {"processed": 100.0, "merged": 90.0, "pending": 7.0, "discarded": 3.0},
+        "blocked_fraction": 0.001,
+        "bytes_per_token": 5.0,
+        "kills": 1,
+        "rejoins": 1,
+        "run_text": "",
+    }
+    return Result(**{**values, **changes})  # type: ignore[arg-type]
+
+
+LEARNED = Comparison(loss_start=5.5, loss_end=1.9, solo_loss_end=2.1)
+
+
+def test_the_run_file_of_the_demo_is_valid() -> None:
+    seed = "/ip4/127.0.0.1/tcp/7700/p2p/12D3KooWE7jUkqLCMSni6TN3DpkvE4x6y7t6mfGPoBKzwuNrv9fq"
+    run = parse(RUN_TEXT.format(seed=seed, tokens=1000, warmup_tokens=50))
+    assert run.outer.codec == "int4"
+
+
+def test_the_demo_succeeds_only_if_the_swarm_learned_and_the_killed_learner_came_back(
+    tmp_path: Path,
+) -> None:
+    settings = DemoSettings(directory=tmp_path)
+    assert summary(settings, result(), LEARNED)["ok"] is True
+    assert summary(settings, result(rejoins=0), LEARNED)["ok"] is False
+    assert summary(settings, result(rounds=0), LEARNED)["ok"] is False
+    worse = Comparison(loss_start=5.5, loss_end=5.6, solo_loss_end=2.1)
+    assert summary(settings, result(), worse)["ok"] is False
+
+
+def test_the_command_that_the_summary_shows_can_be_pasted(tmp_path: Path) -> None:
+    settings = DemoSettings(directory=tmp_path / "my demo")
+    shown = summary_text(summary(settings, result(), LEARNED)).splitlines()[-1]
+    _, _, command = shown.partition(": ")
+    learner = str(tmp_path / "my demo" / "learner-0")
+    assert shlex.split(command) == ["shoal", "say", learner, "def main("]
+
+
+def test_a_gap_in_a_learners_points_separates_two_lives() -> None:
+    points = [Point(at_s, 1.0) for at_s in (0.0, 1.0, 2.0, 9.0, 10.0)]
+    assert [len(life) for life in split_at_silence(points)] == [3, 2]
+    assert [len(life) for life in split_at_silence(points[:3])] == [3]
+    assert split_at_silence([]) == []
