@@ -186,6 +186,7 @@ class ActivePeer:
         local = self._local
         while not local.ending.done():
             local.check_the_end()
+            self._averager.hurry_to_the_end()
             left_s = self._online.seconds_left()
             if left_s is not None and local.phase == "ready":
                 if left_s <= CLOCKS_DIFFER_S and local.last_rounds is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.processes import RANKS_ALONE, Processes
+
+LOOP_WARNING = re.compile(r"LoopWarning: .*")
 
 CYCLE = 16
 """Steps after which each fragment is merged again."""
@@ -108,6 +111,14 @@ class Peer:
         assert found is not None, line
         return found[0]
 
+    def warning(self, *, timeout_s: float) -> str:
+        """The first warning about the program's loop."""
+        deadline = time.monotonic() + timeout_s
+        while not (found := LOOP_WARNING.findall(self.output)):
+            assert self.process.poll() is None and time.monotonic() < deadline, self.output[-5000:]
+            time.sleep(0.05)
+        return str(found[0])
+
     def end(self, *, timeout_s: float = 300) -> list[dict[str, Any]]:
         """What its processes said at the end, rank 0 first."""
         assert self.process.wait(timeout=timeout_s) == 0, self.output[-5000:]
@@ -177,7 +188,7 @@ def meet(processes: Processes, directory: Path, shape: Shape) -> Met:
         longest_gap_s=max(gaps),
         slowest_cycle_s=max(each["slowest_cycle_s"] for each in said),
         pending=sum(each.get("pending", 0.0) for each in fates) / processed,
-        warnings=[w for p in (first, second) for w in re.findall(r"LoopWarning: .*", p.output)],
+        warnings=[w for p in (first, second) for w in LOOP_WARNING.findall(p.output)],
     )
 
 

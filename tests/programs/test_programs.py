@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import Processes
-from tests.programs.pair import LAUNCH, TORCHRUN, Shape, meet, train_alone
+from tests.programs.pair import LAUNCH, TORCHRUN, Peer, Shape, meet, train_alone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -51,7 +51,14 @@ def test_two_peers_of_a_program_end_with_one_model(
 def test_two_programs_that_set_the_same_seed_are_told_that_they_train_on_the_same_batches(
     processes: Processes, tmp_path: Path
 ) -> None:
-    met = meet(processes, tmp_path, replace(SHAPES["own loop"], same_seed=True))
-    told = [each for each in met.warnings if "trains on the same batches as" in each]
-    assert len(told) == 2, "each of both is told once"
-    assert all("the first batch is the same" in each for each in told)
+    shape = replace(SHAPES["own loop"], tokens=100_000_000, same_seed=True)
+    run_file = tmp_path / "my.run.toml"
+    run_file.write_text(shape.text(), encoding="utf-8")
+    first = Peer(processes, tmp_path / "first", shape, run_file)
+    link_file = tmp_path / "the.link"
+    link_file.write_text(first.link(), encoding="utf-8")
+    second = Peer(processes, tmp_path / "second", shape, link_file)
+    for peer in (first, second):
+        told = peer.warning(timeout_s=240)
+        assert "this peer trains on the same batches as " in told
+        assert "(the first batch is the same)" in told
