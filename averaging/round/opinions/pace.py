@@ -17,8 +17,8 @@ SNAPSHOTS_KEPT = 8
 SNAPSHOT_MARGIN = 1.25
 """The next snapshot may take this many times as long as the longest of the last ones."""
 CYCLES_HELD = 2
-"""Cycles for which a level, or a k, stays before it falls again. Measured speeds vary from transfer
-to transfer, and each change is a round in which some members learn of it late."""
+"""Cycles for which a level stays before it falls again. Measured speeds vary from transfer to
+transfer, and after each change some members learn of it late."""
 INTERVAL_KEPT_S = 10.0
 """The length of a cycle is computed again when it is older than this."""
 
@@ -43,7 +43,7 @@ class Pace:
         self.level: Level = self.levels[0]
         """The level of the newest roster that closed."""
         self.need = line_levels.FROM_THE_START
-        self._need_changed_at = self._every_changed_at = -CYCLES_HELD
+        self._need_changed_at = -CYCLES_HELD
         """In cycles of this peer."""
         self._cycles = 0
         self._paced_level = self.level
@@ -110,7 +110,7 @@ class Pace:
         # would stay at what the line needed before the level rose, and half of the rounds left out.
         kept = before if self.level == self._paced_level else line_pace.FROM_THE_START
         self._paced_level = self.level
-        every = line_pace.every(
+        self.every = line_pace.every(
             kept,
             bytes_per_s=self._peers.bytes_per_s,
             fragment_bytes=max(map(encoded_bytes, (self.level.codec, self.level.codec_down))),
@@ -119,15 +119,8 @@ class Pace:
             share_max=self._policy.line_share,
             versions_max=self._policy.stale_max,
         )
-        held = kept is before and self._cycles - self._every_changed_at < CYCLES_HELD
-        if every.versions < before.versions and held:
-            return None
-        self.every = every
-        self.due_time.every = every.versions
-        if every.versions == before.versions:
-            return None
-        self._every_changed_at = self._cycles
-        return every
+        self.due_time.every = self.every.versions
+        return None if self.every.versions == before.versions else self.every
 
     def amend(self, policy: RoundPolicy) -> None:
         """Go by another policy from the next cycle on."""
