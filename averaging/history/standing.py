@@ -24,8 +24,10 @@ LINKS_SHOWN = 24
 """Links of a chain in a message; below ``LINKS_MAX``, the most that a reader accepts."""
 assert LINKS_SHOWN <= LINKS_MAX
 
-LIGHT_SHARE = 4
-"""A side with less than one in this many of the tokens since the fork gives way."""
+LIGHT_SHARE = 0.45
+"""A side with a smaller share of the tokens since the fork gives way: two of five peers, which a
+partition kept from the others, do so with the first message that they exchange. Two sides that are
+about as heavy are mixed, which takes a round in f32 that members of both join."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,11 @@ class Apart:
 
     @property
     def i_am_light(self) -> bool:
-        return self.mine * LIGHT_SHARE < self.mine + self.theirs
+        return self.mine < LIGHT_SHARE * (self.mine + self.theirs)
 
     @property
     def they_are_light(self) -> bool:
-        return self.theirs * LIGHT_SHARE < self.mine + self.theirs
+        return self.theirs < LIGHT_SHARE * (self.mine + self.theirs)
 
 
 Relation: TypeAlias = Same | TheyAreBehind | IAmBehind | Apart

@@ -361,6 +361,7 @@ class FragmentRounds:
                 self._receive(sender, message, now)
             case inputs.Progressed():
                 self.pace.step, self.pace.step_time_s = given.step, given.step_time_s
+                self._ask_who_is_back(now)
                 if self.phase is Phase.PROMISED:
                     self._apply(self.joining.leader_seen_again(self._situation(now), now), now)
                 if self.phase is Phase.IDLE and not given.waits and self.pace.is_due:
@@ -552,9 +553,17 @@ class FragmentRounds:
         return participation is not None and participation.commit.index(sender) is not None
 
     def _heard(self, sender: PeerId, now: float) -> None:
-        self.peers.mark_heard(sender)
+        self.peers.mark_heard(sender, now)
         for participation in self.rounds.values():
             participation.heard(sender, now)
+
+    def _ask_who_is_back(self, now: float) -> None:
+        """Show peers that were out of reach where this one stands: both sides of a partition go
+        one way again before their next rounds, and not in them."""
+        for peer in self.peers.back():
+            if self.standing is not None and self.peers.knows(peer):
+                compare = messages.Compare(self.fragment, self.standing.head())
+                self._send(peer, compare, now)
 
     def _receive(self, sender: PeerId, message: Message, now: float) -> None:
         head: Head | None = getattr(message, "head", None)

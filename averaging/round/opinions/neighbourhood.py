@@ -8,6 +8,7 @@ one object that the parts of a machine share, and each of them may add to it.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,6 +31,13 @@ are as many."""
 
 FAILED_MAX = 256
 """Failed peers that are remembered; beyond it those are forgotten that have worked the least."""
+
+GONE_S = 10.0
+"""A peer that was out of reach for longer may have merged without this one meanwhile."""
+
+BACK_MAX = 2
+"""Peers that are back and are asked at once where they stand: of a side of a partition that has
+healed one is enough."""
 
 LASTING_ROUNDS = 16
 """Most rounds without a part at the beginning of a life. They double with each life that ends
@@ -118,6 +126,7 @@ class Neighbourhood:
         self.started_at = now
         self.failed = BoundedMapping[PeerId, float]("failed peers", FAILED_MAX, worth=self.worth)
         """Peers whose last call failed, and when."""
+        self._back = deque[PeerId](maxlen=BACK_MAX)
         self.passed_over = BoundedMapping[PeerId, int](
             "peers passed over", FAILED_MAX, worth=self.worth
         )
@@ -131,8 +140,10 @@ class Neighbourhood:
         """How much a peer's work counts here when there is no place for what is known of all."""
         return self.probation.worth(peer)
 
-    def mark_heard(self, peer: PeerId) -> None:
-        self.failed.pop(peer, None)
+    def mark_heard(self, peer: PeerId, now: float) -> None:
+        failed_at = self.failed.pop(peer, None)
+        if failed_at is not None and now - failed_at >= GONE_S:
+            self._back.append(peer)
 
     def mark_failed(self, peer: PeerId, now: float) -> None:
         self.failed.renew(peer, now)
@@ -143,6 +154,15 @@ class Neighbourhood:
             seen = self.view.get(peer)
             if seen is not None and seen.heard_at > failed_at:
                 del self.failed[peer]
+                if seen.heard_at - failed_at >= GONE_S:
+                    self._back.append(peer)
+
+    def back(self) -> tuple[PeerId, ...]:
+        """Return peers that were gone and are back since this was asked last: some of them."""
+        self.drop_outdated_failures()
+        back = tuple(self._back)
+        self._back.clear()
+        return back
 
     def has_failed(self, peer: PeerId) -> bool:
         return peer in self.failed

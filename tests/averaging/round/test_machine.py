@@ -102,10 +102,10 @@ def test_behind_same_and_apart_are_told_by_lineage() -> None:
     assert isinstance(apart, Apart) and not (apart.i_am_light or apart.they_are_light)
 
 
-def test_light_is_less_than_a_quarter_of_the_tokens_since_the_parting() -> None:
-    assert Apart(0, mine=24, theirs=76).i_am_light
-    assert not Apart(0, mine=25, theirs=75).i_am_light
-    assert Apart(0, mine=76, theirs=24).they_are_light
+def test_a_side_is_light_unless_the_two_have_merged_about_as_much_since_they_parted() -> None:
+    assert Apart(0, mine=44, theirs=56).i_am_light
+    assert not Apart(0, mine=45, theirs=55).i_am_light
+    assert Apart(0, mine=56, theirs=44).they_are_light
 
 
 def test_a_long_chain_shown_in_part_still_tells_behind_and_apart() -> None:
@@ -199,7 +199,7 @@ def test_a_leader_whose_joins_always_fail_is_passed_over_by_name(kind: str) -> N
             rounds.peers.view[peer] = msgspec.structs.replace(
                 seen, heard_at=now
             )  # heartbeats go on
-            rounds.peers.mark_heard(peer)
+            rounds.peers.mark_heard(peer, 0.0)
         attempt = rounds.joining.attempt
         if attempt is None:
             asked.append(joined(rounds, now))

@@ -640,6 +640,29 @@ def test_a_light_side_rebases_on_a_heavy_one(apart_s: float) -> None:
         assert (node.learner.discarded > 0) == lost, node.name
 
 
+def test_two_of_five_are_in_the_rounds_of_all_one_cycle_after_a_partition() -> None:
+    """They stood aside for 26 to 72 s: no version of two could have enough signatures for a round
+    of all, and then all five merged their states in f32."""
+    within_s = POLICY.due.cycle_steps + 5.0
+    late = []
+    for seed in range(1, 6):
+        swarm = swarm_of(5, seed=seed)
+        swarm.keep_events = True
+        swarm.heap.call_at(30.0, swarm.network.partition, [["p0", "p1"]])
+        swarm.run(90.0)
+        assert len(swarm.lineages()) == 2, "both sides went on"
+        swarm.network.heal()
+        swarm.run(90.0 + within_s)
+        rosters = [note.fields["members"] for at, _, note in swarm.events if note.event == "closed"]
+        if 5 not in rosters[-2:]:
+            late.append(seed)
+        settle(swarm)
+        seen(swarm, "rebase")
+        assert not swarm.truth.coverage["closed mix"]
+        assert all(node.learner is not None and not node.learner.discarded for node in swarm.alive)
+    assert len(late) <= 1, f"seeds {late}"
+
+
 def test_of_two_the_other_dies_before_it_accepted_and_nothing_is_in_doubt() -> None:
     swarm = swarm_of(2)
     swarm.on_send = lambda sender, to, message: not isinstance(message, said.Propose)

@@ -299,7 +299,7 @@ def test_a_peer_that_has_mixed_alone_goes_back_to_its_own_side(has_left: bool) -
         assert moves(rounds, BORIS, certified(mine, (BORIS,)), at) == (has_left and at == late)
 
 
-LIGHTER, HEAVIER = standing("start", "a", "b"), standing("start", "c", "d", "e")
+LIGHTER, HEAVIER = standing("start", *"abcdef"), standing("start", *"ghijklm")
 """Sides of a fork of comparable weight."""
 
 
