@@ -61,9 +61,7 @@ table {{ font-size: 15px; }}
 th, td {{ padding: .3rem .6rem; text-align: right; white-space: pre; }}
 th, td {{ border-bottom: 1px solid #8884; }}
 th:first-child, td:first-child {{ text-align: left; }}
-.text td, .text th {{ text-align: left; white-space: normal; }}
 td[colspan] {{ font-weight: bold; padding-top: 1rem; }}
-svg {{ width: 100%; height: auto; }} svg text {{ fill: currentColor; font-size: 11px; }}
 img {{ max-width: 100%; background: white; border-radius: 6px; }}
 pre {{ white-space: pre-wrap; }}
 </style>
@@ -86,9 +84,6 @@ class Section:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     picture_png: bytes | None = None
-    picture_svg: str = ""
-    is_text: bool = False
-    """Align the table to the left and wrap its lines: its cells are sentences, not numbers."""
 
 
 def record_of(row: Any) -> dict[str, Any]:
@@ -125,12 +120,10 @@ def _section(section: Section) -> str:
         data = base64.b64encode(section.picture_png).decode()
         alt = html.escape(section.heading)
         parts.append(f'<img alt="{alt}" src="data:image/png;base64,{data}">')
-    parts.append(section.picture_svg)
     if section.rows:
         head = "".join(f"<th>{html.escape(c)}</th>" for c in section.columns)
         lines = [_line(row, columns=len(section.columns)) for row in section.rows]
-        style = "text" if section.is_text else "numbers"
-        parts.append(f"<table class={style}><tr>{head}</tr>{''.join(lines)}</table>")
+        parts.append(f"<table><tr>{head}</tr>{''.join(lines)}</table>")
     return "\n".join(parts)
 
 

@@ -1,8 +1,8 @@
 """A swarm of real processes on this machine, with injected faults, and judged.
 
-Input: scenarios and a seed. Output: verdicts on the promises of a run, as JSON and as a page.
+Input: scenarios and a seed. Output: verdicts on the promises of a run, as JSON and as text.
 
-- ``run``: start here. Runs a control and every scenario, and summarises. ``report`` is the page.
+- ``run``: start here. Runs a control and every scenario, and summarises. ``report`` is the text.
 - ``process_swarm``: starts, observes and ends the processes; ``members`` are its learners and
   bootstrap peers, ``workspace`` what they share, ``composition`` the run that they train.
 - ``injection``: begins and ends faults on schedule; ``fault_actions`` carries them out, ``ambush``
@@ -10,5 +10,4 @@ Input: scenarios and a seed. Output: verdicts on the promises of a run, as JSON 
 - ``resizing``: starts and ends learners on a schedule (``peer.simulate.sizes``).
 - ``attackers``: members that lie or spoil uploads, as ``director`` tells them to, and strangers.
 - ``collect``: turns logs and checkpoints into evidence. ``judging`` (pure) plans and judges.
-- ``goodput``: ``tests.chaos.goodput``, the work that survives constant failures.
 """

@@ -66,9 +66,9 @@ def main(
             pace_s=pace,
         )
     outcome = run_chaos(settings, course(as_json=as_json))
-    page = report.write(settings.directory, outcome)
+    report.write(settings.directory, outcome)
     record = summary(outcome)
-    print(json_text(record) if as_json else report.text(record, page), flush=True)
+    print(json_text(record) if as_json else report.text(record), flush=True)
     return 0 if record["ok"] else 1
 
 

@@ -25,7 +25,7 @@ from tests.chaos.judging.evidence import (
     PeerEvidence,
     RoundReport,
 )
-from tests.chaos.judging.liars import CONVICTED, STRIKE
+from tests.chaos.judging.hostile import CONVICTED, STRIKE
 from tests.chaos.judging.lies import Lie
 from tests.chaos.members import Learner
 from tests.chaos.process_swarm import ProcessSwarm

@@ -21,9 +21,6 @@ from peer.run_file.sections import (
 )
 from tests.chaos.judging.scenarios import QUIET, Scenario
 
-SYNCHRONOUS_S = 150.0
-"""Quorum deadline of a synchronous swarm: longer than any recovery, but finite."""
-
 SEQUENCE_LENGTH = 32
 BATCH_SIZE = 4
 STEP_TOKENS = SEQUENCE_LENGTH * BATCH_SIZE
@@ -38,8 +35,6 @@ class SwarmSettings:
     pace_s: float = 0.2
     """Least time per step. It leaves idle time, as if every learner had a machine of its own."""
     cycle_steps: int = 16
-    synchronous: bool = False
-    """Every round waits for all learners, and every trainer for the round."""
     expiry_s: float = 6.0
     scenario: Scenario = QUIET
 
@@ -63,14 +58,13 @@ def run_file(
         outer=Outer(
             fragments=4,
             steps_per_cycle=settings.cycle_steps,
-            overlap_steps=0 if settings.synchronous else 2,
+            overlap_steps=2,
             codec="int8",
         ),
         rounds=Rounds(
-            # A number: "all" means all live peers, and so would not wait for absent ones.
-            quorum=settings.peers if settings.synchronous else "majority",
-            quorum_deadline_s=SYNCHRONOUS_S if settings.synchronous else 8.0,
-            round_deadline_s=2 * SYNCHRONOUS_S if settings.synchronous else 16.0,
+            quorum="majority",
+            quorum_deadline_s=8.0,
+            round_deadline_s=16.0,
             # Longer than any partition, so that peers that are cut off keep their work.
             alone_s=600.0,
         ),

@@ -7,7 +7,7 @@ import statistics
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,10 @@ from tests.chaos.composition import SwarmSettings
 from tests.chaos.director import Director
 from tests.chaos.injection import FaultInjector
 from tests.chaos.judging.evidence import Evidence
-from tests.chaos.judging.learning import losses
-from tests.chaos.judging.liars import found
+from tests.chaos.judging.figures import figures
+from tests.chaos.judging.hostile import found, kept_out
 from tests.chaos.judging.lies import acts
 from tests.chaos.judging.oracle import judge
-from tests.chaos.judging.resources import step_times_s
 from tests.chaos.judging.scenarios import Scenario
 from tests.chaos.judging.schedule import Fault, Timing, plan
 from tests.chaos.judging.tokens import goodput, tokens
@@ -73,6 +72,7 @@ class Judged:
     """One scenario with its evidence and verdicts."""
 
     scenario: str
+    seed: int
     evidence: Evidence
     verdicts: tuple[Verdict, ...]
     seconds: float
@@ -116,6 +116,7 @@ def run_chaos(settings: ChaosSettings, say: Callable[[str], None]) -> Outcome:
         judged.append(
             Judged(
                 scenario=scenario.name,
+                seed=settings.seed,
                 evidence=evidence,
                 verdicts=verdicts,
                 seconds=time.monotonic() - began,
@@ -239,38 +240,35 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         faults.update(str(fault.kind) for fault in each.evidence.faults)
         faults.update(f"upload.{upload.kind}" for upload in each.evidence.hostile_uploads)
         total.update(tokens(each.evidence))
-    shares = [share for each in outcome.judged if (share := goodput(each.evidence)) is not None]
-    compared = [
-        losses(each.evidence, each.control)
-        for each in outcome.judged
-        if each.control is not None and each.evidence.held_out and each.control.held_out
-    ]
+    shares = (share for each in outcome.judged if (share := goodput(each.evidence)) is not None)
+    plain = {each.scenario: _plain(each) for each in outcome.judged}
+    compared = [row for row in plain.values() if "control_loss" in row]
     return {
         "ok": outcome.kept,
         "verdicts": verdicts,
         "faults": dict(sorted(faults.items())),
         "tokens": {name: round(count) for name, count in total.items()},
-        "goodput": statistics.fmean(shares) if shares else None,
-        "loss": statistics.fmean(loss for loss, _ in compared)
-        if compared
-        else _last_loss(outcome.judged),
-        "control_loss": statistics.fmean(loss for _, loss in compared) if compared else None,
-        "scenarios": {each.scenario: _plain(each) for each in outcome.judged},
+        "goodput": _mean(shares),
+        "loss": _mean(row["loss"] for row in compared) or _last_loss(outcome.judged),
+        "control_loss": _mean(row["control_loss"] for row in compared),
+        "scenarios": plain,
         "seed": outcome.settings.seed,
         "directory": str(outcome.settings.directory),
     }
 
 
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return statistics.fmean(found) if found else None
+
+
 def _last_loss(judged: Sequence[Judged]) -> float | None:
-    points = [each.evidence.held_out[-1].loss for each in judged if each.evidence.held_out]
-    return statistics.fmean(points) if points else None
+    return _mean(each.evidence.held_out[-1].loss for each in judged if each.evidence.held_out)
 
 
 def _plain(judged: Judged) -> Mapping[str, Any]:
     evidence, control = judged.evidence, judged.control
     lies = {"lies": [asdict(row) for row in found(evidence, control)]} if evidence.acts else {}
-    times = step_times_s(evidence)
-    quiet = step_times_s(control) if control is not None else []
     return {
         "ok": judged.kept,
         "verdicts": {
@@ -278,21 +276,11 @@ def _plain(judged: Judged) -> Mapping[str, Any]:
             for verdict in judged.verdicts
         },
         "faults": dict(sorted(Counter(str(fault.kind) for fault in evidence.faults).items())),
+        "kept_out": kept_out(evidence),
         "tokens": {name: round(count) for name, count in tokens(evidence).items()},
         "goodput": goodput(evidence),
         "control_goodput": goodput(control) if control is not None else None,
-        "step_s": _quantiles(times),
-        "control_step_s": _quantiles(quiet),
+        **figures(evidence, control),
         "seconds": round(judged.seconds, 1),
         **lies,
-    }
-
-
-def _quantiles(times: Sequence[float]) -> Mapping[str, float] | None:
-    if not times:
-        return None
-    return {
-        "median": round(float(np.quantile(times, 0.5)), 4),
-        "p90": round(float(np.quantile(times, 0.9)), 4),
-        "p99": round(float(np.quantile(times, 0.99)), 4),
     }

@@ -52,14 +52,12 @@ def test_a_swarm_keeps_its_promises_during_many_faults(
     record = judged(code, processes.output_of(process))
     # On a busy machine the phase in which the leader is to be killed may not come in time.
     assert set(record["faults"]) >= {"agent", "daemon", "damage", "garbage", "seeds"}
-    # A minute is too short to judge memory, and there is no control run to compare the loss with.
-    # Speed cannot be judged on a machine that does other work.
-    assert promises(record, None) <= {"loss", "flat", "returns", "speed", "resizes"}
+    assert promises(record, None) <= {"flat", "returns"}, "a minute is too short for these alone"
     tokens = record["tokens"]
     rest = tokens["merged"] + tokens["pending"] + tokens["discarded"]
     assert tokens["processed"] == pytest.approx(rest, abs=len(tokens))
     assert tokens["merged"] > 0.3 * tokens["processed"]
-    assert (directory / "chaos.html").stat().st_size > 2000
+    assert "churn, seed 130\n" in (directory / "report.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow  # tests/averaging/live/test_averager_adversaries.py has such uploads
@@ -69,7 +67,8 @@ def test_poison_and_garbage_are_kept_out(processes: Processes, tmp_path: Path) -
     process = start_chaos(processes, tmp_path / "chaos", "poison", *size)
     code = process.wait(timeout=550)
     record = judged(code, processes.output_of(process))
-    assert record["verdicts"]["hygiene"] is True, record
+    assert record["verdicts"]["once"] is True, record
+    assert record["scenarios"]["poison"]["kept_out"] >= 1, record
     assert record["faults"]["upload.nan"] >= 1 and record["faults"]["garbage"] >= 1
 
 

@@ -57,6 +57,6 @@ def test_kills_do_not_slow_the_others_down_and_nothing_is_lost(tmp_path: Path) -
     assert len(judged.evidence.faults) >= 2 * MINUTES
     assert judged.kept, judged.verdicts
     told = {verdict.promise for verdict in judged.verdicts if verdict.kept}
-    assert {Promise.SPEED, Promise.RETURNS, Promise.LEDGER, Promise.ONCE} <= told
+    assert {Promise.RETURNS, Promise.LEDGER, Promise.ONCE} <= told
     assert work < BLOCKED_MAX_MS
     assert whole < max(BLOCKED_MAX_MS, BESIDE_CONTROL_MAX * usual)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.judging.lies import PROVABLE
+from tests.chaos.judging.lies import PROVABLE, ROUNDS_MAX, Lie
 from tests.processes import Processes
 
 MINUTES = 2.5
@@ -27,11 +27,13 @@ def test_members_that_lie_are_banned_and_their_run_goes_on(
     assert code in (0, 1), output
     record = json.loads(output.splitlines()[-1])
     assert record["ok"], output
-    assert record["verdicts"]["liars"] is not False, output
     rows = {row["lie"]: row for row in record["scenarios"]["liars"]["lies"]}
     assert set(rows) >= {"overstate", "poison", "silence", "equivocate"}
     proved = {lie for lie in PROVABLE if lie in rows and rows[lie]["rounds"] is not None}
     assert proved, "nobody lied in a way that can be proved"
     assert all(rows[lie]["found_by"].startswith("proof: ") for lie in proved)
-    page = (tmp_path / "chaos" / "chaos.html").read_text(encoding="utf-8")
-    assert "liar-0" in page
+    # A false merge is proved by an audit, which draws some merges by chance: its lies count.
+    counted = {lie: rows[lie]["lies" if lie is Lie.REDUCE else "rounds"] for lie in proved}
+    assert all(count <= ROUNDS_MAX for count in counted.values()), counted
+    report = (tmp_path / "chaos" / "report.txt").read_text(encoding="utf-8")
+    assert "liar-0" in report

@@ -1,10 +1,11 @@
-"""Judges that the swarm has one history: equal bits, and every token merged at most once."""
+"""Judges that the swarm has one history: equal bits, and work of members alone, merged once."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 
 from tests.chaos.judging.evidence import Evidence, FinalFragment, RoundReport
+from tests.chaos.judging.hostile import kept_out, merged_beside_work
 from tests.chaos.judging.verdict import Promise, Verdict, verdict_of
 
 
@@ -71,7 +72,7 @@ def judge_once(evidence: Evidence) -> Verdict:
     count once: merged maps unite to the maximum. After the mix the map contains both sides, and no
     round may merge any of it again.
     """
-    wrong: list[str] = []
+    wrong = merged_beside_work(evidence)
     names = {peer.peer_id: peer for peer in evidence.peers}
     for index, (_, merged) in sorted(evidence.final_maps().items()):
         for peer_id, tokens in sorted(merged.items()):
@@ -106,7 +107,9 @@ def judge_once(evidence: Evidence) -> Verdict:
                 after[peer_id, incarnation] = max(there, end)
             assert report.lineage is not None
             contained[report.lineage] = after
-    return verdict_of(Promise.ONCE, wrong, f"{checked} contributions, none merged again")
+    spoilt = kept_out(evidence)
+    beside = f"; {spoilt} spoilt uploads were kept out" if spoilt else ""
+    return verdict_of(Promise.ONCE, wrong, f"{checked} contributions, none merged again{beside}")
 
 
 def _final_histories(evidence: Evidence) -> dict[int, list[RoundReport]]:

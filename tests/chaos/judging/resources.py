@@ -1,27 +1,18 @@
-"""Judges the use of machines: speed of training, growth of memory, and leftovers at the end."""
+"""Judges the use of machines: growth of memory, and leftovers at the end."""
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
-from tests.chaos.judging.evidence import Evidence
-from tests.chaos.judging.schedule import ABSENT, FaultKind
+from tests.chaos.judging.evidence import Evidence, Life, Sample
+from tests.chaos.judging.schedule import FaultKind
 from tests.chaos.judging.verdict import (
     Promise,
     Verdict,
     verdict_of,
 )
-
-SPEED_MEDIAN_MAX = 1.1
-
-SPEED_MEAN_MAX = 1.3
-"""Step times relative to the control's. The mean also contains starts of other processes."""
-
-SETTLED_STEPS = 31
-"""The first steps of a life, which are slow, are not judged."""
-
-STEPS_PER_SPAN_S = 2.0
 
 DAEMON_FOLDER = "shoal-p2p-"
 """Beginning of the name of a libp2p daemon's folder (``dht.libp2p.hivemind_daemon``)."""
@@ -36,51 +27,14 @@ MEMORY_GROWTH_MAX_BYTES_S = 40e3
 
 DESCRIPTORS_GROWTH_MAX = 24
 
+FIRST_STEPS_S = 5.0
+"""A trainer in the run still reads its data and makes the first steps, which take most memory."""
+FLOOD_MEMORY_MAX_BYTES = 200e6
+"""A stranger may open 64 streams, each with two unread frames of one mebibyte."""
 
-def step_times_s(evidence: Evidence) -> list[float]:
-    """Mean step times over spans of about two seconds, of learners without a fault of their own."""
-    times: list[float] = []
-    for peer in evidence.honest:
-        # Losing the agent or the disk must not slow a trainer down, so these faults do not count.
-        own = [f for f in evidence.faults if f.victim == peer.name and f.kind in ABSENT]
-        for life in peer.lives:
-            begin = None
-            for report in life.reports:
-                if report.steps <= SETTLED_STEPS or report.at_s < evidence.ready_s:
-                    continue
-                if begin is None:
-                    begin = report
-                    continue
-                if report.trained_s - begin.trained_s < STEPS_PER_SPAN_S:
-                    continue
-                affected = any(
-                    fault.at_s - 1.0 < report.at_s and begin.at_s < fault.until_s + 2.0
-                    for fault in own
-                )
-                steps = report.steps - begin.steps
-                if steps and not affected and report.at_s <= evidence.ended_s:
-                    times.append((report.trained_s - begin.trained_s) / steps)
-                begin = report
-    return times
-
-
-def judge_speed(evidence: Evidence, control: Evidence | None) -> Verdict:
-    """Judge the step times against the control's, or without a control against the pace."""
-    times = step_times_s(evidence)
-    if control is not None:
-        quiet, whose = step_times_s(control), "without faults"
-    else:
-        quiet, whose = [evidence.pace_s], "as paced"
-    if len(times) < 5 or not quiet:
-        return Verdict(Promise.SPEED, None, "too few steps to tell")
-    median, mean = statistics.median(times), statistics.fmean(times)
-    usual, usual_mean = statistics.median(quiet), statistics.fmean(quiet)
-    figures = (
-        f"a step took {1e3 * median:.0f} ms (mean {1e3 * mean:.0f}); "
-        f"{whose} {1e3 * usual:.0f} (mean {1e3 * usual_mean:.0f})"
-    )
-    kept = median <= SPEED_MEDIAN_MAX * usual and mean <= SPEED_MEAN_MAX * usual_mean
-    return verdict_of(Promise.SPEED, [] if kept else [figures], figures, on=evidence)
+BOOTSTRAP_MEMORY_MAX_BYTES = 320e6
+"""A full directory has 64 MiB of records, twice that in Python's objects, and the daemon remembers
+addresses and connections."""
 
 
 def judge_clean(evidence: Evidence) -> Verdict:
@@ -100,13 +54,13 @@ def judge_flat(evidence: Evidence, control: Evidence | None) -> Verdict:
     """Judge that memory and descriptors do not grow with time.
 
     Processes of the control count as well: with constant kills they are the only old ones. During
-    floods memory is not judged here but by ``judge_bounded``: buffers that come and go hide growth.
+    floods memory has a bound instead: buffers that come and go hide growth.
     """
     flooded = any(fault.kind is FaultKind.FLOOD for fault in evidence.faults)
     watched = [(peer, not flooded) for peer in evidence.honest]
     watched += [(peer, True) for peer in (control.honest if control is not None else ())]
     after_s = FLAT_BESIDE_LIARS_AFTER_S if evidence.acts else FLAT_AFTER_S
-    wrong: list[str] = []
+    wrong, most_bytes = _grown_too_much_in_floods(evidence)
     judged = 0
     steepest = 0.0
     for peer, has_level in watched:
@@ -133,8 +87,52 @@ def judge_flat(evidence: Evidence, control: Evidence | None) -> Verdict:
             more = statistics.median(x[2] for x in last) - statistics.median(x[2] for x in middle)
             if more > DESCRIPTORS_GROWTH_MAX:
                 wrong.append(f"the {role} of {peer.name} has {more:.0f} more descriptors")
-    if not judged:
-        return Verdict(Promise.FLAT, None, f"no process lived for {after_s:.0f} s: run for longer")
-    return verdict_of(
-        Promise.FLAT, wrong, f"{judged} processes, the steepest grows {steepest / 1e3:.1f} kB/s"
-    )
+    floods = f"; a flood took {most_bytes / 1e6:.0f} MB at most" if most_bytes else ""
+    if not judged and not wrong:
+        why = f"no process lived for {after_s:.0f} s: run for longer{floods}"
+        return Verdict(Promise.FLAT, None, why)
+    kept = f"{judged} processes, the steepest grows {steepest / 1e3:.1f} kB/s{floods}"
+    return verdict_of(Promise.FLAT, wrong, kept)
+
+
+def _grown_too_much_in_floods(evidence: Evidence) -> tuple[list[str], int]:
+    """Processes that a flood made too large, and the largest growth of any."""
+    wrong, most_bytes = [], 0
+    sampled = {peer.name: peer.samples for peer in evidence.honest} | dict(evidence.bootstraps)
+    lives = {peer.name: peer.lives for peer in evidence.honest}
+    for name, samples in sampled.items():
+        hosts = name in evidence.bootstraps
+        for role, grown in _grown_in_floods(evidence, samples, lives.get(name, ())):
+            most_bytes = max(most_bytes, grown)
+            if grown > (BOOTSTRAP_MEMORY_MAX_BYTES if hosts else FLOOD_MEMORY_MAX_BYTES):
+                wrong.append(f"a flood made the {role} of {name} {grown / 1e6:.0f} MB larger")
+    return wrong, most_bytes
+
+
+def _grown_in_floods(
+    evidence: Evidence, samples: Sequence[Sample], lives: Sequence[Life]
+) -> Iterator[tuple[str, int]]:
+    """Role and memory growth of each process, for each flood.
+
+    Nothing is said of a learner that was starting: it grows by what it imports and reads.
+    """
+    for fault in evidence.faults:
+        if fault.kind not in (FaultKind.FLOOD, FaultKind.CROWD):
+            continue
+        if any(life.began_s <= fault.at_s < _started_s(life) for life in lives):
+            continue
+        before: dict[tuple[int, str], int] = {}
+        largest: dict[tuple[int, str], int] = {}
+        for sample in samples:
+            process = (sample.pid, sample.role)
+            if sample.at_s < fault.at_s:
+                before[process] = sample.memory_bytes
+            elif sample.at_s <= fault.until_s:
+                largest[process] = max(sample.memory_bytes, largest.get(process, 0))
+        for process, most in sorted(largest.items()):
+            if process in before:
+                yield process[1], most - before[process]
+
+
+def _started_s(life: Life) -> float:
+    return life.ended_s if life.ready_s is None else life.ready_s + FIRST_STEPS_S

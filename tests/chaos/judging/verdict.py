@@ -15,29 +15,18 @@ class Promise(StrEnum):
     IDENTICAL = "identical"
     """Equal lineages have equal bits, a round has one outcome, no peer ends on a side branch."""
     ONCE = "once"
-    """No token is merged twice, and no token that was never processed."""
-    BOUNDED = "bounded"
-    """Rounds and departures end within their deadlines."""
-    GOES_ON = "goes_on"
-    """Unaffected peers keep merging, and no peer ends by itself."""
-    SPEED = "speed"
-    """Unaffected trainers keep their steps per second."""
+    """No token is merged twice or without having been processed; nothing else is ever merged."""
     LEDGER = "ledger"
     """processed = merged + pending + discarded, according to three independent counts."""
+    GOES_ON = "goes_on"
+    """Merges do not pause, rounds and departures end in time, no peer ends or is banned for
+    nothing."""
     RETURNS = "returns"
     """A peer that returns contributes within two cycles."""
-    RESIZES = "resizes"
-    """Merges do not pause and the loss has no step while the swarm grows and shrinks."""
-    LOSS = "loss"
-    """The loss has no spike when a peer joins, and ends as low as without faults."""
-    HYGIENE = "hygiene"
-    """Uploads that are not finite or outlying are never merged; no other upload is refused."""
-    LIARS = "liars"
-    """Members that can be proved to lie are soon banned by all, and no honest peer ever is."""
     CLEAN = "clean"
     """No process, file or shared memory is left behind."""
     FLAT = "flat"
-    """Memory and descriptors do not grow with time."""
+    """Memory and descriptors do not grow with time, and memory not without end in a flood."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +43,8 @@ class Verdict:
 
 
 OTHERS_SHARE_MAX = 0.2
-"""Share of the machine's processors. When other programs use more, they can explain slow steps,
-and paced trainers may make more steps while a round waits for a processor."""
+"""Share of the machine's processors. When other programs use more, paced trainers may make more
+steps while a round waits for a processor."""
 
 
 def verdict_of(
@@ -68,11 +57,7 @@ def verdict_of(
     if not faults:
         return Verdict(promise, True, kept)
     if on is not None and on.others_share > OTHERS_SHARE_MAX:
-        return Verdict(promise, None, f"{'; '.join(faults)}; {others_text(on)}")
+        busy = f"other programs used {on.others_share:.0%} of this machine's processors"
+        return Verdict(promise, None, f"{'; '.join(faults)}; {busy}")
     more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
     return Verdict(promise, False, "; ".join(faults[:3]) + more)
-
-
-def others_text(evidence: Evidence) -> str:
-    """The reason of a verdict that other programs on the machine make impossible."""
-    return f"other programs used {evidence.others_share:.0%} of this machine's processors"

@@ -1,10 +1,7 @@
-"""Judges that no bad upload was merged, and what became of members that lie.
+"""What became of spoilt uploads, of strangers, and of members that lie.
 
-They are banned by proof, struck, refused, or without effect.
-
-Rounds are counted from the first lie of a kind: those that any honest peer finished since. A false
-merge is proved by an audit, which draws some merges by chance, so there the lies are counted that
-were told until the first peer had the proof, and the rounds from then until all had it.
+Liars are banned by proof, struck, refused, or without effect. Rounds are counted from the first lie
+of a kind: those that any honest peer finished since.
 """
 
 from __future__ import annotations
@@ -12,20 +9,19 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.chaos.judging.evidence import Blame, Evidence, LieTold, PeerEvidence
-from tests.chaos.judging.lies import PROVABLE, ROUNDS_MAX, Act, Lie
-from tests.chaos.judging.schedule import STRANGERS
-from tests.chaos.judging.verdict import Promise, Verdict, verdict_of
+from tests.chaos.judging.evidence import Blame, Evidence, HostileUpload, LieTold, PeerEvidence
+from tests.chaos.judging.lies import PROVABLE, Act, Lie
 
 NEVER_MERGED = frozenset({"nan", "inf", "norm", "short", "long"})
 """Kinds of spoilt uploads that every reducer must refuse. Flipped signs look like honest work."""
 
 
-def judge_hygiene(evidence: Evidence) -> Verdict:
-    """Judge what became of spoilt uploads, of strangers' frames, and of honest uploads."""
+def merged_beside_work(evidence: Evidence) -> list[str]:
+    """Whatever is in states beside honest work, honest work that was refused, and strangers that
+    were taken for members."""
     wrong = [
         f"{peer.name} saved numbers of fragment {part.fragment} that are not finite"
         for peer in evidence.honest
@@ -33,12 +29,13 @@ def judge_hygiene(evidence: Evidence) -> Verdict:
         if not part.finite
     ]
     names = {peer.peer_id: peer.name for peer in evidence.honest}
-    for peer in evidence.honest:
-        for report in peer.rounds:
-            for peer_id, reason in report.refused.items():
-                if peer_id in names:
-                    wrong.append(f"{peer.name} refused {names[peer_id]}'s honest work: {reason}")
-    contributors = {report.round: report.contributors for _, report in evidence.finished_rounds()}
+    wrong += [
+        f"{peer.name} refused {names[peer_id]}'s honest work: {reason}"
+        for peer in evidence.honest
+        for report in peer.rounds
+        for peer_id, reason in report.refused.items()
+        if peer_id in names
+    ]
     known = {peer.peer_id for peer in evidence.peers}
     merged = {
         peer_id for _, report in evidence.finished_rounds() for peer_id in report.contributors
@@ -53,23 +50,26 @@ def judge_hygiene(evidence: Evidence) -> Verdict:
         count = sum(fault.did.get(word, 0) for fault in evidence.faults)
         if count:
             wrong.append(f"strangers counted {word}: {count}")
+    wrong += [
+        f"an upload of kind {upload.kind} was merged: {upload.round[:8]}"
+        for upload, merged in _spoilt(evidence)
+        if merged
+    ]
+    return wrong
+
+
+def kept_out(evidence: Evidence) -> int:
+    """Number of spoilt uploads to rounds that finished without their author."""
+    return sum(not merged for _, merged in _spoilt(evidence))
+
+
+def _spoilt(evidence: Evidence) -> Iterator[tuple[HostileUpload, bool]]:
+    """Uploads that must be refused, to rounds that finished, and whether their author is in it."""
+    contributors = {report.round: report.contributors for _, report in evidence.finished_rounds()}
     hostile = {peer.peer_id for peer in evidence.peers if peer.hostile}
-    kept_out = 0
     for upload in evidence.hostile_uploads:
         if upload.kind in NEVER_MERGED and upload.round in contributors:
-            if hostile & set(contributors[upload.round]):
-                wrong.append(f"an upload of kind {upload.kind} was merged: {upload.round[:8]}")
-            else:
-                kept_out += 1
-    if hostile and not kept_out and not wrong:
-        return Verdict(Promise.HYGIENE, None, "no spoilt upload reached a round that finished")
-    visits = [fault for fault in evidence.faults if fault.kind in STRANGERS]
-    got_through = sum(fault.did.get("frames", 0) for fault in visits)
-    if visits and not got_through and not wrong and len(visits) == len(evidence.faults):
-        return Verdict(Promise.HYGIENE, None, "no stranger got a frame through")
-    kept = f"; {kept_out} spoilt uploads were kept out" if hostile else ""
-    came = f"; {got_through} frames of strangers had no effect" if visits else ""
-    return verdict_of(Promise.HYGIENE, wrong, f"every saved number is finite{kept}{came}")
+            yield upload, bool(hostile & set(contributors[upload.round]))
 
 
 CONVICTED = "convicted"
@@ -97,57 +97,6 @@ class LieFound:
     """While the liars lied in this way."""
     usual_versions_per_minute: float | None
     """Versions per minute of the control."""
-
-
-def judge_liars(evidence: Evidence) -> Verdict:
-    """Judge that provable liars are banned by all in time, and that no honest peer ever is."""
-    wrong = _honest_ones_blamed(evidence)
-    if not evidence.acts:
-        return verdict_of(Promise.LIARS, wrong, "nobody is banned")
-    unknown: list[str] = []
-    banned: list[str] = []
-    for liar in evidence.liars:
-        lies = [each for each in evidence.lies if each.liar == liar.name]
-        told = [each for each in lies if each.lie in PROVABLE]
-        if not told:
-            unknown.append(f"{liar.name} had no chance to tell a lie that can be proved")
-        elif liar.counts_s is None or liar.counts_s > told[0].at_s:
-            unknown.append(f"{liar.name} was not established")
-        else:
-            _judge_one(evidence, liar, told, wrong, unknown, banned)
-    if unknown and not wrong:
-        return Verdict(Promise.LIARS, None, "; ".join([*unknown, *banned]))
-    return verdict_of(Promise.LIARS, wrong, "; ".join(banned))
-
-
-def _judge_one(
-    evidence: Evidence,
-    liar: PeerEvidence,
-    told: Sequence[LieTold],
-    wrong: list[str],
-    unknown: list[str],
-    banned: list[str],
-) -> None:
-    """``told``: its provable lies. Adds to one of the lists."""
-    lie, since_s = told[0].lie, told[0].at_s
-    at_s = {peer.name: _banned_s(peer, liar) for peer in _present(evidence, since_s)}
-    first_s = min(at_s.values(), default=math.inf)
-    lies = sum(each.at_s <= first_s for each in told)
-    if lie is Lie.REDUCE:
-        if lies > ROUNDS_MAX:
-            wrong.append(f"{liar.name} lied {lies} times ({lie}) before anybody banned it")
-            return
-        since_s = first_s
-    rounds = _rounds_between(evidence, since_s, max(at_s.values(), default=math.inf))
-    late = sorted(name for name, s in at_s.items() if s == math.inf)
-    if rounds > ROUNDS_MAX:
-        who = f"{', '.join(late)} never did" if late else f"all did after {rounds} rounds"
-        wrong.append(f"{liar.name} ({lie}) is to be banned within {ROUNDS_MAX} rounds; {who}")
-    elif late:
-        unknown.append(f"{liar.name} ({lie}) is not banned by {', '.join(late)} yet: too few lies")
-    else:
-        count = f"{lies} {'lie' if lies == 1 else 'lies'} and {rounds} rounds"
-        banned.append(f"{liar.name} ({lie}) was banned by all after {count}")
 
 
 def found(evidence: Evidence, control: Evidence | None) -> tuple[LieFound, ...]:
@@ -220,7 +169,8 @@ def _acts_of(evidence: Evidence, lie: Lie) -> list[Act]:
     return [act for act in evidence.acts if lie in act.lies]
 
 
-def _honest_ones_blamed(evidence: Evidence) -> list[str]:
+def honest_ones_blamed(evidence: Evidence) -> list[str]:
+    """Honest peers that others have banned, or hold too many strikes against."""
     names = {peer.peer_id: peer.name for peer in evidence.honest}
     wrong = []
     for peer in evidence.honest:
