@@ -48,7 +48,10 @@ class Lamb(torch.optim.Optimizer):
 
 
 def masked(count: int, source: torch.Generator) -> list[dict[str, torch.Tensor]]:
-    tokens = here.letters(count, LENGTH, source)
+    """Texts of one letter each, mostly: a few hundred steps teach to fill gaps in them."""
+    letter = torch.randint(32, (count, 1), generator=source)
+    noise = torch.rand(count, LENGTH, generator=source) < 0.1
+    tokens = torch.where(noise, here.letters(count, LENGTH, source), letter)
     hidden = torch.rand(count, LENGTH, generator=source) < 0.15
     inputs = torch.where(hidden, MASK, tokens)
     labels = torch.where(hidden, tokens, -100)
