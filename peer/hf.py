@@ -76,7 +76,7 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(
         self,
-        run: str | Path | RunFile,
+        run: str | Path | RunFile | None = None,
         *,
         schedule: bool = True,
         held_out: MeasureModel | Iterable[Mapping[str, torch.Tensor]] | None = None,

@@ -66,7 +66,7 @@ class ShoalCallback(Callback):  # type: ignore[misc]
 
     def __init__(
         self,
-        run: str | Path | RunFile,
+        run: str | Path | RunFile | None = None,
         *,
         schedule: bool = True,
         tokens: Callable[[Any], int] = tokens_of,

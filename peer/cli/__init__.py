@@ -25,6 +25,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -49,6 +50,9 @@ from peer.cli import (
 )
 from peer.cli.application import EXIT_USAGE, MEASURE, OWN_A_RUN, app, complain, reported
 
+FROM_ENVIRONMENT = ("start", "join", "keep", "bootstrap")
+"""Commands whose options are taken from the environment where the command line has none."""
+
 # Since 0.16 typer has its own copy of click and exports only a subclass of this class.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
@@ -66,7 +70,21 @@ def command() -> Any:
     """The command line of ``app``, built once: Typer evaluates the annotations of all options."""
     built = typer.main.get_command(app)
     _leave_flags_bare(built)
+    for name in FROM_ENVIRONMENT:
+        _take_from_environment(built.commands[name])
     return built
+
+
+def _take_from_environment(command: Any) -> None:
+    """Let every option have a variable, as launchers set them: ``--state-on-disk`` has
+    ``SHOAL_STATE_ON_DISK``, and the argument LINK has ``SHOAL_LINK``."""
+    for parameter in command.params:
+        if getattr(parameter, "hidden", False):
+            continue
+        is_option = parameter.opts[0].startswith("--")
+        name = parameter.opts[0][2:] if is_option else parameter.metavar
+        parameter.envvar = "SHOAL_" + re.sub(r"\W", "_", name).upper()
+        parameter.show_envvar = True
 
 
 def _leave_flags_bare(command: Any) -> None:

@@ -50,7 +50,7 @@ __all__ = ["Follower", "IslandBroken", "join", "open"]
 
 
 def join(
-    run: str | Path | RunFile,
+    run: str | Path | RunFile | None = None,
     *,
     model: torch.nn.Module,
     optimizer: Optimizers | None,
@@ -78,6 +78,6 @@ def join(
     return Follower(channel, plan)
 
 
-def open(run: str | Path | RunFile, **how: Any) -> Run | Follower:  # noqa: A001
+def open(run: str | Path | RunFile | None = None, **how: Any) -> Run | Follower:  # noqa: A001
     """``peer.open`` for every rank of ``torch.distributed``."""
     return join(run, **how).__enter__()

@@ -111,8 +111,13 @@ class Plan:
     ranks: OtherRanks | None = None
 
 
+LINK_VARIABLE = "SHOAL_LINK"
+"""Variable with the run of a program that names none: launchers set variables, and programs that
+split their arguments at `=` break a link."""
+
+
 def plan_of(
-    run: str | Path | RunFile,
+    run: str | Path | RunFile | None,
     *,
     model: torch.nn.Module,
     optimizer: Optimizers | None,
@@ -122,8 +127,14 @@ def plan_of(
 ) -> Plan:
     """The arguments of ``join``, checked. Raises ``TypeError`` or ``ValueError``."""
     chosen, model = settings_from(settings, own), checked_model(model)
+    where = run if run is not None else os.environ.get(LINK_VARIABLE)
+    if where is None:
+        raise TypeError(
+            "the run is missing: pass a run file, an https address or a shoal:// link, or set "
+            f"{LINK_VARIABLE} to one"
+        )
     return Plan(
-        where=run,
+        where=where,
         model=model,
         optimizers=checked_optimizers(optimizer, model, auto=auto, strict=chosen.strict),
         auto=auto,

@@ -84,7 +84,7 @@ RESTORE_WITHIN_S = 30.0
 
 
 def join(
-    run: str | Path | RunFile,
+    run: str | Path | RunFile | None = None,
     *,
     model: torch.nn.Module,
     optimizer: Optimizers | None,
@@ -92,7 +92,8 @@ def join(
     settings: JoinSettings | None = None,
     **own: Any,
 ) -> Run:
-    """Take part in a run: a file, an ``https`` address or a ``shoal://`` link.
+    """Take part in a run: a file, an ``https`` address or a ``shoal://`` link, or, where the program
+    names none, what the environment has as ``SHOAL_LINK``.
 
     ``auto``: exchange after each ``optimizer.step()``, of several optimizers after the last one's;
     otherwise call ``run.step(tokens=...)``, and ``optimizer`` may be ``None``. Further keywords are
@@ -105,7 +106,7 @@ def join(
     return Run(plan)
 
 
-def open(run: str | Path | RunFile, **how: Any) -> Run:  # noqa: A001
+def open(run: str | Path | RunFile | None = None, **how: Any) -> Run:  # noqa: A001
     """``join`` for a program without ``with``: the block is entered, and ``run.close()`` leaves it.
 
     It takes the arguments of ``join``. A run that is still open when the program ends is closed.

@@ -105,6 +105,32 @@ def test_the_help_shows_no_value_behind_flags(
     assert "--help" in shown and "bool" not in shown.lower(), shown
 
 
+@pytest.mark.parametrize("name", cli.FROM_ENVIRONMENT)
+def test_options_are_taken_from_the_environment_and_the_help_says_how(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    cli.run([name, "--help"])
+    shown = capsys.readouterr().out
+    options = set(re.findall(r"│ --([a-z-]+)", shown)) - {"help"}
+    assert len(options) > 8
+    for option in options:
+        assert f"[env var: SHOAL_{option.upper().replace('-', '_')}]" in shown
+    monkeypatch.setenv("SHOAL_LANE", "none")
+    assert cli.run([name, "--yes", LINK][: 1 if name == "bootstrap" else 3]) == 2
+    assert "'--lane' (env var: 'SHOAL_LANE')" in capsys.readouterr().err
+
+
+def test_the_link_of_a_run_is_taken_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SHOAL_LINK", "shoal://abc")
+    monkeypatch.setenv("SHOAL_YES", "1")
+    for name in ("join", "keep"):
+        assert cli.run([name]) == 2
+        assert "'shoal://abc' is not a run link" in capsys.readouterr().err
+
+
 def test_every_command_has_json_for_scripts() -> None:
     without = {
         name

@@ -47,6 +47,16 @@ def test_what_cannot_be_joined_with_is_refused_before_a_run_is_looked_for(
         join(**given)
 
 
+def test_a_program_that_names_no_run_takes_that_of_its_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SHOAL_LINK", raising=False)
+    with pytest.raises(TypeError, match=r"the run is missing: .* set SHOAL_LINK to one"):
+        peer.join(model=NET, optimizer=SGD)
+    monkeypatch.setenv("SHOAL_LINK", "shoal://abc?seed=x")
+    assert repr(peer.join(model=NET, optimizer=SGD)) == "Run(shoal://abc?seed=x, not entered)"
+
+
 def test_an_optimizer_that_lacks_trained_parameters_is_told_and_an_error_on_request() -> None:
     part = torch.optim.SGD(NET[0].parameters(), lr=0.1)
     with pytest.warns(LoopWarning, match=r"lacks 1\.weight, 1\.bias, which the run exchanges"):
