@@ -68,7 +68,7 @@ app.add_typer(simulating.simulations, name="simulate", rich_help_panel=MEASURE)
 @cache
 def command() -> Any:
     """The command line of ``app``, built once: Typer evaluates the annotations of all options."""
-    built = typer.main.get_command(app)
+    built: Any = typer.main.get_command(app)
     _leave_flags_bare(built)
     for name in FROM_ENVIRONMENT:
         _take_from_environment(built.commands[name])
