@@ -92,8 +92,9 @@ def join(
     settings: JoinSettings | None = None,
     **own: Any,
 ) -> Run:
-    """Take part in a run: a file, an ``https`` address or a ``shoal://`` link, or, where the program
-    names none, what the environment has as ``SHOAL_LINK``.
+    """Take part in a run: a file, an ``https`` address or a ``shoal://`` link.
+
+    Where the program names none, it is what the environment has as ``SHOAL_LINK``.
 
     ``auto``: exchange after each ``optimizer.step()``, of several optimizers after the last one's;
     otherwise call ``run.step(tokens=...)``, and ``optimizer`` may be ``None``. Further keywords are
