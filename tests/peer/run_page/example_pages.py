@@ -61,6 +61,7 @@ def a_page(**changes: object) -> RunPage:
             at=NOW - 3000,
             size_bytes=248_000_000,
             loss=2.2134,
+            loss_tokens=396_000_000,
             path="exports/2026-11-23T080000Z-3f9a1c2b4d5e6f70/model.safetensors",
             url="https://huggingface.co/ada/tiny-stories-124m",
         ),
