@@ -79,7 +79,6 @@ NOT_FROM_STRANGERS: dict[str, str] = {
     "peer/bridge/shared_memory.py": OWN_PROCESS,
     "peer/cli/owning.py": "the owner's own run file",
     "peer/data/base_models.py": "weights with a hash in the run file",
-    "peer/data/documents.py": "the text of a document, which any bytes are",
     "peer/data/text/examples.py": "text that formats has written",
     "peer/data/text/formats.py": "downloaded data with a hash in the run file",
     "peer/data/hub.py": "the card of a dataset, which the author of a run file chose",
