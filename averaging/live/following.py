@@ -87,6 +87,10 @@ class Followed(Learner, Protocol):
     async def stop_encoding(self) -> None: ...
 
 
+REPLAY_SOURCES_MAX = 3
+"""Peers that are asked for missed merges before a whole state is fetched."""
+
+
 @dataclass(slots=True, eq=False)
 class _Attempt:
     """One attempt to go over to a state of another peer."""
@@ -323,20 +327,11 @@ class Following:
             return None
         entries, reached = self._reduced(effect, Standing.of(before))
         missed_bytes = (effect.version - reached.version) * payload_bytes
-        policy, line_bytes_s = averager.terms.policy, averager.transport.down.bytes_per_s
-        try:
-            if reached.lineage != effect.lineage:
-                entries += await averager.fetcher.replay(
-                    self._work.index,
-                    sizes,
-                    effect.source,
-                    reached,
-                    target=effect.lineage,
-                    timeout_s=fetch_timeout_s(policy, missed_bytes, line_bytes_s=line_bytes_s),
-                )
-        except FetchFailed as error:
-            self._work.event("replay_failed", reason=str(error))
-            return None
+        if reached.lineage != effect.lineage:
+            fetched = await self._replayed(effect, reached, sizes, missed_bytes)
+            if fetched is None:
+                return None
+            entries += fetched
         if not entries or self._work.state is not before:
             return None
         state = await averager.threads.run(self._copied, before)
@@ -353,6 +348,33 @@ class Following:
             self._work.keep_for_replay(entry, lineage)
         self._work.state = state
         return state
+
+    async def _replayed(
+        self, effect: CatchUp, reached: Standing, sizes: Sequence[int], missed_bytes: int
+    ) -> tuple[ReplayEntry, ...] | None:
+        """The rounds that lead to the lineage asked for; ``None`` if nobody who is asked has them.
+
+        Whoever has merged them can send them: the peer that is ahead may be one that only a relay
+        leads to, and relays carry no bulk. Merges are a tenth of the state.
+        """
+        averager = self._averager
+        others = [peer for peer in self._sources(effect.source) if peer != effect.source]
+        timeout_s = fetch_timeout_s(
+            averager.terms.policy, missed_bytes, line_bytes_s=averager.transport.down.bytes_per_s
+        )
+        for source in (effect.source, *others[: REPLAY_SOURCES_MAX - 1]):
+            try:
+                return await averager.fetcher.replay(
+                    self._work.index,
+                    sizes,
+                    source,
+                    reached,
+                    target=effect.lineage,
+                    timeout_s=timeout_s,
+                )
+            except FetchFailed as error:
+                self._work.event("replay_failed", reason=str(error))
+        return None
 
     def _reduced(self, effect: CatchUp, standing: Standing) -> tuple[list[ReplayEntry], Standing]:
         """The next rounds, as far as this peer reduced them for others, and where they lead."""

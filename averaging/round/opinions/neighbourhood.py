@@ -126,7 +126,7 @@ class Neighbourhood:
         self.started_at = now
         self.failed = BoundedMapping[PeerId, float]("failed peers", FAILED_MAX, worth=self.worth)
         """Peers whose last call failed, and when."""
-        self._back = deque[PeerId](maxlen=BACK_MAX)
+        self._back: deque[PeerId] = deque(maxlen=BACK_MAX)
         self.passed_over = BoundedMapping[PeerId, int](
             "peers passed over", FAILED_MAX, worth=self.worth
         )

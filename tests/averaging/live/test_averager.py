@@ -19,6 +19,7 @@ from averaging.history.state import FragmentState
 from averaging.live.fragment import FragmentWork
 from averaging.live.settings import AveragerSettings
 from averaging.live.slices.reducing import Reducing
+from averaging.live.states.fetch_server import fetch_protocol
 from averaging.live.streams.uplink import FIRST, Uplink
 from averaging.messages import Link
 from averaging.numbers.arrays import Float32s
@@ -29,11 +30,15 @@ from averaging.round.interface.phase import Phase
 from averaging.rules.due import DuePolicy
 from averaging.rules.peer_view import PeerView
 from averaging.rules.quorum import QuorumPolicy
+from dht.errors import PeerUnreachable
+from dht.forwarding_host import ForwardingHost
+from dht.host import Stream
+from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import CALM, STORM
 from dht.memory.virtual_loop import run
 from dht.protocol import NEWEST
-from tests.averaging.live.quadratic import POLICY, Peer, check_tokens, start_of, swarm
+from tests.averaging.live.quadratic import POLICY, RUN, Peer, check_tokens, start_of, swarm
 from tests.seeds import seeds
 
 ROUGH = replace(POLICY, quorum=QuorumPolicy(wait_s=20.0), margin_s=3.0)
@@ -143,6 +148,47 @@ async def test_a_peer_that_missed_rounds_replays_them_and_loses_no_work(
         ]
         assert "fetch_broken" not in caplog.text  # the connections carry the next streams
         check_tokens(peers)
+
+
+class NoBulkFrom(ForwardingHost):
+    """A host that has no connection for bulk data with one peer: only a relay leads to it."""
+
+    hidden: PeerId | None = None
+
+    async def open_stream(
+        self, peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False
+    ) -> Stream:
+        if peer == self.hidden and protocol == fetch_protocol(RUN):
+            raise PeerUnreachable(peer, "the connection is relayed, and relays carry no bulk")
+        return await super().open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)
+
+
+async def test_missed_merges_come_from_a_peer_that_can_send_them_and_not_as_a_state() -> None:
+    """A home heard that it was behind from one that only a relay led to, and downloaded 5 MB of
+    state from a third in place of the 0.3 MB of merges that the third had as well."""
+    network = MemoryNetwork()
+    async with swarm(network) as made:
+        await made.add("anna")
+        await made.add("boris")
+        clara = await made.add("clara", wrap=NoBulkFrom)
+        assert isinstance(clara.host, NoBulkFrom)
+        await made.live(18.0)
+        network.partition([[clara.id]])
+        await made.live(30.0)
+        network.heal()
+        for source in made.peers[:2]:
+            clara.host.hidden = source.id
+            await made.live(36.0)
+            adopted = clara.told("state_adopted")
+            if clara.told("replay_failed"):
+                break
+            network.partition([[clara.id]])
+            await made.live(30.0)
+            network.heal()
+        made.check()
+        assert clara.told("replay_failed") and clara.versions() == made.peers[0].versions()
+        assert {told["how"] for told in adopted} == {"replay"}
+        assert not clara.told("catch_up_failed")
 
 
 async def test_histories_founded_apart_are_never_averaged_and_one_goes_over_whole() -> None:
@@ -825,7 +871,7 @@ async def test_what_audits_move_is_load_on_the_line_beside_that_of_rounds() -> N
         await asyncio.sleep(10.0)
         lines = averager.transport.up, averager.transport.down
         for line in lines:
-            line.transferred(1_000_000, began=began, ended=averager.now())
+            line.transferred(averager.host.peer_id, 1_000_000, began=began, ended=averager.now())
         averager.moved(sent=500_000, since=began)
         averager.moved(received=250_000, since=began)
         assert [line.bytes_per_s for line in lines] == [pytest.approx(150e3), pytest.approx(125e3)]
