@@ -345,6 +345,10 @@ class Withdraw(_Message, frozen=True):
         check_incarnation(self.incarnation)
 
 
+LEAVING = "leaving"
+"""The reason of a leader that takes part no more: its joiners go to the next in rank at once."""
+
+
 class NoQuorum(_Message, frozen=True):
     """Leader to member: there will be no round now; everything stays pending."""
 

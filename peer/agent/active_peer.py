@@ -29,7 +29,7 @@ from peer.agent.online_peer import OnlinePeer
 from peer.agent.policies import averager_settings, round_policy
 from peer.agent.saver import Saver
 from peer.events import sentences
-from peer.rules.ending import Ending, LastOffers, LastRounds, who_differs
+from peer.rules.ending import Ending, LastOffers, LastRounds, who_differs, who_leaves_too
 from peer.rules.foundings import Founding, founding_of
 from peer.rules.ledger import APART, ROLLED_BACK
 from peer.status import Status
@@ -46,6 +46,12 @@ HAND_OVER_SHARE = 0.2
 """Least share of the time to leave for another peer to take over this one's versions."""
 
 OFFER_EVERY_S = 0.25
+
+TOGETHER_S = 10.0
+"""Time after which a peer goes though others that leave at the same moment stand elsewhere."""
+
+TOGETHER_LEAST_S = 3.0
+"""The same, after the own work was merged for longer than that."""
 
 HAND_OVER_LOOK_S = 0.25
 SETTLE_EVERY_S = 5.0
@@ -124,6 +130,9 @@ class ActivePeer:
                 greeting = self._online.greet_keepers()
                 work.append(tasks.create_task(greeting, name="greet keepers"))
                 await local.unless_hurried(self._merge_pending(ending))
+                share_s = TOGETHER_S - (time.monotonic() - began)
+                together = self._leave_together(max(TOGETHER_LEAST_S, share_s))
+                await local.unless_hurried(together)
             if not await local.unless_hurried(averager.drain(timeout_s=0.4 * ending.timeout_s)):
                 local.event("drain_cut_short", in_flight=averager.in_flight)
             if ending.timeout_s > 0:
@@ -173,6 +182,22 @@ class ActivePeer:
                 tokens=pending,
                 seconds=spent_s,
             )
+
+    async def _leave_together(self, timeout_s: float) -> None:
+        """Stay a member while others leave as well, until all have merged and have one model."""
+        loop, local, online = asyncio.get_running_loop(), self._local, self._online
+        deadline = loop.time() + timeout_s
+        while local.versions() and local.paused is None and loop.time() < deadline:
+            online.refresh_view()
+            answers = await online.statuses(online.followers()[:ASKED_LAST])
+            waiting = who_leaves_too(local.versions(), answers, model=local.model)
+            if not waiting and not self._averager.in_flight:
+                return
+            if not answers:
+                return
+            local.offer_before_leaving()
+            self._show_standing(PeerId(answer.peer) for answer in answers)
+            await asyncio.sleep(OFFER_EVERY_S)
 
     @property
     def _has_folded(self) -> bool:

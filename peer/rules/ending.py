@@ -14,6 +14,10 @@ group are then on one chain, and a peer that is behind on it catches up. Of two 
 apart, after a partition or with more peers than a roster holds, the one with less work gives way. A
 peer may leave when all peers that it can ask have ended, too, and have the same versions. The wait
 is bounded: if it runs out, the event ``left_apart`` says who differs.
+
+**Peers that leave at the same time**, as at the end of an evening, wait for one another in the same
+way for a few seconds (``who_leaves_too``): else the first would go with older versions than the
+last, and five peers would keep three models.
 """
 
 from __future__ import annotations
@@ -119,6 +123,28 @@ def who_differs(
             waiting.append(f"{other.name or other.peer}: at {list(other.versions)}")
         elif other.versions == tuple(mine) and other.model and model and other.model != model:
             waiting.append(f"{other.name or other.peer}: at these versions with other parameters")
+    return waiting
+
+
+def who_leaves_too(mine: Sequence[int], others: Iterable[Status], *, model: str = "") -> list[str]:
+    """Names of the peers for which one that leaves stays, where nobody trains on, with reasons.
+
+    Peers that leave together end as a run does: with one model, which has the work of all. Each
+    stays while another has work that is not merged, or stands elsewhere. Where others train on,
+    they have the newest versions, and nobody stays for those that leave.
+    """
+    known = [other for other in others if other.versions]
+    if any(other.role == "learner" and other.phase != "leaving" for other in known):
+        return []
+    waiting = []
+    for other in known:
+        name = other.name or other.peer
+        if other.phase == "leaving" and other.fates.get("pending", 0) > 0:
+            waiting.append(f"{name}: has work that is not merged")
+        elif other.versions != tuple(mine):
+            waiting.append(f"{name}: at {list(other.versions)}")
+        elif other.model and model and other.model != model:
+            waiting.append(f"{name}: at these versions with other parameters")
     return waiting
 
 

@@ -690,7 +690,11 @@ class Joining:
     ) -> Changes:
         if not self._is_answer(sender, message.join):
             return [Count("stale_answer")]
-        if isinstance(message, messages.Refused) and message.behind:
+        if isinstance(message, messages.Refused):
+            leads_on = not message.behind
+        else:
+            leads_on = message.reason != messages.LEAVING
+        if not leads_on:
             return self._pass_over(sender, message.reason, situation, now)
         weight = UNUSUAL_FAILURE if isinstance(message, messages.Refused) else 1
         return [
@@ -719,7 +723,8 @@ class Joining:
         return [*failed, *self._give_up_offer(f"I declined the commit: {reason}")]
 
     def _pass_over(self, behind: PeerId, reason: str, situation: Situation, now: float) -> Changes:
-        """A leader is behind this peer: join the next in rank, at this version at least."""
+        """A leader is behind this peer, or leaves: join the next in rank, at this version or for
+        longer."""
         attempt = self.attempt
         assert attempt is not None and situation.standing is not None
         changes: Changes = [

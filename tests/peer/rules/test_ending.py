@@ -8,7 +8,14 @@ import msgspec
 import pytest
 
 from dht.membership.clock_offset import ClockEstimate
-from peer.rules.ending import Ending, LastRounds, ended, seconds_left, who_differs
+from peer.rules.ending import (
+    Ending,
+    LastRounds,
+    ended,
+    seconds_left,
+    who_differs,
+    who_leaves_too,
+)
 from peer.run_file.sections import End
 from peer.status import Status
 from tests.peer.statuses import a_status
@@ -111,3 +118,26 @@ def test_merging_and_handing_over_share_the_patience_that_a_leaving_peer_has() -
     assert ending.patience_left_s(5.0) == 300.0
     assert ending.patience_left_s(130.0) == 200.0
     assert ending.patience_left_s(331.0) == 0.0
+
+
+def leaver(versions: tuple[int, ...], pending: float = 0.0, model: str = "ab") -> Status:
+    fates = {"pending": pending}
+    return a_status(name="boris", phase="leaving", versions=versions, fates=fates, model=model)
+
+
+def test_peers_that_leave_together_wait_for_work_and_for_one_model() -> None:
+    """Of five that left at once three kept other models than the last."""
+    same, keeper = leaver((3, 4)), a_status(role="keeper", versions=(3, 4), model="ab")
+    assert who_leaves_too((3, 4), [same, keeper], model="ab") == []
+    for other in (leaver((3, 4), pending=11.0), leaver((3, 5)), leaver((2, 4))):
+        assert len(who_leaves_too((3, 4), [same, other], model="ab")) == 1
+    assert who_leaves_too((3, 4), [leaver((3, 4), model="cd")], model="ab")
+    behind = a_status(role="keeper", versions=(3, 3), model="cd")
+    assert who_leaves_too((3, 4), [same, behind], model="ab")
+
+
+def test_nobody_stays_for_those_that_leave_while_another_trains_on() -> None:
+    stays = a_status(name="clara", phase="ready", versions=(3, 4))
+    assert who_leaves_too((3, 4), [leaver((3, 5)), stays], model="ab") == []
+    newcomer = a_status(name="dora", phase="fetching", versions=())
+    assert who_leaves_too((3, 4), [leaver((3, 5)), newcomer], model="ab")

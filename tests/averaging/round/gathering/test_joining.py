@@ -371,6 +371,20 @@ def test_a_leader_that_is_behind_is_passed_over_at_once_with_the_same_offer() ->
     assert not [effect for effect in effects if isinstance(effect, GiveUp)]
 
 
+def test_a_leader_that_leaves_is_passed_over_at_once_with_the_same_offer() -> None:
+    """A peer that left as well joined it again, and waited for its answer for a quarter of the time
+    that it had."""
+    rounds = machine(reachable=False)
+    first = joined(rounds)
+    other = BORIS if first == ANNA else ANNA
+
+    effects = rounds.handle(Received(first, said.NoQuorum(0, 1, said.LEAVING)), 2.0)
+
+    (again,) = sent(effects, other)
+    assert isinstance(again, Join) and first in again.failed and again.mark == 24
+    assert not [effect for effect in effects if isinstance(effect, GiveUp)]
+
+
 @pytest.mark.parametrize("where", ["start", "elsewhere"])
 def test_a_leader_that_was_behind_is_followed_again_when_it_calls_from_where_the_others_stand(
     where: str,
