@@ -16,7 +16,7 @@ Start reading at ``averager`` (one per run and peer: timers, turns, incoming mes
 
 Decisions do not belong here. ``averaging.round.machine`` decides whether a round begins, who is in
 it and how it ends; ``averaging.round.traffic`` which slice goes to whom;
-``averaging.round.fetched_states`` whether a state is taken. ``averaging.simulated`` asks the same
-modules, and ``tests/averaging/live/test_parity.py`` compares both. Everything that waits has a
-deadline, every queue a maximum, and a wrong message of a peer is refused by name and ends no round.
+``averaging.round.fetched_states`` whether a state is taken. ``averaging.virtual`` runs whole
+swarms of it in virtual time. Everything that waits has a deadline, every queue a maximum, and a
+wrong message of a peer is refused by name and ends no round.
 """

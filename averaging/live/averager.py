@@ -196,7 +196,8 @@ class Averager(Services):
     def state(self, fragment: int) -> FragmentState | None:
         if fragment >= len(self._works) or self._works[fragment].changing:
             return None
-        return self._works[fragment].state
+        state = self._works[fragment].state
+        return None if state is None else self.around.watch.serves(state)
 
     def signatures(self, state: FragmentState) -> Signatures:
         return self.shown(state).signatures
@@ -205,7 +206,8 @@ class Averager(Services):
         if fragment >= len(self._works):
             return None
         log = self._works[fragment].replay
-        return None if log is None else log.since(version, lineage)
+        entries = None if log is None else log.since(version, lineage)
+        return None if entries is None else self.around.watch.serves_rounds(entries)
 
     # Life
 

@@ -531,6 +531,7 @@ class FragmentWork:
         snapshot, policy = self.snapshot, self.machine.policy_at(effect.commit.version)
         offered = None if snapshot is None else (snapshot.base, snapshot.values)
         given = contribution(effect, self.state, offered, policy)
+        given = averager.around.watch.contributes(effect.commit, given)
         if given is not None:
             exchange.contribute(given)
 

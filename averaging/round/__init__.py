@@ -4,8 +4,7 @@ Start with the docstring of ``machine``: the phases, the protocol, and why it is
 
 In: ``interface.inputs``, one value for everything a machine is told, given to
 ``FragmentRounds.handle`` with the time. Out: ``interface.effects``, a list of values for the owner
-to carry out in order. The owners are ``averaging.live`` (sockets, threads) and
-``averaging.simulated`` (an event heap).
+to carry out in order. The owner is ``averaging.live`` (sockets, threads).
 
 ``machine`` routes each input to its parts and applies what they return:
 

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from averaging.history.parent_maps import ParentMap
+from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
 from averaging.live.learner_port import LearnerPort
 from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings
 from averaging.live.slices import watch as live
 from averaging.messages import Commit, Message
+from averaging.round.contributing import Contribution
 from averaging.round.fetched_states import Life
 from averaging.round.interface.effects import Apply, Effect, Fold, Note
 from averaging.round.interface.inputs import Input, UploadArrived
@@ -101,6 +103,17 @@ class Watch:
 
     def sends(self, peer: Peer, to: PeerId, message: Message) -> Message | None:
         return message
+
+    def contributes(
+        self, peer: Peer, commit: Commit, given: Contribution | None
+    ) -> Contribution | None:
+        return given
+
+    def serves(self, peer: Peer, state: FragmentState) -> FragmentState | None:
+        return state
+
+    def serves_rounds(self, peer: Peer, entries: Sequence[ReplayEntry]) -> Sequence[ReplayEntry]:
+        return entries
 
     def encoded(
         self, peer: Peer, commit: Commit, round_id: bytes, slices: Sequence[memoryview]
@@ -365,3 +378,12 @@ class _Watched(live.Watch):
 
     def arrived(self, upload: UploadArrived) -> UploadArrived:
         return _guarded(self._peer, self._peer.swarm.watch.arrived, self._peer, upload)
+
+    def contributes(self, commit: Commit, given: Contribution | None) -> Contribution | None:
+        return _guarded(self._peer, self._peer.swarm.watch.contributes, self._peer, commit, given)
+
+    def serves(self, state: FragmentState) -> FragmentState | None:
+        return _guarded(self._peer, self._peer.swarm.watch.serves, self._peer, state)
+
+    def serves_rounds(self, entries: Sequence[ReplayEntry]) -> Sequence[ReplayEntry]:
+        return _guarded(self._peer, self._peer.swarm.watch.serves_rounds, self._peer, entries)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -134,6 +134,10 @@ class Swarm:
 
         return self._loop.run_until_complete(act())
 
+    def await_(self, work: Coroutine[Any, Any, T]) -> T:
+        """Let as much time pass as a coroutine takes. Not to be called by events."""
+        return self._loop.run_until_complete(work)
+
     def run(self, until: float) -> None:
         """Let time pass. Raises the first error of a peer or of the watch."""
         while self.now < until:
@@ -173,7 +177,7 @@ class Swarm:
             raise unhandled[0]
 
     async def _end(self) -> None:
-        for peer in self.alive:
+        for peer in self._up():
             self.crash(peer.name)
         ended = await asyncio.gather(*self._ended, return_exceptions=True)
         left = [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
@@ -192,6 +196,9 @@ class Swarm:
 
     @property
     def alive(self) -> list[Peer]:
+        return self._up()
+
+    def _up(self) -> list[Peer]:
         return [peer for peer in self.nodes.values() if peer.alive]
 
     def trainers(self) -> list[Peer]:
@@ -246,7 +253,7 @@ class Swarm:
             for machine in peer.machines.values():
                 machine.peers.started_at = peer.now() - 1e6
         self.nodes[name] = peer
-        self.membership.came(peer, [each for each in self.alive if each is not peer])
+        self.membership.came(peer, [each for each in self._up() if each is not peer])
         peer.start()
         return peer
 
@@ -274,7 +281,7 @@ class Swarm:
     def say_goodbye(self, name: PeerId) -> None:
         """A peer leaves in order: everybody hears that it trains no more."""
         peer = self.nodes[name]
-        self.membership.left(peer, [each for each in self.alive if each is not peer])
+        self.membership.left(peer, [each for each in self._up() if each is not peer])
         self.crash(name)
 
     def pause(self, name: PeerId) -> None:
@@ -299,6 +306,6 @@ class Swarm:
         disk[state.fragment] = replace(state, momentum=state.momentum.copy())
 
     def _beat(self) -> None:
-        up = [peer for peer in self.alive if not peer.sleeps]
+        up = [peer for peer in self._up() if not peer.sleeps]
         self.membership.beat(up, self.network)
         self.call_in(self.membership.beat_s, self._beat)

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from averaging.history.parent_maps import ParentMap
+from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
 from averaging.messages import Commit, Message
+from averaging.round.contributing import Contribution
 from averaging.round.interface.effects import Apply, Effect, Fold
 from averaging.round.interface.inputs import UploadArrived
 from averaging.round.machine import FragmentRounds
@@ -51,9 +53,21 @@ class Watch:
         """The message to send in place of this one; ``None``: none."""
         return message
 
+    def contributes(self, commit: Commit, given: Contribution | None) -> Contribution | None:
+        """What to encode for a round in place of the own contribution; ``None``: nothing."""
+        return given
+
     def encoded(self, commit: Commit, round_id: bytes, slices: Sequence[memoryview]) -> None:
         """The own contribution to a round is encoded: a delegate's alone, without its riders'."""
 
     def arrived(self, upload: UploadArrived) -> UploadArrived:
         """What the machine is told of an upload that has come, or has failed to."""
         return upload
+
+    def serves(self, state: FragmentState) -> FragmentState | None:
+        """The state to show to those that fetch the own one; ``None``: none."""
+        return state
+
+    def serves_rounds(self, entries: Sequence[ReplayEntry]) -> Sequence[ReplayEntry]:
+        """The rounds to show to those that are behind."""
+        return entries

@@ -1,6 +1,6 @@
 """Effects: what a round machine asks its owner to do. Values only.
 
-``averaging.live.averager`` carries them out, and so does ``averaging.simulated.node``. The machine
+``averaging.live.averager`` carries them out. The machine
 never waits for an effect: the outcome is told to it later by an input
 (``averaging.round.interface.inputs``), which is named below at each effect. The machine has a
 deadline for each of those inputs.
