@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator
 from inspect import iscoroutinefunction, signature
@@ -42,8 +43,7 @@ gc.disable()
 
 LONGEST = (
     "tests/integration/test_chaos.py",
-    "tests/averaging/live/test_storms.py",
-    "tests/averaging/simulated/test_storms.py",
+    "tests/averaging/virtual/test_storms.py",
     "tests/integration/test_bootstrap_commands.py",
     "tests/peer/publishing/test_publishing.py",
     "tests/peer/trainer/test_session.py",
@@ -91,6 +91,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def runner() -> Callable[[Coroutine[Any, Any, None]], object]:
     """Runs the coroutines of tests: on virtual time, where a module or folder has no other."""
     return virtual_loop.run
+
+
+@pytest.fixture(autouse=True)
+def closed_swarms() -> Iterator[None]:
+    """Closes the virtual swarms that a test leaves open: each has an event loop and tasks."""
+    yield
+    swarms = sys.modules.get("tests.averaging.virtual.swarm")
+    while swarms is not None and swarms.open_swarms:
+        swarms.open_swarms[-1].close()
 
 
 @pytest.fixture

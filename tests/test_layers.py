@@ -81,6 +81,11 @@ ORDER = (
 ENTRANCES = ("peer", "peer.hf", "peer.lightning")
 """Modules at the top of a package that stand above its rooms: what user programs import."""
 
+TESTS_ON_HOOKS = ("tests/averaging/virtual",)
+"""Tests whose liars stand on ``averaging.live.slices.watch``."""
+PLANTED_BUGS = "tests.averaging.virtual.breakages"
+"""Some of its bugs are in the middle of a decision, where no hook is."""
+
 FOR_ROUNDS = {"averaging", "averaging.numbers", "averaging.history", "averaging.rules", "dht"}
 PARTS_OF_ROUNDS = {
     "averaging.round.interface",
@@ -213,7 +218,7 @@ Rule = Callable[[Modules], list[str]]
 @cache
 def repository() -> Modules:
     found = {}
-    for package in (*PACKAGES, "examples"):
+    for package in (*PACKAGES, "examples", *TESTS_ON_HOOKS):
         for path in sorted((ROOT / package).rglob("*.py")):
             is_package = path.name == "__init__.py"
             parts = path.relative_to(ROOT).with_suffix("").parts
@@ -267,8 +272,11 @@ def imports_of_examples(modules: Modules) -> list[str]:
         f"{module.name}:{each.line} imports {each.module}"
         for module in modules.values()
         for each in module.imports
-        if (module.package == "examples" and library(each) in {"dht", "averaging", "tests"})
-        or (module.package != "examples" and library(each) in {"examples", "tests"})
+        if module.package != "tests"
+        and library(each)
+        in (
+            {"dht", "averaging", "tests"} if module.package == "examples" else {"examples", "tests"}
+        )
     ]
 
 
@@ -745,6 +753,34 @@ def _has_maxlen(value: ast.expr | None) -> bool:
     return value is not None and "deque(maxlen=" in ast.unparse(value)
 
 
+def patches_of_private_names(modules: Modules) -> list[str]:
+    """Tests on hooks that replace a private method of a package all the same."""
+    return [
+        f"{module.name}:{node.lineno} replaces {name}"
+        for module in modules.values()
+        if module.package == "tests" and module.name != PLANTED_BUGS
+        for node in module.nodes
+        if isinstance(node, ast.Call | ast.Assign)
+        and (name := _replaced(node)) is not None
+        and is_private(name)
+    ]
+
+
+def _replaced(node: ast.Call | ast.Assign) -> str | None:
+    """The name that a statement replaces on an object of somebody else."""
+    match node:
+        case ast.Call(
+            func=ast.Attribute(attr="setattr" | "object"),
+            args=[_, ast.Constant(value=str(name)), *_],
+        ):
+            return name
+        case ast.Assign(targets=[ast.Attribute(value=owner, attr=name)]) if not (
+            isinstance(owner, ast.Name) and owner.id == "self"
+        ):
+            return name
+    return None
+
+
 RULES: dict[Rule, Modules] = {
     imports_against_the_order: planted(
         dht__identity="from averaging.messages import Join", averaging__messages=""
@@ -778,6 +814,10 @@ RULES: dict[Rule, Modules] = {
     tables_without_a_bound: planted(
         averaging__round__machine="class Machine:\n"
         "    def __init__(self): self.seen: dict[PeerId, float] = {}"
+    ),
+    patches_of_private_names: planted(
+        tests__averaging__virtual__liars="def lie(p):\n    p.setattr(Reducing, '_merge', 1)",
+        tests__averaging__virtual__usurpers="def lie(node):\n    node._enter = 1",
     ),
     rooms_without_a_map: {"peer.data": Module("peer.data", "import peer", is_package=True)},
 }

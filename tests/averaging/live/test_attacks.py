@@ -34,7 +34,6 @@ from averaging.round.gathering.roster import Leader, compose
 from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
 from averaging.round.opinions.neighbourhood import Neighbourhood
-from averaging.round.participation import Participation
 from averaging.rules.peer_view import PeerView
 from averaging.rules.probation import ProbationPolicy
 from dht.identity import Identity, PeerId
@@ -597,56 +596,6 @@ def test_a_member_that_says_void_of_every_round_costs_no_round(
 
 
 # Newcomers
-
-
-def _with_sybils(policy: Any, *, when_s: float) -> tuple[list[Any], int]:
-    """Three peers and, when they have worked for a while, four keys that join and never vote."""
-
-    async def main() -> tuple[list[Any], int]:
-        async with swarm(MemoryNetwork()) as made:
-            peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
-            await made.live(when_s)
-            for number in range(4):
-                await made.add(f"sybil {number}", policy=policy)
-            before = len(finished(peers))
-            await made.live(50.0)
-            made.check()
-            return list(finished(peers).values()), before
-
-    return run(main())
-
-
-SYBILS = {identity_of(f"sybil {number}").peer_id for number in range(4)}
-
-
-def _never_vote(patch: pytest.MonkeyPatch) -> None:
-    votes = Participation._proposed
-
-    def proposed(self: Participation, sender: PeerId, message: Any, now: float) -> bool:
-        return self._id.me not in SYBILS and votes(self, sender, message, now)
-
-    patch.setattr(Participation, "_proposed", proposed)
-
-
-@pytest.mark.slow  # simulated peers do the same in tests/averaging/simulated/test_probation.py
-def test_newcomers_that_join_and_never_vote_cost_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    _never_vote(monkeypatch)
-    policy = replace(POLICY, probation=ProbationPolicy(rounds=400, seconds=600.0))
-    rounds, before = _with_sybils(policy, when_s=30.0)
-    unguarded, unguarded_before = _with_sybils(POLICY, when_s=30.0)
-
-    guarded = [fields for fields in rounds[before:] if SYBILS.intersection(fields["members"])]
-    assert len(guarded) > 5, "they were hardly in a round"
-    assert not any(fields["leader"] in SYBILS for fields in rounds)
-    shares = [_share_of_sybils(fields) for fields in guarded]
-    assert max(shares) <= 0.25 + 1e-6
-    assert len(rounds) - before >= 2 * (len(unguarded) - unguarded_before)
-    assert len(rounds) - before >= 0.8 * before * 50.0 / 30.0
-
-
-def _share_of_sybils(fields: Any) -> float:
-    weights = zip(fields["contributors"], fields["weights"], strict=True)
-    return float(sum(weight for peer, weight in weights if peer in SYBILS))
 
 
 def test_five_peers_merge_as_soon_with_probation_as_without() -> None:

@@ -20,8 +20,8 @@ from averaging.rules.quorum import QuorumPolicy
 from dht.memory.host import MemoryNetwork
 from tests.averaging.live import quadratic
 from tests.averaging.live.quadratic import POLICY, QuadraticLearner, swarm
-from tests.averaging.simulated import reference
-from tests.averaging.simulated.exact_work import ETA, LAYOUT, MEMBERS, MU, ROUNDS, trained, work
+from tests.averaging.numbers import reference
+from tests.averaging.numbers.exact_work import ETA, LAYOUT, MEMBERS, MU, ROUNDS, trained, work
 
 EXACT = replace(
     POLICY,

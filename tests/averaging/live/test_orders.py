@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
-
 from averaging.history.attested import numbers_digest, rolled_back
 from averaging.history.state import FragmentState
 from averaging.messages import Stamp
@@ -60,55 +58,6 @@ async def test_an_amendment_known_to_one_peer_holds_for_all_from_its_version_on(
             assert {codec for v, codec in codecs(peer) if v < 6} == {"int8"}
             assert {codec for v, codec in codecs(peer) if v >= 6} == {"f16"}
         check_tokens(peers)
-
-
-@pytest.mark.slow  # simulated peers do the same in tests/averaging/simulated/test_orders.py
-async def test_a_partition_during_an_amendment_mixes_no_settings() -> None:
-    network = MemoryNetwork()
-    async with swarm(network) as made:
-        amended = orders(1, policies=((1, replace(POLICY, codec="f16")),))
-        issued = {amended.encoded: amended}
-        names = ("anna", "boris", "clara", "dora", "emil")
-        peers = [await made.add(name, issued=issued) for name in names]
-        await made.live(20.0)
-        left, right = peers[:3], peers[3:]
-        network.partition([[p.id for p in left], [p.id for p in right]])
-        for peer in right:
-            peer.averager.follow(amended)
-        await made.live(60.0)
-        assert all(peer.averager.terms.book.orders.stamp is None for peer in left)
-        network.heal()
-        await made.live(120.0)
-        made.check()
-        assert {peer.averager.terms.book.orders.stamp for peer in peers} == {amended.stamp}
-        for peer in peers:
-            assert codecs(peer)[-1][1] == "f16"
-        assert len({tuple(peer.versions()) for peer in peers}) == 1
-
-
-async def test_a_paused_run_makes_no_version_and_merges_the_work_of_the_pause_afterwards() -> None:
-    async with swarm(MemoryNetwork()) as made:
-        paused, resumed = orders(1, paused="the owner has paused it"), orders(2)
-        issued = {each.encoded: each for each in (paused, resumed)}
-        peers = [await made.add(name, issued=issued) for name in ("anna", "boris")]
-        await made.live(30.0)
-        for peer in peers:
-            peer.averager.follow(paused)
-        await made.live(20.0)
-        before = peers[0].versions()
-        await made.live(60.0)
-        assert peers[0].versions() == peers[1].versions() == before
-        peers[0].averager.follow(resumed)
-        await made.live(60.0)
-        made.check()
-        assert all(
-            b is not None and v is not None and v > b
-            for b, v in zip(before, peers[1].versions(), strict=True)
-        )
-        check_tokens(peers)
-        for peer in peers:
-            assert peer.learner is not None
-            assert not any(peer.learner.discarded(f.index) for f in made.layout.fragments)
 
 
 async def at_one_version(made: Swarm) -> list[FragmentState]:

@@ -25,7 +25,7 @@ from averaging.numbers.merge import (
     rule_names,
     squared_norm_encoded,
 )
-from tests.averaging.simulated import reference
+from tests.averaging.numbers import reference
 
 RULES = pytest.mark.parametrize("rule", ["mean", "rda", "clip", "centered_clip"])
 CODECS = pytest.mark.parametrize("codec", ["f32", "int8"])

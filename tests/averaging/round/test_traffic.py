@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import blake3
 import msgspec
 
 from averaging import messages as said
-from averaging.history.merged_map import Mark, MergedMap
-from averaging.history.parent_maps import ParentMap, encode_maps
 from averaging.messages import MERGED, NOTHING, OWN, Commit, Entry, Opening
 from averaging.round.interface.effects import Enter
 from averaging.round.traffic import (
@@ -20,7 +17,6 @@ from averaging.round.traffic import (
     Traffic,
 )
 from averaging.rules.usual_norms import UploadNorm
-from averaging.simulated.wires import Part
 from dht.identity import PeerId
 from tests.averaging.message_examples import COMMIT
 
@@ -162,10 +158,3 @@ def test_a_delegate_leaves_out_an_absurd_rider_and_waits_for_nobody_who_gives_no
     assert roster.decide() == (2,)
     assert list(roster.refused) == [3]
     assert not roster.wants(4, 0)
-
-
-def test_a_simulated_slice_is_known_by_the_digest_of_a_live_one() -> None:
-    """The digest is of the bytes of the slice and then the merged maps as they travel."""
-    maps = {0: ParentMap(MergedMap({BORIS: Mark(1, 2, 3), ANNA: Mark(4, 5, 6)}), bytes(32))}
-    assert Part(b"slice", maps).digest == blake3.blake3(b"slice" + encode_maps(maps)).digest()
-    assert Part(b"slice", None).digest == blake3.blake3(b"slice").digest()

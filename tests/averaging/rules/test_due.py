@@ -3,7 +3,6 @@
 import pytest
 
 from averaging.rules.due import DuePolicy, DueTime
-from tests.averaging.simulated.due_experiment import TAU, due_experiment, table
 
 POLICY = DuePolicy(cycle_steps=24, fragments=4)
 
@@ -124,18 +123,6 @@ def test_a_failed_attempt_is_retried_a_quarter_cycle_later() -> None:
 def test_a_nonsense_setting_is_refused_by_name(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
         DuePolicy(**{field: value})  # type: ignore[arg-type]
-
-
-@pytest.mark.slow  # it compares swarms with and without due times
-def test_peers_of_any_speeds_meet_without_waiting_longer_than_the_overlap() -> None:
-    rows = due_experiment(seeds=range(2), cycles=6)
-    print("\n" + table(rows))  # noqa: T201
-
-    for due, free in zip(rows[::2], rows[1::2], strict=True):
-        assert due.roster_share >= 0.85, due
-        assert due.wait_steps < TAU, due
-        assert due.finish_steps < TAU, due
-        assert due.roster_share > free.roster_share + 0.2, (due, free)
 
 
 def test_a_peer_that_takes_part_in_every_third_version_sits_two_out() -> None:

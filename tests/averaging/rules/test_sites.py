@@ -22,7 +22,7 @@ from averaging.rules.sites import (
 )
 from dht.identity import PeerId
 from tests.averaging.message_examples import COMMIT, EXAMPLES
-from tests.averaging.simulated.swarm import Storm, storm, weather_out
+from tests.averaging.virtual.swarm import Storm, storm, weather_out
 
 ANNA, BORIS, CLARA, DORA, EMIL = map(PeerId, ("anna", "boris", "clara", "dora", "emil"))
 JOIN = next(message for message in EXAMPLES if isinstance(message, said.Join))

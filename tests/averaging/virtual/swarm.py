@@ -8,23 +8,30 @@ the seed.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import blake3
 import msgspec
 import numpy as np
 
+from averaging.audit.proofs import Proof
 from averaging.history.adoption import Parting
 from averaging.history.parent_maps import ParentMap
 from averaging.history.standing import Standing, sealed_parents
 from averaging.history.state import FragmentState
+from averaging.live.checks.kept_proofs import Verdict
 from averaging.live.learner_port import Progress, Snapshot
+from averaging.live.settings import RunTerms, topic_of
 from averaging.messages import Commit, Message
 from averaging.numbers.arrays import Float32s
+from averaging.numbers.layout import Layout, TensorSpec
+from averaging.round.contributing import Contribution
 from averaging.round.interface.effects import Apply, Effect, Fold, GiveUp, Note
 from averaging.round.interface.inputs import GiveWay, LineMeasured, UploadArrived
 from averaging.round.interface.phase import Phase
@@ -32,10 +39,12 @@ from averaging.round.sealing.outcomes import OUTCOMES_MAX, VOWS_MAX
 from averaging.rules.due import DuePolicy
 from averaging.rules.line_levels import Level
 from averaging.rules.mixing import MixingPolicy
+from averaging.rules.orders import RoundOrders
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import ProbationPolicy
 from averaging.rules.quorum import QuorumPolicy
 from averaging.virtual import swarm as virtual
+from averaging.virtual.keys import Keys
 from averaging.virtual.membership import Membership
 from averaging.virtual.peer import Peer, PeerPlan, Watch
 from dht.identity import PeerId
@@ -60,6 +69,13 @@ POLICY = RoundPolicy(
     stale_s=20.0,
 )
 """Short cycles and deadlines: many rounds, and many ends of rounds, in little virtual time."""
+
+
+OTHER_LAYOUT = Layout.build(
+    [TensorSpec("e", (5, 3)), TensorSpec("f", (11,)), TensorSpec("g", (2, 2)), TensorSpec("h", ())],
+    1,
+)
+"""Another model of the same size. Who has it is of another run, as a round with others shows."""
 
 
 class ExactLearner:
@@ -152,6 +168,35 @@ class ExactLearner:
         self.learner.release()
 
 
+class ProofsOnDisk:
+    """A ``ProofShelf``: what a peer has proved outlives its crashes."""
+
+    def __init__(self) -> None:
+        self._verdicts: list[Verdict] = []
+        self._proofs: dict[bytes, Proof] = {}
+
+    def verdicts(self) -> list[Verdict]:
+        return self._verdicts
+
+    def sizes(self) -> Mapping[bytes, int]:
+        return {name: len(proof.data) for name, proof in self._proofs.items()}
+
+    def write(
+        self, verdicts: Iterable[Verdict], kept: Set[bytes], new: Mapping[bytes, Proof]
+    ) -> None:
+        self._verdicts = list(verdicts)
+        self._proofs = {name: each for name, each in self._proofs.items() if name in kept}
+        self._proofs.update(new)
+
+    def read(self, name: bytes) -> Proof | None:
+        return self._proofs.get(name)
+
+
+def orders_of(peer: Peer) -> RoundOrders:
+    """The directive that a peer follows."""
+    return peer.averager.terms.book.orders
+
+
 def learner_of(peer: Peer) -> Learner | None:
     """The learner of a peer that trains."""
     port = peer.learner
@@ -172,7 +217,7 @@ class Swarm(virtual.Swarm, Watch):
         heartbeat_s: float = 4.0,
         young: bool = False,
         sees: Callable[[Peer, Peer], bool] = lambda one, other: True,
-        membership: Membership | None = None,
+        keys: Keys | None = None,
     ) -> None:
         """``slices``: of a contribution in f32; smaller ones have fewer."""
         self.rng = random.Random(seed)
@@ -191,6 +236,18 @@ class Swarm(virtual.Swarm, Watch):
         self.on_apply: Callable[[Peer, Apply], None] | None = None
         self.on_effect: Callable[[Peer, Effect], Effect | None] | None = None
         self.on_send: Callable[[PeerId, PeerId, Message], bool] | None = None
+        self.on_say: Callable[[Peer, PeerId, Message], Message | None] | None = None
+        self.orders_issued: dict[bytes, RoundOrders] = {}
+        """Directives of the run's owner, by their bytes."""
+        self.orders_known: dict[PeerId, RoundOrders] = {}
+        """The directive that each peer has on its disk."""
+        self.other_runs: set[PeerId] = set()
+        """Peers that take part in another run by mistake."""
+        self.lines: dict[PeerId, float] = {}
+        """Speeds of lines in bytes a second that peers are told; where none is, they measure."""
+        self.uploads: list[tuple[Peer, bytes, Sequence[memoryview]]] = []
+        """Own contributions, as they are in the memory of the peers."""
+        self.shelves: defaultdict[PeerId, ProofsOnDisk] = defaultdict(ProofsOnDisk)
         self.gives_way: Callable[[Peer], bool] = lambda peer: False
         self._goals: dict[PeerId, Float32s] = {}
         self._fates: dict[PeerId, tuple[Standing, tuple[int, ...]]] = {}
@@ -207,8 +264,9 @@ class Swarm(virtual.Swarm, Watch):
             learner=self._exact_learner,
             seed=seed,
             weather=weather,
-            membership=membership or Membership(beat_s=heartbeat_s, young=young, sees=sees),
+            membership=Membership(beat_s=heartbeat_s, young=young, sees=sees),
             watch=self,
+            keys=keys,
         )
         open_swarms.append(self)
 
@@ -253,6 +311,51 @@ class Swarm(virtual.Swarm, Watch):
         """A checkpoint, not of every version: a restart may come back with an older one."""
         if peer.name not in self.disks or self.rng.random() < 0.7:
             super().save(peer, state)
+
+    def terms_of(self, name: PeerId) -> RunTerms:
+        terms = super().terms_of(name)
+        if name in self.other_runs:
+            terms = replace(terms, layout=OTHER_LAYOUT)
+        terms.book.orders = self.orders_known.get(name, terms.book.orders)
+        return terms
+
+    def around(self, name: PeerId) -> Mapping[str, Any]:
+        return {
+            "take_directive": partial(self._take_directive, name),
+            "shelf": self.shelves[name],
+            "line_max": lambda: self.lines.get(name, math.inf),
+        }
+
+    def _take_directive(self, name: PeerId, directive: bytes) -> bool:
+        theirs = self.orders_issued.get(directive)
+        if theirs is not None and self.follow(name, theirs):
+            return True
+        mine = orders_of(self.nodes[name])
+        return mine.stamp is None or theirs is mine
+
+    def follow(self, name: PeerId, orders: RoundOrders) -> bool:
+        """Have a peer follow a directive of the run's owner, if it is newer than the one known."""
+        assert orders.stamp is not None
+        peer = self.nodes[name]
+        known = orders_of(peer).stamp
+        if known is not None and known.number >= orders.stamp.number:
+            return False
+        self.orders_known[name] = orders
+        self.within(lambda: peer.averager.follow(orders))
+        return True
+
+    def say(self, sender: PeerId, to: PeerId, message: Message) -> None:
+        """Have a peer that is up say something, whatever its machine thinks of it."""
+        peer = self.nodes.get(sender)
+        if peer is not None and peer.alive and not peer.sleeps and to != sender:
+            peer.send(to, message)
+
+    def sign(self, peer: PeerId, data: bytes) -> bytes:
+        return self.keys[peer].sign(data)
+
+    @property
+    def topic(self) -> bytes:
+        return topic_of(self.of.run_id, self.layout)
 
     # ``Watch``
 
@@ -304,6 +407,9 @@ class Swarm(virtual.Swarm, Watch):
         self.truth.stands(peer.name, state)
         self.save(peer, state)
 
+    def sends(self, peer: Peer, to: PeerId, message: Message) -> Message | None:
+        return message if self.on_say is None else self.on_say(peer, to, message)
+
     def heard(self, peer: Peer, sender: PeerId, message: Message) -> Message | None:
         if self.on_send is not None and not self.on_send(sender, peer.name, message):
             return None
@@ -311,12 +417,20 @@ class Swarm(virtual.Swarm, Watch):
         self.truth.coverage[f"heard {type(message).__name__}"] += 1
         return message
 
+    def contributes(
+        self, peer: Peer, commit: Commit, given: Contribution | None
+    ) -> Contribution | None:
+        if given is None and commit.kind != "mix":
+            raise Broken(f"{peer} entered a round without an offer")
+        return given
+
     def encoded(
         self, peer: Peer, commit: Commit, round_id: bytes, slices: Sequence[memoryview]
     ) -> None:
         entry = commit.index(peer.name)
         assert entry is not None
         self.truth.uploaded(round_id, entry, b"".join(slices))
+        self.uploads.append((peer, round_id, slices))
 
     def arrived(self, peer: Peer, upload: UploadArrived) -> UploadArrived:
         problem = self.faulty.get(upload.sender)
@@ -396,7 +510,7 @@ class Swarm(virtual.Swarm, Watch):
 
 
 open_swarms: list[Swarm] = []
-"""Swarms that are not closed: ``conftest`` closes those that a test leaves."""
+"""Swarms that are not closed: ``tests/conftest.py`` closes those that a test leaves."""
 
 
 # Weather from a seed
@@ -427,8 +541,16 @@ class Storm:
     """Levels below the first one. Lines are measured as fast or slow by chance."""
 
 
+SEVERAL_GROUPS = (
+    Storm(peers=(9, 14), group_size=4),
+    Storm(peers=(9, 14), group_size=4, mixing=MixingPolicy(every=3)),
+    Storm(peers=(6, 12), group_size=3, mixing=MixingPolicy(every=0)),
+)
+"""Storms over a swarm that is dealt into several groups."""
+
+
 def storm(seed: int, how: Storm | None = None) -> Swarm:
-    """A simulated swarm with everything that can happen to it drawn from the seed."""
+    """A swarm with everything that can happen to it drawn from the seed."""
     return cause_storm(Swarm, seed, how or Storm())
 
 
@@ -512,15 +634,14 @@ def weather_out(swarm: Swarm, how: Storm | None = None) -> None:
     ``Broken`` when they do not within the calm.
     """
     how = how or Storm()
-    with swarm:
-        swarm.run(how.rough_s)
-        before = max(swarm.versions(), default=0)
-        end = how.rough_s + how.calm_s
-        while swarm.now < end:
-            swarm.run(swarm.now + 1.0)
-            if has_recovered(swarm, how, before):
-                return
-        raise not_recovered(swarm, how, before)
+    swarm.run(how.rough_s)
+    before = max(swarm.versions(), default=0)
+    end = how.rough_s + how.calm_s
+    while swarm.now < end:
+        swarm.run(swarm.now + 1.0)
+        if has_recovered(swarm, how, before):
+            return
+    raise not_recovered(swarm, how, before)
 
 
 def reach_one_final_lineage(swarm: Swarm, *, within_s: float) -> None:
@@ -587,9 +708,9 @@ def _measure_lines(swarm: Swarm, rng: random.Random, how: Storm) -> None:
     rough = swarm.now < how.rough_s
     names = [rng.choice(swarm.names)] if rough else swarm.names
     for peer in (swarm.nodes[name] for name in names if name in swarm.nodes):
-        measured = LineMeasured(rng.choice([0.0, 20.0, 100.0, 1e6]) if rough else 1e6)
+        swarm.lines[peer.name] = rng.choice([20.0, 100.0, 1e6]) if rough else 1e6
         if peer.alive:
-            peer.take(measured)
+            peer.take(LineMeasured(peer.averager.bytes_per_s))
     swarm.call_in(rng.uniform(1.0, 9.0), _measure_lines, swarm, rng, how)
 
 

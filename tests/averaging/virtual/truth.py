@@ -1,6 +1,6 @@
 """The promises of averaging, watched from outside: whoever breaks one breaks the test.
 
-``Truth`` sees everything that a swarm does, simulated or live, and says nothing to it. ``Learner``
+``Truth`` sees everything that a swarm does, and says nothing to it. ``Learner``
 trains a handful of values, so that bits can be compared and every token followed.
 """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from averaging.history.attested import rolled_back
 from dht.identity import Identity, PeerId
-from dht.memory.host import MemoryNetwork
+from dht.memory.host import MemoryNetwork, identity_of
 from peer.agent.account import merged_of
 from peer.agent.crediting import Crediting, to_ask
 from peer.credit.contributors import contributors
@@ -25,7 +25,7 @@ DAY_S = 86_400.0
 async def credited(made: Swarm, peer: Peer, folder: Path, *, name: str = "") -> Crediting:
     """The tally of a live peer, and the calls by which others ask for it."""
     loop = asyncio.get_running_loop()
-    made_of = peer.averager.me.identity
+    made_of = identity_of(peer.name)
     folder = folder / peer.name
     folder.mkdir(exist_ok=True)
     part = Crediting(

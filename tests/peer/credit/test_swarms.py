@@ -21,13 +21,15 @@ from averaging.history.merged_map import MergedMap
 from averaging.history.parent_maps import ParentMap
 from averaging.messages import Link, link_claim
 from averaging.round.opinions.certificates import link_of
-from dht.identity import Identity, PeerId, RunId
+from averaging.virtual.keys import Keys
+from averaging.virtual.peer import Peer
+from dht.identity import Identity, PeerId, RunId, verify
 from peer.credit import wire
 from peer.credit.proof import ProvenMap, Totals
 from peer.credit.reports import report
 from peer.credit.tally import Part, Tally
-from tests.averaging.simulated.certified import settles
-from tests.averaging.simulated.swarm import Node, Storm, Swarm, cause_storm
+from tests.averaging.virtual.certified import settles
+from tests.averaging.virtual.swarm import Storm, Swarm, cause_storm
 
 RUN = RunId("5f" * 32)
 ASK_EVERY_S = 10.0
@@ -47,17 +49,18 @@ class Books:
         self.identities: dict[PeerId, Identity] = {}
         self.rng = random.Random(f"books {seed}")
         self.kept: dict[PeerId, bytes] = {}
-        self.tallies: dict[Node, Tally] = {}
+        self.tallies: dict[Peer, Tally] = {}
         self.swarm: Swarm = cause_storm(partial(self._make), seed, how)
-        self.swarm.heap.call_in(ASK_EVERY_S, self._beat)
+        self.swarm.call_in(ASK_EVERY_S, self._beat)
 
     def _make(self, seed: int, plans: Any, **rest: Any) -> Swarm:
         for number in range(len(plans)):
             each = identity(seed, number)
             self.identities[each.peer_id] = each
-        return Swarm(seed, plans, names=list(self.identities), **rest)
+        keys = Keys(lambda number: identity(seed, number), verify)
+        return Swarm(seed, plans, keys=keys, **rest)
 
-    def tally(self, node: Node) -> Tally:
+    def tally(self, node: Peer) -> Tally:
         if node not in self.tallies:
             made = Tally(RUN, node.name, fragments=1)
             kept = wire.decode(self.kept.get(node.name, wire.encode(Part())))
@@ -66,9 +69,9 @@ class Books:
         return self.tallies[node]
 
     def day(self) -> int:
-        return max(0, int((self.swarm.heap.now + self.rng.uniform(-SKEW_S, SKEW_S)) // DAY_S))
+        return max(0, int((self.swarm.now + self.rng.uniform(-SKEW_S, SKEW_S)) // DAY_S))
 
-    def look(self, node: Node) -> None:
+    def look(self, node: Peer) -> None:
         """Take what ``peer.agent.crediting`` takes from a peer's own states."""
         standing = node.machine.standing
         if standing is None or not standing.merged.tokens:
@@ -79,14 +82,14 @@ class Books:
         own = ProvenMap(0, link_of(head), content, shown.signatures)
         self.unite(node, Part(maps=(own,)))
 
-    def unite(self, node: Node, part: Part) -> bool:
+    def unite(self, node: Peer, part: Part) -> bool:
         def believes(proven: ProvenMap) -> bool:
             certificates = node.machine.certificates
             return certificates.believes(proven.link, proven.signatures, node.now())
 
         return self.tally(node).unite(part, today=self.day(), believes=believes)
 
-    def ask(self, node: Node, other: Node) -> None:
+    def ask(self, node: Peer, other: Peer) -> None:
         asked = wire.read_summary(wire.summary(self.tally(node)), RUN)
         answer = wire.encode_some(wire.missing(self.tally(other), asked))
         self.unite(node, wire.decode(answer))
@@ -106,7 +109,7 @@ class Books:
 
     def _beat(self) -> None:
         self.gossip()
-        self.swarm.heap.call_in(ASK_EVERY_S, self._beat)
+        self.swarm.call_in(ASK_EVERY_S, self._beat)
 
     def agree(self, within: int) -> int:
         """The number of turns of gossip after which all are equal, while nothing else happens.
@@ -133,7 +136,7 @@ def ledger(swarm: Swarm) -> Totals:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 8))]
+    "seed", [*range(2), *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 8))]
 )
 def test_after_a_storm_all_tallies_are_equal_within_a_minute_and_are_the_ledger(seed: int) -> None:
     """Crashes, partitions, rebases and mixes; keepers, and peers that start late."""
@@ -148,21 +151,16 @@ def test_after_a_storm_all_tallies_are_equal_within_a_minute_and_are_the_ledger(
     assert sum(sum(day.values()) for day in days.values()) == books.one.totals.total
 
 
-@pytest.mark.parametrize(
-    "seed", [0, 2, 5, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))]
-)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3))])
 def test_tallies_of_several_groups_agree_and_end_as_the_ledger(seed: int) -> None:
-    """Melds: each group stands on a lineage of its own until all meet in one at the end.
-
-    With seed 5 a partition hid three peers from the end of the others: they ended on two lineages.
-    """
+    """Melds: each group stands on a lineage of its own until all meet in one at the end."""
     how = Storm(peers=(9, 12), group_size=4, accidents=(1, 4), tokens_end=60_000)
     books = Books(seed, how)
     seen = set()
-    while books.swarm.heap.now < 600.0:
-        books.swarm.run(books.swarm.heap.now + 10.0)
+    while books.swarm.now < 600.0:
+        books.swarm.run(books.swarm.now + 10.0)
         seen.add(len(books.swarm.lineages()))
-        if books.swarm.heap.now > how.rough_s and settles(books.swarm, within_s=1.0):
+        if books.swarm.now > how.rough_s and settles(books.swarm, within_s=1.0):
             break
     assert len(books.swarm.lineages()) == 1, f"seed {seed}: {books.swarm.versions()}"
     assert max(seen) > 1, "groups had lineages of their own"
@@ -172,7 +170,7 @@ def test_tallies_of_several_groups_agree_and_end_as_the_ledger(seed: int) -> Non
     assert books.one.totals == ledger(books.swarm), f"seed {seed}"
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3))])
 def test_a_peer_that_inflates_its_claims_gains_nothing(seed: int) -> None:
     books = Books(seed, Storm(peers=(4, 7)))
     swarm = books.swarm
@@ -190,7 +188,7 @@ def test_a_peer_that_inflates_its_claims_gains_nothing(seed: int) -> None:
     assert books.one.totals == ledger(swarm), f"seed {seed}"
 
 
-def lies(books: Books, liar: Node) -> Iterator[Part]:
+def lies(books: Books, liar: Peer) -> Iterator[Part]:
     """Maps with more tokens of the liar, bound by invented lineages, signed by whom it can."""
     standing = liar.machine.standing
     assert standing is not None
@@ -205,9 +203,9 @@ def lies(books: Books, liar: Node) -> Iterator[Part]:
         forged = Link(version, lineage, more.tokens)
         claim = link_claim(swarm.topic, 0, forged)
         own = (liar.name, swarm.sign(liar.name, claim))
-        sybils = [identity(99, number).peer_id for number in range(8)]
+        sybils = [identity(99, number) for number in range(8)]
         yield Part(maps=(ProvenMap(0, forged, ParentMap(more, standing.history), (own,)),))
-        signed = (own, *((sybil, swarm.sign(sybil, claim)) for sybil in sybils))
+        signed = (own, *((sybil.peer_id, sybil.sign(claim)) for sybil in sybils))
         yield Part(maps=(ProvenMap(0, forged, ParentMap(more, standing.history), signed),))
         stolen = tuple((peer, bytes(32)) for peer in swarm.names)
         yield Part(maps=(ProvenMap(0, forged, ParentMap(more, standing.history), stolen),))

@@ -18,7 +18,7 @@ from averaging.round.sealing.seals import VOID, ballot_of, is_chosen, is_void, o
 from dht.identity import PeerId
 from tests.averaging.message_examples import COMMIT
 from tests.averaging.round.machines import POLICY, coordinator_of, lost, neighbourhood, sign
-from tests.averaging.simulated import breakages
+from tests.averaging.virtual import breakages
 from tests.seeds import seeds
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import msgspec
 
-from averaging.messages import Message, Opening
-from averaging.simulated.wires import Part
+from averaging.messages import Message
 from dht.identity import PeerId
-from tests.averaging.simulated.swarm import Swarm
+from tests.averaging.virtual.swarm import Swarm
 
 HEARD_MAX = 64
 
@@ -22,13 +21,11 @@ class Chatterers:
     def __init__(self, swarm: Swarm, seed: int, ids: Sequence[PeerId], *, every_s: float) -> None:
         self.swarm = swarm
         self.rng = random.Random(f"strangers {seed}")
-        self.ids = ids
         self.every_s = every_s
         self.overheard: list[Message] = []
-        self.said = 0
         swarm.on_send = self.overhear
         for each in ids:
-            swarm.heap.call_in(self.rng.uniform(0.0, 2.0), self.speak, each)
+            swarm.call_in(self.rng.uniform(0.0, 2.0), self.speak, each)
 
     def overhear(self, sender: PeerId, to: PeerId, message: Message) -> bool:
         self.overheard.append(message)
@@ -36,21 +33,11 @@ class Chatterers:
         return True
 
     def speak(self, speaker: PeerId) -> None:
-        rng, wires = self.rng, self.swarm.wires
-        self.swarm.heap.call_in(rng.expovariate(1.0 / self.every_s), self.speak, speaker)
+        rng = self.rng
+        self.swarm.call_in(rng.expovariate(1.0 / self.every_s), self.speak, speaker)
         to = rng.choice(self.swarm.names)
-        if self.overheard and rng.random() < 0.9:
-            wires.deliver(speaker, to, 0, self.altered(rng.choice(self.overheard)))
-        else:
-            opening = Opening(
-                fragment=0,
-                round=rng.randbytes(32),
-                slice=rng.randrange(4),
-                commit=rng.randbytes(64),
-                signature=rng.randbytes(64),
-            )
-            wires.deliver_upload(speaker, to, 0, opening, Part(b"", None), rng.randrange(1 << 20))
-        self.said += 1
+        if self.overheard:
+            self.swarm.say(speaker, to, self.altered(rng.choice(self.overheard)))
 
     def altered(self, message: Message) -> Message:
         """The message, or one with another number in one of its fields."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,18 +17,16 @@ from averaging.history.lineage import bound
 from averaging.history.merged_map import Mark
 from averaging.history.parent_maps import ParentMap
 from averaging.history.replay import ReplayEntry
-from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
-from averaging.messages import OWN, Head, Link, Message, decode_commit, digest
-from averaging.round.interface.effects import Apply, Enter, Fold
+from averaging.messages import Commit, Head, Link, Message, decode_commit, digest
+from averaging.round.contributing import Contribution
+from averaging.round.interface.effects import Apply, Effect, Fold, Merge
+from averaging.round.interface.inputs import UploadArrived
 from averaging.round.interface.phase import Phase
-from averaging.round.traffic import Route
-from averaging.rules.usual_norms import UploadNorm
-from averaging.simulated.exchange import Exchange
-from averaging.simulated.node import FragmentNode
+from averaging.virtual.peer import Peer, PeerPlan
 from dht.identity import PeerId
-from tests.averaging.simulated.strangers import Chatterers
-from tests.averaging.simulated.swarm import Node, PeerPlan, Swarm
+from tests.averaging.virtual.strangers import Chatterers
+from tests.averaging.virtual.swarm import Swarm, learner_of
 
 INVENTED_STEPS = 10**12
 INVENTED_TOKENS = 10**6
@@ -46,8 +44,11 @@ class SwarmWithLiars(Swarm):
         # Of a quorum of two a liar is half, and a larger one than most cannot do without the liars.
         policy = replace(policy, quorum=replace(policy.quorum, required=None))
         super().__init__(seed, plans, policy=policy, **rest)
-        self.forge_state: Callable[[FragmentNode, FragmentState], FragmentState] | None = None
+        self.forge_state: Callable[[Peer, FragmentState], FragmentState] | None = None
         self.forge_rounds: Callable[[ReplayEntry], ReplayEntry] | None = None
+        self.forge_contribution: Callable[[Contribution], Contribution] | None = None
+        self.forge_upload: Callable[[memoryview], None] | None = None
+        self.judge_upload: Callable[[Peer, UploadArrived], UploadArrived] | None = None
         self.liars = frozenset(self.names[number] for number in numbers) if count else frozenset()
         self.lies: Counter[PeerId] = Counter()
         """Number of lies that can be proved, by peer, where somebody counts them."""
@@ -55,61 +56,93 @@ class SwarmWithLiars(Swarm):
         """The rounds in which each peer merged falsely."""
 
     @property
-    def alive(self) -> list[Node]:
-        return [node for node in super().alive if node.name not in self.liars]
+    def alive(self) -> list[Peer]:
+        return [peer for peer in super().alive if peer.name not in self.liars]
 
-    def check_fate(self, node: Node) -> None:
-        if node.name not in self.liars:
-            super().check_fate(node)
+    def liars_alive(self) -> list[Peer]:
+        return [peer for peer in super().alive if peer.name in self.liars]
 
-    def stands(self, node: FragmentNode, state: FragmentState) -> None:
+    def check_fate(self, peer: Peer) -> None:
+        if peer.name not in self.liars:
+            super().check_fate(peer)
+
+    def stands(self, peer: Peer, state: FragmentState) -> None:
         """The bits of a liar's state are its own affair: it may send itself a message that takes
-        it into two rounds at once (seed 86524 of ``OF_VOTERS``)."""
-        if node.name in self.liars:
-            self.save(node.name, state)
+        it into two rounds at once."""
+        if peer.name in self.liars:
+            self.save(peer, state)
         else:
-            super().stands(node, state)
+            super().stands(peer, state)
 
     # What a liar makes of a state that it invented is nobody's version.
 
-    def merged(self, node: FragmentNode, after: FragmentState, apply: Apply) -> None:
-        if not self._stands_on_an_invention(node):
-            super().merged(node, after, apply)
+    def applied(
+        self,
+        peer: Peer,
+        apply: Apply,
+        before: FragmentState,
+        after: FragmentState,
+        merged: memoryview,
+        maps: Mapping[int, ParentMap],
+    ) -> None:
+        if not self._is_invented(peer, before):
+            super().applied(peer, apply, before, after, merged, maps)
 
-    def folded(self, node: FragmentNode, after: FragmentState, fold: Fold) -> None:
-        if not self._stands_on_an_invention(node):
-            super().folded(node, after, fold)
+    def folded(self, peer: Peer, fold: Fold, before: FragmentState, after: FragmentState) -> None:
+        if not self._is_invented(peer, before):
+            super().folded(peer, fold, before, after)
 
-    # What they serve
+    # What they contribute and serve
 
-    def serves(self, node: FragmentNode, to: PeerId, state: FragmentState) -> FragmentState | None:
-        if self._stands_on_an_invention(node) and not (to in self.liars or self._may_lie(node, to)):
-            return None  # the reader counted others when it was told of it (seed 56683)
-        if self.forge_state is not None and self._may_lie(node, to):
-            return self.forge_state(node, state)
+    def contributes(
+        self, peer: Peer, commit: Commit, given: Contribution | None
+    ) -> Contribution | None:
+        if peer.name in self.liars and given is not None and self.forge_contribution is not None:
+            return self.forge_contribution(given)
+        if peer.name in self.liars:
+            return given
+        return super().contributes(peer, commit, given)
+
+    def encoded(
+        self, peer: Peer, commit: Commit, round_id: bytes, slices: Sequence[memoryview]
+    ) -> None:
+        if peer.name in self.liars and self.forge_upload is not None:
+            for data in slices:
+                self.forge_upload(data)
+        super().encoded(peer, commit, round_id, slices)
+
+    def arrived(self, peer: Peer, upload: UploadArrived) -> UploadArrived:
+        upload = super().arrived(peer, upload)
+        if peer.name in self.liars and self.judge_upload is not None:
+            return self.judge_upload(peer, upload)
+        return upload
+
+    def serves(self, peer: Peer, state: FragmentState) -> FragmentState | None:
+        if peer.name not in self.liars:
+            return state
+        if self._is_invented(peer, state) and not self._may_lie():
+            return None
+        if self.forge_state is not None and self._may_lie():
+            return self.forge_state(peer, state)
         return state
 
-    def serves_rounds(
-        self, node: FragmentNode, to: PeerId, entries: tuple[ReplayEntry, ...]
-    ) -> tuple[ReplayEntry, ...]:
-        if self.forge_rounds is not None and self._may_lie(node, to):
+    def serves_rounds(self, peer: Peer, entries: Sequence[ReplayEntry]) -> Sequence[ReplayEntry]:
+        if peer.name in self.liars and self.forge_rounds is not None and self._may_lie():
             return tuple(map(self.forge_rounds, entries))
         return entries
 
-    def _may_lie(self, node: FragmentNode, to: PeerId) -> bool:
+    def _may_lie(self) -> bool:
         """A peer that counts nobody but the one that it asks has nothing to compare its bits
         with."""
-        reader = self.nodes.get(to)
-        return (
-            node.name in self.liars
-            and to not in self.liars
-            and reader is not None
-            and reader.machine.catching_up.holders_min(reader.now()) > 1
-        )
+        return all(self.has_others_to_ask(reader) for reader in self.alive)
 
-    def _stands_on_an_invention(self, node: FragmentNode) -> bool:
-        known = node.state is not None and node.state.lineage in self.truth.covered
-        return node.name in self.liars and not known
+    @staticmethod
+    def has_others_to_ask(reader: Peer) -> bool:
+        return reader.machine.catching_up.holders_min(reader.now()) > 1
+
+    def _is_invented(self, peer: Peer, state: FragmentState | None) -> bool:
+        known = state is not None and state.lineage in self.truth.covered
+        return peer.name in self.liars and not known
 
 
 Behaviour = Callable[[SwarmWithLiars, Chatterers], None]
@@ -119,9 +152,9 @@ def forge_heads(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
     """The liars show heads far ahead that grew out of true ones, signed by all of them."""
 
     def show(liar: PeerId) -> None:
-        swarm.heap.call_in(chatter.rng.expovariate(0.5), show, liar)
-        node = swarm.nodes.get(liar)
-        standing = node.machine.standing if node is not None and node.alive else None
+        swarm.call_in(chatter.rng.expovariate(0.5), show, liar)
+        peer = swarm.nodes.get(liar)
+        standing = peer.machine.standing if peer is not None and peer.alive else None
         if standing is None:
             return
         true = standing.head()
@@ -138,10 +171,10 @@ def forge_heads(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
         messages: list[Message] = [said.Compare(0, head), said.Call(0, head, 5.0)]
         if asked is not None:
             messages.append(said.Behind(0, head, liar, asked.lineage))
-        swarm.wires.deliver(liar, to, 0, chatter.rng.choice(messages))
+        swarm.say(liar, to, chatter.rng.choice(messages))
 
     for liar in sorted(swarm.liars):
-        swarm.heap.call_at(5.0, show, liar)
+        swarm.call_at(5.0, show, liar)
 
 
 def say_void(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
@@ -154,7 +187,7 @@ def say_void(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
             round_id = digest(message.commit)
             void = said.Void(0, round_id, "because", forsworn=chatter.rng.random() < 0.5)
             for entry in decode_commit(message.commit).members:
-                swarm.wires.deliver(to, entry.peer, 0, void)
+                swarm.say(to, entry.peer, void)
         return overhear(sender, to, message)
 
     swarm.on_send = tell
@@ -182,47 +215,33 @@ def fall_silent_after_joining(swarm: SwarmWithLiars, chatter: Chatterers) -> Non
 
 
 def overstate_steps(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
-    def lie(node: Node) -> None:
-        if node.name in swarm.liars and node.learner is not None:
-            honest = node.learner.offer
+    def lie(peer: Peer) -> None:
+        learner = learner_of(peer)
+        if peer.name in swarm.liars and learner is not None:
+            honest = learner.offer
             more = partial(msgspec.structs.replace, steps=INVENTED_STEPS, tokens=INVENTED_STEPS)
-            node.learner.offer = lambda: more(honest())
+            learner.offer = lambda: more(honest())
 
     on_start(swarm, lie)
-
-
-def on_enter(node: FragmentNode, act: Callable[[Exchange], None]) -> None:
-    """Have ``act`` change each exchange of a node, once its contribution is made."""
-    enters = node._enter
-
-    def entered(enter: Enter) -> None:
-        enters(enter)
-        act(node.exchanges[enter.round])
-
-    node._enter = entered
 
 
 def invent_marks(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
     """The maps that the liars bring into a mix or a meld name work of others that is not merged."""
 
-    def lie(node: Node) -> None:
-        if node.name not in swarm.liars:
-            return
-        on_enter(node.part, invent)
+    def invent(given: Contribution) -> Contribution:
+        if given.own_map is None:
+            return given
+        own, victim = given.own_map, swarm.names[0]
+        merged = own.merged.with_work(victim, 1, 10**6, INVENTED_TOKENS)
+        swarm.truth.coverage["invented a mark"] += 1
+        return replace(given, own_map=ParentMap(merged, own.history))
 
-    def invent(exchange: Exchange) -> None:
-        if exchange.own_map is not None:
-            own, victim = exchange.own_map, swarm.names[0]
-            merged = own.merged.with_work(victim, 1, 10**6, INVENTED_TOKENS)
-            exchange.own_map = ParentMap(merged, own.history)
-            swarm.truth.coverage["invented a mark"] += 1
-
-    on_start(swarm, lie)
+    swarm.forge_contribution = invent
 
 
 def join_on_inventions(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
     """The liars stand on states of their own making, with maps that fit them, and take part from
-    there.
+    there: each starts again from a checkpoint that it made up.
 
     Each signs its invention alone: of as many as can certify a version together nobody is safe. And
     it says nothing of it to peers that count nobody else: such a peer takes the word of one.
@@ -232,26 +251,26 @@ def join_on_inventions(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
 
     def say(sender: PeerId, to: PeerId, message: Message) -> bool:
         liar = swarm.nodes.get(sender)
-        invents = liar is not None and swarm._stands_on_an_invention(liar.part)
-        told = not invents or liar is None or swarm._may_lie(liar.part, to)
+        invents = liar is not None and swarm._is_invented(liar, liar.state)
+        told = not invents or to in swarm.liars or swarm.has_others_to_ask(swarm.nodes[to])
         return overhear(sender, to, message) and told
 
     swarm.on_send = say
 
     def invent(liar: PeerId) -> None:
-        swarm.heap.call_in(chatter.rng.uniform(3.0, 12.0), invent, liar)
-        node = swarm.nodes.get(liar)
-        state = node.state if node is not None and node.alive else None
-        if state is None or node is None or node.machine.phase is not Phase.IDLE:
+        swarm.call_in(chatter.rng.uniform(15.0, 40.0), invent, liar)
+        peer = swarm.nodes.get(liar)
+        state = peer.state if peer is not None and peer.alive else None
+        if state is None or peer is None or peer.machine.phase is not Phase.IDLE:
             return
-        invention = _invented(state, chatter, liar, node.incarnation)
-        node.part.state = invention
-        node.part._restart_replay(invention)
-        node.machine.standing = node.machine.certificates.standing = Standing.of(invention)
+        invention = _invented(state, chatter, liar, peer.incarnation)
+        swarm.crash(liar)
+        swarm.disks[liar] = {0: invention}
+        swarm.restart(liar)
         swarm.truth.coverage["invented a state"] += 1
 
     for liar in sorted(swarm.liars):
-        swarm.heap.call_at(10.0, invent, liar)
+        swarm.call_at(20.0, invent, liar)
 
 
 def _invented(
@@ -280,7 +299,7 @@ def serve_forgeries(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
     each other, and are believed where no more peers hold the true ones (``HOLDERS_MIN``).
     """
 
-    def state(node: FragmentNode, true: FragmentState) -> FragmentState:
+    def state(peer: Peer, true: FragmentState) -> FragmentState:
         swarm.truth.coverage["served a forged state"] += 1
         match chatter.rng.randrange(4):
             case 0:
@@ -288,7 +307,7 @@ def serve_forgeries(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
             case 1:
                 return replace(true, momentum=np.full_like(true.momentum, np.nan))
             case 2:
-                invented = _invented(true, chatter, node.name, node.owner.incarnation)
+                invented = _invented(true, chatter, peer.name, peer.incarnation)
                 return replace(invented, theta=true.theta)
             case _:
                 mark = true.merged.get(swarm.names[0], Mark(1, 0, 0))
@@ -305,41 +324,19 @@ def serve_forgeries(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
 
 
 def forge_slices(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
-    """The uploads of the liars, and their answers as reducers, are cut short or not finite.
+    """The uploads of the liars are not finite.
 
     Other numbers are not lied about here. Those of a contribution are its author's, within the
     bound on its norm. Those of a reducer, whether wrong or different for each member, pass for a
     merge until somebody computes it again, which is for audits: no certificate speaks of them.
     """
 
-    def spoilt(data: bytes) -> bytes:
-        swarm.truth.coverage["forged a slice"] += 1
-        return data[: len(data) // 2] if chatter.rng.random() < 0.5 else b"\xff" * len(data)
+    def spoil(data: memoryview) -> None:
+        if chatter.rng.random() < 0.5:
+            data[:] = b"\xff" * len(data)
+            swarm.truth.coverage["forged a slice"] += 1
 
-    def forge(exchange: Exchange) -> None:
-        go, answer = exchange.go, exchange.answer_one
-
-        def goes(route: Route) -> None:
-            true = exchange.payload
-            if true is not None and route.what == OWN and chatter.rng.random() < 0.5:
-                exchange.payload = spoilt(true)
-            go(route)
-            exchange.payload = true
-
-        def answers(index: int, peer: PeerId, stream: int) -> None:
-            true = exchange.merged[index]
-            if chatter.rng.random() < 0.5:
-                exchange.merged[index] = replace(true, data=spoilt(true.data))
-            answer(index, peer, stream)
-            exchange.merged[index] = true
-
-        exchange.go, exchange.answer_one = goes, answers
-
-    def lie(node: Node) -> None:
-        if node.name in swarm.liars:
-            on_enter(node.part, forge)
-
-    on_start(swarm, lie)
+    swarm.forge_upload = spoil
 
 
 def censor(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
@@ -353,65 +350,59 @@ def censor(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
         swarm.truth.coverage["ignored a join"] += ignored
         return overhear(sender, to, message) and not ignored
 
-    swarm.on_send = lose
+    def refuse(peer: Peer, upload: UploadArrived) -> UploadArrived:
+        if upload.problem is not None or upload.sender != victim:
+            return upload
+        swarm.truth.coverage["refused an upload"] += 1
+        return msgspec.structs.replace(upload, problem="I do not like it", norm=None)
 
-    def censor_uploads(exchange: Exchange) -> None:
-        arrived = exchange._arrived
-
-        def refuses(
-            index: int,
-            entry: int,
-            problem: str | None,
-            riders: tuple[int, ...],
-            norm: UploadNorm | None = None,
-        ) -> None:
-            if problem is None and exchange.commit.members[entry].peer == victim:
-                problem = "I do not like it"
-                exchange.traffic.left_out(index, entry, problem)
-                swarm.truth.coverage["refused an upload"] += 1
-            arrived(index, entry, problem, riders, norm)
-
-        exchange._arrived = refuses
-
-    def lie(node: Node) -> None:
-        if node.name in swarm.liars:
-            on_enter(node.part, censor_uploads)
-
-    on_start(swarm, lie)
+    swarm.on_send, swarm.judge_upload = lose, refuse
 
 
 def withhold_slices(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
-    """The liars merge and never answer."""
+    """The liars reduce and never answer."""
 
-    def answers(node: Node, round_id: bytes, index: int, to: PeerId) -> bool:
-        withheld = node.name in swarm.liars
+    def withhold(peer: Peer, effect: Effect) -> Effect | None:
+        withheld = peer.name in swarm.liars and isinstance(effect, Merge)
         swarm.truth.coverage["withheld a slice"] += withheld
-        return not withheld
+        return None if withheld else effect
 
-    swarm.answer_filter = answers
+    on_effect(swarm, withhold)
 
 
 def poison_slowly(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
     """The liars train away from where the others want to go, by steps as large as theirs."""
 
-    def lie(node: Node) -> None:
-        if node.name in swarm.liars and node.learner is not None:
+    def lie(peer: Peer) -> None:
+        learner = learner_of(peer)
+        if peer.name in swarm.liars and learner is not None:
             others = [swarm.goal(name) for name in swarm.names if name not in swarm.liars]
-            node.learner.goal = np.negative(np.mean(others, axis=0, dtype=np.float32))
+            learner.goal = np.negative(np.mean(others, axis=0, dtype=np.float32))
             swarm.truth.coverage["poisoned"] += 1
 
     on_start(swarm, lie)
 
 
-def on_start(swarm: SwarmWithLiars, act: Callable[[Node], None]) -> None:
+def on_start(swarm: SwarmWithLiars, act: Callable[[Peer], None]) -> None:
     before = swarm.on_start
 
-    def both(node: Node) -> None:
+    def both(peer: Peer) -> None:
         if before is not None:
-            before(node)
-        act(node)
+            before(peer)
+        act(peer)
 
     swarm.on_start = both
+
+
+def on_effect(swarm: SwarmWithLiars, act: Callable[[Peer, Effect], Effect | None]) -> None:
+    """Have ``act`` change effects, after those that do so already."""
+    before = swarm.on_effect
+
+    def both(peer: Peer, effect: Effect) -> Effect | None:
+        instead = effect if before is None else before(peer, effect)
+        return None if instead is None else act(peer, instead)
+
+    swarm.on_effect = both
 
 
 BEHAVIOURS: tuple[Behaviour, ...] = (

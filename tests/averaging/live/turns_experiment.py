@@ -1,5 +1,5 @@
 """Rounds that are left where more fragments are due than may be under way at once:
-``python -m tests.averaging.simulated.turns_experiment``. Virtual time, half a minute of work.
+``python -m tests.averaging.live.turns_experiment``. Virtual time, half a minute of work.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The moment when a simulated swarm stands on one version that is certified for each of its
+"""The moment when a swarm stands on one version that is certified for each of its
 trainers."""
 
 from __future__ import annotations
 
 from averaging.round.opinions.certificates import link_of
-from tests.averaging.simulated.swarm import Swarm
+from tests.averaging.virtual.swarm import Swarm
 
 
 def is_certified(swarm: Swarm) -> bool:
@@ -20,7 +20,7 @@ def is_certified(swarm: Swarm) -> bool:
 
 def settles(swarm: Swarm, *, within_s: float) -> bool:
     """Run until it is so, or the time is over. Returns whether it is."""
-    end = swarm.heap.now + within_s
-    while swarm.heap.now < end and not is_certified(swarm):
-        swarm.run(swarm.heap.now + 1.0)
+    end = swarm.now + within_s
+    while swarm.now < end and not is_certified(swarm):
+        swarm.run(swarm.now + 1.0)
     return is_certified(swarm)

@@ -17,8 +17,9 @@ from averaging.messages import (
     digest,
 )
 from averaging.rules.probation import ProbationPolicy
+from averaging.virtual.peer import PeerPlan
 from dht.identity import PeerId
-from tests.averaging.simulated.swarm import POLICY, PeerPlan, Swarm
+from tests.averaging.virtual.swarm import POLICY, Swarm
 
 MEMBERS = 3
 OLD_S = 120.0
@@ -84,7 +85,7 @@ def old_swarm(
     if behaves is not None:
         behaves(made)
     for name, at in zip(swarm.names, leave_at, strict=False):
-        swarm.heap.call_at(at, swarm.crash, name)
+        swarm.call_at(at, swarm.crash, name)
     swarm.run(END_S)
     return made
 
@@ -122,7 +123,7 @@ def claim_everything(made: Newcomers) -> None:
                     void = Void(0, round_id, "because", forsworn=True)
                     finished = Finished(0, round_id, head.head())
                     for claim in (void, finished):
-                        made.swarm.wires.deliver(to, entry.peer, 0, claim)
+                        made.swarm.say(to, entry.peer, claim)
         return overhear(sender, to, message)
 
     made.swarm.on_send = tell

@@ -9,24 +9,12 @@ import pytest
 
 from averaging.round.interface.effects import Apply, Note
 from averaging.rules.probation import ProbationPolicy
+from averaging.virtual.peer import Peer, PeerPlan
 from dht.memory.network import Weather
-from tests.averaging.simulated.disturbing_experiment import (
-    QUICK_LINES_BYTES_S,
-    SLOW_LINES_BYTES_S,
-    WAYS,
-    disturbed,
-)
-from tests.averaging.simulated.false_reducers import first_for_all
-from tests.averaging.simulated.liars import SwarmWithLiars
-from tests.averaging.simulated.swarm import (
-    POLICY,
-    Node,
-    PeerPlan,
-    Storm,
-    Swarm,
-    mend,
-    weather_out,
-)
+from tests.averaging.virtual.false_reducers import first_for_all
+from tests.averaging.virtual.liars import SwarmWithLiars
+from tests.averaging.virtual.swarm import POLICY, Storm, Swarm, mend, weather_out
+from tests.seeds import seeds
 
 MOMENTS = (
     *("gathering", "closed", "entered", "sealed", "learned_seal", "applying", "finished"),
@@ -36,26 +24,31 @@ MOMENTS = (
 )
 STORM = Storm(rough_s=160.0, calm_s=250.0)
 
-UNDISTURBED = {QUICK_LINES_BYTES_S: 29, SLOW_LINES_BYTES_S: 23}
 
-
-@pytest.mark.parametrize("line_bytes_s", [QUICK_LINES_BYTES_S, SLOW_LINES_BYTES_S])
 @pytest.mark.parametrize("event", ["learned_seal", "closed"])
-def test_a_member_killed_at_the_worst_moments_costs_the_others_few_versions(
-    event: str, line_bytes_s: float
-) -> None:
-    """It took its upload and its slice, or the joins that it had noted, with it: 16 and 15 versions
-    were made, 9 and 10 on slow lines, as each new life had the same parts again."""
-    (way,) = (each for each in WAYS if each.killed_at == event)
+def test_a_member_killed_at_the_worst_moments_costs_the_others_few_versions(event: str) -> None:
+    """It takes its upload and its slice, or the joins that it has noted, with it. Each new life had
+    the same parts again, and half of the versions were made."""
 
-    versions, _ = disturbed(way, line_bytes_s=line_bytes_s)
+    def versions(*, killed: bool) -> int:
+        swarm = Swarm(1, [PeerPlan(founder=not number) for number in range(6)])
 
-    assert versions > 0.8 * UNDISTURBED[line_bytes_s]
+        def on_note(peer: Peer, note: Note) -> None:
+            if killed and peer.name == swarm.names[-1] and note.event == event:
+                swarm.call_in(0.0, swarm.crash, peer.name)
+                swarm.call_in(0.5, swarm.restart, peer.name)
+
+        swarm.on_note = on_note
+        swarm.run(200.0)
+        swarm.on_note = None
+        return max(swarm.versions())
+
+    assert versions(killed=True) > 0.75 * versions(killed=False)
 
 
 @pytest.mark.parametrize(
     ("count", "restarted", "versions_min"),
-    [(2, 1, 19), (2, 2, 17), (3, 2, 19), (5, 2, 22), (6, 6, 17)],
+    [(2, 1, 19), (3, 2, 19), (6, 6, 17)],
 )
 def test_restarts_of_several_at_once_cost_a_version_each_time(
     count: int, restarted: int, versions_min: int
@@ -64,15 +57,15 @@ def test_restarts_of_several_at_once_cost_a_version_each_time(
     swarm = Swarm(1, [PeerPlan(founder=not number) for number in range(count)])
     for at in (60.0, 120.0, 180.0):
         for name in swarm.names[-restarted:]:
-            swarm.heap.call_at(at, swarm.crash, name)
-            swarm.heap.call_at(at + 2.0, swarm.restart, name)
+            swarm.call_at(at, swarm.crash, name)
+            swarm.call_at(at + 2.0, swarm.restart, name)
 
     swarm.run(240.0)
 
     assert max(swarm.versions()) >= versions_min
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 def test_a_member_whose_machine_crashes_every_minute_keeps_its_favour_and_gets_its_work_merged(
     seed: int,
 ) -> None:
@@ -81,20 +74,20 @@ def test_a_member_whose_machine_crashes_every_minute_keeps_its_favour_and_gets_i
     rng, name = random.Random(seed), swarm.names[-1]
     at = 0.0
     while (at := at + rng.uniform(30.0, 90.0)) < 600.0:
-        swarm.heap.call_at(at, swarm.crash, name)
-        swarm.heap.call_at(at + rng.uniform(0.5, 10.0), swarm.restart, name)
+        swarm.call_at(at, swarm.crash, name)
+        swarm.call_at(at + rng.uniform(0.5, 10.0), swarm.restart, name)
 
     swarm.run(600.0)
 
     for node in swarm.trainers():
-        assert node.audits is not None and node.state is not None
-        assert not node.audits.strikes.is_out(name, node.now())
+        assert not node.averager.audits.strikes.is_out(name, node.now())
     merged = swarm.trainers()[0].state.merged  # type: ignore[union-attr]
     usual = merged[swarm.names[0]].tokens
     assert merged[name].tokens > 0.5 * usual
     assert max(swarm.versions()) > 50
 
 
+@pytest.mark.slow  # a quarter of an hour of six peers
 def test_a_member_on_a_slow_line_that_is_restarted_often_gets_its_work_merged() -> None:
     """It soon has no part in 16 rounds of each life, which costs it no work. The vows to peers that
     ask it about rounds were counted as outcomes of its own, and taken for a leak."""
@@ -103,8 +96,8 @@ def test_a_member_on_a_slow_line_that_is_restarted_often_gets_its_work_merged() 
     swarm.network.set_link(name, up_bytes_s=800.0)
     at = 0.0
     while (at := at + rng.uniform(75.0, 225.0)) < 800.0:
-        swarm.heap.call_at(at, swarm.crash, name)
-        swarm.heap.call_at(at + rng.uniform(0.5, 10.0), swarm.restart, name)
+        swarm.call_at(at, swarm.crash, name)
+        swarm.call_at(at + rng.uniform(0.5, 10.0), swarm.restart, name)
 
     swarm.run(800.0)
 
@@ -113,7 +106,7 @@ def test_a_member_on_a_slow_line_that_is_restarted_often_gets_its_work_merged() 
     assert max(swarm.versions()) > 65
 
 
-@pytest.mark.parametrize("away_s", [0.5, 12.0])
+@pytest.mark.parametrize("away_s", [0.5, pytest.param(12.0, marks=pytest.mark.slow)])
 def test_a_member_restarted_before_each_audit_soon_merges_falsely_in_few_rounds(
     away_s: float,
 ) -> None:
@@ -127,27 +120,27 @@ def test_a_member_restarted_before_each_audit_soon_merges_falsely_in_few_rounds(
     false: set[bytes] = set()
     ended: set[bytes] = set()
 
-    def on_apply(node: Node, apply: Apply) -> None:
+    def on_apply(node: Peer, apply: Apply) -> None:
         if node.name != liar and apply.round in swarm.rounds_of_lies[liar]:
             false.add(apply.round)
 
-    def on_note(node: Node, note: Note) -> None:
+    def on_note(node: Peer, note: Note) -> None:
         done = swarm.rounds_of_lies[liar] - ended
         if node.name == liar and note.event == "finished" and done:
             ended.update(done)
-            swarm.heap.call_in(0.0, swarm.crash, liar)
-            swarm.heap.call_in(away_s, swarm.restart, liar)
+            swarm.call_in(0.0, swarm.crash, liar)
+            swarm.call_in(away_s, swarm.restart, liar)
 
     swarm.on_apply, swarm.on_note = on_apply, on_note
     swarm.run(600.0)
 
     assert max(swarm.versions()) > 55
     assert 3 <= len(false) <= 8
-    assert not any(node.audits.convicted for node in swarm.trainers() if node.audits)
+    assert not any(node.averager.audits.convicted for node in swarm.trainers())
 
 
 @pytest.mark.parametrize("partitions", [False, True])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, soak=200))
 def test_restarts_of_several_at_the_worst_moments_break_no_promise(
     seed: int, partitions: bool
 ) -> None:
@@ -188,12 +181,12 @@ def restarts_at_the_worst_moments(seed: int, *, partitions: bool) -> Swarm:
     """The moment to strike at, once for each time that it is let pass, and once more."""
 
     def arm() -> None:
-        if swarm.heap.now <= STORM.rough_s - 10.0:
+        if swarm.now <= STORM.rough_s - 10.0:
             moment = rng.choice(MOMENTS)
             armed[:] = [moment] * (1 + rng.choice([0, 0, 0, 1, 2]))
-            swarm.heap.call_in(rng.uniform(4.0, 14.0), arm)
+            swarm.call_in(rng.uniform(4.0, 14.0), arm)
 
-    def strike(node: Node, note: Note) -> None:
+    def strike(node: Peer, note: Note) -> None:
         if not armed or note.event != armed[0]:
             return
         armed.pop()
@@ -207,17 +200,15 @@ def restarts_at_the_worst_moments(seed: int, *, partitions: bool) -> Swarm:
             victims = rng.sample(others, min(killed, len(others)))
         delay_s = rng.choice([0.0, 0.0, 0.01, 0.05, 0.2, 1.0])
         for victim in victims:
-            swarm.heap.call_in(delay_s, swarm.crash, victim)
+            swarm.call_in(delay_s, swarm.crash, victim)
             away_s = rng.choice([0.1, 0.3, 0.5, 1.0, 3.0, 8.0])
-            swarm.heap.call_in(delay_s + away_s, swarm.restart, victim)
+            swarm.call_in(delay_s + away_s, swarm.restart, victim)
         if partitions and rng.random() < 0.5:
             side = [name for name in swarm.names if rng.random() < 0.5]
-            swarm.heap.call_in(
-                rng.choice([0.0, 0.05, 0.3, 1.0, 3.0]), swarm.network.partition, [side]
-            )
-            swarm.heap.call_in(rng.choice([4.0, 10.0, 30.0, 60.0]), swarm.network.heal)
+            swarm.call_in(rng.choice([0.0, 0.05, 0.3, 1.0, 3.0]), swarm.partition, [side])
+            swarm.call_in(rng.choice([4.0, 10.0, 30.0, 60.0]), swarm.heal)
 
     swarm.on_note = strike
-    swarm.heap.call_at(20.0, arm)
-    swarm.heap.call_at(STORM.rough_s, mend, swarm)
+    swarm.call_at(20.0, arm)
+    swarm.call_at(STORM.rough_s, mend, swarm)
     return swarm

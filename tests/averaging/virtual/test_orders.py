@@ -11,22 +11,21 @@ from averaging.messages import Stamp
 from averaging.round.interface.effects import Apply, Effect, Enter
 from averaging.rules.orders import RoundOrders
 from averaging.rules.policy import RoundPolicy
-from averaging.simulated.node import FragmentNode
-from tests.averaging.simulated.several_groups import SEVERAL_GROUPS
-from tests.averaging.simulated.swarm import (
-    Node,
-    PeerPlan,
+from averaging.virtual.peer import Peer, PeerPlan
+from tests.averaging.virtual.swarm import (
+    SEVERAL_GROUPS,
     Storm,
     Swarm,
+    orders_of,
     reach_one_final_lineage,
     storm,
 )
-from tests.averaging.simulated.swarm import weather_out as survive
+from tests.averaging.virtual.swarm import weather_out as survive
 from tests.averaging.virtual.truth import Broken
 from tests.seeds import seeds
 
 ISSUED_AT = (20.0, 45.0, 70.0)
-QUICK, SOAK, CHUNK = 20, 1000, 10
+QUICK, SOAK, CHUNK = 5, 1000, 5
 
 
 def issue(swarm: Swarm, number: int, **orders: object) -> RoundOrders:
@@ -43,9 +42,9 @@ def tell_one(swarm: Swarm, orders: RoundOrders) -> Callable[[], None]:
     def tell() -> None:
         up = swarm.trainers()  # a peer that is in no round passes nothing on in rounds
         if up:
-            swarm.rng.choice(up).follow(orders)
+            swarm.follow(swarm.rng.choice(up).name, orders)
         else:
-            swarm.heap.call_in(1.0, tell)
+            swarm.call_in(1.0, tell)
 
     return tell
 
@@ -55,7 +54,7 @@ def watch_settings(swarm: Swarm) -> dict[str, int]:
     seen: dict[str, int] = {}
     of_version: dict[bytes, tuple[Stamp | None, str]] = {}
 
-    def applied(node: Node, apply: Apply) -> None:
+    def applied(node: Peer, apply: Apply) -> None:
         commit = apply.commit
         named = commit.directive
         orders = RoundOrders()
@@ -69,17 +68,16 @@ def watch_settings(swarm: Swarm) -> dict[str, int]:
             raise Broken(f"one version by {was} and by {named}, {commit.codec}")
         seen[commit.codec] = seen.get(commit.codec, 0) + 1
 
-    def carried_out(node: FragmentNode, effect: Effect) -> None:
-        owner = node.owner
-        assert isinstance(owner, Node)
-        if isinstance(effect, Enter) and effect.commit.directive != owner.book.orders.stamp:
+    def carried_out(peer: Peer, effect: Effect) -> Effect:
+        if isinstance(effect, Enter) and effect.commit.directive != orders_of(peer).stamp:
             raise Broken(
-                f"{node.name} entered a round under {effect.commit.directive}, and follows "
-                f"{owner.book.orders.stamp}"
+                f"{peer.name} entered a round under {effect.commit.directive}, and follows "
+                f"{orders_of(peer).stamp}"
             )
+        return effect
 
     swarm.on_apply = applied
-    swarm.effect = carried_out
+    swarm.on_effect = carried_out
     return seen
 
 
@@ -91,7 +89,7 @@ def with_amendments(seed: int, how: Storm) -> tuple[Swarm, dict[str, int]]:
         policies = (*policies, (3 * number, replace(swarm.policy, codec=codec, codec_down=None)))
         paused = "the owner has paused it" if number == 2 else None
         orders = issue(swarm, number, policies=policies, paused=paused)
-        swarm.heap.call_at(at, tell_one(swarm, orders))
+        swarm.call_at(at, tell_one(swarm, orders))
     return swarm, watch_settings(swarm)
 
 
@@ -104,14 +102,14 @@ def test_no_storm_of_orders_breaks_a_promise_or_mixes_settings(first: int) -> No
         try:
             survive(swarm, how)
         except Exception as error:
-            error.add_note(f"seed {seed}, at {swarm.heap.now:.3f} s")
+            error.add_note(f"seed {seed}, at {swarm.now:.3f} s")
             raise
-        swarm.run(swarm.heap.now + 60.0)
-        known = {node.book.orders.stamp for node in swarm.trainers()}
+        swarm.run(swarm.now + 60.0)
+        known = {orders_of(node).stamp for node in swarm.trainers()}
         assert known == {Stamp(3, (3).to_bytes(16, "big"))}, f"seed {seed}: {known}"
         for codec, count in seen.items():
             rounds[codec] = rounds.get(codec, 0) + count
-    assert rounds.get("f32", 0) > 100, rounds
+    assert rounds.get("f32", 0) > 25, rounds
 
 
 def test_members_that_do_not_ask_for_the_directive_are_found(
@@ -119,7 +117,7 @@ def test_members_that_do_not_ask_for_the_directive_are_found(
 ) -> None:
     monkeypatch.setattr("averaging.rules.orders.OrderBook.objection", lambda book, theirs: None)
     with pytest.raises(Broken, match="entered a round under"):
-        for seed in range(QUICK):
+        for seed in range(20):
             swarm, _ = with_amendments(seed, Storm())
             survive(swarm, Storm())
 
@@ -131,13 +129,13 @@ def test_a_partition_during_an_amendment_leaves_one_history_with_the_newer_setti
     swarm.run(30.0)
     amended = replace(swarm.policy, codec="f16")
     orders = issue(swarm, 1, policies=((swarm.versions()[0] + 2, amended),))
-    swarm.network.partition([left, right])
-    swarm.nodes[right[0]].follow(orders)
+    swarm.partition([left, right])
+    swarm.follow(right[0], orders)
     swarm.run(90.0)
-    assert all(swarm.nodes[name].book.orders.stamp is None for name in left)
-    swarm.network.heal()
+    assert all(orders_of(swarm.nodes[name]).stamp is None for name in left)
+    swarm.heal()
     swarm.run(240.0)
-    assert {node.book.orders.stamp for node in swarm.alive} == {orders.stamp}
+    assert {orders_of(node).stamp for node in swarm.alive} == {orders.stamp}
     assert len(swarm.lineages()) == 1
     assert seen.get("f16", 0) > 0 and seen.get("int8", 0) > 0
 
@@ -145,13 +143,13 @@ def test_a_partition_during_an_amendment_leaves_one_history_with_the_newer_setti
 def test_a_paused_swarm_makes_no_version_and_goes_on_with_the_work_of_the_pause() -> None:
     swarm = Swarm(3, [PeerPlan(founder=True)] + [PeerPlan()] * 3)
     swarm.run(40.0)
-    swarm.nodes[swarm.names[2]].follow(issue(swarm, 1, paused="the owner has paused it"))
+    swarm.follow(swarm.names[2], issue(swarm, 1, paused="the owner has paused it"))
     swarm.run(60.0)
     before = swarm.versions()
     swarm.run(120.0)
     assert swarm.versions() == before
     for name in swarm.names:
-        swarm.nodes[name].follow(issue(swarm, 2))
+        swarm.follow(name, issue(swarm, 2))
     swarm.run(180.0)
     assert min(swarm.versions()) > max(before)
 
@@ -160,7 +158,7 @@ def test_a_run_that_is_ended_at_a_version_ends_there_everywhere() -> None:
     swarm = Swarm(4, [PeerPlan(founder=True)] + [PeerPlan()] * 4)
     swarm.run(30.0)
     last = max(swarm.versions()) + 3
-    swarm.nodes[swarm.names[1]].follow(issue(swarm, 1, last_version=last))
+    swarm.follow(swarm.names[1], issue(swarm, 1, last_version=last))
     swarm.run(300.0)
     assert set(swarm.versions()) == {last}
     assert all(node.machine.ending.is_final(node.now()) for node in swarm.alive)
@@ -173,9 +171,9 @@ def pass_orders_on(swarm: Swarm) -> None:
     for node in up:
         for other in up:
             known = swarm.network.connected(node.name, other.name)
-            if known and node.book.orders.stamp is not None:
-                other.follow(node.book.orders)
-    swarm.heap.call_in(swarm.heartbeat_s, pass_orders_on, swarm)
+            if known and orders_of(node).stamp is not None:
+                swarm.follow(other.name, orders_of(node))
+    swarm.call_in(swarm.membership.beat_s, pass_orders_on, swarm)
 
 
 def ends_on_one_lineage(seed: int, how: Storm) -> None:
@@ -186,22 +184,18 @@ def ends_on_one_lineage(seed: int, how: Storm) -> None:
         tell_one(swarm, issue(swarm, 1, last_version=max(swarm.versions()) + 2))()
         pass_orders_on(swarm)
 
-    swarm.heap.call_at(60.0, order)
+    swarm.call_at(60.0, order)
     swarm.run(how.rough_s)
     reach_one_final_lineage(swarm, within_s=180.0)
 
 
-@pytest.mark.parametrize("seed", [6, 35, 51])
+@pytest.mark.parametrize("seed", seeds(1, soak=80))
 def test_the_sides_of_a_partition_that_end_at_a_version_end_on_one_lineage(seed: int) -> None:
-    """Earlier, there were two final states for good; with seed 35 one side had no quorum to end,
-    and with 51 too few peers for the others to believe them.
-    """
     ends_on_one_lineage(seed, Storm(peers=(4, 8), accidents=(2, 5)))
 
 
-@pytest.mark.parametrize("seed", [0, 5, 33])
+@pytest.mark.parametrize("seed", seeds(1, soak=40))
 def test_several_groups_that_end_at_a_version_end_on_one_lineage(seed: int) -> None:
-    """Each group ended on its own; with seed 33 some heard of the order after that version."""
     ends_on_one_lineage(seed, SEVERAL_GROUPS[seed % 2])
 
 
@@ -211,9 +205,9 @@ def test_a_peer_that_invents_a_directive_stops_nobody() -> None:
     before = max(swarm.versions())
     invented = RoundOrders(stamp=Stamp(99, bytes(16)), encoded=b"signed by nobody")
     liar = swarm.nodes[swarm.names[1]]
-    liar.book.orders = invented
+    liar.averager.terms.book.orders = invented
     swarm.run(330.0)
     honest = [node for node in swarm.trainers() if node is not liar]
-    assert all(node.book.orders.stamp is None for node in honest)
+    assert all(orders_of(node).stamp is None for node in honest)
     made = min(node.state.version for node in honest if node.state is not None) - before
     assert made >= 10, f"{made} versions in 300 s"

@@ -1,7 +1,7 @@
 """Prints what happened in one storm, event by event.
 
-    python -m tests.averaging.simulated.replay 43
-    python -m tests.averaging.simulated.replay 64 --group-size 4 --peers 9 14
+    python -m tests.averaging.virtual.replay 43
+    python -m tests.averaging.virtual.replay 64 --group-size 4 --peers 9 14
 
 A storm follows from its seed and its settings. A test that fails names both; the last events
 before the broken promise are the last lines here.
@@ -13,7 +13,7 @@ import argparse
 import sys
 
 from averaging.rules.mixing import MixingPolicy
-from tests.averaging.simulated.swarm import Storm, storm, weather_out
+from tests.averaging.virtual.swarm import Storm, storm, weather_out
 
 
 def main() -> int:

@@ -5,28 +5,27 @@ from __future__ import annotations
 from averaging.messages import Stamp
 from averaging.round.interface.phase import Phase
 from averaging.rules.orders import RoundOrders
-from dht.identity import PeerId
-from tests.averaging.simulated.swarm import POLICY, Node, PeerPlan, Swarm
+from averaging.virtual.peer import Peer, PeerPlan
+from tests.averaging.virtual.swarm import POLICY, Swarm
 
-ANNA, BORIS = PeerId("p0"), PeerId("p1")
 CYCLE_S = 10.0
 SLACK_S = 3.0
 """Time for a snapshot, and until the next step finds the fragment due."""
 
 
-def pair() -> tuple[Swarm, Node]:
+def pair() -> tuple[Swarm, Peer]:
     """Two peers that have merged for a minute and are between two rounds, and the first of them."""
     swarm = Swarm(3, [PeerPlan(), PeerPlan()])
     swarm.keep_events = True
     swarm.run(60.0)
     while any(node.machine.phase is not Phase.IDLE for node in swarm.alive):
-        swarm.run(swarm.heap.now + 0.5)
-    anna = swarm.nodes[ANNA]
+        swarm.run(swarm.now + 0.5)
+    anna = swarm.nodes[swarm.names[0]]
     assert version_of(anna) > 2 and len(swarm.lineages()) == 1 and not folds(swarm)
     return swarm, anna
 
 
-def version_of(node: Node) -> int:
+def version_of(node: Peer) -> int:
     assert node.state is not None
     return node.state.version
 
@@ -37,8 +36,8 @@ def folds(swarm: Swarm) -> list[float]:
 
 def test_a_peer_whose_partner_says_goodbye_folds_within_a_cycle() -> None:
     swarm, anna = pair()
-    swarm.say_goodbye(BORIS)
-    left_at = swarm.heap.now
+    swarm.say_goodbye(swarm.names[1])
+    left_at = swarm.now
     assert anna.machine.alone_until(anna.now()) is None
     swarm.run(left_at + 4 * CYCLE_S)
     first, *more = folds(swarm)
@@ -48,11 +47,11 @@ def test_a_peer_whose_partner_says_goodbye_folds_within_a_cycle() -> None:
 
 def test_a_peer_whose_partner_vanishes_waits_for_it_and_knows_how_long() -> None:
     swarm, anna = pair()
-    heard_at = anna.view[BORIS].heard_at
-    swarm.crash(BORIS)
-    swarm.run(swarm.heap.now + 40.0)  # it is silent for so long that it is not live any more
+    heard_at = anna.view[swarm.names[1]].heard_at
+    swarm.crash(swarm.names[1])
+    swarm.run(swarm.now + 40.0)  # it is silent for so long that it is not live any more
     until = anna.machine.alone_until(anna.now())
-    assert until is not None and heard_at + POLICY.alone_s <= until <= swarm.heap.now + 30.0
+    assert until is not None and heard_at + POLICY.alone_s <= until <= swarm.now + 30.0
     swarm.run(until)
     assert not folds(swarm)
     swarm.run(until + CYCLE_S)
@@ -63,11 +62,11 @@ def test_a_peer_whose_partner_vanishes_waits_for_it_and_knows_how_long() -> None
 def test_an_order_to_end_waits_for_the_merge_of_a_peer_that_has_lost_the_other() -> None:
     for goodbye in (True, False):
         swarm, anna = pair()
-        (swarm.say_goodbye if goodbye else swarm.crash)(BORIS)
-        began = swarm.heap.now
+        (swarm.say_goodbye if goodbye else swarm.crash)(swarm.names[1])
+        began = swarm.now
         stamp = Stamp(1, bytes(16))
         ends = RoundOrders(stamp=stamp, encoded=b"end", last_version=version_of(anna) + 1)
-        assert anna.follow(ends)
+        assert swarm.follow(anna.name, ends)
         swarm.run(began + CYCLE_S + SLACK_S)
         assert anna.machine.ending.is_final(anna.now()) is goodbye
         swarm.run(began + POLICY.alone_s + SLACK_S)

@@ -1,7 +1,7 @@
 """A group of peers computes what one central syncer would, to the last bit.
 
 No network here: layout, slices, codec, merge, weights and outer step are put together as members
-and reducers use them, with uploads in any order. ``tests.averaging.simulated.reference`` is the
+and reducers use them, with uploads in any order. ``tests.averaging.numbers.reference`` is the
 yardstick.
 """
 
@@ -24,8 +24,8 @@ from averaging.numbers.merge import Units, merge_encoded, rule_named
 from averaging.numbers.slices import Slice
 from averaging.rules.weights import Contribution, shares_of
 from dht.identity import PeerId
-from tests.averaging.simulated import reference
-from tests.averaging.simulated.exact_work import (
+from tests.averaging.numbers import reference
+from tests.averaging.numbers.exact_work import (
     ETA,
     FRAGMENT,
     LAYOUT,

@@ -6,17 +6,20 @@ told of it, and for the length of the outage each dial fails, as when one's daem
 
 from __future__ import annotations
 
-import math
+import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from averaging.rules.due import DuePolicy
 from averaging.rules.policy import RoundPolicy
+from averaging.virtual.peer import Peer, PeerPlan
+from dht.errors import PeerUnreachable
+from dht.forwarding_host import ForwardingHost
+from dht.host import Host, Stream
 from dht.identity import PeerId
-from tests.averaging.simulated.swarm import Node, PeerPlan, Swarm
+from tests.averaging.virtual.swarm import Swarm
 
 POLICY = RoundPolicy(
     due=DuePolicy(cycle_steps=12, fragments=1), codec="int8", catch_up_s=60.0, round_s=120.0
@@ -30,6 +33,26 @@ LOOK_S = 0.05
 BEFORE_S = 2.5
 
 
+class BreakableHost(ForwardingHost):
+    """A host that can lose its connections, and for a while opens no stream to a peer."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.down_until: dict[PeerId, float] = {}
+
+    async def open_stream(
+        self, peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False
+    ) -> Stream:
+        if asyncio.get_running_loop().time() < self.down_until.get(peer, 0.0):
+            raise PeerUnreachable(peer, "the daemon is being restarted")
+        return await super().open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)
+
+
+class BreakableSwarm(Swarm):
+    def host_of(self, name: PeerId) -> Host:
+        return BreakableHost(super().host_of(name))
+
+
 @dataclass(eq=False)
 class Links:
     """The links of a swarm, which can be broken, and what came of it."""
@@ -37,9 +60,6 @@ class Links:
     swarm: Swarm = field(repr=False)
     down_until: dict[frozenset[PeerId], float] = field(
         default_factory=lambda: defaultdict(float), repr=False
-    )
-    broken_at: dict[frozenset[PeerId], float] = field(
-        default_factory=lambda: defaultdict(lambda: -math.inf), repr=False
     )
     two_leaders_s: float = 0.0
     """The longest time for which two peers led one version, while their link was there."""
@@ -50,40 +70,21 @@ class Links:
     merged_at: float = 0.0
 
     def __post_init__(self) -> None:
-        network = self.swarm.network
-        self._carry = network.transfer
-        network.transfer = self._transfer
-        self.swarm.heap.call_in(LOOK_S, self._look)
-
-    def _transfer(
-        self,
-        sender: PeerId,
-        receiver: PeerId,
-        size_bytes: int,
-        deliver: Callable[[], object],
-        lost: Callable[[], object],
-    ) -> None:
-        pair, sent_at = frozenset((sender, receiver)), self.swarm.heap.now
-
-        def arrive() -> None:
-            (deliver if self.broken_at[pair] < sent_at else lost)()
-
-        if sent_at < self.down_until[pair]:
-            self.swarm.heap.call_in(0.0, lost)
-        else:
-            self._carry(sender, receiver, size_bytes, arrive, lost)
+        self.swarm.call_in(LOOK_S, self._look)
 
     def break_link(self, one: PeerId, other: PeerId, lasts_s: float) -> None:
-        pair, now = frozenset((one, other)), self.swarm.heap.now
-        self.broken_at[pair], self.down_until[pair] = now, now + lasts_s
+        """Both lose what is on its way, and reach each other again after this time."""
+        until = self.swarm.now + lasts_s
+        self.down_until[frozenset((one, other))] = until
         for here, there in ((one, other), (other, one)):
-            part = self.swarm.nodes[here].part
-            part.lost_reducer(there)  # streams on which slices come back
-            part.lost(there)
+            host = self.swarm.nodes[here].averager.host
+            assert isinstance(host, BreakableHost)
+            host.down_until[there] = until
+            self.swarm.await_(host.disconnect(there))
 
     def _look(self) -> None:
-        now = self.swarm.heap.now
-        self.swarm.heap.call_in(LOOK_S, self._look)
+        now = self.swarm.now
+        self.swarm.call_in(LOOK_S, self._look)
         leaders = [node for node in self.swarm.alive if node.machine.open_roster is not None]
         for one in self.swarm.alive:
             for other in self.swarm.alive:
@@ -95,7 +96,7 @@ class Links:
         since = max(self.merged_at, *self.down_until.values(), 0.0)
         self.gap_s = max(self.gap_s, now - since)
 
-    def _look_at(self, one: Node, other: Node, now: float, both_lead: bool) -> None:
+    def _look_at(self, one: Peer, other: Peer, now: float, both_lead: bool) -> None:
         pair = frozenset((one.name, other.name))
         assert one.state is not None and other.state is not None
         if not both_lead or one.state.version != other.state.version:
@@ -112,7 +113,7 @@ def _two_or_more(seed: int, peers: int, **changes: Any) -> tuple[Swarm, Links, r
         for number in range(peers)
     ]
     plans[1] = replace(plans[1], **changes)
-    swarm = Swarm(seed, plans, policy=POLICY, young="starts_at" in changes)
+    swarm = BreakableSwarm(seed, plans, policy=POLICY, young="starts_at" in changes)
     return swarm, Links(swarm), rng
 
 
@@ -125,8 +126,8 @@ def break_again_and_again(
     for _ in range(breaks):
         one, other = rng.sample(swarm.names, 2)
         links.break_link(one, other, lasts_s)
-        swarm.run(swarm.heap.now + every_s * rng.uniform(0.8, 1.2))
-    swarm.run(swarm.heap.now + 45.0)
+        swarm.run(swarm.now + every_s * rng.uniform(0.8, 1.2))
+    swarm.run(swarm.now + 45.0)
     return links
 
 
@@ -137,8 +138,8 @@ def meet(offset_s: float, *, lasts_s: float, seed: int) -> Links:
     one, other = swarm.names
     for version in (1, 2, 3):
         while links.version < version:
-            swarm.run(swarm.heap.now + LOOK_S)
+            swarm.run(swarm.now + LOOK_S)
         swarm.run(links.merged_at + CYCLE_S / SLOWEST - BEFORE_S + offset_s)
         links.break_link(one, other, lasts_s)
-    swarm.run(swarm.heap.now + 45.0)
+    swarm.run(swarm.now + 45.0)
     return links

@@ -7,9 +7,10 @@ import msgspec
 from averaging import messages as said
 from averaging.messages import Commit, Message, decode_commit, digest
 from averaging.round.sealing.seals import ballot_of
+from averaging.virtual.peer import Peer
 from dht.identity import PeerId
-from tests.averaging.simulated.liars import Behaviour, SwarmWithLiars
-from tests.averaging.simulated.strangers import Chatterers
+from tests.averaging.virtual.liars import Behaviour, SwarmWithLiars
+from tests.averaging.virtual.strangers import Chatterers
 
 ATTEMPTS_MAX = 3
 
@@ -34,7 +35,7 @@ def _on_commit(swarm: SwarmWithLiars, chatter: Chatterers, lie: _Lie) -> None:
             ballot = _own_ballot(commit, to, chatter)
             if ballot is not None:
                 after_s = chatter.rng.expovariate(1.0)
-                swarm.heap.call_in(after_s, lie, to, round_id, commit, ballot)
+                swarm.call_in(after_s, lie, to, round_id, commit, ballot)
         return overhear(sender, to, message)
 
     swarm.on_send = see
@@ -54,7 +55,7 @@ class _Lie:
         """Say something to the other members, or to some of them."""
         for entry in commit.members:
             if entry.peer != liar and self.chatter.rng.random() < chance:
-                self.swarm.wires.deliver(liar, entry.peer, 0, message)
+                self.swarm.say(liar, entry.peer, message)
 
 
 class _Void(_Lie):
@@ -79,7 +80,7 @@ class _Usurp(_Lie):
         seal = rng.choice(((), seal, (commit.voters[0],)))
         signature = self.swarm.sign(liar, said.vote(round_id, ballot, seal))
         propose = said.Propose(0, round_id, ballot, seal, signature)
-        self.swarm.heap.call_in(
+        self.swarm.call_in(
             rng.expovariate(2.0), lambda: self.tell(liar, commit, propose, chance=0.7)
         )
 
@@ -116,7 +117,7 @@ def void_rounds_of_their_own(swarm: SwarmWithLiars, chatter: Chatterers) -> None
             if round_id not in told:
                 told.add(round_id)
                 after_s = chatter.rng.expovariate(1.0)
-                swarm.heap.call_in(after_s, lie, sender, round_id, commit, 0)
+                swarm.call_in(after_s, lie, sender, round_id, commit, 0)
         return overhear(sender, to, message)
 
     swarm.on_send = see
@@ -140,26 +141,23 @@ def have_rounds_forsworn(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
 def deny_votes(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
     """The voters promise later coordinators to have accepted nothing, whatever they have voted
     for."""
-    overhear = swarm.on_send
-    assert overhear is not None
+    before = swarm.on_say
 
-    def deny(sender: PeerId, to: PeerId, message: Message) -> bool:
-        denied = isinstance(message, said.Promise) and message.accepted_ballot is not None
-        if not overhear(sender, to, message):
-            return False
-        if not denied or sender not in swarm.liars or not isinstance(message, said.Promise):
-            return True
+    def deny(peer: Peer, to: PeerId, message: Message) -> Message | None:
+        first = message if before is None else before(peer, to, message)
+        if peer.name not in swarm.liars or not isinstance(first, said.Promise):
+            return first
+        if first.accepted_ballot is None:
+            return first
         swarm.truth.coverage["denied a vote"] += 1
-        swarm.lies[sender] += 1
-        text = said.promise_text(message.round, message.ballot, None, ())
-        signature = swarm.sign(sender, text)
-        false = msgspec.structs.replace(
-            message, accepted_ballot=None, accepted=(), signature=signature
+        swarm.lies[peer.name] += 1
+        text = said.promise_text(first.round, first.ballot, None, ())
+        signature = swarm.sign(peer.name, text)
+        return msgspec.structs.replace(
+            first, accepted_ballot=None, accepted=(), signature=signature
         )
-        swarm.wires.deliver(sender, to, 0, false)
-        return False
 
-    swarm.on_send = deny
+    swarm.on_say = deny
 
 
 def coordinate_without_sealing(swarm: SwarmWithLiars, chatter: Chatterers) -> None:

@@ -11,7 +11,8 @@ import pytest
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.probation import ProbationPolicy
 from averaging.rules.quorum import ALL
-from tests.averaging.simulated.swarm import Node, PeerPlan, Storm, Swarm, storm, weather_out
+from averaging.virtual.peer import Peer, PeerPlan
+from tests.averaging.virtual.swarm import Storm, Swarm, learner_of, storm, weather_out
 from tests.seeds import seeds
 
 ALL_SPEEDS = Storm(speeds=(0.1, 1.0, 2.5), calm_s=400.0)
@@ -20,7 +21,7 @@ STORMS = (
     replace(ALL_SPEEDS, probation=ProbationPolicy(rounds=8, seconds=40.0)),
     replace(ALL_SPEEDS, peers=(6, 9), group_size=4, mixing=MixingPolicy(every=1)),
 )
-QUICK, CHUNK = 6, 3
+QUICK, CHUNK = 3, 3
 
 
 def refusals(swarm: Swarm) -> list[str]:
@@ -42,11 +43,12 @@ def test_no_storm_makes_honest_work_incredible(first: int) -> None:
         assert not refusals(swarm), f"seed {seed}"
 
 
-def merged_tokens(swarm: Swarm, node: Node) -> tuple[int, int]:
+def merged_tokens(swarm: Swarm, node: Peer) -> tuple[int, int]:
     """Tokens of a peer that are merged, by its own state, and all that it processed."""
-    assert node.state is not None and node.learner is not None
+    learner = learner_of(node)
+    assert node.state is not None and learner is not None
     mark = node.state.merged.get(node.name)
-    processed = node.learner.step * node.learner.tokens_per_step
+    processed = learner.step * learner.tokens_per_step
     return (mark.tokens if mark is not None else 0), processed
 
 
@@ -68,11 +70,12 @@ def test_a_peer_that_returns_with_much_pending_work_is_merged() -> None:
     swarm = Swarm(2, plans)
     swarm.keep_events = True
     away = swarm.names[-1]
-    swarm.heap.call_at(5.0, swarm.network.partition, [[away]])
-    swarm.heap.call_at(300.0, swarm.network.heal)
+    swarm.call_at(5.0, swarm.partition, [[away]])
+    swarm.call_at(300.0, swarm.heal)
     swarm.run(420.0)
 
-    assert away in swarm.trainers()[0].machine.standing.merged  # type: ignore[union-attr]
+    state = swarm.trainers()[0].state
+    assert state is not None and away in state.merged
     assert len(swarm.lineages()) == 1
     assert not refusals(swarm)
 
@@ -81,8 +84,8 @@ def test_a_restarted_peer_is_merged_as_before() -> None:
     swarm = Swarm(3, [PeerPlan(founder=number == 0) for number in range(4)])
     swarm.keep_events = True
     for at in (60.0, 120.0, 180.0):
-        swarm.heap.call_at(at, swarm.crash, swarm.names[2])
-        swarm.heap.call_at(at + 5.0, swarm.restart, swarm.names[2])
+        swarm.call_at(at, swarm.crash, swarm.names[2])
+        swarm.call_at(at + 5.0, swarm.restart, swarm.names[2])
     swarm.run(260.0)
 
     node = swarm.nodes[swarm.names[2]]
@@ -96,11 +99,12 @@ def test_steps_that_do_not_fit_into_the_time_are_refused() -> None:
     swarm.keep_events = True
     liar = swarm.names[-1]
 
-    def exaggerates(node: Node) -> None:
-        if node.name == liar and node.learner is not None:
-            plain = node.learner.offer
+    def exaggerates(peer: Peer) -> None:
+        learner = learner_of(peer)
+        if peer.name == liar and learner is not None:
+            plain = learner.offer
             lie = partial(msgspec.structs.replace, steps=10**12, tokens=10**14)
-            node.learner.offer = lambda: lie(plain())
+            learner.offer = lambda: lie(plain())
 
     swarm.on_start = exaggerates
     swarm.run(100.0)
