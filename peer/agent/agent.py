@@ -326,6 +326,12 @@ class Agent(Delegate):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._facts_wanted.wait(), FACTS_EVERY_S)
 
+    @property
+    def _why_no_steps(self) -> str | None:
+        if self.local.phase == "leaving" or self.local.is_leaving:
+            return "this peer leaves"
+        return self._rest.reason
+
     def _is_at_work(self) -> bool:
         """True if other peers should wait for this one's work, as it trains or offers the last."""
         works = self._rest.hands_over or not self._trainer.is_idle()
@@ -399,7 +405,7 @@ class Agent(Delegate):
             pending_tokens=int(total.pending),
             fates=fates(total),
             # Further work could not be merged any more.
-            rest="this peer leaves" if local.is_leaving else self._rest.reason,
+            rest=self._why_no_steps,
             device=self._device,
         )
 
@@ -413,6 +419,8 @@ class Agent(Delegate):
 
     def on_phase(self, name: PhaseName, text: str, done: float) -> None:
         self._line.say(Phase(name=name, text=text, done=done))
+        if name == "leaving":
+            self._facts_wanted.set()  # nothing merges the steps that the trainer makes from now on
 
     def on_round(self, fields: Fields) -> None:
         local = self.local

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -449,3 +451,17 @@ def test_the_page_shows_figures_that_prometheus_reads() -> None:
 def test_the_agent_refuses_to_be_started_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     assert agent.main([]) == 2
     assert "started by a trainer" in capsys.readouterr().err
+
+
+def test_a_trainer_is_told_at_once_to_make_no_steps_when_its_peer_begins_to_leave() -> None:
+    """It trained on until the agent had saved and exported, and those steps were in no version."""
+    wanted, told = asyncio.Event(), []
+    here = SimpleNamespace(_line=SimpleNamespace(say=told.append), _facts_wanted=wanted)
+    for name in ("ready", "leaving"):
+        assert not wanted.is_set()
+        agent.Agent.on_phase(here, name, "the run has used its tokens", 0.0)  # type: ignore[arg-type]
+    assert wanted.is_set() and [each.name for each in told] == ["ready", "leaving"]
+    for phase, finished, reason in (("ready", False, None), ("leaving", True, "this peer leaves")):
+        local = SimpleNamespace(phase=phase, is_leaving=phase == "leaving" and not finished)
+        resting = SimpleNamespace(local=local, _rest=SimpleNamespace(reason=None))
+        assert agent.Agent._why_no_steps.fget(resting) == reason  # type: ignore[attr-defined]
