@@ -31,6 +31,7 @@ from peer.agent.account import Account, fates, global_tokens
 from peer.agent.online_peer import peer_view
 from peer.agent.policies import averager_settings, presence_settings, round_policy
 from peer.agent.slots import Adopted
+from peer.bridge.messages import Phase
 from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors
 from peer.rules.held_out import HeldOutLoss
 from peer.run_file.reading import parse
@@ -455,7 +456,8 @@ def test_the_agent_refuses_to_be_started_by_hand(capsys: pytest.CaptureFixture[s
 
 def test_a_trainer_is_told_at_once_to_make_no_steps_when_its_peer_begins_to_leave() -> None:
     """It trained on until the agent had saved and exported, and those steps were in no version."""
-    wanted, told = asyncio.Event(), []
+    wanted = asyncio.Event()
+    told: list[Phase] = []
     here = SimpleNamespace(_line=SimpleNamespace(say=told.append), _facts_wanted=wanted)
     for name in ("ready", "leaving"):
         assert not wanted.is_set()
