@@ -133,7 +133,7 @@ class Dialler:
         """
         found = []
         left: dict[str, int] = {}
-        for address in self._this.runs.addresses_of(peer):
+        for address in self._of_use(self._this.runs.addresses_of(peer)):
             place = None if peer in self._answered else self._limited_place(address)
             if place is not None:
                 if place not in left:
@@ -144,6 +144,22 @@ class Dialler:
                 left[place] -= 1
             found.append(with_peer(address, peer))
         return found
+
+    def _of_use(self, addresses: Sequence[Multiaddr]) -> list[Multiaddr]:
+        """The addresses that may lead to another peer from here; all of them if none may.
+
+        Private addresses of other networks, and those of this machine, do not: who dialled them was
+        told that the other machine is up and refuses connections, by a machine of its own network.
+        """
+        own = self._this.own.addresses
+
+        def may_lead(address: Multiaddr) -> bool:
+            if is_relayed(address) or scope_of(address) is Scope.INTERNET:
+                return True
+            near = scope_guessed([address], own) is not Scope.INTERNET
+            return near and not is_loopback(address) and address not in own
+
+        return [address for address in addresses if may_lead(address)] or list(addresses)
 
     def _limited_place(self, address: Multiaddr) -> str | None:
         """The place at which dials are counted; ``None`` if dials there are not limited."""

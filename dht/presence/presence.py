@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 from multiaddr import Multiaddr
 
-from dht.addresses import deduplicate, is_dialable, pack, peer_of, rank, without_peer
+from dht.addresses import deduplicate, is_dialable, is_loopback, pack, peer_of, rank, without_peer
 from dht.errors import HostClosed
 from dht.host import Host
 from dht.identity import Identity, PeerId, RunId
@@ -382,7 +382,10 @@ class Presence:
         addresses = await self._this.host.addresses()
         await self._checks.look()
         usable = [without_peer(address) for address in addresses if is_dialable(address)]
-        fitting = [a for a in rank(deduplicate(usable)) if len(pack(a)) <= ADDRESS_MAX_BYTES]
+        # Others would dial their own machine. One on this machine has the other addresses as well.
+        outward = [address for address in usable if not is_loopback(address)]
+        named = rank(deduplicate(outward or usable))
+        fitting = [address for address in named if len(pack(address)) <= ADDRESS_MAX_BYTES]
         announced = tuple(fitting[:ADDRESSES_MAX])
         changed = announced != self._this.own.addresses
         if changed:

@@ -887,6 +887,45 @@ async def test_a_relayed_connection_is_no_reason_not_to_try_an_address_in_the_ow
     await until(lambda: len(tried) > 2, within_s=12 * MINUTE, what="once more, after a while")
 
 
+def addresses(monkeypatch: MonkeyPatch, peer: Peer, *texts: str) -> None:
+    """Let a peer have these addresses."""
+
+    async def given() -> tuple[Multiaddr, ...]:
+        return tuple(map(parse, texts))
+
+    monkeypatch.setattr(peer.host, "addresses", given)
+
+
+async def test_only_addresses_that_lead_there_are_announced_and_dialled(
+    monkeypatch: MonkeyPatch, swarm: Swarm
+) -> None:
+    """Every peer announced 127.0.0.1 and its private address to all, who dialled their own machine
+    and took it for the other one: up, and refusing connections."""
+    anna, boris = await start_at_home(swarm)
+    away = await swarm.start("away", seeds=await swarm.seed_addresses("seed"), at=PUBLIC[1])
+    public = "/ip4/11.77.0.9/tcp/7700"
+    addresses(monkeypatch, anna, HOMES[0], "/ip4/127.0.0.1/tcp/7700", public)
+
+    def dials(peer: Peer) -> set[str]:
+        return {f"{without_peer(each)}" for each in peer.presence.addresses_to_dial(anna.id)}
+
+    await until(lambda: dials(away) == {public}, within_s=MINUTE, what="outside")
+    await until(lambda: dials(boris) == {public, HOMES[0]}, within_s=MINUTE, what="at home")
+
+
+async def test_a_peer_that_has_addresses_of_its_machine_alone_announces_those(
+    monkeypatch: MonkeyPatch, swarm: Swarm
+) -> None:
+    await start_swarm(swarm, 2)
+    anna = swarm.peers["peer0"]
+    addresses(monkeypatch, anna, "/ip4/127.0.0.1/tcp/7700")
+    await until(
+        lambda: [str(each) for each in anna.presence.addresses] == ["/ip4/127.0.0.1/tcp/7700"],
+        within_s=MINUTE,
+        what="announced",
+    )
+
+
 async def test_in_a_run_of_one_network_neighbours_prove_enough_though_the_bootstrap_is_outside(
     swarm: Swarm,
 ) -> None:
