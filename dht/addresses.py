@@ -274,6 +274,7 @@ def peer_of(address: Multiaddr) -> PeerId | None:
     return PeerId(last_value) if last_name == "p2p" else None
 
 
+@lru_cache(maxsize=4096)
 def with_peer(address: Multiaddr, peer: PeerId) -> Multiaddr:
     """The address ending in ``/p2p/PEER``. Raises ``ValueError`` if it leads to another peer."""
     known = peer_of(address)
@@ -284,6 +285,7 @@ def with_peer(address: Multiaddr, peer: PeerId) -> Multiaddr:
     return address
 
 
+@lru_cache(maxsize=4096)
 def without_peer(address: Multiaddr) -> Multiaddr:
     """The address without the id of the peer at its end. A relay's id inside it stays."""
     peer = peer_of(address)

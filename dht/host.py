@@ -70,6 +70,11 @@ class Stream(Protocol):
         """
         ...
 
+    def send_now(self, *parts: bytes) -> bool:
+        """``send`` for a small frame that need not wait. ``False``: it would have to, or the stream
+        is over; nothing was sent."""
+        ...
+
     async def receive(self, *, timeout_s: float) -> bytes | None:
         """The next frame, or ``None`` after the other side's END, which is acknowledged.
 

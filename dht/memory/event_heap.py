@@ -6,38 +6,52 @@ which they were scheduled, so the same program runs the same way each time, on a
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sized
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 _COMPACT_AFTER = 64
 
 
-class Timer:
+class Entry:
+    """Something scheduled on an ``EventHeap``."""
+
+    __slots__ = ("_heap", "args", "callback", "is_cancelled")
+
+    def __init__(
+        self, heap: EventHeap, callback: Callable[..., object], args: tuple[Any, ...]
+    ) -> None:
+        self._heap = heap
+        self.callback: Callable[..., object] | None = callback
+        self.args = args
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        """Cancel the call. Safe at any time, more than once."""
+        if not self.is_cancelled:
+            self.is_cancelled = True
+            if self.callback is not None:
+                self.callback, self.args = None, ()
+                self._heap._count_cancelled()
+
+
+class Timer(Entry):
     """A call scheduled on an ``EventHeap``."""
 
-    __slots__ = ("_heap", "args", "callback", "cancelled", "when")
+    __slots__ = ("when",)
 
     def __init__(
         self, heap: EventHeap, when: float, callback: Callable[..., object], args: tuple[Any, ...]
     ) -> None:
         self._heap = heap
         self.when = when
-        self.callback: Callable[..., object] | None = callback
+        self.callback = callback
         self.args = args
-        self.cancelled = False
+        self.is_cancelled = False
 
     def __repr__(self) -> str:
-        state = " cancelled" if self.cancelled else ""
+        state = " cancelled" if self.is_cancelled else ""
         return f"Timer(at {self.when:.6f}{state}, {self.callback})"
-
-    def cancel(self) -> None:
-        """Cancel the call. Safe at any time, more than once."""
-        if not self.cancelled:
-            self.cancelled = True
-            if self.callback is not None:
-                self.callback, self.args = None, ()
-                self._heap._count_cancelled()
 
 
 class EventHeap:
@@ -51,7 +65,7 @@ class EventHeap:
         """Number of events that have run."""
         self._order = 0
         self._cancelled = 0
-        self._entries: list[tuple[float, int, Timer]] = []
+        self._entries: list[tuple[float, int, Entry]] = []
 
     def __repr__(self) -> str:
         return f"EventHeap(now={self.now:.6f}, scheduled={len(self)}, events={self.events})"
@@ -63,18 +77,24 @@ class EventHeap:
     def next_at(self) -> float | None:
         """Time of the next event; ``None`` if nothing is scheduled."""
         entries = self._entries
-        while entries and entries[0][2].cancelled:
-            heapq.heappop(entries)
+        while entries and entries[0][2].is_cancelled:
+            heappop(entries)
             self._cancelled -= 1
         return entries[0][0] if entries else None
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
         """Schedule a call. A past time means now, after the calls already scheduled for now."""
-        when = max(when, self.now)
+        if when < self.now:
+            when = self.now
         timer = Timer(self, when, callback, args)
         self._order += 1
-        heapq.heappush(self._entries, (when, self._order, timer))
+        heappush(self._entries, (when, self._order, timer))
         return timer
+
+    def add(self, when: float, entry: Entry) -> None:
+        """Schedule an entry that somebody else made, at a time that is not past."""
+        self._order += 1
+        heappush(self._entries, (when, self._order, entry))
 
     def call_in(self, delay_s: float, callback: Callable[..., object], *args: Any) -> Timer:
         return self.call_at(self.now + delay_s, callback, *args)
@@ -87,10 +107,10 @@ class EventHeap:
         return True
 
     def _run_next(self) -> None:
-        when, _, timer = heapq.heappop(self._entries)
-        callback, args = timer.callback, timer.args
+        when, _, entry = heappop(self._entries)
+        callback, args = entry.callback, entry.args
         assert callback is not None
-        timer.callback, timer.args = None, ()  # cancelling it from now on has no effect
+        entry.callback, entry.args = None, ()  # cancelling it from now on has no effect
         self.now = when
         self.events += 1
         callback(*args)
@@ -111,14 +131,34 @@ class EventHeap:
             ran += 1
         return ran
 
-    def advance(self, to: float) -> None:
-        """Move the clock forward to a time before which nothing is scheduled here."""
-        assert self.next_at is None or to <= self._entries[0][0], "an event would be skipped"
-        self.now = max(self.now, to)
+    def run_while(self, idle: Sized, ends_at: float) -> bool:
+        """Run events while ``idle`` is empty, up to and including time ``ends_at``.
+
+        False when there are no more, and ``idle`` is still empty.
+        """
+        while not idle:
+            entries = self._entries  # cancelling may replace the list
+            if not entries:
+                return False
+            when, _, entry = entries[0]
+            callback = entry.callback
+            if callback is None:
+                heappop(entries)
+                self._cancelled -= 1
+                continue
+            if when > ends_at:
+                return False
+            heappop(entries)
+            args = entry.args
+            entry.callback, entry.args = None, ()
+            self.now = when
+            self.events += 1
+            callback(*args)
+        return True
 
     def _count_cancelled(self) -> None:
         self._cancelled += 1
         if self._cancelled > _COMPACT_AFTER and self._cancelled * 2 > len(self._entries):
-            self._entries = [entry for entry in self._entries if not entry[2].cancelled]
-            heapq.heapify(self._entries)
+            self._entries = [entry for entry in self._entries if not entry[2].is_cancelled]
+            heapify(self._entries)
             self._cancelled = 0

@@ -143,13 +143,13 @@ class MemoryNetwork:
         self.simulated.partition(groups)
         self._partitioned_at = self.heap.now
         self.heap.call_in(FORGET_AFTER_S, self._forget_the_other_side, self.heap.now)
-        self._watch_silence()
+        self._watch_silence(self._wires)
 
     def heal(self) -> None:
         """End the partition. Forgotten peers have to be introduced again."""
         self.simulated.heal()
         self._partitioned_at = None
-        self._watch_silence()
+        self._watch_silence(self._wires)
 
     def pause(self, peer: PeerId) -> None:
         """Suspend a machine, like a laptop whose lid is closed: it answers when it resumes."""
@@ -163,8 +163,9 @@ class MemoryNetwork:
         self.simulated.crash(peer)
         host = self._hosts.get(peer)
         if host is not None:
+            wires = list(host._wires.values())
             host._end("it crashed")
-        self._watch_silence()
+            self._watch_silence(wires)
 
     def dial_out_only(self, *peers: PeerId, only: bool = True) -> None:
         """Let no other peer open a connection to these peers; see ``SimulatedNetwork``."""
@@ -189,10 +190,10 @@ class MemoryNetwork:
         for host in self._hosts.values():
             host.directory.neighbourhood.split(self.simulated)
 
-    def _watch_silence(self) -> None:
+    def _watch_silence(self, wires: Iterable[_Wire]) -> None:
         """Find the connections that hang, and break them if they still hang after a while."""
         now = self.heap.now
-        for wire in self._wires:
+        for wire in wires:
             if not wire.hangs:
                 wire.hangs_since = None
             elif wire.hangs_since is None:
@@ -227,6 +228,8 @@ class _Wire:
         self.hosts = (dialler, listener)
         self.hangs_since: float | None = None
         self._open = [True, True]
+        silence = "silence on the connection"
+        self._silent = tuple(partial(self.break_at, host, silence) for host in self.hosts)
         self._cut = False  # it broke, and neither side has noticed yet
         self._calls: tuple[dict[int, asyncio.Future[_Reply]], ...] = ({}, {})
         self._streams: tuple[dict[MemoryStream, None], ...] = ({}, {})
@@ -249,9 +252,6 @@ class _Wire:
     def other(self, host: MemoryHost) -> MemoryHost:
         return self.hosts[1 - self._side(host)]
 
-    def is_open(self, host: MemoryHost) -> bool:
-        return self._open[self._side(host)]
-
     def _side(self, host: MemoryHost) -> int:
         return 0 if host is self.hosts[0] else 1
 
@@ -264,10 +264,10 @@ class _Wire:
         delay_s: float = 0.0,
     ) -> None:
         """Send a message. If it shows that the connection is broken, break it at the sender."""
-        simulated = self._network.simulated
-        if self._cut or not self.is_open(sender):
+        side = 0 if sender is self.hosts[0] else 1
+        if self._cut or not self._open[side]:
             return
-        receiver = self.other(sender)
+        simulated, receiver = self._network.simulated, self.hosts[1 - side]
         if simulated.chance(simulated.weather.connection_loss):
             round_trip_s = 2 * simulated.latency_s(sender.peer_id, receiver.peer_id)
             reason = "the connection was lost"
@@ -275,22 +275,21 @@ class _Wire:
             self._cut = True
             if simulated.rng.random() < 0.5:
                 return
-
-        def arrive() -> None:
-            if self.is_open(receiver):
-                deliver()
-            elif not self._cut:
-                self._tell_broken(receiver, sender)
-
         simulated.send(
             sender.peer_id,
             receiver.peer_id,
             size_bytes,
-            arrive,
-            lambda: self.break_at(sender, "silence on the connection"),
+            partial(self._arrive, 1 - side, deliver),
+            self._silent[side],
             channel=channel,
             delay_s=delay_s,
         )
+
+    def _arrive(self, side: int, deliver: Callable[[], object]) -> None:
+        if self._open[side]:
+            deliver()
+        elif not self._cut:
+            self._tell_broken(self.hosts[side], self.hosts[1 - side])
 
     def break_at(self, host: MemoryHost, reason: str) -> None:
         """Break the connection at one side; the other side notices in its own time."""
@@ -479,12 +478,12 @@ class MemoryHost:
         deadline = loop.time() + timeout_s
         wire = await self._reach(peer, (), timeout_s)
         number, future = wire.call(self, protocol, bytes(request))
+        silence = _Reply(broken=f"no answer within {timeout_s:g} s")
+        timer = loop.call_at(deadline, _set, future, silence)
         try:
-            async with asyncio.timeout_at(deadline):
-                reply = await future
-        except TimeoutError:
-            raise PeerUnreachable(peer, f"no answer within {timeout_s:g} s") from None
+            reply = await future
         finally:
+            timer.cancel()
             wire.forget_call(self, number)
         if reply.broken is not None:
             self._check_open()
@@ -514,14 +513,14 @@ class MemoryHost:
 
         mine.on_over.append(lambda: _set(opened, "the connection broke"))
         mine._in_order(CALL_OVERHEAD_BYTES, arrive)
+        timer = loop.call_at(deadline, _set, opened, f"no stream within {timeout_s:g} s")
         try:
-            async with asyncio.timeout_at(deadline):
-                refusal = await opened
-        except TimeoutError:
-            refusal = f"no stream within {timeout_s:g} s"
+            refusal = await opened
         except asyncio.CancelledError:
             mine.abort()
             raise
+        finally:
+            timer.cancel()
         if refusal is not None:
             mine.abort()
             self._check_open()
@@ -669,7 +668,11 @@ class _Dial:
         self._peer = peer
         self._address = address
         self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.outcome = f"{address_rules.without_peer(address)} does not answer"
+        self._outcome = "does not answer"
+
+    @property
+    def outcome(self) -> str:
+        return f"{address_rules.without_peer(self._address)} {self._outcome}"
 
     def start(self) -> None:
         network = self._host._network
@@ -701,7 +704,7 @@ class _Dial:
 
     def _settle(self, outcome: str) -> None:
         if not self.settled.done():
-            self.outcome = f"{address_rules.without_peer(self._address)} {outcome}"
+            self._outcome = outcome
             self.settled.set_result(None)
 
 

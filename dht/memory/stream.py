@@ -18,6 +18,10 @@ from dht.identity import PeerId
 WINDOW_BYTES = 4 * FRAME_MAX_BYTES
 """Limit of bytes that are sent and not yet taken by the other side's reader."""
 
+CREDIT_BYTES = FRAME_MAX_BYTES
+"""A reader reports what it has taken when it is so much, as in yamux: a sender whose window is full
+has at least as much on the way to it, and small messages have no answer each."""
+
 HEADER_BYTES = 5
 
 Wire = Callable[[int, Callable[[], object]], None]
@@ -43,6 +47,8 @@ class MemoryStream:
 
         self._inbox: deque[bytes | None] = deque()
         self._unacknowledged_bytes = 0
+        self._taken_bytes = 0
+        """Taken by the reader, and not yet reported to the sender."""
         self._end_sent = False
         self._ack_received = False
         self._ack_sent = False
@@ -51,6 +57,9 @@ class MemoryStream:
 
         self._aborted = False
         self._receiver: asyncio.Future[bool] | None = None
+        self._silent_at = 0.0
+        """Time at which the receiver gives up."""
+        self._silence: asyncio.TimerHandle | None = None
         self._sender: asyncio.Future[bool] | None = None
         self._finisher: asyncio.Future[bool] | None = None
 
@@ -88,7 +97,7 @@ class MemoryStream:
         if self._end_sent:
             raise ValueError("nothing can be sent after finish()")
         self._raise_if_over()
-        while self._unacknowledged_bytes and self._unacknowledged_bytes + len(frame) > WINDOW_BYTES:
+        while not self._has_room(len(frame)):
             assert self._sender is None, "two tasks send on one stream"
             self._sender = asyncio.get_running_loop().create_future()
             try:
@@ -96,6 +105,20 @@ class MemoryStream:
             finally:
                 self._sender = None
             self._raise_if_over()
+        self._put(frame)
+
+    def send_now(self, *parts: bytes) -> bool:
+        frame = b"".join(parts)
+        if self._end_sent or self._lost is not None or not self._has_room(len(frame)):
+            return False
+        self._put(frame)
+        return True
+
+    def _has_room(self, size: int) -> bool:
+        unacknowledged = self._unacknowledged_bytes
+        return not unacknowledged or unacknowledged + size <= WINDOW_BYTES
+
+    def _put(self, frame: bytes) -> None:
         self._unacknowledged_bytes += len(frame) + HEADER_BYTES
         self._in_order(len(frame) + HEADER_BYTES, partial(self._other._arrived, frame))
 
@@ -105,7 +128,7 @@ class MemoryStream:
             assert self._receiver is None, "two tasks receive from one stream"
             self._receiver = asyncio.get_running_loop().create_future()
             try:
-                await self._wait(self._receiver, timeout_s, "receiving")
+                await self._wait_to_receive(self._receiver, timeout_s)
             finally:
                 self._receiver = None
         if self._aborted:
@@ -118,8 +141,10 @@ class MemoryStream:
             return None
         frame = self._inbox.popleft()
         assert frame is not None
-        if self._lost is None:
-            self._beside(HEADER_BYTES, partial(self._other._credited, len(frame) + HEADER_BYTES))
+        self._taken_bytes += len(frame) + HEADER_BYTES
+        if self._taken_bytes >= CREDIT_BYTES and self._lost is None:
+            self._beside(HEADER_BYTES, partial(self._other._credited, self._taken_bytes))
+            self._taken_bytes = 0
         return frame
 
     async def receive_into(self, target: memoryview, *, timeout_s: float) -> int | None:
@@ -179,6 +204,9 @@ class MemoryStream:
             self._over()
 
     def _over(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
         callbacks, self.on_over = self.on_over, []
         for callback in callbacks:
             callback()
@@ -192,6 +220,28 @@ class MemoryStream:
             timer.cancel()
         if not came:
             raise self._break(f"{what}: silence for {timeout_s:g} s")
+
+    async def _wait_to_receive(self, future: asyncio.Future[bool], timeout_s: float) -> None:
+        """``_wait`` with one timer for many frames: a timer that comes early is set again."""
+        loop = asyncio.get_running_loop()
+        self._silent_at = loop.time() + timeout_s
+        if self._silence is not None and self._silence.when() > self._silent_at:
+            self._silence.cancel()
+            self._silence = None
+        if self._silence is None:
+            self._silence = loop.call_at(self._silent_at, self._hear_silence)
+        if not await future:
+            raise self._break(f"receiving: silence for {timeout_s:g} s")
+
+    def _hear_silence(self) -> None:
+        self._silence = None
+        if self._receiver is None:
+            return
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._silent_at:
+            self._silence = loop.call_at(self._silent_at, self._hear_silence)
+        else:
+            _settle(self._receiver, False)
 
     def _break(self, reason: str) -> StreamBroken:
         self._drop(reason)

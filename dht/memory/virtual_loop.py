@@ -4,20 +4,19 @@
 were not retrieved, real sockets, and waiting for an event that can never happen are errors.
 
 The order of iteration over a set of tasks follows from their hashes, and asyncio keeps such sets
-(``TaskGroup``, ``wait``). Therefore tasks and futures of this loop hash to the number of their
-creation, so that a program runs the same way each time.
+(``TaskGroup``, ``wait``). Therefore tasks and futures of this loop hash to numbers that they get
+when they are first put into a set, so that a program runs the same way each time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextvars import Context
-from typing import Any, NoReturn, TypeVar
+from contextvars import Context, copy_context
+from typing import Any, NoReturn, TypeVar, cast
 
-from dht.memory.event_heap import EventHeap
+from dht.memory.event_heap import Entry, EventHeap
 
 T = TypeVar("T")
 
@@ -43,45 +42,81 @@ class RealInputOutput(RuntimeError):
 class _Task(asyncio.Task[Any]):
     __slots__ = ("_number",)
 
-    def __init__(self, coroutine: Any, *, loop: VirtualLoop, number: int, **options: Any) -> None:
-        self._number = number  # before the base class adds it to a set
-        super().__init__(coroutine, loop=loop, **options)
-
     def __hash__(self) -> int:
-        return self._number
+        try:
+            return self._number
+        except AttributeError:  # it is put into a set for the first time
+            self._number: int = cast(VirtualLoop, self.get_loop()).next_number()
+            return self._number
 
 
 class _Future(asyncio.Future[Any]):
     __slots__ = ("_number",)
 
-    def __init__(self, *, loop: VirtualLoop, number: int) -> None:
-        self._number = number
-        super().__init__(loop=loop)
-
     def __hash__(self) -> int:
-        return self._number
+        try:
+            return self._number
+        except AttributeError:
+            self._number: int = cast(VirtualLoop, self.get_loop()).next_number()
+            return self._number
 
 
-class _Clockwork:
-    """Replaces the selector of other loops: instead of waiting, it moves the clock."""
+class _Call:
+    """What ``call_soon`` returns: an ``asyncio.Handle`` without that class's debug mode."""
 
-    def __init__(self, loop: VirtualLoop) -> None:
+    __slots__ = ("_args", "_callback", "_context", "_loop", "is_cancelled")
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        callback: Callable[..., Any],
+        args: tuple[Any, ...],
+        context: Context | None,
+    ) -> None:
         self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._context = copy_context() if context is None else context
+        self.is_cancelled = False
 
-    def select(self, timeout_s: float | None) -> list[Any]:
-        if timeout_s is None or timeout_s > 0:
-            self._loop._let_time_pass_until_a_call()
-        return []
+    def cancel(self) -> None:
+        self.is_cancelled = True
 
-    def close(self) -> None:
-        pass
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+    def run(self) -> None:
+        try:
+            self._context.run(self._callback, *self._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            message = f"exception in callback {self._callback!r}"
+            self._loop.call_exception_handler({"message": message, "exception": error})
+
+
+class _Alarm(Entry):
+    """What ``call_at`` returns: an ``asyncio.TimerHandle`` on the event heap."""
+
+    __slots__ = ("_when",)
+
+    def __init__(self, heap: EventHeap, when: float, call: _Call) -> None:
+        super().__init__(heap, call.run, ())
+        self._when = when
+
+    def when(self) -> float:
+        return self._when
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop with the time of an ``EventHeap`` and without input and output."""
 
-    _ready: deque[asyncio.Handle]
-    _scheduled: list[asyncio.TimerHandle]
+    _ready: deque[_Call]
+    _closed: bool
+    _stopping: bool
 
     def __init__(self, *, seed: int = 0, time_max_s: float = TIME_MAX_S) -> None:
         super().__init__()
@@ -90,27 +125,45 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.unhandled: list[BaseException] = []
         """Exceptions that were not retrieved."""
         self._ends_at = self.heap.now + time_max_s
-        self._created = 0
-        self._selector = _Clockwork(self)
+        self._numbers = 0
+        self._tasks_made = 0
         self.set_task_factory(self._make_task)
         self.set_exception_handler(self._note_unhandled)
+
+    def next_number(self) -> int:
+        """The hash of the next task or future that is put into a set."""
+        self._numbers += 1
+        return self._numbers
 
     def time(self) -> float:
         return self.heap.now
 
     def create_future(self) -> asyncio.Future[Any]:
-        self._created += 1
-        return _Future(loop=self, number=self._created)
+        return _Future(loop=self)
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
-        """Call back soon, without the checks of the base class's debug mode."""
-        if self.is_closed():
+    ) -> _Call:
+        if self._closed:
             raise RuntimeError("the event loop is closed")
-        handle = asyncio.Handle(callback, args, self, context)
-        self._ready.append(handle)
-        return handle
+        call = _Call(self, callback, args, context)
+        self._ready.append(call)
+        return call
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> _Alarm:
+        if self._closed:
+            raise RuntimeError("the event loop is closed")
+        heap = self.heap
+        alarm = _Alarm(heap, when, _Call(self, callback, args, context))
+        heap.add(max(when, heap.now), alarm)
+        return alarm
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> _Alarm:
+        return self.call_at(self.heap.now + delay, callback, *args, context=context)
 
     def run_in_executor(  # type: ignore[override]
         self, executor: object, func: Callable[..., Any], *args: Any
@@ -131,37 +184,32 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any
     ) -> asyncio.Task[Any]:
-        self._created += 1
+        self._tasks_made += 1
         if options.get("name") is None:
-            options["name"] = f"task-{self._created}"  # asyncio's own count continues between runs
-        return _Task(coroutine, loop=self, number=self._created, **options)
+            options["name"] = f"task-{self._tasks_made}"  # asyncio's own count goes on between runs
+        return _Task(coroutine, loop=self, **options)
 
     def _note_unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception") or RuntimeError(context["message"])
         error.add_note(f"reported to the event loop: {context['message']}")
         self.unhandled.append(error)
 
-    def _let_time_pass_until_a_call(self) -> None:
-        """Move the clock until there is a call for asyncio to run.
+    def _run_once(self) -> None:
+        """Run calls until the loop is told to stop; let time pass whenever there is none to run.
 
-        Most events of the heap, such as the departure of a message, make none. Returning to asyncio
-        after each of them took a tenth of the time of a swarm.
+        The base class makes one round of the calls that are ready, asks its selector, and keeps
+        timers of its own. Here nothing comes from outside, so calls run as long as there are any,
+        and timers are events of the heap like all others.
         """
-        ready, timers = self._ready, self._scheduled
-        heap = self.heap
-        while not ready:
-            timer_at = timers[0].when() if timers else math.inf
-            event_at = heap.next_at
-            if event_at is not None and event_at <= timer_at:
-                if event_at > self._ends_at:
+        ready, heap = self._ready, self.heap
+        while not self._stopping:
+            if ready:
+                call = ready.popleft()
+                if not call.is_cancelled:
+                    call.run()
+            elif not heap.run_while(ready, self._ends_at):
+                if len(heap):
                     self._end_of_time()
-                heap.step()
-            elif timers:
-                if timer_at > self._ends_at:
-                    self._end_of_time()
-                heap.advance(timer_at)
-                return
-            else:
                 waiting = self.waiting()
                 raise Deadlock(_list("nothing is scheduled, and these wait for ever", waiting))
 
@@ -169,9 +217,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         raise TimeIsOver(_list(f"it is {self.time():g} s, and these still run", self.waiting()))
 
     # --- other methods that asyncio requires -----------------------------------------------
-
-    def _process_events(self, event_list: list[Any]) -> None:
-        pass
 
     def _write_to_self(self) -> None:
         pass

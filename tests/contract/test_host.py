@@ -314,6 +314,36 @@ async def test_a_frame_is_the_concatenation_of_its_parts_which_may_be_reused_at_
     assert await stream.receive(timeout_s=WAIT_S) == b"head" + b"x" * 300_005
 
 
+async def test_small_frames_that_are_sent_at_once_keep_their_order_with_the_others(
+    world: World,
+) -> None:
+    anna, boris = await pair(world)
+    await boris.serve_streams("/test/frames", return_frames)
+    stream = await anna.open_stream(boris.peer_id, "/test/frames", timeout_s=WAIT_S)
+    await stream.send(b"first", timeout_s=WAIT_S)
+    assert stream.send_now(b"sec", b"ond")
+    await stream.send(b"third", timeout_s=WAIT_S)
+    assert stream.send_now(b"fourth")
+    for frame in (b"first", b"second", b"third", b"fourth"):
+        assert await stream.receive(timeout_s=WAIT_S) == frame
+    await stream.finish(timeout_s=WAIT_S)
+    assert not stream.send_now(b"after the end")
+
+
+async def test_nothing_is_sent_at_once_to_a_receiver_that_does_not_read(world: World) -> None:
+    anna, boris = await pair(world)
+
+    async def deaf(stream: Stream) -> None:
+        await asyncio.sleep(60)
+
+    await boris.serve_streams("/test/deaf", deaf)
+    stream = await anna.open_stream(boris.peer_id, "/test/deaf", timeout_s=WAIT_S)
+    with pytest.raises(StreamBroken, match="silence"):
+        for _ in range(64):
+            await stream.send(bytes(FRAME_MAX_BYTES), timeout_s=SHORT_S)
+    assert not stream.send_now(b"x")
+
+
 async def test_a_frame_over_the_limit_is_a_value_error_and_harms_nothing(world: World) -> None:
     anna, boris = await pair(world)
     await boris.serve_streams("/test/frames", return_frames)

@@ -219,6 +219,15 @@ class FrameStream(asyncio.BufferedProtocol):
             self._write(FrameType.DATA, size, [v.cast("B") for v in views if v.nbytes])
         await self._drain(timeout_s)
 
+    def send_now(self, *parts: bytes) -> bool:
+        size = sum(map(len, parts))
+        over = self._end_sent or self._over_because() is not None
+        if over or self._writing_paused or size >= PACK_FROM_BYTES:
+            return False
+        self._data_sent = True
+        self._write(FrameType.DATA, size, [memoryview(part) for part in parts if part])
+        return True
+
     async def receive(self, *, timeout_s: float) -> bytes | None:
         frame = await self._receive(None, timeout_s)
         if frame is _END:
@@ -426,11 +435,12 @@ class FrameStream(asyncio.BufferedProtocol):
                 self._drained = None
         self._raise_if_over()
 
-    def _raise_if_over(self) -> None:
+    def _over_because(self) -> str | None:
         reason = self._broken or self._lost or (ABORTED if self._dropped else None)
-        if reason is None and self._done:
-            reason = "it ended without END"
-        if reason is not None:
+        return "it ended without END" if reason is None and self._done else reason
+
+    def _raise_if_over(self) -> None:
+        if (reason := self._over_because()) is not None:
             raise StreamBroken(self._peer, reason)
 
     async def _patiently(
