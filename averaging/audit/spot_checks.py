@@ -322,6 +322,10 @@ class SpotChecks:
         """
         return author in self._refused and self.strikes_of(author, now) >= TRUSTED_AGAIN
 
+    def may_distrust(self) -> bool:
+        """True if any peer was refused before: otherwise none is distrusted."""
+        return bool(self._refused)
+
     def _note_refusal(self, author: PeerId, now: float) -> None:
         if self.refuses(author, now):
             self._refused[author] = None

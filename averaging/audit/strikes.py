@@ -34,6 +34,7 @@ DOUBTFUL_EVERY_S = 10.0
 MISSING_EVERY_S = 20.0
 """Audits that find nothing count once in this time. A live peer begins an audit at most so long
 after its round: all rounds that one restart loses make two strikes at most."""
+ROUNDING_S = 1.0
 PEERS_MAX = 1024
 """Peers whose strikes are remembered; those of the peer with the fewest are forgotten first."""
 
@@ -57,12 +58,14 @@ class _Record:
 class Strikes:
     """The strikes of all peers at one of them. Times are on its own clock."""
 
-    __slots__ = ("_records",)
+    __slots__ = ("_out_until", "_records")
 
     def __init__(self) -> None:
         self._records = BoundedMapping[PeerId, _Record](
             "strikes", PEERS_MAX, worth=lambda peer, _: self.worth(peer)
         )
+        self._out_until = -math.inf
+        """Time at which the strikes of every peer will have faded so far that none is out."""
 
     def __repr__(self) -> str:
         return f"Strikes({len(self._records)} peers)"
@@ -105,7 +108,15 @@ class Strikes:
     def _add(self, peer: PeerId, record: _Record, now: float, weight: float) -> float:
         record.counted, record.at = record.faded(now) + weight, now
         self._records[peer] = record
+        if record.counted >= LIMIT:
+            fades_s = HALF_LIFE_S * math.log2(record.counted / LIMIT) + ROUNDING_S
+            self._out_until = max(self._out_until, now + fades_s)
         return record.counted
 
     def is_out(self, peer: PeerId, now: float) -> bool:
         return self.count(peer, now) >= LIMIT
+
+    def may_have_any_out(self, now: float) -> bool:
+        """True if any peer may be out of favour. Hardly ever is one, and then nobody need be looked
+        at."""
+        return now <= self._out_until

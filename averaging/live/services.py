@@ -121,7 +121,10 @@ class Services(ABC):
         self.sources = UnreliableSources(terms.policy)
         self.spacing = Spacing()
         self.probation = Probation(
-            terms.policy.probation, trusted=around.trusted, struck=self._is_struck
+            terms.policy.probation,
+            trusted=around.trusted,
+            struck=self._is_struck,
+            may_be_struck=self._may_be_struck,
         )
         self._catching = asyncio.Semaphore(CATCHING_MAX)
         self._fetching_slowly = asyncio.Lock()
@@ -129,6 +132,8 @@ class Services(ABC):
         self._ended = False
         """The tasks are being cancelled: callbacks scheduled before begin nothing any more."""
         self._waiting: list[asyncio.Future[None]] = []
+        self._encoded: tuple[Message | None, int, bytes] = (None, OLDEST, b"")
+        """The last message, and its bytes: most are said to many peers in turn."""
 
     def _new_transport(self) -> Transport:
         return Transport(
@@ -198,6 +203,12 @@ class Services(ABC):
         checks = self.spot_checks
         return self.audits.strikes.is_out(peer, now) or (
             checks is not None and checks.distrusts(peer)
+        )
+
+    def _may_be_struck(self, now: float) -> bool:
+        checks = self.spot_checks
+        return self.audits.strikes.may_have_any_out(now) or (
+            checks is not None and checks.may_distrust()
         )
 
     # Tasks and time
@@ -275,6 +286,8 @@ class Services(ABC):
         now, seen = self.now(), self.around.view.get(peer)
         if seen is None or not seen.is_established(now):
             return False
+        if self.probation.counts_all_at(now):
+            return True
         live = [other for other, each in self.around.view.items() if each.is_live(now)]
         return self.probation.is_established(peer, [self.life.peer, *live], now)
 
@@ -297,8 +310,13 @@ class Services(ABC):
         message = told
         seen = self.around.view.get(peer)
         number = OLDEST if seen is None else min(seen.protocol, NEWEST, self.me.speaks[1])
-        if max(since, MESSAGES_SINCE.get(type(message), OLDEST)) <= number:
-            self.transport.send(peer, encode(message, number))
+        if max(since, MESSAGES_SINCE.get(type(message), OLDEST)) > number:
+            return
+        said, in_number, data = self._encoded
+        if said is not message or in_number != number:
+            data = encode(message, number)
+            self._encoded = message, number, data
+        self.transport.send(peer, data)
 
     def _lost(self, peer: PeerId, reason: str) -> None:
         # It may be told from within ``send``, in the middle of somebody's effects.

@@ -145,6 +145,8 @@ class Probation:
     struck: Callable[[PeerId, float], bool] | None = None
     """Peers with too many strikes at this one now (``averaging.audit.strikes``), which are on
     probation whatever they have done; ``None``: strikes are not counted."""
+    may_be_struck: Callable[[float], bool] = lambda now: True
+    """``False``: ``struck`` holds for no peer now. It is asked before many peers are looked at."""
     _versions_unseen: int = 0
     """Number of versions that this peer did not see made, in states that it took."""
     _rounds_unseen: float = 0.0
@@ -174,6 +176,10 @@ class Probation:
     def counts_all(self) -> bool:
         """True if no peer is ever on probation."""
         return not self.is_on and self.struck is None
+
+    def counts_all_at(self, now: float) -> bool:
+        """True if no peer is on probation now."""
+        return not self.is_on and (self.struck is None or not self.may_be_struck(now))
 
     @property
     def saw_most(self) -> bool:
@@ -234,7 +240,8 @@ class Probation:
     def required_work(self, live: Iterable[PeerId], now: float) -> RequiredWork:
         """Return the work that establishes a peer while these are live."""
         if not self.is_on:
-            return RequiredWork(0.0, 0.0, pardons=self._pardons(set(live), now))
+            pardons = self.may_be_struck(now) and self._pardons(set(live), now)
+            return RequiredWork(0.0, 0.0, pardons=pardons)
         live, policy = set(live), self.policy
         *_, second, tokens = 0, 0, *sorted(self._tokens_unseen.get(peer, 0) for peer in live)
         # The peer with the most tokens was in all unseen merges, the others in as large a share.
@@ -270,7 +277,10 @@ class Probation:
 
     def is_established(self, peer: PeerId, live: Iterable[PeerId], now: float) -> bool:
         """True if this peer counts a peer: its vote, its lead, and the states that it serves."""
-        return self.counts_all or self.progress(peer, self.required_work(live, now), now) >= 1.0
+        return (
+            self.counts_all_at(now)
+            or self.progress(peer, self.required_work(live, now), now) >= 1.0
+        )
 
     def is_struck(self, peer: PeerId, now: float) -> bool:
         """True if a peer has too many strikes here."""

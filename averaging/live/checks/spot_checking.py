@@ -120,6 +120,10 @@ class SpotChecking:
         """True if a peer is to have no power here."""
         return self._checks.distrusts(peer, self._around.now())
 
+    def may_distrust(self) -> bool:
+        """True if there may be a peer that is to have no power here."""
+        return self._checks.may_distrust()
+
     def draw(
         self, parts: Parts, seal: Iterable[int], theta: Float32s, *, step: int
     ) -> Drawn | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from averaging.history.merged_map import MergedMap
@@ -263,7 +264,7 @@ class Neighbourhood:
 
     def newcomers(self, peers: Iterable[PeerId], now: float) -> set[PeerId]:
         """The peers among these that are on probation."""
-        if self.probation.counts_all:
+        if self.probation.counts_all_at(now):
             return set()
         return {peer for peer in peers if not self.is_established(peer, now)}
 
@@ -337,23 +338,31 @@ class Neighbourhood:
         """All live peers that train and count, and this one if it trains, sorted."""
         if self.crowd is not None:
             return self.crowd.trainers(now)
-        live = [
-            other
-            for other, seen in self.view.items()
-            if seen.trains
-            and seen.is_live(now)
-            and other != self._id.me
-            and self.is_established(other, now)
-        ]
+        return tuple(sorted(self._trainers(now)))
+
+    def _trainers(self, now: float) -> Iterator[PeerId]:
+        me, counts_all = self._id.me, self.probation.counts_all_at(now)
         if self.trains:
-            live.append(self._id.me)
-        return tuple(sorted(live))
+            yield me
+        for other, seen in self.view.items():
+            if (
+                seen.trains
+                and seen.is_live(now)
+                and other != me
+                and (counts_all or self.is_established(other, now))
+            ):
+                yield other
 
     def has_several_groups(self, now: float) -> bool:
         """True if more peers train than one group holds, as far as this peer sees."""
         if self.crowd is None and len(self.view) < self.group_size:
             return False  # whichever of them are live
-        return len(self.trainers(now)) > self.group_size
+        return self._more_train_than(self.group_size, now)
+
+    def _more_train_than(self, count: int, now: float) -> bool:
+        if self.crowd is not None:
+            return len(self.crowd.trainers(now)) > count
+        return next(islice(self._trainers(now), count, None), None) is not None
 
     def epoch(self, version: int, now: float) -> int:
         """The version by which a peer that stands on ``version`` is grouped and ranked.
@@ -407,7 +416,7 @@ class Neighbourhood:
         live = [(peer, seen) for peer, seen in known if seen.is_live(now)]
         long_here = [(peer, seen) for peer, seen in live if seen.is_established(now)]
         able = long_here
-        if not self.probation.counts_all:
+        if not self.probation.counts_all_at(now):
             able = [(peer, seen) for peer, seen in long_here if self.is_established(peer, now)]
         able = able or long_here or live or known
         trainers = frozenset([peer for peer, seen in able if seen.trains])
@@ -598,7 +607,7 @@ class Neighbourhood:
 
     def lineages_part(self, now: float) -> bool:
         """True if rounds leave peers on several lineages, also when all meet to end the run."""
-        return len(self.trainers(now)) > self._policy.group_size
+        return self._more_train_than(self._policy.group_size, now)
 
     def others_train(self, now: float) -> bool:
         """True if any other live peer trains."""

@@ -26,6 +26,19 @@ def test_a_peer_is_out_with_three_strikes_and_back_when_they_have_faded() -> Non
     assert strikes.count(ANNA, HALF_LIFE_S) == pytest.approx(LIMIT / 2)
 
 
+def test_nobody_is_out_until_somebody_has_three_strikes_and_once_they_have_faded() -> None:
+    strikes = Strikes()
+    strikes.add(ANNA, 0.0, weight=2.0)
+    assert not strikes.may_have_any_out(0.0)
+    strikes.add(ANNA, 0.0, weight=2.0)
+    strikes.add(BORIS, 0.0, weight=8.0)
+    assert strikes.may_have_any_out(0.0)
+    assert strikes.may_have_any_out(HALF_LIFE_S) and not strikes.is_out(ANNA, HALF_LIFE_S)
+    assert not strikes.may_have_any_out(2 * HALF_LIFE_S)
+    strikes.add(ANNA, 2 * HALF_LIFE_S, weight=3.0)
+    assert strikes.may_have_any_out(2 * HALF_LIFE_S)
+
+
 def test_a_strike_that_a_slow_line_may_explain_counts_half_and_once_in_a_while() -> None:
     strikes = Strikes()
     assert strikes.add_doubtful(ANNA, 0.0) == DOUBTFUL
