@@ -416,18 +416,18 @@ class Averager(Services):
     # Time
 
     def set_timer(self) -> None:
-        """Have the machines ticked when the first of them wants it."""
+        """Have the machines ticked when the first of them wants it.
+
+        Most inputs move a deadline to a later time. A timer that is set is left alone then: it
+        comes early, and is set again.
+        """
         wanted = min((at for work in self._works if (at := work.tick_at) is not None), default=None)
-        if wanted == self._timer_at:
+        if wanted is None or (self._timer_at is not None and self._timer_at <= wanted):
             return
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         self._timer_at = wanted
-        if wanted is not None:
-            self._timer = asyncio.get_running_loop().call_at(
-                wanted - self.around.clock_s, self.tick
-            )
+        self._timer = asyncio.get_running_loop().call_at(wanted - self.around.clock_s, self.tick)
 
     def tick(self) -> None:
         """Tick the machines that want it now. The timer does it."""

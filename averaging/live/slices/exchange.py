@@ -136,7 +136,7 @@ class Exchange:
             growing = into[index]
             work = partial(self._encode_slice, index, given, growing, own[index])
             try:
-                await self.parts.threads.run_telling(work, tell=growing.grow)
+                await self.parts.threads.run_telling(len(own[index].data), work, tell=growing.grow)
             except NotFinite as error:
                 reason = str(error)
                 self.parts.traffic.gives = False
@@ -206,7 +206,10 @@ class Exchange:
             momentum = memory.floats(state.theta.size)
         squares = np.zeros(len(self.parts.cutting.fragment.units))
         for chunks in self.parts.cutting.chunks:
-            await self.parts.threads.run(self._step_slice, chunks, state, theta, momentum, squares)
+            size = sum(theta[chunk.values].nbytes for chunk in chunks)
+            await self.parts.threads.run_on(
+                size, self._step_slice, chunks, state, theta, momentum, squares
+            )
         if not self.parts.is_mix:
             self._usual.merged(squares)
         standing = self.completed(standing, seal)

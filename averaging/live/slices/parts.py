@@ -35,7 +35,7 @@ from averaging.live.streams.buffers import Abandoned, Arena, GrowingBytes
 from averaging.live.streams.bulk import Bulk
 from averaging.live.streams.fair_shares import ByteBudget
 from averaging.live.streams.links import Transport
-from averaging.live.streams.threads import Threads
+from averaging.live.streams.threads import Threads, is_small
 from averaging.messages import BadMessage
 from averaging.numbers.arithmetic import cutting_of, numbers_of
 from averaging.numbers.arrays import Float32s
@@ -290,7 +290,8 @@ class Parts:
         while first < len(pieces):
             last = await end_of_arrived(pieces, first, [growing])
             parts = [(chunk, growing.data[place]) for chunk, place in pieces[first:last]]
-            total += await self.threads.run(_sum_over, work, parts)
+            size = pieces[last - 1][1].stop - pieces[first][1].start
+            total += await self.threads.run_on(size, _sum_over, work, parts)
             if done is not None:
                 done.grow(pieces[last - 1][1].stop)
             first = last
@@ -330,8 +331,9 @@ class Parts:
         if index not in self._theta_norms:
             piece = self.cutting.slices[index]
             sizes = self.cutting.fragment.unit_sizes[piece.units]
-            self._theta_norms[index] = await self.threads.run(
-                norm_at_most, theta[piece.values], sizes
+            part = theta[piece.values]
+            self._theta_norms[index] = await self.threads.run_on(
+                part.nbytes, norm_at_most, part, sizes
             )
         return self._theta_norms[index]
 
@@ -437,7 +439,7 @@ class Parts:
         """The maps that came with the work of these members. Raises ``BadPayload``."""
         if data is None:
             return None
-        return await self.threads.run(read_maps, data, self.commit, members)
+        return await self.threads.run_on(len(data), read_maps, data, self.commit, members)
 
 
 async def end_of_arrived(
@@ -475,6 +477,12 @@ async def receive_behind(
     bulk: Bulk, growing: GrowingBytes, behind: Coroutine[Any, Any, float]
 ) -> float:
     """Fill ``growing`` while ``behind`` reads it; returns the result of ``behind``."""
+    if is_small(len(growing.data)):  # a frame or two: nothing to be gained by reading behind
+        try:
+            await bulk.receive_growing(growing)
+            return await behind
+        finally:
+            behind.close()
     reading = asyncio.ensure_future(behind)
     try:
         await bulk.receive_growing(growing)

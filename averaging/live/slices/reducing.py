@@ -22,6 +22,7 @@ from averaging.live.slices.bundling import Bundling, Rider
 from averaging.live.slices.parts import Parts, end_of_arrived, receive_behind, send_growing
 from averaging.live.streams.buffers import Abandoned, GrowingBytes
 from averaging.live.streams.bulk import Bulk
+from averaging.live.streams.threads import is_small
 from averaging.messages import Opening
 from averaging.numbers.arithmetic import Weighted
 from averaging.numbers.chunks import Chunk
@@ -404,12 +405,16 @@ class Reducing:
             try:
                 last = await end_of_arrived(pieces, first, ongoing.sources)
                 given = pieces[first:last]
+                size = len(ongoing.sources) * (given[-1][1].stop - given[0][1].start)
                 work = partial(self._merge_chunks, given, places[first:last], ongoing)
-                ongoing.working = asyncio.ensure_future(
-                    self.parts.threads.run_telling(work, tell=ongoing.merged.grow)
-                )
-                ongoing.working.add_done_callback(_hear_out)
-                await asyncio.shield(ongoing.working)
+                if is_small(size):
+                    work(ongoing.merged.grow)
+                else:
+                    ongoing.working = asyncio.ensure_future(
+                        self.parts.threads.run_telling(size, work, tell=ongoing.merged.grow)
+                    )
+                    ongoing.working.add_done_callback(_hear_out)
+                    await asyncio.shield(ongoing.working)
             except (Abandoned, NotFinite) as error:
                 ongoing.merged.abandon(str(error))
                 return

@@ -24,6 +24,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from averaging.errors import BulkRefused
 from averaging.live.streams.bulk import HEADER_MAX_BYTES, Bulk, TransportSettings
@@ -87,6 +88,16 @@ class _LinkStream:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     ending: bool = False
     """True once it said END, or was dropped on purpose: nothing is lost when it ends."""
+    said_at: float = 0.0
+    """Time at which something was last sent on it."""
+    is_sending: bool = False
+    """True while its task sends: nothing may overtake."""
+
+    def heard_the_last(self, listening: asyncio.Future[None]) -> None:
+        """Nobody listens any more, so that nobody need speak."""
+        if self.is_sending:
+            self.stream.abort()
+        self.wake.set()
 
 
 @dataclass(slots=True, eq=False)
@@ -160,7 +171,7 @@ class Transport:
         self.up, self.down = paired()
         """Speeds of this peer's line, as measured on bulk streams."""
         self._tasks: asyncio.TaskGroup | None = None
-        self._own: set[asyncio.Task[None]] = set()
+        self._own: set[asyncio.Task[Any]] = set()
         self._closing = False
 
     def __repr__(self) -> str:
@@ -212,9 +223,11 @@ class Transport:
         if peer == self.host.peer_id:
             raise ValueError("a peer does not send messages to itself")
         link = self._link(peer)
+        link.used_at = now = self._now
+        if self._say_at_once(link, message, now):
+            return
         link.waiting.append(message)
         link.waiting_bytes += len(message)
-        link.used_at = self._now
         dropped = 0
         while (
             len(link.waiting) > self.settings.queue_max_messages
@@ -228,6 +241,17 @@ class Transport:
             self._lost(peer, "its queue is full: it reads too slowly")
         link.wake()
         self._dial_if_needed(link)
+
+    def _say_at_once(self, link: _Link, message: bytes, now: float) -> bool:
+        """Send a message without waking the task of its stream, which is there for slow readers."""
+        if link.waiting or not link.streams:
+            return False
+        held = link.streams[0]
+        if held.ending or held.is_sending or not held.stream.send_now(_MESSAGE_PREFIX, message):
+            return False
+        held.used_at = held.said_at = now
+        self.counters["messages_sent"] += 1
+        return True
 
     def linked(self) -> tuple[PeerId, ...]:
         """The peers with an open link."""
@@ -301,72 +325,88 @@ class Transport:
         link = self._link(stream.remote)
         if len(link.streams) >= self.settings.streams_max:
             return
-        await self._in_group(self._hold(link, _LinkStream(stream, False, self._now)), "link")
+        await self._in_group(self._hold(link, _LinkStream(stream, False, self._now)))
 
-    async def _in_group(self, work: Awaitable[None], what: str) -> None:
-        """Run a handler in our own task group, so that a bug in it is not the host's to swallow."""
-        task = self._spawn(work, what)
+    async def _in_group(self, work: Awaitable[None]) -> None:
+        """Run a handler so that a bug in it ends our task group, and is not the host's to swallow.
+
+        The host has a task for each handler; a second one for each would be half of all tasks.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._own.add(task)
         try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
+            await work
+        except Exception as error:
+            self._spawn(_raise(error), "bug in a handler")
+        finally:
+            self._own.discard(task)
 
     async def _hold(self, link: _Link, held: _LinkStream) -> None:
         """Speak and listen on one stream of a link until it breaks or is no longer needed."""
         link.streams.append(held)
         link.wake()
-        speaking = asyncio.ensure_future(self._speak(link, held))
         listening = asyncio.ensure_future(self._listen(link, held))
-        halves = (speaking, listening)
+        listening.add_done_callback(held.heard_the_last)
+        reason: str | None = None
         try:
-            await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
+            await self._speak(link, held, listening)
             if held.ending and not listening.done():
                 # END is sent; messages that were sent before it arrived are still to be read.
                 await asyncio.wait((listening,), timeout=self.settings.silence_max_s)
+        except (StreamBroken, HostClosed) as broken:
+            reason = str(broken)
         finally:
-            for half in halves:
-                half.cancel()
-            await asyncio.wait(halves)
+            listening.cancel()
+            await asyncio.wait((listening,))
             held.stream.abort()
             if held in link.streams:
                 link.streams.remove(held)
-        reason: str | None = None
-        for half in halves:
-            error = None if half.cancelled() else half.exception()
-            if isinstance(error, StreamBroken | HostClosed):
-                reason = reason or str(error)
-            elif error is not None:
-                raise error
+        error = None if listening.cancelled() else listening.exception()
+        if isinstance(error, StreamBroken | HostClosed):
+            reason = str(error)  # speaking ended because of it
+        elif error is not None:
+            raise error
         if reason is not None and not held.ending and not self._closing:
             self._lost(link.peer, reason)
         if self._links.get(link.peer) is link:
             link.wake()
             self._dial_if_needed(link)
 
-    async def _speak(self, link: _Link, held: _LinkStream) -> None:
+    async def _speak(self, link: _Link, held: _LinkStream, listening: asyncio.Future[None]) -> None:
+        """Send what could not be sent at once, and say that the link is alive, while somebody
+        listens."""
         settings = self.settings
         stream = held.stream
-        while True:
+        held.said_at = self._now
+        while not listening.done():
             held.wake.clear()
             while link.waiting and link.streams[0] is held:
                 message = link.waiting.popleft()
                 link.waiting_bytes -= len(message)
-                held.used_at = link.used_at = self._now
+                held.used_at = held.said_at = link.used_at = self._now
                 self.counters["messages_sent"] += 1
-                await stream.send(_MESSAGE_PREFIX, message, timeout_s=settings.silence_max_s)
-            try:
-                async with asyncio.timeout(settings.heartbeat_s):
-                    await held.wake.wait()
+                await self._say(held, _MESSAGE_PREFIX, message)
+            quiet_s = held.said_at + settings.heartbeat_s - self._now
+            if quiet_s > 0.0:
+                await _set_within(held.wake, quiet_s)
                 continue
-            except TimeoutError:
-                pass
             unused_s = self._now - held.used_at
             if held.opened_by_me and link.peer not in self._kept and unused_s > settings.idle_max_s:
                 held.ending = True
                 await stream.finish(timeout_s=settings.silence_max_s)
                 return
-            await stream.send(_PING_FRAME, timeout_s=settings.silence_max_s)
+            held.said_at = self._now
+            await self._say(held, _PING_FRAME)
+
+    async def _say(self, held: _LinkStream, *parts: bytes) -> None:
+        if held.stream.send_now(*parts):
+            return
+        held.is_sending = True
+        try:
+            await held.stream.send(*parts, timeout_s=self.settings.silence_max_s)
+        finally:
+            held.is_sending = False
 
     async def _listen(self, link: _Link, held: _LinkStream) -> None:
         while True:
@@ -430,7 +470,7 @@ class Transport:
 
     async def _serve_bulk(self, stream: Stream) -> None:
         if not self._closing:
-            await self._in_group(self._receive_bulk(stream), "bulk")
+            await self._in_group(self._receive_bulk(stream))
 
     async def _receive_bulk(self, stream: Stream) -> None:
         peer = stream.remote
@@ -455,3 +495,16 @@ class Transport:
         finally:
             stream.abort()
             self._bulk_open.leave(place)
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> None:
+    """Wait until the event is set, for so long at most."""
+    timer = asyncio.get_running_loop().call_later(seconds, event.set)
+    try:
+        await event.wait()
+    finally:
+        timer.cancel()
+
+
+async def _raise(error: Exception) -> None:
+    raise error

@@ -16,7 +16,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from heapq import heappop, heappush
 from typing import Final
 
@@ -35,6 +35,9 @@ LATER_S: Final = 0.5
 """A turn ends after so many times as long as its bytes take, and so much later."""
 
 
+_BESIDE_OTHERS: Final[AbstractAsyncContextManager[None]] = nullcontext()
+
+
 class Uplink:
     """The turns of one peer's transfers, in all its rounds."""
 
@@ -48,13 +51,15 @@ class Uplink:
     def __repr__(self) -> str:
         return f"Uplink(taken={self._has_turn is not None}, waiting={len(self._waiting)})"
 
-    @asynccontextmanager
-    async def turn(self, size: int, *, since: float) -> AsyncIterator[None]:
+    def turn(self, size: int, *, since: float) -> AbstractAsyncContextManager[None]:
         """Wait until ``size`` bytes may be sent. ``since``: when their round began here."""
         speed = self._slow_bytes_s()
         if size <= SMALL_BYTES or speed <= 0.0:
-            yield
-            return
+            return _BESIDE_OTHERS
+        return self._turn(size, speed, since)
+
+    @asynccontextmanager
+    async def _turn(self, size: int, speed: float, since: float) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         mine: asyncio.Future[None] = loop.create_future()
         heappush(self._waiting, (since, next(self._numbers), mine))

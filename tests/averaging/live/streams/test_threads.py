@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from averaging.live.streams.threads import Threads, threads_for
+from averaging.live.streams.threads import SMALL_BYTES, Threads, threads_for
 from dht.memory.virtual_loop import run as run_virtually
 
 
@@ -16,7 +16,7 @@ def count(say: Callable[[int], None]) -> int:
     return threading.get_ident()
 
 
-async def told_in(loop_thread: int) -> tuple[list[int], int]:
+async def told_in(loop_thread: int, size: int = SMALL_BYTES + 1) -> tuple[list[int], int]:
     threads = Threads(2)
     told: list[int] = []
 
@@ -24,7 +24,7 @@ async def told_in(loop_thread: int) -> tuple[list[int], int]:
         assert threading.get_ident() == loop_thread
         told.append(number)
 
-    worker = await threads.run_telling(count, tell=tell)
+    worker = await threads.run_telling(size, count, tell=tell)
     threads.close()
     return told, worker
 
@@ -34,6 +34,13 @@ def test_reports_of_work_arrive_in_the_loop_and_in_order_before_it_returns() -> 
     told, worker = asyncio.run(told_in(here))
     assert told == list(range(100))
     assert worker != here
+
+
+def test_work_on_a_few_bytes_is_done_in_the_loop() -> None:
+    here = threading.get_ident()
+    told, worker = asyncio.run(told_in(here, SMALL_BYTES))
+    assert told == list(range(100))
+    assert worker == here
 
 
 def test_on_the_virtual_loop_it_is_told_where_it_is_said() -> None:
