@@ -14,6 +14,7 @@ from functools import partial
 from dht.errors import StreamBroken
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
+from dht.memory.network import SMALL_MESSAGE_BYTES
 
 WINDOW_BYTES = 4 * FRAME_MAX_BYTES
 """Limit of bytes that are sent and not yet taken by the other side's reader."""
@@ -56,6 +57,9 @@ class MemoryStream:
         """Reason why nothing more arrives. Frames that arrived before can still be received."""
 
         self._aborted = False
+        self._outgoing: list[Callable[[], object]] = []
+        """What is sent at this moment."""
+        self._outgoing_bytes = 0
         self._receiver: asyncio.Future[bool] | None = None
         self._silent_at = 0.0
         """Time at which the receiver gives up."""
@@ -120,7 +124,28 @@ class MemoryStream:
 
     def _put(self, frame: bytes) -> None:
         self._unacknowledged_bytes += len(frame) + HEADER_BYTES
-        self._in_order(len(frame) + HEADER_BYTES, partial(self._other._arrived, frame))
+        self._post(len(frame) + HEADER_BYTES, partial(self._other._arrived, frame))
+
+    def _post(self, size_bytes: int, deliver: Callable[[], object]) -> None:
+        """Send in order. What is small and said at one moment travels as one message, as it would
+        in the buffer of a socket: a stream's header, its bytes and the claim behind them."""
+        if size_bytes > SMALL_MESSAGE_BYTES:
+            self._flush()
+            self._in_order(size_bytes, deliver)
+            return
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outgoing.append(deliver)
+        self._outgoing_bytes += size_bytes
+
+    def _flush(self) -> None:
+        if not self._outgoing:
+            return
+        together, size_bytes = self._outgoing, self._outgoing_bytes
+        self._outgoing, self._outgoing_bytes = [], 0
+        self._in_order(
+            size_bytes, together[0] if len(together) == 1 else partial(_call_all, together)
+        )
 
     async def receive(self, *, timeout_s: float) -> bytes | None:
         while not self._inbox:
@@ -136,7 +161,7 @@ class MemoryStream:
         if self._inbox[0] is _END:  # it stays there: asking again gives the same answer
             if not self._ack_sent:
                 self._ack_sent = True
-                self._in_order(HEADER_BYTES, self._other._acknowledged)
+                self._post(HEADER_BYTES, self._other._acknowledged)
                 self._note_if_complete()
             return None
         frame = self._inbox.popleft()
@@ -163,7 +188,7 @@ class MemoryStream:
         self._raise_if_over()
         if not self._end_sent:
             self._end_sent = True
-            self._in_order(HEADER_BYTES, partial(self._other._arrived, _END))
+            self._post(HEADER_BYTES, partial(self._other._arrived, _END))
         self._finisher = asyncio.get_running_loop().create_future()
         try:
             await self._wait(self._finisher, timeout_s, "waiting for the ACK")
@@ -254,8 +279,8 @@ class MemoryStream:
         self._inbox.clear()
         if self._lost is None:
             self._lost = reason
-            if not self._complete:
-                self._in_order(HEADER_BYTES, partial(self._other.lose, "the other side dropped it"))
+            if not self._complete and not self._other._aborted:  # else there is nobody to tell
+                self._post(HEADER_BYTES, partial(self._other.lose, "the other side dropped it"))
         self._wake()
         self._over()
 
@@ -266,6 +291,11 @@ class MemoryStream:
     def _raise_if_over(self) -> None:
         if self._lost is not None:
             raise StreamBroken(self._remote, self._lost)
+
+
+def _call_all(calls: list[Callable[[], object]]) -> None:
+    for call in calls:
+        call()
 
 
 def _settle(future: asyncio.Future[bool] | None, came: bool) -> None:

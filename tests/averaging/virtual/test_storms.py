@@ -29,7 +29,7 @@ from tests.seeds import seeds
 
 QUICK, SOAK_SEEDS, CHUNK = 32, 6000, 8
 
-RARE = {87: "what a peer offers is too old to be merged"}
+RARE = {56: "closed mix", 87: "what a peer offers is too old to be merged"}
 """Storms that reach what the first ones do not."""
 
 SOAK = Storm(peers=(2, 12), accidents=(2, 14), rough_s=200.0)
