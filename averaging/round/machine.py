@@ -35,7 +35,7 @@ has joined it.
 
 **Phases** (A message stands for ``Received``. ``RoundEnded`` stands for the input that ended a
 round: it may lead to catching up at once. An input that is not listed does not change the phase,
-and one that is listed need not. ``tests/averaging/round/test_phases.py`` compares this table with
+and one that is listed need not. ``tests/averaging/virtual/test_storms.py`` compares this table with
 what machines do.)
 
     IDLE      -> WANTED    Due Progressed Call Join CaughtUp

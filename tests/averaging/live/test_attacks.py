@@ -31,15 +31,13 @@ from averaging.messages import Join, Message, Signatures
 from averaging.numbers.codec import Scratch
 from averaging.round.gathering import leading
 from averaging.round.gathering.roster import Leader, compose
-from averaging.round.interface.phase import Phase
-from averaging.round.machine import FragmentRounds
 from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.rules.peer_view import PeerView
 from averaging.rules.probation import ProbationPolicy
 from dht.identity import Identity, PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
-from tests.averaging.live.quadratic import LAYOUT, POLICY, RUN, Peer, Swarm, check_tokens, swarm
+from tests.averaging.live.quadratic import LAYOUT, POLICY, RUN, Peer, Swarm, swarm
 
 ANNA = identity_of("anna")
 MALLORY = identity_of("mallory")
@@ -424,41 +422,6 @@ async def test_no_member_alone_moves_another_however_it_signs(signs: str) -> Non
         made.check()
 
 
-def _stand_on_an_invention(liar: Peer, inventions: set[bytes]) -> None:
-    for work in liar.averager._works:
-        machine, state = work.machine, work.state
-        if state is None or machine is None or machine.phase is not Phase.IDLE:
-            continue
-        if state.lineage not in inventions:
-            lie = forged(state, ahead=1, tokens=1000, value=50.0)
-            inventions.add(lie.lineage)
-            work.set_state(lie)
-            machine.standing = machine.certificates.standing = Standing.of(lie)
-
-
-@pytest.mark.parametrize("group_size", [4, 16], ids=["melds", "one group"])
-async def test_a_member_that_joins_on_an_invented_lineage_pulls_nobody(group_size: int) -> None:
-    policy = replace(POLICY, group_size=group_size)
-
-    async with swarm(MemoryNetwork()) as made:
-        names = ("anna", "boris", "clara", "dora", "emil")
-        peers = [await made.add(name, policy=policy) for name in names]
-        liar = await made.add("mallory", policy=policy)
-        await made.live(16.0)
-        before, inventions = len(finished(peers)), set[bytes]()
-        for _ in range(60):
-            _stand_on_an_invention(liar, inventions)
-            await made.live(0.5)
-        assert len(inventions) > len(FRAGMENTS)
-        assert largest(peers) < 10.0
-        for peer in peers:
-            for state in peer.averager.states:
-                assert state is not None
-                assert inventions.isdisjoint(link.lineage for link in state.chain)
-        assert len(finished(peers)) - before >= 0.5 * before
-        check_tokens(peers)
-
-
 @pytest.mark.parametrize(("steps", "is_merged"), [(10**10, False), (2000, True)])
 async def test_overstated_steps_and_tokens_do_not_end_the_run(
     monkeypatch: pytest.MonkeyPatch, steps: int, is_merged: bool
@@ -564,35 +527,6 @@ async def test_a_reducer_that_invents_a_merged_map_is_believed_by_nobody(
 
 
 # Ends of rounds
-
-
-def test_a_member_that_says_void_of_every_round_costs_no_round(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    enter = FragmentRounds._enter
-
-    def entered(self: FragmentRounds, signed: Any, now: float, *, is_leader: bool) -> None:
-        enter(self, signed, now, is_leader=is_leader)
-        if self._id.me == MALLORY.peer_id and is_lying:
-            for entry in signed.commit.members:
-                void = said.Void(self.fragment, signed.round, "because", forsworn=True)
-                self._send(entry.peer, void, now)
-
-    monkeypatch.setattr(FragmentRounds, "_enter", entered)
-
-    async def outcomes() -> int:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made)
-            await made.add("mallory")
-            await made.live(60.0)
-            made.check()
-            rounds = finished(peers)
-            return sum(fields["leader"] != MALLORY.peer_id for fields in rounds.values())
-
-    is_lying = False
-    control = run(outcomes())
-    is_lying = True
-    assert run(outcomes()) >= 0.8 * control > 5
 
 
 # Newcomers

@@ -100,15 +100,6 @@ def test_a_calm_round_merges_everybody() -> None:
         assert node.state is not None and len(node.state.merged) == 6
 
 
-@pytest.mark.parametrize("codec", ["f32", "int4"])
-def test_rounds_do_not_care_about_the_codec(codec: str) -> None:
-    swarm = swarm_of(4, policy=replace(POLICY, codec=codec))
-    swarm.run(40.0)
-
-    agree(swarm)
-    assert min(swarm.versions()) >= 2
-
-
 def test_a_leader_dies_before_the_commit_and_the_next_in_rank_leads() -> None:
     swarm = swarm_of(5)
     crashed = crash_at(swarm, "gathering")
@@ -882,7 +873,7 @@ def test_a_round_says_no_more_than_members_times_reducers() -> None:
     said_per_round = {}
     for members in (2, 4, 8):
         swarm = swarm_of(members, slices=members)
-        swarm.run(100.0)
+        swarm.run(60.0)
         agree(swarm)
         heard = sum(
             times
@@ -894,13 +885,3 @@ def test_a_round_says_no_more_than_members_times_reducers() -> None:
 
     for members, count in said_per_round.items():
         assert count < 2.0 * members * members + 12 * members, said_per_round
-
-
-def test_the_same_seed_gives_the_same_trace() -> None:
-    traces = []
-    for seed in (5, 5, 6):
-        swarm = swarm_of(5, seed=seed)
-        swarm.run(60.0)
-        traces.append(swarm.trace.hexdigest())
-
-    assert traces[0] == traces[1] != traces[2]

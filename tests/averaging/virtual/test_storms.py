@@ -21,8 +21,9 @@ from averaging.history.adoption import OwnWork
 from averaging.live import fragment
 from averaging.rules.line_levels import Level
 from averaging.rules.mixing import MixingPolicy
+from tests.averaging.round.phases import TABLE, Observed
+from tests.averaging.round.plays import seen_in_plays
 from tests.averaging.virtual import breakages, truth
-from tests.averaging.virtual.phases import TABLE, Observed
 from tests.averaging.virtual.swarm import SEVERAL_GROUPS, Storm, Swarm, storm, weather_out
 from tests.averaging.virtual.truth import Broken
 from tests.seeds import seeds
@@ -204,13 +205,36 @@ def test_a_planted_bug_breaks_a_promise(
     assert any(broken(seed) for seed in range(40))
 
 
-@pytest.mark.parametrize("seed", seeds(3, soak=300))
-def test_no_storm_breaks_a_promise_to_a_swarm_of_several_groups(seed: int) -> None:
+@cache
+def of_groups(seed: int) -> Counter[str]:
+    """Coverage of one storm over several groups. Raises ``Broken``."""
     how = SEVERAL_GROUPS[seed % len(SEVERAL_GROUPS)]
     swarm = storm(seed, how)
-    weather_out(swarm, how)
+    with patch.object(fragment, "FragmentRounds", Observed):
+        weather_out(swarm, how)
+    swarm.close()
+    return swarm.truth.coverage
 
-    assert seed % 3 == 2 or swarm.truth.coverage["finished meld"], "nothing was mixed"
+
+@pytest.mark.parametrize("seed", seeds(3, soak=300))
+def test_no_storm_breaks_a_promise_to_a_swarm_of_several_groups(seed: int) -> None:
+    happened = of_groups(seed)
+
+    assert seed % 3 == 2 or happened["finished meld"], "nothing was mixed"
+
+
+@pytest.mark.timeout(600)
+def test_the_table_of_phases_is_what_machines_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither can become wrong unnoticed: the docstring's table, or the machine."""
+    for seed in (*range(QUICK), *RARE):
+        outcome(seed)
+    for seed in range(3):
+        of_groups(seed)
+    seen = set(Observed.seen) | seen_in_plays(monkeypatch)
+
+    assert len(TABLE) > 70
+    assert not sorted(seen - TABLE), "the table lacks these"
+    assert not sorted(TABLE - seen), "the table has these, and no machine did them"
 
 
 @pytest.mark.parametrize("seed", seeds(2, soak=300))

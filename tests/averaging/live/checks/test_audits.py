@@ -25,7 +25,6 @@ from averaging.live.slices.evidence import Uploads
 from averaging.live.slices.reducing import OngoingMerge, Reducing
 from averaging.live.streams.questions import NotHere, ask, next_data
 from averaging.numbers import chunks
-from averaging.rules.mixing import MixingPolicy
 from averaging.rules.policy import RoundPolicy
 from dht.errors import PeerUnreachable, StreamBroken
 from dht.host import Stream
@@ -101,38 +100,6 @@ async def test_a_reducer_that_lies_within_all_bounds_is_banned_by_everybody(
         assert [peer.versions() for peer in peers] > before
         later = [e for p in peers for t, n, e in p.events if n == "round" and t > at + 15.0]
         assert later and not any(MALLORY in each["members"] for each in later)
-        made.check()
-
-
-WAYS = {
-    "one group": EVERYTHING,
-    "other codec down, with feedback": replace(
-        EVERYTHING, codec="int2", codec_down="int4", feedback=frozenset({"int2"})
-    ),
-    "melds": replace(EVERYTHING, group_size=2, mixing=MixingPolicy(every=1)),
-    "mixes": replace(EVERYTHING, group_size=2, mixing=MixingPolicy(every=3)),
-    "rda": replace(EVERYTHING, merge="rda", codec="f32"),
-    "centered clip": replace(EVERYTHING, merge="centered_clip", codec="int4"),
-}
-
-
-ALIKE = ("one group", "mixes", "centered clip")
-"""Ways in which an audit does nothing else than in one of the others."""
-
-
-@pytest.mark.parametrize(
-    "way",
-    [pytest.param(way, marks=pytest.mark.slow) if way in ALIKE else way for way in WAYS],
-)
-async def test_honest_peers_that_audit_everything_find_nothing(way: str) -> None:
-    async with swarm(MemoryNetwork()) as made:
-        names = ("anna", "boris", "clara", "dora")
-        peers = [await made.add(name, policy=WAYS[way]) for name in names]
-        await made.live(40.0)
-        assert audits_of(peers) > 20
-        assert convicts(peers) == [set()] * 4
-        assert not any(peer.told("audit_refused") for peer in peers)
-        assert not any(peer.averager.audits.counters["audits_broken"] for peer in peers)
         made.check()
 
 
@@ -401,30 +368,3 @@ async def test_members_that_hold_all_places_of_a_peer_have_it_struck_by_nobody()
             assert peer.averager.audits.strikes.count(anna.id, now) < 1.0
         at_anna = [anna.averager.audits.strikes.count(liar.id, now) for liar in liars]
         assert max(at_anna) >= 1.0
-
-
-async def test_a_coordinator_that_proposes_two_seals_is_banned(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with swarm(MemoryNetwork()) as made:
-        peers = await honest(made, EVERYTHING)
-        liar = await made.add("mallory", policy=EVERYTHING)
-        transport, sign, count = liar.averager.transport, liar.averager.me.identity.sign, [0]
-        honestly = transport.send
-
-        def twice(peer: PeerId, message: bytes) -> None:
-            heard = said.decode(message)
-            count[0] += isinstance(heard, said.Propose)
-            if isinstance(heard, said.Propose) and count[0] % 2 and len(heard.seal) > 2:
-                seal = heard.seal[:-1]
-                vote = said.vote(heard.round, heard.ballot, seal)
-                message = said.encode(
-                    said.Propose(heard.fragment, heard.round, heard.ballot, seal, sign(vote))
-                )
-            honestly(peer, message)
-
-        transport.send = twice
-        await made.live(50.0)
-        assert convicts(peers) == [{MALLORY}] * 3
-        assert any("two seals" in each["reason"] for each in peers[0].told("convicted"))
-        made.check()
