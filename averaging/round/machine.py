@@ -55,7 +55,7 @@ what machines do.)
     PROMISED  -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
     PROMISED  -> IDLE      Committed StreamOpened OrdersChanged Progressed
     ENTERED   -> IDLE      Applied Void Forswear Declined Withdraw MergedArrived SliceMerged Tick
-    ENTERED   -> IDLE      Sealed
+    ENTERED   -> IDLE      Sealed LinkLost
     CATCHING  -> IDLE      CaughtUp Tick
     FOLDING   -> IDLE      Folded Tick
 

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from averaging.history.state import FragmentState
 from averaging.messages import Join
 from averaging.round.interface.effects import Effect, Merge
 from averaging.virtual.peer import Peer, PeerPlan
+from averaging.virtual.swarm import Swarm as AnySwarm
+from averaging.virtual.swarm import VirtualRun
+from dht.identity import PeerId
+from tests.averaging.live import quadratic
 from tests.averaging.virtual.swarm import Swarm, learner_of
 from tests.averaging.virtual.truth import Broken
+
+
+class Quadratic(quadratic.QuadraticLearner):
+    """A learner of several fragments that trains in virtual time."""
+
+    _peer: Peer | None = None
+
+    def begin(self, peer: Peer) -> None:
+        self._peer = peer
+        peer.swarm.call_in(self.step_time_s, self._step)
+
+    def end(self) -> None:
+        self._peer = None
+
+    def _step(self) -> None:
+        if self._peer is not None:
+            self.train_once()
+            self._peer.stepped()
+            self._peer.swarm.call_in(self.step_time_s, self._step)
+
 
 THREE = [PeerPlan(founder=number == 0, clock_offset_s=1e4 * number) for number in range(3)]
 
@@ -77,3 +104,22 @@ def test_what_a_watch_raises_ends_the_run_at_once() -> None:
         with pytest.raises(Broken, match="as planned"):
             swarm.run(100.0)
         assert swarm.now < 20.0
+
+
+def test_any_learner_of_any_fragments_trains_in_a_swarm() -> None:
+    first = quadratic.start_of(quadratic.LAYOUT)
+    numbers = iter(range(1, 10))
+
+    def learner(
+        swarm: AnySwarm, name: PeerId, plan: PeerPlan, states: Sequence[FragmentState]
+    ) -> Quadratic:
+        return Quadratic(quadratic.LAYOUT, seed=next(numbers), states=states)
+
+    run = VirtualRun(quadratic.LAYOUT, quadratic.POLICY, first)
+    with AnySwarm(THREE, run, learner=learner, seed=1) as swarm:
+        swarm.run(40.0)
+        states = [peer.averager.states for peer in swarm.alive]
+        for fragment in quadratic.LAYOUT.fragments:
+            held = [each[fragment.index] for each in states]
+            assert min(state.version for state in held if state is not None) >= 3
+            assert len({state.lineage for state in held if state is not None}) == 1
