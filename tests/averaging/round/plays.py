@@ -292,6 +292,20 @@ def my_slice_is_merged(rounds: FragmentRounds) -> Input:
     return SliceMerged(part.id, min(part.reducer.slices), bytes(32))
 
 
+def sealed_before_a_slice_is_here() -> FragmentRounds:
+    rounds = promised()
+    leader, _ = leader_of(rounds)
+    rounds.handle(Received(leader, committed(rounds, leader)), 1.0)
+    rounds.handle(sealed_by_all(rounds), 1.8)
+    return rounds
+
+
+def a_slice_of_other_contributors(rounds: FragmentRounds) -> Input:
+    part = rounds.own_round
+    assert part is not None
+    return MergedArrived(part.id, 0, bytes(32), None, (0,))
+
+
 def entered_and_behind() -> FragmentRounds:
     """In a round, this peer has heard of a version that it lacks."""
     rounds = promised()
@@ -416,6 +430,7 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     (promised, stream_with_a_false_commit, 2.0),
     (entered_with_slices_of_others, sealed_by_all, 2.0),
     (sealed_before_my_slice_is_merged, my_slice_is_merged, 2.0),
+    (sealed_before_a_slice_is_here, a_slice_of_other_contributors, 2.0),
     (entered_and_behind, void_by_its_leader, 2.0),
     (promised, behind_what_nobody_has_signed, 2.0),
     (joining_after_many, behind_what_nobody_has_signed, 2.0),
