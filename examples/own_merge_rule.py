@@ -1,34 +1,28 @@
-"""A merge rule and a grouping of your own in a simulated swarm: ten lines each, used by name.
+"""A merge rule and a grouping of your own in a simulated swarm.
 
-    shoal simulate swarm --plugin examples/own_merge_rule.py \
-        --set outer.merge=mean,middle --set rounds.grouping=halves,rotation \
+    cd examples
+    shoal simulate --set outer.merge=mean,own_merge_rule:Middle \
+        --set rounds.grouping=halves,own_merge_rule:Rotation \
         --set peers.count=16 --set rounds.group_size=4 --set outer.codec=f32 --seeds 3
 
 A rule computes one unit (a tensor, or some rows of a large one) of the merged displacement. A
 grouping divides peers into groups for a version of a fragment. Both must give the same result at
-every peer: no clock, no random numbers, no order that depends on a dict or a set. A codec
-is registered in the same way, with ``register_codec``; it has all methods of ``Codec`` in
-averaging/numbers/codec.py.
+every peer: no clock, no random numbers, no order that depends on a dict or a set.
+
+For simulations only: a run file names our own rules and no others. Members merge pieces of each
+other's rounds again, and ban a peer whose bytes differ; two versions of a rule, or of what it
+imports, would ban honest peers.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from peer.simulate.swarm.plugins import (
-    Contributions,
-    Float32s,
-    Kind,
-    PeerId,
-    register_grouping,
-    register_merge_rule,
-)
+from peer.simulate import Contributions, Float32s, Kind, PeerId
 
 
 class Middle:
     """The median of all contributions, value by value: no single peer has a large influence."""
-
-    name = "middle"
 
     def only_adds(self, kind: Kind) -> bool:
         return False  # a median needs all contributions, not their weighted sum
@@ -43,8 +37,6 @@ class Middle:
 class Rotation:
     """Groups of neighbours in a row that is shifted by half a group at each version."""
 
-    name = "rotation"
-
     def deal(
         self, peers: Sequence[PeerId], *, size: int, fragment: int, version: int
     ) -> tuple[tuple[PeerId, ...], ...]:
@@ -54,7 +46,3 @@ class Rotation:
 
     def smallest(self, size: int) -> int:
         return 1  # the rest of a row
-
-
-register_merge_rule(Middle())
-register_grouping(Rotation())

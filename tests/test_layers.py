@@ -69,16 +69,14 @@ ORDER = (
     "peer.agent",
     "peer.hosting",
     "peer.doctor",
-    "peer.simulate",
     "peer.simulate.problems",
-    "peer.simulate.swarm",
-    "peer.simulate.paper",
+    "peer.simulate",
     "peer.demo",
     "peer.cli",
 )
 """Every room. A room may import itself and the rooms before it in this list."""
 
-ENTRANCES = ("peer", "peer.hf", "peer.lightning")
+ENTRANCES = ("peer", "peer.hf", "peer.lightning", "peer.simulate")
 """Modules at the top of a package that stand above its rooms: what user programs import."""
 
 TESTS_ON_HOOKS = ("tests/averaging/virtual",)

@@ -19,7 +19,13 @@ ROOT = Path(__file__).parent.parent
 def commands() -> list[str]:
     """Each command that is named in full, without the environment that is set for it."""
     text = (ROOT / "RESULTS.md").read_text(encoding="utf-8")
-    return sorted(set(re.findall(r"`(?:[A-Z_]+=\S+ )*((?:shoal|pytest|python -m) [^`\n]+)`", text)))
+    return sorted(
+        set(
+            re.findall(
+                r"`(?:[A-Z_]+=\S+ )*((?:shoal|pytest|python -m|python examples/\S+) [^`\n]+)`", text
+            )
+        )
+    )
 
 
 def test_the_commands_are_found() -> None:
@@ -35,8 +41,10 @@ def test_a_command_can_be_given(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
-        ("shoal simulate qualities", "no command"),
-        ("shoal simulate quality --seed-count 3", "No such option"),
+        ("shoal simulates", "no command"),
+        ("shoal simulate --seed-count 3", "No such option"),
+        ("python examples/paper/quality/run.py --seed-count 3", "No such option"),
+        ("python examples/paper/gone/run.py --seeds 3", "is not there"),
         ("pytest tests/gone.py", "is not there"),
         ("pytest tests/test_layers.py -k a_test_of_another_file", "no test"),
         ("python -m tests.benchmark.gone", "is not there"),
@@ -52,7 +60,10 @@ def fault_of(line: str) -> str | None:
     program, *words = shlex.split(line)
     if program == "shoal":
         return fault_of_options(words)
-    return fault_of_tests(words) if program == "pytest" else fault_of_module(*words[1:])
+    if program == "pytest":
+        return fault_of_tests(words)
+    name, *words = words[1:] if words[0] == "-m" else words
+    return fault_of_module(name.removesuffix(".py").replace("/", "."), *words)
 
 
 def fault_of_options(words: list[str]) -> str | None:

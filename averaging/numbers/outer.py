@@ -16,9 +16,10 @@ set ``outer.momentum = 0.7``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -58,6 +59,35 @@ class StepsFused(ABC):
         """Do what ``step_encoded`` does."""
 
 
+class OuterStep(Protocol):
+    """An outer optimizer of an experiment's own, with one vector of memory."""
+
+    def step(self, before: Float32s, moved: Float32s, momentum: Float32s, theta: Float32s) -> None:
+        """Fill ``theta`` and update ``momentum``, value by value; ``before`` may be ``theta``.
+
+        ``moved``: the merged displacement, by which parameters fall. It is called with parts of a
+        fragment: a value may depend on the other values at its place, and on nothing else.
+        """
+        ...
+
+
+_own: OuterStep | None = None
+
+
+@contextmanager
+def stepping(own: OuterStep) -> Iterator[None]:
+    """Have every outer step of this process taken by ``own``: for simulations alone.
+
+    No commit says so, and peers in other processes would not know.
+    """
+    global _own  # noqa: PLW0603
+    before, _own = _own, own
+    try:
+        yield
+    finally:
+        _own = before
+
+
 def step_encoded(
     made: Step,
     codec: Codec,
@@ -71,12 +101,16 @@ def step_encoded(
     ``payload`` has been checked. The bits do not depend on how the work is divided, so threads may
     share it.
     """
-    if isinstance(codec, StepsFused):
+    if _own is None and isinstance(codec, StepsFused):
         codec.step_fused(made, payload, sizes, optimizer)
         return
     with arithmetic():
         for part, delta in codec.pieces(payload, sizes, 1.0, scratch):
-            _step_tile(made.of(part), delta, optimizer, scratch.second)
+            if _own is not None:
+                here = made.of(part)
+                _own.step(here.before, delta, here.momentum, here.theta)
+            else:
+                _step_tile(made.of(part), delta, optimizer, scratch.second)
 
 
 def _step_tile(made: Step, delta: Float32s, optimizer: Nesterov, spare: Float32s) -> None:

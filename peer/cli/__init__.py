@@ -12,7 +12,8 @@ delegate, run ban), ``directing`` (run amend, end, pause, resume, attest, rollba
 (simulate). ``application`` has the Typer application, logging, what errors become, and the options
 that all commands share, ``learner_options`` those of peers, ``finding`` the run behind an argument,
 ``found_models`` the parameters that commands about models use, ``showing`` the output of
-experiments, ``training`` the training of start and join, ``directives`` the signing of an owner's
+experiments, ``experiments`` the options of those that train, ``training`` the training of start and
+join, ``directives`` the signing of an owner's
 orders.
 
 Modules that take time to import are imported inside the function that needs them, so that ``shoal
@@ -48,21 +49,17 @@ from peer.cli import (
     trying,
     using,
 )
-from peer.cli.application import EXIT_USAGE, MEASURE, OWN_A_RUN, app, complain, reported
+from peer.cli.application import EXIT_USAGE, OWN_A_RUN, UsageError, app, complain, reported
 
 FROM_ENVIRONMENT = ("start", "join", "keep", "bootstrap")
 """Commands whose options are taken from the environment where the command line has none."""
-
-# Since 0.16 typer has its own copy of click and exports only a subclass of this class.
-UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 for family in (taking_part, keeping, owning):
     app.add_typer(family.commands)  # the help lists them in this order
 app.add_typer(run_files.runs, name="run", rich_help_panel=OWN_A_RUN)
 app.add_typer(preparing.data, name="data", rich_help_panel=OWN_A_RUN)
-for family in (steering, crediting, models, using, hosting, trying):
+for family in (steering, crediting, models, using, hosting, trying, simulating):
     app.add_typer(family.commands)
-app.add_typer(simulating.simulations, name="simulate", rich_help_panel=MEASURE)
 
 
 @cache

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 from typer import Option
@@ -265,3 +265,27 @@ def report(error: PeerError | DhtError | OSError) -> int:
             complain(f"{name}: {error.strerror}; {_DISK[error.errno]}")
             return EXIT_USAGE
     raise error
+
+
+# Since 0.16 typer has its own copy of click and exports only a subclass of this class.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def run_program(main: Callable[..., int | None]) -> NoReturn:
+    """Run a function as the command line of a program, with the errors of ``shoal``, and exit."""
+    command = command_of(main)
+    try:
+        code = reported(lambda: command(standalone_mode=False))
+    except UsageError as error:
+        complain(error.format_message())  # type: ignore[attr-defined]
+        code = EXIT_USAGE
+    sys.exit(code)
+
+
+def command_of(main: Callable[..., int | None]) -> Any:
+    """The command line of a function."""
+    app = typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+    )
+    app.command()(main)
+    return typer.main.get_command(app)

@@ -73,7 +73,6 @@ def to_toml(
     that have their default. ``every_recipe``: with the settings of the recipes that were not
     chosen, as comments.
     """
-    plain = msgspec.to_builtins(run)
     others = ": `shoal run new --all` lists them" if short else ", the value here"
     out = [
         "# A run of shoal. Every setting except `seeds` is part of the run's id, and every peer",
@@ -81,19 +80,37 @@ def to_toml(
         *([] if short else ["# unless the comment names another one."]),
         *(["#"] if notes else []),
         *(f"# {note}" for note in notes),
+        *setting_lines(run, short=short, every_recipe=every_recipe),
     ]
-    sections = []
-    for field in fields_of(RunFile):
+    return "\n".join(out) + "\n"
+
+
+def setting_lines(
+    declared: msgspec.Struct, *, short: bool = False, every_recipe: bool = False
+) -> list[str]:
+    """All settings with a comment for each: plain ones, then sections, then lists of tables."""
+    plain, out = msgspec.to_builtins(declared), []
+    sections, lists = [], []
+    for field in fields_of(type(declared)):
         if sections_of(field.type):
             sections.append(field)
+        elif (listed := section_in_list(field.type)) is not None:
+            lists.append((field, listed))
         elif not short or _is_shown(field.name, field, plain[field.name]):
             out += _setting_lines(field, plain[field.name])
     for field in sections:
-        section = getattr(run, field.name)
+        section = getattr(declared, field.name)
         out += _section_lines(
             field, section, plain[field.name], short=short, every_recipe=every_recipe
         )
-    return "\n".join(out) + "\n"
+    for field, listed in lists:
+        out += _list_lines(field.name, field, listed, plain[field.name])
+        if not plain[field.name]:
+            out += ["#", f"# [[{field.name}]]"]
+            for inner in fields_of(listed):
+                out += _comment(f"{description_of(inner.type)} ({rule_of(inner.type)})")
+                out.append(f"# {_default_line(inner)}")
+    return out
 
 
 def _is_shown(name: str, field: msgspec.structs.FieldInfo, value: Any) -> bool:
@@ -261,7 +278,7 @@ def _toml(value: Any, *, date: bool = False) -> str:
         return "true" if value else "false"
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{_quoted(k)} = {_toml(v)}" for k, v in value.items()) + " }"
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     return _quoted(value) if isinstance(value, str) else repr(value)
 

@@ -1,13 +1,85 @@
-"""``shoal simulate``: experiments in virtual time, reproducible from a seed.
+"""Experiments with a whole swarm in virtual time, reproducible from a seed: the public names.
 
-Input: settings and seeds. Output: rows, tables and plots, which ``peer.results`` writes.
+    from peer.simulate import Merging, Peers, Swarm, run
 
-- ``problems``: what simulated learners train, from a quadratic function to a small transformer.
-- ``swarm``: a whole swarm in virtual time with real rounds and numbers (``shoal simulate swarm``).
-- ``sizes``: how many peers a swarm has over time.
-- ``membership_cost``: what membership costs while a swarm changes its size.
-- ``paper``: experiments that check reported and promised figures. Some train swarms
-  (``quality``, ``heterogeneous``, ``compare``), others only compute (``goodput``, ``bandwidth``).
+    result = run(Swarm(peers=Peers(count=16), outer=Merging(merge="my_rules:Trimmed")), seed=1)
+    print(result.final.loss, result.goodput, result.fate)
 
-Each of them may import those above it, never those below. To start reading: ``swarm.swarm.run``.
+- ``Swarm`` has all settings, as the file of ``shoal simulate FILE`` does: ``Peers``, ``Peer`` (some
+  that differ), ``Training``, ``Merging``, ``Rounds``, ``Weather``, ``Event``, ``End``, ``Measure``.
+- ``run(swarm, seed)`` simulates it: a ``Result`` with measured points, rounds, the fate of tokens.
+- ``MergeRule``, ``Codec``, ``Grouping``, ``Outer`` and ``Problem`` are what a part of your own has
+  to have. A setting names it ``module:name``; ``examples/own_*.py`` has one of each. They are for
+  simulations only: peers of a run merge with the rules that its run file can name.
+
+Behind them:
+
+- ``settings``: the file. ``names`` finds parts of your own. ``problems``: what learners train.
+- ``simulation``: start here. ``run`` simulates one swarm; ``SimulatedSwarm`` measures it.
+- ``slots``: one place per peer, over all its lives, and what the peers share. ``lifecycle``:
+  starts, crashes, pauses, partitions. ``incidents``: schedules them, and the end by a date.
+- ``peer``, ``learner``, ``membership``: one simulated peer, its parameters or its poison, and its
+  view of others. ``spot_checking``: honest members that check contributions.
+- ``outcome``: the results, and which tokens were merged.
+- ``report``: sweeps, tables and plots of ``shoal simulate``. ``paired``: tables of cells that are
+  trained with the same seeds, as in ``examples/paper``; ``lines``: cycles that a line carries.
+
+Nothing here reads a real clock or opens a socket; the network is ``dht.memory.network``.
 """
+
+from averaging.numbers.arrays import Bytes, Float32s
+from averaging.numbers.block_codecs import WholeNumberCodec
+from averaging.numbers.codec import Codec, Scratch
+from averaging.numbers.layout import Kind, TensorSpec
+from averaging.numbers.merge import Contributions, MergeRule
+from averaging.numbers.outer import OuterStep as Outer
+from averaging.rules.grouping import Grouping
+from dht.identity import PeerId
+from peer.simulate.outcome import SwarmResult as Result
+from peer.simulate.problems.problem import LocalTraining, Problem
+from peer.simulate.settings import (
+    BadExperiment,
+    End,
+    Event,
+    Measure,
+    Peer,
+    Peers,
+    Rounds,
+    Swarm,
+    Weather,
+    parse,
+)
+from peer.simulate.settings import Outer as Merging
+from peer.simulate.settings import ProblemChoice as Training
+from peer.simulate.simulation import run
+
+__all__ = [
+    "BadExperiment",
+    "Bytes",
+    "Codec",
+    "Contributions",
+    "End",
+    "Event",
+    "Float32s",
+    "Grouping",
+    "Kind",
+    "LocalTraining",
+    "Measure",
+    "MergeRule",
+    "Merging",
+    "Outer",
+    "Peer",
+    "PeerId",
+    "Peers",
+    "Problem",
+    "Result",
+    "Rounds",
+    "Scratch",
+    "Swarm",
+    "TensorSpec",
+    "Training",
+    "Weather",
+    "WholeNumberCodec",
+    "parse",
+    "run",
+]

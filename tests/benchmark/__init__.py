@@ -21,5 +21,9 @@ Traffic on limited lines:
 
 - ``regions``: learners in several regions, and what ``peer.simulate`` predicts for them.
 
+Swarms that change their size:
+
+- ``resizing``: a simulated one, and what membership costs on the same schedule.
+
 Each of them is a program that prints a table, or JSON with ``--json``; so is each other module.
 """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from peer.simulate.sizes import Change, Sizes
 from tests.chaos.members import START_WITHIN_S
 from tests.chaos.process_swarm import ProcessSwarm
+from tests.swarms.sizes import Change, Sizes
 
 
 class Resizer:

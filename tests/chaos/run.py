@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from peer import signals
-from peer.simulate.sizes import parse
 from tests.chaos.collect import collect
 from tests.chaos.composition import SwarmSettings
 from tests.chaos.director import Director
@@ -31,6 +30,7 @@ from tests.chaos.judging.tokens import goodput, tokens
 from tests.chaos.judging.verdict import Promise, Verdict
 from tests.chaos.process_swarm import ProcessSwarm
 from tests.chaos.resizing import Resizer
+from tests.swarms.sizes import parse
 
 LOOK_EVERY_S = 0.05
 TURN_EVERY_S = 0.25

@@ -105,7 +105,7 @@ NOT_FROM_STRANGERS: dict[str, str] = {
     "peer/run_file/toml_lines.py": "text that was read as TOML before",
     "peer/run_file/writing.py": "text that this module wrote",
     "peer/run_page/record.py": OWN_FILES,
-    "peer/simulate/swarm/experiment.py": "an experiment that this peer's user names",
+    "peer/simulate/settings.py": "an experiment that this peer's user names",
     "peer/storage/checkpoint.py": OWN_FILES,
     "peer/storage/outer_state.py": OWN_MEMORY,
     "peer/storage/progress.py": OWN_FILES,

@@ -151,18 +151,7 @@ def _json_outputs(folder: Path) -> Iterator[tuple[str, str]]:
             "credit": ["credit", str(peer)],
             "explain": ["explain", str(peer)],
             "export": ["export", str(peer), str(folder / "out.safetensors")],
-            "simulate goodput": ["simulate", "goodput", "--seeds", "1"],
-            "simulate goodput --learners": ["simulate", "goodput", "--learners", "4"],
-            "simulate bandwidth": ["simulate", "bandwidth"],
-            "simulate bandwidth --up": ["simulate", "bandwidth", "--up", "20Mbit"],
-            "simulate swarm": [
-                "simulate",
-                "swarm",
-                "--set",
-                "end.cycles=1",
-                "--set",
-                "peers.count=2",
-            ],
+            "simulate": ["simulate", "--set", "end.cycles=1", "--set", "peers.count=2"],
         }.items():
             yield name, _printed([*arguments, "--json"])
     yield "status LINK", cli.application.json_text(_status().plain())

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peer.simulate.swarm.experiment import Experiment, parse
-from peer.simulate.swarm.outcome import SwarmResult
-from peer.simulate.swarm.report import cells, simulate
+from peer.simulate.outcome import SwarmResult
+from peer.simulate.report import cells, simulate
+from peer.simulate.settings import Swarm, parse
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
@@ -23,7 +23,7 @@ SEEDS = (0, 1, 2)
 
 
 def trained(**settings: Any) -> list[SwarmResult]:
-    experiment: Experiment = parse(SWARM.read_text())
+    experiment: Swarm = parse(SWARM.read_text())
     named = {name.replace("__", "."): value for name, value in settings.items()}
     results = simulate(cells(experiment, [named], SEEDS), workers=2)
     for result in results:  # shown with -s: a test takes many minutes
@@ -67,7 +67,7 @@ def test_a_partition_costs_less_than_a_percent_at_equal_merged_tokens() -> None:
     partition heals. Half of that is gone after ten versions, the rest decreases with more training:
     a run that ends six versions after healing would exceed the limit.
     """
-    small = {"peers__count": 8, "churn__share_per_cycle": 0.0, "end__cycles": 120.0}
+    small = {"peers__count": 8, "weather__crash_share": 0.0, "end__cycles": 120.0}
     cut = {"kind": "partition", "at_s": 100.0, "lasts_s": 50 * 24.0, "peers": 0.5}
     whole = trained(**small)
     healed = trained(**small, event=[cut])

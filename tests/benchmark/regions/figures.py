@@ -1,7 +1,7 @@
 """Figures of a trial in several regions, beside their prediction. Pure functions.
 
 A round of N regions is an all-reduce: each sends a fragment's values twice, except its own share.
-That is what ``shoal simulate bandwidth`` calculates with (``gbit_s``, method shoal). The counters
+That is what ``examples/paper/bandwidth`` calculates with (``gbit_s``, method shoal). The counters
 of the interfaces have everything else as well: headers, acknowledgements, membership, replays.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from peer.simulate.paper.bandwidth import Setting, gbit_s
+from examples.paper.bandwidth.run import Setting, gbit_s
 
 
 @dataclass(frozen=True, slots=True)

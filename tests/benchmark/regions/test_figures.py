@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peer.simulate.paper.bandwidth import Setting, gbit_s
+from examples.paper.bandwidth.run import Setting, gbit_s
 from tests.benchmark.regions.figures import (
     Course,
     Failure,

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from examples.paper.bandwidth.run import Setting
 from peer.processes import (
     Output,
     ProcessFailed,
@@ -28,7 +29,6 @@ from peer.processes import (
 )
 from peer.run_file.sections import RunFile
 from peer.run_file.writing import to_toml
-from peer.simulate.paper.bandwidth import Setting
 from peer.trainer.needs import needs_of
 from tests.benchmark.regions.figures import Course, Failure, Merged, Progress, Row, row
 from tests.swarms.topology import Internet, Site, internet

@@ -38,7 +38,7 @@ class Scenario:
     """Learners start and end on a schedule (``sizes_text``)."""
 
     def sizes_text(self, peers: int) -> str | None:
-        """The schedule of a swarm that grows to so many learners (``peer.simulate.sizes``).
+        """The schedule of a swarm that grows to so many learners (``tests.swarms.sizes``).
 
         It shrinks to the half, doubles at once, and loses nine tenths at once.
         """

@@ -60,7 +60,7 @@ def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str
     assert "doctor" in output
 
 
-@pytest.mark.parametrize("family", ["run", "data", "simulate"])
+@pytest.mark.parametrize("family", ["run", "data"])
 def test_a_group_without_a_command_prints_its_help_and_no_error(
     family: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -359,7 +359,7 @@ def test_each_expected_error_has_its_code(
         assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["ps", "simulate bandwidth"])
+@pytest.mark.parametrize("command", ["ps", "simulate"])
 def test_ctrl_c_is_told_and_not_only_an_exit_code(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,7 +369,7 @@ def test_ctrl_c_is_told_and_not_only_an_exit_code(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("peer.cli.steering.running_peers", interrupt)
-    monkeypatch.setattr("peer.simulate.paper.bandwidth.needs", interrupt)
+    monkeypatch.setattr("peer.simulate.report.simulate", interrupt)
     assert complaint(command.split(), capsys) == (130, "shoal: interrupted\n")
 
 
@@ -416,7 +416,7 @@ def test_a_demo_writes_nothing_beside_somebodys_files(
     assert [each.name for each in tmp_path.iterdir()] == ["run.toml"]
 
 
-@pytest.mark.parametrize("command", ["demo --directory", "simulate swarm --out"])
+@pytest.mark.parametrize("command", ["demo --directory", "simulate --out"])
 def test_a_file_where_a_folder_belongs_is_reported(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,20 +17,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 
 from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
 from peer import cli
 from peer.cli import taking_part
-from peer.cli.showing import course
-from peer.errors import NobodyMet, PeerError, RunNotFound
+from peer.cli.application import json_text
+from peer.cli.showing import bits_per_second, course
+from peer.errors import NobodyMet, RunNotFound
 from peer.joining.link import FoundRun, Link
 from peer.joining.visit import RunStatus, Silent
 from peer.rules.ending import Ending
 from peer.run_file.presets import preset
 from peer.run_file.reading import parse
 from peer.run_file.sections import SIZES, End, GptModel, MuonInner, RunFile
+from peer.simulate.settings import Swarm
+from peer.simulate.settings import parse as parse_swarm
 from peer.storage.address import keep_link
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.earlier import look_at_files
@@ -481,7 +485,7 @@ def test_starting_and_joining_take_the_same_options() -> None:
             2,
             "no such file or folder",
         ),
-        (["simulate", "compare", "--step", "0"], 2, "--step '0' is not a time such as 90s"),
+        (["simulate", "--set", "x"], 2, "--set 'x' is not of the form key=value"),
         (["export", "/nowhere", "/tmp/out.safetensors"], 2, "no folder '/nowhere';"),
         (["say", "/nowhere", " "], 2, "there is no text to continue: pass it as TEXT, or as"),
         (["run", "new", "--custom", "own.py"], 2, "it is FILE.py:FUNCTION, and FILE exists"),
@@ -509,100 +513,43 @@ def test_a_missing_device_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> No
 # --- simulations -------------------------------------------------------------------------------
 
 
-def test_goodput_prints_the_cells_that_scripts_read(capsys: pytest.CaptureFixture[str]) -> None:
-    code, output, _ = said(["simulate", "goodput", "--json", "--seeds", "1"], capsys)
-    cells = json.loads(output)["cells"]
-    assert code == 0
-    assert len(cells) == 30
-    assert {"system", "learners", "chips", "goodput", "reported"} <= cells[0].keys()
-
-
 def test_an_experiment_needs_no_plots_to_show_what_it_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Earlier, its tables were thrown away after minutes of simulation."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    code, output, errors = said(["simulate", "bandwidth"], capsys)
-    assert (code, errors) == (0, "") and "Bandwidth" in output
-    code, _, errors = said(["simulate", "bandwidth", "--out", str(tmp_path)], capsys)
-    assert code == 0 and "pip install 'shoal[plots]'" in errors
-    assert {each.name for each in tmp_path.iterdir()} == {"bandwidth.csv", "bandwidth.html"}
+    short = [part for setting in ("peers.count=2", "end.cycles=1") for part in ("--set", setting)]
+    code, output, _ = said(["simulate", *short, "--out", str(tmp_path)], capsys)
+    assert code == 0 and "goodput" in output
+    assert (tmp_path / "swarm.csv").exists() and not list(tmp_path.glob("*.png"))
 
 
-def test_numbers_that_are_not_finite_are_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """One simulation has no standard error, and NaN is no JSON: other parsers refuse it."""
-    _, output, _ = said(["simulate", "goodput", "--json", "--seeds", "1"], capsys)
-    assert "NaN" not in output
-    assert json.loads(output)["cells"][0]["standard_error"] is None
+def test_numbers_that_are_not_finite_are_null_in_json() -> None:
+    """NaN is no JSON: other parsers refuse it."""
+    assert json.loads(json_text({"error": float("nan"), "rows": [float("inf")]})) == {
+        "error": None,
+        "rows": [None],
+    }
 
 
-def test_goodput_computes_the_swarm_of_the_options(capsys: pytest.CaptureFixture[str]) -> None:
-    own = ["simulate", "goodput", "--learners", "12", "--mtbf", "9h", "--rejoin", "4m", "--json"]
-    code, output, _ = said(own, capsys)
-    rows = {row["system"]: row["goodput"] for row in json.loads(output)["swarm"]}
-    assert code == 0
-    assert rows["decoupled"] == pytest.approx(99.3, abs=0.2)
+def test_a_file_of_settings_is_printed_and_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    code, output, _ = said(["simulate", "new"], capsys)
+    assert code == 0 and parse_swarm(output) == Swarm()
 
 
-def test_an_experiment_writes_csv_a_picture_and_a_self_contained_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, output, _ = said(["simulate", "bandwidth", "--out", str(tmp_path)], capsys)
-    assert code == 0
-    assert "0.84 (0.84)" in output
-    assert (tmp_path / "bandwidth.csv").read_text().startswith("method,codec,utilisation")
-    assert (tmp_path / "bandwidth.png").read_bytes().startswith(b"\x89PNG")
-    page = (tmp_path / "bandwidth.html").read_text(encoding="utf-8")
-    assert "data:image/png;base64," in page
-    assert "http" not in page
+@pytest.mark.parametrize("text", ["20furlong", "-1Mbit", "inf", ""])
+def test_an_invalid_rate_is_bad_usage(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is not a rate such as 20Mbit or 1Gbit"):
+        bits_per_second(text)
 
 
-def test_bandwidth_shows_which_methods_a_link_can_carry(capsys: pytest.CaptureFixture[str]) -> None:
-    code, output, _ = said(["simulate", "bandwidth", "--up", "1Gbit/s", "--params", "1e9"], capsys)
-    assert code == 0
-    lines = {line.split("  ")[0].strip(): line for line in output.splitlines()}
-    assert lines["data parallel"].endswith(": not enough")
-    assert lines["decoupled"].endswith(": enough")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["simulate", "bandwidth", "--up", "20furlong"],
-        ["simulate", "bandwidth", "--step", "-1s"],
-        ["simulate", "bandwidth", "--params", "0"],
-        ["simulate", "goodput", "--learners", "3", "--mtbf", "soon"],
-        ["simulate", "goodput", "--learners", "0"],
-        ["simulate", "goodput", "--mtbf", "9h"],
-        ["simulate", "goodput", "--learners", "3", "--out", "results"],
-        ["simulate", "bandwidth", "--up", "20Mbit", "--out", "results"],
-        ["simulate", "swarm", "--sizes", "2,4", "--out", "results"],
-        ["simulate", "swarm", sys.executable],
-        ["simulate", "quality", "--learners", "4,1"],
-    ],
-)
-def test_an_invalid_quantity_is_bad_usage(
+@pytest.mark.parametrize("arguments", [[sys.executable], ["--seeds", "0"], ["--set", "peers=3"]])
+def test_a_simulation_that_cannot_be_is_bad_usage(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, output, errors = said(arguments, capsys)
+    code, output, errors = said(["simulate", *arguments], capsys)
     assert (code, output) == (2, "")
     assert errors.count("\n") == 1
-
-
-def test_quick_shortens_only_what_is_not_given(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It replaced what was given without a word."""
-    asked: list[Any] = []
-
-    def table(*, seeds: Any, learners: Any, cycles: float, **_: Any) -> None:
-        asked.append((seeds, learners, cycles))
-        raise PeerError("enough")
-
-    monkeypatch.setattr("peer.simulate.paper.quality.table", table)
-    for given in ([], ["--seeds", "2"], ["--learners", "8", "--cycles", "7"]):
-        assert said(["simulate", "quality", "--quick", *given], capsys)[0] == 1
-    assert asked == [((0,), (2, 4), 15), ((0, 1), (2, 4), 15), ((0,), (8,), 7)]
 
 
 @pytest.mark.parametrize("command", [["export", "OUT"], ["say", "x"]])

@@ -41,7 +41,7 @@ EMITTERS = {
     "peer/publishing": {"_tell", "tell"},
     "peer/storage": {"_tell"},
     "peer/trainer": {"_events.append", "add"},
-    "peer/simulate/swarm": {"record"},
+    "peer/simulate": {"record"},
 }
 """Functions and classes whose first argument is the name of an event, by folder. ``write`` is the
 method of an event log, ``add`` takes a name and fields, and ``_events.append`` a pair of them."""
@@ -55,7 +55,7 @@ PASSED_ON: dict[str, tuple[str, ...]] = {
     "event.kind": ("crash", "leave", "pause", "partition", "join"),
 }
 """Computed names: those of events that were emitted elsewhere, and those that an experiment of
-``shoal simulate swarm`` may have."""
+``shoal simulate`` may have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from peer.events.document import document
 from peer.events.names import Names
 from peer.events.sentences import worded
 from peer.events.table import COMMON, REPORTED, TABLE, Audience, Event
-from peer.simulate.swarm import experiment
+from peer.simulate import settings
 from tests.peer.events.emissions import (
     PASSED_ON,
     ROOT,
@@ -88,7 +88,7 @@ def test_a_function_that_passes_a_name_on_emits_nothing_itself() -> None:
 
 
 def test_the_faults_of_an_experiment_have_rows() -> None:
-    kinds = get_args(get_type_hints(experiment.Event)["kind"])
+    kinds = get_args(get_type_hints(settings.Event)["kind"])
     assert PASSED_ON["event.kind"] == kinds
 
 

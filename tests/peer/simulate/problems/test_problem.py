@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from peer.simulate.names import PROBLEMS, problem_named, problem_of
 from peer.simulate.problems.problem import Places, Problem, layout_of
 from peer.simulate.problems.quadratic import Quadratic
-from peer.simulate.swarm.experiment import BadExperiment, Experiment
-from peer.simulate.swarm.resolving import NAMES, problem_named, problem_of
+from peer.simulate.settings import BadExperiment, Swarm
 
 
-@pytest.fixture(params=NAMES, scope="module")
+@pytest.fixture(params=PROBLEMS, scope="module")
 def problem(request: pytest.FixtureRequest) -> Problem:
     if request.param != "quadratic":
         pytest.importorskip("torch")
@@ -22,7 +22,8 @@ def problem(request: pytest.FixtureRequest) -> Problem:
 
 
 def test_an_unknown_problem_is_refused_with_the_names_that_there_are() -> None:
-    with pytest.raises(ValueError, match="'tetris'; there are quadratic, text_mlp, text_gpt"):
+    told = "'tetris' is no problem; there are quadratic, text_mlp, text_gpt"
+    with pytest.raises(ValueError, match=told):
         problem_named("tetris")
 
 
@@ -113,7 +114,7 @@ def test_a_problem_has_the_optimizer_that_its_experiment_names() -> None:
     values = []
     for optimizer in ("adamw", "muon"):
         settings = {"problem.name": "text_gpt", "problem.optimizer": optimizer}
-        learner = problem_of(Experiment().with_settings(settings)).learner([0], seed=0)
+        learner = problem_of(Swarm().with_settings(settings)).learner([0], seed=0)
         learner.train(2)
         values.append(learner.values.copy())
     assert np.abs(values[0] - values[1]).max() > 1e-3
@@ -125,7 +126,7 @@ def test_a_problem_has_the_momentum_that_its_experiment_sets(optimizer: str, set
     from peer.simulate.problems.text_gpt import TextGpt
 
     settings = {"problem.name": "text_gpt", "problem.optimizer": optimizer}
-    chosen = problem_of(Experiment().with_settings({**settings, "problem.momentum": 0.8}))
+    chosen = problem_of(Swarm().with_settings({**settings, "problem.momentum": 0.8}))
     assert isinstance(chosen, TextGpt)
     assert getattr(chosen.run(0).inner, setting) == 0.8
 
@@ -135,7 +136,7 @@ def test_a_learner_has_the_same_data_whatever_its_optimizer() -> None:
     losses = []
     for changes in ({}, {"problem.optimizer": "muon"}, {"problem.learning_rate": 0.02}):
         settings = {"problem.name": "text_gpt", **changes}
-        learner = problem_of(Experiment().with_settings(settings)).learner([3], seed=0)
+        learner = problem_of(Swarm().with_settings(settings)).learner([3], seed=0)
         losses.append(learner.train(1))  # of the first weights, on the first batch
     assert losses[1:] == losses[:1] * 2
 
@@ -144,14 +145,14 @@ def test_a_problem_has_the_batch_that_its_experiment_sets() -> None:
     pytest.importorskip("torch")
     for name, tokens in (("text_gpt", 3 * 32), ("text_mlp", 3)):
         settings = {"problem.name": name, "problem.batch": 3}
-        assert problem_of(Experiment().with_settings(settings)).step_tokens == tokens
+        assert problem_of(Swarm().with_settings(settings)).step_tokens == tokens
 
 
 def test_a_problem_has_the_size_that_its_experiment_sets() -> None:
     pytest.importorskip("torch")
     shape = {"size": 32, "layers": 2, "length": 16, "device": "cpu"}
     settings = {f"problem.{setting}": value for setting, value in shape.items()}
-    problem = problem_of(Experiment().with_settings({"problem.name": "text_gpt", **settings}))
+    problem = problem_of(Swarm().with_settings({"problem.name": "text_gpt", **settings}))
     assert problem.step_tokens == 8 * 16
     names = {spec.name for spec in problem.specs}
     assert any("1" in name for name in names) and not any("2" in name for name in names)
@@ -163,7 +164,7 @@ def test_a_problem_learns_the_text_that_its_experiment_names(tmp_path: Path) -> 
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("shoal " * 20_000)
     settings = {"problem.name": "text_gpt", "problem.text": f"{tmp_path}/*.txt"}
-    problem = problem_of(Experiment().with_settings(settings))
+    problem = problem_of(Swarm().with_settings(settings))
     learner = problem.learner([0], seed=0)
     learner.train(30)
     assert problem.evaluate(learner.values) < 1.5, "one word again and again is soon learned"
@@ -173,14 +174,14 @@ def test_a_text_that_is_missing_is_named(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     settings = {"problem.name": "text_gpt", "problem.text": f"{tmp_path}/*.txt"}
     with pytest.raises(BadExperiment, match=r"problem: .*no file in / matches '.*\*.txt'"):
-        problem_of(Experiment().with_settings(settings))
+        problem_of(Swarm().with_settings(settings))
 
 
 def test_a_device_that_is_missing_is_named() -> None:
     pytest.importorskip("torch")
     settings = {"problem.name": "text_gpt", "problem.device": "cuda:7"}
     with pytest.raises(BadExperiment, match="problem: device 'cuda:7' cannot be used here: "):
-        problem_of(Experiment().with_settings(settings))
+        problem_of(Swarm().with_settings(settings))
 
 
 def test_a_learner_in_bf16_learns_as_one_in_fp32() -> None:
@@ -188,7 +189,7 @@ def test_a_learner_in_bf16_learns_as_one_in_fp32() -> None:
     losses = []
     for precision in ("fp32", "bf16"):
         settings = {"problem.name": "text_gpt", "problem.precision": precision}
-        problem = problem_of(Experiment().with_settings(settings))
+        problem = problem_of(Swarm().with_settings(settings))
         learner = problem.learner([0], seed=0)
         losses.append([learner.train(10) for _ in range(2)])
     assert losses[1] == pytest.approx(losses[0], rel=0.01)
@@ -203,7 +204,7 @@ def test_a_learner_on_cuda_learns_as_one_on_the_cpu(optimizer: str) -> None:
     settings = {"problem.name": "text_gpt", "problem.optimizer": optimizer}
     losses = []
     for device in ("cpu", "cuda"):
-        chosen = Experiment().with_settings({**settings, "problem.device": device})
+        chosen = Swarm().with_settings({**settings, "problem.device": device})
         problem = problem_of(chosen)
         learner = problem.learner(range(2), seed=0)
         np.add(learner.values, 0.01, out=learner.values)  # between two steps, as a swarm does
@@ -228,4 +229,4 @@ def test_a_learner_on_cuda_learns_as_one_on_the_cpu(optimizer: str) -> None:
 def test_a_problem_refuses_a_choice_that_it_does_not_have(setting: str, value: object) -> None:
     settings = {"problem.name": "quadratic", f"problem.{setting}": value}
     with pytest.raises(BadExperiment, match="quadratic has no choice of it, text_gpt has"):
-        problem_of(Experiment().with_settings(settings))
+        problem_of(Swarm().with_settings(settings))

@@ -1,0 +1,142 @@
+"""A simulated swarm whose size changes: merges go on, and every token has a fate at any time."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import pytest
+
+from averaging.rules.peer_view import SILENCE_MAX_S
+from averaging.rules.policy import RoundPolicy
+from peer.rules.ledger import LEFT
+from peer.simulate.membership import HEARTBEAT_S
+from peer.simulate.settings import Swarm
+from tests.benchmark.resizing.resizing import Ending, Resized, follow
+from tests.swarms.sizes import parse
+
+EXPERIMENT = Swarm().with_settings(
+    {
+        "peers.step_jitter": 0.05,
+        "problem.size": 4,
+        "outer.fragments": 2,
+        "rounds.group_size": 8,
+    }
+)
+CYCLE_S = EXPERIMENT.cycle_s
+MISSED_AFTER = (SILENCE_MAX_S + HEARTBEAT_S + 2 * RoundPolicy().margin_s) / CYCLE_S
+"""Cycles until all have noticed that a peer is dead, and are out of their rounds with it."""
+
+PAUSE_MAX = 1.0
+"""Merges of a fragment come once in a cycle. A pause, in cycles, is what is longer than that."""
+
+
+def followed(
+    text: str,
+    ending: Ending,
+    seed: int,
+    *,
+    over_s: float = 600.0,
+    group_size: int = 8,
+    silence_s: float = 10.0,
+) -> Resized:
+    sizes = parse(text, over_s=over_s)
+    settings = {"rounds.group_size": group_size, "weather.silence_s": silence_s}
+    experiment = EXPERIMENT.with_settings(settings)
+    found = follow(experiment, sizes, ending, seed)
+    for window in found.windows:
+        fate = window.fate
+        assert fate.excess == 0, f"seed {seed}, {window}"
+        assert fate.processed == pytest.approx(fate.merged + fate.pending + fate.discarded_total)
+    assert found.group_max <= group_size
+    return found
+
+
+def assert_groups_follow(found: Resized, group_size: int) -> None:
+    """Several groups merge in each cycle while there are more peers than one holds."""
+    for before, window in zip(found.windows, found.windows[1:], strict=False):
+        if min(before.peers, window.peers) > 2 * group_size:
+            assert window.merges > 1.5, window
+
+
+SEEDS = pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+
+
+@SEEDS
+def test_a_swarm_that_grows_and_shrinks_in_order_never_pauses_for_a_cycle(seed: int) -> None:
+    found = followed("2,16,2", "leave", seed, over_s=300.0, group_size=4)
+
+    assert found.fragment_pause < 1.0 + PAUSE_MAX, f"seed {seed}"
+    assert found.windows[-1].peers == 2
+    assert_groups_follow(found, 4)
+
+
+@SEEDS
+def test_peers_that_leave_in_order_have_the_others_come_for_their_work(seed: int) -> None:
+    fate = followed("6,6,2", "leave", seed, over_s=120.0).windows[-1].fate
+
+    assert fate.discarded[LEFT] < 0.012 * fate.processed, "2.1% where they only answered calls"
+
+
+@SEEDS
+def test_a_flash_crowd_costs_no_merge(seed: int) -> None:
+    found = followed("8,8/16,16", "crash", seed, over_s=240.0, group_size=4)
+
+    assert found.fragment_pause < 1.25, f"seed {seed}"
+    assert_groups_follow(found, 4)
+
+
+@SEEDS
+def test_those_left_of_a_swarm_that_lost_nine_tenths_merge_on_when_the_dead_are_missed(
+    seed: int,
+) -> None:
+    found = followed("20,20/2,2", "crash", seed, over_s=240.0, group_size=4)
+
+    assert found.fragment_pause < 1.0 + MISSED_AFTER, f"seed {seed}"
+    assert found.windows[-1].merges > 0.7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_two_to_forty_peers_and_back_in_ten_minutes(seed: int) -> None:
+    found = followed("2,40,2", "leave", seed)
+
+    assert max(window.peers for window in found.windows) >= 39
+    assert found.fragment_pause < 1.0 + PAUSE_MAX, f"seed {seed}"
+    assert_groups_follow(found, 8)
+    assert found.windows[-1].fate.merged > 0.9 * found.windows[-1].fate.processed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_processes_killed_one_by_one_cost_no_pause_of_a_cycle(seed: int) -> None:
+    """The machine of a killed process closes its connections at once."""
+    found = followed("2,40,2", "crash", seed, silence_s=0.5)
+
+    assert found.pause < PAUSE_MAX, f"seed {seed}"
+    assert found.fragment_pause < 1.0 + PAUSE_MAX, f"seed {seed}"
+
+
+@pytest.mark.slow
+def test_machines_that_vanish_one_by_one_are_out_of_rounds_when_they_are_missed() -> None:
+    """On average of three seeds: where two rounds in a row have dead members it takes longer."""
+    pauses = [followed("2,40,2", "crash", seed).fragment_pause for seed in range(3)]
+
+    assert fmean(pauses) < MISSED_AFTER + 0.25, pauses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_forty_peers_that_become_four_at_once_soon_merge_again(seed: int) -> None:
+    """Seed 2 stood still for 7.5 cycles: its last two were in a round with five dead."""
+    found = followed("40,40/4,4", "crash", seed)
+
+    assert found.fragment_pause < 1.0 + MISSED_AFTER, f"seed {seed}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_twenty_peers_that_become_forty_at_once_hardly_pause(seed: int) -> None:
+    found = followed("20,20/40,40", "crash", seed)
+
+    assert found.fragment_pause < 1.25, f"seed {seed}"
+    assert_groups_follow(found, 8)

@@ -1,0 +1,118 @@
+"""``shoal simulate``: sweeps, result files, and errors."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from peer.cli.application import app
+from peer.simulate.report import cells, rows, simulate
+from peer.simulate.settings import Swarm, parse, sweep
+from peer.simulate.simulation import run
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+SMALL = ("peers.count=5", "problem.size=2", "outer.fragments=1", "end.cycles=4")
+
+
+def swarm(*arguments: str) -> tuple[int, str]:
+    small = [part for setting in SMALL for part in ("--set", setting)]
+    result = CliRunner().invoke(app, ["simulate", *small, *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def test_cells_are_labelled_by_what_is_swept() -> None:
+    todo = cells(Swarm(), sweep(["mixing.every=0,1", "peers.count=4"]), seeds=(3, 4))
+
+    assert [(cell.label, cell.seed) for cell in todo] == [
+        ("mixing.every=0", 3),
+        ("mixing.every=0", 4),
+        ("mixing.every=1", 3),
+        ("mixing.every=1", 4),
+    ]
+    assert all(cell.experiment.peers.count == 4 for cell in todo)
+    assert [cell.label for cell in cells(Swarm(name="x"), sweep([]), (0,))] == ["x"]
+
+
+def test_a_cell_gives_the_same_result_in_any_process() -> None:
+    experiment = Swarm().with_settings(dict(next(iter(sweep(SMALL)))))
+    todo = cells(experiment, sweep(["outer.momentum=0.0,0.5"]), (1,))
+
+    together = simulate(todo, workers=2)
+    assert [result.trace for result in together] == [
+        run(cell.experiment, cell.seed).trace for cell in todo
+    ]
+
+
+def test_a_sweep_leaves_tables_curves_plots_event_logs_and_one_page(tmp_path: Path) -> None:
+    code, output = swarm(
+        "--set", "mixing.every=0,1", "--set", "rounds.group_size=3", "--out", str(tmp_path)
+    )
+
+    assert code == 0 and "mixing.every=0" in output
+    with (tmp_path / "swarm.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["label"] for line in lines] == ["mixing.every=0", "mixing.every=1"]
+    assert float(lines[0]["dispersion"]) > float(lines[1]["dispersion"]) > 0
+    with (tmp_path / "swarm-curves.csv").open() as file:
+        assert {line["label"] for line in csv.DictReader(file)} == {line["label"] for line in lines}
+    page = (tmp_path / "swarm.html").read_text()
+    assert page.count("data:image/png;base64") == 6 and "http://" not in page
+    assert "shoal simulate" in page
+    events = [
+        json.loads(line)
+        for line in (tmp_path / "mixing.every=1.seed-0.events.jsonl").read_text().splitlines()
+    ]
+    melds = [event for event in events if event["event"] == "round" and event["kind"] == "meld"]
+    assert melds and all(len(event["members"]) <= 3 for event in melds)
+    assert (tmp_path / "swarm-dispersion.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_json_object_for_scripts() -> None:
+    code, output = swarm("--json", "--seeds", "2")
+
+    told = json.loads(output)
+    assert code == 0 and [row["seed"] for row in told["rows"]] == [0, 1]
+    assert told["rows"][0]["merged_share"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--set", "mixing.evry=1"], "mixing.every"),
+        (["--set", "mixing.every"], "key=value"),
+        (["--set", "outer.merge=chess"], "chess"),
+        (["/nowhere.toml"], "/nowhere.toml"),
+    ],
+)
+def test_errors_are_reported_in_one_line(arguments: list[str], complaint: str) -> None:
+    result = CliRunner().invoke(app, ["simulate", *arguments])
+
+    assert result.exit_code != 0
+    assert complaint in str(result.exception) + result.output
+
+
+def test_a_part_of_ones_own_stands_beside_the_file_and_is_found_by_every_process() -> None:
+    """Processes are spawned, so they import it themselves."""
+    code, output = swarm(
+        *(str(EXAMPLES / "swarm.toml"), "--set", "outer.merge=mean,own_merge_rule:Middle"),
+        *("--set", "event=[]", "--workers", "2", "--json"),
+    )
+
+    told = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+    assert code == 0 and len({row["trace"] for row in told["rows"]}) == 2
+    assert all(row["loss"] < 1.0 for row in told["rows"])
+
+
+def test_the_example_experiment_is_one() -> None:
+    experiment = parse((EXAMPLES / "swarm.toml").read_text())
+    quick = experiment.with_settings({"end.cycles": 2.0, "event": []})
+    todo = cells(quick, sweep([]), (0,))
+    (row,) = rows(todo, simulate(todo))
+
+    assert row.melds > 0

@@ -1,0 +1,143 @@
+"""Sites: peers of a site reduce among themselves, and a delegate uses the shared line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from averaging.round.interface.effects import Apply
+from averaging.simulated.node import FragmentNode
+from dht.identity import PeerId
+from peer.simulate.settings import Swarm
+from peer.simulate.simulation import SimulatedSwarm
+
+SITE = 4
+SITES: dict[str, Any] = {
+    "peers.count": 12,
+    "outer.fragments": 2,
+    "outer.codec": "f32",
+    "rounds.slice_bytes_min": 4096,
+    "weather.site_size": SITE,
+    "problem.size": 192,
+    "end.cycles": 3.5,
+}
+"""Sites of four peers each, and fragments that are large compared with messages."""
+
+
+def experiment(**settings: Any) -> Swarm:
+    given = {name.replace("__", "."): value for name, value in settings.items()}
+    return Swarm().with_settings({**SITES, **given})
+
+
+def over_slow_lines(swarm: SimulatedSwarm) -> int:
+    """Bytes over the shared lines of all sites, in both directions."""
+    firsts = [slot.name for slot in swarm.slots[::SITE]]
+    return sum(sum(swarm.network.shared_traffic(name)) for name in firsts)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({}, "merge"),
+        pytest.param(
+            {"peers__count": 16, "rounds__group_size": 8, "rounds__grouping": "even"},
+            "meld",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_bytes_over_the_slow_line_fall_by_the_number_of_peers_at_a_site(
+    settings: dict[str, Any], kind: str
+) -> None:
+    """One group of three sites; and four sites in groups of two, which meld."""
+    by_site = SimulatedSwarm(experiment(**settings), 1)
+    apart = SimulatedSwarm(experiment(rounds__by_site=False, **settings), 1)
+    results = [swarm.run() for swarm in (by_site, apart)]
+
+    for result in results:
+        assert kind in {record.kind for record in result.rounds}
+        assert result.final.version >= 3
+        assert {record.contributors for record in result.rounds} == {12 if kind == "merge" else 8}
+    per_round = [over_slow_lines(s) / len(s.rounds) for s in (by_site, apart)]
+    # In a round of s sites of n peers each, members send their slices to all: (s - 1)/s of s*n
+    # payloads leave their site; with delegates, (s - 1)/s of s payloads. Groups that are formed
+    # regardless of sites spread over more of them, so that even more payloads leave.
+    ratio = per_round[1] / per_round[0]
+    assert ratio == pytest.approx(SITE, rel=0.1) if kind == "merge" else ratio > SITE
+
+
+def test_a_merge_by_sites_equals_the_merge_of_all_peers() -> None:
+    thetas = []
+    for by_site in (True, False):
+        swarm = SimulatedSwarm(experiment(rounds__by_site=by_site), 1)
+        swarm.heap.run(26.0)  # one version of each fragment
+        states = [peer.states for peer in swarm.alive]
+        assert {state.version for each in states for state in each} == {1}
+        assert len({state.digest() for each in states for state in each}) == 2
+        thetas.append(np.concatenate([state.theta for state in states[0]]))
+    np.testing.assert_allclose(thetas[0], thetas[1], atol=2e-6)
+
+
+def test_a_slow_upload_to_a_delegate_does_not_delay_the_round_until_its_deadline() -> None:
+    swarm = SimulatedSwarm(experiment(end__cycles=4.0), 1)
+    crawling = swarm.slots[5].name
+    swarm.network.set_link(crawling, up_bytes_s=200.0)
+    closed: dict[bytes, float] = {}
+    took: list[float] = []
+    entered = swarm.uploaded
+
+    def uploaded(node: FragmentNode, round_id: bytes, entry: int, payload: bytes) -> None:
+        closed.setdefault(round_id, swarm.heap.now)
+        entered(node, round_id, entry, payload)
+
+    def applies(node: FragmentNode, apply: Apply) -> None:
+        took.append(swarm.heap.now - closed[apply.round])
+
+    swarm.uploaded, swarm.applies = uploaded, applies
+    result = swarm.run()
+    left_out = [r for r in result.rounds if r.members - r.contributors == 1]
+    assert len(left_out) > 2
+    # Where the slow peer is the delegate itself, all wait for it as for any slow peer.
+    assert float(np.median(took)) < 0.5 * swarm.policy.upload_s
+
+
+class Ambushed(SimulatedSwarm):
+    """Kills one delegate just after a commit, for good."""
+
+    victim: PeerId | None = None
+    delay_s = 0.0
+    killed_at = 0.0
+
+    def uploaded(self, node: FragmentNode, round_id: bytes, entry: int, payload: bytes) -> None:
+        if self.victim is None and self.heap.now > 40.0 and node.exchanges[round_id].traffic.riders:
+            self.victim = node.name
+            self.heap.call_in(self.delay_s, self._kill)
+
+    def _kill(self) -> None:
+        self.killed_at = self.heap.now
+        (victim,) = (slot for slot in self.slots if slot.name == self.victim)
+        self.lifecycle.crash(victim, 0.0)
+
+
+@pytest.mark.parametrize(
+    "delay_s",
+    [0.0, 0.06, *(pytest.param(delay_s, marks=pytest.mark.slow) for delay_s in (0.02, 0.1, 0.2))],
+)
+def test_the_death_of_a_delegate_loses_only_its_own_work(delay_s: float) -> None:
+    """The delegate dies before, during or after the uploads to it, or while it sends its bundle."""
+    swarm = Ambushed(experiment(end__cycles=8.0), 1)
+    swarm.delay_s = delay_s
+    result = swarm.run()
+
+    assert swarm.victim is not None
+    fate = result.fate
+    told = fate.merged + fate.pending + sum(fate.discarded.values())
+    assert fate.processed == pytest.approx(told)
+    lost = fate.discarded["crash"] / swarm.problem.step_tokens
+    assert lost <= 24.0 + 2.0, "a cycle of the dead delegate, and of nobody else"
+    assert fate.discarded["apart"] == fate.discarded["given up"] == 0.0
+    late = [record for record in result.rounds if record.time_s > swarm.killed_at + 60.0]
+    assert late and {record.contributors for record in late} == {11}
+    assert result.final.lineages == 1.0
