@@ -19,7 +19,7 @@ import torch
 import peer
 from peer.errors import PeerError
 from peer.run_file.reading import parse
-from tests.integration.learner_process import say
+from tests.swarms.learner_process import say
 
 
 def main(settings: dict[str, Any]) -> int:

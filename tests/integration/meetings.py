@@ -41,8 +41,8 @@ from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from peer.storage.here import LOOKS_FIRST_S
 from peer.views.event_log import read_events
-from tests.integration import learner_process
 from tests.integration.loopback import LOOPBACK, identity
+from tests.swarms import learner_process
 
 FRAGMENTS, CYCLE_STEPS, PACE_S = 3, 24, 0.05
 CYCLE_S = CYCLE_STEPS * PACE_S

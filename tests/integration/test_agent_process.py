@@ -17,9 +17,9 @@ from peer.joining.find import ask_peers
 from peer.joining.link import parse_link
 from peer.processes import free_port
 from peer.run_file.reading import from_canonical
-from tests.integration.learners import Learner
-from tests.integration.swarm_processes import until
 from tests.processes import Processes
+from tests.swarms.commands import until
+from tests.swarms.learners import Learner
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

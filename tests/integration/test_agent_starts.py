@@ -17,9 +17,9 @@ from peer.bridge.messages import Begin, FromAgent, Happened, Over, Phase, Tensor
 from peer.bridge.shared_memory import SharedTensors
 from peer.run_file.reading import parse
 from peer.views.event_log import read_events
-from tests.integration import learner_process
-from tests.integration.swarm_processes import until
 from tests.processes import descendants
+from tests.swarms import learner_process
+from tests.swarms.commands import until
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.integration import learner_process
-from tests.integration.swarm_processes import Command
 from tests.processes import Processes
+from tests.swarms import learner_process
+from tests.swarms.commands import Command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -22,7 +22,7 @@ from dht.host import Host, Stream
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork
 from tests.averaging.live.quadratic import POLICY, RUN, Peer, Swarm, swarm
-from tests.integration.swarm_processes import tell
+from tests.swarms.commands import tell
 
 ONE_FRAGMENT = Layout.build([TensorSpec("weight", (64, 256)), TensorSpec("bias", (256,))], 1)
 VALUES = ONE_FRAGMENT.fragments[0].size

@@ -26,7 +26,7 @@ from tests.chaos.judging.schedule import FaultKind
 from tests.chaos.judging.tokens import tokens
 from tests.chaos.judging.verdict import Promise
 from tests.chaos.process_swarm import ProcessSwarm
-from tests.integration.swarm_processes import tell
+from tests.swarms.commands import tell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

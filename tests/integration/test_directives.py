@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from dht.identity import Identity
-from tests.integration.swarm_processes import (
+from tests.processes import Processes
+from tests.swarms.commands import (
     Learner,
     Record,
     Swarm,
@@ -23,7 +24,6 @@ from tests.integration.swarm_processes import (
     tell,
     until,
 )
-from tests.processes import Processes
 
 pytestmark = [pytest.mark.timeout(580), pytest.mark.slow]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.swarm_processes import Swarm, address_of, run_text, sums_up, tell
 from tests.processes import Processes
+from tests.swarms.commands import Swarm, address_of, run_text, sums_up, tell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

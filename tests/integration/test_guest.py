@@ -16,8 +16,8 @@ from dht.identity import Identity
 from peer import cli
 from peer.guest import other_programs
 from peer.processes import free_port
-from tests.integration.learners import Learner, seed_of
-from tests.integration.swarm_processes import (
+from tests.processes import Processes
+from tests.swarms.commands import (
     Command,
     Swarm,
     is_ready,
@@ -26,8 +26,8 @@ from tests.integration.swarm_processes import (
     sums_up,
     until,
 )
-from tests.integration.swarm_processes import tell as report
-from tests.processes import Processes
+from tests.swarms.commands import tell as report
+from tests.swarms.learners import Learner, seed_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

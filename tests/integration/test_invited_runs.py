@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from dht.identity import Identity
-from tests.integration.swarm_processes import Record, Swarm, run_text, tell, until
 from tests.processes import Processes
+from tests.swarms.commands import Record, Swarm, run_text, tell, until
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 

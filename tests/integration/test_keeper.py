@@ -10,8 +10,8 @@ import pytest
 from peer.guest.enforcement import read_limits
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import load_outer
-from tests.integration.swarm_processes import Swarm, run_text, until
 from tests.processes import Processes
+from tests.swarms.commands import Swarm, run_text, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

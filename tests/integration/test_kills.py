@@ -17,7 +17,7 @@ from tests.chaos.judging.scenarios import Scenario
 from tests.chaos.judging.schedule import FaultKind
 from tests.chaos.judging.verdict import Promise
 from tests.chaos.run import ChaosSettings, run_chaos
-from tests.integration.swarm_processes import load, tell
+from tests.swarms.commands import load, tell
 
 MINUTES = float(os.environ.get("TEST_SECONDS", "180")) / 60
 """Minutes with faults."""

@@ -17,9 +17,9 @@ from dht.identity import RunId
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
 from peer.storage.last_seen import load_last_seen
-from tests.integration import learner_process
-from tests.integration.swarm_processes import Command, Learner, Swarm, run_text, sums_up, until
 from tests.processes import Processes
+from tests.swarms import learner_process
+from tests.swarms.commands import Command, Learner, Swarm, run_text, sums_up, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -18,8 +18,8 @@ from averaging.live.compiling import COMPILE_FROM_VALUES, can_compile
 from peer.model.recipes import build_model
 from peer.processes import family
 from peer.run_file.reading import parse
-from tests.integration.swarm_processes import Learner, Swarm, load, run_text, tell
 from tests.processes import Processes
+from tests.swarms.commands import Learner, Swarm, load, run_text, tell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 

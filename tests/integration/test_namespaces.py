@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.loopback import identity
-from tests.integration.namespaces import reaches
 from tests.processes import Processes
+from tests.swarms.namespaces import reaches
 from tests.swarms.topology import ip
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

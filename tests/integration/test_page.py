@@ -11,9 +11,9 @@ import pytest
 
 from peer.processes import free_port
 from tests.integration import chromium
-from tests.integration.learners import Learner
-from tests.integration.swarm_processes import Command
 from tests.processes import Processes
+from tests.swarms.commands import Command
+from tests.swarms.learners import Learner
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,9 +11,9 @@ import torch
 
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import OuterState, export, load_outer
-from tests.integration import learner_process
-from tests.integration.swarm_processes import Command, sums_up, tell, until
 from tests.processes import Processes
+from tests.swarms import learner_process
+from tests.swarms.commands import Command, sums_up, tell, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

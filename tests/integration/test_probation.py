@@ -9,8 +9,8 @@ import pytest
 
 from dht.identity import Identity
 from peer.views.event_log import read_events
-from tests.integration.swarm_processes import Learner, Record, Swarm, load, run_text, until
 from tests.processes import Processes
+from tests.swarms.commands import Learner, Record, Swarm, load, run_text, until
 
 pytestmark = [pytest.mark.timeout(500), pytest.mark.slow]
 

@@ -26,9 +26,9 @@ from peer.run_file.sections import RunFile
 from peer.simulate.problems.text_mlp import TextMlp
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import export
-from tests.integration.swarm_processes import Swarm, address_of, load, sums_up, tell
 from tests.integration.text_learner import values_of
 from tests.processes import Processes
+from tests.swarms.commands import Swarm, address_of, load, sums_up, tell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

@@ -11,7 +11,7 @@ from dht.host import Stream
 from dht.libp2p.lane.settings import LaneSettings
 from dht.throttled_host import Gate, ThrottledHost
 from tests.integration.loopback import LOOPBACK, hosts, run
-from tests.integration.swarm_processes import tell
+from tests.swarms.commands import tell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

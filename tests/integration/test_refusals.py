@@ -13,9 +13,9 @@ import pytest
 from dht.presence.settings import PresenceSettings
 from peer.run_file.reading import parse
 from tests.dht.presence import presence_swarm
-from tests.integration import learner_process
-from tests.integration.swarm_processes import Command, Swarm, run_text
 from tests.processes import Processes
+from tests.swarms import learner_process
+from tests.swarms.commands import Command, Swarm, run_text
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -14,7 +14,8 @@ import pytest
 
 from dht.identity import Identity
 from tests.integration.previous_release import unpack
-from tests.integration.swarm_processes import (
+from tests.processes import Processes
+from tests.swarms.commands import (
     Learner,
     Record,
     Swarm,
@@ -24,7 +25,6 @@ from tests.integration.swarm_processes import (
     tell,
     until,
 )
-from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

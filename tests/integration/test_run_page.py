@@ -20,9 +20,9 @@ from peer.run_page.content import Point
 from peer.run_page.server import Site, serve_run_pages
 from peer.views.page_address import parse_run_page
 from tests.integration import chromium
-from tests.integration.swarm_processes import Command, Swarm, address_of, run_text, until
 from tests.peer.run_page.example_pages import BAD, LINK, OTHER, RUN, a_page
 from tests.processes import Processes
+from tests.swarms.commands import Command, Swarm, address_of, run_text, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 in_browser = pytest.mark.skipif(

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.swarm_processes import Learner, Swarm, address_of, run_text, sums_up, tell
 from tests.processes import Processes
+from tests.swarms.commands import Learner, Swarm, address_of, run_text, sums_up, tell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

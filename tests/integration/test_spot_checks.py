@@ -14,7 +14,8 @@ from averaging.audit.spot_checks import REFUSED
 from averaging.audit.strikes import LIMIT
 from dht.identity import Identity, PeerId
 from peer.views.event_log import read_events
-from tests.integration.swarm_processes import (
+from tests.processes import Processes
+from tests.swarms.commands import (
     ANY_LOOPBACK_PORT,
     Command,
     Learner,
@@ -22,7 +23,6 @@ from tests.integration.swarm_processes import (
     run_text,
     until,
 )
-from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.swarm_processes import Command, Record, load, run_text, tell
 from tests.processes import Processes
+from tests.swarms.commands import Command, Record, load, run_text, tell
 
 SECONDS = float(os.environ.get("TEST_SECONDS", "30"))
 TURNS = 3

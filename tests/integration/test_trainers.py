@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.integration.swarm_processes import load, sums_up, tell, until
 from tests.processes import Processes, still_running
+from tests.swarms.commands import load, sums_up, tell, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 

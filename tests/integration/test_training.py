@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 from peer.views.event_log import read_events
-from tests.integration import learner_process
-from tests.integration.learners import Learner, seed_of
-from tests.integration.swarm_processes import sums_up, until
 from tests.processes import Processes, still_running
+from tests.swarms import learner_process
+from tests.swarms.commands import sums_up, until
+from tests.swarms.learners import Learner, seed_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -19,7 +19,7 @@ import peer
 from averaging.numbers.arrays import Float32s
 from peer.run_file.reading import parse
 from peer.simulate.problems.text_mlp import TextMlp
-from tests.integration.learner_process import say
+from tests.swarms.learner_process import say
 
 
 class TextModel(nn.Module):

@@ -21,7 +21,7 @@ import peer
 from peer.model.recipes import build_model, build_optimizer, next_token_loss
 from peer.run_file.reading import parse
 from peer.trainer.session import Run
-from tests.integration.learner_process import say
+from tests.swarms.learner_process import say
 
 WARM_STEPS = 15
 

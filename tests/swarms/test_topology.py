@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.integration.namespaces import reaches
-from tests.integration.wan.network import hurt_internet, socket_in
+from tests.swarms.hurt_internet import hurt_internet, socket_in
+from tests.swarms.namespaces import reaches
 from tests.swarms.topology import Internet, Nat, Site
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]

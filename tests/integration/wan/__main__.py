@@ -9,10 +9,11 @@ import tempfile
 from pathlib import Path
 from typing import TextIO
 
-from tests.integration.swarm_processes import load
-from tests.integration.wan.experiment import FAULTS, HOME_UP_MBIT, conduct, sites, table
+from tests.integration.wan.experiment import conduct, table
 from tests.processes import Processes
+from tests.swarms.commands import load
 from tests.swarms.topology import Nat, cannot_build
+from tests.swarms.wide_area import FAULTS, HOME_UP_MBIT, sites
 
 
 def happening(text: str) -> tuple[str, float]:

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from tests.integration.namespaces import needs_namespaces as needs_namespaces
+from tests.swarms.namespaces import needs_namespaces as needs_namespaces

@@ -21,225 +21,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dht.identity import Identity, PeerId
-from peer.views.event_log import read_events
-from tests.integration.swarm_processes import Command, Learner, Swarm, address_of, run_text, until
 from tests.integration.wan import accounting, causes
 from tests.integration.wan.accounting import Used
-from tests.integration.wan.network import HurtInternet, hurt_internet
 from tests.integration.wan.uplinks import Uploading, watched
 from tests.processes import Processes
-from tests.swarms.topology import Nat, Site
-
-BOOTSTRAP = "bootstrap"
-PORT = 7700
-PUBLIC_MBIT = (50.0, 100.0, 20.0)
-HOME_UP_MBIT, HOME_DOWN_MBIT = 20.0, 50.0
-SLOW_MBIT = 1.0
-DISTANCES_MS = (10.0, 35.0, 20.0, 30.0, 15.0, 25.0)
-"""One way to the middle: pairs of sites are 40 to 140 ms apart, there and back."""
-
-MEMBERSHIP_MS = 10.0
-START_WITHIN_S = 240.0
-"""Time for all learners to start at once, on a machine with a few cores that others use too."""
-
-
-def sites(public: int, homes: Sequence[Nat], *, up_mbit: float = HOME_UP_MBIT) -> list[Site]:
-    """A bootstrap host, public machines, and homes behind routers of these kinds.
-
-    ``up_mbit``: rate of each home's line outwards.
-    """
-    distances = [DISTANCES_MS[index % len(DISTANCES_MS)] for index in range(public + len(homes))]
-    found = [Site(BOOTSTRAP, one_way_ms=MEMBERSHIP_MS)]
-    for index in range(public):
-        mbit = PUBLIC_MBIT[index % len(PUBLIC_MBIT)]
-        found.append(
-            Site(f"public{index}", one_way_ms=distances[index], up_mbit=mbit, down_mbit=mbit)
-        )
-    for index, nat in enumerate(homes):
-        found.append(
-            Site(
-                f"home{index}",
-                nat,
-                one_way_ms=distances[public + index],
-                up_mbit=up_mbit,
-                down_mbit=HOME_DOWN_MBIT,
-            )
-        )
-    return found
-
-
-class Trial:
-    """One learner on each site but the bootstrap host's."""
-
-    def __init__(
-        self,
-        net: HurtInternet,
-        processes: Processes,
-        directory: Path,
-        text: str,
-        relay: str | None = None,
-        pace_s: float = 0.05,
-    ) -> None:
-        """``text``: a run file without seeds, as from ``run_text``.
-
-        ``relay``: rate at which the bootstrap host relays bulk data, as for ``--relay-bulk``.
-        ``pace_s``: least time of a step.
-        """
-        self.net = net
-        self.swarm = Swarm(processes, directory)
-        at = net.address(BOOTSTRAP)
-        self.bootstrap: Command = self.swarm.bootstrap(
-            listen=f"/ip4/{at}/tcp/{PORT}",
-            prefix=net.at(BOOTSTRAP),
-            options=() if relay is None else ("--relay-bulk", relay),
-        )
-        text = text.replace("seeds = []", f'seeds = ["{address_of(self.bootstrap)}"]')
-        self.learners: dict[str, Learner] = {}
-        self.link = ""
-        for name in net.sites:
-            if name == BOOTSTRAP:
-                continue
-            settings: dict[str, Any] = {
-                "listen": f"/ip4/0.0.0.0/tcp/{PORT}",
-                "prefix": net.at(name),
-                "options": ["--page", "off"],
-                "pace_s": pace_s,
-            }
-            if self.learners:
-                self.learners[name] = self.swarm.join(name, self.link, **settings)
-            else:
-                self.learners[name] = self.swarm.start(name, text, **settings)
-                self.link = self.learners[name].link()
-        for learner in self.learners.values():
-            learner.ready(timeout_s=START_WITHIN_S)
-        self.absent: list[tuple[str, float, float]] = []
-        """Learners whose process did not run, with the times of its end and return."""
-
-    def wait_until_all_merge(self, *, timeout_s: float = 180.0) -> None:
-        """Wait until each learner has had its work merged once more."""
-        before = {name: len(learner.own_rounds()) for name, learner in self.learners.items()}
-        waiting = set(before)
-
-        def have_merged() -> bool:
-            for name in list(waiting):
-                if len(self.learners[name].own_rounds()) > before[name]:
-                    waiting.remove(name)
-            return not waiting
-
-        until(have_merged, "all learners merge again", timeout_s=timeout_s)
-
-    @property
-    def homes(self) -> list[str]:
-        return [site.name for site in self.net.sites.values() if site.nat is not None]
-
-    @property
-    def public(self) -> list[str]:
-        return [name for name in self.learners if name not in self.homes]
-
-    def end(self) -> dict[str, Mapping[str, float]]:
-        """Let all learners leave; returns the fates of their tokens."""
-        fates = {record["name"]: record["fates"] for record in self._leave()}
-        self.bootstrap.stop()
-        self.bootstrap.wait()
-        return fates
-
-    def _leave(self) -> Iterator[dict[str, Any]]:
-        for learner, record in zip(self.swarm.learners, self.swarm.end(), strict=True):
-            yield {**record, "name": learner.name}
-
-
-# --- faults ------------------------------------------------------------------------------------
-
-Happening = Callable[[Trial, float], None]
-"""Makes a fault happen, waits this many seconds, and ends it."""
-
-
-def cable(trial: Trial, seconds: float) -> None:
-    """The line of a home is dead."""
-    end = trial.net.cut((trial.homes or trial.public)[0])
-    time.sleep(seconds)
-    end()
-
-
-def address(trial: Trial, seconds: float) -> None:
-    """The provider of a home gives it another public address."""
-    trial.net.readdress((trial.homes or trial.public)[0])
-    time.sleep(seconds)
-
-
-def forget(trial: Trial, seconds: float) -> None:
-    """The router of a home forgets its connections."""
-    trial.net.forget((trial.homes or trial.public)[0])
-    time.sleep(seconds)
-
-
-def bootstrap(trial: Trial, seconds: float) -> None:
-    """The bootstrap host is killed, and started again."""
-    trial.bootstrap.kill()
-    time.sleep(seconds)
-    trial.bootstrap.again()
-    address_of(trial.bootstrap)
-
-
-def slow(trial: Trial, seconds: float) -> None:
-    """A line drops to ``SLOW_MBIT`` in both directions."""
-    end = trial.net.slow_down((trial.public or trial.homes)[-1], SLOW_MBIT)
-    time.sleep(seconds)
-    end()
-
-
-def narrow(trial: Trial, seconds: float) -> None:
-    """The lines of all homes drop to ``SLOW_MBIT`` outwards, and stay there."""
-    for home in trial.homes:
-        trial.net.slow_down(home, SLOW_MBIT, only_up=True)
-    time.sleep(seconds)
-
-
-def split(trial: Trial, seconds: float) -> None:
-    """The internet falls into two halves."""
-    names = list(trial.learners)
-    end = trial.net.split(names[: len(names) // 2])
-    time.sleep(seconds)
-    end()
-
-
-def kill(trial: Trial, seconds: float) -> None:
-    """A learner is killed with SIGKILL, and comes back half the time later."""
-    name = list(trial.learners)[-1]
-    learner = trial.learners[name]
-    learner.kill()
-    killed = time.time()
-    time.sleep(seconds / 2)
-    learner.come_back(trial.link)
-    learner.ready(timeout_s=START_WITHIN_S)
-    trial.absent.append((name, killed, time.time()))
-    time.sleep(seconds / 2)
-
-
-def quiet(trial: Trial, seconds: float) -> None:
-    """Nothing happens."""
-    time.sleep(seconds)
-
-
-FAULTS: Mapping[str, tuple[Happening, float]] = {
-    "quiet": (quiet, 60.0),
-    "cable": (cable, 60.0),
-    "address": (address, 60.0),
-    "forget": (forget, 60.0),
-    "bootstrap": (bootstrap, 60.0),
-    "slow": (slow, 180.0),
-    "narrow": (narrow, 120.0),
-    "split": (split, 90.0),
-    "kill": (kill, 60.0),
-}
-"""The faults by name, each with its usual duration in seconds."""
-
-
-# --- figures -----------------------------------------------------------------------------------
+from tests.swarms.commands import run_text
+from tests.swarms.hurt_internet import hurt_internet
+from tests.swarms.topology import Site
+from tests.swarms.wide_area import FAULTS, PORT, Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,7 +292,7 @@ def conduct(
     changes["policy"] = f"\n[policy]\naudit_rate = {audits}\n"
     with hurt_internet(where, loss=loss) as net:
         accounting.count_by_port(net, PORT)
-        trial = Trial(net, processes, directory, run_text(**changes), relay, pace_s)
+        trial = Trial(net, processes, directory, partial(run_text, **changes), relay, pace_s)
         trial.wait_until_all_merge()
         course = _Course(trial, tell)
         for name, seconds in happenings:
@@ -513,10 +307,7 @@ def conduct(
         name: Identity.load(learner.directory / "identity.key").peer_id
         for name, learner in trial.learners.items()
     }
-    logs = {
-        name: list(read_events(learner.directory / "events.jsonl"))
-        for name, learner in trial.learners.items()
-    }
+    logs = trial.logs()
     rounds = finished_rounds(logs.values())
     rows = tuple(row(phase, rounds, learners, trial.absent, logs) for phase in course.phases)
     for phase, each in zip(course.phases, rows, strict=True):

@@ -16,9 +16,9 @@ from contextlib import ExitStack
 from itertools import combinations
 
 from tests.integration.wan import accounting
-from tests.integration.wan.experiment import BOOTSTRAP, PORT, sites
-from tests.integration.wan.network import socket_in
+from tests.swarms.hurt_internet import socket_in
 from tests.swarms.topology import Internet, Nat, Site, cannot_build, internet
+from tests.swarms.wide_area import BOOTSTRAP, PORT, sites
 
 PIECE_BYTES = 512 * 1024
 """Frame of the lane."""

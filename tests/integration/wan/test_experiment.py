@@ -15,11 +15,11 @@ from tests.integration.wan.experiment import (
     conduct,
     finished_rounds,
     row,
-    sites,
     table,
 )
 from tests.processes import Processes
 from tests.swarms.topology import Nat
+from tests.swarms.wide_area import sites
 
 ANNA, BORIS, CLARA = PeerId("anna"), PeerId("boris"), PeerId("clara")
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from peer.views.event_log import read_events
-from tests.integration.swarm_processes import load, tell
-from tests.integration.wan.experiment import conduct, sites
+from tests.integration.wan.experiment import conduct
 from tests.processes import Processes
+from tests.swarms.commands import load, tell
 from tests.swarms.topology import Nat
+from tests.swarms.wide_area import sites
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 

@@ -8,11 +8,11 @@ import pytest
 
 from dht.identity import Identity
 from peer.views.event_log import read_events
-from tests.integration.namespaces import reaches
-from tests.integration.swarm_processes import Swarm, address_of, load, run_text, tell, until
-from tests.integration.wan.experiment import START_WITHIN_S
 from tests.processes import Processes
+from tests.swarms.commands import Swarm, address_of, load, run_text, tell, until
+from tests.swarms.namespaces import reaches
 from tests.swarms.topology import Nat, Site, internet
+from tests.swarms.wide_area import START_WITHIN_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tests.integration.swarm_processes import load, tell
 from tests.processes import Processes
+from tests.swarms.commands import load, tell
 from tests.swarms.topology import Nat, Site, internet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.swarm_processes import Swarm, address_of, load, run_text, tell, until
-from tests.integration.wan.experiment import START_WITHIN_S
 from tests.processes import Processes
+from tests.swarms.commands import Swarm, address_of, load, run_text, tell, until
 from tests.swarms.topology import Internet, Nat, Site, internet, must_run_in
+from tests.swarms.wide_area import START_WITHIN_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

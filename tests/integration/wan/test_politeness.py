@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from tests.integration.swarm_processes import load, tell
-from tests.integration.wan.network import socket_in
 from tests.processes import Processes
+from tests.swarms.commands import load, tell
+from tests.swarms.hurt_internet import socket_in
 from tests.swarms.topology import Nat, Site, internet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

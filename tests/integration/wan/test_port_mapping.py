@@ -10,9 +10,9 @@ from multiaddr import Multiaddr
 
 from dht.addresses import ip_of, port_of
 from dht.libp2p.lane.upnp import OTHER_PORTS
-from tests.integration.swarm_processes import load, tell
 from tests.integration.wan.mapping_router import SHIFT
 from tests.processes import Processes
+from tests.swarms.commands import load, tell
 from tests.swarms.topology import Internet, Nat, Site, internet, must_run_in
 from tests.swarms.topology import inside as inside_of
 

@@ -9,8 +9,8 @@ import pytest
 
 from dht.libp2p.hivemind_daemon import daemon_path
 from tests.integration.loopback import identity
-from tests.integration.swarm_processes import tell
 from tests.processes import Processes
+from tests.swarms.commands import tell
 from tests.swarms.topology import Site, internet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.integration.swarm_processes import Command, Swarm, address_of, run_text, until
-from tests.integration.wan.experiment import BOOTSTRAP, PORT, START_WITHIN_S
-from tests.integration.wan.experiment import sites as usual_sites
 from tests.processes import Processes
+from tests.swarms.commands import Command, Swarm, address_of, run_text, until
 from tests.swarms.topology import Internet, Nat, internet
+from tests.swarms.wide_area import BOOTSTRAP, PORT, START_WITHIN_S
+from tests.swarms.wide_area import sites as usual_sites
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

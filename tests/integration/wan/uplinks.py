@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tests.integration.wan.network import HurtInternet
+from tests.swarms.hurt_internet import HurtInternet
 
 EVERY_S = 0.25
 USED_SHARE = 0.1

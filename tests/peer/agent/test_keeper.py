@@ -40,9 +40,9 @@ from peer.run_file.reading import parse
 from peer.status import Status
 from peer.storage.progress import ProgressFile, read_progress
 from tests.dht.presence.presence_swarm import until
-from tests.integration import learner_process
 from tests.peer.agent.example_peers import member
 from tests.peer.statuses import a_status
+from tests.swarms import learner_process
 
 LAYOUT = Layout.build([TensorSpec("w", (4, 4), "float32")], 1)
 

@@ -39,9 +39,9 @@ from peer.status import HeldOut
 from peer.storage.last_seen import load_state
 from peer.storage.outer_state import OuterState
 from peer.views.event_log import read_events
-from tests.integration import learner_process
 from tests.peer.agent import example_peers
 from tests.peer.trainer.learner_pair import moved
+from tests.swarms import learner_process
 
 BORIS, CLARA = PeerId("12D3KooWBoris"), PeerId("12D3KooWClara")
 

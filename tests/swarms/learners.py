@@ -1,4 +1,4 @@
-"""Learners of ``tests.integration.learner_process`` as processes."""
+"""Learners of ``tests.swarms.learner_process`` as processes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.integration import learner_process
 from tests.processes import Processes
+from tests.swarms import learner_process
 
 
 class Learner:
@@ -22,7 +22,7 @@ class Learner:
 
     def _start(self) -> subprocess.Popen[bytes]:
         settings = json.dumps(self.settings)
-        return self._processes.python("-m", "tests.integration.learner_process", settings)
+        return self._processes.python("-m", "tests.swarms.learner_process", settings)
 
     def restart(self, **settings: Any) -> None:
         self.settings |= settings
