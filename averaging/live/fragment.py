@@ -432,7 +432,7 @@ class FragmentWork:
                 base_lineage=snapshot.base_lineage,
                 batch_tokens_max=self.averager.port.progress().batch_tokens_max,
             )
-        self.take(Offered(offer))
+        self.take(Offered(self.averager.around.watch.offers(offer)))
 
     def _release(self) -> None:
         """Give the learner its arrays back, once no thread reads them any more."""

@@ -299,6 +299,9 @@ class Services(ABC):
         """How much a peer's work counts where there is no place for all."""
         return self.probation.worth(peer)
 
+    def shows(self, asker: PeerId, uploads: Uploads) -> Uploads:
+        return self.around.watch.shows(asker, uploads)
+
     def send(self, peer: PeerId, message: Message, *, since: int = OLDEST) -> None:
         """Send a message in the form that its receiver speaks; the oldest one to a stranger.
 

@@ -486,6 +486,7 @@ def make_averager(
             on_fetched=on_fetched,
             shelf=online.proofs,
             on_convicted=online.ban,
+            watch=local.settings.watch,
         ),
         states=states,
         settings=averager_settings(run, local.layout),

@@ -23,14 +23,15 @@ import math
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import blake3
 import uvloop
 
+from averaging.live.slices.watch import Watch
 from averaging.live.states.fetcher import FetchProgress
 from averaging.numbers.arrays import check_subnormals
 from averaging.numbers.codecs import codec_named
@@ -107,11 +108,20 @@ PASSING = (CallRefused, HostClosed, PeerUnreachable, StreamBroken)
 because a person waits for it, and are no reason to give up later."""
 
 
+Watched: TypeAlias = Callable[[Identity], Watch]
+
+
 class Agent(Delegate):
     """One agent beside one trainer."""
 
     def __init__(
-        self, begin: Begin, line: TrainerLine, memory: SharedTensors, *, bell: int
+        self,
+        begin: Begin,
+        line: TrainerLine,
+        memory: SharedTensors,
+        *,
+        bell: int,
+        watched: Watched,
     ) -> None:
         run = from_canonical(begin.run, RunId(blake3.blake3(begin.run).hexdigest()))
         layout = Layout.build(
@@ -121,9 +131,11 @@ class Agent(Delegate):
             heads=begin.heads,
             statistics=begin.statistics,
         )
+        identity = Identity.load_or_create(Path(begin.identity))
         settings = PeerSettings(
             run=run,
-            identity=Identity.load_or_create(Path(begin.identity)),
+            identity=identity,
+            watch=watched(identity),
             directory=Path(begin.directory),
             name=begin.name,
             site=begin.site,
@@ -453,7 +465,7 @@ def _quit_at_the_latest(seconds: float) -> None:
 # --- the process --------------------------------------------------------------------------------
 
 
-async def serve(line_at: int, bell_at: int, memory_at: int) -> int:
+async def serve(line_at: int, bell_at: int, memory_at: int, watched: Watched) -> int:
     """Be the agent of the trainer behind these descriptors. Returns the exit code."""
     line = await TrainerLine.open(line_at)
     messages = line.messages()
@@ -467,7 +479,7 @@ async def serve(line_at: int, bell_at: int, memory_at: int) -> int:
         os.nice(NICENESS)
         under_way = begin.restarts > 0
         try:
-            agent = Agent(begin, line, SharedTensors(memory_at), bell=bell_at)
+            agent = Agent(begin, line, SharedTensors(memory_at), bell=bell_at, watched=watched)
             try:
                 await agent.run(messages)
             finally:
@@ -509,7 +521,8 @@ class WholeLines(logging.Handler):
             append_whole(sys.stderr.fileno(), f"{self.format(record)}\n".encode())
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], watched: Watched = lambda identity: Watch()) -> int:
+    """``watched``: makes the watch of an agent with this identity."""
     form = "%(asctime)s %(levelname)s %(name)s %(message)s"
     logging.basicConfig(level=logging.INFO, format=form, handlers=[WholeLines()])
     if len(arguments) != 3 or not all(argument.isdigit() for argument in arguments):
@@ -519,4 +532,4 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     ALL.bytes_max = PROCESS_BYTES_MAX
     line_at, bell_at, memory_at = map(int, arguments)
-    return uvloop.run(serve(line_at, bell_at, memory_at))
+    return uvloop.run(serve(line_at, bell_at, memory_at, watched))

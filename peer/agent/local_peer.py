@@ -22,6 +22,7 @@ from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
 from averaging.live.compiling import COMPILE_FROM_VALUES, can_compile, use_compiled_codecs
 from averaging.live.settings import AveragerStats
+from averaging.live.slices.watch import Watch
 from averaging.live.states.state_files import StateFiles, working_bytes
 from averaging.numbers.arrays import Float32s, uninitialised_floats
 from averaging.numbers.layout import Layout
@@ -124,6 +125,8 @@ class PeerSettings:
     """The trainer's parameters that are not exchanged; ``None`` if they are not known."""
     state_on_disk: str = "auto"
     """``on``, ``off`` or ``auto`` (``peer.rules.state_place``)."""
+    watch: Watch = field(default_factory=Watch)
+    """Sees what the averager does, and may change it: for tests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,16 +9,9 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from averaging.live.averager import Averager
-from averaging.live.checks.auditing import Auditing
-from averaging.live.fragment import FragmentWork
-from averaging.live.slices.exchange import Exchange
-from averaging.live.slices.reducing import Reducing
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import ProbationPolicy
@@ -26,7 +19,7 @@ from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import POLICY, Peer, Swarm, check_tokens, layout_of, swarm
-from tests.chaos.attackers.lying_agent import lie_by
+from tests.chaos.attackers.lying_agent import Liar
 from tests.chaos.judging.lies import Lie
 
 FRAGMENTS = 4
@@ -35,14 +28,6 @@ LIARS = tuple(f"liar {number}" for number in range(2))
 LATE = "late"
 """One more honest peer, which comes when states are forged."""
 QUIET_S, LIE_S = 40.0, 160.0
-
-REPLACED = (
-    *((FragmentWork, name) for name in ("_enter", "_offer", "_do")),
-    *((Averager, name) for name in ("state", "replay", "_heard")),
-    *((Reducing, name) for name in ("_merge_chunks", "_merge", "_give_merged")),
-    *((Exchange, "contribute"), (Auditing, "_uploads_of")),
-)
-"""The parts of an agent that ``lie_by`` replaces."""
 
 
 @dataclass(eq=False)
@@ -87,18 +72,6 @@ class Seen:
     left_out: int
 
 
-@contextmanager
-def liars(script: Script) -> Iterator[None]:
-    """Replace the parts that lie, for as long as the script lasts."""
-    honest = [(owner, name, getattr(owner, name)) for owner, name in REPLACED]
-    lie_by(script)
-    try:
-        yield
-    finally:
-        for owner, name, part in honest:
-            setattr(owner, name, part)
-
-
 def policy_of(lie: Lie | None, *, audit_rate: float = 0.1) -> RoundPolicy:
     probation = ProbationPolicy(rounds=16, seconds=10.0)  # as in open runs
     due = replace(POLICY.due, fragments=FRAGMENTS)
@@ -116,7 +89,8 @@ async def lived(
         honest = [await made.add(name, policy=policy) for name in HONEST]
         for name in LIARS:
             if lie is not None:
-                await made.add(name, policy=policy)
+                watch = Liar(identity_of(name), script)
+                await made.add(name, policy=policy, watch=watch)
         await made.live(QUIET_S)
         script.on = True
         began = asyncio.get_running_loop().time()
@@ -189,8 +163,7 @@ def _seen(made: Swarm, honest: list[Peer], script: Script, began: float) -> Seen
 def outcome(lie: Lie | None, *, audit_rate: float = 0.1, lie_s: float = LIE_S) -> Seen:
     """Let a swarm live with these liars; ``None``: without any."""
     script = Script(lie or Lie.REDUCE, frozenset() if lie is None else Script.liars)
-    with liars(script):
-        return run(lived(lie, script, audit_rate=audit_rate, lie_s=lie_s))[1]
+    return run(lived(lie, script, audit_rate=audit_rate, lie_s=lie_s))[1]
 
 
 if __name__ == "__main__":

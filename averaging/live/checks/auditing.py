@@ -203,6 +203,10 @@ class Around(Protocol):
         """Evidence of this peer on a round that is not over for all."""
         ...
 
+    def shows(self, asker: PeerId, uploads: Uploads) -> Uploads:
+        """What an auditor is shown of a round."""
+        ...
+
     def send(self, peer: PeerId, message: Message, *, since: int = OLDEST) -> None:
         """Send a message to a peer that speaks the protocol number ``since`` or a newer one."""
         ...
@@ -320,7 +324,7 @@ class Auditing:
         uploads = kept.uploads if kept is not None else self._around.uploads_of(round_id)
         if uploads is None or uploads.commit.index(asker) is None:
             raise NotHere("no round of yours with that name is kept here")
-        return uploads
+        return self._around.shows(asker, uploads)
 
     # Showing
 

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from averaging.history.parent_maps import ParentMap
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
+from averaging.live.slices.evidence import Uploads
 from averaging.messages import Commit, Message
 from averaging.round.contributing import Contribution
 from averaging.round.interface.effects import Apply, Effect, Fold
-from averaging.round.interface.inputs import UploadArrived
+from averaging.round.interface.inputs import Offer, UploadArrived
 from averaging.round.machine import FragmentRounds
 from dht.identity import PeerId
 
@@ -63,6 +64,14 @@ class Watch:
     def arrived(self, upload: UploadArrived) -> UploadArrived:
         """What the machine is told of an upload that has come, or has failed to."""
         return upload
+
+    def offers(self, offer: Offer | None) -> Offer | None:
+        """The offer to make in place of the learner's; ``None``: it has nothing."""
+        return offer
+
+    def shows(self, asker: PeerId, uploads: Uploads) -> Uploads:
+        """What an auditor is shown of a round."""
+        return uploads
 
     def serves(self, state: FragmentState) -> FragmentState | None:
         """The state to show to those that fetch the own one; ``None``: none."""

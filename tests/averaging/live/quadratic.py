@@ -24,6 +24,7 @@ from averaging.live.checks.loss_gate import LossGate
 from averaging.live.checks.spot_checking import Judge
 from averaging.live.learner_port import Progress, Snapshot
 from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings
+from averaging.live.slices.watch import Watch
 from averaging.live.states.state_files import StateFiles
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
@@ -361,6 +362,7 @@ class Swarm:
         gate: LossGate | None = None,
         judge: Judge | None = None,
         state_files: StateFiles | None = None,
+        watch: Watch | None = None,
     ) -> Peer:
         """A peer that everybody else sees at once, as if presence had done its work.
 
@@ -419,6 +421,7 @@ class Swarm:
                 on_event=on_event,
                 shelf=shelf,
                 on_convicted=ban,
+                watch=watch or Watch(),
             ),
             states=known,
             settings=settings or AveragerSettings(progress_s=1.0),

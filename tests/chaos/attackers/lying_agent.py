@@ -1,4 +1,4 @@
-"""The agent of a member that lies: an honest agent, parts of which are replaced in its process.
+"""The agent of a member that lies: an honest agent with a watch that changes what it does.
 
 ``python -m tests.chaos.attackers.lying_agent ORDERS LOG ...`` behaves honestly, except while the
 file ORDERS names a way to lie (``tests.chaos.judging.lies``). Each lie is appended to LOG, with
@@ -8,13 +8,14 @@ when it is established: a commit named it as a voter.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,16 +27,13 @@ from averaging.audit.claims import claim, digest_of_pieces, digests_of
 from averaging.history.parent_maps import ParentMap
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
-from averaging.live.averager import Averager
-from averaging.live.checks.auditing import Auditing
-from averaging.live.fragment import FragmentWork
-from averaging.live.learner_port import Snapshot
 from averaging.live.slices.evidence import Evidence, Uploads
-from averaging.live.slices.exchange import Exchange
-from averaging.live.slices.reducing import OngoingMerge, Reducing
+from averaging.live.slices.watch import Watch
+from averaging.messages import Commit, Message
 from averaging.round.contributing import Contribution
-from averaging.round.interface.effects import Effect, Enter, Send
-from dht.identity import PeerId
+from averaging.round.interface.effects import Answer, Effect, Enter, Merge, Send
+from averaging.round.interface.inputs import Offer, UploadArrived
+from dht.identity import Identity, PeerId
 from peer.agent import agent
 from tests.chaos.judging.lies import Lie
 
@@ -105,217 +103,151 @@ class WrittenOrders:
             file.write(json.dumps({"at": time.time(), **record}) + "\n")
 
 
-def lie_by(orders: Orders) -> None:
-    """Replace the parts of this process that lie."""
-    _watch_standing(orders)
-    for replace_part in (_overstate, _contribute, _forge, _censor, _say, _merge, _show):
-        replace_part(orders)
+class Liar(Watch):
+    """The watch of a member that lies when its orders say so, and is honest otherwise."""
 
+    def __init__(self, identity: Identity, orders: Orders) -> None:
+        self._identity = identity
+        self._me = identity.peer_id
+        self._orders = orders
+        self._turns: Counter[Lie] = Counter()
+        self._forged: dict[bytes, FragmentState] = {}
 
-def _watch_standing(orders: Orders) -> None:
-    enter = FragmentWork._enter
+    def _lies(self, *lies: Lie) -> Lie | None:
+        """The way in which it is to lie now, if it is one of these."""
+        lie = self._orders.now(self._me)
+        return lie if lie in lies else None
 
-    def entered(self: FragmentWork, effect: Enter) -> None:
-        if effect.entry is not None and effect.entry in effect.commit.voters:
-            orders.established(self.averager.life.peer)
-        enter(self, effect)
+    def _tell(self, lie: Lie, round_id: bytes = b"", **more: Any) -> None:
+        self._orders.told(self._me, lie, round_id, **more)
 
-    FragmentWork._enter = entered
+    def offers(self, offer: Offer | None) -> Offer | None:
+        if offer is None or not self._lies(Lie.OVERSTATE):
+            return offer
+        self._turns[Lie.OVERSTATE] += 1
+        factor = INCREDIBLE if self._turns[Lie.OVERSTATE] % 2 else CREDIBLE
+        self._tell(Lie.OVERSTATE, factor=factor)
+        steps, tokens = factor * offer.steps, factor * offer.tokens
+        return msgspec.structs.replace(offer, steps=steps, tokens=tokens)
 
-
-def _overstate(orders: Orders) -> None:
-    offer, count = FragmentWork._offer, 0
-
-    async def offered(self: FragmentWork, snapshot: Snapshot | None) -> None:
-        nonlocal count
-        me = self.averager.life.peer
-        if snapshot is not None and orders.now(me) is Lie.OVERSTATE:
-            count += 1
-            factor = INCREDIBLE if count % 2 else CREDIBLE
-            steps, tokens = factor * snapshot.steps, factor * snapshot.tokens
-            snapshot = replace(snapshot, steps=steps, tokens=tokens)
-            orders.told(me, Lie.OVERSTATE, factor=factor)
-        await offer(self, snapshot)
-
-    FragmentWork._offer = offered
-
-
-def _contribute(orders: Orders) -> None:
-    """Poison, and invented marks."""
-    contribute = Exchange.contribute
-
-    def contributed(self: Exchange, given: Contribution) -> None:
-        me, own_map = self.parts.me, given.own_map
-        lie = orders.now(me)
-        if lie is Lie.POISON and not self.parts.is_mix:
-            orders.told(me, lie, self.parts.round)
+    def contributes(self, commit: Commit, given: Contribution | None) -> Contribution | None:
+        """Poison, and invented marks."""
+        lie = self._lies(Lie.POISON, Lie.MARKS)
+        if lie is None or given is None:
+            return given
+        round_id = said.digest(said.encode_commit(commit))
+        if lie is Lie.POISON and commit.kind != "mix":
+            self._tell(lie, round_id)
             # A copy: the learner keeps its own.
-            given = replace(given, values=given.base + (given.base - given.values))
-        elif lie is Lie.MARKS and own_map is not None:
-            orders.told(me, lie, self.parts.round)
-            merged = own_map.merged.with_work(me, 1, 10**6, INVENTED_TOKENS)
-            given = replace(given, own_map=ParentMap(merged, own_map.history))
-        contribute(self, given)
+            return replace(given, values=given.base + (given.base - given.values))
+        if lie is Lie.MARKS and given.own_map is not None:
+            self._tell(lie, round_id)
+            merged = given.own_map.merged.with_work(self._me, 1, 10**6, INVENTED_TOKENS)
+            return replace(given, own_map=ParentMap(merged, given.own_map.history))
+        return given
 
-    Exchange.contribute = contributed
+    def serves(self, state: FragmentState) -> FragmentState | None:
+        if not self._lies(Lie.FORGE):
+            return state
+        if state.lineage not in self._forged:
+            self._forged.clear()
+            rng = np.random.default_rng(list(state.lineage))
+            noise = rng.standard_normal(state.theta.size, np.float32) * np.std(state.theta)
+            self._forged[state.lineage] = replace(
+                state, theta=state.theta + noise.astype(np.float32)
+            )
+        self._tell(Lie.FORGE, served="state")
+        return self._forged[state.lineage]
 
+    def serves_rounds(self, entries: Sequence[ReplayEntry]) -> Sequence[ReplayEntry]:
+        if not entries or not self._lies(Lie.FORGE):
+            return entries
+        self._tell(Lie.FORGE, served="rounds")
+        return [_with_other_bits(entry) for entry in entries]
 
-def _forge(orders: Orders) -> None:
-    state, replay = Averager.state, Averager.replay
-    forged: dict[bytes, FragmentState] = {}
+    def heard(self, peer: PeerId, message: Message) -> Message | None:
+        """As a leader it leaves the victim out."""
+        is_victims = peer == self._orders.victim and isinstance(message, said.Join)
+        if not is_victims or not self._lies(Lie.CENSOR):
+            return message
+        self._tell(Lie.CENSOR)
+        return None
 
-    def served(self: Averager, fragment: int) -> FragmentState | None:
-        true = state(self, fragment)
-        me = self.life.peer
-        if true is None or orders.now(me) is not Lie.FORGE:
-            return true
-        if true.lineage not in forged:
-            forged.clear()
-            rng = np.random.default_rng(list(true.lineage))
-            noise = rng.standard_normal(true.theta.size, np.float32) * np.std(true.theta)
-            forged[true.lineage] = replace(true, theta=true.theta + noise.astype(np.float32))
-        orders.told(me, Lie.FORGE, served="state")
-        return forged[true.lineage]
+    def arrived(self, upload: UploadArrived) -> UploadArrived:
+        """As a reducer it leaves the victim out."""
+        if upload.problem is not None or upload.sender != self._orders.victim:
+            return upload
+        if not self._lies(Lie.CENSOR):
+            return upload
+        self._tell(Lie.CENSOR, upload.round)
+        problem = "payload in int8: a scale is not finite"
+        return UploadArrived(upload.round, upload.slice, upload.sender, problem)
 
-    def replayed(self: Averager, fragment: int, version: int, lineage: Any) -> Any:
-        true = replay(self, fragment, version, lineage)
-        me = self.life.peer
-        if not true or orders.now(me) is not Lie.FORGE:
-            return true
-        orders.told(me, Lie.FORGE, served="rounds")
-        return [_with_other_bits(entry) for entry in true]
+    def effect(self, fragment: int, effect: Effect) -> Effect | None:
+        match effect:
+            case Enter() if effect.entry is not None and effect.entry in effect.commit.voters:
+                self._orders.established(self._me)
+            case Send():
+                return self._sent(effect)
+            case Merge() if len(effect.contributors) > 1 and self._lies(Lie.REDUCE):
+                # The first contribution is taken for the mean: within any bound on norms.
+                self._tell(Lie.REDUCE, effect.round)
+                weights = (1.0, *[0.0] * (len(effect.weights) - 1))
+                return msgspec.structs.replace(effect, weights=weights)
+            case Answer() if self._lies(Lie.STALL):
+                self._tell(Lie.STALL, effect.round)
+                return None
+        return effect
 
-    Averager.state = served
-    Averager.replay = replayed
+    def _sent(self, effect: Send) -> Effect | None:
+        """Withheld votes, and second commits and seals."""
+        message = effect.message
+        if isinstance(message, said.Accepted | said.Promise) and self._lies(Lie.SILENCE):
+            self._tell(Lie.SILENCE, message.round)
+            return None
+        if effect.to == self._me or not self._lies(Lie.EQUIVOCATE):
+            return effect
+        self._turns[Lie.EQUIVOCATE] += 1
+        if self._turns[Lie.EQUIVOCATE] % 2:
+            return Send(effect.to, self._contradicted(message))
+        return effect
+
+    def _contradicted(self, message: Message) -> Message:
+        """Another commit, or seal, than other members get."""
+        if isinstance(message, said.Committed):
+            commit = said.decode_commit(message.commit)
+            changed = msgspec.structs.replace(commit, round_s=commit.round_s - 0.5)
+            other = said.encode_commit(changed)
+            self._tell(Lie.EQUIVOCATE, said.digest(message.commit), of="commits")
+            signature = self._identity.sign(other)
+            return msgspec.structs.replace(message, commit=other, signature=signature)
+        if isinstance(message, said.Propose) and len(message.seal) > 2:
+            seal = message.seal[:-1]
+            signature = self._identity.sign(said.vote(message.round, message.ballot, seal))
+            self._tell(Lie.EQUIVOCATE, message.round, of="seals")
+            return msgspec.structs.replace(message, seal=seal, signature=signature)
+        return message
+
+    def shows(self, asker: PeerId, uploads: Uploads) -> Uploads:
+        """Auditors are shown nothing, or another upload that is signed as well."""
+        if asker == self._me:
+            return uploads
+        lie = self._lies(Lie.HIDE, Lie.UPLOADS)
+        round_id = said.digest(said.encode_commit(uploads.commit))
+        if lie is Lie.HIDE:
+            self._tell(lie, round_id)
+            evidence = _copied(uploads.evidence, keeps=False)
+            return replace(uploads, evidence=evidence, own={}, alone={})
+        if lie is Lie.UPLOADS and uploads.own:
+            self._tell(lie, round_id)
+            return _other_uploads(uploads, self._me, self._identity.sign)
+        return uploads
 
 
 def _with_other_bits(entry: ReplayEntry) -> ReplayEntry:
     payload = bytearray(entry.payload)
     payload[len(payload) // 2] ^= 1
     return replace(entry, payload=bytes(payload))
-
-
-def _censor(orders: Orders) -> None:
-    """Leave the victim out, as a reducer and as a leader."""
-    contribute, heard = Exchange.contribute, Averager._heard
-
-    def contributed(self: Exchange, given: Contribution) -> None:
-        parts, tell = self.parts, self.parts.tell_upload
-
-        def censored(
-            index: int, sender: PeerId, problem: str | None, *rest: Any, **more: Any
-        ) -> None:
-            victim = sender == orders.victim
-            if problem is None and victim and orders.now(parts.me) is Lie.CENSOR:
-                orders.told(parts.me, Lie.CENSOR, parts.round)
-                problem, rest = "payload in int8: a scale is not finite", ()
-            tell(index, sender, problem, *rest, **more)
-
-        parts.tell_upload = censored
-        contribute(self, given)
-
-    def ignored(self: Averager, peer: Any, data: bytes) -> None:
-        me = self.life.peer
-        if peer == orders.victim and orders.now(me) is Lie.CENSOR:
-            try:
-                message: Any = said.decode(data)
-            except said.BadMessage:
-                message = None
-            if isinstance(message, said.Join):
-                orders.told(me, Lie.CENSOR)
-                return
-        heard(self, peer, data)
-
-    Exchange.contribute = contributed
-    Averager._heard = ignored
-
-
-def _say(orders: Orders) -> None:
-    """Withheld votes, second commits, and second seals."""
-    do = FragmentWork._do
-    count = 0
-
-    def done(self: FragmentWork, effect: Effect) -> None:
-        nonlocal count
-        if isinstance(effect, Send):
-            me, message = self.averager.life.peer, effect.message
-            lie = orders.now(me)
-            if lie is Lie.SILENCE and isinstance(message, said.Accepted | said.Promise):
-                orders.told(me, lie, message.round)
-                return
-            if lie is Lie.EQUIVOCATE and effect.to != me:
-                count += 1
-                if count % 2:
-                    effect = Send(effect.to, _contradicted(self, message, orders))
-        do(self, effect)
-
-    FragmentWork._do = done
-
-
-def _contradicted(work: FragmentWork, message: said.Message, orders: Orders) -> said.Message:
-    """Another commit, or seal, than other members get."""
-    identity = work.averager.me.identity
-    if isinstance(message, said.Committed):
-        commit = said.decode_commit(message.commit)
-        other = said.encode_commit(msgspec.structs.replace(commit, round_s=commit.round_s - 0.5))
-        round_id = said.digest(message.commit)
-        orders.told(identity.peer_id, Lie.EQUIVOCATE, round_id, of="commits")
-        return msgspec.structs.replace(message, commit=other, signature=identity.sign(other))
-    if isinstance(message, said.Propose) and len(message.seal) > 2:
-        seal = message.seal[:-1]
-        signature = identity.sign(said.vote(message.round, message.ballot, seal))
-        orders.told(identity.peer_id, Lie.EQUIVOCATE, message.round, of="seals")
-        return msgspec.structs.replace(message, seal=seal, signature=signature)
-    return message
-
-
-def _merge(orders: Orders) -> None:
-    """False merges, and merged slices that are withheld."""
-    chunks, merge, give = Reducing._merge_chunks, Reducing._merge, Reducing._give_merged
-
-    def merged_chunks(
-        self: Reducing, given: Any, places: Any, ongoing: OngoingMerge, say: Any
-    ) -> None:
-        if orders.now(self.parts.me) is Lie.REDUCE:
-            # The first contribution is taken for the mean: within any bound on norms.
-            ongoing = replace(ongoing, weights=(1.0, *[0.0] * (len(ongoing.sources) - 1)))
-        chunks(self, given, places, ongoing, say)
-
-    async def merged(self: Reducing, index: int, inside: tuple[int, ...], taken: Any) -> None:
-        if orders.now(self.parts.me) is Lie.REDUCE and len(inside) > 1:
-            orders.told(self.parts.me, Lie.REDUCE, self.parts.round)
-        await merge(self, index, inside, taken)
-
-    async def gives(self: Reducing, bulk: Any, index: int, but: str) -> None:
-        if orders.now(self.parts.me) is Lie.STALL:
-            orders.told(self.parts.me, Lie.STALL, self.parts.round)
-            await asyncio.Event().wait()  # until the deadline of the round
-        await give(self, bulk, index, but)
-
-    Reducing._merge_chunks = merged_chunks
-    Reducing._merge = merged
-    Reducing._give_merged = gives
-
-
-def _show(orders: Orders) -> None:
-    """Auditors are shown nothing, or another upload that is signed as well."""
-    uploads_of = Auditing._uploads_of
-
-    def shown(self: Auditing, round_id: bytes, asker: Any) -> Uploads:
-        me = self._host.peer_id
-        lie = orders.now(me) if asker != me else None
-        uploads = uploads_of(self, round_id, asker)
-        if lie is Lie.HIDE:
-            orders.told(me, lie, round_id)
-            return replace(
-                uploads, evidence=_copied(uploads.evidence, keeps=False), own={}, alone={}
-            )
-        if lie is Lie.UPLOADS and uploads.own:
-            orders.told(me, lie, round_id)
-            return _other_uploads(uploads, me, self._sign)
-        return uploads
-
-    Auditing._uploads_of = shown
 
 
 def _other_uploads(true: Uploads, me: PeerId, sign: Callable[[bytes], bytes]) -> Uploads:
@@ -346,5 +278,5 @@ def _copied(true: Evidence, *, keeps: bool) -> Evidence:
 
 
 if __name__ == "__main__":
-    lie_by(WrittenOrders(Path(sys.argv[1]), Path(sys.argv[2])))
-    raise SystemExit(agent.main(sys.argv[3:]))
+    written = WrittenOrders(Path(sys.argv[1]), Path(sys.argv[2]))
+    raise SystemExit(agent.main(sys.argv[3:], partial(Liar, orders=written)))
