@@ -8,8 +8,8 @@ import pytest
 
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import load_outer
-from tests.integration.swarm_processes import Swarm, address_of, run_text, sums_up, tell
 from tests.processes import Processes
+from tests.swarms.commands import Swarm, address_of, run_text, sums_up, tell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
