@@ -48,7 +48,7 @@ def test_a_member_killed_at_the_worst_moments_costs_the_others_few_versions(even
 
 @pytest.mark.parametrize(
     ("count", "restarted", "versions_min"),
-    [(2, 1, 19), (3, 2, 19), (6, 6, 17)],
+    [(2, 1, 19), (3, 2, 19), (5, 2, 20)],
 )
 def test_restarts_of_several_at_once_cost_a_version_each_time(
     count: int, restarted: int, versions_min: int
