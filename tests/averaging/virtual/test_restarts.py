@@ -39,7 +39,7 @@ def test_a_member_killed_at_the_worst_moments_costs_the_others_few_versions(even
                 swarm.call_in(0.5, swarm.restart, peer.name)
 
         swarm.on_note = on_note
-        swarm.run(200.0)
+        swarm.run(140.0)
         swarm.on_note = None
         return max(swarm.versions())
 
@@ -73,18 +73,18 @@ def test_a_member_whose_machine_crashes_every_minute_keeps_its_favour_and_gets_i
     swarm = Swarm(seed, [PeerPlan(founder=not number) for number in range(6)], policy=policy)
     rng, name = random.Random(seed), swarm.names[-1]
     at = 0.0
-    while (at := at + rng.uniform(30.0, 90.0)) < 600.0:
+    while (at := at + rng.uniform(30.0, 90.0)) < 400.0:
         swarm.call_at(at, swarm.crash, name)
         swarm.call_at(at + rng.uniform(0.5, 10.0), swarm.restart, name)
 
-    swarm.run(600.0)
+    swarm.run(400.0)
 
     for node in swarm.trainers():
         assert not node.averager.audits.strikes.is_out(name, node.now())
     merged = swarm.trainers()[0].state.merged  # type: ignore[union-attr]
     usual = merged[swarm.names[0]].tokens
     assert merged[name].tokens > 0.5 * usual
-    assert max(swarm.versions()) > 50
+    assert max(swarm.versions()) > 32
 
 
 @pytest.mark.slow  # a quarter of an hour of six peers
@@ -106,7 +106,8 @@ def test_a_member_on_a_slow_line_that_is_restarted_often_gets_its_work_merged() 
     assert max(swarm.versions()) > 65
 
 
-@pytest.mark.parametrize("away_s", [0.5, pytest.param(12.0, marks=pytest.mark.slow)])
+@pytest.mark.slow  # it measures, for ten minutes each
+@pytest.mark.parametrize("away_s", [0.5, 12.0])
 def test_a_member_restarted_before_each_audit_soon_merges_falsely_in_few_rounds(
     away_s: float,
 ) -> None:
