@@ -20,6 +20,7 @@ from dht.whole_files import write_whole
 from tests.chaos.composition import SwarmSettings
 from tests.chaos.judging.evidence import Leaks
 from tests.chaos.proxy import Proxies
+from tests.processes import described, still_running
 
 STILL_RUNNING_S = 8.0
 """How long processes may take to end before they count as left behind."""
@@ -81,8 +82,8 @@ class Workspace:
         """Remove temporary files and kill remaining processes; returns what was left behind."""
         if self.proxies is not None:
             self.proxies.close()
-        left = _still_running(self._used_s, timeout_s=STILL_RUNNING_S)
-        processes = tuple(_described(process) for process in left)
+        left = still_running(self._used_s, timeout_s=STILL_RUNNING_S)
+        processes = tuple(described(left))
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -100,34 +101,9 @@ def _shared_memory() -> set[str]:
     return {str(path) for path in folder.iterdir() if "shoal" in path.name}
 
 
-def _still_running(
-    processes: Iterable[psutil.Process], *, timeout_s: float
-) -> list[psutil.Process]:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        left = [process for process in processes if _runs(process)]
-        if not left or time.monotonic() > deadline:
-            return left
-        time.sleep(0.1)
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
-
-
 def _used_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
-
-
-def _described(process: psutil.Process) -> str:
-    try:
-        return f"{process.pid}: {' '.join(process.cmdline())[:160]}"
-    except psutil.Error:
-        return str(process.pid)
 
 
 HOOK = '''\
