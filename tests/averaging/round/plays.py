@@ -425,6 +425,7 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     *((play, lambda rounds: Tick(), LATE) for play in (wanted, catching, folding)),
     *((play, the_owner_pauses, 2.0) for play in (wanted, joining, promised)),
     (left_by_all, one_withdraws, 1.5 + POLICY.margin_s),
+    (left_by_all, lambda rounds: LinkLost(max(rounds.peers.view)), 1.5 + POLICY.margin_s),
     (leads_one, that_one_declines, 2.0),
     (promised_to_one_of_lower_rank, mutual, 2.0),
     (promised, stream_with_a_false_commit, 2.0),
