@@ -206,8 +206,8 @@ def test_a_peer_that_invents_a_directive_stops_nobody() -> None:
     invented = RoundOrders(stamp=Stamp(99, bytes(16)), encoded=b"signed by nobody")
     liar = swarm.nodes[swarm.names[1]]
     liar.averager.terms.book.orders = invented
-    swarm.run(330.0)
+    swarm.run(180.0)
     honest = [node for node in swarm.trainers() if node is not liar]
     assert all(orders_of(node).stamp is None for node in honest)
     made = min(node.state.version for node in honest if node.state is not None) - before
-    assert made >= 10, f"{made} versions in 300 s"
+    assert made >= 5, f"{made} versions in 150 s"
