@@ -121,7 +121,6 @@ PURE = {
     "averaging.simulated": {
         *FOR_ROUNDS,
         *PARTS_OF_ROUNDS,
-        "averaging.audit",
         "averaging.round",
         "dht.memory",
     },

@@ -1,14 +1,15 @@
 """Averaging in virtual time: the effects of the round machine, carried out on an event heap.
 
 **In**: one ``FragmentRounds`` per node, a state, a ``FragmentLearner``, an ``Owner`` (the peer's
-clock and safe points) and a ``Watch``, which sees everything and may let things fail. **Out**:
-states at the learner, and what the watch recorded. Thousands of peers run in one thread from one
-seed, and the same seed gives the same bits.
+clock and safe points) and a ``Watch``. **Out**: states at the learner, and what the watch recorded.
+Thousands of peers run in one thread from one seed, and the same seed gives the same bits.
+
+Only ``peer.simulate`` uses it. Whole averagers in virtual time are ``averaging.virtual``: they need
+three times the processor time, and show what is left out here, among it audits and orders.
 
 Start reading at ``node``: ``FragmentNode`` does what ``averaging.live.fragment`` does, without
 sockets and threads, and ``exchange`` has the bytes of one round. ``wires`` is the network between
-nodes and holds results that come out the same at several of them. ``auditing`` audits what others
-merge.
+nodes and holds results that come out the same at several of them.
 
 Nothing may be decided here that a live peer decides elsewhere: routes come from
 ``averaging.round.traffic``, whether a state is taken from ``averaging.round.fetched_states``, the

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -27,7 +26,6 @@ from averaging.round.traffic import NOTHING_TO_GIVE, BundleRoster, Incoming, Rou
 from averaging.rules.sites import SITE_SHARE, riders_of
 from averaging.rules.usual_norms import UploadNorm, norm_objection
 from averaging.rules.weights import weights_of
-from averaging.simulated.auditing import NodeAudits
 from averaging.simulated.wires import Part, WiredNode
 from dht.identity import PeerId
 
@@ -53,7 +51,6 @@ class Exchange:
         self.merged: dict[int, Part] = {}
         self._node = node
         self._wires = node.wires
-        self._audits: NodeAudits | None = node.audits
         self._waiters: dict[int, dict[PeerId, int]] = {}
         """Streams that wait for the merged slice, by slice and peer."""
         self._streams: dict[int, tuple[int, Route]] = {}
@@ -117,13 +114,6 @@ class Exchange:
             maps = {self.commit.members[entry].parent: self.own_map}
         return Part(self.payload[self.cutting.data_of(index)], maps)
 
-    def _signed(self, index: int, *, alone: bool = False) -> Part:
-        """The own contribution to a slice, with the claim about it."""
-        part = self.own_part(index)
-        if self._audits is None:
-            return part
-        return self._audits.signed_upload(self.round, index, part, alone=alone)
-
     # Sending
 
     def upload(self, upload: Upload) -> None:
@@ -141,7 +131,7 @@ class Exchange:
         if route.what == MERGED:
             part = self.merged[route.slice]
         elif route.what == OWN and self._roster is None:
-            part = self._signed(route.slice)
+            part = self.own_part(route.slice)
         elif route.what == OWN and self._bundle is None:
             self._held[route.slice] = route
             return
@@ -192,7 +182,7 @@ class Exchange:
         roster, me = self._roster, self.traffic.entry
         assert roster is not None and me is not None
         slices = range(len(self.cutting.slices))
-        own = [self._signed(index, alone=True) for index in slices]
+        own = [self.own_part(index) for index in slices]
         for index, part in enumerate(own):
             roster.measured(me, index, self._upload_norm(index, part))
         self.traffic.inside = roster.decide()
@@ -206,15 +196,6 @@ class Exchange:
                 )
                 for index in slices
             ]
-        if self._audits is not None:
-            riders = self.traffic.inside
-            own = [
-                self._audits.signed_upload(
-                    self.round, index, replace(part, claim=None), riders,
-                    [said for who in inside if (said := parts[index, who].claim)] if riders else (),
-                )
-                for index, part in enumerate(own)
-            ]  # fmt: skip
         self._bundle = own
         for _, route in sorted(self._held.items()):
             self.go(route)
@@ -248,7 +229,7 @@ class Exchange:
     def _rider(self, index: int, entry: int, part: Part | None) -> None:
         roster = self._roster
         assert roster is not None
-        if part is None or self._problem_of_claim(index, part, [entry]):
+        if part is None:
             roster.leave_out(entry)
         elif roster.wants(entry, index):
             self.uploads[index, entry] = part
@@ -261,7 +242,6 @@ class Exchange:
         fault = fault or self._malformed(index, part)
         if fault is None and part.maps is not None:
             fault = problem_of(part.maps, self.commit, [entry, *riders])
-        fault = fault or self._problem_of_claim(index, part, [entry, *riders])
         norm: UploadNorm | None = None
         if fault is None:
             self.uploads[index, entry] = part
@@ -270,11 +250,6 @@ class Exchange:
         else:
             self.traffic.left_out(index, entry, fault)
         self._arrived(index, entry, fault, riders, norm)
-
-    def _problem_of_claim(self, index: int, part: Part, members: Sequence[int]) -> str | None:
-        if self._audits is None:
-            return None
-        return self._audits.problem_of_upload(self.round, index, part, members)
 
     def _arrived(
         self,
@@ -332,9 +307,6 @@ class Exchange:
         merged = self._merged(
             merge.slice, uploads, taken.weights, merge.contributors, taken.members
         )
-        if self._audits is not None:
-            members = merge.contributors
-            merged = self._audits.signed_merge(self.round, merge.slice, merged, members, uploads)
         self.merged[merge.slice] = merged
         self.traffic.merged.add(merge.slice)
         self._node.take(inputs.SliceMerged(self.round, merge.slice, merged.digest))
@@ -391,17 +363,14 @@ class Exchange:
         if problem is None and part.maps is not None:
             problem = problem_of(part.maps, self.commit)
         problem = problem or self._norm_objection(index, part)
-        if problem is None and self._audits is not None:
-            problem = self._audits.problem_of_merge(self.round, index, part)
         if problem is not None:
             self._node.take(inputs.UploadFailed(self.round, index, problem))
         elif index not in self.merged:
             self.merged[index] = part
             self.traffic.merged.add(index)
             self._answer_waiters(index)
-            members = None if part.claim is None else part.claim.members
             self._node.take(
-                inputs.MergedArrived(self.round, index, part.digest, part.parents, members)
+                inputs.MergedArrived(self.round, index, part.digest, part.parents, None)
             )
 
     def _norm_objection(self, index: int, part: Part) -> str | None:

@@ -21,7 +21,7 @@ from averaging.history.state import FragmentState
 from averaging.messages import Link, Signatures
 from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.codec import Scratch
-from averaging.round.fetched_states import is_outvoted, prefers_replay
+from averaging.round.fetched_states import prefers_replay
 from averaging.round.gathering.catching_up import fetch_timeout_s
 from averaging.round.interface.effects import CatchUp, Rebase
 from averaging.simulated.wires import MARK_BYTES, STREAM_OVERHEAD_BYTES, WiredNode
@@ -203,15 +203,6 @@ class Fetching:
         if not self._asked or 2 * agree > len(self._asked) + len(self._digests):
             self._decide()
 
-    def _blame(self, lineage: bytes, camps: Counter[bytes]) -> None:
-        """Remember who shows other bits of this lineage than more peers that count do."""
-        audits = self._node.audits
-        _, mine = self._digests[self._source]
-        for peer, (their_lineage, digest) in sorted(self._digests.items()):
-            differs = their_lineage == lineage and digest != mine
-            if audits is not None and differs and is_outvoted(camps[digest], by=camps[mine]):
-                audits.hold_against(peer)
-
     def _decide(self) -> None:
         """Take the state if enough hold the same bits, and no more hold others of its lineage."""
         state, node = self._state, self._node
@@ -233,7 +224,5 @@ class Fetching:
         if node.wires.shortcuts or is_right:
             if self._ends():
                 node.fetched(state, self._signatures, self._effect)
-                if node.state is state:  # a state that is not taken accuses nobody
-                    self._blame(state.lineage, camps)
         else:
             self._fail()

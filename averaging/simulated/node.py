@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from averaging.audit.proofs import Guilty
 from averaging.history.adoption import Parting
 from averaging.history.attested import numbers_digest
 from averaging.history.lineage import Lineage
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance
 from averaging.history.standing import Standing, with_merged_map
 from averaging.history.state import FragmentState
-from averaging.messages import Directed, Head, Link, Message, Opening, Signatures
+from averaging.messages import Head, Link, Message, Opening, Signatures
 from averaging.numbers.arithmetic import MeldNumbers
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch
@@ -32,13 +31,11 @@ from averaging.round.interface.effects import Apply, CatchUp, Effect, Fold, Note
 from averaging.round.interface.inputs import Offer
 from averaging.round.machine import FragmentRounds
 from averaging.rules.usual_norms import UsualNorms
-from averaging.simulated.auditing import NodeAudits
 from averaging.simulated.exchange import Exchange
 from averaging.simulated.fetching import Fetching
 from averaging.simulated.wires import Part, Wires
 from dht.identity import PeerId
 from dht.memory.event_heap import Timer
-from dht.protocol import NEWEST, OLDEST
 
 HELD_MAX = 64
 """Events that wait for a sleeping peer to wake; later ones are lost, as in a full queue."""
@@ -84,8 +81,6 @@ class Owner(Protocol):
         """The time on the peer's own clock. The machines know the learner's steps up to then."""
         ...
 
-    def global_time(self, own_time: float) -> float: ...
-
     def when_awake(self, action: Callable[[], None]) -> None:
         """Run ``action`` now, or when the peer wakes up; never if it is dead."""
         ...
@@ -99,10 +94,6 @@ class Owner(Protocol):
         """Something came from this peer, about any fragment."""
         ...
 
-    def directed(self, node: FragmentNode, sender: PeerId, directive: bytes) -> None:
-        """Another peer sent a directive of the run's owner (``averaging.rules.orders``)."""
-        ...
-
     def silent(self, peer: PeerId, since: float) -> None:
         """One node waited in vain for an answer of its leader."""
         ...
@@ -113,64 +104,15 @@ class Owner(Protocol):
 
 
 class Watch:
-    """Observer of nodes. These methods do nothing; simulators and tests override some of them."""
+    """Observer of nodes. These methods do nothing."""
 
-    def offered(self, node: FragmentNode, offer: Offer) -> None: ...
-
-    def uploaded(self, node: FragmentNode, round_id: bytes, entry: int, payload: bytes) -> None: ...
-
-    def vowed(self, node: FragmentNode, round_id: bytes) -> None: ...
-
-    def applies(self, node: FragmentNode, apply: Apply) -> None: ...
+    def uploaded(self, node: FragmentNode, round_id: bytes) -> None:
+        """A member has encoded its contribution."""
 
     def merged(self, node: FragmentNode, after: FragmentState, apply: Apply) -> None:
         """A round is over at this peer, which is about to stand on ``after``."""
 
-    def folded(self, node: FragmentNode, after: FragmentState, fold: Fold) -> None: ...
-
-    def convicted(self, node: FragmentNode, guilty: Guilty) -> None:
-        """A peer has been proved to lie, to this node."""
-
-    def stands(self, node: FragmentNode, state: FragmentState) -> None: ...
-
-    def gave_way(self, node: FragmentNode, before: FragmentState, after: FragmentState) -> None:
-        """A lighter side took a heavier one's state."""
-
-    def wrote_off(self, node: FragmentNode, tokens: int) -> None:
-        """Own merged work is not in the state of others that was taken."""
-
-    def discarded(self, node: FragmentNode, reason: str) -> None: ...
-
     def noted(self, node: FragmentNode, note: Note) -> None: ...
-
-    def effect(self, node: FragmentNode, effect: Effect) -> None:
-        """Before an effect of the machine is carried out."""
-
-    def checked(self, node: FragmentNode) -> None:
-        """After each input of the machine, when all effects are carried out."""
-
-    def heard(self, node: FragmentNode, sender: PeerId, message: Message) -> None: ...
-
-    def refused(self, node: FragmentNode, sender: PeerId, reason: str) -> None: ...
-
-    # Bad luck, on purpose
-
-    def lets_through(self, sender: PeerId, to: PeerId, message: Message) -> bool:
-        return True
-
-    def lets_answer(
-        self, node: FragmentNode, round_id: bytes, slice_index: int, to: PeerId
-    ) -> bool:
-        return True
-
-    def serves(self, node: FragmentNode, to: PeerId, state: FragmentState) -> FragmentState | None:
-        """The state that a node serves to another, which is its own; ``None``: it does not."""
-        return state
-
-    def serves_rounds(
-        self, node: FragmentNode, to: PeerId, entries: tuple[ReplayEntry, ...]
-    ) -> tuple[ReplayEntry, ...]:
-        return entries
 
     def fault_of(self, node: FragmentNode, sender: PeerId) -> str | None:
         """The reason for which a node refuses this peer's uploads, if it does."""
@@ -190,7 +132,6 @@ class FragmentNode:
         learner: FragmentLearner | None,
         *,
         replay_bytes_max: int = 0,
-        audits: NodeAudits | None = None,
     ) -> None:
         self.owner = owner
         self.name = owner.name
@@ -199,7 +140,6 @@ class FragmentNode:
         self.machine = machine
         self.state: FragmentState | None = None
         self.learner = learner
-        self.audits = audits
         self.exchanges: dict[bytes, Exchange] = {}
         self.replay: ReplayLog | None = None
         self.fetched_bytes = 0
@@ -225,14 +165,6 @@ class FragmentNode:
     def is_alive(self) -> bool:
         return self.owner.alive
 
-    def speaks_to(self, peer: PeerId) -> int:
-        seen = self.machine.peers.view.get(peer)
-        return OLDEST if seen is None else min(seen.protocol, NEWEST)
-
-    def reads(self, number: int) -> bool:
-        oldest, newest = self.machine.speaks
-        return oldest <= number <= newest
-
     @property
     def is_busy(self) -> bool:
         """A snapshot or a round is under way."""
@@ -250,7 +182,6 @@ class FragmentNode:
             queue += self._carry_out(effect)
         self.reschedule()
         self.owner.ran(self)
-        self.wires.watch.checked(self)
 
     def take(self, given: inputs.Input) -> None:
         """Give the machine an input and carry out what it wants."""
@@ -269,7 +200,7 @@ class FragmentNode:
 
     def _ticks_at(self) -> float | None:
         deadline = self.machine.deadline
-        return None if deadline is None else self.owner.global_time(deadline) + 1e-6
+        return None if deadline is None else deadline + 1e-6
 
     def _tick(self) -> None:
         self._timer = None
@@ -285,47 +216,29 @@ class FragmentNode:
             self._timer.cancel()
 
     def hear(self, sender: PeerId, message: Message) -> None:
-        self.wires.watch.heard(self, sender, message)
         self.owner.heard(sender)
-        if self.audits is not None:
-            self.audits.sees(sender, message)
-        if isinstance(message, Directed):
-            self.owner.directed(self, sender, message.directive)
-            return
         self.take(inputs.Received(sender, message))
 
     def lost(self, peer: PeerId) -> None:
         if self.owner.alive:
             self.take(inputs.LinkLost(peer))
 
-    def convict(self, guilty: Guilty) -> None:
-        """A peer has been proved to lie: it is as good as gone."""
-        self.wires.watch.convicted(self, guilty)
-        self.wires.heap.call_in(0.0, self.lost, guilty.peer)
-
     def offer(self) -> list[Effect]:
         """Offer the fragment at a safe point, after ``Owner.wants_snapshot``."""
         if self.learner is None:
             return self.machine.handle(inputs.Offered(None), self.owner.now())
-        offer = self.learner.offer()
-        self.wires.watch.offered(self, offer)
-        return self.machine.handle(inputs.Offered(offer), self.owner.now())
+        return self.machine.handle(inputs.Offered(self.learner.offer()), self.owner.now())
 
     # Carrying out effects
 
     def _carry_out(self, effect: Effect) -> list[Effect]:
         wires, learner = self.wires, self.learner
-        wires.watch.effect(self, effect)
         match effect:
             case effects.Send(to, message):
                 wires.send(self, to, message)
             case effects.Silent(peer, since):
                 wires.heap.call_in(0.0, self.owner.silent, peer, since)
             case Note():
-                if self.audits is not None and isinstance(effect, effects.Suspect):
-                    self.audits.suspect(effect.peer)
-                if self.audits is not None and isinstance(effect, effects.Strike):
-                    self.audits.hold_against(effect.peer)
                 wires.watch.noted(self, effect)
             case effects.TakeSnapshot():
                 if learner is None or not self.owner.wants_snapshot(self):
@@ -343,11 +256,8 @@ class FragmentNode:
                 if (exchange := self.exchanges.get(effect.round)) is not None:
                     exchange.answer(effect.slice)
             case Apply():
-                wires.watch.applies(self, effect)
                 self.later(lambda: self._apply(effect))
-            case effects.GiveUp(round_id, _, in_doubt):
-                if round_id is not None:
-                    wires.watch.vowed(self, round_id)
+            case effects.GiveUp(_, _, in_doubt):
                 if not in_doubt and learner is not None:
                     learner.release()
             case effects.Presume(mark, _):
@@ -356,13 +266,10 @@ class FragmentNode:
             case effects.Settle():
                 if learner is not None:
                     learner.release()
-            case effects.Discard(reason):
+            case effects.Discard():
                 assert learner is not None and self.state is not None
-                wires.watch.discarded(self, reason)
                 learner.discard(self.state)
             case effects.Forget(round_id):
-                if self.audits is not None:
-                    self.audits.witness.round_is_over(round_id)
                 if (exchange := self.exchanges.pop(round_id, None)) is not None:
                     exchange.close()
             case CatchUp() | Rebase():
@@ -381,9 +288,6 @@ class FragmentNode:
     def _enter(self, enter: effects.Enter) -> None:
         commit, learner = enter.commit, self.learner
         exchange = self.exchanges[enter.round] = Exchange(enter, self)
-        if self.audits is not None:
-            self.audits.begin(enter.encoded, enter.round, commit, exchange.cutting)
-            self.audits.sees_commit(enter.encoded, enter.signature)
         if enter.entry is None:
             return
         offered = None
@@ -395,8 +299,7 @@ class FragmentNode:
             return
         exchange.contribute(given)
         if commit.kind != "mix":
-            assert exchange.payload is not None
-            self.wires.watch.uploaded(self, enter.round, enter.entry, exchange.payload)
+            self.wires.watch.uploaded(self, enter.round)
 
     def _merge(self, merge: effects.Merge) -> None:
         exchange = self.exchanges.get(merge.round)
@@ -417,8 +320,6 @@ class FragmentNode:
         """A stream has opened and brought all that it brings."""
         problem: str | None = None
         if sender != self.name:
-            if self.audits is not None:
-                self.audits.sees_commit(opening.commit, opening.signature)
             wanted = self.machine.handle(inputs.StreamOpened(sender, opening), self.owner.now())
             problem = refusal(wanted)
             self.run(wanted)
@@ -473,11 +374,8 @@ class FragmentNode:
             exchange.rests.leave(apply, learner.snapshot)
         learner.adopt(after, contained=contained)
         self.take(inputs.Applied(apply.round, standing, dispersion, left))
-        if self.audits is not None:
-            self.audits.audit(apply.round, after.lineage, dict(enumerate(parts)))
 
     def _take(self, state: FragmentState) -> None:
-        self.wires.watch.stands(self, state)
         self.state = state
         self._earlier_tokens = self._life.earlier_tokens(state.merged, self._earlier_tokens)
 
@@ -492,7 +390,6 @@ class FragmentNode:
         assert state is not None and learner is not None and learner.snapshot is not None
         standing = fold.standing
         after = standing.state(self.fragment.index, learner.snapshot.copy(), state.momentum)
-        self.wires.watch.folded(self, after, fold)
         self._take(after)
         if self.replay is not None:
             self.replay.fold(state, after, versions_max=self.machine.policy.stale_max)
@@ -515,11 +412,11 @@ class FragmentNode:
         self.owner.when_awake(action)
 
     def served(self, to: PeerId) -> FragmentState | None:
-        return None if self.state is None else self.wires.watch.serves(self, to, self.state)
+        return self.state
 
     def served_rounds(self, to: PeerId, version: int, lineage: Lineage) -> tuple[ReplayEntry, ...]:
         since = self.replay.since(version, lineage) if self.replay is not None else None
-        return self.wires.watch.serves_rounds(self, to, since or ())
+        return since or ()
 
     def fetch_failed(self) -> None:
         self._fetching = None
@@ -557,8 +454,6 @@ class FragmentNode:
             return
         parting = self._parted(effect, before, state)
         self._restart_replay(state)
-        if state.chain.find(before.version, before.lineage) is None:
-            self.wires.watch.gave_way(self, before, state)
         self._taken(state, before, parting)
 
     def _parted(
@@ -588,5 +483,4 @@ class FragmentNode:
                 earlier=earlier,
             )
             since = taken.since
-            self.wires.watch.wrote_off(self, taken.written_off_tokens)
         self.take(inputs.CaughtUp(Standing.of(state), since))

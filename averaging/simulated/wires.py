@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -13,8 +12,6 @@ import blake3
 import numpy as np
 
 from averaging import messages as said
-from averaging.audit.claims import Claim
-from averaging.audit.proofs import Guilty
 from averaging.history.lineage import Lineage
 from averaging.history.merged_map import MergedMap
 from averaging.history.parent_maps import ParentMap, encode_maps, united
@@ -49,19 +46,7 @@ _scratch = Scratch()
 _kept = partial(BoundedMapping[Any, Any], "simulated results", RESULTS_KEPT, worth=by_age)
 
 
-class Gate(Protocol):
-    """Lets streams and messages through, or not: for accidents on purpose."""
-
-    def lets_through(self, sender: PeerId, to: PeerId, message: Message) -> bool: ...
-
-    def lets_answer(self, node: Any, round_id: bytes, slice_index: int, to: PeerId) -> bool: ...
-
-    def refused(self, node: Any, sender: PeerId, reason: str) -> None:
-        """A node did not admit an upload."""
-        ...
-
-
-AnyGate = TypeVar("AnyGate", bound=Gate, covariant=True)
+AnyWatch = TypeVar("AnyWatch", covariant=True)
 
 
 class WiredNode(Protocol):
@@ -83,14 +68,6 @@ class WiredNode(Protocol):
     @property
     def is_alive(self) -> bool: ...
 
-    def speaks_to(self, peer: PeerId) -> int:
-        """The protocol number in which it writes to another peer."""
-        ...
-
-    def reads(self, number: int) -> bool:
-        """True if it reads messages of this protocol number."""
-        ...
-
     def hear(self, sender: PeerId, message: Message) -> None: ...
 
     def lost(self, peer: PeerId) -> None: ...
@@ -104,15 +81,6 @@ class WiredNode(Protocol):
     def stream_broke(self, round_id: bytes, index: int, stream: int, reason: str) -> None: ...
 
     def lost_reducer(self, dead: PeerId) -> None: ...
-
-    @property
-    def audits(self) -> Any:
-        """The node's audits (``averaging.simulated.auditing``); ``None``: it does none."""
-        ...
-
-    def convict(self, guilty: Guilty) -> None:
-        """Have nothing to do with a peer any more."""
-        ...
 
     def served(self, to: PeerId) -> FragmentState | None:
         """The state that another node gets that asks for this one's."""
@@ -158,8 +126,6 @@ class Part:
     data: bytes
     maps: dict[int, ParentMap] | None
     """The merged maps, by parent, that travel with slice 0 where states do."""
-    claim: Claim | None = None
-    """The claim of the peer that made it; ``None`` where nothing is audited."""
 
     @property
     def size_bytes(self) -> int:
@@ -206,12 +172,12 @@ class Carried:
 
 
 @dataclass(slots=True)
-class Wires(Generic[AnyGate]):
+class Wires(Generic[AnyWatch]):
     """The way from node to node: one network for all, and everybody's nodes by name."""
 
     heap: EventHeap
     network: SimulatedNetwork
-    watch: AnyGate
+    watch: AnyWatch
     merge_s: float = 0.05
     """Time that merging a slice takes, and the outer step."""
     bulk_factor: float = 1.0
@@ -222,11 +188,7 @@ class Wires(Generic[AnyGate]):
     norm_ratio_max: float = math.inf
     """An upload so many times longer than usual is left out. Measuring takes time: not at all where
     this is infinite."""
-    admits: Callable[[PeerId], bool] = lambda peer: True
-    """The door of every node: messages of other peers are ignored."""
     nodes: dict[tuple[PeerId, int], WiredNode] = field(default_factory=dict)
-    unread: Counter[tuple[PeerId, PeerId]] = field(default_factory=Counter)
-    """Messages of a protocol number that their receiver does not speak, by sender and receiver."""
     _melded: BoundedMapping[bytes, tuple[Part, MergedMap]] = field(default_factory=_kept)
     _stepped: BoundedMapping[bytes, Stepped] = field(default_factory=_kept)
     _carried: BoundedMapping[bytes, Carried] = field(default_factory=_kept)
@@ -234,8 +196,8 @@ class Wires(Generic[AnyGate]):
     _cuttings: BoundedMapping[tuple[int, str, tuple[str, str], tuple[int, ...], int], Cutting] = (
         field(default_factory=_kept)
     )
-    _said: tuple[Message, int, int, Message] | None = None
-    """The last message, its protocol number, size and decoded form: many go to all of a roster."""
+    _said: tuple[Message, int, Message] | None = None
+    """The last message, its size and decoded form: many go to all of a roster."""
 
     def node(self, peer: PeerId, fragment: int) -> WiredNode | None:
         """The node, if its peer is alive."""
@@ -300,35 +262,18 @@ class Wires(Generic[AnyGate]):
         return known
 
     def send(self, sender: WiredNode, to: PeerId, message: Message) -> None:
-        number = sender.speaks_to(to)
-        if self._said is None or self._said[0] is not message or self._said[1] != number:
-            data = said.encode(message, number)
-            as_it_is = self.shortcuts and number == NEWEST
-            self._said = message, number, len(data), message if as_it_is else said.decode(data)
-        _, _, size, heard = self._said
+        if self._said is None or self._said[0] is not message:
+            data = said.encode(message, NEWEST)
+            self._said = message, len(data), message if self.shortcuts else said.decode(data)
+        _, size, heard = self._said
         fragment = sender.fragment.index
 
         def deliver() -> None:
             node = self.node(to, fragment)
-            if node is not None and not node.reads(number):
-                self.unread[sender.name, to] += 1
-            else:
-                self.deliver(sender.name, to, fragment, heard)
+            if node is not None:
+                node.hear(sender.name, heard)
 
         self.network.transfer(sender.name, to, size, deliver, lambda: sender.lost(to))
-
-    def deliver(self, sender: PeerId, to: PeerId, fragment: int, message: Message) -> None:
-        """A message has come to a node, from a node or from anybody."""
-        node = self.node(to, fragment)
-        if node is None or not self.lets_in(node, sender):
-            return
-        if self.watch.lets_through(sender, to, message):
-            node.hear(sender, message)
-
-    def lets_in(self, node: WiredNode, sender: PeerId) -> bool:
-        """True if a node looks at what this peer sends."""
-        convicted = node.audits is not None and sender in node.audits.convicted
-        return self.admits(sender) and not convicted
 
     def open_upload(
         self, sender: WiredNode, to: PeerId, opening: Opening, part: Part | None, stream: int
@@ -336,7 +281,9 @@ class Wires(Generic[AnyGate]):
         fragment = sender.fragment.index
 
         def deliver() -> None:
-            self.deliver_upload(sender.name, to, fragment, opening, part, stream)
+            node = self.node(to, fragment)
+            if node is not None:
+                node.take_upload(sender.name, opening, part, stream)
 
         def broke() -> None:
             sender.stream_broke(opening.round, opening.slice, stream, "the stream broke")
@@ -347,24 +294,9 @@ class Wires(Generic[AnyGate]):
         size = STREAM_OVERHEAD_BYTES + (self.bulk(part.size_bytes) if part is not None else 0)
         self.network.transfer(sender.name, to, size, deliver, broke)
 
-    def deliver_upload(
-        self,
-        sender: PeerId,
-        to: PeerId,
-        fragment: int,
-        opening: Opening,
-        part: Part | None,
-        stream: int,
-    ) -> None:
-        """A stream has come to a node, from a node or from anybody."""
-        node = self.node(to, fragment)
-        if node is not None and self.lets_in(node, sender):
-            node.take_upload(sender, opening, part, stream)
-
     def refuse_upload(
         self, at: WiredNode, sender: PeerId, opening: Opening, stream: int, reason: str
     ) -> None:
-        self.watch.refused(at, sender, reason)
         node = self.nodes.get((sender, at.fragment.index))
         if node is None:
             return
@@ -380,8 +312,6 @@ class Wires(Generic[AnyGate]):
         self, at: WiredNode, to: PeerId, round_id: bytes, index: int, part: Part, stream: int
     ) -> None:
         fragment = at.fragment.index
-        if not self.watch.lets_answer(at, round_id, index, to):
-            return
 
         def deliver() -> None:
             node = self.node(to, fragment)

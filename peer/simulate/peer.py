@@ -107,9 +107,6 @@ class SimulatedPeer:
         self._count_steps()
         return self._heap.now
 
-    def global_time(self, own_time: float) -> float:
-        return own_time
-
     def when_awake(self, action: Callable[[], None]) -> None:
         if not self.alive:
             return
@@ -188,9 +185,6 @@ class SimulatedPeer:
 
     def heard(self, peer: PeerId) -> None:
         self._last_heard.heard(peer, self._heap.now)
-
-    def directed(self, node: FragmentNode, sender: PeerId, directive: bytes) -> None:
-        return  # simulated runs have no owner
 
     def silent(self, peer: PeerId, since: float) -> None:
         if self._last_heard.is_silent(peer, since=since):

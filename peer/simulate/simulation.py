@@ -213,7 +213,7 @@ class SimulatedSwarm(Watch):
                 {"time_s": self.heap.now, "event": note.event, **place, **dict(note.fields)}
             )
 
-    def uploaded(self, node: FragmentNode, round_id: bytes, entry: int, payload: bytes) -> None:
+    def uploaded(self, node: FragmentNode, round_id: bytes) -> None:
         if self._spot_checking is not None:
             self._spot_checking.uploaded(node, round_id)
 

@@ -19,8 +19,8 @@ size = 2
 fragments = 2
 [rounds]
 group_size = {group_size}
-[churn]
-share_per_cycle = {churn}
+[weather]
+crash_share = {churn}
 away_s = 30.0
 [end]
 {end}

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from averaging.history.state import FragmentState
 from averaging.round.interface.effects import Apply
 from averaging.simulated.node import FragmentNode
 from dht.identity import PeerId
@@ -88,14 +89,17 @@ def test_a_slow_upload_to_a_delegate_does_not_delay_the_round_until_its_deadline
     took: list[float] = []
     entered = swarm.uploaded
 
-    def uploaded(node: FragmentNode, round_id: bytes, entry: int, payload: bytes) -> None:
+    def uploaded(node: FragmentNode, round_id: bytes) -> None:
         closed.setdefault(round_id, swarm.heap.now)
-        entered(node, round_id, entry, payload)
+        entered(node, round_id)
 
-    def applies(node: FragmentNode, apply: Apply) -> None:
+    ended = swarm.merged
+
+    def merged(node: FragmentNode, after: FragmentState, apply: Apply) -> None:
         took.append(swarm.heap.now - closed[apply.round])
+        ended(node, after, apply)
 
-    swarm.uploaded, swarm.applies = uploaded, applies
+    swarm.uploaded, swarm.merged = uploaded, merged
     result = swarm.run()
     left_out = [r for r in result.rounds if r.members - r.contributors == 1]
     assert len(left_out) > 2
@@ -110,7 +114,7 @@ class Ambushed(SimulatedSwarm):
     delay_s = 0.0
     killed_at = 0.0
 
-    def uploaded(self, node: FragmentNode, round_id: bytes, entry: int, payload: bytes) -> None:
+    def uploaded(self, node: FragmentNode, round_id: bytes) -> None:
         if self.victim is None and self.heap.now > 40.0 and node.exchanges[round_id].traffic.riders:
             self.victim = node.name
             self.heap.call_in(self.delay_s, self._kill)
