@@ -204,7 +204,12 @@ class Leading:
         if mine is None:
             return None
         standing = situation.standing
-        relation = relate(mine, standing.chain if standing else None, join.head)
+        relation = relate(
+            mine,
+            standing.chain if standing else None,
+            join.head,
+            several_groups=self._peers.may_have_several_groups,
+        )
         if isinstance(relation, Apart) and relation.founded_apart:
             return [
                 *founded_apart(self._id.fragment, sender, mine, relation, join.head),

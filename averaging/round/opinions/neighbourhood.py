@@ -355,9 +355,12 @@ class Neighbourhood:
 
     def has_several_groups(self, now: float) -> bool:
         """True if more peers train than one group holds, as far as this peer sees."""
-        if self.crowd is None and len(self.view) < self.group_size:
-            return False  # whichever of them are live
-        return self._more_train_than(self.group_size, now)
+        return self.may_have_several_groups and self._more_train_than(self.group_size, now)
+
+    @property
+    def may_have_several_groups(self) -> bool:
+        """True if more peers are known than one group holds, whichever of them are live."""
+        return self.crowd is not None or len(self.view) >= self.group_size
 
     def _more_train_than(self, count: int, now: float) -> bool:
         if self.crowd is not None:
