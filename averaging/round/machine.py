@@ -34,11 +34,11 @@ the higher one calls back, or goes over itself if the other one will not follow 
 has joined it.
 
 **Phases** (A message stands for ``Received``. ``RoundEnded`` stands for the input that ended a
-round: it may lead to catching up at once. An input that is not listed does not change the phase,
-and one that is listed need not. ``tests/averaging/virtual/test_storms.py`` compares this table with
-what machines do.)
+round: it may lead to catching up, or to the next round, at once. An input that is not listed does
+not change the phase, and one that is listed need not. ``tests/averaging/virtual/test_storms.py``
+compares this table with what machines do.)
 
-    IDLE      -> WANTED    Due Progressed Call Join CaughtUp
+    IDLE      -> WANTED    Due Progressed Call Join CaughtUp RoundEnded
     IDLE      -> CATCHING  Behind Call Compare Finished Forsworn Join CaughtUp RoundEnded
     WANTED    -> JOINING   Offered
     WANTED    -> FOLDING   Offered
@@ -54,8 +54,8 @@ what machines do.)
     PROMISED  -> CATCHING  Behind Call Compare Finished Join LinkLost Pass Tick
     PROMISED  -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
     PROMISED  -> IDLE      Committed StreamOpened OrdersChanged Progressed
-    ENTERED   -> IDLE      Applied Void Forswear Declined Withdraw MergedArrived SliceMerged Tick
-    ENTERED   -> IDLE      Sealed LinkLost
+    ENTERED   -> IDLE      Applied Void Forswear Declined Join Withdraw MergedArrived SliceMerged
+    ENTERED   -> IDLE      Sealed LinkLost Tick
     CATCHING  -> IDLE      CaughtUp Tick
     FOLDING   -> IDLE      Folded Tick
 
@@ -585,6 +585,8 @@ class FragmentRounds:
         match message:
             case messages.Join():
                 self._saw_head(message.head, now)
+                for participation in list(self.rounds.values()):
+                    self._apply(participation.handle(inputs.Received(sender, message), now), now)
                 return self.leading.joined(sender, message, self._situation(now), now)
             case messages.Noted():
                 return self.joining.noted(sender, message, self._situation(now), now)

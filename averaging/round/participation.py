@@ -250,6 +250,8 @@ class Participation:
         match given:
             case Received(sender, messages.Withdraw() as message):
                 self._withdrawn(sender, message, now)
+            case Received(sender, messages.Join() as message):
+                self._joins_again(sender, message, now)
             case Received(sender, message):
                 if not self._receive(sender, message, now):
                     self._changes.append(Count("stranger"))
@@ -474,6 +476,17 @@ class Participation:
         entry = self.commit.members[index] if index is not None else None
         if entry and (entry.join, entry.incarnation) == (message.join, message.incarnation):
             self._declined(sender, "it has withdrawn its join", now, absent=True)
+
+    def _joins_again(self, sender: PeerId, join: messages.Join, now: float) -> None:
+        """A member that joins anew for this version has given the round up, and its word of that
+        was lost. Of two, the other one waited for its upload until the deadline, 36 s, and told it
+        meanwhile that the roster is closed."""
+        index = self.commit.index(sender)
+        if index is None or join.head.version >= self.commit.version or not self._waits:
+            return
+        entry = self.commit.members[index]
+        if (join.incarnation, join.join) > (entry.incarnation, entry.join):
+            self._declined(sender, "it has given this round up", now, absent=False)
 
     def _declined(self, sender: PeerId, reason: str, now: float, *, absent: bool) -> None:
         if self.coordinator is None:

@@ -48,7 +48,6 @@ def test_no_meeting_of_two_waits_for_long_whenever_their_link_breaks(first: int)
         assert goes_on(links), f"link broken {offset_s:g} s after they met: {links}"
 
 
-@pytest.mark.xfail(strict=True, reason="it waits for the upload deadline: 36 s")
 def test_a_leader_whose_only_partner_has_given_the_round_up_gives_it_up_as_well() -> None:
     """The link of two breaks when both have entered. The partner finds nobody there, gives up, and
     joins the leader again, which tells it that the roster is closed."""
