@@ -8,9 +8,9 @@ from typing import Annotated
 
 from typer import Option
 
-from peer.cli.application import command_of, run_program
+from peer.cli.application import command_of, exit_code_of, run_program
 
-__all__ = ["Check", "LogFolder", "command_of", "run_program", "tell"]
+__all__ = ["Check", "LogFolder", "command_of", "exit_code_of", "run_program", "tell"]
 
 LogFolder = Annotated[Path | None, Option(help="Folder for logs. [default: a new folder in /tmp]")]
 Check = Annotated[bool, Option("--check", help="Exit with status 1 if a bar is missed.")]

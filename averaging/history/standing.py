@@ -24,15 +24,15 @@ LINKS_SHOWN = 24
 """Links of a chain in a message; below ``LINKS_MAX``, the most that a reader accepts."""
 assert LINKS_SHOWN <= LINKS_MAX
 
-LIGHT_SHARE = 0.45
-"""A side with a smaller share of the tokens since the fork gives way: two of five peers, which a
-partition kept from the others, do so with the first message that they exchange. Two sides that are
-about as heavy are mixed, which takes a round in f32 that members of both join."""
+LIGHT_SHARE = 0.25
+"""A side with a smaller share of the tokens since the fork gives way. Others are mixed, which takes
+a round in f32 that members of both sides join."""
 
-LIGHT_SHARE_AMONG_GROUPS = 0.25
-"""The same where several groups merge side by side, and are apart at every round. With 0.45 whole
-groups gave their work up, and runs that ended by date had one model 24 to 366 s after it, not
-6 to 12 (``tests/peer/simulate/test_swarm_end.py``)."""
+LIGHT_SHARE_OF_YOUNG = 0.45
+"""The same for a fork so young that the side that gives way can offer all its work again: two of
+five peers, which a partition kept from the others, do so with the first message that they exchange.
+With this share for every fork, foundings that met after ten versions gave work up, and so did
+groups, which are apart at every round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +113,10 @@ class Apart:
 Relation: TypeAlias = Same | TheyAreBehind | IAmBehind | Apart
 
 
-def relate(
-    mine: Head, chain: Chain | None, theirs: Head, *, several_groups: bool = False
-) -> Relation:
+def relate(mine: Head, chain: Chain | None, theirs: Head, *, young_versions: int = 0) -> Relation:
     """Compare two peers' heads. ``chain`` is this peer's whole chain, if it is known.
+
+    ``young_versions``: those since a fork up to which all work on either side can be offered again.
 
     A common ancestor found in thinned-out chains may be older than the last one. That adds the same
     tokens to both sides. It can turn a rebase into a mix, but never into a rebase of the wrong
@@ -131,12 +131,14 @@ def relate(
         return IAmBehind()
     ancestor = known.common_ancestor(theirs.links)
     since = ancestor.tokens if ancestor is not None else 0
+    newest = max(mine.version, theirs.version)
+    is_young = ancestor is not None and newest - ancestor.version <= young_versions
     return Apart(
         ancestor=None if ancestor is None else ancestor.version,
         mine=max(0, tokens_of(mine) - since),
         theirs=max(0, tokens_of(theirs) - since),
         founded_apart=ancestor is None and _shows_root(mine) and _shows_root(theirs),
-        light_share=LIGHT_SHARE_AMONG_GROUPS if several_groups else LIGHT_SHARE,
+        light_share=LIGHT_SHARE_OF_YOUNG if is_young else LIGHT_SHARE,
     )
 
 

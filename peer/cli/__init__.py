@@ -163,6 +163,9 @@ def _message(error: Exception) -> str:
     # Words of the library that say nothing: our own sentences need no title.
     text = text.strip().removeprefix("Invalid value: ").rstrip(".")
     text = text.replace(": Value error, ", ": ")
+    for name in re.findall(r" \(env var: '(\w+)'\)", text):
+        if name not in os.environ:  # the value is of the command line
+            text = text.replace(f" (env var: '{name}')", "")
     return text.replace(": Input should be ", f": {_refused_value(error)} should be ")
 
 

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -273,13 +273,16 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 def run_program(main: Callable[..., int | None]) -> NoReturn:
     """Run a function as the command line of a program, with the errors of ``shoal``, and exit."""
+    sys.exit(exit_code_of(main, sys.argv[1:]))
+
+
+def exit_code_of(main: Callable[..., int | None], arguments: Sequence[str]) -> int:
     command = command_of(main)
     try:
-        code = reported(lambda: command(standalone_mode=False))
+        return reported(lambda: command(args=list(arguments), standalone_mode=False))
     except UsageError as error:
         complain(error.format_message())  # type: ignore[attr-defined]
-        code = EXIT_USAGE
-    sys.exit(code)
+        return EXIT_USAGE
 
 
 def command_of(main: Callable[..., int | None]) -> Any:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from peer import cli
 from peer.errors import OwnProgramNeeded, RunFileError
 from peer.run_file.presets import preset
 from peer.run_file.reading import parse
@@ -15,6 +14,7 @@ from peer.run_file.sections import CustomModel, GptModel, PythonStdlibData, RunF
 from tests.benchmark import training
 from tests.benchmark.training import LOOPS, LoopFailed, TrainingBench, measured_run, table
 from tests.benchmark.training_loops import WARM_UPS, Setup, Stopwatch, measure
+from tests.command_line import exit_code_of
 from tests.peer.run_file.whole import whole
 
 TINY = """
@@ -81,8 +81,8 @@ def test_ratios_compare_turns_that_followed_each_other(
     begun = fake({**speeds, "shoal": [99.5, 49.5, 60.0]}, monkeypatch)
     path = tmp_path / "run.toml"
     path.write_text(whole(TINY), encoding="utf-8")
-    command = ["bench", "training", str(path), "--turns", "3", "--device", "cpu", "--json"]
-    assert cli.run([*command, "--check"]) == 1
+    command = [str(path), "--turns", "3", "--device", "cpu", "--json"]
+    assert exit_code_of(training.main, [*command, "--check"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert [row["loop"] for row in found["rows"]] == list(LOOPS)
     rows = {row["loop"]: row for row in found["rows"]}
@@ -107,24 +107,24 @@ def test_ratios_compare_turns_that_followed_each_other(
 def test_only_the_loops_that_are_asked_for_take_turns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["bench", "training", "--turns", "2", "--device", "cpu", "--check"]
+    command = ["--turns", "2", "--device", "cpu", "--check"]
     begun = fake({"alone": [50.0, 50.0], "by_hand": [100.0]}, monkeypatch)
-    assert cli.run([*command, "--loops", "by_hand,alone"]) == 0
+    assert exit_code_of(training.main, [*command, "--loops", "by_hand,alone"]) == 0
     assert begun == ["by_hand", "alone", "alone", "by_hand"]
     text = capsys.readouterr().out
     assert "alone" in text and "shoal" not in text
     for loops, told in (("alone,both", "loop is 'both'; there are"), ("", "no loop is given")):
-        assert cli.run([*command, "--loops", loops]) == 2
+        assert exit_code_of(training.main, [*command, "--loops", loops]) == 2
         assert told in capsys.readouterr().err
 
 
 def test_missed_bars_are_a_failure_only_if_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["bench", "training", "--turns", "1", "--device", "cpu"]
+    command = ["--turns", "1", "--device", "cpu"]
     for options, shoal, code in (([], 10.0, 0), (["--check"], 10.0, 1), (["--check"], 99.9, 0)):
         fake({"alone": [100.0], "by_hand": [100.0], "shoal": [shoal]}, monkeypatch)
-        assert cli.run([*command, *options]) == code
+        assert exit_code_of(training.main, [*command, *options]) == code
         assert ("missed" in capsys.readouterr().out) == (shoal == 10.0)
 
 
@@ -136,10 +136,10 @@ def test_a_named_size_is_compared_with_what_its_device_should_reach(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Half of the peak, and less than 420 k tokens/s."""
-    command = ["bench", "training", "--size", size, "--turns", "1", "--device", "cpu", "--check"]
+    command = ["--size", size, "--turns", "1", "--device", "cpu", "--check"]
     speeds = {"alone": [500.0], "by_hand": [500.0], "shoal": [500.0]}
     fake(speeds, monkeypatch, device="NVIDIA H100 80GB HBM3")
-    assert cli.run(command) == (met is False)
+    assert exit_code_of(training.main, command) == (met is False)
     text = capsys.readouterr().out
     assert ("share_of_peak 0.5; at least 0.45: kept" in text) == (size == "1b")
     assert ("tokens_per_s 500; at least 420000: missed" in text) == (size == "124m")
@@ -149,7 +149,7 @@ def test_a_run_and_a_size_are_one_too_many(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for command in (["x.toml", "--size", "1b"], ["--size", "2b"]):
-        assert cli.run(["bench", "training", "--device", "cpu", *command]) == 2
+        assert exit_code_of(training.main, ["--device", "cpu", *command]) == 2
     assert "pass a run or --size, not both" in capsys.readouterr().err
 
 

@@ -239,8 +239,8 @@ class CatchingUp:
             return []
         if not self._peers.knows(source):
             return [Count("unknown_source")]
-        several = self._peers.may_have_several_groups
-        relation = relate(standing.head(), standing.chain, head, several_groups=several)
+        young = self._peers.young_versions
+        relation = relate(standing.head(), standing.chain, head, young_versions=young)
         behind = isinstance(relation, IAmBehind) or (
             isinstance(relation, Apart) and not relation.they_are_light
         )
@@ -277,8 +277,8 @@ class CatchingUp:
         if not self._sources.allows(source, now):
             return [Count("doubted_source")]
         mine = standing.head()
-        several = self._peers.may_have_several_groups
-        relation = relate(mine, standing.chain, theirs, several_groups=several)
+        young = self._peers.young_versions
+        relation = relate(mine, standing.chain, theirs, young_versions=young)
         if isinstance(relation, Apart) and relation.founded_apart:
             return founded_apart(self._id.fragment, source, mine, relation, theirs)
         self._see_behind(source, theirs, relation, now)

@@ -208,7 +208,7 @@ class Leading:
             mine,
             standing.chain if standing else None,
             join.head,
-            several_groups=self._peers.may_have_several_groups,
+            young_versions=self._peers.young_versions,
         )
         if isinstance(relation, Apart) and relation.founded_apart:
             return [

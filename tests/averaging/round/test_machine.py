@@ -103,9 +103,19 @@ def test_behind_same_and_apart_are_told_by_lineage() -> None:
 
 
 def test_a_side_is_light_unless_the_two_have_merged_about_as_much_since_they_parted() -> None:
-    assert Apart(0, mine=44, theirs=56).i_am_light
-    assert not Apart(0, mine=45, theirs=55).i_am_light
-    assert Apart(0, mine=56, theirs=44).they_are_light
+    assert Apart(0, mine=24, theirs=76).i_am_light
+    assert not Apart(0, mine=25, theirs=75).i_am_light
+    assert Apart(0, mine=76, theirs=24).they_are_light
+
+
+@pytest.mark.parametrize(("young_versions", "is_light"), [(1, False), (2, True)])
+def test_while_its_work_can_be_offered_again_the_lighter_side_of_a_young_fork_gives_way(
+    young_versions: int, is_light: bool
+) -> None:
+    heavy, light = standing("s", "a", "b"), standing("s", "x")
+    relation = relate(light.head(), light.chain, heavy.head(), young_versions=young_versions)
+    assert isinstance(relation, Apart)
+    assert relation.i_am_light == is_light
 
 
 def test_a_long_chain_shown_in_part_still_tells_behind_and_apart() -> None:
