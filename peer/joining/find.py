@@ -48,16 +48,17 @@ def ask_peers(link: Link, tell: Callable[[str], None] = lambda reason: None) -> 
     try:
         with child:
             assert child.stdout is not None and child.stderr is not None
-            for line in child.stderr:
-                text = line.decode(errors="replace").strip()
-                if text.startswith(MEANWHILE):
-                    tell(text.removeprefix(MEANWHILE))
-                else:
-                    last = text or last
-            content = child.stdout.read(RUN_FILE_MAX_BYTES + 1)  # a pipe holds as much
-    except BaseException:
-        child.kill()
-        raise
+            try:
+                for line in child.stderr:
+                    text = line.decode(errors="replace").strip()
+                    if text.startswith(MEANWHILE):
+                        tell(text.removeprefix(MEANWHILE))
+                    else:
+                        last = text or last
+                content = child.stdout.read(RUN_FILE_MAX_BYTES + 1)  # a pipe holds as much
+            except BaseException:
+                child.kill()  # here: the end of the block waits for it
+                raise
     finally:
         late.cancel()
         os.close(own_end)
