@@ -493,8 +493,7 @@ class FragmentRounds:
     def _go_on_without(self, peer: PeerId, now: float) -> None:
         """A peer has failed: the open roster and the rounds go on without it."""
         self._apply(self.leading.consider_closing(self._situation(now), now), now)
-        for participation in list(self.rounds.values()):
-            self._apply(participation.handle(inputs.LinkLost(peer), now), now)
+        self._tell_rounds(inputs.LinkLost(peer), now)
 
     def _caught_up(self, given: inputs.CaughtUp, now: float) -> None:
         standing, before = given.standing, self.standing
@@ -585,8 +584,7 @@ class FragmentRounds:
         match message:
             case messages.Join():
                 self._saw_head(message.head, now)
-                for participation in list(self.rounds.values()):
-                    self._apply(participation.handle(inputs.Received(sender, message), now), now)
+                self._tell_rounds(inputs.Received(sender, message), now)
                 return self.leading.joined(sender, message, self._situation(now), now)
             case messages.Noted():
                 return self.joining.noted(sender, message, self._situation(now), now)
@@ -600,8 +598,7 @@ class FragmentRounds:
             case messages.Pass():
                 return self.leading.passed(sender, self._situation(now), now)
             case messages.Withdraw():
-                for participation in list(self.rounds.values()):
-                    self._apply(participation.handle(inputs.Received(sender, message), now), now)
+                self._tell_rounds(inputs.Received(sender, message), now)
                 return self.leading.withdrawn(sender, message)
             case messages.NoQuorum() | messages.Refused():
                 situation = self._situation(now)
@@ -637,6 +634,10 @@ class FragmentRounds:
                 self._saw_head(message.head, now)
         self._about_round(sender, message, now)
         return []
+
+    def _tell_rounds(self, given: inputs.LinkLost | inputs.Received, now: float) -> None:
+        for participation in list(self.rounds.values()):
+            self._apply(participation.handle(given, now), now)
 
     def _about_round(self, sender: PeerId, message: Message, now: float) -> None:
         round_id: bytes = message.round  # type: ignore[union-attr]
