@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from averaging.numbers.codecs import codec_named
 from averaging.rules.line_levels import Level, Line
 
+__all__ = ["BYTES_S_PER_MBIT", "Level", "shortest_cycles"]
+
 BYTES_S_PER_MBIT = 125e3
 
 

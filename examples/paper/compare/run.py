@@ -28,7 +28,6 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from averaging.rules.line_levels import Level
 from peer.cli.application import Json, run_program
 from peer.cli.experiments import (
     FirstSeed,
@@ -43,7 +42,7 @@ from peer.cli.experiments import (
 from peer.cli.showing import bits_per_second, milliseconds, seconds, usage_errors
 from peer.results import Mean, Section, finished_png, new_axes, picture, plain_ticks, record_of
 from peer.simulate import Problem, Swarm
-from peer.simulate.lines import BYTES_S_PER_MBIT, shortest_cycles
+from peer.simulate.lines import BYTES_S_PER_MBIT, Level, shortest_cycles
 from peer.simulate.names import problem_of
 from peer.simulate.paired import (
     TEXT,
