@@ -48,7 +48,7 @@ def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
         ),
         due=due,
         probation=_probation_policy(run.policy),
-        audit_rate=run.policy.audit_rate,
+        audit_rate=run.policy.audits,
         spot_checks=run.policy.spot_checks,
         tokens_end=run.end.tokens if isinstance(run.end.tokens, int) else None,
         batch_tokens_max=run.limits.step_tokens_max,

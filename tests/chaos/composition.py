@@ -78,8 +78,7 @@ def run_file(
 
 
 def _policy(settings: SwarmSettings, listed: Sequence[PeerId]) -> Policy:
-    chosen = settings.scenario.audit_rate
-    rate = Policy().audit_rate if chosen is None else chosen
+    rate = settings.scenario.audit_rate
     if listed:
         return Policy(admission="listed", peers=list(listed), audit_rate=rate)
     return Policy(audit_rate=rate)

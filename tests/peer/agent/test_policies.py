@@ -27,6 +27,22 @@ def test_a_synchronous_peer_comes_whenever_it_is_called(overlap_steps: int, come
     assert due.answers_call(100, 24) is False
 
 
+@pytest.mark.parametrize(
+    ("settings", "rate"),
+    [
+        ("", 0.1),
+        ("[policy]\nadmission = 'listed'\npeers = ['OWNER']", 0.01),
+        ("[policy]\nadmission = 'listed'\npeers = ['OWNER']\naudit_rate = 0.2", 0.2),
+        ("[policy]\naudit_rate = 0", 0.0),
+    ],
+)
+def test_runs_whose_peers_are_let_in_audit_a_tenth_of_what_open_runs_do(
+    settings: str, rate: float
+) -> None:
+    run = parse(settings.replace("OWNER", str(OWNER)))
+    assert round_policy(run, fragments=8).audit_rate == rate
+
+
 def test_a_swarm_of_several_groups_mixes_at_every_version_unless_the_run_says_otherwise() -> None:
     mixing = round_policy(RunFile(), fragments=8).mixing
     assert mixing == MixingPolicy()
