@@ -1,6 +1,15 @@
 """The map that says which work a state contains: for each peer, the step up to which it is merged.
 
 The map travels with the state, and it is the only authority on whether a contribution was merged.
+
+A mark stays for good. Marks of peers that have been away for long could be added up to one number
+only if every state forgot the same marks at the same moment, and lineages part: if one side of a
+fork has added a peer up and the other one has not, their union counts its tokens twice, or loses
+them, because nobody can tell which peers are in a sum. Sums of the tokens of each stretch of
+versions would not overlap, but the accounts and credits of peers are read from their marks, a
+newcomer takes from them who has worked, and a peer that comes back after a night could not tell its
+merged work from work that an apart side has lost. So a map does not shrink: it is closed to new
+keys when it has ``KEYS_MAX`` of them (``MergedMap.takes``), and the run goes on.
 """
 
 from __future__ import annotations
@@ -19,9 +28,13 @@ from dht.identity import PeerId
 
 _MAP = "shoal 2026-11 merged map"
 
+KEYS_MAX = 80_000
+"""Reducers merge no work of further keys. Maps of so many travel on up to forty lineages at once
+(``averaging.history.parent_maps``), and a state with them in 6 MB beside its numbers."""
+
 MARKS_MAX = 100_000
-"""Largest number of marks that a peer takes from another one: each key whose work was ever merged
-has one, for good."""
+"""Largest number of marks that a peer takes from another one: maps of several groups, each closed
+to new keys, may have more together."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -140,6 +153,13 @@ class MergedMap(Mapping[PeerId, Mark]):
         """
         mark = self.get(peer)
         return mark is not None and mark.incarnation == incarnation and mark.step >= step
+
+    def takes(self, peer: PeerId) -> bool:
+        """Return whether work of this peer may be merged: it has a mark, or there is place for one.
+
+        Keys cost nothing. With too many marks a state could not travel, and nobody could join.
+        """
+        return len(self) < KEYS_MAX or peer in self._names.column
 
     def with_work(self, peer: PeerId, incarnation: int, step: int, tokens: int) -> MergedMap:
         """Return the map after a round merged ``tokens`` more of ``peer``, up to ``step``."""

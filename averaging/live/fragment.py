@@ -85,6 +85,7 @@ class FragmentWork:
             self.fragment,
             UsualNorms(),
             lambda: None if self.state is None else self.state.theta,
+            lambda peer: self.state is None or self.state.merged.takes(peer),
             self._slice_ended,
             self.event,
         )

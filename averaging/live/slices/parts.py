@@ -143,6 +143,8 @@ class FragmentFacts:
     usual: UsualNorms
     theta: Callable[[], Float32s | None]
     """Theta as it is now, if there is one here."""
+    takes: Callable[[PeerId], bool]
+    """True if the state has a mark of this peer, or place for one."""
     tell_machine: Callable[[SliceOutcome], None]
     event: Callable[..., None]
 
@@ -166,7 +168,7 @@ class Parts:
         self.tell_machine = facts.tell_machine
         self.event = facts.event
         self.threads = workshop.threads
-        self.refuses = workshop.refuses
+        self._refuses = workshop.refuses
         self.arena = workshop.arena
         self.states = workshop.states
         self._outside = workshop.outside
@@ -226,6 +228,12 @@ class Parts:
         if self._charged:
             self._outside.give_back(self.commit.leader, self._charged)
             self._charged = 0
+
+    def refuses(self, peer: PeerId) -> str | None:
+        """The reason why this peer, as a reducer, takes no upload of another one."""
+        if self.is_mix or self._facts.takes(peer):
+            return self._refuses(peer)
+        return "the run has merged work of so many keys that it takes none of new ones"
 
     def room_for(self, bulk: Bulk, size: int) -> memoryview:
         """Memory for bytes that a peer sends. Raises ``BulkRefused``.

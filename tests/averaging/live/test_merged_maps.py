@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from averaging.history import parent_maps
+from averaging.history import merged_map, parent_maps
 from averaging.history.chain import Chain, ChainLink
 from averaging.history.lineage import bound
 from averaging.history.merged_map import Mark, MergedMap
@@ -75,3 +75,33 @@ async def test_maps_that_are_too_large_to_travel_void_their_round_and_end_no_ave
         monkeypatch.undo()
         await made.live(60.0)
         assert [peer.versions() for peer in made.peers] != before
+
+
+async def test_a_run_with_too_many_keys_takes_no_work_of_new_ones_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with swarm(MemoryNetwork()) as made:
+        made.start = [grown(state, 100) for state in made.start]
+        monkeypatch.setattr(merged_map, "KEYS_MAX", 103)
+        for name in ("anna", "boris", "clara"):
+            await made.add(name)
+        await made.until(
+            lambda: all(len(state.merged) == 103 for state in known(made)), within_s=120.0
+        )
+        before = made.peers[0].versions()
+        late = await made.add("dora", knows_start=False)
+        await made.until(lambda: None not in late.versions(), within_s=60.0)
+        await made.live(60.0)
+        assert all(len(state.merged) == 103 for state in known(made))
+        reasons = {told["reason"] for peer in made.peers for told in peer.told("refused")}
+        assert "the run has merged work of so many keys that it takes none of new ones" in reasons
+        gained = [
+            (now or 0) - (then or 0)
+            for now, then in zip(made.peers[0].versions(), before, strict=True)
+        ]
+        assert min(gained) >= 3
+        assert late.versions() == made.peers[0].versions()
+
+
+def known(made: Swarm) -> list[FragmentState]:
+    return [state for peer in made.peers for state in peer.averager.states if state is not None]
