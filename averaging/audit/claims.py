@@ -6,10 +6,10 @@ names the round by the digest of its commit, so it follows from it what an hones
 made: codec, merge rule, weights and cut. A claim whose bytes do not follow from its sources is a
 lie whatever the round's seal was.
 
-The digest of an upload is a hash over the digests of its pieces in their order
-(``averaging.numbers.chunks``), so that one piece can be shown without the others. That of a merged
-slice is the one by which the lineage knows it. The rest that a claim needs travels with the bytes
-and is not sent again.
+The digest of the bytes is the root of a hash tree over their pieces
+(``averaging.numbers.piece_digests``), so that one piece can be shown without the others. That of a
+merged slice is the one by which the lineage knows it. The rest that a claim needs travels with the
+bytes and is not sent again.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from averaging.messages import Commit, Digest, Index, Indices, Signature, unpacked
+from averaging.numbers.piece_digests import DIGEST_BYTES
 from dht.identity import PeerId
 
 STATEMENT_MAX_BYTES = 512
 """Encoded size of a statement of a roster of 64."""
-
-DIGEST_BYTES = 32
 
 Sources: TypeAlias = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
 """Hash over the claims that went in; empty: the peer's own work."""
@@ -127,16 +126,6 @@ def is_signed_by(author: PeerId, subject: Subject, said: Claim, verify: Verify) 
 def hash_of(sources: Sequence[Claim]) -> bytes:
     """Return the hash by which a claim names its sources; empty if it has none."""
     return blake3.blake3(_encoder.encode(tuple(sources))).digest() if sources else b""
-
-
-def digests_of(data: memoryview, places: Iterable[slice]) -> list[bytes]:
-    """Return the digests of these parts of an upload."""
-    return [blake3.blake3(data[place]).digest() for place in places]
-
-
-def digest_of_pieces(pieces: Iterable[bytes]) -> bytes:
-    """Return the digest of an upload, given those of its pieces in their order."""
-    return blake3.blake3(b"".join(pieces)).digest()
 
 
 def claimed(statement: Statement, made: bytes) -> Claim:

@@ -9,30 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import blake3
 import msgspec
 
-from averaging.audit.claims import Claim, authors, digest_of_pieces, hash_of
+from averaging.audit.claims import Claim, authors, hash_of
 from averaging.audit.proofs import FalseMerge, Proof
 from averaging.messages import Commit
 from averaging.numbers.arrays import Buffer
+from averaging.numbers.piece_digests import leads_to
 from dht.identity import PeerId
 
 
 class Inquiry:
     """The audit of one piece of one slice, as one peer merged it."""
 
-    __slots__ = ("_commit", "_data", "_leaves", "_result", "claim", "head", "sources")
+    __slots__ = ("_commit", "_count", "_data", "_paths", "_result", "claim", "head", "sources")
 
-    def __init__(self, commit: Commit, head: FalseMerge, result: Buffer) -> None:
-        """``head``: of a proof whose sources are not known yet. ``result``: the bytes that the
-        claim is about: the merged slice with its maps, or a piece of a bundle."""
+    def __init__(self, commit: Commit, head: FalseMerge, result: Buffer, *, count: int) -> None:
+        """``head``: of a proof whose sources are not known yet, with the path to ``result``, the
+        piece of the merged slice or bundle. ``count``: number of pieces of an upload."""
         self._commit = commit
         self._result = result
         self.head = head
         self.claim = head.claim
         self.sources: tuple[Claim, ...] = ()
-        self._leaves: dict[int, bytes] = {}
+        self._count = count
+        self._paths: dict[int, bytes] = {}
         self._data: dict[int, Buffer] = {}
 
     def __repr__(self) -> str:
@@ -58,17 +59,13 @@ class Inquiry:
             if source.by not in self._data and source.by < len(who)
         ]
 
-    def take_upload(self, by: int, leaves: bytes, data: Buffer) -> bool:
+    def take_upload(self, by: int, path: bytes, data: Buffer) -> bool:
         """Take a piece of an upload. ``False``: it is not the one that went in."""
         source = next((each for each in self.sources if each.by == by), None)
-        digests = [leaves[at : at + 32] for at in range(0, len(leaves), 32)]
-        if source is None or digest_of_pieces(digests) != source.made:
+        piece, count = self.head.piece, self._count
+        if source is None or not leads_to(source.made, path, data, index=piece, count=count):
             return False
-        if self.head.piece >= len(digests):
-            return False
-        if blake3.blake3(data).digest() != digests[self.head.piece]:
-            return False
-        self._leaves[by], self._data[by] = leaves, data
+        self._paths[by], self._data[by] = path, data
         return True
 
     @property
@@ -77,9 +74,9 @@ class Inquiry:
 
     def proof(self) -> Proof:
         """The pieces to check: once all is here, or before for what the sources prove alone."""
-        own = self.head.leaves  # of a bundle; none of a merged slice
-        leaves = (*(self._leaves.get(source.by, b"") for source in self.sources), *own)
-        head = msgspec.structs.replace(self.head, sources=self.sources, leaves=leaves)
+        of_sources = (self._paths.get(source.by, b"") for source in self.sources)
+        paths = (*of_sources, self.head.paths[-1])
+        head = msgspec.structs.replace(self.head, sources=self.sources, paths=paths)
         if not self.is_complete:
             return Proof(head)
         data = [*(self._data[source.by] for source in self.sources), self._result]

@@ -32,19 +32,16 @@ from msgspec import Meta, Struct
 
 from averaging import messages
 from averaging.audit.claims import (
-    DIGEST_BYTES,
     Claim,
     Claims,
     Subject,
     Verify,
     authors,
-    digest_of_pieces,
     hash_of,
     is_signed,
     is_signed_by,
 )
 from averaging.errors import BadPayload, NotFinite
-from averaging.history.parent_maps import MAPS_MAX_BYTES
 from averaging.messages import (
     BadMessage,
     Ballot,
@@ -61,21 +58,20 @@ from averaging.numbers.arrays import Buffer
 from averaging.numbers.chunks import Chunk, Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Layout
+from averaging.numbers.piece_digests import DIGEST_BYTES, LEVELS_MAX, leads_to
 from averaging.rules.sites import carriers, shares
 from averaging.rules.weights import weights_of
 from dht.identity import PeerId
 
 VERSION = 1
 HEAD_MAX_BYTES = 256 << 10
-"""Largest head: a commit, a roster's claims, and the digests of the pieces of their uploads."""
-DATA_MAX_BYTES = 512 << 20
-"""Largest number of bytes that a proof is about: a piece of 64 members in f32 is half of it."""
+"""Largest head: a commit, a roster's claims, and the paths to the pieces of their uploads."""
 DIRECTIVES_MAX = 1024
 """Directives of the run's owner up to that of a round, one of which may have taken the run back."""
 
 EncodedCommit: TypeAlias = Annotated[bytes, Meta(max_length=messages.MESSAGE_MAX_BYTES)]
-Leaves: TypeAlias = Annotated[bytes, Meta(max_length=HEAD_MAX_BYTES)]
-"""Digests of all pieces of an upload, one after the other."""
+Path: TypeAlias = Annotated[bytes, Meta(max_length=DIGEST_BYTES * LEVELS_MAX)]
+"""Digests that lead from a piece to the digest that was signed."""
 
 
 class BadProof(ValueError):
@@ -100,10 +96,8 @@ class FalseMerge(_Head, frozen=True, kw_only=True):
     claim: Claim
     sources: Claims
     piece: Index
-    leaves: Annotated[tuple[Leaves, ...], Meta(max_length=messages.ROSTER_MAX + 1)]
-    """Digests of the pieces of each source, in order; then of the bundle, if it is one."""
-    maps_bytes: Annotated[int, Meta(ge=0, le=MAPS_MAX_BYTES)] = 0
-    """Size of the merged maps behind the merged slice, where states travel."""
+    paths: Annotated[tuple[Path, ...], Meta(max_length=messages.ROSTER_MAX + 1)]
+    """Of the piece of each source, in order; then of the piece of the result."""
 
 
 class TwoClaims(_Head, frozen=True, kw_only=True):
@@ -345,18 +339,13 @@ class _Case:
 
     @property
     def result_size(self) -> int:
-        if not self.head.merged:
-            return self.piece_size
-        place = self.cutting.merged_of(self.head.slice)
+        place = self.chunk.merged if self.head.merged else self.chunk.data
         size: int = place.stop - place.start
-        return size + self.head.maps_bytes
+        return size
 
     @property
     def size(self) -> int:
-        size = self.piece_size * len(self.head.sources) + self.result_size
-        if size > DATA_MAX_BYTES:
-            raise BadProof(f"it is about {size} bytes; at most {DATA_MAX_BYTES}")
-        return size
+        return self.piece_size * len(self.head.sources) + self.result_size
 
     def judge(self, data: memoryview, scratch: Scratch, *, exact: bool) -> Guilty:
         if len(data) != self.size:
@@ -364,12 +353,14 @@ class _Case:
         head, chunk = self.head, self.chunk
         piece_bytes = self.piece_size
         count = len(head.sources)
-        if len(head.leaves) != count + (not head.merged):
-            raise BadProof(f"digests of {len(head.leaves)} uploads")
+        if len(head.paths) != count + 1:
+            raise BadProof(f"paths to {len(head.paths)} pieces")
         payloads = [data[i * piece_bytes : (i + 1) * piece_bytes] for i in range(count)]
-        for source, leaves, payload in zip(head.sources, head.leaves, payloads, strict=False):
-            self._bind(source, leaves, payload)
-        result = self._result(data[count * piece_bytes :])
+        result = data[count * piece_bytes :]
+        pieces = len(self.cutting.audited(head.slice))
+        for source, path, payload in zip(head.sources, head.paths, payloads, strict=False):
+            self._bind(source, path, payload, pieces)
+        self._bind(head.claim, head.paths[-1], result, pieces + self._has_maps)
         given = self._given(payloads)
         if not exact and self._is_like(given, result, scratch):
             raise Right("the merge is about right")
@@ -389,25 +380,16 @@ class _Case:
                 deed = f"merged an upload that nobody can decode: {error}"
         return Guilty(self.accused, deed)
 
-    def _bind(self, claim: Claim, leaves: bytes, payload: memoryview) -> None:
-        """Raise ``BadProof`` unless these are the bytes that a claim is about."""
-        size = DIGEST_BYTES * len(self.cutting.audited(self.head.slice))
-        if len(leaves) != size or digest_of_pieces([leaves]) != claim.made:
-            raise BadProof("the digests of an upload's pieces are not those that were signed")
-        at = DIGEST_BYTES * self.head.piece
-        if blake3.blake3(payload).digest() != leaves[at : at + DIGEST_BYTES]:
-            raise BadProof("a piece of an upload is not the one that was signed")
-
-    def _result(self, data: memoryview) -> memoryview:
-        """The piece of the result, if the accused has signed it."""
+    @property
+    def _has_maps(self) -> bool:
+        """True if the digest of the merged maps comes after those of the merged pieces."""
         head = self.head
-        if not head.merged:
-            self._bind(head.claim, head.leaves[-1], data)
-            return data
-        if blake3.blake3(data).digest() != head.claim.made:
-            raise BadProof("the merged slice is not the one that was signed")
-        start = self.cutting.merged_of(head.slice).start
-        return data[self.chunk.merged.start - start : self.chunk.merged.stop - start]
+        return head.merged and head.slice == 0 and self.commit.kind != "merge"
+
+    def _bind(self, claim: Claim, path: bytes, piece: memoryview, count: int) -> None:
+        """Raise ``BadProof`` unless these are bytes that a claim is about."""
+        if not leads_to(claim.made, path, piece, index=self.head.piece, count=count):
+            raise BadProof("a piece is not the one that was signed")
 
     def _given(self, payloads: Sequence[memoryview]) -> Weighted:
         """The payloads of the slice with their weights; of a bundle, to be encoded again."""

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
 
-import blake3
 import msgspec
 from msgspec import Meta, Struct
 
@@ -28,10 +27,10 @@ from averaging.history.standing import Standing, after_commit
 from averaging.history.state import FragmentState
 from averaging.messages import Commit, Digest, Indices, unpacked
 from averaging.numbers.arrays import Buffer, Float32s
+from averaging.numbers.chunks import digests_of_slices
 from averaging.numbers.codec import Codec, Scratch
 from averaging.numbers.codecs import codec_named, codec_names
 from averaging.numbers.outer import Nesterov, Step, step_encoded
-from averaging.numbers.slices import cut
 
 HEAD_MAX_BYTES = messages.MESSAGE_MAX_BYTES
 _ENTRY_OVERHEAD_BYTES = 1024
@@ -44,11 +43,6 @@ class _Head(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 _heads = msgspec.msgpack.Decoder(_Head)
-
-
-def slice_digest(data: Buffer) -> bytes:
-    """Return the blake3 digest of an encoded merged slice, by which a seal's slices are known."""
-    return blake3.blake3(data).digest()
 
 
 @dataclass(frozen=True)
@@ -143,14 +137,10 @@ class ReplayEntry:
         codec = self.head.codec
         codec.check(self.payload, sizes, scratch)
         view = memoryview(self.payload).cast("B")
-        at = 0
-        for piece in cut(sizes, self.head.commit.shares):
-            end = at + codec.encoded_size(sizes[piece.units])
-            if slice_digest(view[at:end]) != self.head.digests[piece.index]:
-                raise BadPayload(
-                    codec.name, f"slice {piece.index} does not match its sealed digest"
-                )
-            at = end
+        found = digests_of_slices(view, sizes, self.head.commit.shares, codec)
+        for index, (here, sealed) in enumerate(zip(found, self.head.digests, strict=True)):
+            if here != sealed:
+                raise BadPayload(codec.name, f"slice {index} does not match its sealed digest")
 
     def to_wire(self) -> tuple[bytes, Buffer]:
         return self.head.encode(), self.payload

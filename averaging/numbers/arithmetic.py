@@ -14,14 +14,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from averaging.errors import NotFinite
 from averaging.messages import Commit
 from averaging.numbers.arrays import Float32s, Float64s, arithmetic, squared_norm
-from averaging.numbers.chunks import PIECES, Chunk, Cutting
+from averaging.numbers.chunks import Chunk, Cutting
 from averaging.numbers.codec import Addends, LeavesRest, Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.columns import Columns, Displacements, shares_by_heads
@@ -336,15 +336,9 @@ def encoded_size(codec: str, sizes: Sequence[int]) -> int:
     return sum(codec_named(name).encoded_size(sizes) for name in codec.split("/"))
 
 
-PIECES_SINCE: Final = 2
-"""The protocol number since which an upload's digest is one of ``PIECES`` pieces; before, it is one
-of chunks."""
-
-
 def cutting_of(commit: Commit, fragment: Fragment, numbers: Numbers) -> Cutting:
     """Return how a round cuts its fragment into slices, chunks and pieces."""
-    pieces = PIECES if commit.protocol >= PIECES_SINCE else 1
-    return Cutting(fragment, numbers, commit.shares, pieces=pieces)
+    return Cutting(fragment, numbers, commit.shares)
 
 
 def numbers_of(commit: Commit) -> Numbers:

@@ -18,7 +18,8 @@ from itertools import accumulate
 from typing import Protocol
 
 from averaging.numbers.layout import Fragment, Kind
-from averaging.numbers.slices import Slice
+from averaging.numbers.piece_digests import digests_of, root_of
+from averaging.numbers.slices import Slice, cut
 
 
 class EncodedSize(Protocol):
@@ -66,23 +67,20 @@ class Chunk:
 class Cutting:
     """The slices and chunks of a fragment, and where each of them lies in the payloads."""
 
-    def __init__(
-        self, fragment: Fragment, legs: BothLegs, shares: Sequence[int], *, pieces: int = 1
-    ) -> None:
-        """``pieces``: of a slice, as far as its units allow; 1: its chunks are its pieces."""
+    def __init__(self, fragment: Fragment, legs: BothLegs, shares: Sequence[int]) -> None:
         self.fragment = fragment
-        self._pieces = pieces
         self._audited: dict[int, list[tuple[Chunk, slice]]] = {}
-        self._places: dict[int, dict[int, list[slice]]] = {}
+        self._places: dict[tuple[int, bool], dict[int, list[slice]]] = {}
         self.slices: tuple[Slice, ...] = fragment.slices(shares)
-        self._ends = _ends_of(fragment, legs.up)
-        self._merged_ends = _ends_of(fragment, legs.down)
+        self._ends = _ends_of(fragment.unit_sizes, legs.up)
+        self._merged_ends = _ends_of(fragment.unit_sizes, legs.down)
         self.data_size = self._ends[-1]
         """Bytes of a contribution."""
         self.merged_size = self._merged_ends[-1]
         self._starts = list(accumulate(fragment.unit_sizes, initial=0))
         self.chunks: tuple[tuple[Chunk, ...], ...] = tuple(
-            tuple(self._chunks(piece.first_unit, piece.end_unit)) for piece in self.slices
+            tuple(self._chunk(*each) for each in _chunks(self._starts, piece))
+            for piece in self.slices
         )
 
         self.all_chunks = [chunk for chunks in self.chunks for chunk in chunks]
@@ -116,61 +114,100 @@ class Cutting:
             ]
         return found
 
-    def audited_places(self, index: int) -> dict[int, list[slice]]:
-        """Return the places of the pieces of each chunk of a slice in the uploaded chunk, by the
+    def merged_pieces(self, index: int) -> list[slice]:
+        """Return the places of the pieces of a slice in the merged slice."""
+        start = self.merged_of(index).start
+        places = (piece.merged for piece, _ in self.audited(index))
+        return [slice(place.start - start, place.stop - start) for place in places]
+
+    def audited_places(self, index: int, *, merged: bool = False) -> dict[int, list[slice]]:
+        """Return the places of the pieces of each chunk of a slice in the chunk's bytes, by the
         chunk's first unit."""
-        found = self._places.get(index)
+        found = self._places.get((index, merged))
         if found is None:
-            found = self._places[index] = {
-                chunk.first_unit: [
-                    slice(piece.data.start - chunk.data.start, piece.data.stop - chunk.data.start)
-                    for piece in pieces
+            ends = self._merged_ends if merged else self._ends
+            found = self._places[index, merged] = {
+                units[0][0]: [
+                    slice(ends[first] - ends[units[0][0]], ends[end] - ends[units[0][0]])
+                    for first, end in units
                 ]
-                for chunk, pieces in zip(self.chunks[index], self._pieces_of(index), strict=True)
+                for units in _pieces(self._starts, self.slices[index])
             }
         return found
 
     def _pieces_of(self, index: int) -> list[list[Chunk]]:
         """The pieces of a slice, by chunk."""
-        chunks = self.chunks[index]
-        count = max(1, self._pieces // max(1, len(chunks)))
-        return [self._chunks(chunk.first_unit, chunk.end_unit, count) for chunk in chunks]
+        found = _pieces(self._starts, self.slices[index])
+        return [[self._chunk(*units) for units in each] for each in found]
 
     def upload_size(self, index: int) -> int:
         """Return the number of bytes of a contribution to slice ``index``."""
         piece = self.slices[index]
         return self._ends[piece.end_unit] - self._ends[piece.first_unit]
 
-    def _chunks(self, first: int, end: int, pieces: int | None = None) -> list[Chunk]:
-        """Group these units into chunks, or into at most so many pieces that are about equal."""
-        made: list[Chunk] = []
-        most = CHUNK_VALUES
-        while first < end:
-            last = first + 1
-            if pieces is not None:
-                left = self._starts[end] - self._starts[first]
-                most = max(PIECE_MIN_VALUES, left // (pieces - len(made)))
-            count = self.fragment.unit_sizes[first]
-            while last < end and count + self.fragment.unit_sizes[last] <= most:
-                count += self.fragment.unit_sizes[last]
-                last += 1
-            made.append(
-                Chunk(
-                    first,
-                    last,
-                    self.fragment.unit_sizes[first:last],
-                    self.fragment.kinds[first:last],
-                    slice(self._starts[first], self._starts[last]),
-                    slice(self._ends[first], self._ends[last]),
-                    slice(self._merged_ends[first], self._merged_ends[last]),
-                )
-            )
-            first = last
-        return made
+    def _chunk(self, first: int, end: int) -> Chunk:
+        return Chunk(
+            first,
+            end,
+            self.fragment.unit_sizes[first:end],
+            self.fragment.kinds[first:end],
+            slice(self._starts[first], self._starts[end]),
+            slice(self._ends[first], self._ends[end]),
+            slice(self._merged_ends[first], self._merged_ends[end]),
+        )
 
     def tensor_at(self, unit: int) -> str:
         return self.fragment.units[unit].tensor
 
 
-def _ends_of(fragment: Fragment, leg: EncodedSize) -> list[int]:
-    return list(accumulate((leg.encoded_size((size,)) for size in fragment.unit_sizes), initial=0))
+def _ends_of(unit_sizes: Sequence[int], leg: EncodedSize) -> list[int]:
+    return list(accumulate((leg.encoded_size((size,)) for size in unit_sizes), initial=0))
+
+
+def digests_of_slices(
+    data: memoryview, unit_sizes: Sequence[int], shares: Sequence[int], leg: EncodedSize
+) -> list[bytes]:
+    """Return the digests of the slices of a merged fragment without states."""
+    starts = list(accumulate(unit_sizes, initial=0))
+    ends = _ends_of(unit_sizes, leg)
+    return [
+        root_of(
+            digests_of(
+                data,
+                (
+                    slice(ends[first], ends[end])
+                    for units in _pieces(starts, piece)
+                    for first, end in units
+                ),
+            )
+        )
+        for piece in cut(unit_sizes, shares)
+    ]
+
+
+def _chunks(starts: Sequence[int], piece: Slice) -> list[tuple[int, int]]:
+    return _grouped(starts, piece.first_unit, piece.end_unit)
+
+
+def _pieces(starts: Sequence[int], piece: Slice) -> list[list[tuple[int, int]]]:
+    """The units of the pieces of a slice, by chunk."""
+    chunks = _chunks(starts, piece)
+    count = max(1, PIECES // max(1, len(chunks)))
+    return [_grouped(starts, first, end, count) for first, end in chunks]
+
+
+def _grouped(
+    starts: Sequence[int], first: int, end: int, pieces: int | None = None
+) -> list[tuple[int, int]]:
+    """Group units into chunks, or into at most so many pieces that are about equal."""
+    made: list[tuple[int, int]] = []
+    most = CHUNK_VALUES
+    while first < end:
+        last = first + 1
+        if pieces is not None:
+            most = max(PIECE_MIN_VALUES, (starts[end] - starts[first]) // (pieces - len(made)))
+        while last < end and starts[last + 1] - starts[first] <= most:
+            last += 1
+        made.append((first, last))
+        first = last
+    return made

@@ -335,12 +335,12 @@ class Exchange:
             self.numbers.merge(chunk, taken, memoryview(out)[place], _scratch, rest=lost)
         if self.rests is not None and rest is not None:
             self.rests.keep(rest, inside)
+        pieces = () if again else self.cutting.merged_pieces(index)
         if not self.traffic.has_maps(index):
-            return Part(bytes(out), None)
+            return Part(bytes(out), None, pieces)
         there = {parent: each for part in parts for parent, each in (part.maps or {}).items()}
-        return Part(
-            bytes(out), {parent: there[parent] for parent in parents_of(self.commit, inside)}
-        )
+        maps = {parent: there[parent] for parent in parents_of(self.commit, inside)}
+        return Part(bytes(out), maps, pieces)
 
     def answer(self, index: int) -> None:
         """Give this merged slice to those who wait for it, and to those who will ask."""

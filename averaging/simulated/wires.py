@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Generic, Protocol, TypeVar
 
-import blake3
 import numpy as np
 
 from averaging import messages as said
@@ -24,6 +23,7 @@ from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Fragment
+from averaging.numbers.piece_digests import digest_of, digests_of, root_of
 from averaging.round.interface import inputs
 from averaging.round.interface.effects import CatchUp, Rebase
 from averaging.round.machine import FragmentRounds
@@ -126,6 +126,8 @@ class Part:
     data: bytes
     maps: dict[int, ParentMap] | None
     """The merged maps, by parent, that travel with slice 0 where states do."""
+    pieces: Sequence[slice] = ()
+    """The places of the pieces of a merged slice."""
 
     @property
     def size_bytes(self) -> int:
@@ -141,10 +143,10 @@ class Part:
     @cached_property
     def digest(self) -> bytes:
         """The digest by which live peers know the slice: every reader of the object shares it."""
-        hasher = blake3.blake3(self.data)
+        leaves = digests_of(memoryview(self.data), self.pieces)
         if self.maps is not None:
-            hasher.update(encode_maps(self.maps))
-        return hasher.digest()
+            leaves.append(digest_of(encode_maps(self.maps)))
+        return root_of(leaves)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

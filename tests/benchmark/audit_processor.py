@@ -32,14 +32,11 @@ from averaging.audit.claims import (
     Claim,
     Subject,
     claim,
-    digest_of_pieces,
-    digests_of,
     is_signed,
 )
 from averaging.audit.inquiry import Inquiry
 from averaging.audit.proofs import Court, FalseMerge, Right, check
 from averaging.numbers.arithmetic import (
-    PIECES_SINCE,
     Moved,
     Weighted,
     cutting_of,
@@ -50,6 +47,7 @@ from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.outer import Step
+from averaging.numbers.piece_digests import digests_of, path_to, root_of
 from averaging.rules.weights import weights_of
 from dht.identity import Identity, verify
 from tests.averaging.history.replayed_rounds import commit_after, founded
@@ -109,7 +107,6 @@ class Bench:
             reducers=tuple(each.peer_id for each in self.who[:reducers]),
             shares=(1,) * reducers,
             merge=merge,
-            protocol=PIECES_SINCE,
         )
         self.encoded = messages.encode_commit(self.commit)
         self.round = messages.digest(self.encoded)
@@ -159,7 +156,7 @@ class Bench:
     def one_round_without_merges(self) -> None:
         self.encode(self.others[0])
         for index in range(self.slices):
-            blake3.blake3(self._merged_of(index)).digest()
+            self.merged_leaves(index)
         self.step()
 
     def _merged_of(self, index: int) -> memoryview:
@@ -169,11 +166,12 @@ class Bench:
         data = memoryview(self.uploads[number])[self.cutting.data_of(index)]
         return digests_of(data, (place for _, place in self.cutting.audited(index)))
 
+    def merged_leaves(self, index: int) -> list[bytes]:
+        return digests_of(self._merged_of(index), self.cutting.merged_pieces(index))
+
     def claim_of(self, number: int, index: int = 0, *, merged: bool = False) -> Claim:
         subject, me = Subject(self.round, index, merged), self.who[number]
-        made = blake3.blake3(self._merged_of(index)).digest()
-        if not merged:
-            made = digest_of_pieces(self.leaves(number, index))
+        made = root_of(self.merged_leaves(index) if merged else self.leaves(number, index))
         members = range(len(self.who)) if merged else [number]
         sources: Sequence[Claim] = self.said if merged else ()
         return claim(subject, self.commit, me.peer_id, members, made, sources=sources, sign=me.sign)
@@ -200,15 +198,17 @@ class Bench:
             claim=self.claim_of(index, index, merged=True),
             sources=(),
             piece=0,
-            leaves=(),
+            paths=(path_to(0, self.merged_leaves(index)),),
         )
         self.said = before
-        inquiry = Inquiry(self.commit, head, bytes(self._merged_of(index)))
+        pieces = self.cutting.audited(index)
+        result = self._merged_of(index)[self.cutting.merged_pieces(index)[0]]
+        inquiry = Inquiry(self.commit, head, result, count=len(pieces))
         assert inquiry.take_sources(said)
-        place = self.cutting.audited(index)[0][1]
+        place = pieces[0][1]
         for by, _ in inquiry.wanted():
             data = memoryview(self.uploads[by])[self.cutting.data_of(index)]
-            assert inquiry.take_upload(by, b"".join(self.leaves(by, index)), data[place])
+            assert inquiry.take_upload(by, path_to(0, self.leaves(by, index)), data[place])
         return inquiry
 
     def one_audit(self, *, exact: bool) -> None:

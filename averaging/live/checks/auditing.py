@@ -24,10 +24,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from averaging.audit import selection
 from averaging.audit.claims import Claim, authors, decode_claims, encode_claims
@@ -38,6 +38,7 @@ from averaging.audit.proofs import (
     Court,
     FalseMerge,
     Guilty,
+    Path,
     Proof,
     Right,
     check,
@@ -77,6 +78,7 @@ from averaging.live.streams.questions import (
 from averaging.live.streams.threads import Threads
 from averaging.messages import Accused, BadMessage, Digest, Index, Message, unpacked
 from averaging.numbers.chunks import Cutting
+from averaging.numbers.piece_digests import path_to
 from dht.errors import HostClosed, StreamBroken
 from dht.guarded_host import refuse
 from dht.host import Host, Stream
@@ -162,16 +164,16 @@ class _Shown(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Header ahead of a piece of an upload."""
 
     claim: Claim
-    leaves: Annotated[bytes, Meta(max_length=HEAD_MAX_BYTES)]
+    path: Path
 
 
 _shown = msgspec.msgpack.Decoder(_Shown)
 
 
 def read_shown(frame: bytes | memoryview) -> tuple[Claim, bytes]:
-    """Decode the claim and the digests ahead of a piece. Raises ``BadMessage``."""
-    shown = unpacked(frame, _shown, "the digests of an upload", max_bytes=HEAD_MAX_BYTES)
-    return shown.claim, shown.leaves
+    """Decode the claim and the path ahead of a piece. Raises ``BadMessage``."""
+    shown = unpacked(frame, _shown, "the claim about an upload", max_bytes=HEAD_MAX_BYTES)
+    return shown.claim, shown.path
 
 
 def audit_protocol(run: RunId) -> str:
@@ -386,7 +388,8 @@ class Auditing:
             raise NotHere("you were shown as much of this round as an audit needs")
         uploads.shown[stream.remote] += size
         began = self._around.now()
-        await self._tell(stream, msgspec.msgpack.encode(_Shown(said, b"".join(leaves))))
+        path = path_to(request.piece, leaves)
+        await self._tell(stream, msgspec.msgpack.encode(_Shown(said, path)))
         await self._tell_all(stream, data[place])
         self._around.moved(sent=size, since=began)
 
@@ -440,8 +443,8 @@ class Auditing:
             self._waiting -= 1
 
     async def _audit_merge(self, parts: Parts, index: int, piece: int) -> None:
-        maps = parts.encoded_maps if parts.traffic.has_maps(index) else b""
-        result = bytes(parts.merged[index].data) + maps
+        leaves = parts.evidence.merged_leaves.get(index, [])
+        result = parts.merged[index].data[parts.cutting.merged_pieces(index)[piece]]
         head = FalseMerge(
             commit=parts.encoded_commit,
             slice=index,
@@ -449,16 +452,15 @@ class Auditing:
             claim=parts.evidence.merged[index],
             sources=(),
             piece=piece,
-            leaves=(),
-            maps_bytes=len(maps),
+            paths=(path_to(piece, leaves),),
         )
-        await self._inquire(parts, Inquiry(parts.commit, head, result))
+        await self._inquire(parts, head, result)
 
     async def _audit_bundle(self, parts: Parts, index: int, piece: int, delegate: int) -> None:
         """A delegate's bundle is audited like a merged slice."""
         peer = parts.commit.members[delegate].peer
         try:
-            said, leaves, data = await self.upload_of(peer, parts, index, piece, alone=False)
+            said, path, data = await self.upload_of(peer, parts, index, piece, alone=False)
         except (NotHere, *WORLD):
             return
         if not said.sources or not parts.evidence.is_signed(index, said, merged=False):
@@ -470,15 +472,16 @@ class Auditing:
             claim=said,
             sources=(),
             piece=piece,
-            leaves=(leaves,),
+            paths=(path,),
         )
-        await self._inquire(parts, Inquiry(parts.commit, head, data))
+        await self._inquire(parts, head, data)
 
-    async def _inquire(self, parts: Parts, inquiry: Inquiry) -> None:
+    async def _inquire(self, parts: Parts, head: FalseMerge, result: memoryview) -> None:
+        count = len(parts.cutting.audited(head.slice))
+        inquiry = Inquiry(parts.commit, head, result, count=count)
         accused = inquiry.accused
         if accused == parts.me or accused in self.convicted:
             return
-        head = inquiry.head
         peer = accused
         differing: tuple[int, Claim] | None = None
         try:
@@ -581,7 +584,7 @@ class Auditing:
             own = self._uploads_of(parts.round, peer).of(index, alone=alone)
             if own is None:
                 raise TimeoutError("the own upload is no longer here")
-            return own[1], b"".join(own[2]), own[0][place]
+            return own[1], path_to(piece, own[2]), own[0][place]
 
         async def ask_once() -> tuple[Claim, bytes, memoryview]:
             async with self._timed_stream(peer, parts.commit.upload_s) as (stream, _):
@@ -610,11 +613,11 @@ class Auditing:
         """Ask for a piece of an upload. Several may be asked for on one stream."""
         place = parts.cutting.audited(index)[piece][1]
         request = AskUpload(parts.round, index, piece, alone)
-        said, digests = read_shown(await self._answer_of(stream, request))
+        said, path = read_shown(await self._answer_of(stream, request))
         began = self._around.now()
         data = await read_exactly(stream, place.stop - place.start)
         self._around.moved(received=len(data), since=began)
-        return said, digests, data
+        return said, path, data
 
     async def reading_of(self, peer: PeerId, parts: Parts, back: int) -> Reading | None:
         """The data of an author's step, ``back`` steps before the last one in its contribution."""

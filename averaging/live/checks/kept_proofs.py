@@ -15,7 +15,7 @@ from typing import Annotated, Any, Protocol
 
 from msgspec import Meta, Struct
 
-from averaging.audit.proofs import HEAD_MAX_BYTES, KINDS_SINCE, Guilty, Proof
+from averaging.audit.proofs import KINDS_SINCE, Guilty, Proof
 from averaging.messages import Count, Digest, Peer
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
@@ -118,10 +118,8 @@ class KeptProofs:
         peer, name = guilty.peer, proof.digest
         since = KINDS_SINCE.get(type(proof.head), OLDEST)
         self.verdicts[peer] = Verdict(peer, guilty.what, name, since, self._worth(peer))
-        head_bytes = len(proof.encode_head())
-        if head_bytes <= HEAD_MAX_BYTES:
-            size = head_bytes + memoryview(proof.data).nbytes
-            self.proofs[name] = Kept(peer, size, since, proof)
+        size = len(proof.encode_head()) + memoryview(proof.data).nbytes
+        self.proofs[name] = Kept(peer, size, since, proof)
         if self._shelf is not None:
             self._unwritten.add(peer)
             if not self._writing:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from averaging.audit.claims import Claim, digests_of
+from averaging.audit.claims import Claim
 from averaging.history.parent_maps import ParentMap
 from averaging.live.slices.parts import Parts
 from averaging.live.streams.buffers import GrowingBytes
@@ -20,6 +20,7 @@ from averaging.numbers.arithmetic import Numbers, Weighted
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.codec import Scratch
+from averaging.numbers.piece_digests import digests_of
 from averaging.round.traffic import BundleRoster
 from averaging.rules.usual_norms import UploadNorm
 from averaging.rules.weights import weights_of

@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from averaging.audit.claims import Claim, Subject, claim, digest_of_pieces, is_signed
+from averaging.audit.claims import Claim, Subject, claim, is_signed
 from averaging.errors import BadPayload
 from averaging.messages import Commit
 from averaging.numbers.chunks import Cutting
+from averaging.numbers.piece_digests import root_of
 from averaging.round.interface.effects import Enter
 from dht.identity import PeerId
 
@@ -76,6 +77,8 @@ class Evidence:
         """The claims that went into the bundle."""
         self.merged: dict[int, Claim] = {}
         """The claims of those who merged the slices."""
+        self.merged_leaves: dict[int, list[bytes]] = {}
+        """Digests of the pieces of slices that others merged, then of the maps ahead of one."""
         self.sources: dict[int, tuple[Claim, ...]] = {}
         """The claims that went into the slices that this peer merged."""
 
@@ -135,7 +138,7 @@ class Evidence:
         leaves: dict[int, list[bytes]],
         sources: Sequence[Claim],
     ) -> Claim:
-        made = digest_of_pieces(leaves.get(index, ()))
+        made = root_of(leaves.get(index, ()))
         subject = self.subject(index, merged=False)
         return claim(
             subject, self._commit, self._me, members, made, sources=sources, sign=self._sign

@@ -16,7 +16,6 @@ from functools import partial
 
 import numpy as np
 
-from averaging.audit.claims import digests_of
 from averaging.errors import NotFinite
 from averaging.history.parent_maps import united
 from averaging.history.standing import Standing, merged_after, with_merged_map
@@ -30,6 +29,7 @@ from averaging.numbers.arithmetic import MeldNumbers
 from averaging.numbers.arrays import Float32s, Float64s
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.outer import Step
+from averaging.numbers.piece_digests import digests_of
 from averaging.numbers.sent_share import SentShare
 from averaging.round.contributing import Contribution
 from averaging.round.interface.effects import Apply, Enter

@@ -15,16 +15,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import blake3
-
 from averaging.audit.claims import (
     STATEMENT_MAX_BYTES,
     Claim,
     Statement,
     claimed,
     decode_statement,
-    digest_of_pieces,
-    digests_of,
 )
 from averaging.errors import BadPayload, BulkRefused
 from averaging.history.parent_maps import MAPS_MAX_BYTES, ParentMap, read_maps
@@ -42,6 +38,7 @@ from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.layout import Fragment
 from averaging.numbers.norm_bounds import norm_at_most
+from averaging.numbers.piece_digests import digest_of, digests_of, root_of
 from averaging.round.interface.effects import Enter
 from averaging.round.interface.inputs import MergedArrived, SliceOutcome, UploadArrived
 from averaging.round.rests import Rests
@@ -306,10 +303,16 @@ class Parts:
         return total
 
     def hashing(
-        self, index: int, leaves: list[bytes], work: Callable[[Chunk, memoryview], float]
+        self,
+        index: int,
+        leaves: list[bytes],
+        work: Callable[[Chunk, memoryview], float],
+        *,
+        merged: bool = False,
     ) -> Callable[[Chunk, memoryview], float]:
-        """``work`` that also collects the digests of the pieces of an upload of a slice."""
-        places = self.cutting.audited_places(index)
+        """``work`` that also collects the digests of the pieces of an upload of a slice, or of the
+        merged one."""
+        places = self.cutting.audited_places(index, merged=merged)
 
         def both(chunk: Chunk, data: memoryview) -> float:
             leaves.extend(digests_of(data, places[chunk.first_unit]))
@@ -347,30 +350,30 @@ class Parts:
 
     async def take_merged(
         self, bulk: Bulk, index: int, data: memoryview, sent: memoryview | None
-    ) -> bytes:
+    ) -> list[bytes]:
         """Receive a merged slice that somebody else made, and check it before it is used.
 
-        Returns its digest: of its bytes and, where states travel, of the maps with slice 0.
+        Returns the digests of its pieces and, where states travel, of the maps with slice 0.
         """
         maps = await self.read_maps(sent)
-        hasher = blake3.blake3()
+        leaves: list[bytes] = []
 
         def check(chunk: Chunk, part: memoryview) -> float:
-            hasher.update(part)
             self.numbers.down.check(chunk, part, self.threads.scratch())
             return float(self.numbers.down.squares(chunk, part).sum())
 
         arriving = GrowingBytes(data)
-        checking = self.as_it_grows(index, arriving, check, merged=True)
+        hashing = self.hashing(index, leaves, check, merged=True)
+        checking = self.as_it_grows(index, arriving, hashing, merged=True)
         squares = await receive_behind(bulk, arriving, checking)
         reason = await self._norm_objection(index, math.sqrt(squares))
         if reason is not None:
             raise BadPayload(self.commit.codecs[1], reason)
         if maps is not None and sent is not None:
-            hasher.update(sent)
+            leaves.append(digest_of(sent))
             if not self.maps:
                 self.have_maps(maps, bytes(sent))
-        return hasher.digest()
+        return leaves
 
     async def _norm_objection(self, index: int, merged: float) -> str | None:
         """The reason not to take a merged slice of this norm. The cheap bound comes first."""
@@ -400,19 +403,22 @@ class Parts:
     ) -> Claim:
         """Receive the claim of a member, the first of ``members``, behind its upload."""
         statement = await _statement(bulk)
-        said = claimed(statement, digest_of_pieces(leaves))
+        said = claimed(statement, root_of(leaves))
         if (said.by, said.members) != (members[0], tuple(sorted(members))):
             raise BadPayload(self.commit.codec, "its claim is about another upload")
         self.evidence.check(index, said, merged=False)
         self._heard_claim(self.encoded_commit, index, said, False)
         return said
 
-    async def take_merged_claim(self, bulk: Bulk, index: int, digest: bytes) -> None:
-        """Receive the claim of the peer that merged a slice, behind the slice."""
-        said = claimed(await _statement(bulk), digest)
+    async def take_merged_claim(self, bulk: Bulk, index: int, leaves: list[bytes]) -> bytes:
+        """Receive the claim of the peer that merged a slice, behind the slice. Returns the slice's
+        digest."""
+        said = claimed(await _statement(bulk), root_of(leaves))
         self.evidence.check(index, said, merged=True)
         self._heard_claim(self.encoded_commit, index, said, True)
         self.evidence.merged.setdefault(index, said)
+        self.evidence.merged_leaves.setdefault(index, leaves)
+        return said.made
 
     def tell_merged(self, index: int, digest: bytes) -> None:
         """Tell the round machine of a merged slice that came from another peer."""

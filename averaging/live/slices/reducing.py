@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
-
-import blake3
 
 from averaging.audit.claims import STATEMENT_MAX_BYTES, Claim, encode_statement
 from averaging.errors import BadPayload, BulkRefused, NotFinite
@@ -26,6 +23,7 @@ from averaging.live.streams.threads import is_small
 from averaging.messages import Opening
 from averaging.numbers.arithmetic import Weighted
 from averaging.numbers.chunks import Chunk
+from averaging.numbers.piece_digests import digest_of, digests_of, root_of
 from averaging.round.interface.inputs import SliceMerged
 from averaging.round.rests import Rest
 from averaging.round.sealing.seals import expected_of
@@ -69,9 +67,12 @@ class OngoingMerge:
     members: tuple[int, ...] | None
     """Number of contributors in each upload; ``None``: one in each."""
     merged: GrowingBytes
-    hasher: Any
+    places: Mapping[int, Sequence[slice]]
+    """The places of the pieces in the merged bytes of each chunk, by its first unit."""
     rest: Rest | None
     """The loss of encoding the slice; ``None``: it is not fed back."""
+    leaves: list[bytes] = field(default_factory=list)
+    """Digests of the pieces that are merged so far."""
     task: asyncio.Task[None] | None = None
     working: asyncio.Future[None] | None = None
     """The thread's work on a few chunks: it writes whether or not anybody still waits."""
@@ -321,8 +322,8 @@ class Reducing:
         try:
             sent = await parts.receive_maps(bulk, index)
             data = parts.room_for(bulk, len(parts.merged[index].data))
-            digest = await parts.take_merged(bulk, index, data, sent)
-            await parts.take_merged_claim(bulk, index, digest)
+            leaves = await parts.take_merged(bulk, index, data, sent)
+            digest = await parts.take_merged_claim(bulk, index, leaves)
         finally:
             self._merged_streams[index] -= 1
         return data, digest
@@ -383,9 +384,8 @@ class Reducing:
     ) -> OngoingMerge:
         merged, rests = GrowingBytes(self.parts.merged[index].data), self.parts.rests
         rest = None if rests is None else rests.room(index)
-        ongoing = OngoingMerge(
-            contributors, weights, sources, members, merged, blake3.blake3(), rest
-        )
+        places = self.parts.cutting.audited_places(index, merged=True)
+        ongoing = OngoingMerge(contributors, weights, sources, members, merged, places, rest)
         self._ongoing[index] = ongoing
         ongoing.task = self.parts.start(self._merge_behind(index, ongoing), "merge chunks")
         return ongoing
@@ -467,8 +467,9 @@ class Reducing:
         if parts.rests is not None and ongoing.rest is not None:
             parts.rests.keep(ongoing.rest, inside)
         parts.tally.merged_at = asyncio.get_running_loop().time()
-        ongoing.hasher.update(maps)
-        digest = ongoing.hasher.digest()
+        if self._traffic.has_maps(index):
+            ongoing.leaves.append(digest_of(maps))
+        digest = root_of(ongoing.leaves)
         parts.evidence.claim_merged(index, inside, digest, claims)
         parts.is_here(index)
         parts.tell_machine(SliceMerged(parts.round, index, digest))
@@ -490,7 +491,7 @@ class Reducing:
             uploads = Weighted(payloads, ongoing.weights, ongoing.members)
             rest = None if ongoing.rest is None else ongoing.rest.of(chunk)
             self.parts.numbers.merge(chunk, uploads, out, scratch, rest=rest)
-            ongoing.hasher.update(out)
+            ongoing.leaves += digests_of(out, ongoing.places[chunk.first_unit])
             say(place.stop)
 
     # Answering

@@ -169,8 +169,8 @@ class Uploading:
             return
         sent = await parts.receive_maps(bulk, index)
         await self._reducing.stop_ahead(index)
-        digest = await parts.take_merged(bulk, index, growing.data, sent)
-        await parts.take_merged_claim(bulk, index, digest)
+        leaves = await parts.take_merged(bulk, index, growing.data, sent)
+        digest = await parts.take_merged_claim(bulk, index, leaves)
         await bulk.finished()
         growing.grow(len(growing.data))
         parts.is_here(index)

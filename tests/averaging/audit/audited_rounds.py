@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import blake3
 import msgspec
 import numpy as np
 
 from averaging import messages
-from averaging.audit.claims import Claim, Subject, claim, digest_of_pieces, digests_of
+from averaging.audit.claims import Claim, Subject, claim
 from averaging.audit.inquiry import Inquiry
 from averaging.audit.proofs import (
     Court,
@@ -27,7 +26,6 @@ from averaging.audit.proofs import (
 )
 from averaging.messages import Commit
 from averaging.numbers.arithmetic import (
-    PIECES_SINCE,
     MeldNumbers,
     Moved,
     Numbers,
@@ -36,6 +34,7 @@ from averaging.numbers.arithmetic import (
     numbers_of,
 )
 from averaging.numbers.codec import Scratch
+from averaging.numbers.piece_digests import digest_of, digests_of, path_to, root_of
 from averaging.rules.sites import shares
 from averaging.rules.weights import weights_of
 from dht.identity import Identity, verify
@@ -73,9 +72,7 @@ def commit_of(kind: str = "merge", *, codec: str = "int8", merge: str = "mean") 
 
 def in_pieces(commit: Commit) -> Commit:
     """The same round with one reducer for the fragment's three units, each of which is a piece."""
-    return msgspec.structs.replace(
-        commit, protocol=PIECES_SINCE, reducers=commit.reducers[:1], shares=(1,)
-    )
+    return msgspec.structs.replace(commit, reducers=commit.reducers[:1], shares=(1,))
 
 
 def of_a_site(commit: Commit) -> Commit:
@@ -125,6 +122,15 @@ class Round:
         return digests_of(memoryview(data), places)
 
     @property
+    def count(self) -> int:
+        return len(self.cutting.audited(SLICE))
+
+    @property
+    def maps(self) -> bytes:
+        """What stands for the merged maps, where states travel."""
+        return b"" if self.commit.kind == "merge" else b"maps"
+
+    @property
     def place(self) -> slice:
         """The place of the audited piece in an upload."""
         return self.cutting.audited(SLICE)[self.piece][1]
@@ -132,7 +138,7 @@ class Round:
     def _upload(
         self, number: int, members: Sequence[int], data: bytes, sources: Sequence[Claim] = ()
     ) -> None:
-        made = digest_of_pieces(self.leaves(data))
+        made = root_of(self.leaves(data))
         self.uploads[number] = data
         self.claims[number] = self.signed(number, members, made, sources, merged=False)
 
@@ -199,14 +205,19 @@ class Round:
     ) -> Inquiry:
         """The audit of a reducer that has signed this result."""
         sources = [each for _, each in sorted(self.claims.items())] if sources is None else sources
-        made = blake3.blake3(result).digest()
+        leaves = digests_of(memoryview(result), self.cutting.merged_pieces(SLICE))
+        if self.maps:
+            leaves.append(digest_of(self.maps))
+        made = root_of(leaves)
         members = self.contributors if members is None else members
         said = self.signed(reducer, members, made, sources, merged=True)
-        inquiry = Inquiry(self.commit, self.head(said, merged=True), result)
+        head = self.head(said, merged=True, path=path_to(self.piece, leaves))
+        piece = result[self.cutting.merged_pieces(SLICE)[self.piece]]
+        inquiry = Inquiry(self.commit, head, piece, count=self.count)
         assert inquiry.take_sources(sources)
         return inquiry
 
-    def head(self, said: Claim, *, merged: bool, leaves: tuple[bytes, ...] = ()) -> FalseMerge:
+    def head(self, said: Claim, *, merged: bool, path: bytes) -> FalseMerge:
         return FalseMerge(
             commit=self.encoded,
             slice=SLICE,
@@ -214,14 +225,14 @@ class Round:
             claim=said,
             sources=(),
             piece=self.piece,
-            leaves=leaves,
+            paths=(path,),
         )
 
     def proof(self, inquiry: Inquiry, *, alone: bool = False) -> Proof:
         """The evidence, with all uploads as their senders show them."""
         for by, _ in inquiry.wanted():
             data = self.alone[by][0] if alone else self.uploads[by]
-            assert inquiry.take_upload(by, b"".join(self.leaves(data)), data[self.place])
+            assert inquiry.take_upload(by, path_to(self.piece, self.leaves(data)), data[self.place])
         assert inquiry.is_complete
         return inquiry.proof()
 
@@ -230,9 +241,9 @@ class Round:
         inside = self.claims[delegate].members
         sources = [self.alone[each][1] for each in inside]
         leaves = self.leaves(data)
-        said = self.signed(delegate, inside, digest_of_pieces(leaves), sources, merged=False)
-        head = self.head(said, merged=False, leaves=(b"".join(leaves),))
-        inquiry = Inquiry(self.commit, head, data[self.place])
+        said = self.signed(delegate, inside, root_of(leaves), sources, merged=False)
+        head = self.head(said, merged=False, path=path_to(self.piece, leaves))
+        inquiry = Inquiry(self.commit, head, data[self.place], count=self.count)
         assert inquiry.take_sources(sources)
         return inquiry
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from averaging import messages
-from averaging.audit.claims import Claim, digest_of_pieces
+from averaging.audit.claims import Claim
 from averaging.audit.proofs import (
     DIRECTIVES_MAX,
     BadProof,
@@ -31,6 +31,7 @@ from averaging.numbers import merge_estimate
 from averaging.numbers.arithmetic import MergeNumbers
 from averaging.numbers.codecs import codec_names
 from averaging.numbers.merge import rule_names
+from averaging.numbers.piece_digests import root_of
 from dht.identity import PeerId
 from tests.averaging.audit.audited_rounds import (
     COURT,
@@ -204,7 +205,7 @@ def test_an_upload_that_nobody_can_decode_convicts_the_peer_that_merges_it(codec
     round_ = Round(commit_of(codec=codec))
     bad = np.float32(np.nan).tobytes() + round_.uploads[3][4:]
     round_.uploads[3] = bad
-    made = digest_of_pieces(round_.leaves(bad))
+    made = root_of(round_.leaves(bad))
     round_.claims[3] = round_.signed(3, [3], made, merged=False)
 
     what = check(round_.proof(round_.audit(bytes(len(bad)))), COURT).what

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from averaging import messages
-from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance, slice_digest
+from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance
 from averaging.history.state import FragmentState
 from averaging.messages import Commit, Entry, Link
+from averaging.numbers.chunks import digests_of_slices
 from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
@@ -87,12 +88,7 @@ def round_after(
     chosen = codec_named(codec)
     payload = bytearray(chosen.encoded_size(SIZES))
     chosen.encode(delta, SIZES, payload, Scratch())
-    digests = []
-    at = 0
-    for piece in FRAGMENT.slices((3, 1)):
-        end = at + chosen.encoded_size(SIZES[piece.units])
-        digests.append(slice_digest(payload[at:end]))
-        at = end
+    digests = digests_of_slices(memoryview(payload), SIZES, (3, 1), chosen)
     return ReplayEntry(ReplayHead(commit, seal, tuple(digests)), bytes(payload))
 
 

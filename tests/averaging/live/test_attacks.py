@@ -29,6 +29,7 @@ from averaging.live.states.fetch_server import FetchServer
 from averaging.live.streams.threads import Threads
 from averaging.messages import Join, Message, Signatures
 from averaging.numbers.codec import Scratch
+from averaging.numbers.piece_digests import digests_of
 from averaging.round.gathering import leading
 from averaging.round.gathering.roster import Leader, compose
 from averaging.round.opinions.neighbourhood import Neighbourhood
@@ -267,7 +268,7 @@ def _reduce_to(monkeypatch: pytest.MonkeyPatch, value: float, who: PeerId) -> No
             out = ongoing.merged.data[place]
             base = np.full(chunk.values.stop, value, np.float32)
             numbers.down.codec.encode(base[chunk.values], chunk.sizes, out, scratch)  # type: ignore[attr-defined]
-            ongoing.hasher.update(out)
+            ongoing.leaves += digests_of(out, ongoing.places[chunk.first_unit])
             say(place.stop)
         return None
 

@@ -9,13 +9,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import blake3
 import msgspec
 import numpy as np
 import pytest
 
 from averaging import messages as said
-from averaging.audit.claims import Subject, claim, digests_of, encode_statement
+from averaging.audit.claims import Subject, claim, encode_statement
 from averaging.history.replay import ReplayEntry
 from averaging.live.slices.exchange import Exchange
 from averaging.live.slices.parts import Parts
@@ -28,6 +27,7 @@ from averaging.live.streams.links import Transport, bulk_protocol, control_proto
 from averaging.live.streams.threads import Threads
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.layout import Layout, TensorSpec
+from averaging.numbers.piece_digests import digests_of, root_of
 from averaging.round.contributing import Contribution
 from averaging.round.traffic import Route, Traffic
 from averaging.rules.mixing import MixingPolicy
@@ -391,7 +391,7 @@ class _FalseSlice:
         self._growing = parts.merged[index]
         commit = parts.commit
         self.data = bytearray(len(self._growing.data))  # zeros, which every codec decodes
-        digest = blake3.blake3(self.data).digest()
+        digest = root_of(digests_of(memoryview(self.data), parts.cutting.merged_pieces(index)))
         subject = Subject(parts.round, index, merged=True)
         inside, sign = range(len(commit.members)), identity_of("mallory").sign
         self._said = claim(subject, commit, MALLORY, inside, digest, sign=sign)

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from averaging import messages
-from averaging.history.replay import ReplayEntry, ReplayHead, advance, slice_digest
+from averaging.history.replay import ReplayEntry, ReplayHead, advance
 from averaging.history.state import FragmentState
 from averaging.messages import Commit, Entry, Link
 from averaging.numbers.arrays import Float32s
+from averaging.numbers.chunks import digests_of_slices
 from averaging.numbers.codec import Addends, Codec, Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Fragment
@@ -59,8 +60,10 @@ class Group:
         encoded = messages.encode_commit(self.commit(done))
         weights = shares_of([Contribution(tokens=d.tokens, steps=d.steps) for d in done])
         merged = [self.reduce(piece, weights) for piece in self.slices]
-        digests = tuple(slice_digest(data) for data in merged)
-        entry = ReplayEntry(ReplayHead(encoded, tuple(range(MEMBERS)), digests), b"".join(merged))
+        payload = b"".join(merged)
+        shares, codec = self.commit(done).shares, codec_named(self.commit(done).codec)
+        digests = tuple(digests_of_slices(memoryview(payload), FRAGMENT.unit_sizes, shares, codec))
+        entry = ReplayEntry(ReplayHead(encoded, tuple(range(MEMBERS)), digests), payload)
         for member, state in enumerate(self.states):
             scratch = Scratch()
             entry.check(FRAGMENT.unit_sizes, scratch)

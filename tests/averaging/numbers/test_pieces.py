@@ -14,22 +14,21 @@ from averaging.numbers.slices import reducers_count
 NUMBERS = MergeNumbers(codec="int4", codec_down=None, merge="mean", eta=0.7, mu=0.9)
 
 
-def cutting(*shapes: tuple[int, int], shares: tuple[int, ...] = (1,), pieces: int) -> Cutting:
+def cutting(*shapes: tuple[int, int], shares: tuple[int, ...] = (1,)) -> Cutting:
     specs = [TensorSpec(f"t{number:04}", shape) for number, shape in enumerate(shapes)]
-    return Cutting(Layout.build(specs, 1).fragments[0], NUMBERS, shares, pieces=pieces)
+    return Cutting(Layout.build(specs, 1).fragments[0], NUMBERS, shares)
 
 
 def sizes(cut: Cutting, index: int = 0) -> list[int]:
     return [sum(piece.sizes) for piece, _ in cut.audited(index)]
 
 
-@pytest.mark.parametrize("pieces", [1, PIECES])
 @pytest.mark.parametrize("shares", [(1,), (3, 1), (1, 2, 2)])
 def test_pieces_are_all_of_a_slice_in_order_and_lie_in_its_chunks(
-    shares: tuple[int, ...], pieces: int
+    shares: tuple[int, ...],
 ) -> None:
     shapes = [(1024, 1024)] * 3 + [(100, 300)] * 7 + [(64, 64)] * 30 + [(1, 64)] * 20
-    cut = cutting(*shapes, shares=shares, pieces=pieces)
+    cut = cutting(*shapes, shares=shares)
     for index in range(len(shares)):
         places = [place for _, place in cut.audited(index)]
         assert places[0].start == 0 and places[-1].stop == cut.upload_size(index)
@@ -42,30 +41,25 @@ def test_pieces_are_all_of_a_slice_in_order_and_lie_in_its_chunks(
         ]
 
 
-def test_before_there_were_pieces_each_chunk_was_one() -> None:
-    cut = cutting(*[(1024, 1024)] * 2, *[(64, 64)] * 30, pieces=1)
-    assert [piece for piece, _ in cut.audited(0)] == list(cut.chunks[0])
-
-
 def test_many_units_make_sixteen_pieces_that_are_about_equal() -> None:
-    found = sizes(cutting(*[(64, 64)] * 100, pieces=PIECES))
+    found = sizes(cutting(*[(64, 64)] * 100))
     assert len(found) == PIECES
     assert max(found) <= 7 * 4096
 
 
 def test_no_unit_is_cut_and_the_small_ones_are_no_part_of_the_large_ones_piece() -> None:
-    found = sizes(cutting((512, 512), (512, 128), *[(1, 1000)] * 40, pieces=PIECES))
+    found = sizes(cutting((512, 512), (512, 128), *[(1, 1000)] * 40))
     assert found[:2] == [512 * 512, 512 * 128]
     assert len(found) == PIECES
     assert min(found[2:]) >= PIECE_MIN_VALUES
 
 
 def test_tiny_slices_have_no_pieces_of_their_own() -> None:
-    assert sizes(cutting(*[(1, 60)] * 16, pieces=PIECES)) == [960]
+    assert sizes(cutting(*[(1, 60)] * 16)) == [960]
 
 
 def test_a_slice_of_many_chunks_has_them_for_pieces() -> None:
-    cut = cutting(*[(1024, 1024)] * 20, pieces=PIECES)
+    cut = cutting(*[(1024, 1024)] * 20)
     assert sizes(cut) == [CHUNK_VALUES] * 20
 
 
@@ -92,6 +86,6 @@ def test_the_slices_of_small_models_have_so_many_pieces(
     found = []
     for fragment in layout.fragments:
         count = reducers_count(10, NUMBERS.up.encoded_size(fragment.unit_sizes))
-        cut = Cutting(fragment, NUMBERS, (1,) * count, pieces=PIECES)
+        cut = Cutting(fragment, NUMBERS, (1,) * count)
         found += [len(sizes(cut, index)) for index in range(count)]
     assert (min(found), max(found)) == (fewest, most)

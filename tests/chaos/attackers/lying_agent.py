@@ -23,13 +23,14 @@ import msgspec
 import numpy as np
 
 from averaging import messages as said
-from averaging.audit.claims import claim, digest_of_pieces, digests_of
+from averaging.audit.claims import claim
 from averaging.history.parent_maps import ParentMap
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
 from averaging.live.slices.evidence import Evidence, Uploads
 from averaging.live.slices.watch import Watch
 from averaging.messages import Commit, Message
+from averaging.numbers.piece_digests import digests_of, root_of
 from averaging.round.contributing import Contribution
 from averaging.round.interface.effects import Answer, Effect, Enter, Merge, Send
 from averaging.round.interface.inputs import Offer, UploadArrived
@@ -264,7 +265,7 @@ def _other_uploads(true: Uploads, me: PeerId, sign: Callable[[bytes], bytes]) ->
         evidence.own_leaves[index] = leaves
         evidence.own[index] = claim(
             evidence.subject(index, merged=False), true.commit, me, said_before.members,
-            digest_of_pieces(leaves), sign=sign,
+            root_of(leaves), sign=sign,
         )  # fmt: skip
     return replace(true, evidence=evidence, own=own)
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from averaging import messages as said
-from averaging.audit.proofs import HEAD_MAX_BYTES, FalseMerge, Guilty, Proof, TwoVotes, Vote
+from averaging.audit.proofs import FalseMerge, Guilty, Proof, TwoVotes, Vote
 from averaging.live.checks import kept_proofs
 from averaging.live.checks.kept_proofs import PROOFS_MAX, KeptProofs, Verdict
 from dht.identity import Identity, PeerId, RunId
@@ -118,10 +118,13 @@ async def test_large_proofs_take_64_mb_in_memory_and_in_the_folder_together(
     assert LIAR.peer_id in {each.about for each in again.proofs.values()}
 
 
-async def test_a_proof_that_cannot_be_shown_is_not_named(folder: Folder) -> None:
+async def test_a_proof_that_cannot_be_shown_is_not_named(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each peer that asked for it held its size against who had convicted rightly."""
-    whole = next(head for head in heads_of_proofs() if isinstance(head, FalseMerge))
-    large = Proof(msgspec.structs.replace(whole, leaves=(bytes(HEAD_MAX_BYTES),)))
+    monkeypatch.setattr(kept_proofs, "PROOFS_BYTES_MAX", budget := 64 << 10)
+    head = next(head for head in heads_of_proofs() if isinstance(head, FalseMerge))
+    large = Proof(head, bytes(budget))
     kept = folder.kept()
     kept.keep(Guilty(LIAR.peer_id, "merged slice 0 falsely"), large)
     await folder.written()
