@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 # Where it is set, every worker and every process of a test compiles all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup check compiled test slow soak gpu gpu-figures bench demo grid clean
+.PHONY: setup check compiled test slow soak gpu gpu-figures bench demo grid docs clean
 
 setup: $(INSTALLED)
 
@@ -61,6 +61,11 @@ gpu-figures: setup
 
 bench: setup
 	$(BIN)/pytest -m bench --timeout 0 -s
+
+# With an environment of its own: nothing else needs what builds the site. Open build/docs/index.html.
+docs:
+	test -x $(VENV)/docs/bin/mkdocs || ($(PYTHON) -m venv $(VENV)/docs && $(VENV)/docs/bin/pip install --quiet 'mkdocs-material>=9.6,<10')
+	$(VENV)/docs/bin/mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
 
 demo: setup
 	$(BIN)/shoal demo

@@ -1,4 +1,4 @@
-"""The commands that RESULTS.md names exist, and their options parse. None of them is run."""
+"""The commands that the pages of results name exist, and their options parse."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ ROOT = Path(__file__).parent.parent
 
 def commands() -> list[str]:
     """Each command that is named in full, without the environment that is set for it."""
-    text = (ROOT / "RESULTS.md").read_text(encoding="utf-8")
+    pages = (ROOT / "docs/research").glob("results*.md")
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     return sorted(
         set(
             re.findall(

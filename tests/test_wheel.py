@@ -26,7 +26,7 @@ PATCHED = "method-assign"
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The text of each module in the wheel of this tree, by its path there."""
     folder = tmp_path_factory.mktemp("wheel")
-    for name in PACKAGES:
+    for name in (*PACKAGES, "docs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("tests", "examples"):  # in reach, as in a clone
         (folder / name).mkdir()

@@ -81,13 +81,13 @@ round count only from its roster, its reducers and its leader. All others are co
 Any message may be lost, repeated or late: an important message is sent again every ``resend_s``
 until it is answered or its deadline comes, and a repeat changes nothing.
 
-**Why it is safe** stands in ARCHITECTURE.md, "Why a round is safe", for a reader of all parts.
+**Why it is safe** stands in docs/understand/why-safe.md, for a reader of all parts.
 
 **Several groups.** With more peers than one group holds, lineages part at every round, and
 ``averaging.rules.mixing`` says what follows: rounds **meld**. Members differ in their parents, all
 of them contribute, and the new lineage grows out of the parents that a contributor stands on; a
 member that stands on another parent leaves with its work pending. Four things differ from what is
-said above and in ARCHITECTURE.md:
+said above and in that document:
 
 - A peer that is behind by a version or two joins as it is.
 - Peers are grouped, and ranked, by the newest version of which they heard a closing.

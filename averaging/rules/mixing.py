@@ -32,7 +32,7 @@ a state.
 The default is a meld at every version. A value then costs 6.5 bytes up and as many down, where a
 merge in int4 costs half a byte each way, so it wants long cycles. Rarer melds, smaller codecs and
 other dealings were measured on 21 November 2026 (``shoal simulate swarm
-tests/benchmark/swarm_mixing.toml``; RESULTS.md, 'Swarms of several groups', has the set-up). The
+tests/benchmark/swarm_mixing.toml``; docs/research/results-groups.md has the set-up). The
 columns: loss of the mean model, of peers' own models, dispersion, merged tokens, bytes per token.
 
     meld every version, f32 theta, f16 momentum   0.0049  0.069  3.3  95%  19.4

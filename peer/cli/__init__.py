@@ -8,13 +8,12 @@ its family: ``taking_part`` (start, join), ``keeping`` (keep), ``owning`` (invit
 delegate, run ban), ``directing`` (run amend, end, pause, resume, attest, rollback), ``steering``
 (status, ps, link, explain, pause, resume, leave, limits), ``crediting`` (credit), ``run_files``
 (run new, run check; ``bases``: from a published model), ``models`` (export), ``using`` (say, eval),
-``preparing`` (data prepare), ``hosting`` (bootstrap, doctor), ``trying`` (demo) and ``simulating``
-(simulate). ``application`` has the Typer application, logging, what errors become, and the options
-that all commands share, ``learner_options`` those of peers, ``finding`` the run behind an argument,
-``found_models`` the parameters that commands about models use, ``showing`` the output of
-experiments, ``experiments`` the options of those that train, ``training`` the training of start and
-join, ``directives`` the signing of an owner's
-orders.
+``preparing`` (data prepare), ``hosting`` (bootstrap, doctor), ``trying`` (demo), ``simulating``
+(simulate) and ``reading`` (docs). ``application`` has the Typer application, logging, what errors
+become, and the options that all commands share, ``learner_options`` those of peers, ``finding`` the
+run behind an argument, ``found_models`` the parameters that commands about models use, ``showing``
+the output of experiments, ``experiments`` the options of those that train, ``training`` the
+training of start and join, ``directives`` the signing of an owner's orders.
 
 Modules that take time to import are imported inside the function that needs them, so that ``shoal
 --help`` does not load numpy or torch. An expected error becomes one line on stderr here and nowhere
@@ -42,6 +41,7 @@ from peer.cli import (
     models,
     owning,
     preparing,
+    reading,
     run_files,
     simulating,
     steering,
@@ -58,7 +58,7 @@ for family in (taking_part, keeping, owning):
     app.add_typer(family.commands)  # the help lists them in this order
 app.add_typer(run_files.runs, name="run", rich_help_panel=OWN_A_RUN)
 app.add_typer(preparing.data, name="data", rich_help_panel=OWN_A_RUN)
-for family in (steering, crediting, models, using, hosting, trying, simulating):
+for family in (steering, crediting, models, using, hosting, trying, simulating, reading):
     app.add_typer(family.commands)
 
 

@@ -333,7 +333,7 @@ def limits(
     """Show or change what peers of this machine may use; running peers follow within a second.
 
     'off' removes a limit. Rates and volume count rounds and states, not the few kB/s of
-    heartbeats. Each limit holds for one peer. Details: GUIDE.md, 'Limits'.
+    heartbeats. Each limit holds for one peer. Details: shoal docs limits.
 
     Example: shoal limits --up 2M --quota 200G --hours 22-7 --cpu 50% --idle-only 25% --disk 20G
     """

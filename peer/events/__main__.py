@@ -1,7 +1,7 @@
-"""``python -m peer.events`` writes the documentation of events into EVENTS.md."""
+"""``python -m peer.events`` writes the documentation of events into its page."""
 
 from pathlib import Path
 
 from peer.events.document import document
 
-(Path(__file__).parents[2] / "EVENTS.md").write_text(document(), encoding="utf-8")
+(Path(__file__).parents[2] / "docs/reference/events.md").write_text(document(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""EVENTS.md, generated from the table of events."""
+"""The page of events, generated from the table of events."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ AUDIENCES = {
 
 
 def document() -> str:
-    """The whole text of EVENTS.md."""
+    """The whole text of the page."""
     return "\n".join(_lines()) + "\n"
 
 

@@ -301,7 +301,7 @@ _SHOWN_PROBLEMS_OF_A_ROUND = _rows(
             "peer, mine:tokens, theirs:tokens",
             "stays apart from the side of {peer}, with {theirs} tokens since the two parted and "
             "{mine} here: too few peers that count here have signed its version of fragment "
-            "{fragment}; see 'Two sides that cannot judge each other' in GUIDE.md",
+            "{fragment}; see 'shoal docs nobody-on-line'",
         ),
         "work_lost": (
             "tokens, reason",

@@ -240,7 +240,7 @@ def _check_device(run: RunFile, device: torch.device, needed: float) -> None:
         raise MachineTooSmall(
             run.name,
             f"it needs at least {bytes_text(needed)} of memory on the device, {bytes_text(free)} "
-            "are free; use a larger device, or several as one peer (GUIDE.md, islands)",
+            "are free; use a larger device, or several as one peer (see 'shoal docs speed')",
         )
 
 

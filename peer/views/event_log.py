@@ -1,9 +1,9 @@
 """The event log: a file with one JSON object per line for every event.
 
 Each line has ``at`` (Unix time of this machine), ``event``, and the fields of the event, which
-EVENTS.md lists. Lines are appended in one write each. A file that grows too large is renamed to
-``.1``, ``.1`` to ``.2`` and so on, so that a run of months does not fill a disk. The first line of
-each file names its owner.
+docs/reference/events.md lists. Lines are appended in one write each. A file that grows too large is
+renamed to ``.1``, ``.1`` to ``.2`` and so on, so that a run of months does not fill a disk. The
+first line of each file names its owner.
 """
 
 from __future__ import annotations

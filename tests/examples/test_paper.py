@@ -254,7 +254,7 @@ def test_a_level_that_goes_back_and_forth_is_counted() -> None:
     assert compare.most_changes([*once, taken("a", "int4"), taken("a", "int2")]) == 3
 
 
-@pytest.mark.slow  # figures of RESULTS.md
+@pytest.mark.slow  # figures of docs/research
 def test_a_slow_link_costs_data_parallel_time_and_shoal_hardly_any() -> None:
     slow, fast = compare.table(
         replace(SETTING, loss=0.1),

@@ -8,5 +8,5 @@ Start with ``paxos``, one round's ballots at an acceptor and at a coordinator.
 - ``outcomes``: remembers how rounds ended.
 
 The order of ballots is the only thing that keeps two seals of one round apart; why that is safe
-stands in ARCHITECTURE.md, "Why a round is safe".
+stands in docs/understand/why-safe.md.
 """

@@ -3,7 +3,7 @@
 The value is a **seal**: the roster indices whose contributions are merged, ascending, or nothing at
 all, which means that the round is void. ``Acceptor`` is the memory of one voter.
 ``Coordinator`` is the leader, or the member that took its place. Why this is safe stands in
-ARCHITECTURE.md, "Why a round is safe".
+docs/understand/why-safe.md.
 
 ``averaging.round.sealing.seals`` says whose a ballot is. The next in rank begins one when the voter
 before it is dead.

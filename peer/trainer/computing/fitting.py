@@ -364,5 +364,5 @@ def _shortage(room: float, wished: int | None = None) -> str:
     return (
         "one sequence at once does not fit, not even with recomputed activations and a loss in "
         f"chunks: {free}; close other programs, use a device with more memory (--device), or "
-        "several devices as one peer (GUIDE.md, islands)"
+        "several devices as one peer (see 'shoal docs speed')"
     )

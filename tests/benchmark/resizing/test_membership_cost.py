@@ -7,7 +7,9 @@ import pytest
 from tests.benchmark.resizing.membership_cost import membership_cost
 from tests.swarms.sizes import parse
 
-pytestmark = pytest.mark.slow  # figures of RESULTS.md; what members see is tested in dht/presence
+pytestmark = (
+    pytest.mark.slow
+)  # figures of docs/research/results-groups.md; what members see is tested in dht/presence
 
 EXPIRY_S = 30.0
 BEAT_S = 10.0

@@ -26,6 +26,7 @@ LINK = f"shoal://{'0' * 64}?seed={SEED}"
 
 WITHOUT_JSON = {
     "shoal run new": "prints a run file, which is TOML: a script can read that",
+    "shoal docs": "prints a document, which is Markdown",
 }
 
 
@@ -186,9 +187,9 @@ def test_mistakes_are_told_before_torch_or_a_server_is_loaded() -> None:
 
 
 def documented() -> dict[str, set[str]]:
-    """The words in backticks of each row of 'Output for scripts' in GUIDE.md, by its commands."""
-    guide = (Path(__file__).parents[3] / "GUIDE.md").read_text(encoding="utf-8")
-    chapter = guide.partition("\n## Output for scripts\n")[2].partition("\n## ")[0]
+    """The words in backticks of each row of 'Output for scripts', by its commands."""
+    guide = (Path(__file__).parents[3] / "docs/reference/output.md").read_text(encoding="utf-8")
+    chapter = guide.partition("\n## ")[0]
     rows = [line.split(" | ", 1) for line in chapter.splitlines() if line.startswith("| ")]
     return {first.removeprefix("| "): set(re.findall("`(.*?)`", rest)) for first, rest in rows}
 

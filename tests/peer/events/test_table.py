@@ -157,5 +157,5 @@ def test_only_events_for_metrics_change_the_figures_of_the_page(name: str) -> No
 
 
 def test_the_documentation_equals_the_generated_text() -> None:
-    written = (ROOT / "EVENTS.md").read_text(encoding="utf-8")
+    written = (ROOT / "docs/reference/events.md").read_text(encoding="utf-8")
     assert written == document(), "run: python -m peer.events"

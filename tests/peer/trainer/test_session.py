@@ -622,7 +622,7 @@ def test_tokens_shown_as_merged_exclude_pending_ones(
 
 
 def test_a_record_of_progress_has_the_fields_that_are_documented(start: Start) -> None:
-    """`preparing` was missing in EVENTS.md: the fields of a speed are nowhere written as names."""
+    """`preparing` was missing there: the fields of a speed are nowhere written as names."""
     run, _, _ = start()
     with run:
         assert progress(run).keys() - {"event"} == TABLE["progress"].fields.keys()

@@ -1,4 +1,4 @@
-"""The Grafana dashboard and GUIDE.md name figures that are served."""
+"""The Grafana dashboard and docs/lend/watching.md name figures that are served."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_dashboard_can_be_imported() -> None:
 
 
 def test_every_figure_is_documented() -> None:
-    documented = names((ROOT / "GUIDE.md").read_text())
+    documented = names((ROOT / "docs/lend/watching.md").read_text())
     served = served_by_agents() | served_by_bootstrap_peers()
     created = {name for name in served if name.endswith("_created")}
     assert served - created <= documented
