@@ -8,7 +8,8 @@ Start with ``layout`` (how tensors become fragments and units), then ``codec`` (
 codec) and ``merge`` (what a reducer does). ``arithmetic`` puts them together for the three kinds of
 round.
 
-- ``layout slices chunks tensor_shards``: where values are. ``chunks`` divides work among threads.
+- ``layout slices chunks piece_digests tensor_shards``: where values are. ``chunks`` divides work
+  among threads, and slices into the pieces over which ``piece_digests`` makes their digests.
 - ``codec codecs block_codecs two_level_codec float32_codec tiles``: values as bytes, and the table
   of codecs.
 - ``kernels compiled_codecs``: the same codecs as machine code, where numba is installed.
