@@ -103,21 +103,21 @@ class BoundedMapping(dict[Key, Value]):
         """Drop entries that are worth no more than a new one until it fits, else the new one."""
         if self._worth is by_age and self._author is None:
             while not self._fits:
-                del self[next(iter(self))]
+                self._drop(next(iter(self)))
             return
         worth_of_new = self._worth(new, self[new])
         others = (self._worth(key, value) for key, value in self.items() if key != new)
         if min(others, default=math.inf) > worth_of_new:
-            del self[new]
+            self._drop(new)
             return
         for dropped, (worth, key) in enumerate(self._least_first()):
             enough = dropped >= self.limit * DROPPED_SHARE or worth > worth_of_new or key == new
             if self._fits and enough:
                 return
             if worth > worth_of_new or key == new:
-                del self[new]
+                self._drop(new)
                 return
-            del self[key]
+            self._drop(key)
 
     def _least_first(self) -> list[tuple[float, Key]]:
         """All entries with their worth, in the order in which they are dropped."""
@@ -135,7 +135,11 @@ class BoundedMapping(dict[Key, Value]):
     def drop_least(self) -> None:
         """Drop the entry that is worth the least, for another table that needs the memory."""
         if self:
-            del self[self._least_first()[0][1]]
+            self._drop(self._least_first()[0][1])
+
+    def _drop(self, key: Key) -> None:
+        del self[key]
+        ALL.dropped[self.name] += 1
 
     def renew(self, key: Key, value: Value) -> None:
         """Set a key that becomes the youngest, whether it is known or not."""
@@ -184,9 +188,12 @@ class BoundedMapping(dict[Key, Value]):
 class TableUse:
     """Use of all tables of one name in a process."""
 
-    tables: int
-    entries: int
-    bytes: int
+    tables: int = 0
+    places: int = 0
+    entries: int = 0
+    bytes: int = 0
+    dropped: int = 0
+    """Entries that were not kept, or gave way to others, since the process began."""
 
 
 class Tables:
@@ -198,6 +205,7 @@ class Tables:
     def __init__(self) -> None:
         self.bytes_max = math.inf
         """Set by a process that is one peer. A simulation has many peers in one process."""
+        self.dropped: Counter[str] = Counter()
         self._tables: WeakSet[BoundedMapping[Any, Any]] = WeakSet()
 
     def __iter__(self) -> Iterator[BoundedMapping[Any, Any]]:
@@ -218,9 +226,13 @@ class Tables:
         """The use of all tables by name, sorted."""
         used: dict[str, TableUse] = {}
         for table in self._tables:
-            known = used.get(table.name, TableUse(0, 0, 0))
+            known = used.get(table.name, TableUse())
             used[table.name] = TableUse(
-                known.tables + 1, known.entries + len(table), known.bytes + table.bytes_held
+                known.tables + 1,
+                known.places + table.limit,
+                known.entries + len(table),
+                known.bytes + table.bytes_held,
+                self.dropped[table.name],
             )
         return dict(sorted(used.items()))
 

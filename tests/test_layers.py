@@ -554,6 +554,8 @@ OF_OTHERS = {"PeerId", "RunId", "Lineage", "Link", "Multiaddr", "bytes", "str"}
 """What others choose, by the thousand if they like."""
 
 BOUNDED_OTHERWISE = {
+    "names of tables, which stand in the source": """
+dht.bounded_mapping.Tables.dropped""",
     "peers connected now, which the daemon limits": """
 dht.libp2p.hivemind_directory.HivemindDirectory._connected
 dht.libp2p.hivemind_directory.HivemindDirectory._not_nodes

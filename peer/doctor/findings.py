@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from dht.bounded_mapping import ALL
+
 State = Literal["ok", "warning", "failed", "skipped"]
 
 
@@ -40,8 +42,10 @@ def exit_code(findings: Iterable[Finding]) -> int:
 
 
 def as_record(findings: Sequence[Finding]) -> dict[str, object]:
-    """The findings for ``--json``. Names are stable."""
+    """The findings for ``--json``, and the tables of what others could cause meanwhile. Names are
+    stable."""
     return {
         "ok": exit_code(findings) == 0,
         "findings": [asdict(finding) for finding in findings],
+        "tables": {name: asdict(used) for name, used in ALL.use().items()},
     }

@@ -9,7 +9,6 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from averaging.history.merged_map import Mark
-from dht.bounded_mapping import ALL
 from dht.identity import PeerId
 from dht.membership.table import Member
 from dht.records import unpack_versions
@@ -84,13 +83,6 @@ def figures(status: Status) -> Iterator[Metric]:
     for name, amount in sorted(status.fates.items()):
         tokens.add_metric([name], amount)
     yield tokens
-    text = "of tables of what others can cause, which drop what is worth the least"
-    entries = GaugeMetricFamily("shoal_table_entries", f"Entries {text}", labels=["table"])
-    sizes = GaugeMetricFamily("shoal_table_bytes", f"Memory {text}", labels=["table"])
-    for name, used in ALL.use().items():
-        entries.add_metric([name], used.entries)
-        sizes.add_metric([name], used.bytes)
-    yield from (entries, sizes)
 
 
 def _held_out(status: Status) -> tuple[float | None, int | None]:

@@ -35,10 +35,11 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from dht.bounded_mapping import ALL
 from peer.views.connections import REQUEST_WITHIN_S, Connections, Site
 from peer.views.event_log import plain
 from peer.views.page_address import PageAddress, PageError, is_local, reason_of
@@ -215,6 +216,24 @@ class _Figures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._metrics()
+        yield from table_metrics()
+
+
+def table_metrics() -> tuple[Metric, ...]:
+    """How full the tables of this process are (``dht.bounded_mapping``)."""
+    text = "tables of what others can cause, which drop what is worth the least"
+    entries = GaugeMetricFamily("shoal_table_entries", f"Entries of {text}.", labels=["table"])
+    places = GaugeMetricFamily("shoal_table_places", f"Places of {text}.", labels=["table"])
+    sizes = GaugeMetricFamily("shoal_table_bytes", f"Memory of {text}.", labels=["table"])
+    dropped = CounterMetricFamily(
+        "shoal_table_dropped", f"Entries that gave way in {text}.", labels=["table"]
+    )
+    for name, used in ALL.use().items():
+        entries.add_metric([name], used.entries)
+        places.add_metric([name], used.places)
+        sizes.add_metric([name], used.bytes)
+        dropped.add_metric([name], used.dropped)
+    return entries, places, sizes, dropped
 
 
 def _json(content: object, *, status: int = 200) -> web.Response:

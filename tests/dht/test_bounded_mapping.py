@@ -109,7 +109,8 @@ def test_tables_share_a_budget_and_the_largest_gives_way(monkeypatch: pytest.Mon
         large[key] = bytes(10)
     assert (list(small), list(large)) == ([0], list(range(12, 20)))
     use = together.use()["large"]
-    assert (use.tables, use.entries, use.bytes) == (1, 8, 80)
+    assert (use.tables, use.places, use.entries, use.bytes) == (1, 100, 8, 80)
+    assert (use.dropped, together.use()["small"].dropped) == (12, 0)
 
 
 def test_tables_that_measure_nothing_count_a_fixed_size() -> None:

@@ -16,6 +16,7 @@ import pytest
 from multiaddr import Multiaddr
 
 from averaging.live import compiling
+from dht.bounded_mapping import BoundedMapping, by_age
 from dht.identity import PeerId, RunId
 from dht.libp2p.lane.connection import Path as LanePath
 from dht.libp2p.lane.meetings import APART
@@ -498,6 +499,21 @@ def test_scripts_get_stable_names() -> None:
                 "took_s": None,
             }
         ],
+        "tables": found["tables"],
+    }
+
+
+def test_scripts_get_the_use_of_tables_of_what_others_can_cause() -> None:
+    table = BoundedMapping[int, None]("of the doctor", 2, worth=by_age)
+    table |= dict.fromkeys(range(3))
+    tables = as_record([])["tables"]
+    assert isinstance(tables, dict)
+    assert tables["of the doctor"] == {
+        "tables": 1,
+        "places": 2,
+        "entries": 2,
+        "bytes": 512,
+        "dropped": 1,
     }
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from averaging.history.merged_map import Mark
-from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 from dht.membership.table import Member
 from dht.records import PeerRecord, pack_versions
@@ -15,7 +14,7 @@ from peer.bridge.messages import Device
 from peer.events.board import Board
 from peer.events.names import Names
 from peer.status import Status
-from peer.views.agent_page import KnownPeers, OwnState, content, figures, peer_rows
+from peer.views.agent_page import KnownPeers, OwnState, content, peer_rows
 from tests.peer.statuses import a_status
 
 ANNA, BORIS, GONE = PeerId("anna"), PeerId("boris"), PeerId("gone")
@@ -94,19 +93,6 @@ def test_the_page_has_the_speed_the_fates_and_the_use_of_the_machine() -> None:
     assert figures["fates_text"] == "100 trained: 90 merged, 10 pending, 0 discarded"
     wanted = {"processor_share": 0.5, "share_of_peak": 0.37, "device_bytes": 2e9}
     assert figures.items() >= {**wanted, "temperature_c": None, "time_left_s": 60.0}.items()
-
-
-def test_the_use_of_tables_is_told_by_their_names() -> None:
-    table = BoundedMapping[str, bytes](
-        "of this test", 4, worth=lambda key, value: 1.0, size=lambda key, value: len(value)
-    )
-    table["a"], table["b"] = b"12", b"345"
-    told = {
-        family.name: {sample.labels.get("table"): sample.value for sample in family.samples}
-        for family in figures(a_status())
-    }
-    assert told["shoal_table_entries"]["of this test"] == 2
-    assert told["shoal_table_bytes"]["of this test"] == 5
 
 
 def test_the_page_of_a_run_that_is_over_says_so() -> None:

@@ -17,8 +17,9 @@ import aiohttp
 import pytest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from dht.bounded_mapping import BoundedMapping
 from peer.views.page_address import PageAddress, PageError, parse_page
-from peer.views.pages import Check, Content, serve_pages
+from peer.views.pages import Check, Content, serve_pages, table_metrics
 
 Fetch = Callable[[str], Awaitable[tuple[int, str]]]
 
@@ -277,3 +278,21 @@ def test_a_loss_that_is_not_finite_does_not_break_the_page(tmp_path: Path) -> No
             assert '"loss": null' in await response.text()
 
     asyncio.run(main())
+
+
+def test_the_use_of_tables_is_told_by_their_names() -> None:
+    table = BoundedMapping[str, bytes](
+        "of this test", 4, worth=lambda key, value: 1.0, size=lambda key, value: len(value)
+    )
+    for number in range(6):
+        table[str(number)] = b"12345"
+    told = {
+        family.name: {sample.labels.get("table"): sample.value for sample in family.samples}
+        for family in table_metrics()
+    }
+    assert {name: values["of this test"] for name, values in told.items()} == {
+        "shoal_table_entries": 4,
+        "shoal_table_places": 4,
+        "shoal_table_bytes": 20,
+        "shoal_table_dropped": 2,
+    }
