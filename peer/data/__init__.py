@@ -10,12 +10,10 @@ of token sequences, the held-out sequences, and a position to save.
 Start with ``sources.open_data``, which opens the recipe of a run, and ``feed``, which hands
 ``batches`` to the training loop until the run is over. ``text`` has the way from files to tokens.
 
-- Recipes ``text`` and ``python_stdlib``: ``corpus``, the cached array of local files.
-- Recipe ``files``: ``files`` finds files and streams over weighted sources; ``pieces`` has their
-  pieces prepared ahead. ``shards`` writes token shards.
+- ``files`` finds the files of a recipe and streams over weighted sources of them; ``pieces`` has
+  their pieces prepared ahead. ``hub`` has the access to the Hugging Face hub.
+- ``shards`` writes token shards.
 - A run that begins from a published model names it in ``published``; ``base_models`` has its files.
-- Recipe ``hf``: ``documents``, the stream over a dataset of the Hugging Face hub, ``hub``, the
-  access to it, and ``kept_documents``, their tokens in the token cache.
 
 A dataset's author and a run file's author are strangers: nothing here reads a local file outside
 of the data folder that they name, asks a host that is not public, or executes code of theirs.

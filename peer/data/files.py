@@ -1,4 +1,4 @@
-"""The recipe ``files``: one peer's stream over weighted sources of files.
+"""Files as one peer's stream over weighted sources, whatever the recipe.
 
 A source is read bundle by bundle, each bundle piece by piece, each piece window by window, in an
 order of this peer's own at every level; each pass over a source reads all of it once. Which source
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from peer.data.batches.sequences import (
     evenly_chosen,
     evenly_spaced,
 )
+from peer.data.finding import Located, files_of, text_files
 from peer.data.hub import hub_host, hub_tokenizer_file
 from peer.data.pieces import Bundle, Pieces, Preparation
 from peer.data.text.downloads import Downloads, KnownHashes, TellOf, file_sha256
@@ -42,18 +43,18 @@ from peer.data.text.workers import Job, Workers
 from peer.extras import check_installed
 from peer.run_file.base import base_of
 from peer.run_file.places import (
-    LIST_FORMAT,
     TEXT_FORMATS,
-    TOKEN_FORMATS,
     Place,
-    fault_of_place,
     place_of,
 )
-from peer.run_file.sections import FilesData, FileSource, RunFile, vocabulary
-
-FORMATS = (*TEXT_FORMATS, *TOKEN_FORMATS)
-
-LIST_MAX_BYTES = 1 << 24
+from peer.run_file.sections import (
+    FilesData,
+    FileSource,
+    PythonStdlibData,
+    RunFile,
+    TextData,
+    vocabulary,
+)
 
 HASHED_EARLY_BYTES = 1 << 30
 """Size of the local files whose hashes are checked before anything starts, which takes one or two
@@ -75,9 +76,15 @@ def open_files(
     downloads: Downloads | None = None,
     workers: Workers | None = None,
 ) -> Data:
-    """``downloads`` and ``workers`` are for tests. Raises ``DataUnavailable``."""
+    """Open the files of a run for a peer; ``recipe`` has the settings. Raises ``DataUnavailable``.
+
+    ``downloads`` and ``workers`` are for tests.
+    """
     downloads = downloads or Downloads(cache_dir / "downloads", tell=tell)
-    places = [list(_places(source, data_dir, downloads)) for source in recipe.sources]
+    if isinstance(run.data, TextData | PythonStdlibData):
+        places: list[list[Located]] = [list(text_files(run.data, data_dir))]
+    else:
+        places = [list(files_of(source, data_dir, downloads)) for source in recipe.sources]
     on_hub = any(place.is_on_hub for each in places for place, _ in each)
     workers = workers or Workers(hub=hub_host("a dataset") if on_hub else None)
     tokenizer, path, end_token = _tokenizer(recipe, data_dir, cache_dir, downloads, workers)
@@ -88,6 +95,7 @@ def open_files(
         tokenizer_path=path,
         end_token=end_token,
         held_out=recipe.held_out,
+        by_name=isinstance(run.data, PythonStdlibData),
         sequence_length=recipe.sequence_length,
         form=recipe.examples,
         vocabulary=vocabulary(run.model),
@@ -97,27 +105,41 @@ def open_files(
         hashes=KnownHashes(cache_dir / "hashes"),
         workers=workers,
     )
-    sources = [
-        Pieces(source, list(_bundles(each)), preparation)
-        for source, each in zip(recipe.sources, places, strict=True)
-    ]
+
+    def pieces_with(share: float) -> list[Pieces]:
+        return [
+            Pieces(source, list(_bundles(each)), replace(preparation, held_out=share))
+            for source, each in zip(recipe.sources, places, strict=True)
+        ]
+
+    sources = pieces_with(recipe.held_out)
     weights = [source.weight for source in recipe.sources]
     length = recipe.sequence_length
     held_out = _held_out(sources, weights, run.evaluation.sequences, length)
+    if held_out is None:
+        # A small text may have no part below the share: the one of lowest rank is held out.
+        lowest = min(source.lowest_rank() for source in sources)
+        sources = pieces_with(max(recipe.held_out, float(np.nextafter(lowest, 1.0))))
+        held_out = _held_out(sources, weights, run.evaluation.sequences, length)
+    if held_out is None:
+        raise unusable(
+            f"the held-out part has no sequence of {length} tokens; raise data.held_out, add data "
+            "or shorten data.sequence_length"
+        )
     reader = _Reader(run.run_id, peer_id, length)
     stream = Mixture(
         [SourceStream(each, reader, number) for number, each in enumerate(sources)],
         weights,
         reader.order(1, "mixture"),
     )
-    count = sum(map(len, places))
     described = (
-        f"files: {count} files in {len(sources)} sources, {len(held_out)} held-out sequences"
+        f"{sum(map(len, places))} files in {len(sources)} sources, "
+        f"{len(held_out)} held-out sequences"
     )
     return Data(stream, held_out, described)
 
 
-def _reads_text(places: Sequence[Sequence[tuple[Place, Path | None]]]) -> bool:
+def _reads_text(places: Sequence[Sequence[Located]]) -> bool:
     return any(place.suffix in TEXT_FORMATS for each in places for place, _ in each)
 
 
@@ -153,7 +175,7 @@ def _check_files(
 ) -> None:
     if recipe.tokenizer != "bytes":
         check_installed("tokenizers", f"the tokenizer {recipe.tokenizer!r}")
-    places = [list(_places(source, data_dir, downloads=None)) for source in recipe.sources]
+    places = [list(files_of(source, data_dir, downloads=None)) for source in recipe.sources]
     for place, _ in itertools.chain(*places):
         if place.suffix == ".parquet":
             check_installed("pyarrow", f"the file {place}")
@@ -172,7 +194,7 @@ def _check_files(
             _check_vocabulary(run, recipe, workers.do(job))
 
 
-def _check_hashes(places: Iterable[tuple[Place, Path | None]], hashes: KnownHashes) -> None:
+def _check_hashes(places: Iterable[Located], hashes: KnownHashes) -> None:
     """Check the hashes of local files, up to ``HASHED_EARLY_BYTES``."""
     left = HASHED_EARLY_BYTES
     for bundle in _bundles(places):  # the hash of a bundle is remembered until it is opened
@@ -188,7 +210,7 @@ def _check_form(
     run: RunFile,
     recipe: FilesData,
     source: FileSource,
-    places: Sequence[tuple[Place, Path | None]],
+    places: Sequence[Located],
     workers: Workers,
 ) -> None:
     """Check the form of each local file of a source, and what the first ones begin with.
@@ -220,99 +242,7 @@ def hosts_of(recipe: FilesData) -> tuple[str, ...]:
     return tuple(sorted(host for host in hosts if host))
 
 
-# --- finding the files --------------------------------------------------------------------------
-
-
-def _places(
-    source: FileSource, data_dir: Path, downloads: Downloads | None
-) -> Iterator[tuple[Place, Path | None]]:
-    """Every file of a source with its path, ``None`` for a download, sorted as in the run file.
-
-    Without ``downloads`` lists at an address are left out.
-    """
-    for text in source.files:
-        place = place_of(text)
-        remote = place.is_url or place.is_on_hub
-        for found, path in [(place, None)] if remote else _local(place, data_dir):
-            if place.suffix == LIST_FORMAT:
-                yield from _listed(found, path, data_dir, downloads)
-            else:
-                yield found, path
-
-
-def _local(place: Place, data_dir: Path) -> Iterator[tuple[Place, Path]]:
-    try:
-        matches = sorted(data_dir.glob(place.name))
-    except ValueError as error:
-        raise unusable(f"{place.name!r} is no pattern: {error}") from error
-    found = 0
-    for match in matches:
-        inside = sorted(match.rglob("*")) if match.is_dir() else [match]
-        for path in inside:
-            if path.is_file() and (path is match or path.suffix.lower() in FORMATS):
-                found += 1
-                yield Place(_name_of(path, data_dir), place.sha256), path
-    if not found:
-        raise unusable(
-            f"no file in {data_dir.resolve()} matches {place.name!r}; "
-            "put the files there or pass their folder with --data"
-        )
-
-
-def _name_of(path: Path, data_dir: Path) -> str:
-    """The name of a file in the data folder, which messages and worker processes get as text."""
-    name = path.relative_to(data_dir).as_posix()
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise unusable(
-            f"the file name {name!a} in {data_dir.resolve()} is not UTF-8; rename the file"
-        ) from error
-    return name
-
-
-def _listed(
-    place: Place, path: Path | None, data_dir: Path, downloads: Downloads | None
-) -> Iterator[tuple[Place, Path | None]]:
-    if path is None:
-        if downloads is None:
-            return
-        path = downloads.fetch_small(place)
-    elif place.sha256 is not None and file_sha256(path) != place.sha256:
-        raise unusable(f"{path} is not the list that the run file demands; copy it again")
-    try:
-        with path.open("rb") as file:
-            content = file.read(LIST_MAX_BYTES + 1)
-        if len(content) > LIST_MAX_BYTES:
-            raise unusable(f"the list {place} is longer than {LIST_MAX_BYTES >> 20} MiB")
-        lines = content.decode().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise unusable(f"the list {place} cannot be read: {error}") from error
-    if not any(map(str.strip, lines)):
-        raise unusable(f"the list {place} names no files; write it anew, or remove it")
-    for number, line in enumerate(lines, 1):
-        digest, _, name = line.partition(" ")
-        if not line.strip():
-            continue
-        name = name.removeprefix(" ").removeprefix("*")  # text and binary mode of sha256sum
-        below = Place(name, digest)
-        fault = "it names no file beside the list" if below.is_url or not name else None
-        fault = fault or fault_of_place(below, FORMATS)
-        if fault is None and below.suffix not in FORMATS:
-            fault = f"its format is none of {', '.join(FORMATS)}"
-        if fault:
-            raise unusable(
-                f"the list {place}, line {number}: {line[:100]!r}: {fault}; write the list with "
-                "sha256sum in the folder of the files"
-            )
-        found = place.beside(name, digest)
-        if found.is_url:
-            yield found, None
-        else:
-            yield from _local(found, data_dir)
-
-
-def _bundles(places: Iterable[tuple[Place, Path | None]]) -> Iterator[Bundle]:
+def _bundles(places: Iterable[Located]) -> Iterator[Bundle]:
     """Small local files of text of one format together, any other file alone."""
     small: list[tuple[Place, Path]] = []
     size = 0
@@ -545,8 +475,11 @@ class Mixture:
 
 def _held_out(
     sources: Sequence[Pieces], weights: Sequence[float], sequences: int, length: int
-) -> Sequences:
-    """The first held-out sequences of each source, by weight: the same at every peer."""
+) -> Sequences | None:
+    """The first held-out sequences of each source, by weight: the same at every peer.
+
+    ``None``: there are none.
+    """
     parts = []
     for source, weight in zip(sources, weights, strict=True):
         wanted = max(1, round(sequences * weight / sum(weights)))
@@ -556,12 +489,7 @@ def _held_out(
         if tokens.size > length:
             spread = evenly_chosen if source.in_examples else evenly_spaced
             parts.append(spread(tokens, wanted, sequence_length=length))
-    if not parts:
-        raise unusable(
-            f"the held-out part has no sequence of {length} tokens; raise data.held_out, add data "
-            "or shorten data.sequence_length"
-        )
-    return np.concatenate(parts)[:sequences]
+    return np.concatenate(parts)[:sequences] if parts else None
 
 
 def _held_out_tokens(pieces: Pieces, wanted: int) -> NDArray[np.int64]:

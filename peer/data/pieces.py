@@ -15,14 +15,20 @@ import numpy as np
 from blake3 import blake3
 
 from dht.bounded_mapping import BoundedMapping, by_age
-from peer.data.batches.order import is_held_out
+from peer.data.batches.order import is_held_out, rank
 from peer.data.batches.prefetch import in_background
 from peer.data.text.downloads import PAUSES_S, Downloads, KnownHashes
 from peer.data.text.examples import signed
-from peer.data.text.formats import DataFile, Unreached, shard_piece, unreadable
+from peer.data.text.formats import (
+    DataFile,
+    Unreached,
+    shard_piece,
+    text_of_piece,
+    unreadable,
+)
 from peer.data.text.token_cache import PieceTokens, TokenCache
 from peer.data.text.tokenizing import Facts
-from peer.data.text.workers import Job, Workers
+from peer.data.text.workers import Job, Workers, carry_out
 from peer.errors import DataUnavailable
 from peer.run_file.forms import Form
 from peer.run_file.places import Place
@@ -59,6 +65,11 @@ class Opened:
     """A hash of the content."""
     pieces: int
 
+    @property
+    def is_bytes(self) -> bool:
+        """True for local text. As bytes it is read here, in less time than a process starts."""
+        return self.files[0].suffix == ".txt" and not self.files[0].is_on_hub
+
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
@@ -68,6 +79,8 @@ class Preparation:
     tokenizer_path: Path | None
     end_token: str
     held_out: float
+    by_name: bool
+    """Files of text are held out as a whole, by their names."""
     sequence_length: int
     form: Form | None
     """The form of examples; ``None``: text."""
@@ -114,6 +127,20 @@ class Pieces:
         """Number of pieces of a bundle."""
         return self._open(bundle).result().pieces
 
+    def lowest_rank(self) -> float:
+        """The rank of the part of local text that is held out before any other."""
+        opened = [self._open(bundle).result() for bundle in range(self.bundles)]
+        return min(
+            (
+                rank(item.key)
+                for each in opened
+                if each.is_bytes
+                for piece in range(each.pieces)
+                for item in text_of_piece(each.files, piece)
+            ),
+            default=1.0,
+        )
+
     def known_count(self, bundle: int) -> int | None:
         """Number of pieces of a bundle, or ``None`` while it is being opened, which this begins."""
         opening = self._open(bundle)
@@ -151,10 +178,12 @@ class Pieces:
         files = tuple(
             DataFile(
                 location=location,
-                name=_with_suffix(place),
+                name=place.name,
                 text_field=self._source.text_field,
                 dtype=self._source.dtype,
                 form=self._preparation.form,
+                format=place.suffix,
+                by_name=self._preparation.by_name,
             )
             for location, place in zip(locations, bundle.places, strict=True)
         )
@@ -208,6 +237,8 @@ class Pieces:
         parts += [opened.files[0].suffix, preparation.tokenizer.digest, preparation.held_out]
         if preparation.form is not None:
             parts += [preparation.form, preparation.sequence_length]
+        if preparation.by_name:
+            parts += [file.name for file in opened.files]
         key = blake3(repr(parts).encode()).hexdigest()
         tokens = preparation.cache.read(key)
         if tokens is None:
@@ -224,7 +255,8 @@ class Pieces:
                 cache=str(preparation.cache_dir),
                 key=key,
             )
-            self._asked(partial(preparation.workers.do, job))
+            is_simple = opened.is_bytes and preparation.tokenizer_path is None
+            self._asked(partial(carry_out if is_simple else preparation.workers.do, job))
             tokens = preparation.cache.read(key)
         if tokens is None:
             raise DataUnavailable(
@@ -250,8 +282,3 @@ class Pieces:
             for wanted in (False, True)
         )
         return PieceTokens(*(np.concatenate([nothing, *part]) for part in parts))
-
-
-def _with_suffix(place: Place) -> str:
-    """A name that ends in the format, also for an address with a query."""
-    return place.name if place.name.lower().endswith(place.suffix) else place.name + place.suffix

@@ -1,12 +1,12 @@
-"""The data recipes of a run file:
+"""The data recipes of a run file, each read as files are:
 
 - ``python_stdlib``: the sources of the standard library of the running interpreter,
   one byte per token. Peers with different versions of Python read slightly different
   files; a module is held out by its *name*, so no version of it is trained on. Tests,
   bundled packages and generated files are left out, as some distributions lack them.
-- ``text``: files in the peer's data folder, one byte per token, held out by chunk.
+- ``text``: files in the peer's data folder, whatever they are called, one byte per token.
 - ``files``: files of text or tokens, local or downloaded, of several sources (``files``).
-- ``hf``: the files of a dataset of the Hugging Face hub, read as ``files`` are.
+- ``hf``: the files of a dataset of the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from dht.identity import PeerId
-from peer.data.batches.sequences import Data, Shard, evenly_spaced
-from peer.data.corpus import cached_corpus, stdlib_files, text_files
+from peer.data.batches.sequences import Data
 from peer.data.files import check_files_there, open_files
+from peer.data.finding import text_files
 from peer.data.hub import check_hub, hub_files
 from peer.data.text.downloads import TellOf
 from peer.errors import DataUnavailable
 from peer.run_file.sections import (
     CustomData,
     FilesData,
+    FileSource,
     HfData,
-    PythonStdlibData,
     RunFile,
     TextData,
 )
@@ -45,40 +45,29 @@ def open_data(
     ``data_dir``: folder to which the names of the recipes ``text`` and ``files`` are relative.
     ``tell``: progress of downloads.
     """
-    recipe, length = run.data, run.data.sequence_length
-    if isinstance(recipe, HfData):
-        opened = open_files(
-            run, hub_files(recipe), peer_id, cache_dir=cache_dir, data_dir=data_dir, tell=tell
-        )
-        return replace(opened, description=f"hf: {recipe.dataset}; {opened.description}")
-    if isinstance(recipe, FilesData):
-        return open_files(run, recipe, peer_id, cache_dir=cache_dir, data_dir=data_dir, tell=tell)
-    if isinstance(recipe, PythonStdlibData):
-        files = stdlib_files()
-        whole_documents = True
-    elif isinstance(recipe, TextData):
-        files = text_files(recipe, data_dir)
-        whole_documents = False
-    else:
-        assert isinstance(recipe, CustomData)
+    recipe = run.data
+    if isinstance(recipe, CustomData):
         raise ValueError("the run's data is 'custom': pass it to run.data(dataset)")
-    name = "python_stdlib" if whole_documents else "text"
-    corpus = cached_corpus(
-        name, files, held_out=recipe.held_out, by_name=whole_documents, cache_dir=cache_dir
+    name = str(recipe.__struct_config__.tag)
+    if isinstance(recipe, HfData):
+        files, name = hub_files(recipe), f"hf: {recipe.dataset}"
+    elif isinstance(recipe, FilesData):
+        files = recipe
+    else:
+        files = FilesData(
+            sources=[FileSource(files=[])],
+            held_out=recipe.held_out,
+            sequence_length=recipe.sequence_length,
+        )
+    opened = open_files(
+        run,
+        files,
+        peer_id,
+        cache_dir=cache_dir,
+        data_dir=data_dir,
+        tell=tell,
     )
-    for part, tokens in (("training", corpus.train), ("held-out", corpus.held_out)):
-        if tokens.size < 2 * length:
-            raise DataUnavailable(
-                name,
-                f"the {part} part has {tokens.size} tokens and a sequence has {length}; at least "
-                "two sequences are needed: add text or shorten data.sequence_length",
-            )
-    return Data(
-        Shard(corpus.train, sequence_length=length, run_id=run.run_id, peer_id=peer_id),
-        evenly_spaced(corpus.held_out, run.evaluation.sequences, sequence_length=length),
-        f"{name}: {corpus.train.size / 1e6:.1f} M tokens in {len(files)} files, "
-        f"{corpus.held_out.size / 1e6:.2f} M held out",
-    )
+    return replace(opened, description=f"{name}: {opened.description}")
 
 
 def read_once(run: RunFile, *, cache_dir: Path, data_dir: Path) -> str:

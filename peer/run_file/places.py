@@ -32,6 +32,8 @@ class Place:
     """Without the hash."""
     sha256: str | None = None
     """The hash of the content that the run file demands."""
+    format: str | None = None
+    """The format of a file whose name need not say it."""
 
     def __str__(self) -> str:
         return self.name
@@ -50,6 +52,8 @@ class Place:
 
     @property
     def suffix(self) -> str:
+        if self.format is not None:
+            return self.format
         path = urllib.parse.urlsplit(self.name).path if self.is_url else self.name
         return PurePosixPath(path).suffix.lower()
 

@@ -21,8 +21,8 @@ import numpy as np
 from dht.identity import PeerId
 from peer.data.batches.prefetch import Prefetched
 from peer.data.batches.sequences import TokenStream
-from peer.data.corpus import stdlib_files
 from peer.data.files import open_files
+from peer.data.finding import stdlib_files
 from peer.data.text.workers import Workers
 from peer.run_file.places import pinned
 from peer.run_file.sections import FilesData, FileSource, GptModel, RunFile
@@ -114,7 +114,7 @@ def _children_s() -> float:
 def _prepared(folder: Path, megabytes: int) -> tuple[RunFile, FilesData, int]:
     import tokenizers
 
-    sources = [file.path.read_text(errors="replace") for file in stdlib_files()]
+    sources = [path.read_text(errors="replace") for _, path in stdlib_files()]
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = tokenizers.trainers.BpeTrainer(

@@ -46,7 +46,7 @@ def sequences_of(
     """
     parts: dict[bool, list[Tokens]] = {False: [], True: []}
     for item in items:
-        part = parts[is_held_out(item.text.encode(), held_out)]
+        part = parts[is_held_out(item.key, held_out)]
         part.append(example_tokens(form, item.text, tokenizer))
     rows = (packed(parts[held], size, end=tokenizer.end) for held in (False, True))
     return PieceTokens(*(each.view(np.uint32) for each in rows))

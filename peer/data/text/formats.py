@@ -68,6 +68,10 @@ class DataFile:
     dtype: str = "uint16"
     form: Form | None = None
     """The form of examples; ``None``: text."""
+    format: str | None = None
+    """The format, such as '.txt'; ``None``: as the name ends."""
+    by_name: bool = False
+    """A text file is held out as a whole, by its name, so that no version of it is trained on."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -96,7 +100,7 @@ class DataFile:
 
     @property
     def suffix(self) -> str:
-        return Path(self.name).suffix.lower()
+        return self.format or Path(self.name).suffix.lower()
 
     @property
     def is_tokens(self) -> bool:
@@ -110,6 +114,12 @@ class Item:
     text: str
     is_end: bool
     """True if a document ends here."""
+    name: str | None = None
+    """What decides whether it is held out; ``None``: its text."""
+
+    @property
+    def key(self) -> bytes:
+        return (self.text if self.name is None else self.name).encode()
 
 
 class Unreached(DataUnavailable):
@@ -175,6 +185,18 @@ def items(file: DataFile, piece: int) -> Iterator[Item]:
     if file.suffix == ".parquet":
         return _parquet_items(file, piece)
     return _jsonl_items(file, piece) if file.suffix == ".jsonl" else _txt_items(file, piece)
+
+
+def text_of_piece(files: Sequence[DataFile], piece: int) -> Iterator[Item]:
+    """The text of one piece of a file, or of several small files. Raises ``DataUnavailable``."""
+    left = TEXT_MAX_BYTES
+    for file in files:
+        for number in (piece,) if len(files) == 1 else range(piece_count(file)):
+            for item in items(file, number):
+                left -= len(item.text)
+                if left < 0:
+                    raise too_much_text(file, number)
+                yield item
 
 
 def check_beginning(file: DataFile, *, vocabulary: int | None) -> None:
@@ -284,7 +306,7 @@ def _txt_items(file: DataFile, piece: int) -> Iterator[Item]:
                     f"with iconv --to-code=UTF-8"
                 ) from error
             at = after
-            yield Item(text, is_end=at == size)
+            yield Item(text, is_end=at == size, name=file.name if file.by_name else None)
 
 
 def _character_start(opened: Any, at: int) -> int:

@@ -141,7 +141,7 @@ def tokens_of(items: Iterable[Item], tokenizer: Tokenizer, *, held_out: float) -
     parts: dict[bool, list[NDArray[Any]]] = {False: [], True: []}
     for batch in batches(items):
         for item, tokens in zip(batch, tokenizer.encode([i.text for i in batch]), strict=True):
-            part = parts[is_held_out(item.text.encode(), held_out)]
+            part = parts[is_held_out(item.key, held_out)]
             part.append(tokens)
             if item.is_end:
                 part.append(end)

@@ -15,7 +15,7 @@ import select
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -26,13 +26,10 @@ from dht.public_ip import is_public
 from peer.data.text.downloads import Host
 from peer.data.text.examples import sequences_of
 from peer.data.text.formats import (
-    TEXT_MAX_BYTES,
     DataFile,
-    Item,
     Unreached,
-    items,
     piece_count,
-    too_much_text,
+    text_of_piece,
     unreadable,
 )
 from peer.data.text.token_cache import TokenCache
@@ -90,7 +87,7 @@ def carry_out(job: Job) -> Facts:
     """Tokenize a piece into the cache. Raises ``PeerError``."""
     try:
         tokenizer = _tokenizer_of(job)
-        text = _text(job)
+        text = text_of_piece(job.files, job.piece)
         if job.key is None:
             for _ in text:
                 pass
@@ -111,17 +108,6 @@ def carry_out(job: Job) -> Facts:
 def _tokenizer_of(job: Job) -> Tokenizer:
     changed = None if job.tokenizer is None else Path(job.tokenizer).stat().st_mtime_ns
     return _tokenizer(job.tokenizer, job.end_token, changed)
-
-
-def _text(job: Job) -> Iterator[Item]:
-    left = TEXT_MAX_BYTES
-    for file in job.files:
-        for piece in (job.piece,) if len(job.files) == 1 else range(piece_count(file)):
-            for item in items(file, piece):
-                left -= len(item.text)
-                if left < 0:
-                    raise too_much_text(file, piece)
-                yield item
 
 
 @lru_cache(maxsize=4)

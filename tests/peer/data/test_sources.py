@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import os
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +8,11 @@ import numpy as np
 import pytest
 
 from dht.identity import PeerId
-from peer.data import corpus
-from peer.data.batches.order import is_held_out, rank
-from peer.data.corpus import CHUNK_BYTES, stdlib_files
+from peer.data.batches.order import is_held_out
+from peer.data.finding import stdlib_files
 from peer.data.sources import check_cache, check_data, open_data
+from peer.data.text.formats import CHUNK_BYTES
+from peer.data.text.workers import Workers
 from peer.errors import DataUnavailable, ExtraMissing
 from peer.run_file.sections import (
     CustomData,
@@ -92,32 +91,31 @@ def test_a_tiny_corpus_still_has_a_held_out_part(tmp_path: Path) -> None:
     assert data.train.next(4).shape == (4, 65)
 
 
+def test_a_file_of_the_recipe_text_is_text_whatever_it_is_called(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "data", files=1)
+    (tmp_path / "data/part0/a.txt").rename(tmp_path / "data/part0/notes.bin")
+    recipe = TextData(files=["part0/notes.bin", "**/notes.*"], held_out=0.2, sequence_length=64)
+    data = open_text(tmp_path, RunFile(data=recipe))
+    assert data.description.startswith("text: 1 files")
+    assert 32 <= data.train.next(4).min() <= data.train.next(4).max() < 127
+
+
+def test_text_of_bytes_needs_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_corpus(tmp_path / "data")
+    monkeypatch.setattr(Workers, "do", None)
+    assert open_text(tmp_path).train.next(8).shape == (8, 65)
+
+
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     write_corpus(tmp_path / "data")
-    before = open_text(tmp_path).description
-    path = tmp_path / "data" / "part0" / "a.txt"
-    path.write_bytes(path.read_bytes() + b"x" * CHUNK_BYTES * 5)
-    assert open_text(tmp_path).description != before
-
-
-def test_processes_that_build_the_cache_at_once_agree(tmp_path: Path) -> None:
-    write_corpus(tmp_path / "data")
-    batches: list[bytes] = []
-    threads = [
-        threading.Thread(target=lambda: batches.append(open_text(tmp_path).train.next(8).tobytes()))
-        for _ in range(6)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(batches) == 6
-    assert len(set(batches)) == 1
-    assert len(list((tmp_path / "cache").iterdir())) == 1
+    before = open_text(tmp_path).train.next(200)
+    for path in (tmp_path / "data").glob("*/a.txt"):
+        path.write_bytes(path.read_bytes().swapcase())
+    assert not (open_text(tmp_path).train.next(200) == before).all()
 
 
 @pytest.mark.parametrize(
-    ("files", "reason"), [([], "matches '\\*\\*/\\*.txt'"), ([b"too short"], "a sequence has 64")]
+    ("files", "reason"), [([], "matches '\\*\\*/\\*.txt'"), ([b"too short"], "no sequence of 64")]
 )
 def test_missing_or_too_little_text_is_reported(
     tmp_path: Path, files: list[bytes], reason: str
@@ -135,15 +133,6 @@ def test_a_pattern_that_is_none_is_reported(tmp_path: Path) -> None:
             check_data(RunFile(data=recipe), tmp_path, cache_dir=tmp_path / "cache")
 
 
-@pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc").exists(), reason="needs /proc")
-def test_an_unwritable_cache_is_reported(tmp_path: Path) -> None:
-    write_corpus(tmp_path / "data")
-    with pytest.raises(DataUnavailable, match="/proc"):
-        open_data(
-            text_run(), peer_id=ANNA, cache_dir=Path("/proc/none"), data_dir=tmp_path / "data"
-        )
-
-
 @pytest.fixture(scope="module")
 def stdlib_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("stdlib")
@@ -156,8 +145,7 @@ def test_the_standard_library_is_there_without_a_download(stdlib_cache: Path) ->
     assert b"def " in text
     assert b"self" in text
     assert data.held_out.shape == (128, 129)
-    tokens = next(p.stat().st_size for p in stdlib_cache.glob("*/train.u8"))
-    assert tokens > 3_000_000
+    assert sum(path.stat().st_size for _, path in stdlib_files()) > 3_000_000
 
 
 def test_a_module_is_held_out_by_its_name_in_every_version(stdlib_cache: Path) -> None:
@@ -166,30 +154,14 @@ def test_a_module_is_held_out_by_its_name_in_every_version(stdlib_cache: Path) -
     data = open_data(run, peer_id=ANNA, cache_dir=stdlib_cache, data_dir=stdlib_cache)
     held = data.held_out[:, :-1].astype(np.uint8).tobytes()
     modules = stdlib_files()
-    assert min(module.size_bytes for module in modules) == 0
+    assert min(path.stat().st_size for _, path in modules) == 0
     wrong = [
-        module.name
-        for module in modules
-        if module.size_bytes > 6000
-        and (module.path.read_bytes()[:5000] in held)
-        != is_held_out(module.name.encode(), run.data.held_out)
+        name
+        for name, path in modules
+        if path.stat().st_size > 6000
+        and (path.read_bytes()[:5000] in held) != is_held_out(name.encode(), run.data.held_out)
     ]
     assert wrong == []
-
-
-def test_a_file_that_grows_while_it_is_read_is_read_as_far_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such as a log: it is read twice, and had more pieces the second time."""
-    write_corpus(tmp_path / "data")
-
-    def growing(key: bytes) -> float:
-        with (tmp_path / "data/part0/a.txt").open("ab") as file:
-            file.write(b"x" * 100)
-        return rank(key)
-
-    monkeypatch.setattr(corpus, "rank", growing)
-    assert open_text(tmp_path).train.next(8).shape == (8, 65)
 
 
 def test_a_cache_that_cannot_be_made_is_reported_before_anything_starts(tmp_path: Path) -> None:

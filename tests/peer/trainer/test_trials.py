@@ -139,7 +139,7 @@ def test_a_batch_that_differs_from_the_authors_is_reported_and_not_measured(tmp_
     reading, _ = last_of_author()
     for wrong in (
         other(reading, digest=bytes(32)),
-        other(reading, position={"position": reading.position["position"] + 1}),
+        other(reading, position={**reading.position, "0/window": reading.position["0/window"] + 1}),
         other(reading, position={"elsewhere": 3}),
         other(reading, position={}),
     ):
@@ -228,7 +228,7 @@ def test_the_agent_is_told_what_was_read_for_each_step(tmp_path: Path) -> None:
     assert len(said) < 10 and all(
         isinstance(message, HasRead) and message.judges for message in said
     )
-    assert told[5] is not None and told[5].position == {"position": 12}
+    assert told[5] is not None and told[5].position["sequence"] == 12
 
 
 def test_own_data_is_no_reading_and_without_checks_nothing_is_noted() -> None:
