@@ -10,8 +10,8 @@ of token sequences, the held-out sequences, and a position to save.
 Start with ``sources.open_data``, which opens the recipe of a run, and ``feed``, which hands
 ``batches`` to the training loop until the run is over. ``text`` has the way from files to tokens.
 
-- ``files`` finds the files of a recipe and streams over weighted sources of them; ``pieces`` has
-  their pieces prepared ahead. ``hub`` has the access to the Hugging Face hub.
+- ``finding`` finds the files of a recipe, ``hub`` those of a dataset of the Hugging Face hub.
+- ``files`` streams over weighted sources of them; ``pieces`` has their pieces prepared ahead.
 - ``shards`` writes token shards.
 - A run that begins from a published model names it in ``published``; ``base_models`` has its files.
 
