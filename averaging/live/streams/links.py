@@ -109,7 +109,7 @@ class _Link:
     waiting: deque[bytes] = field(default_factory=deque)
     waiting_bytes: int = 0
     streams: list[_LinkStream] = field(default_factory=list)
-    """The first one is spoken on; all are listened to."""
+    """The first one, the newest, is spoken on; all are listened to."""
     dialling: bool = False
     used_at: float = 0.0
 
@@ -323,6 +323,10 @@ class Transport:
         if self._closing:
             return
         link = self._link(stream.remote)
+        # Who opens a link has none that works: one that it opened before leads nowhere any more, as
+        # after a change of its address. To wait for its silence would lose what is said meanwhile.
+        for earlier in [held for held in link.streams if not held.opened_by_me]:
+            earlier.stream.abort()
         if len(link.streams) >= self.settings.streams_max:
             return
         await self._in_group(self._hold(link, _LinkStream(stream, False, self._now)))
@@ -344,7 +348,7 @@ class Transport:
 
     async def _hold(self, link: _Link, held: _LinkStream) -> None:
         """Speak and listen on one stream of a link until it breaks or is no longer needed."""
-        link.streams.append(held)
+        link.streams.insert(0, held)
         link.wake()
         listening = asyncio.ensure_future(self._listen(link, held))
         listening.add_done_callback(held.heard_the_last)

@@ -8,12 +8,14 @@ import pytest
 
 from averaging.errors import BulkRefused
 from averaging.live.streams.bulk import Bulk, TransportSettings
+from averaging.live.streams.links import control_protocol
 from dht.errors import PeerUnreachable, StreamBroken
 from dht.guarded_host import GuardedHost
+from dht.host import Stream
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import CALM, Weather
 from dht.memory.virtual_loop import run
-from tests.averaging.live.links import introduce, linked
+from tests.averaging.live.links import RUN, introduce, linked
 from tests.dht.membership.signers import only
 
 SETTINGS = TransportSettings(idle_max_s=30.0)
@@ -47,6 +49,31 @@ async def test_both_may_open_a_link_at_the_same_moment() -> None:
             boris.transport.send(anna.peer, bytes([number]))
         await asyncio.sleep(2.0)
         assert anna.said() == boris.said() == [bytes([number]) for number in range(50)]
+    for host in hosts:
+        await host.close()
+
+
+async def test_a_peer_that_opens_its_link_anew_is_answered_on_the_new_one_at_once() -> None:
+    # After a change of its address the old connection leads nowhere, and breaks by its silence.
+    network = MemoryNetwork()
+    hosts = network.host("anna"), network.host("boris")
+    await introduce(*hosts)
+    async with linked(hosts[0]) as (anna,):
+
+        async def opened() -> Stream:
+            protocol = control_protocol(RUN)
+            return await hosts[1].open_stream(anna.peer, protocol, timeout_s=5.0, bulk=False)
+
+        earlier = await opened()
+        await asyncio.sleep(1.0)
+        stream = await opened()
+        await asyncio.sleep(1.0)
+        assert [peer for peer, _ in anna.lost] == [hosts[1].peer_id]
+        anna.transport.send(hosts[1].peer_id, b"you are behind")
+        frame = await stream.receive(timeout_s=1.0)
+        assert frame is not None and frame[1:] == b"you are behind"
+        with pytest.raises(StreamBroken):
+            await earlier.receive(timeout_s=1.0)
     for host in hosts:
         await host.close()
 
