@@ -95,7 +95,7 @@ class NobodyAnswered:
             advice = "the ids after /p2p/ are misspelt or no longer used: ask for a new link"
         return (
             f"no bootstrap address answered; tried {tried}; still trying: {advice}, then see "
-            "'No peer answers' in BOOTSTRAP.md"
+            "'shoal docs no-peer-answers'"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from importlib.metadata import files
 from pathlib import Path
@@ -22,24 +23,25 @@ ROLES = ("lend", "run", "research", "host", "understand", "reference", "develop"
 @commands.command(rich_help_panel=SEE)
 def docs(
     page: Annotated[
-        str | None, Argument(help="Name of a page; by default all pages are listed.")
+        str | None,
+        Argument(help="Name of a page or of a section; by default all pages are listed."),
     ] = None,
 ) -> int:
-    """Print a page of the documents, or list them.
+    """Print a page or a section of the documents, or list the pages.
 
     Example: shoal docs limits
     """
-    found = pages()
     if page is None:
-        for path in found.values():
+        for path in pages().values():
             print(f"shoal docs {path.stem:<18} {path.parent.name}: {title_of(path)}")
         return 0
+    texts = chapters()
     name = page.removesuffix(".md").rpartition("/")[2]
-    if name not in found:
-        near = difflib.get_close_matches(page, found, n=1)
+    if name not in texts:
+        near = difflib.get_close_matches(page, texts, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UsageError(f"there is no page {page!r}{hint}; 'shoal docs' lists all")
-    text = found[name].read_text(encoding="utf-8")
+    text = texts[name]
     if not can_draw(sys.stdout):
         print(text)
         return 0
@@ -66,6 +68,21 @@ def pages() -> dict[str, Path]:
     known = [path for path in known if path.parent.name in ROLES]
     known.sort(key=lambda path: (ROLES.index(path.parent.name), path.stem))
     return {path.stem: path for path in known}
+
+
+def chapters() -> dict[str, str]:
+    """Every page and every section, by name. Of two sections with one name, the first one."""
+    whole = {name: path.read_text(encoding="utf-8") for name, path in pages().items()}
+    found: dict[str, str] = {}
+    for text in whole.values():
+        for section in re.split(r"^(?=##+ )", text, flags=re.MULTILINE)[1:]:
+            found.setdefault(slug(section.partition("\n")[0].lstrip("# ")), section)
+    return found | whole
+
+
+def slug(title: str) -> str:
+    """The name that a heading has in links."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def title_of(path: Path) -> str:

@@ -157,7 +157,7 @@ def _seed_remedy(reason: str) -> str:
         return "another program answers there, perhaps a proxy: check host and port"
     return (
         "it is down, or a firewall drops the packets: try from another network, "
-        "and see 'No peer answers' in BOOTSTRAP.md"
+        "and see 'shoal docs no-peer-answers'"
     )
 
 

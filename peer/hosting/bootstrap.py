@@ -222,7 +222,7 @@ class Bootstrap:
     def _check_reachable(self) -> Check:
         reachable, reason = self.presence.reachable, self.presence.reachability_reason
         if reachable is False:
-            advice = "open its port in the firewall and see 'Others cannot dial' in BOOTSTRAP.md"
+            advice = "open its port in the firewall and see 'shoal docs others-cannot-dial'"
             return Check(
                 "reachable", False, f"others cannot dial {self.address}: {reason}; {advice}"
             )

@@ -138,7 +138,7 @@ def test_bad_news_are_told_once_with_each_address_and_its_own_reason() -> None:
     text = str(report)
     assert f"{at(1)}: connection refused" in text
     assert f"{at(2)}: no answer within 5 s" in text
-    assert "\n" not in text and "BOOTSTRAP.md" in text
+    assert "\n" not in text and "shoal docs no-peer-answers" in text
     for now in (10.0, 20.0, 30.0):
         fail_all(plan, now)
         assert plan.report() is None, "told twice"

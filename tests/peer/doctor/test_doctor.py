@@ -162,7 +162,7 @@ def test_an_unreachable_seed_has_a_reason_and_a_remedy() -> None:
     found = network_findings(gone)
     assert found["seed"].state == "failed"
     assert "/ip4/10.9.9.9/tcp/7700" in found["seed"].text
-    assert "BOOTSTRAP.md" in (found["seed"].remedy or "")
+    assert "shoal docs no-peer-answers" in (found["seed"].remedy or "")
     assert found["DHT"].state == "skipped"
     assert exit_code(found.values()) == 3
 
