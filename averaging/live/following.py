@@ -87,6 +87,14 @@ class Followed(Learner, Protocol):
     async def stop_encoding(self) -> None: ...
 
 
+FETCH_USUAL_S = 15.0
+"""Time in which a first state is usually found. Until then a source that is busy, or that has just
+gone on to another version, is no trouble."""
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 8.0
+"""Pauses between two looks for a first state: one of 34 s kept a newcomer out for that long."""
+
 REPLAY_SOURCES_MAX = 3
 """Peers that are asked for missed merges before a whole state is fetched."""
 
@@ -407,7 +415,7 @@ class Following:
         averager, machine, policy = self._averager, self._work.machine, self._averager.terms.policy
         # Enough on the slowest line.
         timeout_s = max(policy.catch_up_s, state_timeout_s(policy, self._state_bytes))
-        pause_s = 1.0
+        pause_s, began = FIRST_PAUSE_S, averager.now()
         while self._work.state is None and self._work.machine is machine:
             sources = [peer for peer in self._sources(None) if averager.around.begins_from(peer)]
             try:
@@ -423,9 +431,11 @@ class Following:
                     )
                     await self._fit(state, sources[0])
             except FetchFailed as error:
-                self._work.event("fetch_failed", reason=str(error))
+                # Where several join at once all ask the same few: that is nothing to report.
+                is_late = averager.now() - began >= FETCH_USUAL_S
+                self._work.event("fetch_failed" if is_late else "fetch_waits", reason=str(error))
                 await asyncio.sleep(pause_s)
-                pause_s = min(30.0, 2 * pause_s)
+                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
                 continue
             if self._work.machine is not machine:
                 return  # the run was taken back meanwhile

@@ -73,13 +73,24 @@ class Outcome:
     """Duration of the last successful attempt."""
 
 
+LOST_MIN = 2
+"""Peers that do not fall silent at the same time by themselves."""
+
+
 @dataclass(frozen=True, slots=True)
 class NobodyAnswered:
     """Every address was tried and none answered. The planner goes on trying them."""
 
     outcomes: tuple[Outcome, ...]
+    lost: int = 0
+    """Number of peers that were connected before, all of which have fallen silent."""
 
     def __str__(self) -> str:
+        if self.lost >= LOST_MIN:
+            return (
+                f"all {self.lost} connected peers fell silent, and no address answers: this "
+                "machine's own line seems to be down; still trying, and training goes on meanwhile"
+            )
         seeds = [outcome for outcome in self.outcomes if outcome.source == "seed"]
         cached = len(self.outcomes) - len(seeds)  # counted: there may be many, and most have left
         if not seeds:
@@ -128,6 +139,8 @@ class SeedPlanner:
     _swarm_peers: int = 0
     _lonely: bool = True
     _told: bool = False
+    _met_most: int = 0
+    """Most peers that were connected at once since the last report."""
 
     def __repr__(self) -> str:
         return f"SeedPlanner(addresses={len(self._entries)}, connected={len(self._connected)})"
@@ -171,6 +184,7 @@ class SeedPlanner:
                 if entry.source == "cached":
                     entry.due_at = min(entry.due_at, now + self.settings.retry_first_s)
         self._connected = now_connected
+        self._met_most = max(self._met_most, len(now_connected))
         self._swarm_peers = swarm_peers
         self._lonely = lonely
         if any(entry.peer in now_connected for entry in self._entries.values()):
@@ -220,8 +234,8 @@ class SeedPlanner:
             return None
         if any(entry.failures == 0 for entry in tried):
             return None
-        self._told = True
-        return NobodyAnswered(tuple(o for o in self.outcomes() if o.state == "failed"))
+        self._told, lost, self._met_most = True, self._met_most, 0
+        return NobodyAnswered(tuple(o for o in self.outcomes() if o.state == "failed"), lost)
 
     def outcomes(self) -> tuple[Outcome, ...]:
         """The results for each address, seeds first, in the order in which they were given."""

@@ -137,6 +137,22 @@ def state_adopted(event: Event) -> str:
     return f"fragment {fragment}: caught up with version {version} by {how}"
 
 
+_HOW_LOST = {
+    "crash": "the process that did it ended before it was merged",
+    "overwritten": "its parameters were set to a version of the others",
+    "replaced": "its parameters were set to the merged version, as the run file says",
+    "left": "it left before the work was merged",
+}
+
+
+def work_lost(event: Event) -> str:
+    """The number of tokens that a fragment lost, and how."""
+    reason = str(event["reason"])
+    how = f"{_HOW_LOST[reason]} ({reason})" if reason in _HOW_LOST else reason
+    lost = count_text(float(event["tokens"]))
+    return f"lost {lost} tokens of work in fragment {event['fragment']}: {how}"
+
+
 def given_up(event: Event) -> str:
     """The number of tokens that this peer lost by changing sides, and why it did."""
     return (

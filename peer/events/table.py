@@ -284,6 +284,7 @@ _PROBLEMS_OF_A_ROUND = _rows(
         ),
         "gave_up": ("reason, in_doubt", "gave up: {reason}"),
         "void": ("reason", "the round ended without a version: {reason}"),
+        "fetch_waits": ("reason", "waits for a peer that can send it a first state: {reason}"),
         "replay_failed": ("reason", "could not replay merges of fragment {fragment}: {reason}"),
         "written_off": ("tokens, reason", "wrote {tokens} tokens off: {reason}"),
     },
@@ -303,10 +304,7 @@ _SHOWN_PROBLEMS_OF_A_ROUND = _rows(
             "{mine} here: too few peers that count here have signed its version of fragment "
             "{fragment}; see 'shoal docs nobody-on-line'",
         ),
-        "work_lost": (
-            "tokens, reason",
-            "lost {tokens} tokens of work in fragment {fragment}: {reason}",
-        ),
+        "work_lost": ("tokens, reason", sentences.work_lost),
     },
 )
 

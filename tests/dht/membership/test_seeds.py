@@ -241,3 +241,20 @@ def test_through_any_weather_each_seed_that_is_up_is_met_within_30_seconds(seed:
 def test_impossible_settings_are_refused_by_name(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         SeedSettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_peer_that_hears_of_nobody_any_more_looks_at_its_own_line() -> None:
+    """A home whose cable was out for a minute was told to check whether a bootstrap peer runs."""
+    plan = planner(at(1), at(2))
+    for attempt in plan.due(0.0):
+        plan.succeeded(attempt, now=0.1)
+    plan.met([peer(number) for number in range(1, 6)], swarm_peers=5, lonely=False, now=1.0)
+    plan.met([], swarm_peers=5, lonely=True, now=30.0)
+    while (told := plan.report()) is None:
+        fail_all(plan, plan.next_at())
+    assert "all 5 connected peers fell silent" in str(told)
+    assert "own line" in str(told)
+
+    alone = planner(at(1))
+    fail_all(alone, 0.0)
+    assert "check that one of them is running" in str(alone.report())

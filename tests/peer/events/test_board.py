@@ -41,7 +41,8 @@ def test_events_are_found_by_their_text_newest_first() -> None:
         board.note(told("round", **a_round(version=version, fragment=version % 3)))
     board.note(told("work_lost", fragment=5, tokens=512, reason="crash"))
     assert [event["text"] for event in board.search("of WORK in fragment 5")] == [
-        "lost 512 tokens of work in fragment 5: crash"
+        "lost 512 tokens of work in fragment 5: the process that did it ended before it was merged "
+        "(crash)"
     ]
     found = board.search("fragment 1")
     assert "fragment 1 version 298" in found[0]["text"]

@@ -173,7 +173,11 @@ def test_the_story_of_a_peer_sums_up_ordinary_rounds(tell: Tell) -> None:
         ("anna", "ready: in the run"),
         ("anna", "5 rounds finished, 4 with its work"),
         ("boris", "refused slice 0 of anna: norm of anna is huge (2 times)"),
-        ("anna", "lost 512 tokens of work in fragment 1: crash"),
+        (
+            "anna",
+            "lost 512 tokens of work in fragment 1: the process that did it ended before it was "
+            "merged (crash)",
+        ),
     ]
     assert texts(peer_story(logs, "clara")) == "boris: clara joined"
     with pytest.raises(NoSuchPeer, match=r"anna -> .*, boris -> .*, clara -> "):
