@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from peer.views.event_log import read_events
 from tests.processes import Processes
@@ -104,6 +104,8 @@ class Trial:
             learner.ready(timeout_s=START_WITHIN_S)
         self.absent: list[tuple[str, float, float]] = []
         """Learners whose process did not run, with the times of its end and return."""
+        self.mended_at = 0.0
+        """Time from which on all learners can be in one round again after the last fault."""
 
     def wait_until_all_merge(self, *, timeout_s: float = 180.0) -> None:
         """Wait until each learner has had its work merged once more."""
@@ -148,7 +150,7 @@ class Trial:
 # --- faults ------------------------------------------------------------------------------------
 
 Happening = Callable[[Trial, float], None]
-"""Makes a fault happen, waits this many seconds, and ends it."""
+"""Makes a fault happen, waits this many seconds, and ends it. It sets ``Trial.mended_at``."""
 
 
 def cable(trial: Trial, seconds: float) -> None:
@@ -156,17 +158,20 @@ def cable(trial: Trial, seconds: float) -> None:
     end = trial.net.cut((trial.homes or trial.public)[0])
     time.sleep(seconds)
     end()
+    trial.mended_at = time.time()
 
 
 def address(trial: Trial, seconds: float) -> None:
     """The provider of a home gives it another public address."""
     trial.net.readdress((trial.homes or trial.public)[0])
+    trial.mended_at = time.time()
     time.sleep(seconds)
 
 
 def forget(trial: Trial, seconds: float) -> None:
     """The router of a home forgets its connections."""
     trial.net.forget((trial.homes or trial.public)[0])
+    trial.mended_at = time.time()
     time.sleep(seconds)
 
 
@@ -176,6 +181,7 @@ def bootstrap(trial: Trial, seconds: float) -> None:
     time.sleep(seconds)
     trial.bootstrap.again()
     address_of(trial.bootstrap)
+    trial.mended_at = time.time()
 
 
 def slow(trial: Trial, seconds: float) -> None:
@@ -183,12 +189,14 @@ def slow(trial: Trial, seconds: float) -> None:
     end = trial.net.slow_down((trial.public or trial.homes)[-1], SLOW_MBIT)
     time.sleep(seconds)
     end()
+    trial.mended_at = time.time()
 
 
 def narrow(trial: Trial, seconds: float) -> None:
     """The lines of all homes drop to ``SLOW_MBIT`` outwards, and stay there."""
     for home in trial.homes:
         trial.net.slow_down(home, SLOW_MBIT, only_up=True)
+    trial.mended_at = time.time()
     time.sleep(seconds)
 
 
@@ -198,6 +206,7 @@ def split(trial: Trial, seconds: float) -> None:
     end = trial.net.split(names[: len(names) // 2])
     time.sleep(seconds)
     end()
+    trial.mended_at = time.time()
 
 
 def kill(trial: Trial, seconds: float) -> None:
@@ -207,6 +216,7 @@ def kill(trial: Trial, seconds: float) -> None:
     learner.kill()
     killed = time.time()
     time.sleep(seconds / 2)
+    trial.mended_at = time.time()
     learner.come_back(trial.link)
     learner.ready(timeout_s=START_WITHIN_S)
     trial.absent.append((name, killed, time.time()))
@@ -215,18 +225,29 @@ def kill(trial: Trial, seconds: float) -> None:
 
 def quiet(trial: Trial, seconds: float) -> None:
     """Nothing happens."""
+    trial.mended_at = time.time()
     time.sleep(seconds)
 
 
-FAULTS: Mapping[str, tuple[Happening, float]] = {
-    "quiet": (quiet, 60.0),
-    "cable": (cable, 60.0),
-    "address": (address, 60.0),
-    "forget": (forget, 60.0),
-    "bootstrap": (bootstrap, 60.0),
-    "slow": (slow, 180.0),
-    "narrow": (narrow, 120.0),
-    "split": (split, 90.0),
-    "kill": (kill, 60.0),
+class Fault(NamedTuple):
+    """What happens, for how long it usually does, and what it may cost."""
+
+    happens: Happening
+    seconds: float
+    together_s: float
+    """Bar: time until all learners are in one round again."""
+    missed_max: float = 1.0
+    """Bar: share of the member-rounds that may be missed meanwhile."""
+
+
+FAULTS: Mapping[str, Fault] = {
+    "quiet": Fault(quiet, 60.0, 15.0, 0.01),
+    "cable": Fault(cable, 60.0, 15.0),
+    "address": Fault(address, 60.0, 10.0, 0.05),
+    "forget": Fault(forget, 60.0, 10.0, 0.05),
+    "bootstrap": Fault(bootstrap, 60.0, 15.0, 0.01),
+    "slow": Fault(slow, 180.0, 45.0, 0.12),
+    "narrow": Fault(narrow, 120.0, 30.0),
+    "split": Fault(split, 90.0, 15.0),
+    "kill": Fault(kill, 60.0, 15.0),
 }
-"""The faults by name, each with its usual duration in seconds."""

@@ -22,7 +22,7 @@ def happening(text: str) -> tuple[str, float]:
     if name not in FAULTS:
         raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(FAULTS)}")
     try:
-        return name, float(seconds) if seconds else FAULTS[name][1]
+        return name, float(seconds) if seconds else FAULTS[name].seconds
     except ValueError:
         raise argparse.ArgumentTypeError(f"{seconds!r} is no number of seconds") from None
 
@@ -81,7 +81,7 @@ def main() -> int:
         return 2
     # A time limit ends this process, and with it the network and all that runs there.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    usual = [(name, FAULTS[name][1]) for name in FAULTS if name != "narrow"]
+    usual = [(name, FAULTS[name].seconds) for name in FAULTS if name != "narrow"]
     happenings = options.happenings or usual
     homes = options.home or [Nat.PORT_RESTRICTED] * 2
     with tempfile.TemporaryDirectory() as temporary:

@@ -11,6 +11,9 @@ lines, at the end:
   of its time in the phase.
 - *Extra bytes* are what the sites sent beyond the packed payload, as a share of it: headers,
   membership, audits, replays, states for those who fell behind, failed rounds.
+- *Together* is the time from the end of the fault, or from the command that starts a killed learner
+  again, until one round merges the work of all learners. It has a bar for each fault, and so has
+  the share of missed member-rounds.
 - *Lost tokens* were discarded for good, by reason, over the whole run.
 """
 
@@ -22,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +53,7 @@ class Phase:
     """In packets without content."""
     agents_s: float = 0.0
     """Processor time of all agents."""
+    mended_at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -84,6 +89,8 @@ class Row:
     wire_bytes: int
     missed_by: Mapping[str, int] = field(default_factory=dict)
     """The missed member-rounds by cause."""
+    together_s: float = inf
+    """Time from the end of what happened until all learners were in one round."""
 
     @property
     def missed_share(self) -> float:
@@ -163,6 +170,14 @@ def row(
         sum(packed for _, packed in received),
         phase.ended_bytes - phase.began_bytes,
         missed,
+        next(
+            (
+                each.at - phase.mended_at
+                for each in rounds
+                if each.at >= phase.mended_at and each.contributors >= set(learners.values())
+            ),
+            inf,
+        ),
     )
 
 
@@ -195,16 +210,30 @@ def spent(phase: Phase, row: Row, sent_for: Mapping[str, int], audits: float) ->
     )
 
 
+def bars(row: Row) -> str:
+    """Say whether a phase kept to what its fault may cost."""
+    fault = FAULTS.get(row.phase)
+    if fault is None:
+        return ""
+    above = []
+    if row.together_s > fault.together_s:
+        above.append(f"{fault.together_s:g} s")
+    if row.missed_share > fault.missed_max:
+        above.append(f"{fault.missed_max:.0%}")
+    return f"MISSED: {', '.join(above)}" if above else "held"
+
+
 def table(outcome: Outcome) -> str:
     """The figures as text."""
     lines = [
         f"{'phase':10} {'seconds':>7} {'rounds':>6} {'member-rounds':>13} {'missed':>6} "
-        f"{'share':>6} {'payload':>9} {'packed':>9} {'extra':>6}"
+        f"{'share':>6} {'payload':>9} {'packed':>9} {'extra':>6} {'together':>8}  bars"
     ]
     lines += [
         f"{each.phase:10} {each.seconds:7.0f} {each.rounds:6} {each.member_rounds:13} "
         f"{each.missed:6} {each.missed_share:6.1%} {each.payload_bytes / 1e6:6.1f} MB "
-        f"{each.packed_bytes / 1e6:6.1f} MB {each.extra_share:6.1%}"
+        f"{each.packed_bytes / 1e6:6.1f} MB {each.extra_share:6.1%} {each.together_s:6.1f} s"
+        f"  {bars(each)}"
         for each in outcome.rows
     ]
     for name, fates in outcome.fates.items():
@@ -246,6 +275,7 @@ class _Course:
                 sum(after.values()),
                 by_kind["lane_empty"] + by_kind["daemon_empty"],
                 used_now.by_kind.get("agents", 0.0) - used.by_kind.get("agents", 0.0),
+                self.trial.mended_at,
             )
         )
         uplinks = [
@@ -298,7 +328,7 @@ def conduct(
         for name, seconds in happenings:
             tell(f"{name}: {seconds:g} s")
             with course.phase(name):
-                FAULTS[name][0](trial, seconds)
+                FAULTS[name].happens(trial, seconds)
             if name != "quiet":
                 with course.phase(f"after {name}"[:10]):
                     trial.wait_until_all_merge()

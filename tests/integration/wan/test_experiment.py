@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,9 @@ def test_a_learner_whose_work_a_round_lacks_has_missed_it_unless_its_process_was
     assert row(everything, rounds, learners, [], events) == Row(
         "quiet", 30.0, 2, 6, 2, 450, 360, 504, {"too_late": 1, "no join": 1}
     )
+    two = {name: learners[name] for name in ("anna", "clara")}
+    mended = replace(everything, mended_at=12.0)
+    assert row(mended, rounds, two, [], events).together_s == 8.0
     killed = [("boris", 15.0, 25.0)]
     assert row(everything, rounds, learners, killed, events) == Row(
         "quiet", 30.0, 2, 5, 1, 450, 360, 504, {"too_late": 1}
@@ -80,8 +84,9 @@ def test_bytes_are_told_by_purpose_for_the_time_of_a_phase() -> None:
 
 def test_the_table_has_shares_and_the_tokens_that_were_lost_by_reason() -> None:
     rows = (
-        Row("quiet", 60.0, 10, 40, 2, 1_250_000, 1_000_000, 1_080_000),
+        Row("quiet", 60.0, 10, 40, 2, 1_250_000, 1_000_000, 1_080_000, together_s=4.0),
         Row("split", 9.0, 0, 0, 0, 0, 0, 5),
+        Row("address", 60.0, 10, 40, 2, 1, 1, 2, together_s=9.0),
     )
     outcome = Outcome(
         rows,
@@ -92,7 +97,9 @@ def test_the_table_has_shares_and_the_tokens_that_were_lost_by_reason() -> None:
     )
     lines = table(outcome).splitlines()
     assert "5.0%" in lines[1] and "8.0%" in lines[1]
-    assert "inf" in lines[2]
+    assert lines[1].endswith("4.0 s  MISSED: 1%")
+    assert "inf" in lines[2] and lines[2].endswith("MISSED: 15 s")
+    assert lines[3].endswith("held")
     assert lines[-1] == "tokens lost: 12 (left 8, stale 4)"
 
 
