@@ -117,7 +117,7 @@ class ActivePeer:
             ),
             **also,
         }
-        if local.settings.page is not None:
+        if local.seat.settings.page is not None:
             coroutines["sample"] = self._online.sample()
         work = [tasks.create_task(each, name=name) for name, each in coroutines.items()]
         try:
@@ -222,7 +222,7 @@ class ActivePeer:
                     self._made_last_rounds = True
                     await self._make_last_rounds(local.last_rounds)
                     local.finish_by_date()
-            if local.ended_at is not None and local.settings.stays:
+            if local.ended_at is not None and local.seat.stays:
                 await self._keep_the_end()
             await asyncio.sleep(LOOK_AT_END_EVERY_S)
 
@@ -345,7 +345,7 @@ class ActivePeer:
         local.closed |= set(range(len(local.layout.fragments)))
         # A round that was called just before must not make another version after the others have
         # gone: a peer that hears of this one's end relies on the versions of that moment.
-        if not local.settings.stays:
+        if not local.seat.stays:
             await averager.drain(timeout_s=max(1.0, deadline - loop.time()))
         averager.end_merges()
 
@@ -458,10 +458,10 @@ def make_averager(
         DiallingHost(throttled, online.presence.addresses_to_dial),
         None if trainer is None else trainer.port,
         me=Participant(
-            identity=local.settings.identity,
+            identity=local.seat.identity,
             incarnation=incarnation,
             founder=founder,
-            site=local.settings.site,
+            site=local.seat.settings.site,
         ),
         terms=RunTerms(
             local.run_id,
@@ -486,7 +486,7 @@ def make_averager(
             on_fetched=on_fetched,
             shelf=online.proofs,
             on_convicted=online.ban,
-            watch=local.settings.watch,
+            watch=local.seat.watch,
         ),
         states=states,
         settings=averager_settings(run, local.layout),

@@ -50,8 +50,8 @@ from peer.agent.local_peer import (
     Delegate,
     Fields,
     LocalPeer,
-    PeerSettings,
     PhaseName,
+    Seat,
     TrainerStatus,
 )
 from peer.agent.loss_gate import TrainersLoss, open_gate
@@ -86,6 +86,7 @@ from peer.rules.given_up import GivenUpWork
 from peer.rules.ledger import APART
 from peer.run_file.reading import from_canonical
 from peer.status import HeldOut
+from peer.storage.home import KEY
 
 logger = logging.getLogger("peer.agent")
 
@@ -131,32 +132,26 @@ class Agent(Delegate):
             heads=begin.heads,
             statistics=begin.statistics,
         )
-        identity = Identity.load_or_create(Path(begin.identity))
-        settings = PeerSettings(
+        directory = Path(begin.directory)
+        identity = Identity.load_or_create(directory / KEY)
+        seat = Seat(
             run=run,
             identity=identity,
             watch=watched(identity),
-            directory=Path(begin.directory),
-            name=begin.name,
-            site=begin.site,
+            directory=directory,
+            settings=begin.settings,
             role="learner",
-            seeds=begin.seeds,
-            listen=begin.listen,
-            announce=begin.announce,
-            lane=begin.lane,
             credential=begin.credential,
-            page=begin.page,
             frozen=begin.frozen,
-            state_on_disk=begin.state_on_disk,
         )
         codec = codec_named(run.outer.codecs[0])
         encoded = sum(codec.encoded_size(fragment.unit_sizes) for fragment in layout.fragments)
         guest = Guest(
-            settings.directory,
+            directory,
             last_offers_bytes=LAST_OFFERS_OF_MODEL * encoded,
             started_at=begin.started_at,
         )
-        self.local = LocalPeer(settings, layout, self, guest)
+        self.local = LocalPeer(seat, layout, self, guest)
         self.port = SlotPort(
             memory,
             self.local.me,

@@ -244,7 +244,7 @@ class Entrance:
         if self._known is None:
             seen = recall(local.run_id, [local.directory])
             self._known = NEVER_SEEN if seen is None else seen.sentence
-            if not self._begin.seeds and not (local.directory / PEERS).exists():
+            if not self._begin.settings.seeds and not (local.directory / PEERS).exists():
                 self._known += "; there is no address to ask: get a link with one"
         who = "nobody here has the state of this run" if company else "nobody of this run is here"
         local.enter_phase(
@@ -265,7 +265,7 @@ class Entrance:
         return ModelMismatch(local.run_file.name, ours, theirs, found, len(found), frozen)
 
     def _check_who_answered(self, *, out_of_patience: bool) -> None:
-        seeds = {address_rules.peer_of(Multiaddr(seed)) for seed in self._begin.seeds}
+        seeds = {address_rules.peer_of(Multiaddr(seed)) for seed in self._begin.settings.seeds}
         misfits = self._online.presence.misfits
         peer = wrong_peer(misfits, seeds, out_of_patience=out_of_patience)
         if peer is not None:
@@ -361,7 +361,7 @@ class Entrance:
         """Time to hear of states that are newer than those of the checkpoint."""
         if any(self._memory.base(each) is not None for each in range(self._memory.fragments)):
             return SETTLE_AFTER_S
-        has_friends = bool(self._begin.seeds) or (self._local.directory / PEERS).exists()
+        has_friends = bool(self._begin.settings.seeds) or (self._local.directory / PEERS).exists()
         return FRIENDS_WITHIN_S if has_friends else 0.0
 
     async def give_up_when_nobody_is_left(self) -> None:

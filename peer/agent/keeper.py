@@ -31,8 +31,8 @@ from peer.agent.local_peer import (
     Fields,
     LocalPeer,
     NotAveraging,
-    PeerSettings,
     PhaseName,
+    Seat,
     TrainerStatus,
 )
 from peer.agent.online_peer import OnlinePeer, go_online
@@ -53,7 +53,7 @@ MEET_WITHIN_S = 10.0
 
 
 async def keep(
-    settings: PeerSettings,
+    seat: Seat,
     layout: Layout,
     stop: asyncio.Event,
     on_event: Callable[[str, Fields], None] = lambda name, fields: None,
@@ -64,11 +64,11 @@ async def keep(
 ) -> Ending:
     """Keep a run's state until ``stop`` is set or the machine's owner asks to leave.
 
-    It ends with the run unless ``settings.stays``, and at ``until`` in any case. ``publishing``:
+    It ends with the run unless ``seat.stays``, and at ``until`` in any case. ``publishing``:
     where to publish its model meanwhile; ``showing``: where to serve its public page.
     ``on_event(name, fields)`` hears of events for people. Raises ``PeerError`` or ``DhtError``.
     """
-    guest = Guest(settings.directory, trains=False)
+    guest = Guest(seat.directory, trains=False)
     try:
         while True:
             await _rest(guest, stop, on_event)
@@ -78,7 +78,7 @@ async def keep(
                 code = INTERRUPTED if stop.is_set() else 0
                 return Ending("asked to end", code, finished=False, timeout_s=0.0)
             keeper = Keeper(
-                settings,
+                seat,
                 layout,
                 guest,
                 on_event,
@@ -133,7 +133,7 @@ class Keeper(Delegate):
 
     def __init__(
         self,
-        settings: PeerSettings,
+        seat: Seat,
         layout: Layout,
         guest: Guest,
         on_event: Callable[[str, Fields], None] = lambda name, fields: None,
@@ -144,11 +144,11 @@ class Keeper(Delegate):
     ) -> None:
         """``publishing``: folder in which to publish the run's model; ``showing``: address at which
         to serve the run's public page."""
-        with peer_folder(settings.directory):
+        with peer_folder(seat.directory):
             self.incarnation = begin_without_trainer(
-                settings.directory / "progress", wall_time_s=time.time()
+                seat.directory / "progress", wall_time_s=time.time()
             )
-        self.local = LocalPeer(settings, layout, self, guest)
+        self.local = LocalPeer(seat, layout, self, guest)
         self._publishing = publishing
         self._showing = showing
         self._shown: ShownRun | None = None

@@ -38,6 +38,7 @@ from peer.agent.account import global_tokens
 from peer.agent.policies import round_orders
 from peer.agent.repeats import Repeats
 from peer.bridge.messages import Device
+from peer.bridge.settings import PeerSettings
 from peer.description import Described, Description, Kinds
 from peer.events.board import Board
 from peer.events.names import Names
@@ -45,6 +46,7 @@ from peer.events.table import REPORTED, audience_of
 from peer.events.telling import in_story
 from peer.guest.enforcement import Guest
 from peer.guest.state_place import place_of_state
+from peer.joining.nickname import default_name
 from peer.quantities import listed
 from peer.rules.amendments import effective
 from peer.rules.ending import Ending, LastOffers, LastRounds
@@ -100,33 +102,26 @@ Fields = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerSettings:
-    """Identity and addresses of this peer. Everything else comes from the run file."""
+class Seat:
+    """Who takes part in which run, and how."""
 
     run: RunFile
     identity: Identity
     directory: Path
-    name: str
+    settings: PeerSettings
     role: Role
-    seeds: tuple[str, ...]
-    listen: tuple[str, ...]
-    announce: tuple[str, ...]
-    page: str | None
-    """Address of the local page: HOST:PORT, or ``auto``; ``None``: no page."""
-    site: str | None = None
-    """Peers with the same site are near each other (``averaging.rules.sites``)."""
-    lane: str = "auto"
-    """TCP port for direct bulk transfers (``dht.libp2p.lane.settings.parse_lane``)."""
     credential: bytes = b""
     """Proof that the run admits this peer (``dht.membership.credentials``)."""
     stays: bool = False
     """True if the peer serves the state and the history of the run after its end, too."""
     frozen: tuple[Described, ...] | None = None
     """The trainer's parameters that are not exchanged; ``None`` if they are not known."""
-    state_on_disk: str = "auto"
-    """``on``, ``off`` or ``auto`` (``peer.rules.state_place``)."""
     watch: Watch = field(default_factory=Watch)
     """Sees what the averager does, and may change it: for tests."""
+
+    @property
+    def name(self) -> str:
+        return self.settings.name or default_name(self.identity.peer_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,45 +201,43 @@ class NotAveraging:
 class LocalPeer:
     """One peer of a run, without its network."""
 
-    def __init__(
-        self, settings: PeerSettings, layout: Layout, delegate: Delegate, guest: Guest
-    ) -> None:
+    def __init__(self, seat: Seat, layout: Layout, delegate: Delegate, guest: Guest) -> None:
         loop = asyncio.get_running_loop()
-        self.settings = settings
+        self.seat = seat
         self.layout = layout
-        self.description = Description.of(layout.specs, settings.frozen, Kinds.of(layout))
+        self.description = Description.of(layout.specs, seat.frozen, Kinds.of(layout))
         self.delegate = delegate
         self.guest = guest
-        self.run_file = settings.run
-        self.run_id = settings.run.run_id
-        self.directory = settings.directory
+        self.run_file = seat.run
+        self.run_id = seat.run.run_id
+        self.directory = seat.directory
         self.directive: Directive | None = None
         """The directive of the run's owner that this peer follows."""
         self.gone_back = 0
         """The directive that took this peer back last, while it was running; 0: none."""
         self.paused: str | None = None
         """Reason why its owner has paused the run; ``None``: it goes on."""
-        self._amended: tuple[tuple[Directive | None, int], RunFile] = (None, 0), settings.run
-        self.me = settings.identity.peer_id
-        self.board = Board(Names({self.me: settings.name}))
+        self._amended: tuple[tuple[Directive | None, int], RunFile] = (None, 0), seat.run
+        self.me = seat.identity.peer_id
+        self.board = Board(Names({self.me: seat.name}))
         self.log = EventLog(
-            settings.directory / "events.jsonl",
+            seat.directory / "events.jsonl",
             heard=self.board.note,
             owner={
                 "peer": self.me,
-                "name": settings.name,
-                "role": settings.role,
+                "name": seat.name,
+                "role": seat.role,
                 "run": self.run_id,
                 "run_name": self.run_file.name,
             },
         )
-        place = place_of_state(settings.state_on_disk, layout.size, settings.directory)
+        place = place_of_state(seat.settings.state_on_disk, layout.size, seat.directory)
         self.state_files: StateFiles | None = None
         """Memory of the states; ``None``: that of the process."""
         if place.on_disk:
             largest = max(fragment.size for fragment in layout.fragments)
             self.state_files = files = StateFiles(
-                settings.directory,
+                seat.directory,
                 allowed_bytes=lambda: guest.disk.state,
                 working_bytes_max=working_bytes(largest),
             )
@@ -252,13 +245,11 @@ class LocalPeer:
         self._state_place = place.text
         self.good: GoodStates | None = None
         """Earlier states, in a run whose owner may take it back to them."""
-        if settings.run.policy.owner is not None:
+        if seat.run.policy.owner is not None:
             self.good = GoodStates(
-                settings.directory / GOOD, layout, allowed_bytes=lambda: guest.disk.outer
+                seat.directory / GOOD, layout, allowed_bytes=lambda: guest.disk.outer
             )
-        self.folder = CheckpointFolder(
-            settings.directory / OUTER, allowed_bytes=self._checkpoint_bytes
-        )
+        self.folder = CheckpointFolder(seat.directory / OUTER, allowed_bytes=self._checkpoint_bytes)
         self.view: dict[PeerId, PeerView] = {}
         """The live peers as averaging sees them. It stays the same object."""
         self.absent: dict[PeerId, float | None] = {}
@@ -282,7 +273,7 @@ class LocalPeer:
         self.ending: asyncio.Future[Ending] = loop.create_future()
         self.hurried: asyncio.Future[None] = loop.create_future()
         """Done once this peer is to leave without waiting for anything any more."""
-        seen = load_last_seen(settings.directory, settings.run.run_id)
+        seen = load_last_seen(seat.directory, seat.run.run_id)
         self.ended_at = None if seen is None else seen.ended_at
         """Wall-clock time at which the run ended; ``None`` while it goes on."""
         self.apart = BoundedMapping[PeerId, None]("peers apart", PEERS_REMEMBERED_MAX, worth=by_age)
@@ -392,7 +383,7 @@ class LocalPeer:
         """The run is over: leave it, or stay and serve what it ended with."""
         is_news = self.ended_at is None
         self.ended_at = self.ended_at or time.time()
-        if not self.settings.stays:
+        if not self.seat.stays:
             self.end(reason, 0, finished=True, timeout_s=LAST_ROUND_S)
         elif is_news:
             self.event("ended_here", reason=reason)

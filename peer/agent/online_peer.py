@@ -43,12 +43,12 @@ from peer.agent.local_peer import (
     JUMP_REFUSED,
     LocalPeer,
     NotAveraging,
-    PeerSettings,
     TrainerStatus,
 )
 from peer.agent.meetings import Meetings
 from peer.agent.policies import presence_settings
 from peer.bridge.messages import BATCH, SEED
+from peer.bridge.settings import PeerSettings
 from peer.credit.wire import PROTOCOL as CREDIT_PROTOCOL
 from peer.credit.wire import SUMMARY_MAX_BYTES
 from peer.description import Difference
@@ -97,13 +97,13 @@ at a bootstrap peer's limit, strangers could make each member larger by more tha
 @asynccontextmanager
 async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
     """Take this peer on line. Raises ``NotAdmitted`` if the run does not admit it."""
-    settings = local.settings
-    admission = check_admitted(local.run_file, local.me, settings.credential, settings.role)
+    seat, settings = local.seat, local.seat.settings
+    admission = check_admitted(local.run_file, local.me, seat.credential, seat.role)
     local.enter_phase("connecting", "starting the network daemon", 0.0)
     async with AsyncExitStack() as stack:
         listen = await _listen_as_before(local)
         host = await HivemindHost.open(
-            settings.identity, _host_settings(settings, listen), keeper=RecordKeeper(limits=KEEPS)
+            seat.identity, _host_settings(settings, listen), keeper=RecordKeeper(limits=KEEPS)
         )
         stack.push_async_callback(host.close)
         if len(host.listen) == 1 and (port := address_rules.port_of(host.listen[0])):
@@ -120,7 +120,7 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
 
 async def _listen_as_before(local: LocalPeer) -> tuple[Multiaddr, ...]:
     """The addresses to listen at, with the port of the time before if it is free."""
-    wanted = tuple(Multiaddr(text) for text in local.settings.listen)
+    wanted = tuple(Multiaddr(text) for text in local.seat.settings.listen)
     port = kept_port(local.directory)
     if port is None or (kept := with_port(wanted, port)) == wanted:
         return wanted
@@ -180,19 +180,19 @@ class OnlinePeer:
     """A peer with a network. ``go_online`` makes it."""
 
     def __init__(self, local: LocalPeer, host: HivemindHost, admission: Admission) -> None:
-        settings = local.settings
+        seat, settings = local.seat, local.seat.settings
         self.local = local
         self.host = host
         self.presence = presence = Presence(
             host,
-            settings.identity,
+            seat.identity,
             Profile(
                 local.run_id,
-                role=settings.role,
-                name=settings.name,
+                role=seat.role,
+                name=seat.name,
                 site=site_name(settings.site) or "",
                 run_file=local.run_file.canonical(),
-                credential=settings.credential,
+                credential=seat.credential,
             ),
             replace(
                 presence_settings(local.run_file),
@@ -221,9 +221,9 @@ class OnlinePeer:
         self._told_outdated = False
         """This peer's release was found to be older than those of most others."""
         self._banned: asyncio.Queue[tuple[PeerId, str]] = asyncio.Queue()
-        name = settings.name
+        name = seat.name
         self.credit = Crediting(
-            settings.identity,
+            seat.identity,
             local.run_id,
             local.directory,
             fragments=len(local.layout.fragments),
@@ -404,7 +404,7 @@ class OnlinePeer:
     def link(self) -> str:
         """The link for others to join by; empty until this peer knows an address of its own."""
         # Bootstrap peers stay where they are. Then the owner's choice, or that of a link.
-        return self._link_by(map(Multiaddr, self.local.settings.seeds))
+        return self._link_by(map(Multiaddr, self.local.seat.settings.seeds))
 
     def public_link(self) -> str:
         """The link with addresses of hosts alone: bootstrap peers, this peer, and keepers.
@@ -460,8 +460,8 @@ class OnlinePeer:
         level = local.averaging.level()
         return Status(
             peer=local.me,
-            name=local.settings.name,
-            role=local.settings.role,
+            name=local.seat.name,
+            role=local.seat.role,
             phase=local.phase,
             steps=part.steps,
             tokens=part.tokens,

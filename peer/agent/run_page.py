@@ -91,7 +91,7 @@ class ShownRun:
         )
         if self._showing.address is None:
             return
-        name = self._local.settings.name
+        name = self._local.seat.name
         keeper = "a keeper" if is_default(name, self._local.me) else f"{name}, a keeper"
         site = Site(
             who=f"Served by {keeper} of the run",

@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 
 from averaging.audit.readings import Reading
 from dht import protocol
+from peer.bridge.settings import PeerSettings
 from peer.description import Described
 from peer.errors import OtherRelease, PeerError
 from peer.status import HeldOut
@@ -51,14 +52,10 @@ class Begin(_Message, frozen=True, kw_only=True):
     version: int = protocol.NEWEST
     run: bytes
     """The run file in canonical form; its hash is the run's id."""
-    seeds: tuple[str, ...]
     directory: str
-    """Folder for checkpoints, known peers and the event log of this peer in this run."""
-    identity: str
-    """Path of the key file."""
-    name: str
-    site: str | None = None
-    """Peers with the same site are near each other (``averaging.rules.sites``)."""
+    """Folder for key, checkpoints, known peers and the event log of this peer in this run."""
+    settings: PeerSettings
+    """All its seeds are in them, also those of the run file."""
     tensors: tuple[Tensor, ...]
     embeddings: tuple[str, ...]
     heads: tuple[str, ...]
@@ -67,16 +64,10 @@ class Begin(_Message, frozen=True, kw_only=True):
     frozen: tuple[Described, ...] | None = None
     """Parameters that are not exchanged; ``None`` if no process has them whole."""
     allow_frozen_differences: bool = False
-    listen: tuple[str, ...]
-    announce: tuple[str, ...]
-    lane: str = "auto"
-    """TCP port for direct bulk transfers (``dht.libp2p.lane.settings.parse_lane``)."""
     credential: bytes = b""
     """Proof that the run admits this peer (``dht.membership.credentials``)."""
     found_after_s: float | None
     """Time without meeting anybody after which to found the run; ``None``: never found it."""
-    page: str | None
-    """Address of the local page, HOST:PORT or ``auto``."""
     started_at: float
     """Wall-clock time at which the trainer started: an older wish to leave is not for it."""
     earlier_tokens: int
@@ -85,8 +76,6 @@ class Begin(_Message, frozen=True, kw_only=True):
     """True if the last earlier trainer ended in order."""
     restarts: int = 0
     """Number of earlier agents of this trainer."""
-    state_on_disk: str = "auto"
-    """``on``, ``off`` or ``auto`` (``peer.rules.state_place``)."""
 
 
 class Beat(_Message, frozen=True):

@@ -22,7 +22,7 @@ from peer.cli.application import (
     json_text,
     start_logging,
 )
-from peer.cli.learner_options import checked_addresses, checked_seeds
+from peer.cli.learner_options import setting
 from peer.storage.home import data_home
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def bootstrap(
     listen: Annotated[
         list[str] | None,
         Option(
-            callback=checked_addresses,
+            callback=setting("listen"),
             help="Address to listen at, instead of --port on all interfaces; repeatable.",
             metavar="MULTIADDR",
         ),
@@ -66,7 +66,7 @@ def bootstrap(
     seed: Annotated[
         list[str] | None,
         Option(
-            callback=checked_seeds,
+            callback=setting("seeds"),
             help="Address of another bootstrap peer; repeatable.",
             metavar="MULTIADDR",
         ),

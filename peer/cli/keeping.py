@@ -38,10 +38,9 @@ from peer.cli.learner_options import (
     Seeds,
     StateOnDisk,
     Yes,
-    addresses_of,
     check_answerable,
+    chosen,
     page_of,
-    seeds_of,
 )
 from peer.cli.models import Dtype
 from peer.cli.showing import print_summary, seconds
@@ -55,8 +54,6 @@ if TYPE_CHECKING:
     from peer.publishing.publisher import Publishing
 
 commands = typer.Typer()
-
-ANY_PORT = ("/ip4/0.0.0.0/tcp/0",)
 
 
 @commands.command(rich_help_panel=TAKE_PART)
@@ -134,10 +131,10 @@ def keep(
     showing = _showing(run_page, publishing)
 
     from peer.agent import keeper
-    from peer.agent.local_peer import PeerSettings
+    from peer.agent.local_peer import Seat
+    from peer.bridge.settings import PeerSettings
     from peer.event_loop import run_until_stopped
     from peer.guest.enforcement import read_limits, write_limits
-    from peer.joining.nickname import default_name
     from peer.publishing.publisher import check_publishing
     from peer.rules.limits import parse_relay_rate
     from peer.storage.checkpoint import CheckpointFolder
@@ -148,7 +145,7 @@ def keep(
     from peer.views.watch import Sentences
 
     where = directory or keeper_directory(found.run.run_id)
-    seeds = (*seeds_of(seed), *map(str, found.seeds))
+    seeds = (*(seed or ()), *map(str, found.seeds))
     check_somebody_to_ask(found, link, seeds, where)
     told = _told_layout(found, seeds, where)
     lines = check_keeper(found.run, where, told)
@@ -177,24 +174,26 @@ def keep(
         log_to(where / "keeper.log")
         identity = Identity.load_or_create(where / "identity.key")
         credential = own_credential(where, identity, found.run, role="keeper", invite=found.invite)
-        settings = PeerSettings(
+        seat = Seat(
             run=found.run,
             identity=identity,
             directory=where,
-            name=name or default_name(identity.peer_id),
+            settings=PeerSettings(
+                name=name,
+                seeds=seeds,
+                lane=lane,
+                state_on_disk=state_on_disk,
+                page=page_of(page),
+                **chosen(listen=listen, announce=announce),
+            ),
             role="keeper",
-            seeds=seeds,
-            lane=lane,
-            state_on_disk=state_on_disk,
             credential=credential,
-            page=page_of(page),
             stays=until != "end",
-            **{"listen": ANY_PORT, "announce": (), **addresses_of(listen, announce)},
         )
         ALL.bytes_max = PROCESS_BYTES_MAX
         ending = run_until_stopped(
             lambda stop: keeper.keep(
-                settings, layout, stop, show, until=ends, publishing=publishing, showing=showing
+                seat, layout, stop, show, until=ends, publishing=publishing, showing=showing
             )
         )
     if not as_json:

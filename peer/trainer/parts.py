@@ -28,14 +28,13 @@ from peer.errors import LeftEarly, RunUnreachable, remade
 from peer.events.names import printable
 from peer.joining.find import ask_peers
 from peer.joining.link import FoundRun, find_run
-from peer.joining.nickname import default_name
 from peer.model.recipes import embedding_names, head_names
 from peer.run_file.schedule import Rates
 from peer.run_file.sections import RunFile
 from peer.storage.credentials import own_credential
 from peer.storage.earlier import look_at_files
 from peer.storage.here import LOOKS_FIRST_S, met_here, with_own_peers
-from peer.storage.home import PEERS, occupied, occupied_free, peer_folder
+from peer.storage.home import KEY, PEERS, occupied, occupied_free, peer_folder
 from peer.storage.inner_saves import InnerSaves
 from peer.storage.last_seen import load_last_seen
 from peer.storage.progress import ProgressFile
@@ -248,7 +247,7 @@ def _open_home(settings: JoinSettings, found: FoundRun, stack: ExitStack) -> _Ho
         for text in look_at_files(directory).told:
             warnings.warn(text, stacklevel=2)
     with peer_folder(directory):
-        identity = Identity.load_or_create(directory / "identity.key")
+        identity = Identity.load_or_create(directory / KEY)
         credential = own_credential(
             directory, identity, found.run, role="learner", invite=settings.invite or found.invite
         )
@@ -271,26 +270,18 @@ def _first_message(
     seeds = (*map(str, found.seeds), *settings.seeds)
     return Begin(
         run=found.run.canonical(),
-        seeds=seeds,
         directory=str(home.directory),
-        identity=str(home.directory / "identity.key"),
-        name=settings.name or default_name(home.peer_id),
-        site=settings.site,
+        settings=settings.with_seeds(seeds),
         tensors=tuple(Tensor(s.name, s.shape, s.dtype) for s in specs_of(parameters)),
         embeddings=tuple(sorted(embedding_names(plan.model) & parameters.keys())),
         heads=tuple(sorted(head_names(plan.model) & parameters.keys())),
         statistics=tuple(sorted(statistics_of(plan.model, found.run.outer.buffers))),
         frozen=frozen_parameters(plan.model),
         allow_frozen_differences=settings.allow_frozen_differences,
-        listen=settings.listen,
-        announce=settings.announce,
-        lane=settings.lane,
-        state_on_disk=settings.state_on_disk,
         credential=home.credential,
         found_after_s=found_after_s(
             settings, found, home.directory, has_seeds=bool(seeds), is_here=is_here
         ),
-        page=settings.page,
         started_at=settings.started_at,
         earlier_tokens=progress.now.earlier_tokens,
         ended_cleanly=progress.previous is None or progress.previous.clean,

@@ -9,17 +9,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from dht import addresses
-from dht.libp2p.lane.settings import parse_lane
 from dht.membership.credentials import InviteKey
-from dht.records import name_problem, site_problem
 from peer.bridge.agent_process import LineSettings
-from peer.rules.state_place import check_wish
+from peer.bridge.settings import PeerSettings
 from peer.run_file.setting_rules import nearest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinSettings:
+class JoinSettings(PeerSettings):
     """Settings of this peer that are not part of the run."""
 
     directory: Path | None = None
@@ -29,22 +26,6 @@ class JoinSettings:
     """Folder where the file patterns of the ``text`` recipe begin; unset: the folder of a local run
     file, else ``data`` in ``directory``. A run file from the network therefore cannot name other
     files of this machine, such as the key in ``directory``."""
-    name: str | None = None
-    """Name that others see; unset: made up from the peer id."""
-    site: str | None = None
-    """Label of this peer's location, up to 16 characters, which only peers there should know. They
-    reduce among themselves first, and one of them uses the slow link for all."""
-    seeds: tuple[str, ...] = ()
-    """Addresses to try besides those of the run file."""
-    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
-    announce: tuple[str, ...] = ()
-    lane: str = "auto"
-    """TCP port for direct bulk transfers (PORT, or PORT:OUTER_PORT behind a router); ``auto``: any
-    port, ``off``: none."""
-    state_on_disk: str = "auto"
-    """``on``: the agent keeps the run's state in files of ``directory``, and little of it in
-    memory; ``off``: all in memory; ``auto``: in files if it is more than a quarter of the memory.
-    """
     invite: InviteKey | None = None
     """Invite to a run that admits invited peers, if it is not in the link; kept for later starts.
     """
@@ -55,8 +36,6 @@ class JoinSettings:
     found_after_s: float | None = None
     """Time without meeting anybody after which this peer founds the run. Unset: 30 s, or at once if
     there is no seed."""
-    page: str | None = "auto"
-    """HOST:PORT of a local page; ``auto``: this machine, from port 7777 on; ``None``: no page."""
     quiet: bool = False
     """Do not print what entering waits for, the link for others and the address of the page, nor
     warn of checkpoints that are damaged."""
@@ -88,18 +67,11 @@ class JoinSettings:
     """Command that starts an agent. For tests."""
 
     def __post_init__(self) -> None:
+        PeerSettings.__post_init__(self)
         if not (self.pace_s >= 0.0 and math.isfinite(self.pace_s)):
             raise ValueError(f"pace_s is {self.pace_s}; it is the least time of a step, in seconds")
-        if self.name is not None and (problem := name_problem(self.name)) is not None:
-            raise ValueError(problem)
-        if self.site is not None and (problem := site_problem(self.site)) is not None:
-            raise ValueError(problem)
         if self.final not in ("run", "own"):
             raise ValueError(f"final is {self.final!r}; it is 'run' or 'own'")
-        parse_lane(self.lane)
-        check_wish(self.state_on_disk)
-        for seed in self.seeds:
-            addresses.parse_seed(seed)
 
 
 def settings_from(settings: JoinSettings | None, own: Mapping[str, Any]) -> JoinSettings:

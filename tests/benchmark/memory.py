@@ -34,6 +34,7 @@ from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
 from peer.bridge.agent_process import AgentProcess, LineSettings
 from peer.bridge.messages import Begin, Facts, FromAgent, Happened, Over, Tensor
+from peer.bridge.settings import PeerSettings
 from peer.bridge.shared_memory import SharedTensors, SlotState
 from peer.cli.application import Json, json_text
 from peer.cli.showing import count, seconds, usage_errors
@@ -204,21 +205,21 @@ class StandIn(threading.Thread):
         Identity.load_or_create(folder / "identity.key")
         begin = Begin(
             run=run.canonical(),
-            seeds=seeds,
             directory=str(folder),
-            identity=str(folder / "identity.key"),
-            name=f"{way}-{number}",
+            settings=PeerSettings(
+                name=f"{way}-{number}",
+                seeds=seeds,
+                listen=("/ip4/127.0.0.1/tcp/0",),
+                page=None,
+                state_on_disk=WAYS[way],
+            ),
             tensors=tuple(Tensor(spec.name, spec.shape, spec.dtype) for spec in specs),
             embeddings=(),
             heads=(),
-            listen=("/ip4/127.0.0.1/tcp/0",),
-            announce=(),
             found_after_s=None if seeds else 0.0,
-            page=None,
             started_at=time.time(),
             earlier_tokens=0,
             ended_cleanly=True,
-            state_on_disk=WAYS[way],
         )
         self.memory = SharedTensors.create(
             [fragment.size for fragment in layout.fragments],

@@ -30,6 +30,7 @@ from dht.membership.orders import Orders
 from peer import cli
 from peer.bridge import messages as bridge
 from peer.bridge.messages import FromAgent, FromTrainer
+from peer.bridge.settings import PeerSettings
 from peer.cli.directives import Delivered
 from peer.credit import wire
 from peer.joining.visit import RunStatus, Silent
@@ -199,17 +200,12 @@ def runs_text() -> str:
 
 BEGIN = bridge.Begin(
     run=b"{}",
-    seeds=(SEED,),
     directory="/a/folder",
-    identity="/a/folder/identity.key",
-    name="anna",
+    settings=PeerSettings(name="anna", seeds=(SEED,)),
     tensors=(bridge.Tensor("w", (2, 4), "float32"),),
     embeddings=("e",),
     heads=("h",),
-    listen=("/ip4/0.0.0.0/tcp/0",),
-    announce=(),
     found_after_s=None,
-    page="auto",
     started_at=1.5,
     earlier_tokens=7,
     ended_cleanly=True,

@@ -14,6 +14,7 @@ from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
 from peer.bridge.agent_process import AgentProcess, LineSettings
 from peer.bridge.messages import Begin, FromAgent, Happened, Over, Phase, Tensor
+from peer.bridge.settings import PeerSettings
 from peer.bridge.shared_memory import SharedTensors
 from peer.run_file.reading import parse
 from peer.views.event_log import read_events
@@ -37,23 +38,21 @@ def agent_at(
     heard: list[FromAgent],
     died: Callable[[int, float], None] = lambda code, pause_s: None,
 ) -> AgentProcess:
-    identity = directory / "identity.key"
-    Identity.load_or_create(identity)
+    Identity.load_or_create(directory / "identity.key")
     run = parse(learner_process.text())
     layout = Layout.build([TensorSpec("w", (4,), "float32")], run.outer.fragments)
     begin = Begin(
         run=run.canonical(),
-        seeds=(),
         directory=str(directory),
-        identity=str(identity),
-        name="anna",
+        settings=PeerSettings(
+            name="anna",
+            listen=(f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}",),
+            page=None,
+        ),
         tensors=(Tensor("w", (4,), "float32"),),
         embeddings=(),
         heads=(),
-        listen=(f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}",),
-        announce=(),
         found_after_s=0.0,
-        page=None,
         started_at=time.time(),
         earlier_tokens=0,
         ended_cleanly=True,

@@ -8,7 +8,8 @@ from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity, PeerId
 from dht.membership.table import Member
 from dht.records import PeerRecord
-from peer.agent.local_peer import Delegate, LocalPeer, PeerSettings
+from peer.agent.local_peer import Delegate, LocalPeer, Seat
+from peer.bridge.settings import PeerSettings
 from peer.guest.enforcement import Guest
 from peer.run_file.sections import RunFile
 
@@ -32,16 +33,12 @@ def member(**facts: object) -> Member:
 
 def local_peer(folder: Path, delegate: Delegate, run: RunFile | None = None) -> LocalPeer:
     """A learner of one small fragment, without a network."""
-    settings = PeerSettings(
+    seat = Seat(
         run=run or RunFile(),
         identity=Identity.from_seed(bytes(32)),
         directory=folder,
-        name="anna",
         role="learner",
-        seeds=(),
-        listen=(),
-        announce=(),
-        page=None,
+        settings=PeerSettings(name="anna", listen=(), page=None),
     )
     layout = Layout.build([TensorSpec("w", (4, 4), "float32")], 1)
-    return LocalPeer(settings, layout, delegate, Guest(folder))
+    return LocalPeer(seat, layout, delegate, Guest(folder))

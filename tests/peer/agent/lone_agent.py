@@ -153,7 +153,7 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
             line.say(the_end)
             await line.close()
             return
-    me = Identity.load_or_create(Path(begin.identity)).peer_id
+    me = Identity.load_or_create(Path(begin.directory, "identity.key")).peer_id
     specs = [TensorSpec(t.name, t.shape, t.dtype) for t in begin.tensors]
     run = msgspec.json.decode(begin.run)
     layout = Layout.build(

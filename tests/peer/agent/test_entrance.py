@@ -27,6 +27,7 @@ from dht.presence.intake import Misfit
 from dht.records import PeerRecord, pack_versions
 from peer.agent.entrance import Entrance, FirstStates, other_models, wrong_peer
 from peer.agent.slots import SlotPort
+from peer.bridge.settings import PeerSettings
 from peer.errors import RunEnded, RunOver, WeightsNotFinite
 from peer.rules.ending import Ending, seconds_left
 from peer.run_file.reading import parse
@@ -390,7 +391,7 @@ def search(
     async def main() -> tuple[bool | None, Street]:
         street = Street(answers, silent)
         begin = SimpleNamespace(
-            found_after_s=found_after_s, seeds=(), allow_frozen_differences=True
+            found_after_s=found_after_s, settings=PeerSettings(), allow_frozen_differences=True
         )
         entrance = Entrance(street, None, None, None, begin)  # type: ignore[arg-type]
         try:
@@ -463,7 +464,9 @@ def test_a_newcomer_of_a_run_that_its_owner_or_its_date_has_ended_does_not_wait_
     async def looks(text: str, orders: Orders, silent: Sequence[Member] = ()) -> None:
         street = Street([], silent)
         street.run_file, street.orders = parse(text), orders
-        begin = SimpleNamespace(found_after_s=None, seeds=(), allow_frozen_differences=True)
+        begin = SimpleNamespace(
+            found_after_s=None, settings=PeerSettings(), allow_frozen_differences=True
+        )
         entrance = Entrance(street, None, None, None, begin)  # type: ignore[arg-type]
         await asyncio.wait_for(entrance._somebody_has_a_state(), 60.0)
 

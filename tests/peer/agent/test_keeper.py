@@ -30,9 +30,10 @@ from dht.record_keeper import RecordKeeper
 from dht.records import RUN_FILE_MAX_BYTES, Rejected, RunRecord, file_key, seal
 from peer.agent.active_peer import ActivePeer, lacks, make_averager
 from peer.agent.keeper import Keeper, ahead, behind
-from peer.agent.local_peer import LAST_ROUND_S, PeerSettings
+from peer.agent.local_peer import LAST_ROUND_S, Seat
 from peer.agent.online_peer import GREETED_MAX, OnlinePeer, go_online
 from peer.agent.run_page import Showing, ShownRun
+from peer.bridge.settings import PeerSettings
 from peer.guest.enforcement import Guest
 from peer.joining.link import parse_link
 from peer.rules.ending import Ending, LastRounds
@@ -60,18 +61,14 @@ def acted_upon(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def keeper_in(directory: Path, seeds: tuple[str, ...] = (), policy: str = "") -> Keeper:
-    settings = PeerSettings(
+    seat = Seat(
         run=parse(learner_process.text() + policy),
         identity=identity_of("keeper"),
         directory=directory,
-        name="keeper",
         role="keeper",
-        seeds=seeds,
-        listen=(),
-        announce=(),
-        page=None,
+        settings=PeerSettings(name="keeper", seeds=seeds, listen=(), page=None),
     )
-    return Keeper(settings, LAYOUT, Guest(directory, trains=False))
+    return Keeper(seat, LAYOUT, Guest(directory, trains=False))
 
 
 @asynccontextmanager
@@ -109,7 +106,7 @@ async def test_links_name_a_bootstrap_host_before_the_peer_itself(
 ) -> None:
     """A page handed out its keeper's address alone, which leads nowhere once the keeper stops."""
     async with keeper_online(tmp_path, monkeypatch) as (online, _):
-        [host] = map(Multiaddr, online.local.settings.seeds)
+        [host] = map(Multiaddr, online.local.seat.settings.seeds)
         await until(lambda: online.presence.addresses != (), within_s=30, what="own addresses")
 
         def named(link: str) -> list[PeerId | None]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from dht.identity import Identity
 from peer.bridge.messages import Begin, Tensor
+from peer.bridge.settings import PeerSettings
+
+SEED = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.from_seed(bytes(32)).peer_id}"
 
 BEGIN = Begin(
     run=b"{}",
-    seeds=("/ip4/127.0.0.1/tcp/1",),
     directory="/somewhere",
-    identity="/somewhere/key",
-    name="calm-otter",
+    settings=PeerSettings(name="calm-otter", seeds=(SEED,), page=None),
     tensors=(Tensor("w", (2, 3), "float32"),),
     embeddings=(),
     heads=(),
-    listen=(),
-    announce=(),
     found_after_s=None,
-    page=None,
     started_at=0.0,
     earlier_tokens=0,
     ended_cleanly=True,
