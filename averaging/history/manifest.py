@@ -1,8 +1,9 @@
 """The manifest of a fragment's state: its history, and the digests of the pieces of its numbers.
 
 A state is two vectors whose sizes both sides know from the layout, cut into pieces. Two peers with
-the same lineage hold the same bits, so their manifests are equal. A newcomer reads the manifests of
-several sources before it fetches pieces, and trusts the one that most of them sent.
+the same lineage hold the same bits, so their manifests are equal, but for older links of history. A
+newcomer reads the manifests of several sources before it fetches pieces, and trusts the one that
+most of them sent.
 """
 
 from __future__ import annotations
@@ -57,8 +58,13 @@ class Manifest(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
         return MergedMap({peer: Mark(*numbers) for peer, *numbers in self.marks})
 
     def identity(self) -> bytes:
-        """Return a digest that is equal for equal states."""
-        return blake3.blake3(_encoder.encode(self)).digest()
+        """Return a digest that is equal for equal states.
+
+        After several groups have met, peers with the same state know different older links: those
+        of their own way to it. So only the newest link counts.
+        """
+        tip = msgspec.structs.replace(self, links=self.links[-1:])
+        return blake3.blake3(_encoder.encode(tip)).digest()
 
     def piece_digest(self, index: int) -> bytes:
         return self.digests[index * _DIGEST_BYTES : (index + 1) * _DIGEST_BYTES]
@@ -88,6 +94,11 @@ def describe(state: FragmentState) -> bytes:
         digests,
     )
     return _encoder.encode(manifest)
+
+
+def identity_of(data: bytes) -> bytes:
+    """The identity of a manifest that ``describe`` has encoded."""
+    return _decoder.decode(data).identity()
 
 
 def read_manifest(data: bytes, *, fragment: int, values: int) -> Manifest:

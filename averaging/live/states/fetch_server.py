@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Protocol
 
-import blake3
 import msgspec
 from msgspec import Meta, Struct
 
 from averaging.history.lineage import Lineage
-from averaging.history.manifest import Pieces, as_bytes, describe
+from averaging.history.manifest import Pieces, as_bytes, describe, identity_of
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
 from averaging.live.streams.fair_shares import Place, Places, Shares
@@ -276,15 +275,15 @@ class FetchServer:
         self.counters["manifests_served"] += 1
         await reader.tell(encode_signatures(self._library.signatures(frozen.state)))
         for part in in_frames(memoryview(data)):
-            await reader.tell(part)
+            await reader.tell(bytes(part))  # only values are memoryviews
         await reader.tell()
 
     async def _confirm(self, reader: _Reader, request: AskManifest) -> None:
-        """Tell the digest of a manifest in its place: relays carry little."""
+        """Tell the identity of a manifest in its place: relays carry little."""
         frozen = self._freeze(request.fragment, reader.place.peer)
         data = await asyncio.shield(frozen.manifest)
         await reader.tell(encode_signatures(self._library.signatures(frozen.state)))
-        await reader.tell(blake3.blake3(data).digest())
+        await reader.tell(identity_of(data))
         await reader.tell()
 
     def _freeze(self, fragment: int, peer: PeerId) -> _Frozen:
@@ -361,7 +360,7 @@ class FetchServer:
                 await asyncio.sleep(GIVE_WAY_S)
             self._kept(request)  # a slow reader's is let go for others, and then written to
             piece = bytes(pieces.view(index, theta, momentum))  # a copy: it may travel for long
-            await reader.tell(piece)
+            await reader.tell(memoryview(piece))
             frozen.served_bytes += len(piece)
             self.counters["pieces_served"] += 1
 

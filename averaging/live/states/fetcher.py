@@ -421,26 +421,27 @@ class Fetcher:
     def _chosen(self, attempt: _Attempt) -> Manifest:
         """The state that most of the sources that count have, of those that may be taken."""
         reasons = attempt.reasons
-        camps: dict[bytes, Manifest] = {}
+        camps: dict[bytes, Counter[Manifest]] = {}
         for peer in sorted(attempt.manifests):
             manifest = attempt.manifests[peer]
             problem = attempt.trust.problem(manifest)
             if problem is None:
-                camps.setdefault(manifest.identity(), manifest)
+                camps.setdefault(manifest.identity(), Counter())[manifest] += 1
             else:
                 reasons[peer] = problem
         if not camps:
             raise attempt.failed()
 
         def weight(identity: bytes) -> tuple[int, int, int, bytes]:
-            manifest = camps[identity]
+            manifest = next(iter(camps[identity]))
             return attempt.votes(identity), manifest.links[-1][2], manifest.version, identity
 
         best = max(camps, key=weight)
-        chosen = camps[best]
-        for identity, manifest in camps.items():
+        ((chosen, _),) = camps[best].most_common(1)  # with the older links that most of them know
+        for identity, known in camps.items():
             if identity == best:
                 continue
+            manifest = next(iter(known))
             for peer in sorted(attempt.holders(identity)):
                 if manifest.lineage == chosen.lineage:
                     # Equal history and different bits: a bug, bad hardware, or a liar.

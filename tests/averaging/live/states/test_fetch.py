@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from msgspec import Struct
 
+from averaging.history.chain import Chain, ChainLink
 from averaging.history.manifest import PIECE_BYTES, Manifest, Pieces, describe, read_manifest
 from averaging.history.state import FragmentState
 from averaging.live.states.fetch_server import (
@@ -283,6 +284,30 @@ async def test_the_majority_is_believed_and_a_source_with_other_bits_is_named() 
         assert servers[0].counters["pieces_served"] == 0
         assert fetcher.counters["digests_disagree"] == 1
         assert [peer for peer, _, _ in blamed] == peers[:1]
+
+
+async def test_sources_with_one_state_and_other_older_links_agree() -> None:
+    """Peers come to one state from several groups, each with the links of its own way."""
+    state = state_of(4)
+    ways = [
+        replace(state, version=2, chain=Chain([ChainLink(1, bytes([way]) * 32, 5), tip]))
+        for tip in [ChainLink(2, state.lineage, 9)]
+        for way in (1, 2, 2)
+    ]
+    async with sources(MemoryNetwork(), *ways) as (fetcher, peers, _, servers, _):
+        blamed: list[PeerId] = []
+        fetcher.on_wrong_bits = lambda peer, fragment, reason: blamed.append(peer)
+        got = await fetcher.state(0, VALUES, peers, trust=AllOfThem(), timeout_s=60.0)
+        assert same(got, ways[1])
+        assert all(server.counters["pieces_served"] for server in servers)
+        assert fetcher.counters["digests_disagree"] == 0 and not blamed
+
+
+class AllOfThem(Everybody):
+    """A reader that takes what three hold."""
+
+    def holders_min(self, manifest: Manifest) -> int:
+        return 3
 
 
 @pytest.mark.parametrize("first", [0, 1])
