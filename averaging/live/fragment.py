@@ -30,7 +30,6 @@ from averaging.live.slices.reducing import Reducing
 from averaging.live.states.state_files import StateFiles
 from averaging.messages import Commit, Head
 from averaging.numbers.arithmetic import encoded_size
-from averaging.numbers.codecs import codec_names
 from averaging.round.contributing import contribution
 from averaging.round.interface import effects
 from averaging.round.interface.effects import Apply, Effect
@@ -222,7 +221,7 @@ class FragmentWork:
             fragment=self.index,
             topic=averager.topic,
             policy=averager.terms.policy.of_kinds(self.fragment.kinds),
-            codecs=codec_names(),
+            codecs=averager.me.codecs,
             encoded_bytes=self._encoded_bytes,
             sign=averager.me.identity.sign,
             verify=averager.around.verify,

@@ -243,6 +243,8 @@ class Services(ABC):
 
         A direction that is slow is told even while the other one is not known.
         """
+        if self.around.line_bytes_s is not None:
+            return min(self.around.line_bytes_s, self.around.line_max())
         measured = (self.transport.up.bytes_per_s, self.transport.down.bytes_per_s)
         known = [speed for speed in measured if speed is not None]
         slowest = min([*known, self.around.line_max()])
@@ -250,7 +252,8 @@ class Services(ABC):
 
     def _slow_uplink_bytes_s(self) -> float:
         """Speed of this peer's uplink if it is slow, else 0."""
-        speed = min(self.transport.up.bytes_per_s or math.inf, self.around.line_max())
+        known = self.around.line_bytes_s or self.transport.up.bytes_per_s
+        speed = min(known or math.inf, self.around.line_max())
         return speed if speed < self.terms.policy.slow_link_bytes_s else 0.0
 
     def tell_line_speed(self) -> None:

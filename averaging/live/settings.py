@@ -22,6 +22,7 @@ from averaging.live.states.fetcher import FetchProgress
 from averaging.live.states.state_files import StateFiles
 from averaging.live.streams.bulk import TransportSettings
 from averaging.live.streams.threads import threads_for
+from averaging.numbers.codecs import codec_names
 from averaging.numbers.layout import Layout
 from averaging.round.fetched_states import Life
 from averaging.rules.orders import OrderBook
@@ -123,6 +124,8 @@ class Participant:
     """Label of its site, a secret of the peers there (``averaging.rules.sites``)."""
     speaks: Range = SPOKEN
     """Oldest and newest protocol number that it speaks."""
+    codecs: tuple[str, ...] = field(default_factory=codec_names)
+    """Names of the codecs that it reads."""
 
     @property
     def life(self) -> Life:
@@ -186,6 +189,9 @@ class Surroundings:
     clock_s: float = 0.0
     """Seconds by which the peer's clock is ahead of its event loop's. Peers of a simulation share
     one loop, and no two machines have the same clock."""
+    line_bytes_s: float | None = None
+    """Speed of the line in its slower direction, where a simulation says it; ``None``: the peer
+    measures it."""
     verify: Callable[[PeerId, bytes, bytes], bool] = verify
     """True if a peer signed these bytes: ``verify(peer, bytes, signature)``. A simulation may have
     signatures that cost less."""

@@ -1,19 +1,29 @@
-"""Who sees whom in a virtual swarm, as if the membership of ``dht`` had done its work."""
+"""Who sees whom in a virtual swarm, as if the membership of ``dht`` had done its work.
+
+Views of its own for each peer need memory, and time, quadratic in the number of peers. So
+``Observers`` keep a few for a whole swarm, which are late as those of a real one are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Hashable, Mapping
+from functools import lru_cache
 
 import msgspec
 
-from averaging.rules.peer_view import PeerView
-from averaging.virtual.peer import Peer
+from averaging.round.opinions.neighbourhood import median
+from averaging.rules.grouping import Names
+from averaging.rules.peer_view import SILENCE_MAX_S, PeerView
+from averaging.rules.sites import site_pass
+from averaging.virtual.peer import Known, Peer, Swarm
 from dht.identity import PeerId
-from dht.memory.network import SimulatedNetwork
 from dht.protocol import OLDEST, common
 
 LONG_AGO_S = 1e6
 """Peers of an old swarm have seen each other for so long when it begins."""
+HEARTBEAT_S = 10.0
+"""Time between two heartbeats of a peer of a real run."""
 
 
 class Membership:
@@ -31,9 +41,17 @@ class Membership:
         self.young = young
         self.sees = sees
 
+    def begin(self, swarm: Swarm) -> None:
+        """The swarm is about to begin."""
+        swarm.call_in(0.0, self._beat, swarm)
+
     def is_old(self, peer: Peer) -> bool:
         """True if a peer has been here for long when the swarm begins."""
         return not self.young and peer.plan.starts_at == 0.0 and peer.incarnation == 1
+
+    def known_to(self, peer: PeerId) -> Known:
+        """What a peer knows of the others when it begins a life."""
+        return Known({}, {})
 
     def came(self, peer: Peer, others: list[Peer]) -> None:
         """A peer has started."""
@@ -42,30 +60,20 @@ class Membership:
             self.look(peer, other, since)
             self.look(other, peer, since)
 
-    def beat(self, up: list[Peer], network: SimulatedNetwork) -> None:
+    def _beat(self, swarm: Swarm) -> None:
         """The peers that are awake hear from each other."""
-        for peer in up:
-            for other in up:
-                if other is not peer and network.connected(peer.name, other.name):
+        awake = [peer for peer in swarm.alive if not peer.sleeps]
+        for peer in awake:
+            for other in awake:
+                if other is not peer and swarm.network.connected(peer.name, other.name):
                     self.look(peer, other)
+        swarm.call_in(self.beat_s, self._beat, swarm)
 
     def look(self, peer: Peer, other: Peer, since: float = 0.0) -> None:
         if not self.sees(peer, other) or other.name in peer.averager.audits.convicted:
             return
-        known = peer.view.get(other.name)
-        if known is not None and known.incarnation != other.incarnation:
-            known = None  # a restarted peer is a new one
-        now = peer.now()
-        peer.view[other.name] = PeerView(
-            first_seen=known.first_seen if known else now + since,
-            heard_at=now,
-            failed_at=None,
-            reachable=not other.plan.dial_out_only,
-            trains=other.plan.trains,
-            step_time_s=other.plan.step_time_s,
-            protocol=common(other.plan.speaks, peer.plan.speaks) or OLDEST,
-            incarnation=other.incarnation,
-        )
+        speaks = peer.plan.speaks
+        peer.view[other.name] = shown(other, peer.view, now=peer.now(), since=since, to=speaks)
 
     def heard(self, peer: Peer, sender: PeerId) -> None:
         """A peer has had a message from another one."""
@@ -73,8 +81,163 @@ class Membership:
         if seen is not None:
             peer.view[sender] = msgspec.structs.replace(seen, heard_at=peer.now())
 
+    def convicted(self, peer: Peer, guilty: PeerId) -> None:
+        """A peer has a proof that another one has lied."""
+        peer.view.pop(guilty, None)
+
     def left(self, peer: Peer, others: list[Peer]) -> None:
         """A peer has said goodbye to everybody."""
         for other in others:
             other.view.pop(peer.name, None)
             other.absent[peer.name] = None
+
+
+def shown(
+    peer: Peer,
+    view: Mapping[PeerId, PeerView],
+    *,
+    now: float,
+    since: float = 0.0,
+    to: tuple[int, int],
+) -> PeerView:
+    """What a peer announces of itself, to observers that had this view and speak ``to``."""
+    known, plan, name = view.get(peer.name), peer.plan, peer.name
+    if known is not None and known.incarnation != peer.incarnation:
+        known = None  # a restarted peer is a new one
+    return PeerView(
+        first_seen=known.first_seen if known else now + since,
+        heard_at=now,
+        failed_at=None,
+        reachable=not plan.dial_out_only,
+        trains=plan.trains and peer.is_complete,
+        arrives=plan.trains and not peer.is_complete,
+        step_time_s=plan.step_time_s,
+        bytes_per_s=peer.averager.bytes_per_s or None,
+        protocol=common(plan.speaks, to) or OLDEST,
+        site=site_pass(plan.site, name),
+        incarnation=peer.incarnation,
+    )
+
+
+class Table(dict[PeerId, PeerView]):
+    """An observer's view, which many peers share. As a ``Crowd`` it computes totals once per
+    change, for all of them."""
+
+    def __init__(self, place: PeerId, *, clock_s: float, speaks: tuple[int, int]) -> None:
+        """``place``: one of those that share it, on whose side of a partition it is."""
+        super().__init__()
+        self.place = place
+        self.clock_s = clock_s
+        self.speaks = speaks
+        self.absent: dict[PeerId, float | None] = {}
+        self.banned: set[PeerId] = set()
+        self._until = -math.inf
+        self._trainers = Names(())
+        self._sites: dict[PeerId, str] = {}
+        self._median_s = 0.0
+
+    def changed(self) -> None:
+        self._until = -math.inf
+
+    def drop(self, peer: PeerId) -> None:
+        if self.pop(peer, None) is not None:
+            self.changed()
+
+    def trainers(self, now: float) -> Names:
+        self._look(now)
+        return self._trainers
+
+    def median_step_s(self, now: float) -> float:
+        self._look(now)
+        return self._median_s
+
+    def sites(self, now: float) -> Mapping[PeerId, str]:
+        self._look(now)
+        return self._sites
+
+    def _look(self, now: float) -> None:
+        """Recompute the totals, unless they still hold: until the first live peer would expire."""
+        if now <= self._until:
+            return
+        live = {peer: seen for peer, seen in self.items() if seen.trains and seen.is_live(now)}
+        self._trainers = _one_for_all(Names(live))
+        self._sites = {peer: seen.site for peer, seen in live.items() if seen.site is not None}
+        self._median_s = median([seen.step_time_s for seen in live.values() if seen.step_time_s])
+        heard_at = min((seen.heard_at for seen in live.values()), default=math.inf)
+        self._until = heard_at + SILENCE_MAX_S
+
+
+@lru_cache(maxsize=64)
+def _one_for_all(names: Names) -> Names:
+    """One shared object for equal names, so that tables compare quickly."""
+    return names
+
+
+class Observers(Membership):
+    """A few observers, whose heartbeats come at different moments. Each peer has the view of one.
+
+    Peers on different sides of a partition, on different clocks, or of different releases share
+    none.
+    """
+
+    def __init__(self, count: int, *, apart: Callable[[PeerId], Hashable] = lambda peer: 0) -> None:
+        """``apart``: differs for peers between which a partition may come."""
+        super().__init__(beat_s=HEARTBEAT_S)
+        self._count = count
+        self._apart = apart
+        self._tables: dict[Hashable, Table] = {}
+        self._table_of: dict[PeerId, Table] = {}
+
+    def begin(self, swarm: Swarm) -> None:
+        for number, (name, plan) in enumerate(swarm.plans.items()):
+            turn = number % self._count
+            key = turn, plan.clock_offset_s, plan.speaks, self._apart(name)
+            if key not in self._tables:
+                table = Table(name, clock_s=plan.clock_offset_s, speaks=plan.speaks)
+                self._tables[key] = table
+                swarm.call_in(self.beat_s * turn / self._count, self._hear, swarm, table)
+            self._table_of[name] = self._tables[key]
+
+    def known_to(self, peer: PeerId) -> Known:
+        table = self._table_of[peer]
+        return Known(table, table.absent)
+
+    def came(self, peer: Peer, others: list[Peer]) -> None:
+        table = self._table_of[peer.name]
+        policy = peer.averager.terms.policy
+        if not (policy.probation.rounds or policy.spot_checks or policy.audit_rate):
+            # Otherwise peers differ in who counts.
+            for machine in peer.machines.values():
+                machine.peers.crowd = table
+        if self.is_old(peer):
+            for other in self._tables.values():
+                now, since = peer.swarm.now + other.clock_s, -LONG_AGO_S
+                other[peer.name] = shown(peer, other, now=now, since=since, to=other.speaks)
+                other.changed()
+
+    def _hear(self, swarm: Swarm, table: Table) -> None:
+        now = swarm.now + table.clock_s
+        for peer in swarm.alive:
+            heard = not peer.sleeps and swarm.network.connected(table.place, peer.name)
+            if heard and peer.name not in table.banned:
+                table[peer.name] = shown(peer, table, now=now, to=table.speaks)
+                table.absent.pop(peer.name, None)
+        gone = [name for name, seen in table.items() if now - seen.heard_at > 2 * SILENCE_MAX_S]
+        for name in gone:
+            table.absent[name] = table.pop(name).heard_at
+        table.changed()
+        swarm.call_in(self.beat_s, self._hear, swarm, table)
+
+    def heard(self, peer: Peer, sender: PeerId) -> None:
+        """Observers hear heartbeats only."""
+
+    def convicted(self, peer: Peer, guilty: PeerId) -> None:
+        """Those that share a view hear of a proof at once, as they do soon from each other."""
+        table = self._table_of[peer.name]
+        table.banned.add(guilty)
+        table.drop(guilty)
+
+    def left(self, peer: Peer, others: list[Peer]) -> None:
+        for table in self._tables.values():
+            table.drop(peer.name)
+            table.absent[peer.name] = None

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from averaging.history.parent_maps import ParentMap
@@ -20,14 +20,17 @@ from averaging.live.learner_port import LearnerPort
 from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings
 from averaging.live.slices import watch as live
 from averaging.messages import Commit, Message
+from averaging.numbers.codecs import codec_names
 from averaging.round.contributing import Contribution
 from averaging.round.fetched_states import Life
 from averaging.round.interface.effects import Apply, Effect, Fold, Note
-from averaging.round.interface.inputs import Input, UploadArrived
+from averaging.round.interface.inputs import Input, Offer, UploadArrived
 from averaging.round.machine import FragmentRounds
 from averaging.rules.peer_view import PeerView
 from dht.host import Host
 from dht.identity import PeerId, Signer
+from dht.memory.event_heap import Timer
+from dht.memory.network import SimulatedNetwork
 from dht.protocol import SPOKEN, Range
 
 P = ParamSpec("P")
@@ -49,6 +52,9 @@ class PeerPlan:
     founder: bool = False
     site: str | None = None
     speaks: Range = SPOKEN
+    codecs: tuple[str, ...] = field(default_factory=codec_names)
+    bytes_per_s: float | None = None
+    """Speed of its line in the slower direction, as it knows it; ``None``: it measures it."""
 
 
 class Learner(LearnerPort, Protocol):
@@ -58,9 +64,21 @@ class Learner(LearnerPort, Protocol):
         """Train from now on, and call ``peer.stepped`` after each step."""
         ...
 
+    def rest(self) -> None:
+        """Make no more steps: the peer is about to leave. It is at a safe point all the time."""
+        ...
+
     def end(self) -> None:
         """The peer is gone."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a peer knows of the others, kept up to date by the membership."""
+
+    view: MutableMapping[PeerId, PeerView]
+    absent: MutableMapping[PeerId, float | None]
 
 
 class Watch:
@@ -122,6 +140,9 @@ class Watch:
     def arrived(self, peer: Peer, upload: UploadArrived) -> UploadArrived:
         return upload
 
+    def offers(self, peer: Peer, offer: Offer | None) -> Offer | None:
+        return offer
+
     def told(self, peer: Peer, event: str, fields: Mapping[str, Any]) -> None:
         """An event of the averager, for people and logs."""
 
@@ -139,21 +160,36 @@ class Kit:
     settings: AveragerSettings
     verify: Callable[[PeerId, bytes, bytes], bool]
     learner: Learner | None
+    known: Known
     states: Sequence[FragmentState]
     around: Mapping[str, Any]
     """More of its surroundings."""
 
 
+class Convicting(Protocol):
+    """A membership, as a peer tells it of liars."""
+
+    def convicted(self, peer: Peer, guilty: PeerId) -> None: ...
+
+
 class Swarm(Protocol):
-    """The swarm as its peers know it."""
+    """The swarm as its peers and their membership know it."""
 
     seed: int
     watch: Watch
+    network: SimulatedNetwork
+    plans: dict[PeerId, PeerPlan]
+
+    @property
+    def membership(self) -> Convicting: ...
 
     @property
     def now(self) -> float: ...
 
-    def call_in(self, delay_s: float, action: Callable[..., object], *args: Any) -> object: ...
+    @property
+    def alive(self) -> Sequence[Peer]: ...
+
+    def call_in(self, delay_s: float, action: Callable[..., object], *args: Any) -> Timer: ...
 
     def within(self, action: Callable[[], T]) -> T: ...
 
@@ -190,8 +226,8 @@ class Peer:
         self.life = life
         self.learner = kit.learner
         self.alive = True
-        self.view: dict[PeerId, PeerView] = {}
-        self.absent: dict[PeerId, float | None] = {}
+        self.view = kit.known.view
+        self.absent = kit.known.absent
         self.machines: dict[int, FragmentRounds] = {}
         self.task: asyncio.Task[None] | None = None
         self._seen: dict[int, FragmentState | None] = {each.fragment: each for each in kit.states}
@@ -207,6 +243,7 @@ class Peer:
                 reachable=not plan.dial_out_only,
                 site=plan.site,
                 speaks=plan.speaks,
+                codecs=plan.codecs,
             ),
             terms=kit.terms,
             around=Surroundings(
@@ -214,6 +251,7 @@ class Peer:
                 absent=self.absent,
                 watch=_Watched(self),
                 clock_s=plan.clock_offset_s,
+                line_bytes_s=plan.bytes_per_s,
                 verify=kit.verify,
                 draw_bits=random.Random(seed).getrandbits,
                 on_event=self._tell,
@@ -240,6 +278,11 @@ class Peer:
     def machine(self) -> FragmentRounds:
         """The machine of the first fragment."""
         return self.machines[0]
+
+    @property
+    def is_complete(self) -> bool:
+        """True if it has a state of each fragment: a newcomer fetches them before it trains."""
+        return None not in self.averager.states
 
     @property
     def state(self) -> FragmentState | None:
@@ -310,7 +353,7 @@ class Peer:
         _guarded(self, self.swarm.watch.told, self, event, fields)
 
     def _convicted(self, guilty: PeerId, what: str) -> None:
-        self.view.pop(guilty, None)
+        self.swarm.membership.convicted(self, guilty)
         _guarded(self, self.swarm.watch.convicted, self, guilty, what)
 
 
@@ -381,6 +424,9 @@ class _Watched(live.Watch):
 
     def contributes(self, commit: Commit, given: Contribution | None) -> Contribution | None:
         return _guarded(self._peer, self._peer.swarm.watch.contributes, self._peer, commit, given)
+
+    def offers(self, offer: Offer | None) -> Offer | None:
+        return _guarded(self._peer, self._peer.swarm.watch.offers, self._peer, offer)
 
     def serves(self, state: FragmentState) -> FragmentState | None:
         return _guarded(self._peer, self._peer.swarm.watch.serves, self._peer, state)

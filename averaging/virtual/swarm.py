@@ -38,6 +38,11 @@ T = TypeVar("T")
 RUN = RunId("virtual")
 SETTINGS = AveragerSettings(progress_s=1e6, threads=1)
 """Learners say when they have made a step; nobody has to look."""
+LAST_OFFERS_S = 12.0
+"""Time in which a peer that leaves has its work merged, and ..."""
+DRAIN_S = 12.0
+"""... in which its last rounds end, as at a peer of a real run."""
+LEAVING_LOOK_S = 0.5
 LOOK_S = 5.0
 """Errors that the event loop was told of are looked for so often."""
 
@@ -52,6 +57,8 @@ class VirtualRun:
     """What those begin with that have nothing on their disks."""
     run_id: RunId = RUN
     settings: AveragerSettings = SETTINGS
+    bulk_factor: float = 1.0
+    """The model stands for one that is so many times as large (``dht.memory.stream``)."""
 
 
 class Swarm:
@@ -85,8 +92,11 @@ class Swarm:
         self._keys = keys or Keys()
         self._loop = VirtualLoop(seed=seed)
         self._failure: asyncio.Future[None] = self._loop.create_future()
-        self._ended: list[asyncio.Task[None]] = []
-        self.memory = self.within(lambda: MemoryNetwork(weather, seed=seed))
+        self._ending: list[asyncio.Task[None]] = []
+        """What has ended, or will soon."""
+        self.memory = self.within(
+            lambda: MemoryNetwork(weather, seed=seed, bulk_factor=run.bulk_factor)
+        )
         self.network = self.memory.simulated
         self.heap = self.memory.heap
         made = [self._keys.of(number) for number in range(len(plans))]
@@ -96,7 +106,7 @@ class Swarm:
             if plan.dial_out_only:
                 self.memory.dial_out_only(name)
             self.call_at(plan.starts_at, self.start, name)
-        self.call_in(0.0, self._beat)
+        self.membership.begin(self)
 
     def __repr__(self) -> str:
         return f"Swarm({len(self.alive)} of {len(self.plans)} peers, at {self.now:.3f} s)"
@@ -177,9 +187,9 @@ class Swarm:
             raise unhandled[0]
 
     async def _end(self) -> None:
-        for peer in self._up():
+        for peer in self.alive:
             self.crash(peer.name)
-        ended = await asyncio.gather(*self._ended, return_exceptions=True)
+        ended = await asyncio.gather(*self._ending, return_exceptions=True)
         left = [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
         for task in left:
             task.cancel()
@@ -196,9 +206,6 @@ class Swarm:
 
     @property
     def alive(self) -> list[Peer]:
-        return self._up()
-
-    def _up(self) -> list[Peer]:
         return [peer for peer in self.nodes.values() if peer.alive]
 
     def trainers(self) -> list[Peer]:
@@ -245,6 +252,7 @@ class Swarm:
             settings=self.of.settings,
             verify=self._keys.verify,
             learner=self._learner(self, name, plan, states) if plan.trains else None,
+            known=self.membership.known_to(name),
             states=states,
             around=self.around(name),
         )
@@ -253,7 +261,7 @@ class Swarm:
             for machine in peer.machines.values():
                 machine.peers.started_at = peer.now() - 1e6
         self.nodes[name] = peer
-        self.membership.came(peer, [each for each in self._up() if each is not peer])
+        self.membership.came(peer, [each for each in self.alive if each is not peer])
         peer.start()
         return peer
 
@@ -271,7 +279,7 @@ class Swarm:
         peer.stop()
         self.memory.crash(peer.name)
         assert peer.task is not None
-        self._ended.append(peer.task)
+        self._ending.append(peer.task)
 
     def restart(self, name: PeerId) -> None:
         """Start a peer that is down from its disk."""
@@ -281,8 +289,28 @@ class Swarm:
     def say_goodbye(self, name: PeerId) -> None:
         """A peer leaves in order: everybody hears that it trains no more."""
         peer = self.nodes[name]
-        self.membership.left(peer, [each for each in self._up() if each is not peer])
+        self.membership.left(peer, [each for each in self.alive if each is not peer])
         self.crash(name)
+
+    def leave(self, name: PeerId) -> None:
+        """Let a peer leave in order: it trains no more, its work is offered, its rounds end, and it
+        says goodbye."""
+        peer = self.nodes[name]
+        if peer.alive:
+            self.within(lambda: self._ending.append(self._loop.create_task(self._leave(peer))))
+
+    async def _leave(self, peer: Peer) -> None:
+        averager, until = peer.averager, self.now + LAST_OFFERS_S
+        if peer.learner is not None:
+            peer.learner.rest()
+        while peer.alive and self.now < until:
+            if not averager.offer_before_leaving():
+                break
+            await asyncio.sleep(LEAVING_LOOK_S)
+        if peer.alive:
+            await averager.drain(timeout_s=DRAIN_S)
+        if peer.alive:
+            self.say_goodbye(peer.name)
 
     def pause(self, name: PeerId) -> None:
         """Put a machine to sleep."""
@@ -304,8 +332,3 @@ class Swarm:
         """Write a checkpoint of a fragment: the peer's next life begins with it."""
         disk = self.disks.setdefault(peer.name, {})
         disk[state.fragment] = replace(state, momentum=state.momentum.copy())
-
-    def _beat(self) -> None:
-        up = [peer for peer in self._up() if not peer.sleeps]
-        self.membership.beat(up, self.network)
-        self.call_in(self.membership.beat_s, self._beat)

@@ -18,6 +18,7 @@ Not simulated: relays (``relayed`` is always false), and the routing of the dire
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -58,8 +59,14 @@ def identity_of(name: str) -> Identity:
 class MemoryNetwork:
     """Makes hosts and controls the network between them. Belongs to one ``VirtualLoop``."""
 
-    def __init__(self, weather: Weather = CALM, *, seed: int | None = None) -> None:
+    def __init__(
+        self, weather: Weather = CALM, *, seed: int | None = None, bulk_factor: float = 1.0
+    ) -> None:
+        """``bulk_factor``: weight of bulk streams (``dht.memory.stream``)."""
         loop = running_loop()
+        self.bulk_factor = bulk_factor
+        self.sent_bytes: Counter[str] = Counter()
+        """Bytes that were sent on streams, by protocol."""
         self.heap = loop.heap
         self.simulated = SimulatedNetwork(self.heap, weather, loop.seed if seed is None else seed)
         self._hosts: dict[PeerId, MemoryHost] = {}
@@ -359,13 +366,17 @@ class _Wire:
 
     # Streams.
 
-    def stream_pair(self, opener: MemoryHost) -> tuple[MemoryStream, MemoryStream]:
+    def stream_pair(
+        self, opener: MemoryHost, protocol: str, *, bulk: bool
+    ) -> tuple[MemoryStream, MemoryStream]:
         """The opener's end and the other one."""
         ends: list[MemoryStream] = []
+        weight = self._network.bulk_factor if bulk else 1.0
         for host in (opener, self.other(opener)):
-            in_order = partial(self._send_in, OrderedChannel(), host)
+            in_order = partial(self._send_in, OrderedChannel(), host, protocol)
             beside = partial(self.send, host)
-            stream = MemoryStream(ends, self.other(host).peer_id, in_order, beside)
+            remote = self.other(host).peer_id
+            stream = MemoryStream(ends, remote, in_order, beside, weight=weight)
             streams = self._streams[self._side(host)]
             streams[stream] = None
             stream.on_over.append(partial(streams.pop, stream, None))
@@ -375,9 +386,11 @@ class _Wire:
         self,
         channel: OrderedChannel,
         sender: MemoryHost,
+        protocol: str,
         size_bytes: int,
         deliver: Callable[[], object],
     ) -> None:
+        self._network.sent_bytes[protocol] += size_bytes
         self.send(sender, size_bytes, deliver, channel)
 
 
@@ -499,11 +512,12 @@ class MemoryHost:
     async def open_stream(
         self, peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False
     ) -> MemoryStream:
-        """Open a stream. There is one path between two hosts here, whether ``bulk`` or not."""
+        """Open a stream. There is one path between two hosts here, whether ``bulk`` or not; values
+        weigh more on a bulk stream where a small model stands for a large one."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         wire = await self._reach(peer, (), timeout_s)
-        mine, theirs = wire.stream_pair(self)
+        mine, theirs = wire.stream_pair(self, protocol, bulk=bulk)
         opened: asyncio.Future[str | None] = loop.create_future()
         listener = wire.other(self)
 

@@ -2,6 +2,10 @@
 
 Each side is a ``MemoryStream``; its actions reach the other side as messages on the simulated
 network, in order. Only ``dht.memory.host`` makes streams.
+
+Where a small model stands for a large one, a stream has a weight: a frame that is a memoryview, as
+those of a model's values are, stands for so many times as many bytes, and for so many frames, each
+of which has the time of one. All other frames are what they would be beside the large model.
 """
 
 from __future__ import annotations
@@ -35,9 +39,16 @@ class MemoryStream:
     """``dht.host.Stream`` on the simulated network."""
 
     def __init__(
-        self, ends: list[MemoryStream], remote: PeerId, in_order: Wire, beside: Wire
+        self,
+        ends: list[MemoryStream],
+        remote: PeerId,
+        in_order: Wire,
+        beside: Wire,
+        *,
+        weight: float = 1.0,
     ) -> None:
         """``ends`` is shared by both sides: each one appends itself."""
+        self._weight = weight
         self._ends = ends
         ends.append(self)
         self._remote = remote
@@ -46,7 +57,8 @@ class MemoryStream:
         self.on_over: list[Callable[[], object]] = []
         """Called once, when this side is finished or broken."""
 
-        self._inbox: deque[bytes | None] = deque()
+        self._inbox: deque[tuple[bytes, int] | None] = deque()
+        """Frames, each with its size on the line."""
         self._unacknowledged_bytes = 0
         self._taken_bytes = 0
         """Taken by the reader, and not yet reported to the sender."""
@@ -100,8 +112,9 @@ class MemoryStream:
             raise ValueError(f"frame has {len(frame)} bytes; at most {FRAME_MAX_BYTES}")
         if self._end_sent:
             raise ValueError("nothing can be sent after finish()")
+        size = self._size_of(parts)
         self._raise_if_over()
-        while not self._has_room(len(frame)):
+        while not self._has_room(size):
             assert self._sender is None, "two tasks send on one stream"
             self._sender = asyncio.get_running_loop().create_future()
             try:
@@ -109,22 +122,30 @@ class MemoryStream:
             finally:
                 self._sender = None
             self._raise_if_over()
-        self._put(frame)
+        self._put(frame, size)
 
     def send_now(self, *parts: bytes) -> bool:
         frame = b"".join(parts)
-        if self._end_sent or self._lost is not None or not self._has_room(len(frame)):
+        size = len(frame) + HEADER_BYTES
+        if self._end_sent or self._lost is not None or not self._has_room(size):
             return False
-        self._put(frame)
+        self._put(frame, size)
         return True
+
+    def _size_of(self, parts: tuple[bytes | bytearray | memoryview, ...]) -> int:
+        """The size of a frame on the line."""
+        if self._weight == 1.0:
+            return sum(map(len, parts)) + HEADER_BYTES
+        weighed = (len(p) * (self._weight if isinstance(p, memoryview) else 1.0) for p in parts)
+        return int(sum(weighed)) + HEADER_BYTES
 
     def _has_room(self, size: int) -> bool:
         unacknowledged = self._unacknowledged_bytes
         return not unacknowledged or unacknowledged + size <= WINDOW_BYTES
 
-    def _put(self, frame: bytes) -> None:
-        self._unacknowledged_bytes += len(frame) + HEADER_BYTES
-        self._post(len(frame) + HEADER_BYTES, partial(self._other._arrived, frame))
+    def _put(self, frame: bytes, size: int) -> None:
+        self._unacknowledged_bytes += size
+        self._post(size, partial(self._other._arrived, (frame, size)))
 
     def _post(self, size_bytes: int, deliver: Callable[[], object]) -> None:
         """Send in order. What is small and said at one moment travels as one message, as it would
@@ -164,9 +185,10 @@ class MemoryStream:
                 self._post(HEADER_BYTES, self._other._acknowledged)
                 self._note_if_complete()
             return None
-        frame = self._inbox.popleft()
-        assert frame is not None
-        self._taken_bytes += len(frame) + HEADER_BYTES
+        arrived = self._inbox.popleft()
+        assert arrived is not None
+        frame, size = arrived
+        self._taken_bytes += size
         if self._taken_bytes >= CREDIT_BYTES and self._lost is None:
             self._beside(HEADER_BYTES, partial(self._other._credited, self._taken_bytes))
             self._taken_bytes = 0
@@ -209,7 +231,7 @@ class MemoryStream:
             self._wake()
             self._over()
 
-    def _arrived(self, frame: bytes | None) -> None:
+    def _arrived(self, frame: tuple[bytes, int] | None) -> None:
         if self._lost is None:
             self._inbox.append(frame)
             _settle(self._receiver, True)
@@ -238,6 +260,7 @@ class MemoryStream:
 
     async def _wait(self, future: asyncio.Future[bool], timeout_s: float, what: str) -> None:
         # A timer costs less than asyncio.timeout, and streams wait thousands of times.
+        timeout_s *= self._weight
         timer = asyncio.get_running_loop().call_later(timeout_s, _settle, future, False)
         try:
             came = await future
@@ -249,6 +272,7 @@ class MemoryStream:
     async def _wait_to_receive(self, future: asyncio.Future[bool], timeout_s: float) -> None:
         """``_wait`` with one timer for many frames: a timer that comes early is set again."""
         loop = asyncio.get_running_loop()
+        timeout_s *= self._weight
         self._silent_at = loop.time() + timeout_s
         if self._silence is not None and self._silence.when() > self._silent_at:
             self._silence.cancel()

@@ -103,12 +103,15 @@ class Bulk:
         return self.stream.remote
 
     async def send(self, data: memoryview | bytes | bytearray) -> None:
-        """Send all of ``data`` in pieces. It may be reused when this returns."""
-        view = memoryview(data).cast("B")
+        """Send all of ``data`` in pieces. It may be reused when this returns.
+
+        Values of the model are a memoryview, and travel as memoryviews: in a simulation they may
+        weigh more than other bytes (``dht.memory.stream``).
+        """
         step = self._settings.piece_bytes
         try:
-            for start in range(0, len(view), step):
-                piece = view[start : start + step]
+            for start in range(0, len(data), step):
+                piece = data[start : start + step]
                 async with self._uplink.turn(len(piece), since=self.since):
                     await self._say_granted()
                     if self._sending_since is None:

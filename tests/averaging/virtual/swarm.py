@@ -86,6 +86,7 @@ class ExactLearner:
         self._swarm = swarm
         self._plan = plan
         self._peer: Peer | None = None
+        self._rests = False
         self._stepped = asyncio.Event()
 
     # ``averaging.virtual.peer.Learner``
@@ -94,6 +95,9 @@ class ExactLearner:
         self._peer = peer
         self._swarm.call_in(self._plan.step_time_s, self._step)
 
+    def rest(self) -> None:
+        self._rests = True
+
     def end(self) -> None:
         self._peer = None
 
@@ -101,7 +105,9 @@ class ExactLearner:
         peer = self._peer
         if peer is None:
             return
-        if not peer.sleeps:
+        if self._rests:
+            self._stepped.set()
+        elif not peer.sleeps:
             self.learner.train()
             self._stepped.set()
             self._stepped = asyncio.Event()

@@ -27,11 +27,14 @@ class Quadratic(quadratic.QuadraticLearner):
         self._peer = peer
         peer.swarm.call_in(self.step_time_s, self._step)
 
+    def rest(self) -> None:
+        self.rests = True
+
     def end(self) -> None:
         self._peer = None
 
     def _step(self) -> None:
-        if self._peer is not None:
+        if self._peer is not None and not self.rests:
             self.train_once()
             self._peer.stepped()
             self._peer.swarm.call_in(self.step_time_s, self._step)
