@@ -16,10 +16,10 @@ Behind them:
 
 - ``settings``: the file. ``names`` finds parts of your own. ``problems``: what learners train.
 - ``simulation``: start here. ``run`` simulates one swarm; ``SimulatedSwarm`` measures it.
-- ``slots``: one place per peer, over all its lives, and what the peers share. ``lifecycle``:
-  starts, crashes, pauses, partitions. ``incidents``: schedules them, and the end by a date.
-- ``peer``, ``learner``, ``membership``: one simulated peer, its parameters or its poison, and its
-  view of others. ``spot_checking``: honest members that check contributions.
+- ``slots``: one place per peer, over all its lives. ``lifecycle``: the peers, which are live
+  averagers in virtual time (``averaging.virtual``). ``incidents``: events, churn, end by a date.
+- ``learner``: makes steps at a peer's pace. ``seat``: its parameters, fragment by fragment;
+  ``poison``: what it uploads instead. ``judge``: judges what others upload.
 - ``outcome``: the results, and which tokens were merged.
 - ``report``: sweeps, tables and plots of ``shoal simulate``. ``paired``: tables of cells that are
   trained with the same seeds, as in ``examples/paper``; ``lines``: cycles that a line carries.

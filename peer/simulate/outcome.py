@@ -14,9 +14,9 @@ import numpy as np
 from averaging.history.merged_map import MergedMap
 from averaging.numbers.layout import Layout
 from averaging.round.interface.effects import Apply
+from averaging.virtual.peer import Peer
 from dht.identity import PeerId
 from peer.rules.ledger import APART, CRASH, LEFT, Fate
-from peer.simulate.peer import SimulatedPeer
 from peer.simulate.settings import Swarm
 from peer.simulate.slots import Slot
 
@@ -126,9 +126,7 @@ class TokenBooks:
                 steps[life] = entry.mark
                 self._merged_total[fragment] += entry.tokens
 
-    def fate(
-        self, slots: Sequence[Slot], alive: Iterable[SimulatedPeer], *, step_tokens: int
-    ) -> Fate:
+    def fate(self, slots: Sequence[Slot], alive: Iterable[Peer], *, step_tokens: int) -> Fate:
         """The fate of every token that was ever processed.
 
         A peer has settled a step when it counts it as merged, there or elsewhere. Settled tokens in
@@ -151,14 +149,15 @@ class TokenBooks:
                     settled += done - life.discarded_steps[fragment]
                     given_up += per_step * life.discarded_steps[fragment]
                     lost[LEFT if life.left else CRASH] += per_step * (life.steps - done)
-                if slot.living is not None:
-                    own = slot.living.seats[fragment].own
-                    done = own.merged_step
-                    if mark is not None and mark.incarnation == slot.lives:
+                if (learner := slot.learner) is not None:
+                    done, given = (
+                        each[fragment] for each in (learner.merged_steps, learner.discarded_steps)
+                    )
+                    if mark is not None and mark.incarnation == len(slot.past) + 1:
                         done = max(done, mark.step)  # merged, and this peer does not know it yet
-                    settled += done - own.discarded_steps
-                    given_up += per_step * own.discarded_steps
-                    pending += per_step * (slot.living.trainee.step - done)
+                    settled += done - given
+                    given_up += per_step * given
+                    pending += per_step * (learner.trainee.step - done)
                 merged += weight * held
                 apart += weight * max(0, settled * step_tokens - held)
                 excess += weight * max(0, held - settled * step_tokens)
@@ -170,13 +169,14 @@ class TokenBooks:
             excess=excess,
         )
 
-    def _standing_maps(self, alive: Iterable[SimulatedPeer]) -> list[MergedMap]:
+    def _standing_maps(self, alive: Iterable[Peer]) -> list[MergedMap]:
         """Union of the living peers' merged maps, for each fragment."""
         united = [MergedMap() for _ in self._sizes]
         seen: list[set[bytes]] = [set() for _ in self._sizes]
         for peer in alive:
-            for state in peer.states:
-                if state.lineage not in seen[state.fragment]:
-                    seen[state.fragment].add(state.lineage)
-                    united[state.fragment] = united[state.fragment].united(state.merged)
+            for state in peer.averager.states:
+                if state is None or state.lineage in seen[state.fragment]:
+                    continue
+                seen[state.fragment].add(state.lineage)
+                united[state.fragment] = united[state.fragment].united(state.merged)
         return united

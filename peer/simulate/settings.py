@@ -247,8 +247,7 @@ class Rounds(merging.Rounds, frozen=True, kw_only=True):
     ] = 256 << 10
     norm_max_ratio: Annotated[
         Positive | None,
-        "An upload so many times longer than usual is left out, as in a run file; unset: none is, "
-        "and nothing is measured.",
+        "An upload so many times longer than usual is left out, as in a run file; unset: none is.",
     ] = None  # type: ignore[assignment]
     spot_checks: Annotated[
         float,
@@ -302,8 +301,8 @@ class Weather(_Table, frozen=True, kw_only=True):
     bulk_factor: Annotated[
         float,
         POSITIVE,
-        "Factor on the size of all merged data, so that a small model stands for a large one. "
-        "Traffic of joining is not scaled.",
+        "Factor on the size of the model on the line, merged data and states alike, so that a "
+        "small model stands for a large one.",
     ] = 1.0
     crash_share: Annotated[float, SHARE, "Mean share of the peers that crash during one cycle."] = (
         0.0
@@ -414,6 +413,7 @@ class Swarm(_Table, frozen=True, kw_only=True):
             ),
             grouping=rounds.grouping,
             slice_bytes_min=rounds.slice_bytes_min,
+            spot_checks=rounds.spot_checks,
             probation=ProbationPolicy(
                 rounds=rounds.probation_rounds, seconds=60.0 * rounds.probation_minutes
             ),

@@ -1,32 +1,21 @@
-"""The places of a simulated swarm, and what all peers share.
-
-A ``Slot`` is one peer, kept over all its incarnations; the ``Environment`` has clock, network,
-membership, problem and slots.
-"""
+"""The places of a simulated swarm: a ``Slot`` is one peer, kept over all its incarnations."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from averaging.history.chain import Chain, ChainLink
-from averaging.history.state import FragmentState
-from averaging.numbers.arrays import Float32s
-from averaging.numbers.layout import Layout
-from averaging.rules.policy import RoundPolicy
-from averaging.rules.sites import site_pass
-from averaging.simulated.node import Watch
-from averaging.simulated.wires import Wires
+from averaging.virtual.keys import CheapKey
+from averaging.virtual.peer import PeerPlan
 from dht.identity import PeerId
-from dht.memory.event_heap import EventHeap
 from dht.memory.network import SimulatedNetwork
+from peer.simulate.learner import Learner, Pace
 from peer.simulate.lines import BYTES_S_PER_MBIT
-from peer.simulate.membership import Membership, Seen
-from peer.simulate.peer import Pace, SimulatedPeer
-from peer.simulate.problems.problem import LocalTraining, Places, Problem
+from peer.simulate.names import codecs_of
+from peer.simulate.problems.problem import LocalTraining, Problem
 from peer.simulate.settings import BadExperiment, Swarm
 
 SITE_LATENCY_S = 0.0005
@@ -39,7 +28,7 @@ class PastLife:
     steps: int
     merged_steps: list[int]
     discarded_steps: list[int]
-    left: bool
+    left: bool = False
     """True if it left in order; otherwise it crashed."""
 
 
@@ -49,113 +38,151 @@ class Slot:
 
     number: int
     name: PeerId
+    label: str
+    """Its name in logs."""
     pace: Pace
-    seen: Seen
+    plan: PeerPlan
     training: LocalTraining
-    bytes_per_s: float = 0.0
-    """Speed of its line as the peer knows it; 0: not known."""
     lies: bool = False
     """True if what it uploads is poison."""
-    side: int = 0
-    """Side of a partition; 0 outside of one."""
-    lives: int = 0
-    peer: SimulatedPeer | None = None
+    learner: Learner | None = None
+    """That of the present life; ``None``: the peer is down."""
     past: list[PastLife] = field(default_factory=list)
-    saved: list[FragmentState] | None = None
-    """States at the last crash: the checkpoint to return with."""
     past_blocked_s: float = 0.0
     past_up_s: float = 0.0
 
     @property
-    def living(self) -> SimulatedPeer | None:
-        return self.peer if self.peer is not None and self.peer.alive else None
+    def is_in_training(self) -> bool:
+        """True if it is up and has a state of each fragment."""
+        return self.learner is not None and self.learner.began_at is not None
+
+    @property
+    def past_steps(self) -> int:
+        """Steps made in former lives."""
+        return sum(life.steps for life in self.past)
 
     @property
     def steps(self) -> int:
         """Steps made in all lives."""
-        living = self.living
-        return sum(life.steps for life in self.past) + (living.trainee.step if living else 0)
+        return self.past_steps + (self.learner.trainee.step if self.learner else 0)
 
     @property
     def blocked_s(self) -> float:
-        return self.past_blocked_s + (living.blocked_s() if (living := self.living) else 0.0)
+        return self.past_blocked_s + (self.learner.blocked_s() if self.learner else 0.0)
 
     @property
     def up_s(self) -> float:
-        return self.past_up_s + (living.up_s() if (living := self.living) else 0.0)
+        return self.past_up_s + (self.learner.up_s() if self.learner else 0.0)
 
-    def bury(self, peer: SimulatedPeer, *, left: bool = False) -> None:
+    def bury(self) -> None:
         """Keep what is left of an incarnation that has just ended."""
-        self.saved = peer.states
-        self.past.append(
-            PastLife(
-                peer.trainee.step,
-                [seat.own.merged_step for seat in peer.seats],
-                [seat.own.discarded_steps for seat in peer.seats],
-                left,
+        learner, self.learner = self.learner, None
+        if learner is not None:
+            steps, merged, lost = (
+                learner.trainee.step,
+                learner.merged_steps,
+                learner.discarded_steps,
             )
-        )
-        self.past_blocked_s += peer.blocked_s()
-        self.past_up_s += peer.up_s()
+            self.past.append(PastLife(steps, merged, lost))
+            self.past_blocked_s += learner.blocked_s()
+            self.past_up_s += learner.up_s()
 
 
 def slots_of(
-    experiment: Swarm,
-    problem: Problem,
-    network: SimulatedNetwork,
-    *,
-    seed: int,
-    rng: np.random.Generator,
+    experiment: Swarm, problem: Problem, *, seed: int, rng: np.random.Generator
 ) -> list[Slot]:
-    """Create the slots of an experiment and give each peer its line in the network."""
+    """Create the slots of an experiment."""
     settings, links, outer = experiment.peers, experiment.weather, experiment.outer
     apart = [(chosen(each.peers, settings.count), each) for each in experiment.peer]
     width = len(str(settings.count - 1))
-    low, high = (math.log(mbit) for mbit in links.mbit_s)
+    starts, codecs = _starts(experiment, rng), codecs_of(experiment)
     slots: list[Slot] = []
-    site: list[PeerId] = []
     for number in range(settings.count):
-        name = PeerId(f"peer-{number:0{width}}")
         own = [each for numbers, each in apart if number in numbers]
         factor = settings.speeds[number % len(settings.speeds)]
         factor = next((each.speed for each in own if each.speed is not None), factor)
         if settings.speed_spread:
             factor *= math.exp(settings.speed_spread * rng.standard_normal())
-        line = math.exp(low + (high - low) * rng.random()) * BYTES_S_PER_MBIT
-        if links.site_size > 1:
-            if number % links.site_size == 0:
-                site = []
-            site.append(name)
-            if len(site) == links.site_size or number == settings.count - 1:
-                network.share_line(  # with the bandwidth drawn for the last peer of the site
-                    site, up_bytes_s=line, down_bytes_s=line, latency_s=SITE_LATENCY_S
-                )
-            line = links.site_mbit_s * BYTES_S_PER_MBIT
-        up = down = line
-        if links.lines:
-            up, down = _bytes_s(links.lines[number % len(links.lines)])
-        told = next((each.mbit_s for each in own if each.mbit_s is not None), None)
-        if told is not None:
-            up, down = _bytes_s(told)
-        network.set_link(name, up_bytes_s=up, down_bytes_s=down)
         pace = Pace(
             step_time_s=settings.step_time_s * factor,
             jitter=settings.step_jitter,
             waits_after_steps=outer.overlap_steps if outer.waits else None,
-            exchanges_max=settings.exchanges_max,
             misses=settings.misses,
             miss_steps=outer.steps_per_cycle // 2,
             snapshot_s=settings.snapshot_s,
         )
-        known = min(up, down) if links.lines or told is not None else 0.0
-        # The machines know the small model: to them all lines are so many times slower.
-        bytes_s = known / links.bulk_factor or None
-        label = _site(experiment, number, name)
-        seen = Seen(name, pace.step_time_s, site=label, bytes_per_s=bytes_s)
-        learner = problem.learner([number], seed=seed)
-        lies = number >= settings.count - round(settings.liars * settings.count)
-        slots.append(Slot(number, name, pace, seen, learner, known, lies))
+        line = _told_line(experiment, number)
+        plan = PeerPlan(
+            step_time_s=pace.step_time_s,
+            tokens_per_step=problem.step_tokens,
+            starts_at=starts[number],
+            founder=number == 0,
+            site=_site(experiment, number),
+            codecs=codecs,
+            # The machines know the small model: to them all lines are so many times slower.
+            bytes_per_s=None if line is None else min(line) / links.bulk_factor,
+        )
+        slots.append(
+            Slot(
+                number,
+                CheapKey(number).peer_id,
+                f"peer-{number:0{width}}",
+                pace,
+                plan,
+                problem.learner([number], seed=seed),
+                lies=number >= settings.count - round(settings.liars * settings.count),
+            )
+        )
     return slots
+
+
+def _starts(experiment: Swarm, rng: np.random.Generator) -> list[float]:
+    """When each peer starts for the first time."""
+    count, within_s = experiment.peers.count, experiment.peers.starts_within_s
+    late = {
+        number: event.at_s
+        for event in experiment.event
+        for number in chosen(event.peers, count)
+        if event.kind == "join"
+    }
+    founders = [number for number in range(count) if number not in late]
+    if within_s:
+        late.update((number, within_s * rng.random()) for number in founders[1:])
+    return [late.get(number, 0.0) for number in range(count)]
+
+
+def draw_lines(
+    experiment: Swarm, slots: Sequence[Slot], network: SimulatedNetwork, rng: np.random.Generator
+) -> None:
+    """Give each peer its line in the network, and each site one that its peers share."""
+    links = experiment.weather
+    low, high = (math.log(mbit) for mbit in links.mbit_s)
+    for first in range(0, len(slots), links.site_size):
+        site = slots[first : first + links.site_size]
+        for slot in site:
+            up = down = line = math.exp(low + (high - low) * rng.random()) * BYTES_S_PER_MBIT
+            if links.site_size > 1:
+                up = down = links.site_mbit_s * BYTES_S_PER_MBIT
+            up, down = _told_line(experiment, slot.number) or (up, down)
+            network.set_link(slot.name, up_bytes_s=up, down_bytes_s=down)
+        if links.site_size > 1:  # with the bandwidth drawn for the last peer of the site
+            network.share_line(
+                [slot.name for slot in site],
+                up_bytes_s=line,
+                down_bytes_s=line,
+                latency_s=SITE_LATENCY_S,
+            )
+
+
+def _told_line(experiment: Swarm, number: int) -> tuple[float, float] | None:
+    """Bandwidths up and down in bytes a second, where the peer knows them."""
+    lines, count = experiment.weather.lines, experiment.peers.count
+    mbit_s = lines[number % len(lines)] if lines else None
+    for each in experiment.peer:
+        if each.mbit_s is not None and number in chosen(each.peers, count):
+            mbit_s = each.mbit_s
+            break
+    return None if mbit_s is None else (mbit_s[0] * BYTES_S_PER_MBIT, mbit_s[1] * BYTES_S_PER_MBIT)
 
 
 def chosen(peers: float | list[int], count: int) -> Sequence[int]:
@@ -168,52 +195,8 @@ def chosen(peers: float | list[int], count: int) -> Sequence[int]:
     return peers
 
 
-def _bytes_s(line: tuple[float, float]) -> tuple[float, float]:
-    return line[0] * BYTES_S_PER_MBIT, line[1] * BYTES_S_PER_MBIT
-
-
-def _site(experiment: Swarm, number: int, name: PeerId) -> str | None:
+def _site(experiment: Swarm, number: int) -> str | None:
     size = experiment.weather.site_size
     if size == 1 or not experiment.rounds.by_site:
         return None
-    return site_pass(f"site-{number // size}", name)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
-    """Everything that the peers of one swarm share."""
-
-    experiment: Swarm
-    seed: int
-    problem: Problem
-    layout: Layout
-    places: Places
-    policy: RoundPolicy
-    heap: EventHeap
-    network: SimulatedNetwork
-    wires: Wires[Watch]
-    membership: Membership
-    slots: list[Slot]
-    rng: np.random.Generator
-    """Draws everything that the experiment leaves to chance."""
-    record: Callable[..., None]
-    """``record(event, **fields)`` notes an incident in the trace and in the event log."""
-
-    @property
-    def alive(self) -> list[SimulatedPeer]:
-        return [peer for slot in self.slots if (peer := slot.living) is not None]
-
-    def founded(self, values: Float32s) -> list[FragmentState]:
-        """The first state of each fragment, made from these parameters."""
-        return [
-            FragmentState.founded(self.layout.hash, index, self.places.read(index, values))
-            for index in range(len(self.layout.fragments))
-        ]
-
-    def drifted(self, origin: Sequence[FragmentState], values: Float32s) -> list[FragmentState]:
-        """The states of a peer that came to these parameters from the run's first ones, alone."""
-        states = []
-        for first, own in zip(origin, self.founded(values), strict=True):
-            links = (ChainLink(0, first.lineage, 0), ChainLink(1, own.lineage, 0))
-            states.append(replace(own, version=1, chain=Chain(links)))
-        return states
+    return f"site-{number // size}"

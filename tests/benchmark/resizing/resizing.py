@@ -105,13 +105,13 @@ def follow(
     progress: Callable[[float], None] = lambda share: None,
 ) -> Resized:
     """Simulate a swarm that follows a schedule. The same seed gives the same result."""
-    swarm = SimulatedSwarm(resized(experiment, sizes, ending), seed)
     ends = window_ends(experiment, sizes)
     looks: list[tuple[int, Fate]] = []
-    for end_s in ends[:-1]:
-        swarm.heap.call_at(end_s, lambda: looks.append((swarm.lifecycle.live, swarm.fate())))
-    result = swarm.run(progress)
-    looks.append((swarm.lifecycle.live, result.fate))
+    with SimulatedSwarm(resized(experiment, sizes, ending), seed) as swarm:
+        for end_s in ends[:-1]:
+            swarm.lives.call_at(end_s, lambda: looks.append((len(swarm.alive), swarm.fate())))
+        result = swarm.run(progress)
+        looks.append((len(swarm.alive), result.fate))
     windows = [
         _window(experiment, begin_s, end_s, look, result.rounds, result.points)
         for (begin_s, end_s), look in zip(pairwise([0.0, *ends]), looks, strict=True)

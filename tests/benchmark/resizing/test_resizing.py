@@ -8,8 +8,8 @@ import pytest
 
 from averaging.rules.peer_view import SILENCE_MAX_S
 from averaging.rules.policy import RoundPolicy
+from averaging.virtual.membership import HEARTBEAT_S
 from peer.rules.ledger import LEFT
-from peer.simulate.membership import HEARTBEAT_S
 from peer.simulate.settings import Swarm
 from tests.benchmark.resizing.resizing import Ending, Resized, follow
 from tests.swarms.sizes import parse

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from peer.simulate.settings import parse
-from peer.simulate.simulation import SimulatedSwarm
+from peer.simulate.simulation import SimulatedSwarm, states_of
 
 EXPERIMENT = Path(__file__).parents[2] / "benchmark" / "swarm_of_1000.toml"
 GROWN_CYCLES = 4.0
@@ -23,14 +23,14 @@ LEAST_ROUNDS = 2000
 
 
 def versions(swarm: SimulatedSwarm) -> int:
-    return sum(state.version for peer in swarm.alive for state in peer.states)
+    return sum(state.version for peer in swarm.alive for state in states_of(peer))
 
 
 def turn_ms(swarm: SimulatedSwarm) -> float:
     """Processor time per peer and round, over enough rounds to measure it."""
     begun, before = time.process_time(), versions(swarm)
     while versions(swarm) - before < LEAST_ROUNDS:
-        swarm.heap.run(swarm.heap.now + swarm.experiment.cycle_s / 4)
+        swarm.pass_time(swarm.lives.now + swarm.experiment.cycle_s / 4)
     return 1e3 * (time.process_time() - begun) / (versions(swarm) - before)
 
 
@@ -43,11 +43,13 @@ def main() -> None:
     swarms = {}
     for peers in chosen.peers:
         swarms[peers] = swarm = SimulatedSwarm(whole.with_settings({"peers.count": peers}))
-        swarm.heap.run(GROWN_CYCLES * swarm.experiment.cycle_s)
+        swarm.pass_time(GROWN_CYCLES * swarm.experiment.cycle_s)
     took: dict[int, list[float]] = {peers: [] for peers in swarms}
     for _ in range(chosen.turns):
         for peers, swarm in swarms.items():
             took[peers].append(turn_ms(swarm))
+    for swarm in swarms.values():
+        swarm.lives.close()
     for peers, times in took.items():
         row = " ".join(f"{ms:.2f}" for ms in times)
         print(f"{peers:>6} peers: {row} ms per peer and round; best {min(times):.2f}")  # noqa: T201

@@ -45,8 +45,8 @@ def test_a_rule_of_ones_own_trains_otherwise_than_ours(own: dict[str, object]) -
 
 def test_five_values_of_the_own_codec_take_a_byte() -> None:
     """Merged values come back in 8 bits in both."""
-    own = ran(outer__codec_up="own_codec:Ternary", outer__codec="int8", problem__size=64)
-    ours = ran(outer__codec="int8", problem__size=64)
+    own = ran(outer__codec_up="own_codec:Ternary", outer__codec="int8", problem__size=128)
+    ours = ran(outer__codec="int8", problem__size=128)
     assert own.bytes_sent < 0.7 * ours.bytes_sent
 
 

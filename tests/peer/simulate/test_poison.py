@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peer.simulate.learner import directions, poisoned
+from peer.simulate.poison import directions, poisoned
 from peer.simulate.settings import Swarm
 from peer.simulate.simulation import SimulatedSwarm, run
 
@@ -54,18 +54,19 @@ def test_drifting_members_agree_on_a_direction_and_noisy_ones_never_repeat_their
 
 
 def test_the_last_members_lie_and_their_own_parameters_are_honest() -> None:
-    swarm = SimulatedSwarm(experiment(peers__liars=0.3), 1)
-    assert [slot.lies for slot in swarm.slots] == [False] * 7 + [True] * 3
-    honest, liar = (swarm.slots[number].living for number in (0, 9))
-    assert honest is not None and liar is not None
-    for peer, sign in ((honest, 1), (liar, -1)):
-        peer.trainee.step = 3
-        seat = peer.seats[0]
-        seat.offer()
-        assert seat.snapshot is not None and seat.own.snapshot is not None
-        moved = seat.own.snapshot - seat.base
-        assert np.abs(moved).max() > 0
-        assert np.allclose(seat.snapshot - seat.base, sign * moved, atol=1e-6)
+    with SimulatedSwarm(experiment(peers__liars=0.3), 1) as swarm:
+        swarm.pass_time(3.5)
+        slots = swarm.lives.slots
+        assert [slot.lies for slot in slots] == [False] * 7 + [True] * 3
+        for number, sign in ((0, 1), (9, -1)):
+            learner = slots[number].learner
+            assert learner is not None and learner.trainee.step == 3
+            seat = learner.seats[0]
+            seat.offer()
+            assert seat.snapshot is not None and seat.own.snapshot is not None
+            moved = seat.own.snapshot - seat.base
+            assert np.abs(moved).max() > 0
+            assert np.allclose(seat.snapshot - seat.base, sign * moved, atol=1e-6)
 
 
 def test_long_poison_within_the_bound_ruins_a_mean_and_not_a_clipped_one() -> None:

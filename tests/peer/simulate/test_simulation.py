@@ -8,7 +8,7 @@ import pytest
 
 from peer.simulate.outcome import SwarmResult
 from peer.simulate.settings import BadExperiment, Swarm, parse, sweep
-from peer.simulate.simulation import SimulatedSwarm, run
+from peer.simulate.simulation import run
 
 
 def experiment(**settings: Any) -> Swarm:
@@ -84,20 +84,6 @@ def test_a_peer_that_is_behind_replays_what_it_missed() -> None:
     assert result.notes["caught_up"] >= 1
     assert 0 < result.fetched_bytes < 8 * 64 * 8 * 16
     assert_every_token_has_a_fate(result)
-
-
-def test_shared_computation_gives_the_same_results_as_separate_computation() -> None:
-    swarm = experiment(peers__count=12, rounds__group_size=4, end__cycles=4.0)
-    quick, whole = SimulatedSwarm(swarm, 1), SimulatedSwarm(swarm, 1)
-    assert quick.wires.shortcuts
-    whole.wires.shortcuts = False
-
-    results = quick.run(), whole.run()
-    assert any(made.kind == "meld" for made in results[0].rounds)
-    assert results[0] == results[1]
-    for one, other in zip(quick.alive, whole.alive, strict=True):
-        for mine, theirs in zip(one.nodes, other.nodes, strict=True):
-            assert mine.machine.measured == theirs.machine.measured != None  # noqa: E711
 
 
 def test_a_learner_that_waits_loses_time_and_one_that_does_not_loses_none() -> None:

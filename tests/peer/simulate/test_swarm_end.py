@@ -33,9 +33,9 @@ def ended(
 ) -> SwarmResult:
     end = f"cycles = 6.0\ntogether = {together}"
     text = SEVERAL_GROUPS.format(count=count, group_size=group_size, churn=churn, end=end)
-    swarm = SimulatedSwarm(parse(text), seed)
-    result = swarm.run()
-    assert swarm.is_agreed == (together == "true"), f"seed {seed}"
+    with SimulatedSwarm(parse(text), seed) as swarm:
+        result = swarm.run()
+        assert swarm.is_agreed == (together == "true"), f"seed {seed}"
     return result
 
 
@@ -84,9 +84,9 @@ def ended_by_date(*, count: int, group_size: int, seed: int, churn: float = 0.0)
     text = SEVERAL_GROUPS.format(
         count=count, group_size=group_size, churn=churn, end=f"date_s = {DATE_S}"
     )
-    swarm = SimulatedSwarm(parse(text), seed)
-    result = swarm.run()
-    assert swarm.is_agreed and result.final.lineages == 1.0, f"seed {seed}"
+    with SimulatedSwarm(parse(text), seed) as swarm:
+        result = swarm.run()
+        assert swarm.is_agreed and result.final.lineages == 1.0, f"seed {seed}"
     return result
 
 

@@ -15,7 +15,7 @@ from peer.simulate.outcome import SwarmResult
 from peer.simulate.problems.problem import LocalTraining
 from peer.simulate.problems.quadratic import Quadratic
 from peer.simulate.settings import Swarm
-from peer.simulate.simulation import SimulatedSwarm, run
+from peer.simulate.simulation import SimulatedSwarm, run, states_of
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,20 @@ def variances(*, count: int, group_size: int, versions: int) -> NDArray[np.float
         problem=Still(),
         begins_at=begins_at,
     )
-    found = []
-    for version in range(versions + 1):
-        # Fragments are due one after the other, three seconds apart. A stream that overtakes the
-        # commit's certificates is refused, and opened again after two.
-        swarm.heap.run(24.0 * version + 2.9)
-        states = [[peer.states[f] for peer in swarm.alive] for f in range(FRAGMENTS)]
-        assert {state.version for fragment in states for state in fragment} == {version + 1}
-        found.append(
-            [
-                np.stack([s.theta for s in each]).var(axis=0, dtype=np.float64).sum()
-                for each in states
-            ]
-        )
+    with swarm:
+        found = []
+        for version in range(versions + 1):
+            # Fragments are due one after the other, three seconds apart. A stream that overtakes
+            # the commit's certificates is refused, and opened again after two.
+            swarm.pass_time(24.0 * version + 2.9)
+            states = [[states_of(peer)[f] for peer in swarm.alive] for f in range(FRAGMENTS)]
+            assert {state.version for fragment in states for state in fragment} == {version + 1}
+            found.append(
+                [
+                    np.stack([s.theta for s in each]).var(axis=0, dtype=np.float64).sum()
+                    for each in states
+                ]
+            )
     return np.array(found)
 
 
@@ -107,10 +108,11 @@ def test_mixing_does_not_change_the_mean_of_the_swarm() -> None:
         problem=Still(),
         begins_at=lambda number: first[number],
     )
-    swarm.run()
+    with swarm:
+        swarm.run()
+        states = [states_of(peer)[0].theta for peer in swarm.alive]
 
-    states = [peer.states[0].theta for peer in swarm.alive]
-    places = swarm.places.read(0, np.mean(first, axis=0))
+    places = swarm.lives.places.read(0, np.mean(first, axis=0))
     np.testing.assert_allclose(np.mean(states, axis=0), places, atol=1e-5)
 
 
@@ -164,13 +166,14 @@ def test_after_a_partition_one_group_has_one_lineage_within_three_rounds() -> No
     cut = {"kind": "partition", "at_s": 60.0, "lasts_s": 50 * 24.0, "peers": 0.5}
     settings: dict[str, Any] = {"peers__count": 8, "rounds__group_size": 8, "end__cycles": 66.0}
     settings |= {"event": [cut], "outer__fragments": 2}
-    swarm = SimulatedSwarm(experiment(**settings), 1, problem=Quadratic(spread=0.1))
     healed_at = 60.0 + 50 * 24.0
-    swarm.heap.run(healed_at - 1.0)
-    apart = [{peer.states[f].lineage for peer in swarm.alive} for f in (0, 1)]
-    before = [max(peer.states[f].version for peer in swarm.alive) for f in (0, 1)]
-    halves = [point for point in swarm.points if point.time_s < healed_at][-1]
-    result = swarm.run()
+    with SimulatedSwarm(experiment(**settings), 1, problem=Quadratic(spread=0.1)) as swarm:
+        swarm.pass_time(healed_at - 1.0)
+        states = [states_of(peer) for peer in swarm.alive]
+        apart = [{each[f].lineage for each in states} for f in (0, 1)]
+        before = [max(each[f].version for each in states) for f in (0, 1)]
+        halves = [point for point in swarm.points if point.time_s < healed_at][-1]
+        result = swarm.run()
 
     assert [len(lineages) for lineages in apart] == [2, 2]
     assert min(before) > 45
@@ -198,14 +201,16 @@ def test_after_a_partition_of_several_groups_the_halves_are_as_near_as_before() 
         """Mean distance between the means of the two halves."""
         distances = []
         for now in np.arange(begin_s, end_s, 24.0):
-            swarm.heap.run(float(now))
-            thetas = [np.concatenate([s.theta for s in peer.states]) for peer in swarm.alive]
+            swarm.pass_time(float(now))
+            states = [states_of(peer) for peer in swarm.alive]
+            thetas = [np.concatenate([state.theta for state in each]) for each in states]
             one, other = np.mean(thetas[:12], axis=0), np.mean(thetas[12:], axis=0)
             distances.append(float(np.linalg.norm(one - other)))
         return float(np.mean(distances))
 
-    before, during = between_halves(120.0, 240.0), between_halves(384.0, 528.0)
-    after = between_halves(528.0 + 5 * 24.0, 768.0)
+    with swarm:
+        before, during = between_halves(120.0, 240.0), between_halves(384.0, 528.0)
+        after = between_halves(528.0 + 5 * 24.0, 768.0)
     assert during > 2 * before and after < 1.15 * before
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from averaging.history.parent_maps import ParentMap
 from averaging.history.state import FragmentState
+from averaging.messages import Commit
 from averaging.round.interface.effects import Apply
-from averaging.simulated.node import FragmentNode
+from averaging.virtual.peer import Peer
 from dht.identity import PeerId
 from peer.simulate.settings import Swarm
-from peer.simulate.simulation import SimulatedSwarm
+from peer.simulate.simulation import SimulatedSwarm, states_of
 
 SITE = 4
 SITES: dict[str, Any] = {
@@ -34,8 +37,8 @@ def experiment(**settings: Any) -> Swarm:
 
 def over_slow_lines(swarm: SimulatedSwarm) -> int:
     """Bytes over the shared lines of all sites, in both directions."""
-    firsts = [slot.name for slot in swarm.slots[::SITE]]
-    return sum(sum(swarm.network.shared_traffic(name)) for name in firsts)
+    firsts = [slot.name for slot in swarm.lives.slots[::SITE]]
+    return sum(sum(swarm.lives.network.shared_traffic(name)) for name in firsts)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +58,8 @@ def test_bytes_over_the_slow_line_fall_by_the_number_of_peers_at_a_site(
     """One group of three sites; and four sites in groups of two, which meld."""
     by_site = SimulatedSwarm(experiment(**settings), 1)
     apart = SimulatedSwarm(experiment(rounds__by_site=False, **settings), 1)
-    results = [swarm.run() for swarm in (by_site, apart)]
+    with by_site, apart:
+        results = [swarm.run() for swarm in (by_site, apart)]
 
     for result in results:
         assert kind in {record.kind for record in result.rounds}
@@ -72,57 +76,72 @@ def test_bytes_over_the_slow_line_fall_by_the_number_of_peers_at_a_site(
 def test_a_merge_by_sites_equals_the_merge_of_all_peers() -> None:
     thetas = []
     for by_site in (True, False):
-        swarm = SimulatedSwarm(experiment(rounds__by_site=by_site), 1)
-        swarm.heap.run(26.0)  # one version of each fragment
-        states = [peer.states for peer in swarm.alive]
+        with SimulatedSwarm(experiment(rounds__by_site=by_site), 1) as swarm:
+            swarm.pass_time(26.0)  # one version of each fragment
+            states = [states_of(peer) for peer in swarm.alive]
         assert {state.version for each in states for state in each} == {1}
         assert len({state.digest() for each in states for state in each}) == 2
         thetas.append(np.concatenate([state.theta for state in states[0]]))
     np.testing.assert_allclose(thetas[0], thetas[1], atol=2e-6)
 
 
+class Timed(SimulatedSwarm):
+    """Notes how long each peer takes from its own contribution to the end of the round."""
+
+    def __init__(self, swarm: Swarm, seed: int) -> None:
+        self.closed: dict[bytes, float] = {}
+        self.took: list[float] = []
+        super().__init__(swarm, seed)
+
+    def encoded(
+        self, peer: Peer, commit: Commit, round_id: bytes, slices: Sequence[memoryview]
+    ) -> None:
+        self.closed.setdefault(round_id, self.lives.now)
+
+    def applied(
+        self,
+        peer: Peer,
+        apply: Apply,
+        before: FragmentState,
+        after: FragmentState,
+        merged: memoryview,
+        maps: Mapping[int, ParentMap],
+    ) -> None:
+        self.took.append(self.lives.now - self.closed[apply.round])
+        super().applied(peer, apply, before, after, merged, maps)
+
+
 def test_a_slow_upload_to_a_delegate_does_not_delay_the_round_until_its_deadline() -> None:
-    swarm = SimulatedSwarm(experiment(end__cycles=4.0), 1)
-    crawling = swarm.slots[5].name
-    swarm.network.set_link(crawling, up_bytes_s=200.0)
-    closed: dict[bytes, float] = {}
-    took: list[float] = []
-    entered = swarm.uploaded
-
-    def uploaded(node: FragmentNode, round_id: bytes) -> None:
-        closed.setdefault(round_id, swarm.heap.now)
-        entered(node, round_id)
-
-    ended = swarm.merged
-
-    def merged(node: FragmentNode, after: FragmentState, apply: Apply) -> None:
-        took.append(swarm.heap.now - closed[apply.round])
-        ended(node, after, apply)
-
-    swarm.uploaded, swarm.merged = uploaded, merged
-    result = swarm.run()
+    with Timed(experiment(end__cycles=4.0), 1) as swarm:
+        crawling = swarm.lives.slots[5].name
+        swarm.lives.network.set_link(crawling, up_bytes_s=200.0)
+        result = swarm.run()
     left_out = [r for r in result.rounds if r.members - r.contributors == 1]
     assert len(left_out) > 2
     # Where the slow peer is the delegate itself, all wait for it as for any slow peer.
-    assert float(np.median(took)) < 0.5 * swarm.policy.upload_s
+    assert float(np.median(swarm.took)) < 0.5 * swarm.lives.policy.upload_s
 
 
 class Ambushed(SimulatedSwarm):
-    """Kills one delegate just after a commit, for good."""
+    """Kills one delegate when its own contribution is encoded, or soon after, for good."""
 
     victim: PeerId | None = None
     delay_s = 0.0
     killed_at = 0.0
 
-    def uploaded(self, node: FragmentNode, round_id: bytes) -> None:
-        if self.victim is None and self.heap.now > 40.0 and node.exchanges[round_id].traffic.riders:
-            self.victim = node.name
-            self.heap.call_in(self.delay_s, self._kill)
+    def encoded(
+        self, peer: Peer, commit: Commit, round_id: bytes, slices: Sequence[memoryview]
+    ) -> None:
+        entry = commit.index(peer.name)
+        carries = any(each.delegate == entry for each in commit.members)
+        if self.victim is None and self.lives.now > 40.0 and carries:
+            self.victim = peer.name
+            self.lives.call_in(self.delay_s, self._kill)
 
     def _kill(self) -> None:
-        self.killed_at = self.heap.now
-        (victim,) = (slot for slot in self.slots if slot.name == self.victim)
-        self.lifecycle.crash(victim, 0.0)
+        assert self.victim is not None
+        self.killed_at = self.lives.now
+        self.lives.fail(self.lives.slot_of[self.victim], 0.0)
 
 
 @pytest.mark.parametrize(
@@ -131,9 +150,9 @@ class Ambushed(SimulatedSwarm):
 )
 def test_the_death_of_a_delegate_loses_only_its_own_work(delay_s: float) -> None:
     """The delegate dies before, during or after the uploads to it, or while it sends its bundle."""
-    swarm = Ambushed(experiment(end__cycles=8.0), 1)
-    swarm.delay_s = delay_s
-    result = swarm.run()
+    with Ambushed(experiment(end__cycles=8.0), 1) as swarm:
+        swarm.delay_s = delay_s
+        result = swarm.run()
 
     assert swarm.victim is not None
     fate = result.fate
