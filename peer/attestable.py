@@ -11,19 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct
 
 from averaging.history.lineage import bound
 from averaging.messages import Count, Digest, Index
-from dht.decoding import decoded
-from dht.host import Host
-from dht.identity import PeerId, RunId
+from peer.calls import Call
 
-PROTOCOL = "/shoal/attestable/1"
 STATES_MAX = 256
-ANSWER_MAX_BYTES = 48 << 10
-REQUEST_MAX_BYTES = 64
 
 
 class Kept(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -45,22 +39,12 @@ class Kept(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         return bound(self.history, self.merged)
 
 
-_States = Annotated[tuple[Kept, ...], Meta(max_length=STATES_MAX)]
-_decoder: msgspec.msgpack.Decoder[tuple[Kept, ...]] = msgspec.msgpack.Decoder(_States)
-
-
-def encode(states: Sequence[Kept]) -> bytes:
-    return msgspec.msgpack.encode(tuple(states)[-STATES_MAX:])
-
-
-def decode(data: bytes) -> tuple[Kept, ...]:
-    """Decode an answer of any peer. Raises ``ValueError``."""
-    return decoded(data, _decoder.decode, "a list of kept states", max_bytes=ANSWER_MAX_BYTES)
-
-
-async def ask(host: Host, peer: PeerId, run: RunId, *, timeout_s: float) -> tuple[Kept, ...]:
-    """The states that a peer keeps. Raises ``DhtError`` or ``ValueError``."""
-    return decode(await host.call(peer, PROTOCOL, run.encode(), timeout_s=timeout_s))
+CALL: Call[tuple[Kept, ...]] = Call(
+    "/shoal/attestable/1",
+    Annotated[tuple[Kept, ...], Meta(max_length=STATES_MAX)],
+    "a list of kept states",
+    48 << 10,
+)
 
 
 def chosen(told: Sequence[Sequence[Kept]], fragments: int) -> tuple[tuple[Kept, int], ...] | None:

@@ -18,12 +18,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from averaging.numbers.layout import Kind, Layout, TensorSpec
-from dht.decoding import decoded
 from dht.host import Host
 from dht.identity import PeerId, RunId
+from peer.calls import Call
 
-PROTOCOL = "/shoal/model/1"
-REQUEST_MAX_BYTES = 256
 PAGE_BYTES = 256 << 10
 PAGES_MAX = 64
 """Limit of the calls for one description, which is then cut off."""
@@ -123,6 +121,19 @@ class Description:
         return tuple(found)
 
 
+def _check(told: tuple[bool, Sequence[Described]]) -> None:
+    if not all(tensor.name.isprintable() for tensor in told[1]):  # they are shown on terminals
+        raise ValueError("a description contains characters that cannot be printed")
+
+
+_PROTOCOL = "/shoal/model/1"
+TENSORS: Call[tuple[bool, Sequence[Described]]] = Call(
+    _PROTOCOL, tuple[bool, list[Described]], "a description", 2 * PAGE_BYTES, _check
+)
+"""In particular: the number of the first tensor, or ``KINDS`` for an answer of the next call."""
+KINDS_OF_TENSORS: Call[Kinds] = Call(_PROTOCOL, Kinds, "the kinds of tensors", 2 * PAGE_BYTES)
+
+
 def page(description: Description, start: int) -> bytes:
     """An answer with the tensors from number ``start`` on, as many as it may have."""
     tensors: list[Described] = []
@@ -132,30 +143,16 @@ def page(description: Description, start: int) -> bytes:
         if tensors and size > PAGE_BYTES:
             break
         tensors.append(tensor)
-    return msgspec.msgpack.encode((description.knows_frozen, tensors))
+    return TENSORS.encode((description.knows_frozen, tensors))
 
 
-_decoder = msgspec.msgpack.Decoder(tuple[bool, list[Described]])
-
-
-def read_page(answer: bytes) -> tuple[bool, list[Described]]:
-    """Decode an answer of any peer. Raises ``ValueError``."""
-    knows_frozen, tensors = decoded(
-        answer, _decoder.decode, "a description", max_bytes=2 * PAGE_BYTES
-    )
-    if not all(tensor.name.isprintable() for tensor in tensors):  # they are shown on terminals
-        raise ValueError("a description contains characters that cannot be printed")
-    return knows_frozen, tensors
-
-
-def answer(description: Description, run: RunId, request: bytes) -> bytes:
+def answer(description: Description, asked: str) -> bytes:
     """Answer another peer's call. Raises ``ValueError``."""
-    asked, _, start = request.decode("ascii", "replace").partition(" ")
-    if asked == run and start == KINDS:
-        return msgspec.msgpack.encode(description.kinds)
-    if asked != run or not start.isdecimal():
-        raise ValueError(f"this peer is in run {run}, not {asked[:64]!r}")
-    return page(description, int(start))
+    if asked == KINDS:
+        return KINDS_OF_TENSORS.encode(description.kinds)
+    if not asked.isdecimal():
+        raise ValueError(f"{asked[:64]!r} is no number of a tensor")
+    return page(description, int(asked))
 
 
 async def ask(host: Host, peer: PeerId, run: RunId, *, timeout_s: float) -> Description:
@@ -163,21 +160,12 @@ async def ask(host: Host, peer: PeerId, run: RunId, *, timeout_s: float) -> Desc
     tensors: list[Described] = []
     knows_frozen = True
     for _ in range(PAGES_MAX):
-        request = f"{run} {len(tensors)}".encode()
-        told = await host.call(peer, PROTOCOL, request, timeout_s=timeout_s)
-        knows_frozen, more = read_page(told)
+        place = len(tensors)
+        knows_frozen, more = await TENSORS.ask(host, peer, run, place, timeout_s=timeout_s)
         if not more:
             break
         tensors += more
     return Description(tuple(tensors), knows_frozen)
-
-
-_kinds_decoder = msgspec.msgpack.Decoder(Kinds)
-
-
-def read_kinds(answer: bytes) -> Kinds:
-    """Decode an answer of any peer. Raises ``ValueError``."""
-    return decoded(answer, _kinds_decoder.decode, "the kinds of tensors", max_bytes=2 * PAGE_BYTES)
 
 
 async def read_layout(
@@ -188,8 +176,7 @@ async def read_layout(
     Raises ``DhtError``, or ``ValueError``.
     """
     told = await ask(host, peer, run, timeout_s=timeout_s)
-    answer = await host.call(peer, PROTOCOL, f"{run} {KINDS}".encode(), timeout_s=timeout_s)
-    kinds = read_kinds(answer)
+    kinds = await KINDS_OF_TENSORS.ask(host, peer, run, KINDS, timeout_s=timeout_s)
     specs = [TensorSpec(each.name, each.shape) for each in told.tensors if not each.digest]
     if (values := sum(spec.size for spec in specs)) > VALUES_MAX:
         raise ValueError(f"a model of {values} values; {VALUES_MAX} are the most")

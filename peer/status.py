@@ -11,18 +11,14 @@ import math
 from datetime import datetime
 from typing import Annotated, TypeAlias
 
-import msgspec
 from msgspec import Meta, Struct
 
-from dht.decoding import decoded
 from dht.host import Host
-from dht.identity import PeerId, RunId, parse_peer_id
+from dht.identity import PeerId, RunId
+from peer.calls import Call
 from peer.quantities import loss_at
 
 VERSION = 1
-PROTOCOL = "/shoal/status/1"
-STATUS_MAX_BYTES = 64 << 10
-REQUEST_MAX_BYTES = 256
 
 TEXT_MAX = 64
 BANNED_MAX = 64
@@ -130,16 +126,7 @@ def state_in_words(role: str, phase: str, *, rests: bool = False) -> str:
     return "keeping" if role == "keeper" else role
 
 
-_decoder = msgspec.msgpack.Decoder(Status)
-
-
-def encode(status: Status) -> bytes:
-    return msgspec.msgpack.encode(status)
-
-
-def decode(data: bytes) -> Status:
-    """Decode an answer of any peer. Raises ``ValueError``."""
-    status = decoded(data, _decoder.decode, "a status", max_bytes=STATUS_MAX_BYTES)
+def _check(status: Status) -> None:
     shown = (status.peer, status.name, status.role, status.phase, status.rest or "", status.merging)
     hashes = (status.layout, status.model, status.founding, status.frozen, status.batches)
     measured = () if status.held_out is None else (status.held_out.peer,)
@@ -147,7 +134,10 @@ def decode(data: bytes) -> Status:
     for text in (*shown, *hashes, *measured, *lists):
         if not text.isprintable():  # it is shown on terminals
             raise ValueError("a status contains characters that cannot be printed")
-    return status
+
+
+CALL: Call[Status] = Call("/shoal/status/1", Status, "a status", 64 << 10, _check)
+"""In particular: the peer that it is about, unless that is the one asked."""
 
 
 async def ask(
@@ -158,19 +148,7 @@ async def ask(
     A peer behind a router is out of reach for a stranger, and in reach for the peers that it has
     dialled. Raises ``DhtError``, or ``ValueError`` for an invalid answer.
     """
-    request = run if about is None else f"{run} {about}"
-    status = decode(await host.call(peer, PROTOCOL, request.encode(), timeout_s=timeout_s))
+    status = await CALL.ask(host, peer, run, about or "", timeout_s=timeout_s)
     if status.peer != (about or peer):
         raise ValueError(f"this is the status of {status.peer}, not of {about or peer}")
     return status
-
-
-def read_request(request: bytes) -> tuple[str, PeerId | None]:
-    """The run that a request names, and the peer that it is about unless that is the one asked.
-
-    Raises ``ValueError``.
-    """
-    if len(request) > REQUEST_MAX_BYTES:
-        raise ValueError(f"a request has at most {REQUEST_MAX_BYTES} bytes, not {len(request)}")
-    run, _, about = request.decode("ascii", "replace").partition(" ")
-    return run, parse_peer_id(about) if about else None

@@ -24,7 +24,7 @@ from dht import protocol
 from dht.bounded_mapping import BoundedMapping, by_age
 from dht.errors import DhtError
 from dht.guarded_host import GuardedHost
-from dht.identity import PeerId
+from dht.identity import PeerId, parse_peer_id
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane.relaying import MEMBERS_ONLY
@@ -36,7 +36,7 @@ from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from dht.record_keeper import KeeperLimits, RecordKeeper
 from dht.records import ContributionCounters
-from peer import attestable, description
+from peer import attestable, description, status
 from peer.agent.account import merged_of
 from peer.agent.crediting import Crediting, asked_at_once
 from peer.agent.local_peer import (
@@ -58,10 +58,7 @@ from peer.joining.nickname import is_default
 from peer.rules.ending import seconds_left
 from peer.rules.reach import Untested
 from peer.rules.releases import outdated
-from peer.status import BANNED_MAX, REQUEST_MAX_BYTES, TEXT_MAX, Status, read_request
-from peer.status import PROTOCOL as STATUS_PROTOCOL
-from peer.status import ask as ask_status
-from peer.status import encode as encode_status
+from peer.status import BANNED_MAX, TEXT_MAX, Status
 from peer.storage.address import keep_link, keep_port, kept_port, listen_briefly, with_port
 from peer.storage.credentials import DIRECTIVES_FILE, check_admitted
 from peer.storage.home import PEERS
@@ -244,14 +241,14 @@ class OnlinePeer:
 
     async def serve_questions(self) -> None:
         """Answer the questions of other peers of the run from now on."""
-        serve = self.guarded.serve_calls
-        await serve(STATUS_PROTOCOL, self.answer_status, request_max_bytes=REQUEST_MAX_BYTES)
-        await serve(CREDIT_PROTOCOL, self.credit.answer, request_max_bytes=SUMMARY_MAX_BYTES)
-        most = description.REQUEST_MAX_BYTES
-        await serve(description.PROTOCOL, self.answer_description, request_max_bytes=most)
+        host, run = self.guarded, self.local.run_id
+        await status.CALL.serve(host, run, self.answer_status)
+        await description.TENSORS.serve(host, run, self.answer_description)
         if self.local.good is not None:
-            most = attestable.REQUEST_MAX_BYTES
-            await serve(attestable.PROTOCOL, self.answer_attestable, request_max_bytes=most)
+            await attestable.CALL.serve(host, run, self.answer_attestable)
+        await host.serve_calls(
+            CREDIT_PROTOCOL, self.credit.answer, request_max_bytes=SUMMARY_MAX_BYTES
+        )
 
     def _presence_event(self, event: PresenceEvent) -> None:
         local, fields = self.local, dict(event.fields)
@@ -499,14 +496,12 @@ class OnlinePeer:
             banned=tuple(sorted(self.presence.door.admission.convicted)[:BANNED_MAX]),
         )
 
-    async def answer_status(self, peer: PeerId, request: bytes) -> bytes:
+    async def answer_status(self, peer: PeerId, asked: str) -> bytes:
         """Answer another peer's call of ``peer.status``, perhaps about a third peer."""
-        run, about = read_request(request)
-        if run != self.local.run_id:
-            raise ValueError(f"this peer is in run {self.local.run_id}, not {run[:64]!r}")
+        about = parse_peer_id(asked) if asked else None
         if about is None or about == self.local.me:
-            return encode_status(self.status())
-        return encode_status(await self._status_for_another(about))
+            return status.CALL.encode(self.status())
+        return status.CALL.encode(await self._status_for_another(about))
 
     async def _status_for_another(self, about: PeerId) -> Status:
         """Ask a member for its status on behalf of a peer that cannot reach it."""
@@ -517,7 +512,7 @@ class OnlinePeer:
         self._asking_for_others += 1
         try:
             await self.presence.connect(about, timeout_s=ASKED_FOR_OTHERS_S)
-            return await ask_status(
+            return await status.ask(
                 self.host, about, self.local.run_id, timeout_s=ASKED_FOR_OTHERS_S
             )
         finally:
@@ -529,7 +524,7 @@ class OnlinePeer:
         async def ask(peer: PeerId) -> Status | None:
             try:
                 await self.presence.connect(peer, timeout_s=STATUS_WITHIN_S)
-                return await ask_status(
+                return await status.ask(
                     self.host, peer, self.local.run_id, timeout_s=STATUS_WITHIN_S
                 )
             except (DhtError, ValueError) as error:
@@ -572,16 +567,15 @@ class OnlinePeer:
 
     # --- the model -----------------------------------------------------------------------------
 
-    async def answer_description(self, peer: PeerId, request: bytes) -> bytes:
+    async def answer_description(self, peer: PeerId, asked: str) -> bytes:
         """Answer another peer's call of ``peer.description``."""
-        return description.answer(self.local.description, self.local.run_id, request)
+        return description.answer(self.local.description, asked)
 
-    async def answer_attestable(self, peer: PeerId, request: bytes) -> bytes:
+    async def answer_attestable(self, peer: PeerId, asked: str) -> bytes:
         """Answer a call of ``peer.attestable``."""
-        good = self.local.good
-        if bytes(request) != self.local.run_id.encode() or good is None:
-            raise ValueError(f"this peer is in run {self.local.run_id}, and keeps states of it")
-        return attestable.encode(await asyncio.to_thread(good.kept))
+        assert self.local.good is not None
+        kept = await asyncio.to_thread(self.local.good.kept)
+        return attestable.CALL.encode(tuple(kept)[-attestable.STATES_MAX :])
 
     async def differences_to(self, peer: PeerId) -> tuple[Difference, ...]:
         """The tensors that differ here and at ``peer``; empty if it does not say."""

@@ -20,9 +20,8 @@ from peer.joining.nickname import is_default
 from peer.publishing.shelf import published
 from peer.quantities import count_text, plural
 from peer.run_page.content import (
+    CALL,
     DAYS_MAX,
-    PROTOCOL,
-    REQUEST_MAX_BYTES,
     ROWS_MAX,
     Day,
     Latest,
@@ -30,7 +29,6 @@ from peer.run_page.content import (
     RunPage,
     described,
     elsewhere,
-    encode,
 )
 from peer.run_page.record import Record
 from peer.run_page.server import FRESH_S, Site, serve_run_pages
@@ -86,9 +84,7 @@ class ShownRun:
     async def open(self, stack: AsyncExitStack) -> None:
         """Serve the page, and answer those who ask for it. Raises ``PageError``."""
         # Not through the guard: the page is for everybody.
-        await self._online.host.serve_calls(
-            PROTOCOL, self._answer, request_max_bytes=REQUEST_MAX_BYTES
-        )
+        await CALL.serve(self._online.host, self._local.run_id, self._answer)
         if self._showing.address is None:
             return
         name = self._local.seat.name
@@ -101,15 +97,13 @@ class ShownRun:
         url = await stack.enter_async_context(serve_run_pages(self._showing.address, site))
         self._local.delegate.on_event("run_page", {"url": url})
 
-    async def _answer(self, peer: PeerId, request: bytes) -> bytes:
+    async def _answer(self, peer: PeerId, detail: str) -> bytes:
         now = asyncio.get_running_loop().time()
         if not self._rate.spend(peer.encode(), now):
             raise ValueError("too many calls; ask again in a moment")
-        if request != self._local.run_id.encode():
-            raise ValueError(f"this peer is in run {self._local.run_id}")
         if now >= self._told_until:
             self._told_until = now + FRESH_S
-            self._told = encode(elsewhere(self.page()))
+            self._told = CALL.encode(elsewhere(self.page()))
         return self._told
 
     def note(self, name: str, fields: Mapping[str, Any]) -> None:

@@ -373,7 +373,7 @@ class Visitor:
         async def ask(peer: PeerId) -> tuple[Kept, ...]:
             try:
                 await self._presence.connect(peer, timeout_s=ASK_TIMEOUT_S)
-                return await attestable.ask(
+                return await attestable.CALL.ask(
                     self._host, peer, self._link.run_id, timeout_s=ASK_TIMEOUT_S
                 )
             except (DhtError, ValueError):

@@ -11,14 +11,12 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from dht.decoding import decoded
 from dht.host import Host
 from dht.identity import PeerId, RunId
+from peer.calls import Call
 from peer.data.files import hosts_of
 from peer.run_file.sections import FilesData, HfData, RunFile
 
-PROTOCOL = "/shoal/run-page/1"
-REQUEST_MAX_BYTES = 128
 PAGE_MAX_BYTES = 256 << 10
 SCHEMA = 1
 """Version of ``run.json``. Fields are added, never changed."""
@@ -120,24 +118,15 @@ class RunPage(_Part, frozen=True, kw_only=True):
     """Facts that the peer that serves the page cannot know, in words."""
 
 
-_decoder = msgspec.msgpack.Decoder(RunPage)
-
-
-def encode(page: RunPage) -> bytes:
-    return msgspec.msgpack.encode(page)
-
-
-def decode(data: bytes, run: RunId) -> RunPage:
-    """Decode a page of any peer. Raises ``ValueError``."""
-    page = decoded(data, _decoder.decode, "the page of a run", max_bytes=PAGE_MAX_BYTES)
-    if page.run != run:
-        raise ValueError(f"the page of run {page.run[:16]}, not {run[:16]}")
-    return page
+CALL: Call[RunPage] = Call("/shoal/run-page/1", RunPage, "the page of a run", PAGE_MAX_BYTES)
 
 
 async def ask(host: Host, peer: PeerId, run: RunId, *, timeout_s: float) -> RunPage:
     """Ask a peer for the page of its run. Raises ``DhtError`` or ``ValueError``."""
-    return decode(await host.call(peer, PROTOCOL, run.encode(), timeout_s=timeout_s), run)
+    page = await CALL.ask(host, peer, run, timeout_s=timeout_s)
+    if page.run != run:
+        raise ValueError(f"the page of run {page.run[:16]}, not {run[:16]}")
+    return page
 
 
 def elsewhere(page: RunPage) -> RunPage:

@@ -103,7 +103,6 @@ from tests.averaging.live.served_states import state_of
 from tests.averaging.message_examples import COMMIT, COMMIT_2, EXAMPLES, HEAD, NEWEST, OPENING
 from tests.peer.credit.books import RUN as CREDIT_RUN
 from tests.peer.credit.books import a_tally
-from tests.peer.run_page.example_pages import RUN as PAGE_RUN
 from tests.peer.run_page.example_pages import a_page
 from tests.peer.statuses import a_status
 
@@ -534,27 +533,25 @@ TARGETS: dict[str, Target] = {
                 Description.of([TensorSpec("weight", (3, 4))], [Described("base", (2,), "ab12")]), 0
             )
         ],
-        description.read_page,
+        description.TENSORS.decode,
         ValueError,
     ),
     "kinds": Target(
         [msgspec.msgpack.encode(Kinds(("words",), ("head",), ("norm.running_mean",)))],
-        description.read_kinds,
+        description.KINDS_OF_TENSORS.decode,
         ValueError,
     ),
     "attestable": Target(
-        [attestable.encode([Kept(1, 8, bytes(32), bytes(32), bytes(32), 100)])],
-        attestable.decode,
+        [attestable.CALL.encode((Kept(1, 8, bytes(32), bytes(32), bytes(32), 100),))],
+        attestable.CALL.decode,
         ValueError,
     ),
     "credit_summary": Target(
         [credit.summary(A_TALLY)], lambda data: credit.read_summary(data, CREDIT_RUN), ValueError
     ),
     "credit_part": Target([credit.encode(A_TALLY.part)], credit.decode, ValueError),
-    "run_page": Target(
-        [run_page.encode(a_page())], lambda data: run_page.decode(data, RunId(PAGE_RUN)), ValueError
-    ),
-    "status": Target([status.encode(a_status())], status.decode, ValueError),
+    "run_page": Target([run_page.CALL.encode(a_page())], run_page.CALL.decode, ValueError),
+    "status": Target([status.CALL.encode(a_status())], status.CALL.decode, ValueError),
     "port_mapping": Target(
         [struct.pack("!BBHIHHI", 0, 130, 0, 1000, 7700, 7701, 3600)],
         lambda data: nat_pmp.read_reply(data, 7700),

@@ -52,6 +52,7 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "averaging/numbers/codec.py": tuple(f"payload_{name}" for name in codec_names()),
     "averaging/numbers/norm_bounds.py": ("payload_int4", "payload_int8"),
     "averaging/numbers/block_codecs.py": tuple(f"payload_{name}" for name in codec_names()),
+    "peer/calls.py": ("status", "description", "kinds", "attestable", "run_page"),
     "peer/credit/wire.py": ("credit_summary", "credit_part"),
     "peer/description.py": ("description", "kinds"),
     "peer/run_page/content.py": ("run_page",),
@@ -127,7 +128,7 @@ def decoding_modules() -> Iterator[str]:
 
 
 def decodes(source: str) -> bool:
-    return any(
+    return "from peer.calls import Call" in source or any(
         is_decoder(node.func) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)
     )
 

@@ -42,7 +42,7 @@ VERSIONS = st.sampled_from([(), (0,), (VERSION_MAX, 0), (VERSION_MAX,) * 256])
 @FEW
 @given(extremes(status.Status))
 def test_an_extreme_status_is_shown(made: status.Status) -> None:
-    heard = status.decode(status.encode(made))
+    heard = status.CALL.decode(status.CALL.encode(made))
     seen = RunStatus("ab" * 32, (heard, heard, a_status()), {})
     assert all(line.isprintable() for line in status_lines(seen))
     json.dumps(seen.plain(), allow_nan=False)
@@ -54,7 +54,7 @@ def test_no_text_of_a_status_moves_the_text_around_it() -> None:
     for name in texts:
         for text in OBEYED:
             with pytest.raises(ValueError, match="cannot be printed"):
-                status.decode(status.encode(a_status(**{name: text})))
+                status.CALL.decode(status.CALL.encode(a_status(**{name: text})))
 
 
 @FEW

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from averaging.history.attested import numbers_digest
-from peer.attestable import ANSWER_MAX_BYTES, STATES_MAX, Kept, chosen, decode, encode
+from peer.attestable import CALL, STATES_MAX, Kept, chosen
 from tests.averaging.live.served_states import state_of
 
 
@@ -18,7 +18,7 @@ def test_a_kept_state_tells_its_lineage() -> None:
     told = Kept(
         0, 0, state.history, state.merged.digest(), numbers_digest(state), state.merged.tokens
     )
-    assert decode(encode([told])) == (told,)
+    assert CALL.decode(CALL.encode((told,))) == (told,)
     assert told.lineage == state.lineage
 
 
@@ -38,7 +38,12 @@ def test_a_state_that_one_of_several_peers_reports_is_not_attested() -> None:
 
 
 def test_an_answer_is_bounded_and_anything_else_is_refused() -> None:
-    assert len(encode([kept(2**16 - 1, 2**53 - 1)] * STATES_MAX)) <= ANSWER_MAX_BYTES
-    for wrong in (b"", b"\xc1", bytes(ANSWER_MAX_BYTES + 1), encode([])[:-1] + b"\x91\x90"):
+    assert len(CALL.encode((kept(2**16 - 1, 2**53 - 1),) * STATES_MAX)) <= CALL.answer_max_bytes
+    for wrong in (
+        b"",
+        b"\xc1",
+        bytes(CALL.answer_max_bytes + 1),
+        CALL.encode(())[:-1] + b"\x91\x90",
+    ):
         with pytest.raises(ValueError):
-            decode(wrong)
+            CALL.decode(wrong)

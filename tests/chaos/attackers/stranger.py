@@ -38,7 +38,7 @@ CALLS = (
     DIAL_BACK_PROTOCOL,
     CONFIRM_PROTOCOL,
     RUN_FILE_PROTOCOL,
-    status.PROTOCOL,
+    status.CALL.protocol,
     "DHTProtocol.rpc_ping",
     "DHTProtocol.rpc_store",
     "DHTProtocol.rpc_find",

@@ -263,23 +263,23 @@ def test_the_loss_of_a_lighter_history_does_not_stand_for_its_larger_version() -
 
 
 def test_a_status_survives_the_wire() -> None:
-    assert status.decode(status.encode(a_status())) == a_status()
+    assert status.CALL.decode(status.CALL.encode(a_status())) == a_status()
     nothing = a_status(loss=None, held_out=None, versions=(), reachable=None)
-    assert status.decode(status.encode(nothing)) == nothing
+    assert status.CALL.decode(status.CALL.encode(nothing)) == nothing
 
 
 @given(st.binary(max_size=400))
 def test_bytes_that_are_no_status_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
-        status.decode(data)
+        status.CALL.decode(data)
 
 
 @given(st.integers(0, 200), st.integers(0, 255))
 def test_a_damaged_status_is_a_status_or_refused(place: int, value: int) -> None:
-    data = bytearray(status.encode(a_status()))
+    data = bytearray(status.CALL.encode(a_status()))
     data[place % len(data)] = value
     try:
-        found = status.decode(bytes(data))
+        found = status.CALL.decode(bytes(data))
     except ValueError:
         return
     assert found.name.isprintable()
@@ -287,16 +287,16 @@ def test_a_damaged_status_is_a_status_or_refused(place: int, value: int) -> None
 
 def test_a_status_too_large_or_with_control_characters_is_refused() -> None:
     with pytest.raises(ValueError, match="at most"):
-        status.decode(b"x" * (status.STATUS_MAX_BYTES + 1))
+        status.CALL.decode(b"x" * (status.CALL.answer_max_bytes + 1))
     with pytest.raises(ValueError, match="printed"):
-        status.decode(status.encode(a_status(name="\x1b[2J")))
+        status.CALL.decode(status.CALL.encode(a_status(name="\x1b[2J")))
 
 
 def test_a_status_with_thousands_of_arrays_inside_one_another_is_refused() -> None:
-    fields = msgspec.msgpack.decode(status.encode(a_status()))
+    fields = msgspec.msgpack.decode(status.CALL.encode(a_status()))
     data = msgspec.msgpack.encode([*fields, None])[:-1] + b"\x91" * 20_000 + b"\xc0"
     with pytest.raises(ValueError, match="not a status"):
-        status.decode(data)
+        status.CALL.decode(data)
 
 
 def test_policies_are_the_run_files() -> None:

@@ -91,7 +91,7 @@ def test_a_resting_peer_tells_the_reason_and_its_limits() -> None:
         rest="paused; continue with `shoal resume`",
         limits=("paused", "up 2 MB/s", "12.3 GB of 200 GB a month"),
     )
-    heard = status.decode(status.encode(resting))
+    heard = status.CALL.decode(status.CALL.encode(resting))
     lines = status_lines(RunStatus("ab" * 32, (heard, a_status(name="boris")), {}))
     told = [line for line in lines if "resting:" in line or "limits" in line]
     assert told == [
@@ -101,7 +101,7 @@ def test_a_resting_peer_tells_the_reason_and_its_limits() -> None:
 
 
 def test_a_peer_whose_loss_gate_has_judged_says_so() -> None:
-    judged = status.decode(status.encode(a_status(jumps_judged=3, jumps_refused=1)))
+    judged = status.CALL.decode(status.CALL.encode(a_status(jumps_judged=3, jumps_refused=1)))
     lines = status_lines(RunStatus("ab" * 32, (judged, a_status(name="boris")), {}))
     told = [line for line in lines if "loss gate" in line]
     assert told == ["  loss gate: 3 jumps to states of others judged, 1 taken back"]
@@ -152,15 +152,6 @@ def test_a_run_that_its_owner_has_ended_is_known_to_be_over_from_outside() -> No
     assert over == (2.0, 500)
 
 
-def test_a_request_for_a_status_may_be_about_a_third_peer() -> None:
-    run, peer = "ab" * 32, Identity.from_seed(bytes(32)).peer_id
-    assert status.read_request(run.encode()) == (run, None)
-    assert status.read_request(f"{run} {peer}".encode()) == (run, peer)
-    for wrong in (f"{run} x", f"{run} {peer} {peer}", "x" * 300):
-        with pytest.raises(ValueError, match=r"peer id|request"):
-            status.read_request(wrong.encode())
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -174,7 +165,7 @@ def test_control_characters_in_a_status_are_refused(
     changes: dict[str, object],
 ) -> None:
     with pytest.raises(ValueError, match="status"):
-        status.decode(status.encode(a_status(**changes)))
+        status.CALL.decode(status.CALL.encode(a_status(**changes)))
 
 
 def test_the_largest_contributors_are_named_with_their_share() -> None:
@@ -193,11 +184,11 @@ async def with_status(
     """A peer that tells a status to whom the run admits. ``counts``: live peers, as it says."""
     peer = await swarm.start(name, seeds=seeds, **options)
 
-    async def answer(asker: PeerId, request: bytes) -> bytes:
-        return status.encode(a_status(peer=peer.id, name=name, peers=counts))
+    async def answer(asker: PeerId, asked: str) -> bytes:
+        return status.CALL.encode(a_status(peer=peer.id, name=name, peers=counts))
 
     guarded = GuardedHost(peer.host, peer.presence.door.refusal)
-    await guarded.serve_calls(status.PROTOCOL, answer, request_max_bytes=300)
+    await status.CALL.serve(guarded, options.get("run", RUN), answer)
     return peer
 
 
