@@ -1,20 +1,39 @@
 """Errors of this package: expected failures while taking part in a run.
 
-Callers read the fields of an error, never its text. ``exit_code`` is the exit code of a command
-that ends with the error: 2 bad usage or run file, 3 could not reach the run, 4 refused.
+Callers read the fields of an error, never its text. ``exit_code`` is the ``ExitCode`` of a command
+that ends with the error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, ClassVar
 
 from dht.errors import ExpectedError
 from dht.protocol import UPGRADE
 
-INTERRUPTED = 130
-"""Exit code of a command that Ctrl-C or SIGTERM has ended, as in shells."""
+
+class ExitCode(IntEnum):
+    """The exit codes of all commands. docs/reference/output.md shows them to those who start."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    """Bad usage, run file or machine: only a person can mend it."""
+    UNREACHABLE = 3
+    REFUSED = 4
+    """The run does not want this peer or this machine, or is over."""
+    INTERRUPTED = 130
+    """Ctrl-C or SIGTERM has ended a command, as in shells."""
+    TERMINATED = 143
+    """SIGTERM has ended a program of the user's own that is in a run, as in shells."""
+
+    @property
+    def is_final(self) -> bool:
+        """True if the same command would end in the same way: a launcher must not repeat it."""
+        return self in (ExitCode.DONE, ExitCode.USAGE, ExitCode.REFUSED)
 
 
 def one_line(error: BaseException) -> str:
@@ -352,7 +371,7 @@ class NobodyToAsk(PeerError):
 class FolderInUse(PeerError):
     """Another process uses the folder of this peer."""
 
-    exit_code = 2
+    exit_code = 1  # the other one may end: a launcher that starts this one again is right
     path: str
     message = (
         "the folder {path} is in use by another peer on this machine; "
@@ -377,7 +396,7 @@ class LeftEarly(PeerError):
 
     run: str
     circumstance: str
-    exit_code: int = INTERRUPTED
+    exit_code: int = ExitCode.INTERRUPTED
     message = "left the run {run!r} before it trained in it; {circumstance}"
 
 
@@ -484,7 +503,6 @@ class CheckpointDamaged(PathError):
 class OtherRelease(PeerError):
     """The releases of a trainer and of its agent are too far apart."""
 
-    exit_code = 4
     difference: str
     message = (
         "{difference}: Shoal was installed anew while the trainer ran; start the trainer again"

@@ -37,7 +37,7 @@ from peer.agent.local_peer import (
 )
 from peer.agent.online_peer import OnlinePeer, go_online
 from peer.agent.run_page import Showing, ShownRun
-from peer.errors import INTERRUPTED
+from peer.errors import ExitCode
 from peer.guest.enforcement import Guest
 from peer.joining.link import event_of, is_news
 from peer.publishing.publisher import Publisher, Publishing
@@ -75,7 +75,7 @@ async def keep(
             if until is not None and datetime.now(UTC) >= until:
                 return Ending(_kept_until(until), 0, finished=False, timeout_s=0.0)
             if stop.is_set() or guest.must_leave:
-                code = INTERRUPTED if stop.is_set() else 0
+                code = ExitCode.INTERRUPTED if stop.is_set() else 0
                 return Ending("asked to end", code, finished=False, timeout_s=0.0)
             keeper = Keeper(
                 seat,
@@ -229,7 +229,7 @@ class Keeper(Delegate):
 
     async def _stop_when(self, stop: asyncio.Event) -> None:
         await stop.wait()
-        self.local.end("asked to end", INTERRUPTED, finished=False, timeout_s=DRAIN_S)
+        self.local.end("asked to end", ExitCode.INTERRUPTED, finished=False, timeout_s=DRAIN_S)
 
     async def _rest_when_told(self) -> None:
         """Go off line when the machine's owner wants it, or when the time of the keeper is up."""

@@ -1,7 +1,7 @@
 """The ``shoal`` command: the only part of the package that reads ``sys.argv``, prints and exits.
 
-In: a command line. Out: text or JSON on stdout, errors as one line on stderr, and an exit code:
-0 done, 2 bad usage or run file, 3 could not reach the run, 4 refused, 130 interrupted.
+In: a command line. Out: text or JSON on stdout, errors as one line on stderr, and an exit code
+(``peer.errors.ExitCode``).
 
 Start with ``run`` below. Every command is one small function (load, run, report) in the module of
 its family: ``taking_part`` (start, join), ``keeping`` (keep), ``owning`` (invite, run sign, run
@@ -49,7 +49,8 @@ from peer.cli import (
     trying,
     using,
 )
-from peer.cli.application import EXIT_USAGE, OWN_A_RUN, UsageError, app, complain, reported
+from peer.cli.application import OWN_A_RUN, UsageError, app, complain, reported
+from peer.errors import ExitCode
 
 FROM_ENVIRONMENT = ("start", "join", "keep", "bootstrap")
 """Commands whose options are taken from the environment where the command line has none."""
@@ -104,7 +105,7 @@ def run(arguments: Sequence[str]) -> int:
         if message:  # without a command the help was printed
             end = "" if message.endswith("?") else ";"
             complain(f"{message}{end} see `{_command(error, arguments)} --help`")
-        return EXIT_USAGE
+        return ExitCode.USAGE
 
 
 def main() -> NoReturn:

@@ -1,4 +1,4 @@
-"""The Typer application, exit codes, logging and error output."""
+"""The Typer application, logging and error output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typer import Option
 from typer.core import TyperGroup
 
 from dht.errors import AddressError, DhtError, KeyFileError
-from peer.errors import INTERRUPTED, PeerError
+from peer.errors import ExitCode, PeerError
 
 Json = Annotated[bool, Option("--json", help="Print one JSON object.")]
 JsonLines = Annotated[bool, Option("--json", help="Print one JSON object per line.")]
@@ -75,11 +75,6 @@ USE_THE_MODEL = "Use the model"
 HOST = "Host a bootstrap peer"
 MEASURE = "Try and measure"
 
-EXIT_USAGE = 2
-EXIT_UNREACHABLE = 3
-EXIT_REFUSED = 4
-EXIT_INTERRUPTED = INTERRUPTED
-
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 LOG_DATE_FORMAT = "%Y-%m-%dT%H:%M:%S%z"
 LOG_MAX_BYTES = 1 << 20
@@ -88,7 +83,7 @@ LOG_MAX_BYTES = 1 << 20
 class Interrupted(PeerError):
     """Ctrl-C or SIGTERM has ended a command."""
 
-    exit_code = INTERRUPTED
+    exit_code = ExitCode.INTERRUPTED
     message = "interrupted"
 
 
@@ -238,7 +233,7 @@ def reported(work: Callable[[], object]) -> int:
         return report(error)
     except (KeyboardInterrupt, typer.Abort):
         complain(str(Interrupted()))
-        return EXIT_INTERRUPTED
+        return ExitCode.INTERRUPTED
     except ModuleNotFoundError:
         raise  # a bug, or a broken installation
     except (ImportError, MemoryError) as error:
@@ -259,11 +254,11 @@ def report(error: PeerError | DhtError | OSError) -> int:
         case DhtError():
             complain(str(error))
             is_usage = isinstance(error, KeyFileError | AddressError)
-            return EXIT_USAGE if is_usage else EXIT_UNREACHABLE
+            return ExitCode.USAGE if is_usage else ExitCode.UNREACHABLE
         case OSError() if error.errno in _DISK:
             name = error.filename or "a file or the output"
             complain(f"{name}: {error.strerror}; {_DISK[error.errno]}")
-            return EXIT_USAGE
+            return ExitCode.USAGE
     raise error
 
 
@@ -282,7 +277,7 @@ def exit_code_of(main: Callable[..., int | None], arguments: Sequence[str]) -> i
         return reported(lambda: command(args=list(arguments), standalone_mode=False))
     except UsageError as error:
         complain(error.format_message())  # type: ignore[attr-defined]
-        return EXIT_USAGE
+        return ExitCode.USAGE
 
 
 def command_of(main: Callable[..., int | None]) -> Any:

@@ -16,7 +16,6 @@ from typer import Argument, Option
 from dht.bounded_mapping import ALL, PROCESS_BYTES_MAX
 from dht.identity import Identity
 from peer.cli.application import (
-    EXIT_REFUSED,
     TAKE_PART,
     JsonLines,
     RelayBulk,
@@ -44,6 +43,7 @@ from peer.cli.learner_options import (
 )
 from peer.cli.models import Dtype
 from peer.cli.showing import print_summary, seconds
+from peer.errors import ExitCode
 from peer.run_file.sections import CustomModel
 from peer.storage.home import OUTER, data_cache, keeper_directory, occupied
 
@@ -156,7 +156,7 @@ def keep(
     if not yes:
         print_summary(lines)
         if not typer.confirm("Take part?", default=True):
-            return EXIT_REFUSED
+            return ExitCode.REFUSED
     layout = told or recipe_layout(found.run)
 
     sentence = Sentences()

@@ -23,6 +23,7 @@ from dht import addresses
 from peer.cli.application import JsonLines, Plain
 from peer.cli.showing import usage_errors
 from peer.rules.devices import DeviceWish, wished_devices
+from peer.rules.ending import PATIENCE_S, check_patience
 from peer.trainer.computing.choices import Wishes, wishes_from
 from peer.views.sinks import check_curves
 
@@ -71,6 +72,12 @@ def _listen(texts: list[str] | None) -> list[str] | None:
 def _pace(seconds: float) -> float:
     if not 0.0 <= seconds <= PACE_MAX_S:
         raise typer.BadParameter(f"{seconds:g} is no number of seconds from 0 to {PACE_MAX_S:g}")
+    return seconds
+
+
+def _patience(seconds: float) -> float:
+    with usage_errors():
+        check_patience(seconds)
     return seconds
 
 
@@ -283,6 +290,15 @@ class Options:
             help="Found the run anew although it has existed, without a question.",
         ),
     ] = False
+    patience: Annotated[
+        float,
+        Option(
+            callback=_patience,
+            help="Longest time for leaving after Ctrl-C or SIGTERM: hand over, then save. Less "
+            "than the time after which a launcher kills.",
+            metavar="SECONDS",
+        ),
+    ] = PATIENCE_S
     steps: Annotated[
         int | None, Option(help="Leave the run after this number of steps.", min=1)
     ] = None
@@ -355,6 +371,7 @@ class Options:
             page=page_of(self.page),
             quiet=True,  # a screen or lines show it
             pace_s=self.pace,
+            patience_s=self.patience,
             **chosen(listen=self.listen, announce=self.announce),
         )
 

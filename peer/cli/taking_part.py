@@ -18,7 +18,6 @@ from typer import Argument
 from dht.errors import DhtError
 from dht.identity import Identity
 from peer.cli.application import (
-    EXIT_REFUSED,
     TAKE_PART,
     complain,
     log_to,
@@ -36,7 +35,7 @@ from peer.cli.found_models import base_to_fetch, check_link, fetched_base
 from peer.cli.learner_options import Options, check_answerable, trains
 from peer.cli.owning import sign_if_owner_is_missing
 from peer.cli.showing import print_summary, usage_errors
-from peer.errors import FolderInUse, PeerError, RunHasExisted, RunOver
+from peer.errors import ExitCode, FolderInUse, PeerError, RunHasExisted, RunOver
 from peer.quantities import plural
 from peer.run_file.sections import FilesData, HfData, RunFile, TextData
 from peer.storage.here import LOOKS_FIRST_S, peers_here, with_own_peers
@@ -85,7 +84,7 @@ def start(file: str, options: Options) -> int:
     where = options.directory or default_directory(found.run.run_id)
     is_here = bool(peers_here(found.run.run_id))
     if not is_here and not _may_found(found.run, where, options):
-        return EXIT_REFUSED
+        return ExitCode.REFUSED
     if (edited := told_if_edited(found.run, where)) is not None:
         complain(edited)
     _check_first_start(found, file, options, where)
@@ -146,8 +145,8 @@ def join(link: str, options: Options) -> int:
     comes. With a checkpoint of an earlier participation it goes on from there.
 
     Ctrl-C hands over the pending work, saves and leaves: usually in less than half a minute, on a
-    slow line in up to 5.5 minutes. A second Ctrl-C leaves the rest of the work behind and stops at
-    once.
+    slow line in up to 5 minutes (--patience). A second Ctrl-C leaves the rest of the work behind
+    and stops at once.
 
     Example: shoal join 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
@@ -263,7 +262,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     for text in earlier.told:
         complain(text)
     if earlier.lost and not options.yes and not typer.confirm("Go on without them?"):
-        return EXIT_REFUSED
+        return ExitCode.REFUSED
     if found.run.policy.admission != "open":  # nobody waits long to be told that it is refused
         with peer_folder(where):
             identity = Identity.load_or_create(where / "identity.key")
@@ -271,7 +270,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     devices = _for_batch(_devices(options), found.run)  # with torch: other faults need none
     settings = _trainer_settings(devices, options, founds=bool(own.found))
     if not _may_fetch_base(found.run, options, founds=settings.founds):
-        return EXIT_REFUSED
+        return ExitCode.REFUSED
     settings = replace(
         settings,
         base=fetched_base(
@@ -290,7 +289,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
         expected = () if seen is None else (_expectation(seen, look.step_time_s),)
         print_summary((*look.lines, *expected))
     if not options.yes and not typer.confirm("Take part?", default=True):
-        return EXIT_REFUSED
+        return ExitCode.REFUSED
     if options.directory is None and own.directory is not None and is_in_use(where):
         # Another learner has taken it since: `shoal join` was typed twice, and answered later.
         own = _in_free_folder(replace(own, directory=None), found.run)

@@ -12,8 +12,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peer.cli.application import EXIT_INTERRUPTED, can_draw, complain, reported, say, start_logging
+from peer.cli.application import can_draw, complain, reported, say, start_logging
 from peer.cli.learner_options import Options
+from peer.errors import ExitCode
 from peer.run_file.sections import RunFile
 from peer.storage.home import data_home, default_directory
 
@@ -214,7 +215,7 @@ def _watched(
         reporter.done(outcome)
     if outcome.lost is not None:
         raise outcome.lost
-    return EXIT_INTERRUPTED if outcome.stopped and not outcome.finished else 0
+    return ExitCode.INTERRUPTED if outcome.stopped and not outcome.finished else 0
 
 
 def _cut_short(run: Run, reporter: Reporter) -> None:

@@ -51,6 +51,45 @@ class Ending:
         return max(0.0, self.patience_s - max(0.0, spent_s - self.timeout_s))
 
 
+PATIENCE_S: Final = 300.0
+PATIENCE_MIN_S: Final = 5.0
+PATIENCE_MAX_S: Final = 86_400.0
+
+LAST_WORDS_S: Final = 10.0
+"""Time for an agent to save and end, of a patience that is at least three times as long."""
+
+
+def check_patience(seconds: float) -> None:
+    """Raise ``ValueError`` unless a peer can leave in so long a time."""
+    if not PATIENCE_MIN_S <= seconds <= PATIENCE_MAX_S:
+        raise ValueError(
+            f"the patience is {seconds:g} s; it is the longest time that leaving may take, from "
+            f"{PATIENCE_MIN_S:g} to {PATIENCE_MAX_S:g} seconds"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """How long a peer that leaves stays to hand over."""
+
+    timeout_s: float
+    patience_s: float
+    """Longest time beyond that, where a slow line needs it."""
+    last_words_s: float
+    """Time to save and end after both."""
+
+    @property
+    def longest_s(self) -> float:
+        return self.timeout_s + self.patience_s + self.last_words_s
+
+
+def stay(patience_s: float, *, drain_s: float) -> Stay:
+    """Divide the time that leaving may take. First work is offered, last of all it is saved."""
+    last_words_s = min(LAST_WORDS_S, patience_s / 3)
+    timeout_s = min(drain_s, patience_s - last_words_s)
+    return Stay(timeout_s, patience_s - last_words_s - timeout_s, last_words_s)
+
+
 def seconds_left(end: End, clock: ClockEstimate | None, *, now: datetime) -> float | None:
     """Seconds until the run's date, by the swarm's clock; ``None`` for a run without a date.
 

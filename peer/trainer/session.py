@@ -44,11 +44,12 @@ from peer.bridge.messages import (
     Restore,
 )
 from peer.data.batches.sequences import Data
-from peer.errors import INTERRUPTED, LeftEarly, LoopWarning, RunLost
+from peer.errors import ExitCode, LeftEarly, LoopWarning, RunLost
 from peer.events.sentences import worded
 from peer.events.table import TABLE, Audience, audience_of
 from peer.events.telling import on_screen
 from peer.joining.link import event_of, is_news
+from peer.rules.ending import Stay, stay
 from peer.run_file.reading import with_settings
 from peer.run_file.sections import RunFile
 from peer.status import HeldOut
@@ -68,13 +69,6 @@ from peer.trainer.trials import Trials
 REST_LOOK_S = 0.02
 STILL_HERE_S = 10.0
 """Time between two signs of life to the other processes of a learner while it rests."""
-
-LAST_WORDS_S = 10.0
-"""Time beyond the drain time for an agent to save and end."""
-
-TERMINATION_S = 12.0
-"""Time to hand over after SIGTERM. Those who send it kill after 30 s (Slurm, Kubernetes, torchrun),
-and an agent takes some seconds more to save."""
 
 LOSSES_MAX = 64
 TELL_DEVICE_EVERY_S = 5.0
@@ -197,10 +191,7 @@ class Run(Rank):
                 if self._checks is not None:
                     self._checks.left()
                 settings = self._parts.plan.settings
-                drain_s, patience_s = settings.drain_s, settings.patience_s
-                if self._terminated or (kind is not None and issubclass(kind, SystemExit)):
-                    drain_s, patience_s = min(drain_s, TERMINATION_S), 0.0
-                self._drain(drain_s, patience_s)
+                self._drain(stay(settings.patience_s, drain_s=settings.drain_s))
                 if self._news.finished and settings.final == "run":
                     self._set_to_final()
         finally:
@@ -210,16 +201,16 @@ class Run(Rank):
         """This process is told to end at once: its pending work counts as left, not as a crash."""
         self._parts.progress.leaves()
 
-    def _drain(self, timeout_s: float, patience_s: float) -> None:
+    def _drain(self, time_left: Stay) -> None:
         """Let the agent finish, and adopt what it still brings."""
-        if timeout_s <= 0:
+        if time_left.timeout_s <= 0:
             return
         parts = self._parts
-        parts.agent.leave(timeout_s, patience_s=patience_s)
+        parts.agent.leave(time_left.timeout_s, patience_s=time_left.patience_s)
         # From here on nothing is trained: a second Ctrl-C leaves work behind, and is no crash.
         parts.progress.end()
         parts.inner.save(step=parts.learner.steps, position=parts.feed.state())
-        deadline = time.monotonic() + timeout_s + patience_s + LAST_WORDS_S
+        deadline = time.monotonic() + time_left.longest_s
         while not parts.agent.join(0.005) and time.monotonic() < deadline:
             parts.learner.exchange()
             self._tell()
@@ -421,9 +412,8 @@ class Run(Rank):
         recipe = self._parts.feed.recipe
         if recipe is None:
             asked_here = self._news.over is None
-            raise LeftEarly(
-                self.run_file.name, "it was reading the data", INTERRUPTED if asked_here else 0
-            )
+            code = ExitCode.INTERRUPTED if asked_here else ExitCode.DONE
+            raise LeftEarly(self.run_file.name, "it was reading the data", code)
         return recipe
 
     def state_dict(self) -> dict[str, Any]:

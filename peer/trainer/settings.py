@@ -12,6 +12,7 @@ from typing import Any, Literal
 from dht.membership.credentials import InviteKey
 from peer.bridge.agent_process import LineSettings
 from peer.bridge.settings import PeerSettings
+from peer.rules.ending import PATIENCE_S, check_patience
 from peer.run_file.setting_rules import nearest
 
 
@@ -45,10 +46,10 @@ class JoinSettings(PeerSettings):
     """Time limit for connecting, and for each further piece of the run's state. A slow download may
     take longer as long as it makes progress."""
     drain_s: float = 30.0
-    """Time to finish exchanges in flight when the block ends."""
-    patience_s: float = 300.0
-    """Longest time beyond ``drain_s`` for which a slow line is waited for, so that the pending work
-    is merged before this peer leaves. Ctrl-C ends the wait."""
+    """Time to finish exchanges in flight when the block ends; more where a slow line needs it."""
+    patience_s: float = PATIENCE_S
+    """Longest time that leaving may take, with saving: at the end of the block, after Ctrl-C and
+    after SIGTERM. Less than what a launcher gives before it kills. Ctrl-C ends the wait."""
     save_every_s: float = 60.0
     """Time between two checkpoints of the optimizer; more where copying its state takes long."""
     started_at: float = field(default_factory=time.time)
@@ -70,6 +71,7 @@ class JoinSettings(PeerSettings):
         PeerSettings.__post_init__(self)
         if not (self.pace_s >= 0.0 and math.isfinite(self.pace_s)):
             raise ValueError(f"pace_s is {self.pace_s}; it is the least time of a step, in seconds")
+        check_patience(self.patience_s)
         if self.final not in ("run", "own"):
             raise ValueError(f"final is {self.final!r}; it is 'run' or 'own'")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ import averaging.live.states.fetcher
 import averaging.live.streams.buffers
 import peer.errors
 from dht.errors import ExpectedError, PeerUnreachable
+from peer.errors import ExitCode, PeerError
 
 
 def all_kinds(of: type[ExpectedError] = ExpectedError) -> Iterator[type[ExpectedError]]:
@@ -61,3 +64,17 @@ def test_a_message_that_names_no_field_is_refused_where_it_is_written() -> None:
         class Broken(ExpectedError):
             peer: str
             message = "{peer} is away: {reason}"
+
+
+def test_the_document_says_of_each_exit_code_whether_to_start_again() -> None:
+    text = (Path(__file__).parents[2] / "docs/reference/output.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| (\d+) \| .* \| (yes|no) \|$", text, re.MULTILINE)
+    assert {int(code): again == "no" for code, again in told} == {
+        int(code): code.is_final for code in ExitCode
+    }
+
+
+def test_every_error_ends_a_command_with_one_of_the_exit_codes() -> None:
+    for kind in all_kinds(PeerError):
+        if isinstance(code := getattr(kind, "exit_code", None), int):  # else it is a field
+            assert code in set(ExitCode), kind

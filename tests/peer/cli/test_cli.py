@@ -194,6 +194,7 @@ OF_LEARNERS = [
     (["--device", "cpu", "--precision", "tf32"], "cannot train in tf32; pass --precision auto, or"),
     (["--pace", "1e5"], "'--pace': 100000 is no number of seconds from 0 to 86400"),
     (["--pace", "-1"], "'--pace': -1 is no number of seconds from 0 to 86400"),
+    (["--patience", "4"], "'--patience': the patience is 4 s; it is the longest time"),
     (["--pace", "nan"], "'--pace': nan is no number of seconds from 0 to 86400"),
     (["--threads", "0"], "'--threads': '0' should be greater than or equal to 1"),
     (["--threads", "1025"], "'--threads': '1025' should be less than or equal to 1024"),

@@ -11,8 +11,10 @@ from dht.membership.clock_offset import ClockEstimate
 from peer.rules.ending import (
     Ending,
     LastRounds,
+    Stay,
     ended,
     seconds_left,
+    stay,
     who_differs,
     who_leaves_too,
 )
@@ -118,6 +120,13 @@ def test_merging_and_handing_over_share_the_patience_that_a_leaving_peer_has() -
     assert ending.patience_left_s(5.0) == 300.0
     assert ending.patience_left_s(130.0) == 200.0
     assert ending.patience_left_s(331.0) == 0.0
+
+
+def test_leaving_takes_no_longer_than_its_patience_and_the_end_of_it_is_for_saving() -> None:
+    assert stay(300.0, drain_s=30.0) == Stay(30.0, 260.0, last_words_s=10.0)
+    assert stay(30.0, drain_s=30.0) == Stay(20.0, 0.0, last_words_s=10.0)
+    assert stay(6.0, drain_s=30.0) == Stay(4.0, 0.0, last_words_s=2.0)
+    assert stay(300.0, drain_s=30.0).longest_s == 300.0
 
 
 def leaver(versions: tuple[int, ...], pending: float = 0.0, model: str = "ab") -> Status:

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import peer
 from dht.identity import PeerId
-from peer.bridge.agent_process import LineSettings
+from peer.bridge.agent_process import AgentProcess, LineSettings
 from peer.bridge.messages import Phase
 from peer.data import feed
 from peer.errors import DiskFull, NotTheRecipe
@@ -325,14 +325,25 @@ def test_a_run_that_was_not_entered_says_so(start: Start) -> None:
         run.stats  # noqa: B018
 
 
-def test_sigterm_hands_over_like_the_end_of_the_block_and_ends_the_program(start: Start) -> None:
-    run, model, optimizer = start()
+def test_sigterm_hands_over_like_the_end_of_the_block_and_ends_the_program(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times: list[tuple[float, float]] = []
+
+    def leave(agent: AgentProcess, timeout_s: float, *, patience_s: float) -> None:
+        times.append((timeout_s, patience_s))
+        ask_to_leave(agent, timeout_s, patience_s=patience_s)
+
+    ask_to_leave = AgentProcess.leave
+    monkeypatch.setattr(AgentProcess, "leave", leave)
+    run, model, optimizer = start(drain_s=15.0, patience_s=60.0)
     with pytest.raises(SystemExit) as ended, run:
         train_until(lambda: min(run.versions) >= 1, lambda: one_step(run, model, optimizer))
         signal.raise_signal(signal.SIGTERM)
         raise AssertionError("it goes on")
     assert ended.value.code == 128 + signal.SIGTERM
     assert run.over, "the agent was not asked to finish"
+    assert times == [(15.0, 35.0)]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
