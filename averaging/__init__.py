@@ -12,7 +12,6 @@ files or torch, and it imports nothing of ``peer``.
 - ``round``: the round machine, which decides what one peer does in the rounds of one fragment.
 - ``live``: carries the machine's effects out over a host, with asyncio and threads.
 - ``virtual``: swarms of live averagers in virtual time.
-- ``simulated``: carries the machine's effects out on an event heap.
 
 Start with ``messages``, then with the docstring of ``round.machine``. All rooms but ``live`` and
 ``virtual`` are pure: they are given the time and return decisions. They may not import asyncio,

@@ -252,18 +252,9 @@ class MeldNumbers:
         self._own = theta, momentum
 
     def encode(self, chunk: Chunk, given: Moved, out: memoryview, scratch: Scratch) -> None:
-        self.encode_own(chunk, out, scratch)
-        self.encode_moved(chunk, given, out, scratch)
-
-    # The parts of encode(): members on the same lineage share the bytes of encode_own
-
-    def encode_own(self, chunk: Chunk, out: memoryview, scratch: Scratch) -> None:
-        """Encode theta and momentum."""
         assert self._own is not None, "carry() comes before encode()"
         theta, momentum = self._own
         self.up.encode(chunk, {1: theta, 2: momentum}, out, scratch)
-
-    def encode_moved(self, chunk: Chunk, given: Moved, out: memoryview, scratch: Scratch) -> None:
         for index, (part, (moved, _, _)) in enumerate(self.up.units(chunk, out)):
             size = (part.stop - part.start,)
             try:
@@ -293,36 +284,14 @@ class MeldNumbers:
         self.up.merge(chunk, given.payloads, ways, out, scratch, into=into, rest=rest)
 
     def step(self, chunk: Chunk, data: memoryview, made: Step, scratch: Scratch) -> None:
-        self.decode(chunk, data, made.theta, made.momentum, scratch)
-        self.measure_mean(chunk, made.theta)
-        self.measure(chunk, made.before, made.theta)
-        self.move(chunk, data, made.theta, made.momentum, scratch)
-
-    # The parts of step(): all but measure() give the same result at every member
-
-    def decode(
-        self, chunk: Chunk, data: memoryview, theta: Float32s, momentum: Float32s, scratch: Scratch
-    ) -> None:
-        self.down.decode(chunk, data, {1: theta, 2: momentum}, scratch)
-
-    def measure_mean(self, chunk: Chunk, mean: Float32s) -> None:
-        """Add this chunk's squared norm of the mean."""
+        self.down.decode(chunk, data, {1: made.theta, 2: made.momentum}, scratch)
         for part in _values_of(chunk):
-            self.norm += squared_norm(mean[part])
-
-    def measure(self, chunk: Chunk, before: Float32s, mean: Float32s) -> None:
-        """Add this chunk's squared distance of theta from the mean."""
-        for part in _values_of(chunk):
-            self._distance += squared_norm(before[part] - mean[part])
-
-    def move(
-        self, chunk: Chunk, data: memoryview, theta: Float32s, momentum: Float32s, scratch: Scratch
-    ) -> None:
-        """Take the outer step on the means, in place."""
+            self.norm += squared_norm(made.theta[part])
+            self._distance += squared_norm(made.before[part] - made.theta[part])
         for part, (moved, _, _) in self.down.units(chunk, data):
             size = (part.stop - part.start,)
-            made = Step(theta, theta, momentum).of(part)
-            step_encoded(made, self._merged, moved, size, self._optimizer, scratch)
+            stepped = Step(made.theta, made.theta, made.momentum).of(part)
+            step_encoded(stepped, self._merged, moved, size, self._optimizer, scratch)
 
 
 def _values_of(chunk: Chunk) -> Iterator[slice]:

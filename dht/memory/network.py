@@ -1,7 +1,7 @@
 """A simulated network: decides when a message of a given size arrives, if it does.
 
-It knows nothing of asyncio, of hosts or of training: ``dht.memory.host`` builds hosts on it, and
-simulators of thousands of peers use it directly. Its clock is a ``dht.memory.event_heap``.
+It knows nothing of asyncio, of hosts or of training: ``dht.memory.host`` builds hosts on it. Its
+clock is a ``dht.memory.event_heap``.
 
 The same seed gives the same events in the same order, to the last bit, on any machine: ties are
 broken by the order of scheduling, and nothing depends on ``hash``, ``id`` or the order of a set.
@@ -41,10 +41,8 @@ class Weather:
     duplicate: float = 0.0
     """The message arrives a second time, later."""
 
-    reorder: float = 0.0
-    """The message is delayed by up to ``reorder_s``."""
-
     reorder_s: float = 1.0
+    """Limit of the delay of the second one."""
 
     calls_lost: float = 0.0
     """The request or reply of a unary call is lost without an error."""
@@ -58,7 +56,7 @@ class Weather:
             raise ValueError(f"latency_s is {self.latency_s}; it is a range, lowest first")
         if self.bandwidth_bytes_s <= 0:
             raise ValueError(f"bandwidth_bytes_s is {self.bandwidth_bytes_s}; it is positive")
-        for name in ("connection_loss", "duplicate", "reorder", "calls_lost"):
+        for name in ("connection_loss", "duplicate", "calls_lost"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is in [0, 1)")
         for name in ("jitter_s", "reorder_s", "silence_s"):
@@ -73,7 +71,6 @@ STORM = Weather(
     bandwidth_bytes_s=5e6,
     connection_loss=0.02,
     duplicate=0.1,
-    reorder=0.1,
     calls_lost=0.02,
 )
 
@@ -154,11 +151,7 @@ class _Parcel:
 
 
 class SimulatedNetwork:
-    """Schedules the arrival of messages. A peer exists once it is named.
-
-    ``transfer`` is for messages between peers that keep a link: it dials if there is none, and
-    applies all of the weather. ``send`` is the plain transmission below it.
-    """
+    """Schedules the arrival of messages. A peer exists once it is named."""
 
     def __init__(self, heap: EventHeap, weather: Weather = CALM, seed: int = 0) -> None:
         self.heap = heap
@@ -168,8 +161,6 @@ class SimulatedNetwork:
         self._seed = seed
         self._peers: dict[PeerId, _Peer] = {}
         self._latency_s: dict[tuple[PeerId, PeerId], float] = {}
-        self._links: dict[tuple[PeerId, PeerId], float] = {}
-        """Open links, with the time at which something was last said on them."""
         self._held: dict[int, _Parcel] = {}
         self._held_order = 0
 
@@ -228,7 +219,6 @@ class SimulatedNetwork:
         for parcel in unheard:
             if parcel.receiver == peer:
                 self._hold(parcel)
-        self._unlink(peer)
 
     def restart(self, peer: PeerId) -> None:
         """Switch a machine on again. It has no connections, and the old ones fail when used."""
@@ -336,49 +326,6 @@ class SimulatedNetwork:
         """Draw whether an event of this probability happens."""
         return probability > 0 and self.rng.random() < probability
 
-    def linked_to(self, peer: PeerId, *, within_s: float) -> list[PeerId]:
-        """The peers with a link to this one on which something was said within this time."""
-        since = self.heap.now - within_s
-        pairs = [pair for pair, at in self._links.items() if peer in pair and at >= since]
-        return [one if other == peer else other for one, other in pairs]
-
-    def transfer(
-        self,
-        sender: PeerId,
-        receiver: PeerId,
-        size_bytes: int,
-        deliver: Callable[[], object],
-        lost: Callable[[], object],
-    ) -> None:
-        """Send a message over the link between two peers, dialling if there is none.
-
-        ``deliver`` is called when the message arrives: never, once, or twice in weather that
-        duplicates. ``lost`` is called, at most once, when the sender notices that the link broke;
-        the message may have arrived or not. Neither is called for a peer that has crashed since.
-        """
-        weather = self.weather
-        pair = _pair(sender, receiver)
-        if pair not in self._links and self._peer(receiver).dial_out_only:
-            parcel = self._parcel(sender, receiver, size_bytes, deliver, lost, None, 0.0)
-            self.heap.call_in(weather.silence_s, self._fail, parcel)
-            return
-        self._links[pair] = self.heap.now
-        if self.chance(weather.connection_loss):
-            self._links.pop(pair, None)
-            parcel = self._parcel(sender, receiver, size_bytes, deliver, lost, None, 0.0)
-            round_trip_s = 2 * self.latency_s(sender, receiver)
-            self.heap.call_in(round_trip_s, self._fail, parcel)
-            if self.rng.random() < 0.5:
-                self.send(sender, receiver, size_bytes, deliver)
-            return
-        delay_s = 0.0
-        if self.chance(weather.reorder):
-            delay_s = self.rng.random() * weather.reorder_s
-        self.send(sender, receiver, size_bytes, deliver, lost, delay_s=delay_s)
-        if self.chance(weather.duplicate):
-            delay_s = self.rng.random() * max(weather.reorder_s, weather.jitter_s)
-            self.send(sender, receiver, size_bytes, deliver, delay_s=delay_s)
-
     def send(
         self,
         sender: PeerId,
@@ -390,7 +337,11 @@ class SimulatedNetwork:
         channel: OrderedChannel | None = None,
         delay_s: float = 0.0,
     ) -> None:
-        """Send a message without dialling; only partitions, crashes and silence can lose it."""
+        """Send a message. Partitions, crashes and silence can lose it, and nothing else.
+
+        ``lost`` is called, at most once, when the sender notices that it did not arrive; not at a
+        sender that has crashed since.
+        """
         parcel = self._parcel(sender, receiver, size_bytes, deliver, lost, channel, delay_s)
         origin = parcel.origin
         if not origin.alive:
@@ -510,7 +461,6 @@ class SimulatedNetwork:
 
     def _give_up(self, number: int, parcel: _Parcel) -> None:
         del self._held[number]
-        self._links.pop(_pair(parcel.sender, parcel.receiver), None)
         self._fail(parcel)
 
     def _release(self) -> None:
@@ -531,10 +481,6 @@ class SimulatedNetwork:
             origin.waiting.append((self._fail, parcel))
         else:
             parcel.lost()
-
-    def _unlink(self, peer: PeerId) -> None:
-        for pair in [pair for pair in self._links if peer in pair]:
-            del self._links[pair]
 
 
 def _pair(one: PeerId, other: PeerId) -> tuple[PeerId, PeerId]:

@@ -593,8 +593,7 @@ def cause_storm(make: Callable[..., Any], seed: int, how: Storm) -> Any:
         jitter_s=rng.choice([0.0, 0.1]),
         bandwidth_bytes_s=rng.choice([1e6, 20e3, 2e3]),
         connection_loss=rng.choice([0.0, 0.0, 0.01, 0.04]),
-        duplicate=rng.choice([0.0, 0.1]),
-        reorder=rng.choice([0.0, 0.1]),
+        duplicate=max(rng.choice([0.0, 0.1]), rng.choice([0.0, 0.1])),
         silence_s=rng.choice([2.0, 5.0]),
     )
     policy = replace(

@@ -157,8 +157,7 @@ def restarts_at_the_worst_moments(seed: int, *, partitions: bool) -> Swarm:
         jitter_s=rng.choice([0.0, 0.1]),
         bandwidth_bytes_s=rng.choice([1e6, 2e3, 500.0]),
         connection_loss=rng.choice([0.0, 0.0, 0.02]),
-        duplicate=rng.choice([0.0, 0.1]),
-        reorder=rng.choice([0.0, 0.1]),
+        duplicate=max(rng.choice([0.0, 0.1]), rng.choice([0.0, 0.1])),
         silence_s=rng.choice([2.0, 5.0]),
     )
     none, some = ProbationPolicy(), ProbationPolicy(rounds=8, seconds=40.0)

@@ -26,7 +26,7 @@ class Post:
         self.log.append((round(self.heap.now, 6), text))
 
     def transfer(self, sender: PeerId, receiver: PeerId, name: str, size_bytes: int = 0) -> None:
-        self.network.transfer(
+        self.network.send(
             sender,
             receiver,
             size_bytes,
@@ -186,33 +186,6 @@ def test_nothing_is_called_back_at_a_peer_that_crashed_meanwhile() -> None:
     assert post.log == []
 
 
-def test_a_dial_out_only_peer_is_reached_only_over_a_link_that_it_opened() -> None:
-    post = Post()
-    post.network.dial_out_only([ANNA])
-    post.transfer(BORIS, ANNA, "dialled")
-    post.heap.run()
-    assert post.log == [(10.0, "dialled lost")]
-    post.transfer(ANNA, BORIS, "hello")
-    post.transfer(BORIS, ANNA, "answer")
-    post.heap.run()
-    assert [text for _, text in post.log[1:]] == ["hello", "answer"]
-    post.network.crash(BORIS)
-    post.network.restart(BORIS)
-    post.transfer(BORIS, ANNA, "dialled again")
-    post.heap.run()
-    assert post.log[3][1] == "dialled again lost"
-
-
-def test_a_link_is_known_from_both_ends_until_nothing_was_said_for_long() -> None:
-    post = Post()
-    post.transfer(ANNA, BORIS, "hello")
-    post.heap.run()
-    assert post.network.linked_to(BORIS, within_s=60.0) == [ANNA]
-    assert post.network.linked_to(ANNA, within_s=60.0) == [BORIS]
-    post.heap.run(until=61.0)
-    assert post.network.linked_to(BORIS, within_s=60.0) == []
-
-
 def test_a_lane_keeps_the_order_in_a_storm() -> None:
     post = Post(STORM)
     channel = OrderedChannel()
@@ -247,13 +220,10 @@ def test_the_same_seed_gives_the_same_storm_and_another_seed_another() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_message_in_a_storm_arrives_or_is_reported_at_most_once(seed: int) -> None:
-    log = [text for _, text in storm_log(seed)]
-    lost = [text for text in log if text.endswith("lost")]
-    arrived = [text for text in log if not text.endswith("lost")]
-    assert len(lost) == len(set(lost)), f"seed {seed}"
-    assert len(arrived) > len(set(arrived)), f"seed {seed}: nothing was duplicated"
-    assert max(arrived.count(text) for text in set(arrived)) == 2, f"seed {seed}"
+def test_a_message_in_a_storm_arrives_or_is_reported_as_lost_once(seed: int) -> None:
+    log = [text.removesuffix(" lost") for _, text in storm_log(seed)]
+    assert len(log) == len(set(log)), f"seed {seed}"
+    assert any(text.endswith("lost") for _, text in storm_log(seed))
 
 
 def test_nonsense_weather_is_refused_by_name() -> None:

@@ -217,9 +217,7 @@ def test_in_a_storm_messages_arrive_at_most_once_and_missing_ones_were_reported(
     seed: int,
 ) -> None:
     async def main() -> None:
-        storm = Weather(
-            latency_s=(0.05, 0.5), jitter_s=0.1, connection_loss=0.02, duplicate=0.1, reorder=0.1
-        )
+        storm = Weather(latency_s=(0.05, 0.5), jitter_s=0.1, connection_loss=0.02, duplicate=0.1)
         network = MemoryNetwork(CALM)
         hosts = network.host("anna"), network.host("boris")
         await introduce(*hosts)
