@@ -291,7 +291,7 @@ def test_each_table_is_flooded_here_or_named_as_harmless() -> None:
 
 
 def test_each_table_stands_in_the_security_document() -> None:
-    told = set(re.findall(r"`([a-z ]+)`", (ROOT / "docs/understand/threats.md").read_text()))
+    told = set(re.findall(r"`([a-z ]+)`", (ROOT / "docs/understand/remembered.md").read_text()))
     assert set(tables_in_the_source()) <= told
 
 

@@ -1,0 +1,134 @@
+"""The site: its pages are those of the code, short, and reachable; its pictures are those of their
+texts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.pictures import draw, screen
+from docs.site import reference
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*/*.md"))
+GENERATED = {"events", "run-file", "commands", "api"}
+WORDS_MAX = 1500
+"""Of a page that is written by hand."""
+README_MAX_BYTES = 5000
+LINE_MAX = 140
+SENTENCE_MAX_WORDS = 35
+
+
+@pytest.mark.parametrize("name", reference.PAGES)
+def test_the_reference_is_that_of_the_code(name: str) -> None:
+    written = (DOCS / "reference" / f"{name}.md").read_text(encoding="utf-8")
+    assert written == reference.PAGES[name](), "run: python -m docs.site.reference"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((DOCS / "pictures").glob("*.diagram")), ids=lambda p: p.stem
+)
+def test_a_picture_is_that_of_its_text(path: Path) -> None:
+    written = path.with_suffix(".svg").read_text(encoding="utf-8")
+    assert written == draw.drawn(path.read_text(encoding="utf-8")), (
+        "run: python -m docs.pictures.draw"
+    )
+
+
+def test_the_animated_screen_is_that_of_the_run_that_was_kept() -> None:
+    kept = (DOCS / "pictures/screen.txt").read_text(encoding="utf-8")
+    assert (DOCS / "pictures/screen.svg").read_text("utf-8") == screen.animated(
+        kept.split(screen.PAGE)
+    )
+    assert "kill -9 learner-3" in kept
+
+
+@pytest.mark.parametrize("picture", sorted((DOCS / "pictures").glob("*.svg")), ids=lambda p: p.stem)
+def test_a_picture_asks_no_other_host_and_says_in_words_what_it_shows(picture: Path) -> None:
+    text = picture.read_text(encoding="utf-8")
+    addresses = set(re.findall(r"https?://[^\"'\s<]+", text))
+    assert addresses == {"http://www.w3.org/2000/svg"}
+    assert re.search(r"<title>[^<]{20,}</title>", text)
+
+
+def test_every_picture_is_shown_on_a_page_with_words_beside_it() -> None:
+    shown: dict[str, str] = {}
+    for page in (*PAGES, ROOT / "README.md"):
+        for words, name in re.findall(
+            r"!\[([^\]]*)\]\(\S*?(\w[\w-]*)\.svg\)", page.read_text("utf-8")
+        ):
+            shown[name] = words
+    assert shown.keys() == {path.stem for path in (DOCS / "pictures").glob("*.svg")}
+    assert all(len(words) > 20 for words in shown.values())
+
+
+def test_the_index_and_the_site_list_every_page() -> None:
+    names = {path.relative_to(DOCS).as_posix() for path in PAGES}
+    index = (DOCS / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\]\(([\w-]+/[\w-]+\.md)\)", index)) == names
+    site = (DOCS / "site/mkdocs.yml").read_text(encoding="utf-8")
+    assert set(re.findall(r"- ([\w-]+/[\w-]+\.md)$", site, re.MULTILINE)) == names
+
+
+def test_the_first_page_is_short() -> None:
+    assert len((ROOT / "README.md").read_bytes()) <= README_MAX_BYTES
+
+
+WRITTEN = [
+    *(ROOT / name for name in ("README.md", "BOOTSTRAP.md", "SECURITY.md", "CONTRIBUTING.md")),
+    *(page for page in PAGES if page.stem not in GENERATED),
+]
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=named)
+def test_a_page_is_read_in_minutes(page: Path) -> None:
+    assert len(page.read_text(encoding="utf-8").split()) <= WORDS_MAX
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=named)
+def test_lines_are_short(page: Path) -> None:
+    """Rows of tables and commands, which Markdown does not break, may be longer."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    text = re.sub(r"`[^`\n]{60,}`", "", text)
+    long = [line for line in text.splitlines() if len(line) > LINE_MAX and line[0] != "|"]
+    assert not long, "\n".join(long)
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=named)
+def test_sentences_are_short(page: Path) -> None:
+    long = [
+        text
+        for text in sentences(page.read_text("utf-8"))
+        if len(text.split()) > SENTENCE_MAX_WORDS
+    ]
+    assert not long, "\n".join(long)
+
+
+def sentences(text: str) -> list[str]:
+    """What stands between two full stops, colons or semicolons, outside of code and tables."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    text = re.sub(r"`[^`]*`", "code", text)
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith(("|", "#", "!"))]
+    blocks = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", "\n".join(lines))
+    return [
+        sentence
+        for block in blocks
+        for sentence in re.split(r"(?<=[.!?:;])[\"')*]*\s+", " ".join(block.split()))
+    ]
+
+
+def test_long_sentences_are_found() -> None:
+    long = "word " * 36
+    assert [len(text.split()) for text in sentences(f"- {long}\n- one. two: {long}")] == [
+        37,
+        2,
+        1,
+        36,
+    ]
