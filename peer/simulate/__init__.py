@@ -19,7 +19,8 @@ Behind them:
 - ``slots``: one place per peer, over all its lives. ``lifecycle``: the peers, which are live
   averagers in virtual time (``averaging.virtual``). ``incidents``: events, churn, end by a date.
 - ``learner``: makes steps at a peer's pace. ``seat``: its parameters, fragment by fragment;
-  ``poison``: what it uploads instead. ``judge``: judges what others upload.
+  ``poison``: what a liar uploads or merges instead. ``judge``: judges what others upload.
+  ``owner``: the directives of the run's owner.
 - ``outcome``: the results, and which tokens were merged.
 - ``report``: sweeps, tables and plots of ``shoal simulate``. ``paired``: tables of cells that are
   trained with the same seeds, as in ``examples/paper``; ``lines``: cycles that a line carries.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from averaging.virtual.peer import Peer
 from peer.rules.ending import LastRounds
-from peer.simulate.lifecycle import Lives
+from peer.simulate.lifecycle import Lives, states_of
 from peer.simulate.settings import Event
 from peer.simulate.slots import Slot, chosen
 
@@ -39,6 +39,10 @@ class Incidents:
             lives.partition([[slot.name for slot in affected]])
             if event.lasts_s:
                 lives.call_in(event.lasts_s, self._heal)
+        elif event.kind == "order":
+            there = [lives.nodes[slot.name] for slot in affected if slot.is_in_training]
+            versions = [s.version for each in lives.in_training for s in states_of(each)]
+            lives.owner.issue(event, there, version=max(versions, default=0))
         if event.every_s:
             lives.call_in(event.every_s, self._happen, event, affected)
 

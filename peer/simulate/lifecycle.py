@@ -12,6 +12,7 @@ import numpy as np
 
 from averaging.history.chain import Chain, ChainLink
 from averaging.history.state import FragmentState
+from averaging.live.settings import RunTerms
 from averaging.messages import link_claim
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Fragment, Layout
@@ -24,6 +25,7 @@ from dht.memory.network import Weather
 from peer.simulate.judge import Judge
 from peer.simulate.learner import Learner
 from peer.simulate.lines import BYTES_S_PER_MBIT
+from peer.simulate.owner import Owner
 from peer.simulate.poison import directions, poisoned
 from peer.simulate.problems.problem import ChecksOthers, Places, Problem, layout_of
 from peer.simulate.seat import Seat, Trainee
@@ -64,6 +66,7 @@ class Lives(virtual.Swarm):
         self.problem = problem
         layout = layout_of(problem, experiment.outer.fragments)
         self.places = Places(layout, problem.specs)
+        self.owner = Owner(experiment)
         self.rng = np.random.default_rng([seed, 1])
         """Draws everything that the experiment leaves to chance."""
         self.slots = slots_of(experiment, problem, seed=seed, rng=self.rng)
@@ -204,9 +207,15 @@ class Lives(virtual.Swarm):
 
         return upload
 
+    def terms_of(self, name: PeerId) -> RunTerms:
+        terms = super().terms_of(name)
+        terms.book.orders = self.owner.known.get(name, terms.book.orders)
+        return terms
+
     def around(self, name: PeerId) -> Mapping[str, Any]:
+        take = {"take_directive": lambda directive: self.owner.take(self.nodes[name], directive)}
         if not isinstance(self.problem, ChecksOthers):
-            return {}
+            return take
         slot = self.slot_of[name]
         judge = Judge(
             self.problem,
@@ -217,7 +226,7 @@ class Lives(virtual.Swarm):
             states=lambda: self.nodes[name].averager.states,
             judges=not slot.lies,
         )
-        return {"judge": judge}
+        return {**take, "judge": judge}
 
     # What happens to peers
 
@@ -260,3 +269,8 @@ def weather_of(experiment: Swarm) -> Weather:
         connection_loss=network.loss,
         silence_s=network.silence_s,
     )
+
+
+def states_of(peer: Peer) -> list[FragmentState]:
+    """The states of a peer in training, one for each fragment."""
+    return [state for state in peer.averager.states if state is not None]

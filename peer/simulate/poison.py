@@ -7,6 +7,9 @@ given multiple of it, so norms alone betray nothing:
 - ``sign``: back along its own displacement;
 - ``noise``: a random direction, another one for each upload;
 - ``drift``: a fixed direction for the whole run, the same for all such members.
+
+A member that merges falsely passes the first contribution to a slice off as the mean, which is
+within any bound on norms.
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
+import msgspec
 import numpy as np
 
 from averaging.numbers.arrays import Float32s
+from averaging.round.interface.effects import Merge
 
 Poison: TypeAlias = Literal["sign", "noise", "drift"]
 
@@ -60,3 +65,11 @@ def directions(
         return lambda: rng.standard_normal(size, np.float32)
     fixed = np.random.default_rng([seed, 5, fragment]).standard_normal(size, np.float32)
     return lambda: fixed
+
+
+def merged_falsely(merge: Merge) -> Merge:
+    """The merge that a false reducer carries out instead."""
+    if len(merge.contributors) < 2:
+        return merge
+    weights = (1.0, *[0.0] * (len(merge.weights) - 1))
+    return msgspec.structs.replace(merge, weights=weights)

@@ -23,6 +23,7 @@ from msgspec import Meta, Struct
 from averaging.rules.due import DuePolicy
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import ProbationPolicy
+from dht.protocol import NEWEST, OLDEST
 from peer.agent.policies import merging_policy
 from peer.errors import PeerError
 from peer.run_file import merging
@@ -94,6 +95,12 @@ class Peers(_Table, frozen=True, kw_only=True):
         POSITIVE,
         "Norm of their uploads, as a multiple of that of the displacement that they really have.",
     ] = 1.0
+    false_reducers: Annotated[
+        float,
+        SHARE,
+        "Share of the peers, the last ones by number, that merge falsely: they pass the first "
+        "contribution off as the mean. `rounds.audit_rate` finds them.",
+    ] = 0.0
     exchanges_max: Annotated[
         int, COUNT, "Maximum number of simultaneous exchanges of one peer."
     ] = 4
@@ -121,6 +128,12 @@ class Peer(_Table, frozen=True, kw_only=True):
     mbit_s: Annotated[
         Line | None, "Bandwidths up and down, which they know; unset: as `weather` says."
     ] = None
+    clock_s: Annotated[float, "Seconds by which their clocks are ahead of the others'."] = 0.0
+    protocol: Annotated[
+        int,
+        Meta(ge=OLDEST, le=NEWEST),
+        "Newest protocol number that they speak: an older one is that of an earlier release.",
+    ] = NEWEST
 
 
 class ProblemChoice(_Table, frozen=True, kw_only=True):
@@ -254,6 +267,11 @@ class Rounds(merging.Rounds, frozen=True, kw_only=True):
         Meta(ge=0.0, le=24.0),
         "Contributions that each honest peer checks on their authors' data in a cycle.",
     ] = 0.0
+    audit_rate: Annotated[
+        float,
+        SHARE,
+        "Share of merged pieces that members audit, as `policy.audit_rate` of a run file.",
+    ] = 0.0
     probation_rounds: Annotated[
         int,
         NATURAL,
@@ -320,10 +338,10 @@ class Event(_Table, frozen=True, kw_only=True):
     """An event that affects some peers at a given time."""
 
     kind: Annotated[
-        Literal["crash", "leave", "pause", "partition", "join"],
+        Literal["crash", "leave", "pause", "partition", "join", "order"],
         "crash: return after `lasts_s` as in `weather.returns`. leave: in order, as at Ctrl-C, and "
         "for good. pause: suspended for `lasts_s`. partition: cut off from all other peers. join: "
-        "first start.",
+        "first start. order: hear a directive of the run's owner, and pass it on in rounds.",
     ]
     at_s: Annotated[float, AT_LEAST_0, "Virtual time."]
     lasts_s: Annotated[float, AT_LEAST_0, "Duration."] = 0.0
@@ -332,6 +350,12 @@ class Event(_Table, frozen=True, kw_only=True):
         Annotated[float, Meta(gt=0.0, le=1.0)] | list[int],
         "Affected peers: the first share of all peers, or a list of numbers.",
     ] = 0.5
+    paused: Annotated[bool, "An order: no round begins until another order."] = False
+    amends: Annotated[
+        list[str],
+        "An order: settings of `outer`, `rounds` and `mixing` that change two versions later, such "
+        "as outer.codec=int8.",
+    ] = []
 
 
 class End(_Table, frozen=True, kw_only=True):
@@ -414,6 +438,7 @@ class Swarm(_Table, frozen=True, kw_only=True):
             grouping=rounds.grouping,
             slice_bytes_min=rounds.slice_bytes_min,
             spot_checks=rounds.spot_checks,
+            audit_rate=rounds.audit_rate,
             probation=ProbationPolicy(
                 rounds=rounds.probation_rounds, seconds=60.0 * rounds.probation_minutes
             ),

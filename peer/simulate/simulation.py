@@ -27,14 +27,15 @@ from averaging.history.parent_maps import ParentMap
 from averaging.history.state import FragmentState
 from averaging.live.states.fetch_server import fetch_protocol
 from averaging.numbers.arrays import Float32s
-from averaging.round.interface.effects import Apply, Note
+from averaging.round.interface.effects import Apply, Effect, Merge, Note
 from averaging.virtual.peer import Peer
 from dht.identity import PeerId
 from peer.rules.ledger import Fate
 from peer.simulate.incidents import DateOfEnd, Incidents
-from peer.simulate.lifecycle import Lives, Overseer
+from peer.simulate.lifecycle import Lives, Overseer, states_of
 from peer.simulate.names import check_names, optimizer_of, problem_of
 from peer.simulate.outcome import Point, RoundRecord, SwarmResult, TokenBooks
+from peer.simulate.poison import merged_falsely
 from peer.simulate.problems.problem import Problem, layout_of
 from peer.simulate.settings import Swarm
 
@@ -143,6 +144,14 @@ class SimulatedSwarm(Overseer):
         if self._on_event is not None and note.event in LINE_EVENTS:
             place = {"peer": self.label(peer.name), "fragment": fragment}
             self._on_event({"time_s": now, "event": note.event, **place, **dict(note.fields)})
+
+    def effect(self, peer: Peer, fragment: int, effect: Effect) -> Effect | None:
+        falsely = self.lives.slot_of[peer.name].merges_falsely
+        return merged_falsely(effect) if falsely and isinstance(effect, Merge) else effect
+
+    def convicted(self, peer: Peer, guilty: PeerId, what: str) -> None:
+        falsely = self.lives.slot_of[guilty].merges_falsely
+        self.notes[f"{'false reducers' if falsely else 'honest'} convicted"] += 1
 
     def told(self, peer: Peer, event: str, fields: Mapping[str, Any]) -> None:
         about = self.lives.slot_of.get(fields.get("peer", ""))
@@ -325,11 +334,6 @@ class SimulatedSwarm(Overseer):
             trace=self.trace.hexdigest(),
             learners_loss=self._learners_loss,
         )
-
-
-def states_of(peer: Peer) -> list[FragmentState]:
-    """The states of a peer in training, one for each fragment."""
-    return [state for state in peer.averager.states if state is not None]
 
 
 @contextmanager

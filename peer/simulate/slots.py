@@ -12,6 +12,7 @@ from averaging.virtual.keys import CheapKey
 from averaging.virtual.peer import PeerPlan
 from dht.identity import PeerId
 from dht.memory.network import SimulatedNetwork
+from dht.protocol import NEWEST, OLDEST
 from peer.simulate.learner import Learner, Pace
 from peer.simulate.lines import BYTES_S_PER_MBIT
 from peer.simulate.names import codecs_of
@@ -45,6 +46,7 @@ class Slot:
     training: LocalTraining
     lies: bool = False
     """True if what it uploads is poison."""
+    merges_falsely: bool = False
     learner: Learner | None = None
     """That of the present life; ``None``: the peer is down."""
     past: list[PastLife] = field(default_factory=list)
@@ -96,6 +98,7 @@ def slots_of(
     apart = [(chosen(each.peers, settings.count), each) for each in experiment.peer]
     width = len(str(settings.count - 1))
     starts, codecs = _starts(experiment, rng), codecs_of(experiment)
+    honest_reducers = settings.count - round(settings.false_reducers * settings.count)
     slots: list[Slot] = []
     for number in range(settings.count):
         own = [each for numbers, each in apart if number in numbers]
@@ -118,6 +121,8 @@ def slots_of(
             starts_at=starts[number],
             founder=number == 0,
             site=_site(experiment, number),
+            clock_offset_s=sum(each.clock_s for each in own),
+            speaks=(OLDEST, min([each.protocol for each in own], default=NEWEST)),
             codecs=codecs,
             # The machines know the small model: to them all lines are so many times slower.
             bytes_per_s=None if line is None else min(line) / links.bulk_factor,
@@ -131,6 +136,7 @@ def slots_of(
                 plan,
                 problem.learner([number], seed=seed),
                 lies=number >= settings.count - round(settings.liars * settings.count),
+                merges_falsely=number >= honest_reducers,
             )
         )
     return slots

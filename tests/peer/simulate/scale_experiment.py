@@ -12,8 +12,9 @@ import argparse
 import time
 from pathlib import Path
 
+from peer.simulate.lifecycle import states_of
 from peer.simulate.settings import parse
-from peer.simulate.simulation import SimulatedSwarm, states_of
+from peer.simulate.simulation import SimulatedSwarm
 
 EXPERIMENT = Path(__file__).parents[2] / "benchmark" / "swarm_of_1000.toml"
 GROWN_CYCLES = 4.0

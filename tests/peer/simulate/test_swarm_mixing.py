@@ -11,11 +11,12 @@ import pytest
 from numpy.typing import NDArray
 
 from averaging.numbers.arrays import Float32s
+from peer.simulate.lifecycle import states_of
 from peer.simulate.outcome import SwarmResult
 from peer.simulate.problems.problem import LocalTraining
 from peer.simulate.problems.quadratic import Quadratic
 from peer.simulate.settings import Swarm
-from peer.simulate.simulation import SimulatedSwarm, run, states_of
+from peer.simulate.simulation import SimulatedSwarm, run
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from averaging.messages import Commit
 from averaging.round.interface.effects import Apply
 from averaging.virtual.peer import Peer
 from dht.identity import PeerId
+from peer.simulate.lifecycle import states_of
 from peer.simulate.settings import Swarm
-from peer.simulate.simulation import SimulatedSwarm, states_of
+from peer.simulate.simulation import SimulatedSwarm
 
 SITE = 4
 SITES: dict[str, Any] = {
