@@ -640,7 +640,7 @@ averaging.live.settings.AveragerStats.refused
 averaging.live.states.fetch_server.FetchServer.counters
 averaging.live.states.fetcher.Fetcher.counters
 averaging.live.streams.links.Transport.counters
-averaging.round.machine.FragmentRounds.counters
+averaging.round.opinions.fragment.Fragment.counters
 peer.agent.local_peer.LocalPeer.jumps""",
     "members of one roster, at most 64": """
 averaging.audit.witness._Round.votes
@@ -655,11 +655,11 @@ averaging.round.participation.Participation._void_said_by
 averaging.round.sealing.doubt.Doubt.forsworn
 averaging.round.sealing.doubt.Doubt.void_said_by""",
     "places of one group, half of them for newcomers, and peers that this one has called": """
-averaging.round.gathering.roster.OpenRoster.joins
-averaging.round.gathering.roster.OpenRoster.held
-averaging.round.gathering.roster.OpenRoster.passed
-averaging.round.gathering.roster.OpenRoster.called
-averaging.round.gathering.roster.OpenRoster.coming""",
+averaging.round.interface.open_roster.OpenRoster.joins
+averaging.round.interface.open_roster.OpenRoster.held
+averaging.round.interface.open_roster.OpenRoster.passed
+averaging.round.interface.open_roster.OpenRoster.called
+averaging.round.interface.open_roster.OpenRoster.coming""",
     "NAMERS_MAX for each author; leaders that this peer has asked; until a link has enough": """
 averaging.audit.spot_checks.SpotChecks._named
 averaging.round.opinions.neighbourhood.Neighbourhood._vouchers
@@ -673,7 +673,7 @@ averaging.round.opinions.certificates.Certificates._left""",
 averaging.history.replay.ReplayLog._entries
 averaging.live.states.state_files.StateFiles._returned
 averaging.live.streams.buffers.Arena._returned
-averaging.round.machine.FragmentRounds._own_messages""",
+averaging.round.opinions.fragment.Fragment.own_messages""",
     "bytes of the own rounds, which auditors may ask for: they give way to no other table": """
 averaging.live.checks.auditing.Auditing._kept""",
     "proofs times peers in view": """

@@ -6,17 +6,18 @@ In: ``interface.inputs``, one value for everything a machine is told, given to
 ``FragmentRounds.handle`` with the time. Out: ``interface.effects``, a list of values for the owner
 to carry out in order. The owner is ``averaging.live`` (sockets, threads).
 
-``machine`` routes each input to its parts and applies what they return:
+``machine`` hands each input to the part that it concerns, and rings the timers of all in order:
 
 - ``gathering``: how a round comes about, at a member and at its leader;
 - ``participation``: one round from its commit on, with ``sealing`` for the agreement on what is
   merged, and ``member_slices`` and ``reducer`` for the slices;
 - ``opinions``: about other peers, the versions of others, the own learner, the run's end.
 
-A part gets an ``identity`` for good and a ``situation`` for each call, both frozen. It changes its
-own state only and returns effects and ``transitions``. The parts that others ask for an opinion are
-given to them; apart from that no part imports another one, except that ``leading`` shares one rule
-with ``catching_up``. None imports the machine.
+All parts share one ``Fragment`` (``opinions.fragment``): the facts, the opinions, the timers, and
+the effects so far. A part changes what is its own, adds effects, and calls other parts: each those
+below it (``leading`` calls ``parents``, ``catching_up`` and ``joining``, ``catching_up`` calls
+``joining``). The few things that a part wants of those above it are abstract methods of
+``Fragment``, which the machine has. None imports the machine.
 
 ``contributing``, ``rests``, ``traffic`` and ``fetched_states`` are for the owners of a machine:
 what it gives to a round, what it gives again because encoding lost it, which slice goes to whom,

@@ -113,32 +113,25 @@ deadlines are relative to the own clock; no time of another peer is compared wit
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Mapping
-
-import msgspec
 
 from averaging import messages
 from averaging.history.standing import Standing
-from averaging.messages import Commit, Committed, Head, Link, Message, ParentCertificate
+from averaging.messages import Commit, Head, Link, Message, ParentCertificate
 from averaging.round.gathering.catching_up import ATTEMPTS_IN_VAIN, CatchingUp, UnreliableSources
-from averaging.round.gathering.joining import UNUSUAL_FAILURE, Joining
+from averaging.round.gathering.joining import UNUSUAL_FAILURE, Called, Joining
 from averaging.round.gathering.leading import Leading
 from averaging.round.gathering.lingering import Lingering
 from averaging.round.gathering.objections import members_behind, objection, overstatement_of_leader
 from averaging.round.gathering.parents import Parents
-from averaging.round.gathering.roster import OpenRoster
-from averaging.round.interface import inputs, transitions
+from averaging.round.interface import inputs
 from averaging.round.interface.effects import (
     CountRefused,
     Effect,
     Forget,
     GiveUp,
-    Note,
     RefuseStream,
-    Send,
     Strike,
-    Value,
     WarnOfCommit,
 )
 from averaging.round.interface.identity import Circumstances, Identity
@@ -151,12 +144,8 @@ from averaging.round.interface.signed_commit import (
     SignedCommit,
     read_commit,
 )
-from averaging.round.interface.situation import Situation
-from averaging.round.interface.transitions import Changes, Question, Transition
-from averaging.round.opinions.certificates import SIGNATURES_SPARE, Certificates, link_of
-from averaging.round.opinions.ending import Ending
-from averaging.round.opinions.neighbourhood import Neighbourhood
-from averaging.round.opinions.pace import Pace
+from averaging.round.opinions.certificates import link_of
+from averaging.round.opinions.fragment import Fragment
 from averaging.round.participation import Participation
 from averaging.round.sealing.doubt import Doubt, Doubting
 from averaging.round.sealing.outcomes import Outcomes
@@ -191,7 +180,7 @@ KEEP_OUT = (
 commit first kept others out of rounds whose leader had taken their joins."""
 
 
-class FragmentRounds:
+class FragmentRounds(Fragment):
     """The round machine of one fragment at one peer. See the module.
 
     ``handle`` takes an input and the time, and returns effects, to be carried out in their order.
@@ -214,52 +203,33 @@ class FragmentRounds:
         without state. ``sources``, ``probation``: shared with the peer's other fragments. ``step``:
         the learner's own step now.
         """
-        circumstances = circumstances or Circumstances()
-        self._id = identity
-        self.policy = identity.policy
-        self.standing = standing
-        version = standing.version if standing else 0
-        self.peers = Neighbourhood(identity, circumstances, view, now=now, probation=probation)
-        """The other peers as this one sees them. The owner may replace ``view`` and ``crowd``."""
+        super().__init__(
+            identity,
+            circumstances or Circumstances(),
+            view=view,
+            standing=standing,
+            probation=probation,
+            step=step,
+            now=now,
+        )
         self._took_state(None, standing)
         self._look_for_own_work(standing)
-        self.pace = Pace(identity, self.peers, step=step, version=version + 1)
         self._begun_at_step = step
-        self.joining = Joining(identity, self.peers, self.pace)
+        self.doubting = Doubting(self)
+        self.joining = Joining(self, self.doubting)
         sources = sources or UnreliableSources(self.policy)
-        self.certificates = Certificates(identity, self.peers, standing)
-        self.catching_up = CatchingUp(identity, self.peers, sources, self.certificates)
-        self.parents = Parents(identity, self.peers, self.certificates, self.catching_up)
-        self.leading = Leading(identity, self.peers, self.pace, self.parents)
-        self.doubting = Doubting(identity, self.peers)
-        self.lingering = Lingering(identity, self.peers)
-        self.phase = Phase.IDLE
-        self.timers: dict[Timer, float] = {}
-        self.counters: Counter[str] = Counter()
+        self.catching_up = CatchingUp(self, self.joining, self.doubting, sources)
+        self.parents = Parents(self.peers, self.certificates, self.catching_up)
+        self.leading = Leading(self, self.joining, self.catching_up, self.parents)
+        self.lingering = Lingering(self)
         self.rounds: dict[bytes, Participation] = {}
         self.own_round: Participation | None = None
         """The round that this peer is a member of."""
         self.outcomes = Outcomes(self.peers.worth)
-        self.closed_version = version
-        self._shown_version = version
-        """The newest version of a certified head that another peer showed."""
-        self.several_groups_version: int | None = None
-        """The version of the last own round beside which other groups had theirs, as far as this
-        peer saw then."""
-        self.ending = Ending(
-            identity, self.peers, self.pace, self.certificates, lambda: self._next_version
-        )
-        self.measured: Measured | None = None
-        """Distance of this peer from its group at its last meld."""
-        self.fresh_version = version
-        """The version at which the pending work began."""
-        self.fresh_at = now
         self._certificates_asked_of: bytes | None = None
         """The round of which a stream brought the commit before its parents were certified."""
         self.deadline: float | None = None
         """Time at which ``Tick`` is wanted; ``None``: nothing waits. Each input may move it."""
-        self._effects: list[Effect] = []
-        self._own_messages: deque[Message] = deque()
         self._early = BoundedMapping[object, tuple[PeerId, Message]](
             "early messages",
             EARLY_MAX,
@@ -268,27 +238,23 @@ class FragmentRounds:
         )
         """Messages about unknown rounds that came while this peer waits for a commit."""
 
-    def __repr__(self) -> str:
-        version = self.standing.version if self.standing else None
-        who = f"{self._id.me}, fragment={self.fragment}"
-        return f"FragmentRounds({who}, {self.phase}, v{version})"
-
     # For the owner
 
     def handle(self, given: Input, now: float) -> list[Effect]:
         """Take one input. Returns what to do, in order."""
+        self.now = now
         self.certificates.take_input()
         if self.phase is Phase.IDLE:
-            self._apply(self.doubting.presume_open(now), now)
+            self.doubting.presume_open(now)
         if self.standing is not None and self.ending.is_reached_by(self.standing):
             self._consider_end(link_of(self.standing.head()), now)
         self._handle(given, now)
         self._hear_the_early(now)
-        while self._own_messages:
-            self._receive(self._id.me, self._own_messages.popleft(), now)
+        while self.own_messages:
+            self._receive(self.identity.me, self.own_messages.popleft(), now)
         self.lingering.ends_on(self.standing if self.ending.is_final(now) else None, now)
         self.deadline = self._next_at()
-        effects, self._effects = self._effects, []
+        effects, self.effects = self.effects, []
         return effects
 
     def _next_at(self) -> float | None:
@@ -304,20 +270,15 @@ class FragmentRounds:
     @property
     def speaks(self) -> protocol.Range:
         """Oldest and newest protocol number that this peer speaks."""
-        return self._id.speaks
+        return self.identity.speaks
 
     @property
     def fragment(self) -> int:
-        return self._id.fragment
+        return self.identity.fragment
 
     @property
     def due_time(self) -> DueTime:
         return self.pace.due_time
-
-    @property
-    def open_roster(self) -> OpenRoster | None:
-        """The roster that this peer has open as a leader."""
-        return self.leading.roster
 
     @property
     def doubt(self) -> Doubt | None:
@@ -326,11 +287,7 @@ class FragmentRounds:
 
     def policy_at(self, version: int) -> RoundPolicy:
         """The policy of a round that makes this version."""
-        return self._id.policy_at(version)
-
-    @property
-    def _next_version(self) -> int:
-        return 1 + (self.standing.version if self.standing is not None else self.closed_version)
+        return self.identity.policy_at(version)
 
     def is_called(self, now: float) -> bool:
         """True if a leader waits for this peer's join."""
@@ -338,13 +295,13 @@ class FragmentRounds:
 
     def wants_a_round(self, now: float) -> bool:
         """True if this peer is due, or called, and nothing is under way."""
-        return self.joining.wants_a_round(self._situation(now), now)
+        return self.joining.wants_a_round(now)
 
     def alone_until(self, now: float) -> float | None:
         """When this peer begins to merge by itself; ``None``: it does, or others train."""
         if self.standing is None or self.peers.others_train(now):
             return None
-        until = self.joining.alone_until(self._situation(now), now)
+        until = self.joining.alone_until(now)
         return until if until > now else None
 
     # Inputs
@@ -352,20 +309,20 @@ class FragmentRounds:
     def _handle(self, given: Input, now: float) -> None:
         match given:
             case inputs.Received(sender, message):
-                if not self._has_standing(sender, message):
-                    self.counters["stranger"] += 1
-                    if isinstance(message, messages.Join):
-                        self._apply(self.leading.strangers_join(sender, message), now)
+                if self._has_standing(sender, message):
+                    self._heard(sender, now)
+                    self._receive(sender, message, now)
                     return
-                self._heard(sender, now)
-                self._receive(sender, message, now)
+                self.count("stranger")
+                if isinstance(message, messages.Join):
+                    self.leading.strangers_join(sender, message)
             case inputs.Progressed():
                 self.pace.step, self.pace.step_time_s = given.step, given.step_time_s
-                self._ask_who_is_back(now)
+                self._ask_who_is_back()
                 if self.phase is Phase.PROMISED:
-                    self._apply(self.joining.leader_seen_again(self._situation(now), now), now)
+                    self.joining.leader_seen_again(now)
                 if self.phase is Phase.IDLE and not given.waits and self.pace.is_due:
-                    self._apply(self.joining.due(self._situation(now), now), now)
+                    self.joining.due(now)
             case inputs.StepsCounted(step):
                 self.pace.step = step
             case inputs.Tick():
@@ -378,103 +335,91 @@ class FragmentRounds:
             ):
                 participation = self._participation(given.round)
                 if participation is not None:
-                    self._apply(participation.handle(given, now), now)
+                    participation.handle(given, now)
             case inputs.StreamOpened():
                 self._stream_opened(given, now)
             case inputs.Due():
-                self._apply(self.joining.due(self._situation(now), now), now)
-            case inputs.Offered():
-                self._offered(given, now)
+                self.joining.due(now)
+            case inputs.Offered(offer):
+                self.joining.offered(offer, now, leads_others=self._leads_others(now))
             case inputs.GiveWay(reason):
-                self._apply(self.joining.leave(reason, self._situation(now), retry=False), now)
+                self.joining.leave(reason, retry=False)
             case inputs.Folded():
-                self._apply(self.joining.folded(self._situation(now)), now)
+                self.joining.folded()
             case inputs.Applied():
                 self._applied(given, now)
             case inputs.CaughtUp():
                 self._caught_up(given, now)
             case inputs.LinkLost(peer):
                 self.peers.mark_failed(peer, now)
-                answer_at = self.timers.get(Timer.ANSWER)
-                self._apply(self.joining.link_lost(peer, answer_at, now), now)
+                self.joining.link_lost(peer, now)
                 self._go_on_without(peer, now)
             case inputs.PeerSilent(peer):
                 self.peers.mark_failed(peer, now)
-                self._apply(self.joining.peer_silent(peer, self._situation(now), now), now)
+                self.joining.peer_silent(peer, now)
                 self._go_on_without(peer, now)
             case inputs.Leave(reason):
-                self._apply(self.joining.leave(reason, self._situation(now), retry=True), now)
-                self._apply(self.leading.dissolve(reason), now)
+                self.joining.leave(reason, retry=True)
+                self.leading.dissolve(reason)
                 self.peers.trains = False
             case inputs.ReachabilityChanged(reachable):
                 self.peers.reachable = reachable
             case inputs.LineMeasured(bytes_per_s):
                 self.peers.bytes_per_s = bytes_per_s
-                self._consider_line(now)
+                self.consider_line()
             case inputs.EndIsNear():
                 self.ending.comes_near()
             case inputs.MergeBeforeLeaving(leaves):
                 self.due_time.eager = leaves or self.ending.is_near
                 if leaves:
-                    self._apply(self.joining.leave_soon(self._situation(now)), now)
+                    self.joining.leave_soon()
                 self.joining.leaves = leaves
             case inputs.LastRoundOver():
                 self.ending.is_over = True
-                reason = "the run has reached its date"
-                self._apply(self.joining.leave(reason, self._situation(now), retry=False), now)
-                self._apply(self.leading.dissolve(reason), now)
+                self._gather_no_more("the run has reached its date")
             case inputs.OrdersChanged():
-                self._orders_changed(now)
+                # Committed rounds go on.
+                self._amend()
+                paused = self.identity.book.orders.paused
+                if paused is not None:
+                    self._gather_no_more(paused)
 
-    def _orders_changed(self, now: float) -> None:
-        """The run's owner wants something else: committed rounds go on, joins and rosters end."""
-        self._amend()
-        paused = self._id.book.orders.paused
-        if paused is not None:
-            self._apply(self.joining.leave(paused, self._situation(now), retry=False), now)
-            self._apply(self.leading.dissolve(paused), now)
+    def _gather_no_more(self, reason: str) -> None:
+        """Joins and rosters end; a round that is committed goes on."""
+        self.joining.leave(reason, retry=False)
+        self.leading.dissolve(reason)
 
     def _amend(self) -> None:
-        self.pace.amend(self._id.policy_at(self._next_version))
-
-    def _consider_line(self, now: float) -> None:
-        """The line has become faster or slower, or its load has: take part in more versions or in
-        fewer, and ask for smaller rounds or for larger ones."""
-        need = self.pace.need_of_line(self._id.encoded_bytes, now)
-        if need is not None:
-            level = str(self.pace.levels[need.level])
-            self._note("line_needs", level=level, reason=need.reason)
-        every = self.pace.versions_of_line(self._id.encoded_bytes, now)
-        if every is not None:
-            self._note("takes_part", every=every.versions, reason=every.reason)
+        self.pace.amend(self.identity.policy_at(self.next_version))
 
     def _tick(self, now: float) -> None:
         for timer in sorted(timer for timer, at in self.timers.items() if now >= at):
             if timer in self.timers:
                 del self.timers[timer]
                 self._ring(timer, now)
-        self._apply(self.leading.tick(self._situation(now), now), now)
-        self._apply(self.doubting.tick(now), now)
-        self._apply(self.lingering.tick(self.standing, now), now)
+        self.leading.tick(now)
+        self.doubting.tick(now)
+        self.lingering.tick(now)
         for participation in list(self.rounds.values()):
-            self._apply(participation.handle(inputs.Tick(), now), now)
+            participation.handle(inputs.Tick(), now)
             if now >= participation.end_at and not participation.is_open:
                 self._drop(participation, now)
 
     def _ring(self, timer: Timer, now: float) -> None:
         if timer is Timer.ANSWER:
-            self._apply(self.joining.leader_silent(self._situation(now), now), now)
+            self.joining.leader_silent(now)
         elif timer is Timer.SNAPSHOT and self.phase is Phase.WANTED:
-            self._apply(self.joining.snapshot_late(), now)
+            self.joining.snapshot_late()
         elif timer is Timer.FOLDING and self.phase is Phase.FOLDING:
-            self._apply(self.joining.folding_late(), now)
+            self.joining.folding_late()
         elif timer is Timer.CATCHING and self.phase is Phase.CATCHING:
             limit_s = now - self.catching_up.began_at
             self._caught_up(inputs.CaughtUp(None, reason=f"not done within {limit_s:.0f} s"), now)
 
-    def _offered(self, offered: inputs.Offered, now: float) -> None:
+    def _leads_others(self, now: float) -> bool:
+        """True if this peer leads a round of the next version in which it is no member."""
         standing = self.standing
-        leads_others = (
+        return (
             standing is not None
             and not self.peers.has_several_groups(now)
             and any(
@@ -485,58 +430,49 @@ class FragmentRounds:
                 for participation in self.rounds.values()
             )
         )
-        changes = self.joining.offered(
-            offered.offer, self._situation(now), now, leads_others=leads_others
-        )
-        self._apply(changes, now)
 
     def _go_on_without(self, peer: PeerId, now: float) -> None:
         """A peer has failed: the open roster and the rounds go on without it."""
-        self._apply(self.leading.consider_closing(self._situation(now), now), now)
+        self.leading.consider_closing(now)
         self._tell_rounds(inputs.LinkLost(peer), now)
 
     def _caught_up(self, given: inputs.CaughtUp, now: float) -> None:
         standing, before = given.standing, self.standing
         self._took_state(before, standing)
         if self.phase is not Phase.CATCHING:
-            self.counters["caught_up_late"] += 1
+            self.count("caught_up_late")
             if standing is not None and self.phase is Phase.IDLE:
-                self._apply([transitions.Stand(standing, fresh=False)], now)
+                self.stand(standing, fresh=False)
         else:
             call = self.joining.take_call()
-            asks = self.catching_up.ended(standing, given.held_s, self.standing, now)
+            told = self.catching_up.ended(standing, given.held_s, now)
             if standing is None:
-                released = self.leading.release_held("I am behind you, and cannot catch up")
-                idle = self.joining.become_idle("catching up failed", retry=True)
-                failed = Note("catch_up_failed", {"reason": given.reason})
-                self._apply([failed, *released, *idle], now)
+                self.note("catch_up_failed", reason=given.reason)
+                self.leading.release_held("I am behind you, and cannot catch up")
+                self.joining.become_idle("catching up failed", retry=True)
             else:
                 self._stand_where_fetched(standing, call, now)
-            self._apply(asks, now)
+            if told is not None:
+                self.send(*told)
         if standing is not None and given.since is not None:
             self.fresh_version = min(given.since, self.fresh_version)
-            given_up = before.merged.get(self._id.me) if before is not None else None
-            if given_up is not None and given_up.incarnation == self._id.incarnation:
+            given_up = before.merged.get(self.identity.me) if before is not None else None
+            if given_up is not None and given_up.incarnation == self.identity.incarnation:
                 self.doubting.leave_open(given_up.step)
 
-    def _stand_where_fetched(
-        self, standing: Standing, call: transitions.JoinCaller | None, now: float
-    ) -> None:
+    def _stand_where_fetched(self, standing: Standing, call: Called | None, now: float) -> None:
         heard_closing = standing.version <= self.closed_version
-        changes: Changes = [
-            transitions.Stand(standing, fresh=False),
-            Note("caught_up", {"version": standing.version}),
-            *self.joining.become_idle("caught up", retry=False),
-        ]
+        self.stand(standing, fresh=False)
+        self.note("caught_up", version=standing.version)
+        self.joining.become_idle("caught up", retry=False)
         if not heard_closing:
-            changes.append(transitions.RosterClosed(standing.version))
-        self._apply(changes, now)
+            self.roster_closed(standing.version, None)
         if self.open_roster is not None:
             hurried = self.open_roster.is_hurried
-            self._apply(self.leading.review(self._situation(now), now), now)
-            self._apply([transitions.JoinCaller(self._id.me, now, hurried)], now)
+            self.leading.review(now)
+            self.joining.join_caller(Called(self.identity.me, None, now, hurried), now)
         elif call is not None and now < call.until:
-            self._apply([call], now)
+            self.joining.join_caller(call, now)
 
     # Messages
 
@@ -556,88 +492,85 @@ class FragmentRounds:
         for participation in self.rounds.values():
             participation.heard(sender, now)
 
-    def _ask_who_is_back(self, now: float) -> None:
+    def _ask_who_is_back(self) -> None:
         """Show peers that were out of reach where this one stands: both sides of a partition go
         one way again before their next rounds, and not in them."""
         for peer in self.peers.back():
             if self.standing is not None and self.peers.knows(peer):
-                compare = messages.Compare(self.fragment, self.standing.head())
-                self._send(peer, compare, now)
+                self.send(peer, messages.Compare(self.fragment, self.standing.head()))
 
     def _receive(self, sender: PeerId, message: Message, now: float) -> None:
         head: Head | None = getattr(message, "head", None)
         reason = None if head is None else self._leap(head)
         if reason is not None:
-            self.counters["implausible_head"] += 1
+            self.count("implausible_head")
             fields = {"peer": sender, "reason": reason}
-            self._effects.append(CountRefused("implausible", fields, "implausible_head"))
+            self.emit(CountRefused("implausible", fields, "implausible_head"))
             return
         if head is not None:
             self.certificates.hear(link_of(head), head.signatures, now)
             self.lingering.heard(sender, head)
-        self._apply(self._answer(sender, message, now), now)
+        self._answer(sender, message, now)
 
     def _leap(self, theirs: Head) -> str | None:
         return plausible.leap(self.standing.head() if self.standing is not None else None, theirs)
 
-    def _answer(self, sender: PeerId, message: Message, now: float) -> Changes:
+    def _answer(self, sender: PeerId, message: Message, now: float) -> None:
         match message:
             case messages.Join():
                 self._saw_head(message.head, now)
                 self._tell_rounds(inputs.Received(sender, message), now)
-                return self.leading.joined(sender, message, self._situation(now), now)
+                self.leading.joined(sender, message, now)
             case messages.Noted():
-                return self.joining.noted(sender, message, self._situation(now), now)
+                self.joining.noted(sender, message, now)
             case messages.Redirect():
-                return self.joining.redirected(sender, message, self._situation(now), now)
+                self.joining.redirected(sender, message, now)
             case messages.Call():
                 self._saw_head(message.head, now)
-                return self.joining.called(sender, message, self._situation(now), now)
+                self.leading.called(sender, message, now)
             case messages.Coming():
-                return self.leading.coming(sender, message, self._situation(now), now)
+                self.leading.coming(sender, message, now)
             case messages.Pass():
-                return self.leading.passed(sender, self._situation(now), now)
+                self.leading.passed(sender, now)
             case messages.Withdraw():
                 self._tell_rounds(inputs.Received(sender, message), now)
-                return self.leading.withdrawn(sender, message)
-            case messages.NoQuorum() | messages.Refused():
-                situation = self._situation(now)
-                changes = self.joining.turned_away(sender, message, situation, now)
-                if isinstance(message, messages.Refused):
-                    changes += self.catching_up.refused(situation, now)
-                return changes
+                self.leading.withdrawn(sender, message)
+            case messages.NoQuorum():
+                self.joining.turned_away(sender, message, now)
+            case messages.Refused():
+                self.catching_up.refused(now)
+                self.joining.turned_away(sender, message, now)
+                self.catching_up.ask_for_signatures(now)
             case messages.Closed():
-                known = message.round in self.rounds
-                situation = self._situation(now)
-                return self.joining.too_late(sender, message, situation, now, knows_round=known)
+                knows_round = message.round in self.rounds
+                self.joining.too_late(sender, message, now, knows_round=knows_round)
             case messages.Committed():
+                beside = message.certificates
                 problem = self._learn_commit(
-                    sender, message.commit, message.signature, now, beside=message.certificates
+                    sender, message.commit, message.signature, now, beside=beside
                 )
                 if problem is not None:
-                    self.counters["commit_refused"] += 1
-                return []
+                    self.count("commit_refused")
             case messages.Behind():
                 self._saw_head(message.head, now)
-                changes = self.catching_up.receive_behind(message, self._situation(now), now)
+                self.catching_up.receive_behind(message, now)
                 if not self.catching_up.may_take(link_of(message.head), now):
-                    situation = self._situation(now)
-                    changes += self.joining.told_behind_in_vain(sender, situation, now)
-                return changes
+                    self.joining.told_behind_in_vain(sender, now)
             case messages.Compare():
                 self._saw_head(message.head, now)
-                signed = self.catching_up.sign_for(sender, message.head, self._situation(now), now)
-                return [*signed, transitions.Compare(sender, message.head)]
+                self.catching_up.sign_for(sender, message.head, now)
+                self.catching_up.compare(sender, message.head, now)
             case messages.Bits() | messages.Accused() | messages.Directed() | messages.Suspected():
-                return [transitions.Count(f"{type(message).__name__.lower()}_is_the_owners")]
+                self.count(f"{type(message).__name__.lower()}_is_the_owners")
             case messages.Finished():
                 self._saw_head(message.head, now)
-        self._about_round(sender, message, now)
-        return []
+                self._about_round(sender, message, now)
+            case _:
+                self._about_round(sender, message, now)
 
     def _tell_rounds(self, given: inputs.LinkLost | inputs.Received, now: float) -> None:
         for participation in list(self.rounds.values()):
-            self._apply(participation.handle(given, now), now)
+            participation.handle(given, now)
 
     def _about_round(self, sender: PeerId, message: Message, now: float) -> None:
         round_id: bytes = message.round  # type: ignore[union-attr]
@@ -645,7 +578,7 @@ class FragmentRounds:
         if self.doubting.is_answered_by(sender, round_id):
             self._receive_in_doubt(sender, message, now)
         if participation is not None:
-            self._apply(participation.handle(inputs.Received(sender, message), now), now)
+            participation.handle(inputs.Received(sender, message), now)
             return
         may_come = self._awaits_a_commit and round_id not in self.outcomes
         if may_come and isinstance(message, KEEP_OUT):
@@ -653,42 +586,40 @@ class FragmentRounds:
             return
         match message:
             case messages.Finished():
-                self._apply([transitions.Compare(sender, message.head)], now)
+                self.catching_up.compare(sender, message.head, now)
             case messages.Ask():
                 # Not finished by this incarnation, and from now on never: should the commit still
                 # come, it is declined.
                 mine = self.standing.head() if self.standing else None
-                signature = self._id.sign(messages.vow(round_id))
+                signature = self.identity.sign(messages.vow(round_id))
                 vow = messages.Forsworn(self.fragment, round_id, mine, signature)
-                self._answer_unknown_round(sender, round_id, vow, now)
+                self._answer_unknown_round(sender, round_id, vow)
             case (
                 messages.Prepare() | messages.Propose() | messages.Reassign() | messages.Forswear()
             ):
                 if self.outcomes.head(round_id) is None:
-                    self.counters["unknown_round"] += 1
+                    self.count("unknown_round")
                 absent = self.outcomes.is_absent(round_id)
                 reason = "not in my rounds"
                 declined = messages.Declined(self.fragment, round_id, reason, absent=absent)
-                self._answer_unknown_round(sender, round_id, declined, now)
+                self._answer_unknown_round(sender, round_id, declined)
             case _:
-                self.counters["unknown_round"] += 1
+                self.count("unknown_round")
 
-    def _answer_unknown_round(
-        self, sender: PeerId, round_id: bytes, vow: Message, now: float
-    ) -> None:
+    def _answer_unknown_round(self, sender: PeerId, round_id: bytes, vow: Message) -> None:
         """Say how a round ended that is not kept (any more), or vow to have no part in it."""
         head = self.outcomes.head(round_id)
         if head is not None:
-            self._send(sender, messages.Finished(self.fragment, round_id, head), now)
+            self.send(sender, messages.Finished(self.fragment, round_id, head))
         else:
             self.outcomes.keep_out(round_id, sender)
-            self._send(sender, vow, now)
+            self.send(sender, vow)
 
     @property
     def _awaits_a_commit(self) -> bool:
         """True if another leader may have a round for this peer, which does not know its name."""
         attempt = self.joining.attempt
-        return attempt is not None and attempt.leader != self._id.me
+        return attempt is not None and attempt.leader != self.identity.me
 
     def _hear_the_early(self, now: float) -> None:
         """Take what was said of rounds whose commits might still have come."""
@@ -699,10 +630,10 @@ class FragmentRounds:
     def _receive_in_doubt(self, sender: PeerId, message: Message, now: float) -> None:
         if isinstance(message, (messages.Finished, messages.Forsworn)):
             if message.head is not None:
-                self._apply([transitions.Compare(sender, message.head)], now)
+                self.catching_up.compare(sender, message.head, now)
             if self.phase is Phase.CATCHING:
                 return
-        self._apply(self.doubting.receive(sender, message, now), now)
+        self.doubting.receive(sender, message, now)
 
     # The commit
 
@@ -710,8 +641,8 @@ class FragmentRounds:
         self._heard(opened.sender, now)
         problem = self._refusal(opened, now)
         if problem is not None:
-            self.counters["opening_refused"] += 1
-            self._effects.append(RefuseStream(problem))
+            self.count("opening_refused")
+            self.emit(RefuseStream(problem))
 
     def _refusal(self, opened: inputs.StreamOpened, now: float) -> str | None:
         """The reason why the stream may not send; ``None`` if it may."""
@@ -752,16 +683,16 @@ class FragmentRounds:
         ``beside``: the certificates that its leader sent with it; ``None``: it came by a stream.
         """
         if messages.digest(encoded) in self.rounds:
-            self.counters["repeated_commit"] += 1
+            self.count("repeated_commit")
             return None
         try:
-            signed = read_commit(encoded, signature, self._id)
+            signed = read_commit(encoded, signature, self.identity)
         except BadSignature as error:
-            self.counters["bad_signature"] += 1
+            self.count("bad_signature")
             return str(error)
         except NotACommit as error:
             fields = {"peer": sender, "reason": str(error)}
-            self._effects.append(WarnOfCommit("not_a_commit", fields))
+            self.emit(WarnOfCommit("not_a_commit", fields))
             return str(error)
         except NotForThisPeer as error:
             return str(error)
@@ -772,7 +703,7 @@ class FragmentRounds:
                 self._consider_end(parent, now)
         reason = self.parents.objection(commit, now)
         if reason is not None and beside is None:
-            self._ask_for_certificates(signed, now)
+            self._ask_for_certificates(signed)
             return reason
         reason = reason or self._objection(signed.round, commit, now)
         if reason is None:
@@ -784,33 +715,28 @@ class FragmentRounds:
     def _decline(self, signed: SignedCommit, reason: str, now: float) -> None:
         """Do not enter a round, now or later, and tell its leader why."""
         commit = signed.commit
-        if commit.directive != self._id.book.orders.stamp:
-            self._tell_directive(commit.leader, now)
-        index = commit.index(self._id.me)
+        if commit.directive != self.identity.book.orders.stamp:
+            self.tell_directive(commit.leader)
+        index = commit.index(self.identity.me)
         mine = index is not None and self.joining.has_made(commit.members[index])
         absent = self.outcomes.decline(signed.round, names_this_machine=mine)
-        self._note("declined", leader=commit.leader, reason=reason)
-        median_step_s = self.pace.median_step_s(now)
-        overstated = overstatement_of_leader(commit, self.peers, median_step_s, now)
+        self.note("declined", leader=commit.leader, reason=reason)
+        overstated = overstatement_of_leader(commit, self, now)
         if overstated is not None:
             fields = {"peer": commit.leader, "reason": f"it claims {overstated}"}
-            self._effects.append(Strike("overstated", fields))
-        situation = self._situation(now)
-        self._send(
-            commit.leader,
-            messages.Declined(self.fragment, signed.round, reason, absent=absent),
-            now,
-        )
-        self._apply(self.joining.commit_refused(commit, reason, situation), now)
+            self.emit(Strike("overstated", fields))
+        declined = messages.Declined(self.fragment, signed.round, reason, absent=absent)
+        self.send(commit.leader, declined)
+        self.joining.commit_refused(commit, reason)
 
-    def _ask_for_certificates(self, signed: SignedCommit, now: float) -> None:
+    def _ask_for_certificates(self, signed: SignedCommit) -> None:
         """Ask the leader for a commit that a stream brought: certificates come beside it."""
         attempt = self.joining.attempt
         if attempt is None or attempt.leader != signed.commit.leader:
             return
         if self._certificates_asked_of != signed.round:
             self._certificates_asked_of = signed.round
-            self._send(attempt.leader, attempt.join, now)
+            self.send(attempt.leader, attempt.join)
 
     def _objection(self, round_id: bytes, commit: Commit, now: float) -> str | None:
         """The reason not to enter the round; ``None`` if there is none."""
@@ -822,43 +748,33 @@ class FragmentRounds:
                 return leap
         if len(self.rounds) >= ROUNDS_MAX * (1 if self.peers.trains else AUXILIARY_ROUNDS):
             return "too many rounds at once"
-        situation = self._situation(now)
-        reason = objection(
-            commit,
-            self._id,
-            situation,
-            self.peers,
-            median_step_s=self.pace.median_step_s(now),
-            now=now,
-        )
-        if reason is not None or self.standing is None or commit.index(self._id.me) is None:
+        reason = objection(commit, self, self.joining.attempt, now)
+        if reason is not None or self.standing is None or commit.index(self.identity.me) is None:
             return reason
         lineages_part = self.peers.lineages_part(now)
         behind = members_behind(commit, self.standing, lineages_part=lineages_part)
         for entry in behind:
             head = self.standing.head()
             found = commit.parents[entry.parent].lineage
-            self._send(entry.peer, messages.Behind(self.fragment, head, self._id.me, found), now)
+            self.send(entry.peer, messages.Behind(self.fragment, head, self.identity.me, found))
         return "it mixes versions that mine grew out of" if behind else None
 
     def _enter(self, signed: SignedCommit, now: float, *, is_leader: bool) -> None:
         commit = signed.commit
-        participation = Participation(
-            self._id, signed, self.standing, self.peers, self.certificates, now=now
-        )
+        participation = Participation(self, signed, now=now)
         self.rounds[signed.round] = participation
         self.peers.met(commit.members)
         if participation.entry is not None:
             self.timers.pop(Timer.ANSWER, None)
-            self.joining.entered()
+            self.joining.attempt = None
             self.own_round = participation
             self.phase = Phase.ENTERED
             if commit.kind == "meld" or self.peers.has_several_groups(now):
                 self.several_groups_version = commit.version
                 self.certificates.among_groups = True
             self.pace.took_part(commit.version)
-            self._roster_closed(commit.version, commit.level, now)
-        self._apply(participation.begin(now, is_leader=is_leader), now)
+            self.roster_closed(commit.version, commit.level)
+        participation.begin(now, is_leader=is_leader)
 
     # The end of a round
 
@@ -878,12 +794,12 @@ class FragmentRounds:
         contained = apply.contained is not None
         if applied.left is not None and self.standing is not None:
             self.certificates.left(link_of(self.standing.head()), applied.left)
-        self._apply([transitions.Stand(standing, fresh=contained)], now)
+        self.stand(standing, fresh=contained)
         self.catching_up.fellows = tuple(entry.peer for entry in participation.commit.members)
         head = standing.head()
         self.outcomes.finish(participation.id, head)
         self._saw_merged(participation, now)
-        self._note(
+        self.note(
             "finished",
             version=standing.version,
             contained=contained,
@@ -893,10 +809,10 @@ class FragmentRounds:
         if self.own_round is participation:
             self.own_round = None
             self.joining.led_to_version(participation.commit.leader)
-            self._apply(self.joining.become_idle("finished", retry=False), now)
-        self._apply(participation.finished(head), now)
-        self._apply(self.leading.tell_late(participation.id, head), now)
-        self._apply(self.catching_up.take_hint(self._situation(now), now), now)
+            self.joining.become_idle("finished", retry=False)
+        participation.finished(head)
+        self.leading.tell_late(participation.id, head)
+        self.catching_up.take_hint(now)
 
     def _took_state(self, before: Standing | None, after: Standing | None) -> None:
         """This peer begins with a state, or takes one that others have made."""
@@ -906,8 +822,8 @@ class FragmentRounds:
             self.peers.took_state(versions, tokens)
 
     def _look_for_own_work(self, standing: Standing | None) -> None:
-        mine = standing.merged.get(self._id.me) if standing is not None else None
-        self.peers.is_back = mine is not None and mine.incarnation != self._id.incarnation
+        mine = standing.merged.get(self.identity.me) if standing is not None else None
+        self.peers.is_back = mine is not None and mine.incarnation != self.identity.incarnation
 
     def _saw_merged(self, participation: Participation, now: float) -> None:
         if participation.seal and participation.commit.kind != "mix":
@@ -918,37 +834,36 @@ class FragmentRounds:
     def _participation(self, round_id: bytes) -> Participation | None:
         participation = self.rounds.get(round_id)
         if participation is None:
-            self.counters["report_of_unknown_round"] += 1
+            self.count("report_of_unknown_round")
         return participation
 
-    def _round_ended(self, ended: transitions.RoundEnded, now: float) -> None:
-        """This peer is out of a round without a new version."""
-        participation = self.rounds[ended.round]
+    def round_ended(
+        self, round_id: bytes, reason: str, *, in_doubt: bool, may_be_finished: bool
+    ) -> None:
+        participation, now = self.rounds[round_id], self.now
         if self.own_round is not participation:
-            if self.doubting.is_about(participation.id) and not ended.in_doubt:
-                finished = ended.may_be_finished
-                self._apply(self.doubting.void(ended.reason, now, may_be_finished=finished), now)
+            if self.doubting.is_about(round_id) and not in_doubt:
+                self.doubting.void(reason, now, may_be_finished=may_be_finished)
             return
         self.own_round = None
         commit = participation.commit
-        reason = f"its round ended without a version: {ended.reason}"
-        failed = self.joining.join_failed(commit.leader, reason, weight=UNUSUAL_FAILURE)
-        self._apply(failed, now)
+        failure = f"its round ended without a version: {reason}"
+        self.joining.join_failed(commit.leader, failure, weight=UNUSUAL_FAILURE)
         several = commit.version == self.several_groups_version
-        elsewhere = ended.may_be_finished and participation.may_contain_own_work()
-        in_doubt = ended.in_doubt or (elsewhere and several)
-        self._effects.append(GiveUp(participation.id, ended.reason, in_doubt))
+        elsewhere = may_be_finished and participation.may_contain_own_work()
+        in_doubt = in_doubt or (elsewhere and several)
+        self.emit(GiveUp(round_id, reason, in_doubt))
         assert participation.entry is not None
         mark = commit.members[participation.entry].mark
         if elsewhere and not in_doubt:
             self.doubting.leave_open(mark)
         if in_doubt:
-            self._note("in_doubt", reason=ended.reason)
-            self.doubting.begin(participation.id, commit, mark, now, several_groups=several)
-            if ended.may_be_finished:
-                self._apply(self.doubting.void(ended.reason, now, may_be_finished=True), now)
-        self._apply(self.joining.become_idle(ended.reason, retry=True), now)
-        self._apply(self.catching_up.take_hint(self._situation(now), now), now)
+            self.note("in_doubt", reason=reason)
+            self.doubting.begin(round_id, commit, mark, now, several_groups=several)
+            if may_be_finished:
+                self.doubting.void(reason, now, may_be_finished=True)
+        self.joining.become_idle(reason, retry=True)
+        self.catching_up.take_hint(now)
 
     def _drop(self, participation: Participation, now: float) -> None:
         self.outcomes.forget(participation.id, participation.head)
@@ -956,198 +871,62 @@ class FragmentRounds:
             self._saw_merged(participation, now)  # this peer has only led it, or reduced
         del self.rounds[participation.id]
         self.leading.forget_late(participation.id)
-        self._effects.append(Forget(participation.id))
+        self.emit(Forget(participation.id))
 
     # Standing
 
-    def _stand(self, change: transitions.Stand, now: float) -> None:
-        before, standing = self.standing, change.standing
-        mine = standing.merged.get(self._id.me)
+    def stand(self, standing: Standing, *, fresh: bool) -> None:
+        before, now = self.standing, self.now
+        mine = standing.merged.get(self.identity.me)
         newcomer = self.pace.step == self._begun_at_step
-        if newcomer or change.fresh or before is None or mine != before.merged.get(self._id.me):
+        if newcomer or fresh or before is None or mine != before.merged.get(self.identity.me):
             # A newcomer's work begins here as well.
             self.fresh_version, self.fresh_at = standing.version, now
         if before is None or standing.lineage != before.lineage:
             self.peers.count_version()
             self.joining.stands()
             self.catching_up.stands()
-        self.standing = self.certificates.standing = standing
+        self.certificates.standing = standing
         self._look_for_own_work(standing)
         self._amend()
         self._consider_end(link_of(standing.head()), now)
-        self._apply(self.doubting.standing_changed(standing), now)
+        self.doubting.standing_changed(standing)
 
     def _saw_head(self, head: Head | None, now: float) -> None:
         """Another peer stands on this head: if it is certified, it counts as closed and may end the
         run."""
         if head is not None and self.certificates.is_certified(link_of(head), now):
-            self._shown_version = max(self._shown_version, head.version)
+            self.shown_version = max(self.shown_version, head.version)
             self._consider_end(link_of(head), now)
 
-    def _attempt_failed(self, now: float) -> None:
-        self.pace.retry_later(now)
+    def attempt_failed(self) -> None:
+        self.pace.retry_later(self.now)
         self.joining.attempt_failed()
         self.catching_up.attempt_failed()
         if self.catching_up.attempts_failed >= ATTEMPTS_IN_VAIN:
             # Dealt by a closing that is too old, it would look for a group of its own for ever. And
             # by a version that colluders invented as well, so it is soon passed.
-            shown = min(self._shown_version, self._next_version + self._id.policy.stale_max)
+            shown = min(self.shown_version, self.next_version + self.policy.stale_max)
             self.peers.closed_version = max(self.peers.closed_version, shown)
 
     def _consider_end(self, link: Link, now: float) -> None:
         """Close ranks when a peer is at the run's goal on one of several lineages."""
         if self.ending.closes_ranks(link, now):
-            self._note("closed_ranks", version=link.version)
-            self._apply(self.leading.look_round(self._situation(now), now), now)
+            self.note("closed_ranks", version=link.version)
+            self.leading.look_round(now)
 
-    def _roster_closed(self, version: int, level: int | None, now: float) -> None:
-        if level is not None and version >= self.closed_version:
-            self._take_level(level, now)
-        self.closed_version = max(self.closed_version, version)
-        self.peers.closed_version = max(self.peers.closed_version, self.closed_version)
-        self.pace.start_cycle(now)
+    # For the parts
 
-    def _take_level(self, level: int, now: float) -> None:
-        before, after = self.pace.level, self.pace.take_level(level)
-        if before != after:
-            self._note("level", level=str(after), before=str(before))
-            self._consider_line(now)
+    def leave_own_roster(self) -> None:
+        self.leading.leave_own_roster(self.now)
 
-    # Changes
+    def enter_own_round(self, signed: SignedCommit) -> None:
+        self._enter(signed, self.now, is_leader=True)
 
-    def _situation(self, now: float) -> Situation:
-        roster = self.leading.roster
-        return Situation(
-            phase=self.phase,
-            standing=self.standing,
-            fresh_version=self.fresh_version,
-            fresh_at=self.fresh_at,
-            shown_version=self._shown_version,
-            bytes_per_s=self.peers.bytes_per_s,
-            catching_since=self.catching_up.began_at if self.phase is Phase.CATCHING else None,
-            attempt=self.joining.attempt,
-            roster_decides_at=None if roster is None else roster.decide_at,
-            under_way=self._under_way(),
-            measured=self.measured,
-            in_doubt=self.doubting.doubt is not None,
-            goal=self.ending.goal,
-            is_final=self.ending.is_final(now),
-            closed_ranks=self.ending.closed_ranks,
-            end=self.ending.end(now),
-            several_groups_version=self.several_groups_version,
-        )
-
-    def _under_way(self) -> SignedCommit | None:
+    @property
+    def under_way(self) -> SignedCommit | None:
         own = self.own_round
         if own is None:
             coordinated = (each for each in self.rounds.values() if each.coordinates)
             own = next((each for each in coordinated if each.is_open), None)
         return own.signed if own is not None and own.is_open else None
-
-    def _apply(self, changes: Changes, now: float) -> None:
-        """Carry out changes in their order, each with all that it leads to."""
-        for change in changes:
-            if isinstance(change, Send):
-                self._send(change.to, change.message, now)
-            elif isinstance(change, Effect):
-                self._effects.append(change)
-            else:
-                self._apply(self._transition(change, now), now)
-
-    def _transition(self, change: Transition, now: float) -> Changes:
-        """Carry out one transition. Returns what it leads to."""
-        match change:
-            case transitions.Become(phase):
-                self.phase = phase
-            case transitions.SetTimer(timer, at):
-                self.timers[timer] = at
-            case transitions.StopTimers(timers):
-                for timer in timers:
-                    self.timers.pop(timer, None)
-            case transitions.Count(counter):
-                self.counters[counter] += 1
-            case transitions.StartCycle():
-                self.pace.start_cycle(now)
-            case transitions.RetryLater():
-                self._attempt_failed(now)
-            case transitions.RosterClosed(version, level):
-                self._roster_closed(version, level, now)
-            case transitions.BeginWork(version):
-                self.fresh_version, self.fresh_at = version, now
-            case transitions.Stand():
-                self._stand(change, now)
-            case transitions.EnterOwnRound(signed):
-                self._enter(signed, now, is_leader=True)
-            case transitions.RoundEnded():
-                self._round_ended(change, now)
-            case transitions.TakeBackOwnJoin():
-                self.leading.take_back_own_join()
-            case transitions.PassOwnRoster():
-                self.leading.pass_own_roster()
-            case transitions.ReadmitHeld():
-                return self.leading.readmit_held()
-            case transitions.HandOverRoster(leader):
-                return self.leading.hand_over(leader, now)
-            case transitions.ChangeLeader(leader):
-                return self.joining.change_leader(leader, now)
-            case transitions.Abandon(reason):
-                return self.joining.abandon(reason)
-            case _:
-                return self._ask_part(change, self._situation(now), now)
-        return []
-
-    def _ask_part(self, change: Question, situation: Situation, now: float) -> Changes:
-        """Ask the part that a transition is for."""
-        match change:
-            case transitions.AnswerCall():
-                return self.joining.answer_call(change, situation, now)
-            case transitions.JoinCaller():
-                return self.joining.join_caller(change, situation, now)
-            case transitions.AdmitJoin(sender, join):
-                return self.leading.admit(sender, join, situation, now)
-            case transitions.HoldJoin():
-                return self.leading.hold(change, situation, now)
-            case transitions.ReadmitJoin(sender, join):
-                return self.leading.readmit(sender, join, situation, now)
-            case transitions.LeaveOwnRoster():
-                return self.leading.leave_own_roster(situation, now)
-            case transitions.CallLeader(answer):
-                return self.leading.call_leader(answer, situation, now)
-            case transitions.Compare(source, head):
-                return self.catching_up.compare(source, head, situation, now)
-            case transitions.SettleFinalState(source, mine, relation, theirs):
-                return self.catching_up.settle_final_state(
-                    source, mine, relation, theirs, situation, now
-                )
-
-    def _tell_directive(self, to: PeerId, now: float) -> None:
-        """Send the owner's directive to a peer; one that knows a newer one answers with it."""
-        self._send(to, messages.Directed(self.fragment, self._id.book.orders.encoded), now)
-
-    def _send(self, to: PeerId, message: Message, now: float) -> None:
-        if to == self._id.me:
-            self._own_messages.append(message)
-            return
-        if isinstance(message, messages.Committed) and self._id.book.must_tell(to):
-            self._tell_directive(to, now)
-        head: Head | None = getattr(message, "head", None)
-        if head is not None:
-            goal = self.ending.goal
-            ends = goal is not None and goal.is_reached_by(head)
-            briefly = isinstance(message, messages.Join | messages.Call) and not ends
-            signatures_max = self._signatures_in(message, now) if briefly else None
-            shown = self.certificates.show(head, now, signatures_max=signatures_max)
-            message = msgspec.structs.replace(message, head=shown)
-        if isinstance(message, Committed):
-            message = self.parents.beside(message, to, now)
-        self._effects.append(Send(to, message))
-
-    def _signatures_in(self, message: Message, now: float) -> int:
-        """Number of signatures in a join or a call: the own one where all stand on one link."""
-        if not isinstance(message, messages.Join):
-            return 1
-        proves = self.catching_up.shows_all or self.peers.has_several_groups(now)
-        return self.certificates.parent_needed(now) + SIGNATURES_SPARE if proves else 1
-
-    def _note(self, event: str, **fields: Value) -> None:
-        self._effects.append(Note(event, fields))

@@ -4,8 +4,7 @@
 the round: as long as another peer may still need an acceptor, a merged slice or an answer, up to
 ``round_s``.
 
-It takes the same inputs as the machine and returns changes
-(``averaging.round.interface.transitions``) for the machine to apply.
+It takes the same inputs as the machine.
 
 A member that no seal can include without its own vote leaves at once when all others have said that
 they are not in the round, and ``margin_s`` after the last link broke. Otherwise the only partner of
@@ -21,23 +20,19 @@ from __future__ import annotations
 import math
 
 from averaging import messages
-from averaging.history.standing import Standing, after_commit, sealed_parents
+from averaging.history.standing import after_commit, sealed_parents
 from averaging.messages import MERGED, NOTHING, OWN, Message
 from averaging.round.interface.effects import (
     Answer,
     Apply,
-    Effect,
     Enter,
     LeaveOut,
     Merge,
-    Note,
     Reduce,
-    Send,
     Suspect,
     Upload,
     Value,
 )
-from averaging.round.interface.identity import Identity
 from averaging.round.interface.inputs import (
     LinkLost,
     MergedArrived,
@@ -50,10 +45,9 @@ from averaging.round.interface.inputs import (
 )
 from averaging.round.interface.phase import LastTimer, RoundTimer, Stage
 from averaging.round.interface.signed_commit import SignedCommit
-from averaging.round.interface.transitions import Changes, Count, RoundEnded
 from averaging.round.member_slices import MemberSlices
-from averaging.round.opinions.certificates import Certificates, link_of
-from averaging.round.opinions.neighbourhood import Neighbourhood
+from averaging.round.opinions.certificates import link_of
+from averaging.round.opinions.fragment import Fragment
 from averaging.round.reducer import Reducer
 from averaging.round.sealing.paxos import Acceptor, BallotPhase, Coordinator
 from averaging.round.sealing.seals import (
@@ -88,24 +82,18 @@ FOR_COORDINATOR = (
 class Participation:
     """One peer's part in one round."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        signed: SignedCommit,
-        standing: Standing | None,
-        peers: Neighbourhood,
-        certificates: Certificates,
-        *,
-        now: float,
-    ) -> None:
-        """``standing``: of this peer as it enters the round."""
-        policy, commit = identity.policy, signed.commit
+    def __init__(self, fragment: Fragment, signed: SignedCommit, *, now: float) -> None:
+        identity, policy, commit = fragment.identity, fragment.policy, signed.commit
+        self._fragment = fragment
+        self._emit = fragment.emit
+        self._send = fragment.send
+        self._note = fragment.note
         self._id = identity
         self._policy = policy
-        self._peers = peers
-        self._certificates = certificates
-        self._standing = standing
-        self._changes: Changes = []
+        self._peers = peers = fragment.peers
+        self._certificates = fragment.certificates
+        self._standing = fragment.standing
+        """Where this peer stands as it enters the round."""
         self.signed = signed
         self.id = signed.round
         self.commit = commit
@@ -138,9 +126,6 @@ class Participation:
         self._last_timers: dict[LastTimer, float] = {}
         self._deserted_at: float | None = None
         """Time since which most of the voters are gone."""
-
-    def __repr__(self) -> str:
-        return f"Participation({self.id.hex()[:8]}, {self.stage}, entry={self.entry})"
 
     # Facts
 
@@ -221,7 +206,7 @@ class Participation:
 
     # Beginning
 
-    def begin(self, now: float, *, is_leader: bool) -> Changes:
+    def begin(self, now: float, *, is_leader: bool) -> None:
         self._note(
             "entered",
             members=len(self.commit.members),
@@ -243,10 +228,9 @@ class Participation:
         if self.entry is not None:
             for index in range(len(self.reducers)):
                 self._upload(index)
-        return self._take_changes()
 
-    def handle(self, given: Received | LinkLost | Tick | SliceOutcome, now: float) -> Changes:
-        """Take one input that concerns this round. Returns what to do, in order."""
+    def handle(self, given: Received | LinkLost | Tick | SliceOutcome, now: float) -> None:
+        """Take one input that concerns this round."""
         match given:
             case Received(sender, messages.Withdraw() as message):
                 self._withdrawn(sender, message, now)
@@ -254,7 +238,7 @@ class Participation:
                 self._joins_again(sender, message, now)
             case Received(sender, message):
                 if not self._receive(sender, message, now):
-                    self._changes.append(Count("stranger"))
+                    self._fragment.count("stranger")
             case Tick():
                 self._tick(now)
             case LinkLost(peer):
@@ -267,36 +251,15 @@ class Participation:
                 self._slice_merged(index, digest, now)
             case MergedArrived():
                 self._merged_arrived(given, now)
-        return self._take_changes()
-
-    def _take_changes(self) -> Changes:
-        changes = self._changes[:]
-        self._changes.clear()  # the coordinator has the same list
-        return changes
-
-    def _emit(self, effect: Effect) -> None:
-        self._changes.append(effect)
-
-    def _send(self, to: PeerId, message: Message) -> None:
-        self._changes.append(Send(to, message))
-
-    def _note(self, event: str, **fields: Value) -> None:
-        self._changes.append(Note(event, fields))
 
     def _end(self, reason: str, *, in_doubt: bool, may_be_finished: bool = False) -> None:
-        self._changes.append(RoundEnded(self.id, reason, in_doubt, may_be_finished))
+        self._fragment.round_ended(
+            self.id, reason, in_doubt=in_doubt, may_be_finished=may_be_finished
+        )
 
     def _coordinate(self, ballot: int, now: float) -> Coordinator:
-        return Coordinator(
-            self.signed,
-            ballot,
-            self.reducers,
-            self.acceptor if self._has_vote else None,
-            identity=self._id,
-            peers=self._peers,
-            changes=self._changes,
-            now=now,
-        )
+        acceptor = self.acceptor if self._has_vote else None
+        return Coordinator(self._fragment, self.signed, ballot, self.reducers, acceptor, now=now)
 
     def _upload(self, index: int) -> None:
         if self.slices.digests[index] is not None and self.reducers[index] != self._id.me:
@@ -376,14 +339,13 @@ class Participation:
         if self.slices.take(index, digest):
             self._try_apply(now)
 
-    def finished(self, head: messages.Head) -> Changes:
+    def finished(self, head: messages.Head) -> None:
         """``Apply`` is done."""
         assert self.stage is Stage.APPLYING
         self.stage = Stage.FINISHED
         self.head = head
         self.takeover.cancel()
         self._send_to_coordinator(messages.Finished(self.commit.fragment, self.id, head))
-        return self._take_changes()
 
     # Messages
 

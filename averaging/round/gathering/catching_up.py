@@ -30,9 +30,6 @@ their signatures. If there are none to be had, and its joins are refused again, 
 certified state, however light: nobody else can ever join it. After the time of a round, or as soon
 as all members of the round that made it have signed it, it goes back to the version before, if the
 others have stayed there.
-
-Every method of ``CatchingUp`` that decides returns changes
-(``averaging.round.interface.transitions``).
 """
 
 from __future__ import annotations
@@ -52,13 +49,13 @@ from averaging.history.standing import (
     tokens_of,
 )
 from averaging.messages import Head, Link
-from averaging.round.interface.effects import CatchUp, Note, Rebase, Send
-from averaging.round.interface.identity import Identity
+from averaging.round.gathering.joining import Joining
+from averaging.round.interface.effects import CatchUp, Rebase
 from averaging.round.interface.phase import Phase, Timer
-from averaging.round.interface.situation import Situation
-from averaging.round.interface.transitions import Abandon, Become, Changes, Count, SetTimer
-from averaging.round.opinions.certificates import Certificates, link_of
-from averaging.round.opinions.neighbourhood import Neighbourhood
+from averaging.round.opinions.certificates import link_of
+from averaging.round.opinions.fragment import Fragment
+from averaging.round.sealing.doubt import Doubting
+from averaging.rules.final_mix import RunsEnd
 from averaging.rules.mixing import meets
 from averaging.rules.policy import RoundPolicy
 from dht.bounded_mapping import BoundedMapping
@@ -128,9 +125,6 @@ class UnreliableSources:
         """Time from which on a source may be asked again, and its last interval if it had wasted
         much time."""
 
-    def __repr__(self) -> str:
-        return f"UnreliableSources({len(self._until)} peers)"
-
     def allows(self, source: PeerId, now: float) -> bool:
         return now >= self._until.get(source, (now, 0.0))[0]
 
@@ -152,20 +146,6 @@ class UnreliableSources:
         self._until.pop(source, None)
 
 
-def founded_apart(
-    fragment: int, source: PeerId, mine: Head, relation: Apart, theirs: Head
-) -> Changes:
-    """Two peers have states of different foundings: both are told, and neither is averaged.
-
-    Which side gives way is decided for all fragments at once, by the owner of the averager.
-    """
-    note = Note("founded_apart", {"peer": source, "mine": relation.mine, "theirs": relation.theirs})
-    if (relation.mine, mine.lineage) < (relation.theirs, theirs.lineage):
-        return [note]
-    # Only the heavier side answers, so that two peers do not answer each other for ever.
-    return [note, Send(source, messages.Compare(fragment, mine))]
-
-
 @dataclass(frozen=True, slots=True)
 class _SeenBehind:
     """A peer on an older version of the own lineage, and when it showed it first and last."""
@@ -179,22 +159,21 @@ class CatchingUp:
     """One peer as one that may be behind, or on the lighter side of a fork."""
 
     def __init__(
-        self,
-        identity: Identity,
-        peers: Neighbourhood,
-        sources: UnreliableSources,
-        certificates: Certificates,
+        self, fragment: Fragment, joining: Joining, doubting: Doubting, sources: UnreliableSources
     ) -> None:
-        self._id = identity
-        self._policy = identity.policy
-        self._peers = peers
+        self._fragment = fragment
+        self._joining = joining
+        self._doubting = doubting
         self._sources = sources
+        self._id = fragment.identity
+        self._policy = fragment.policy
+        self._peers = fragment.peers
+        self._certificates = fragment.certificates
         self._hint: tuple[PeerId, Head] | None = None
         """A peer that showed where it stands in the middle of a round."""
         self._source: PeerId | None = None
         self.began_at = 0.0
         """Time at which the last ``CatchUp`` or ``Rebase`` began."""
-        self._certificates = certificates
         self._asked_at = -math.inf
         """Time at which other peers were last asked where they stand."""
         self._uncertified_since: float | None = None
@@ -215,10 +194,8 @@ class CatchingUp:
         self.fellows: tuple[PeerId, ...] = ()
         """The members of the round that made the version that this peer stands on, if it was one
         of them."""
-        self.shows_all = False
-        """True if others stand elsewhere: joins show all signatures under the own standing."""
         self._behind = BoundedMapping[PeerId, _SeenBehind](
-            "peers behind", SOURCES_REMEMBERED_MAX, worth=peers.worth
+            "peers behind", SOURCES_REMEMBERED_MAX, worth=self._peers.worth
         )
         """Peers that stand on an older version of this peer's lineage."""
         self._settles_since: float | None = None
@@ -229,91 +206,105 @@ class CatchingUp:
         self._refused_at = math.inf
         """Time at which the first of these joins was refused."""
 
-    def __repr__(self) -> str:
-        return f"CatchingUp({self._id.me}, source={self._source})"
-
-    def receive_behind(self, message: messages.Behind, situation: Situation, now: float) -> Changes:
+    def receive_behind(self, message: messages.Behind, now: float) -> None:
         """A peer has found this peer's lineage in its chain."""
-        source, head, standing = message.source, message.head, situation.standing
+        source, head, standing = message.source, message.head, self._fragment.standing
         if source == self._id.me or standing is None:
-            return []
+            return
         if not self._peers.knows(source):
-            return [Count("unknown_source")]
+            self._fragment.count("unknown_source")
+            return
         young = self._peers.young_versions
         relation = relate(standing.head(), standing.chain, head, young_versions=young)
         behind = isinstance(relation, IAmBehind) or (
             isinstance(relation, Apart) and not relation.they_are_light
         )
         found = behind and message.found == standing.lineage
-        if not (found and self._may_ask(source, situation, now)):
-            return self.compare(source, head, situation, now)
+        if not (found and self._may_ask(source, now)):
+            self.compare(source, head, now)
+            return
         # Its leader lets nobody join from there, also where this peer sees several groups, in which
         # it might (``meets``): peers differ in who counts.
         # A message shows some links of a chain; the own version may lie between them. The sender
         # has looked it up in all of its chain, and the fetched state must have it there as well.
         effect = CatchUp(source, head.version, head.lineage, "it found my lineage")
-        return self._catch_up(effect, head, standing.head(), now)
+        self._catch_up(effect, head, standing.head(), now)
 
-    def _may_ask(self, source: PeerId, situation: Situation, now: float) -> bool:
+    def _may_ask(self, source: PeerId, now: float) -> bool:
         """True if this peer may catch up now, and the source has not failed it lately."""
-        busy = situation.phase in (Phase.ENTERED, Phase.FOLDING, Phase.CATCHING)
+        busy = self._fragment.phase in (Phase.ENTERED, Phase.FOLDING, Phase.CATCHING)
         return not busy and self._sources.allows(source, now)
 
-    def take_hint(self, situation: Situation, now: float) -> Changes:
+    def take_hint(self, now: float) -> None:
         """Compare with the peer that showed where it stands in the middle of a round."""
         hint, self._hint = self._hint, None
-        return [] if hint is None else self.compare(hint[0], hint[1], situation, now)
+        if hint is not None:
+            self.compare(hint[0], hint[1], now)
 
-    def compare(self, source: PeerId, theirs: Head, situation: Situation, now: float) -> Changes:
+    def compare(self, source: PeerId, theirs: Head, now: float) -> None:
         """A peer shows where it stands: catch up, rebase, or tell it that it should."""
-        standing = situation.standing
+        fragment, standing = self._fragment, self._fragment.standing
         if standing is None or source == self._id.me:
-            return []
-        if situation.phase in (Phase.ENTERED, Phase.FOLDING):
+            return
+        if fragment.phase in (Phase.ENTERED, Phase.FOLDING):
             self._hint = (source, theirs)
-            return []
-        if situation.phase is Phase.CATCHING:
-            return []
+            return
+        if fragment.phase is Phase.CATCHING:
+            return
         if not self._sources.allows(source, now):
-            return [Count("doubted_source")]
+            fragment.count("doubted_source")
+            return
         mine = standing.head()
         young = self._peers.young_versions
         relation = relate(mine, standing.chain, theirs, young_versions=young)
         if isinstance(relation, Apart) and relation.founded_apart:
-            return founded_apart(self._id.fragment, source, mine, relation, theirs)
+            self.founded_apart(source, mine, relation, theirs)
+            return
         self._see_behind(source, theirs, relation, now)
-        end = situation.end
+        end = fragment.ending.end(now)
         if isinstance(relation, Apart) and end is not None and end.settles(mine, theirs):
-            return self.settle_final_state(source, mine, relation, theirs, situation, now)
+            self.settle_final_state(source, mine, relation, theirs, end, now)
+            return
         if isinstance(relation, Apart):
             self._meet(relation, now)
             if self._gives_way_unproven(theirs, now):
-                return self._rebase(source, mine, theirs, relation, situation, now, gives_way=True)
+                self._rebase(source, mine, theirs, relation, now, gives_way=True)
+                return
         if isinstance(relation, TheyAreBehind) and self._goes_back(theirs, now):
             back = Apart(theirs.version, tokens_of(mine) - tokens_of(theirs), 0)
-            return self._rebase(source, mine, theirs, back, situation, now, gives_way=True)
-        splits = not situation.closed_ranks and self._peers.has_several_groups(now)
-        if not situation.in_doubt and splits and meets(relation, mine, theirs):
-            return []
+            self._rebase(source, mine, theirs, back, now, gives_way=True)
+            return
+        splits = not fragment.ending.closed_ranks and self._peers.has_several_groups(now)
+        if self._doubting.doubt is None and splits and meets(relation, mine, theirs):
+            return
         match relation:
             case IAmBehind():
                 reason = "its chain holds my lineage"
                 effect = CatchUp(source, theirs.version, theirs.lineage, reason)
-                return self._catch_up(effect, theirs, mine, now)
+                self._catch_up(effect, theirs, mine, now)
             case Apart() as apart if apart.i_am_light:
-                return self._rebase(source, mine, theirs, apart, situation, now)
+                self._rebase(source, mine, theirs, apart, now)
             case Apart() as apart if apart.they_are_light:
-                return [Send(source, messages.Compare(self._id.fragment, mine))]
+                self._show(source, mine)
             case Apart() as apart if self._gives_way_unmixed(mine, theirs, apart, now):
-                return self._rebase(source, mine, theirs, apart, situation, now)
+                self._rebase(source, mine, theirs, apart, now)
             case TheyAreBehind():
-                return [
-                    Send(
-                        source,
-                        messages.Behind(self._id.fragment, mine, self._id.me, theirs.lineage),
-                    )
-                ]
-        return []
+                behind = messages.Behind(self._id.fragment, mine, self._id.me, theirs.lineage)
+                fragment.send(source, behind)
+
+    def _show(self, peer: PeerId, mine: Head) -> None:
+        self._fragment.send(peer, messages.Compare(self._id.fragment, mine))
+
+    def founded_apart(self, source: PeerId, mine: Head, relation: Apart, theirs: Head) -> None:
+        """Two peers have states of different foundings: both are told, and neither is averaged.
+
+        Which side gives way is decided for all fragments at once, by the owner of the averager.
+        """
+        told = {"mine": relation.mine, "theirs": relation.theirs}
+        self._fragment.note("founded_apart", peer=source, **told)
+        # Only the heavier side answers, so that two peers do not answer each other for ever.
+        if (relation.mine, mine.lineage) >= (relation.theirs, theirs.lineage):
+            self._show(source, mine)
 
     def settle_final_state(
         self,
@@ -321,20 +312,18 @@ class CatchingUp:
         mine: Head,
         relation: Apart,
         theirs: Head,
-        situation: Situation,
+        end: RunsEnd,
         now: float,
-    ) -> Changes:
+    ) -> None:
         """One of two peers takes the other's state, which is final.
 
         Nobody can take a state that too few have signed, though it outranks the others.
         """
-        assert situation.end is not None
-        outranks = not situation.end.gives_way(mine, theirs)
+        outranks = not end.gives_way(mine, theirs)
         if outranks and not self._is_final_in_vain(mine, theirs, now):
-            return [Send(source, messages.Compare(self._id.fragment, mine))]
-        if not self._may_ask(source, situation, now):
-            return []
-        return self._rebase(source, mine, theirs, relation, situation, now, gives_way=outranks)
+            self._show(source, mine)
+        elif self._may_ask(source, now):
+            self._rebase(source, mine, theirs, relation, now, gives_way=outranks)
 
     # Certificates
 
@@ -353,7 +342,7 @@ class CatchingUp:
         self._rounds_apart += 1
         self._refusals = 0
         self._refused_at = math.inf
-        self.shows_all = False
+        self._certificates.shows_all = False
         self.fellows = ()
 
     def may_continue(self, parent: Link, now: float) -> bool:
@@ -365,20 +354,21 @@ class CatchingUp:
         if self._uncertified_since is None:
             self._uncertified_since = now
 
-    def refused(self, situation: Situation, now: float) -> Changes:
+    def refused(self, now: float) -> None:
         """A leader refused this peer's join: it may not know the state that this peer stands on."""
-        self.shows_all = True
+        self._certificates.shows_all = True
         self._refusals += 1
         self._refused_at = min(now, self._refused_at)
-        standing = situation.standing
+
+    def ask_for_signatures(self, now: float) -> None:
+        """Ask those that finished this peer's version with it: a join of it was refused."""
+        standing = self._fragment.standing
         if standing is None or self._certificates.is_proven(now):
-            return []
-        compare = messages.Compare(self._id.fragment, standing.head())
+            return
         others = [peer for peer in self.fellows if peer != self._id.me]
-        return [
-            Note("asks_for_signatures", {"peers": len(others)}),
-            *(Send(peer, compare) for peer in others),
-        ]
+        self._fragment.note("asks_for_signatures", peers=len(others))
+        for peer in others:
+            self._show(peer, standing.head())
 
     def _gives_way_unproven(self, theirs: Head, now: float) -> bool:
         """True if no round takes this peer's state in, and the other one is certified."""
@@ -451,15 +441,15 @@ class CatchingUp:
         signers = self._certificates.signers(link_of(standing.head()))
         return set(self.fellows) <= {self._id.me, *signers}
 
-    def sign_for(self, source: PeerId, theirs: Head, situation: Situation, now: float) -> Changes:
+    def sign_for(self, source: PeerId, theirs: Head, now: float) -> None:
         """Show a peer on the same link the signatures that it lacks, this one's among them."""
-        standing = situation.standing
+        standing = self._fragment.standing
         signers = [peer for peer, _ in theirs.signatures]
         if source == self._id.me or standing is None or theirs.lineage != standing.lineage:
-            return []  # a sender under this peer's name gets no answer
+            return  # a sender under this peer's name gets no answer
         if self._id.me in signers or len(signers) >= self._certificates.parent_needed(now):
-            return []
-        return [Send(source, messages.Compare(self._id.fragment, standing.head()))]
+            return
+        self._show(source, standing.head())
 
     def may_take(self, link: Link, now: float) -> bool:
         """True if this peer may take the state at this link."""
@@ -489,37 +479,37 @@ class CatchingUp:
 
     def _meet(self, apart: Apart, now: float) -> None:
         """Another side is met: count the time and the rounds since it was met first."""
-        self.shows_all = True
+        self._certificates.shows_all = True
         parted = apart.ancestor if apart.ancestor is not None else -1
         if self._apart_since is None or parted > self._parted:
             self._apart_since, self._parted, self._rounds_apart = now, parted, 0
 
-    def _stays_apart(self, source: PeerId, apart: Apart, now: float) -> Changes:
+    def _stays_apart(self, source: PeerId, apart: Apart, now: float) -> None:
         """Say that this peer cannot judge the heavier side, after a while and now and then."""
-        if not self._is_long_apart(now) or now - self._told_apart_at < self._policy.doubt_s:
-            return []
-        self._told_apart_at = now
-        tokens = {"mine": apart.mine, "theirs": apart.theirs}
-        return [Note("stays_apart", {"peer": source, **tokens})]
+        if self._is_long_apart(now) and now - self._told_apart_at >= self._policy.doubt_s:
+            self._told_apart_at = now
+            tokens = {"mine": apart.mine, "theirs": apart.theirs}
+            self._fragment.note("stays_apart", peer=source, **tokens)
 
-    def _uncertified(self, source: PeerId, mine: Head, now: float) -> Changes:
+    def _uncertified(self, source: PeerId, mine: Head, now: float) -> None:
         """Ask others about a head that too few have signed."""
         self.met_unproven(now)
-        changes: Changes = [Count("uncertified_head")]
+        self._fragment.count("uncertified_head")
         if now - self._asked_at < self._policy.resend_s:
-            return changes
+            return
         self._asked_at = now
-        others = sorted(self._peers.electorate(now) - {source})[: messages.ROSTER_MAX]
-        compare = messages.Compare(self._id.fragment, mine)
-        return [*changes, *(Send(peer, compare) for peer in others)]
+        for peer in sorted(self._peers.electorate(now) - {source})[: messages.ROSTER_MAX]:
+            self._show(peer, mine)
 
     # Going there
 
-    def _catch_up(self, effect: CatchUp, theirs: Head, mine: Head, now: float) -> Changes:
+    def _catch_up(self, effect: CatchUp, theirs: Head, mine: Head, now: float) -> None:
         if not self.may_take(link_of(theirs), now):
-            return self._uncertified(effect.source, mine, now)
-        note = Note("behind", {"source": effect.source, "version": effect.version})
-        return [Abandon("behind"), note, *self._begin(effect, now)]
+            self._uncertified(effect.source, mine, now)
+            return
+        self._joining.abandon("behind")
+        self._fragment.note("behind", source=effect.source, version=effect.version)
+        self._begin(effect, now)
 
     def _rebase(
         self,
@@ -527,35 +517,37 @@ class CatchingUp:
         mine: Head,
         theirs: Head,
         apart: Apart,
-        situation: Situation,
         now: float,
         *,
         gives_way: bool = False,
-    ) -> Changes:
+    ) -> None:
         if not self.may_take(link_of(theirs), now):
-            return [*self._stays_apart(source, apart, now), *self._uncertified(source, mine, now)]
-        note = Note("rebase", {"source": source, "mine": apart.mine, "theirs": apart.theirs})
+            self._stays_apart(source, apart, now)
+            self._uncertified(source, mine, now)
+            return
         effect = Rebase(
             source,
             theirs.version,
             theirs.lineage,
             apart.ancestor,
             f"merged since we parted: {apart.mine} tokens here, {apart.theirs} there",
-            others_follow=self._others_follow(situation, now),
+            others_follow=self._others_follow(now),
             gives_way=gives_way,
         )
-        return [Abandon("apart"), note, *self._begin(effect, now)]
+        self._joining.abandon("apart")
+        self._fragment.note("rebase", source=source, mine=apart.mine, theirs=apart.theirs)
+        self._begin(effect, now)
 
-    def _others_follow(self, situation: Situation, now: float) -> bool:
+    def _others_follow(self, now: float) -> bool:
         """True if other peers go on with what was merged on this side since the ancestor.
 
         They do when it was merged in rounds of several groups. The same holds where a partition
         has left one group of several: a peer on this side may be in a meld before it rebases.
         """
-        was_one_of_several = situation.several_groups_version is not None
+        was_one_of_several = self._fragment.several_groups_version is not None
         return was_one_of_several or self._peers.has_several_groups(now)
 
-    def _begin(self, effect: CatchUp | Rebase, now: float) -> Changes:
+    def _begin(self, effect: CatchUp | Rebase, now: float) -> None:
         self._source = effect.source
         self.began_at = now
         # The owner has limits of its own. On a slow line it fetches one state after the other.
@@ -563,28 +555,31 @@ class CatchingUp:
         line_bytes_s = self._peers.bytes_per_s
         limit_s = state_timeout_s(self._policy, states_bytes, line_bytes_s=line_bytes_s)
         deadline = now + max(self._policy.catch_up_s, limit_s)
-        return [Become(Phase.CATCHING), SetTimer(Timer.CATCHING, deadline), effect]
+        self._fragment.phase = Phase.CATCHING
+        self._fragment.timers[Timer.CATCHING] = deadline
+        self._fragment.emit(effect)
 
     def ended(
-        self, standing: Standing | None, held_s: float | None, mine: Standing | None, now: float
-    ) -> Changes:
+        self, standing: Standing | None, held_s: float | None, now: float
+    ) -> tuple[PeerId, messages.Compare] | None:
         """``CatchUp`` or ``Rebase`` is done, or has failed: remember it of its source.
 
-        ``mine``: where this peer stays if it has failed; the source is told, but for several
-        groups, in which it joins from there. A source that delivered is asked whether it has gone
-        on meanwhile. Else a peer that caught up over a slow line would learn that it is behind
-        again only when it is due.
+        Returns what to tell the source afterwards. One that delivered is asked whether it has gone
+        on meanwhile: else a peer that caught up over a slow line would learn that it is behind
+        again only when it is due. Else it is shown where this peer stays, but for several groups,
+        in which it joins from there.
         """
         source, self._source = self._source, None
         if source is None:
-            return []
+            return None
         if standing is not None:
             self._apart_since = None
             self._sources.delivered(source)
-            return [Send(source, messages.Compare(self._id.fragment, standing.head()))]
+            return source, messages.Compare(self._id.fragment, standing.head())
         # It may have lied about what it has: ask others before it is believed again.
         waited_s = now - self.began_at if held_s is None else held_s
         self._sources.failed(source, held_s=waited_s, now=now)
+        mine = self._fragment.standing
         if mine is None or self._peers.has_several_groups(now):
-            return []
-        return [Send(source, messages.Compare(self._id.fragment, mine.head()))]
+            return None
+        return source, messages.Compare(self._id.fragment, mine.head())

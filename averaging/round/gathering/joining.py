@@ -3,8 +3,6 @@
 The part of ``averaging.round.machine`` for a peer that wants to be led: when to offer, which leader
 to join, what to do when a leader is silent or sends it elsewhere, and folding when no other peer
 trains. Whether a commit holds is not decided here (``averaging.round.gathering.objections``).
-
-Every method returns changes (``averaging.round.interface.transitions``) for the machine to apply.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from __future__ import annotations
 import math
 
 import msgspec
+from msgspec import Struct
 
 from averaging import messages
 from averaging.history.standing import Standing, after_folding
@@ -20,37 +19,13 @@ from averaging.round.interface.effects import (
     Discard,
     Fold,
     GiveUp,
-    Note,
-    Send,
     Silent,
     TakeSnapshot,
 )
-from averaging.round.interface.identity import Identity
 from averaging.round.interface.inputs import Offer
 from averaging.round.interface.phase import UNCOMMITTED, Phase, Timer
-from averaging.round.interface.situation import Attempt, Situation
-from averaging.round.interface.transitions import (
-    AnswerCall,
-    Become,
-    BeginWork,
-    CallLeader,
-    Changes,
-    Compare,
-    Count,
-    HandOverRoster,
-    JoinCaller,
-    LeaveOwnRoster,
-    PassOwnRoster,
-    RetryLater,
-    RosterClosed,
-    SetTimer,
-    Stand,
-    StartCycle,
-    StopTimers,
-    TakeBackOwnJoin,
-)
-from averaging.round.opinions.neighbourhood import Neighbourhood
-from averaging.round.opinions.pace import Pace
+from averaging.round.opinions.fragment import Fragment
+from averaging.round.sealing.doubt import Doubting
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
@@ -74,21 +49,50 @@ each further one, ..."""
 LEAVERS_WAIT_MAX_S = 2.0
 """... but no longer than this: nobody tells it of the end of a round that comes to nothing."""
 
-_ANSWERED_IN = (Phase.JOINING, Phase.PROMISED)
+
+class Attempt(Struct, frozen=True):
+    """One attempt to get into a round, from the offer to the commit."""
+
+    join: Join
+    leader: PeerId
+    leaders_tried: int = 0
+    resent: bool = False
+    """True if the leader got the join a second time."""
+    first_leader: PeerId | None = None
+    leader_life: int | None = None
+    """The incarnation of the leader when it got the first join; ``None``: not known."""
+    asked_at: float | None = None
+    """Time at which the leader got the message that it has not answered yet."""
+    until: float = math.inf
+    """A leader that has noted this peer and not closed its roster by then does not lead."""
+
+
+class Called(Struct, frozen=True):
+    """A leader, perhaps this peer itself, wants this peer in its round."""
+
+    leader: PeerId
+    head: Head | None
+    """Where the leader stands, if it has a state."""
+    until: float
+    """How long it waits."""
+    hurried: bool
+    """A member is about to leave."""
 
 
 class Joining:
     """One peer as a joiner."""
 
-    def __init__(self, identity: Identity, peers: Neighbourhood, pace: Pace) -> None:
-        self._id = identity
-        self._policy = identity.policy
-        self._peers = peers
-        self._pace = pace
+    def __init__(self, fragment: Fragment, doubting: Doubting) -> None:
+        self._fragment = fragment
+        self._doubting = doubting
+        self._id = identity = fragment.identity
+        self._policy = fragment.policy
+        self._peers = fragment.peers
+        self._pace = fragment.pace
         self.attempt: Attempt | None = None
-        self.call: JoinCaller | None = None
+        self.call: Called | None = None
         """The leader that has called this peer, and until when it waits."""
-        self._caller: PeerId | None = None
+        self.caller: PeerId | None = None
         """The leader that called last, whether this peer came or not."""
         self._coming_to: PeerId | None = None
         """The leader that waits for this peer's snapshot."""
@@ -107,35 +111,34 @@ class Joining:
             "failed joins", LEADERS_REMEMBERED_MAX, worth=lambda _, count: count
         )
 
-    def __repr__(self) -> str:
-        leader = self.attempt.leader if self.attempt is not None else None
-        return f"Joining({self._id.me}, leader={leader})"
-
     # The learner
 
-    def due(self, situation: Situation, now: float) -> Changes:
+    def due(self, now: float) -> None:
         """Ask the learner, unless something is under way; the fragment stays due."""
-        if not self._may_join(situation) or self._sits_out(situation, now):
-            return []
+        if not self._may_join(now) or self._sits_out(now):
+            return
         if self.leaves:
             if now < self._due_at + self._leavers_wait_s:
-                return []
+                return
             self._due_at = now
         self._folds = False
         if self._peers.others_train(now):
-            return self._ask_learner("due", now)
-        if self.leaves and self._peers.keepers(now):
+            self._ask_learner("due", now)
+        elif self.leaves and self._peers.keepers(now):
             # A keeper merges it as a round of one: it gets the work encoded, not as a state.
-            return self._ask_learner("a keeper takes it", now)
-        if self.leaves and (lacked := self._lacked_version(situation)) is not None:
+            self._ask_learner("a keeper takes it", now)
+        elif self.leaves and (lacked := self._lacked_version()) is not None:
             # A version made of its own work would only fork one that others have.
-            return [Note("lacks_version", {"version": lacked}), RetryLater()]
-        if not self.leaves and now < self.alone_until(situation, now):
-            return [Note("alone"), RetryLater()]
-        self._folds = True
-        return self._ask_learner("alone, so I fold", now)
+            self._fragment.note("lacks_version", version=lacked)
+            self._fragment.attempt_failed()
+        elif not self.leaves and now < self.alone_until(now):
+            self._fragment.note("alone")
+            self._fragment.attempt_failed()
+        else:
+            self._folds = True
+            self._ask_learner("alone, so I fold", now)
 
-    def alone_until(self, situation: Situation, now: float) -> float:
+    def alone_until(self, now: float) -> float:
         """When this peer, beside no other that trains, begins to merge its work by itself.
 
         Those that it does not see any more may go on elsewhere: until the work would be stale there
@@ -144,88 +147,92 @@ class Joining:
         whose trainer makes no steps just now may go on in a moment: were both to fold, each while
         the other stood still, they would have two histories.
         """
-        assert situation.standing is not None
+        standing = self._fragment.standing
+        assert standing is not None
         waits_since = [
-            self._peers.unseen_since(situation.standing.merged, now),
-            situation.fresh_at if self._peers.others_arrive(now) else None,
+            self._peers.unseen_since(standing.merged, now),
+            self._fragment.fresh_at if self._peers.others_arrive(now) else None,
         ]
         known = [at for at in waits_since if at is not None]
         until = max(known) + self._policy.alone_s if known else -math.inf
         return max(until, self._peers.may_work_until(now))
 
-    def _may_join(self, situation: Situation) -> bool:
+    def _may_join(self, now: float) -> bool:
         return (
-            situation.phase is Phase.IDLE
+            self._fragment.phase is Phase.IDLE
             and self._peers.trains
-            and situation.standing is not None
-            and not situation.in_doubt
-            and not situation.is_final
+            and self._fragment.standing is not None
+            and self._doubting.doubt is None
+            and not self._fragment.ending.is_final(now)
             and self._id.book.orders.paused is None
         )
 
-    def _sits_out(self, situation: Situation, now: float, *, called: bool = False) -> bool:
+    def _sits_out(self, now: float, *, called: bool = False) -> bool:
         """True if the line does not carry the next version (``averaging.rules.line_pace``)."""
-        stands_on = situation.standing.version if situation.standing is not None else 0
+        standing = self._fragment.standing
+        stands_on = standing.version if standing is not None else 0
         version = 1 + max(stands_on, self._peers.closed_version)
         return self._pace.sits_out(version, now, called=called or self.is_called(now))
 
-    def _lacked_version(self, situation: Situation) -> int | None:
+    def _lacked_version(self) -> int | None:
         """The newest version that others certified, or made without this peer, if it lacks it."""
-        newest, standing = max(situation.shown_version, self._left_out_of), situation.standing
+        newest = max(self._fragment.shown_version, self._left_out_of)
+        standing = self._fragment.standing
         return newest if standing is not None and standing.version < newest else None
 
     def is_called(self, now: float) -> bool:
         """True if a leader waits for this peer's join."""
         return self.call is not None and now <= self.call.until
 
-    def wants_a_round(self, situation: Situation, now: float) -> bool:
+    def wants_a_round(self, now: float) -> bool:
         """True if this peer is due, or called, and nothing is under way."""
         wants = self._pace.is_due or self.is_called(now)
-        return wants and self._may_join(situation) and not self._sits_out(situation, now)
+        return wants and self._may_join(now) and not self._sits_out(now)
 
-    def _ask_learner(self, reason: str, now: float) -> Changes:
+    def _ask_learner(self, reason: str, now: float, *, caller: PeerId | None = None) -> None:
         self._pace.snapshot_asked(now)
-        deadline = now + self._policy.snapshot_s
-        return [Become(Phase.WANTED), SetTimer(Timer.SNAPSHOT, deadline), TakeSnapshot(reason)]
+        if caller is not None:
+            self._come_to(caller, now)
+        self._fragment.phase = Phase.WANTED
+        self._fragment.timers[Timer.SNAPSHOT] = now + self._policy.snapshot_s
+        self._fragment.emit(TakeSnapshot(reason))
 
-    def offered(
-        self, offer: Offer | None, situation: Situation, now: float, *, leads_others: bool
-    ) -> Changes:
+    def offered(self, offer: Offer | None, now: float, *, leads_others: bool) -> None:
         """The learner's answer to ``TakeSnapshot``; ``None`` if it has nothing.
 
         ``leads_others``: this peer leads a round of the next version in which it is no member.
         """
-        if situation.phase is not Phase.WANTED:
-            changes: Changes = [Count("offer_not_wanted")]
+        phase = self._fragment.phase
+        if phase is not Phase.WANTED:
+            self._fragment.count("offer_not_wanted")
             if offer is not None and not self._snapshot_used:
-                changes.append(GiveUp(None, f"{situation.phase}: not wanted any more", False))
-            return changes
-        if offer is None:
-            return self.become_idle("the learner has nothing to offer", retry=True)
-        self._pace.snapshot_taken(now)
-        changes = [StopTimers((Timer.SNAPSHOT,))]
-        return changes + self._use(offer, situation, now, leads_others=leads_others)
+                self._fragment.emit(GiveUp(None, f"{phase}: not wanted any more", False))
+        elif offer is None:
+            self.become_idle("the learner has nothing to offer", retry=True)
+        else:
+            self._pace.snapshot_taken(now)
+            self._fragment.timers.pop(Timer.SNAPSHOT, None)
+            self._use(offer, now, leads_others=leads_others)
 
-    def snapshot_late(self) -> Changes:
+    def snapshot_late(self) -> None:
         reason = "the learner did not come to a safe point in time"
-        return self.become_idle(reason, retry=True)
+        self.become_idle(reason, retry=True)
 
-    def leave(self, reason: str, situation: Situation, *, retry: bool) -> Changes:
+    def leave(self, reason: str, *, retry: bool) -> None:
         """Abandon the attempt, if there is one. The fragment stays due, and a call stays open."""
-        if situation.phase not in UNCOMMITTED:
-            return []
-        return [*self.abandon(reason), *self.become_idle(reason, retry=retry)]
+        if self._fragment.phase in UNCOMMITTED:
+            self.abandon(reason)
+            self.become_idle(reason, retry=retry)
 
-    def leave_soon(self, situation: Situation) -> Changes:
+    def leave_soon(self) -> None:
         """Say in joins from now on that this peer is about to leave.
 
         A join that did not say it is withdrawn: it has older work, and nobody is called for it.
         """
-        if self.leaves:
-            return []
-        self.leaves = True
-        self.stands()
-        return self.leave("about to leave", situation, retry=False)
+        if not self.leaves:
+            self.leaves = True
+            self.stands()
+            self.leave("about to leave", retry=False)
 
     def attempt_failed(self) -> None:
         """An attempt led to no version. A peer that leaves is asked to try again all the time.
@@ -240,47 +247,47 @@ class Joining:
         """This peer stands elsewhere now: an attempt that failed may succeed."""
         self._leavers_wait_s = 0.0
 
-    def _use(
-        self, offer: Offer, situation: Situation, now: float, *, leads_others: bool
-    ) -> Changes:
+    def _use(self, offer: Offer, now: float, *, leads_others: bool) -> None:
         """Join a leader with this offer, or fold it, unless it is of no use."""
-        standing = situation.standing
+        fragment = self._fragment
+        standing = fragment.standing
         assert standing is not None
         if standing.chain.find(offer.base_version, offer.base_lineage) is None:
-            return self._give_up_offer("its base is not in my chain")
+            self._give_up_offer("its base is not in my chain")
+            return
         if offer.steps < 1 or offer.tokens < 1:
-            return self._give_up_offer("nothing new since the last merge")
-        stale = standing.version - min(situation.fresh_version, standing.version)
-        is_old = now - situation.fresh_at > self._policy.stale_s
+            self._give_up_offer("nothing new since the last merge")
+            return
+        stale = standing.version - min(fragment.fresh_version, standing.version)
+        is_old = now - fragment.fresh_at > self._policy.stale_s
         if stale > self._policy.stale_max and is_old:
-            return [
-                BeginWork(standing.version),
-                Note("stale", {"versions": stale}),
-                Discard(f"stale: began {stale} versions ago"),
-                *self.become_idle(f"began {stale} versions ago", retry=True),
-            ]
+            fragment.fresh_version, fragment.fresh_at = standing.version, now
+            fragment.note("stale", versions=stale)
+            fragment.emit(Discard(f"stale: began {stale} versions ago"))
+            self.become_idle(f"began {stale} versions ago", retry=True)
+            return
         if leads_others:
             # A second round beside the one that it leads for others would fork the lineage.
-            return self._give_up_offer("the roster that I closed is without me")
+            self._give_up_offer("the roster that I closed is without me")
+            return
         self._offer = offer
         self._snapshot_used = True
         if self._folds:
-            return [
-                Become(Phase.FOLDING),
-                SetTimer(Timer.FOLDING, now + self._policy.catch_up_s),
-                Fold(self._folded_standing(standing, offer), offer.mark, "alone"),
-            ]
-        leader = self._first_leader(standing, situation, now)
+            fragment.phase = Phase.FOLDING
+            fragment.timers[Timer.FOLDING] = now + self._policy.catch_up_s
+            fragment.emit(Fold(self._folded_standing(standing, offer), offer.mark, "alone"))
+            return
+        leader = self._first_leader(standing, now)
         self._joins += 1
         if leader is None:
-            return self._give_up_offer("nobody can lead")
-        join = self._first_join(offer, standing, situation, stale)
-        return self._join(Attempt(join, leader), now)
+            self._give_up_offer("nobody can lead")
+            return
+        self._join(Attempt(self._first_join(offer, standing, stale), leader), now)
 
-    def _first_leader(self, standing: Standing, situation: Situation, now: float) -> PeerId | None:
+    def _first_leader(self, standing: Standing, now: float) -> PeerId | None:
         """This peer, if it has a roster open, else the leader that called, or the first in rank."""
         call, self.call = self.call, None
-        if situation.gathers:
+        if self._fragment.open_roster is not None:
             return self._id.me
         head = standing.head()
         if call is not None and now <= call.until and self._peers.follows(call.leader, head, now):
@@ -293,9 +300,7 @@ class Joining:
         is_numbered = self._id.first_number < entry.join <= self._joins
         return is_numbered and entry.incarnation == self._id.incarnation
 
-    def _first_join(
-        self, offer: Offer, standing: Standing, situation: Situation, stale: int
-    ) -> Join:
+    def _first_join(self, offer: Offer, standing: Standing, stale: int) -> Join:
         return Join(
             fragment=self._id.fragment,
             topic=self._id.topic,
@@ -310,7 +315,7 @@ class Joining:
             tokens=offer.tokens,
             batch_tokens_max=offer.batch_tokens_max,
             step_time_s=self._pace.step_time_s,
-            bytes_per_s=situation.bytes_per_s,
+            bytes_per_s=self._peers.bytes_per_s,
             reachable=self._peers.reachable,
             codecs=self._id.codecs,
             level=self._pace.need.level,
@@ -318,40 +323,37 @@ class Joining:
             leaves=self.leaves,
         )
 
-    def _give_up_offer(self, reason: str) -> Changes:
-        return [GiveUp(None, reason, False), *self.become_idle(reason, retry=True)]
+    def _give_up_offer(self, reason: str) -> None:
+        self._fragment.emit(GiveUp(None, reason, False))
+        self.become_idle(reason, retry=True)
 
-    def become_idle(self, reason: str, *, retry: bool) -> Changes:
+    def become_idle(self, reason: str, *, retry: bool) -> None:
         """Nothing is under way any more; offered work, if any, is settled already."""
         self.attempt = None
         self._offer = None
         self._folds = False
         self._snapshot_used = False
-        changes: Changes = [
-            *self._not_coming(reason),
-            StopTimers(tuple(Timer)),
-            Become(Phase.IDLE),
-            Note("idle", {"reason": reason}),
-        ]
+        self._not_coming(reason)
+        self._fragment.timers.clear()
+        self._fragment.phase = Phase.IDLE
+        self._fragment.note("idle", reason=reason)
         if retry:
-            changes.append(RetryLater())
-        changes.append(LeaveOwnRoster())
-        return changes
+            self._fragment.attempt_failed()
+        self._fragment.leave_own_roster()
 
-    def folding_late(self) -> Changes:
-        return self.become_idle("folding took too long", retry=True)
+    def folding_late(self) -> None:
+        self.become_idle("folding took too long", retry=True)
 
-    def folded(self, situation: Situation) -> Changes:
-        if situation.phase is not Phase.FOLDING or self._offer is None:
-            return []
-        assert situation.standing is not None
-        standing = self._folded_standing(situation.standing, self._offer)
-        return [
-            Stand(standing, fresh=True),
-            StartCycle(),
-            Note("folded", {"version": standing.version}),
-            *self.become_idle("folded", retry=False),
-        ]
+    def folded(self) -> None:
+        fragment, offer = self._fragment, self._offer
+        if fragment.phase is not Phase.FOLDING or offer is None:
+            return
+        assert fragment.standing is not None
+        standing = self._folded_standing(fragment.standing, offer)
+        fragment.stand(standing, fresh=True)
+        self._pace.start_cycle(fragment.now)
+        fragment.note("folded", version=standing.version)
+        self.become_idle("folded", retry=False)
 
     def _folded_standing(self, standing: Standing, offer: Offer) -> Standing:
         return after_folding(
@@ -364,7 +366,7 @@ class Joining:
 
     # Finding the leader
 
-    def _join(self, attempt: Attempt, now: float) -> Changes:
+    def _join(self, attempt: Attempt, now: float) -> None:
         failed = self._peers.avoided()[-messages.FAILED_MAX :]
         first_leader = attempt.first_leader
         join = msgspec.structs.replace(attempt.join, failed=failed)
@@ -380,87 +382,78 @@ class Joining:
         self.attempt = attempt
         if self._coming_to == attempt.leader:
             self._coming_to = None
-        changes: Changes = self._not_coming("promised to another leader")
+        self._not_coming("promised to another leader")
         if attempt.leaders_tried == 1:
-            changes.append(Note("joining", {"leader": attempt.leader}))
-        return [
-            *changes,
-            Become(Phase.JOINING),
-            SetTimer(Timer.ANSWER, now + self._policy.answer_s),
-            Send(attempt.leader, attempt.join),
-        ]
+            self._fragment.note("joining", leader=attempt.leader)
+        self._fragment.phase = Phase.JOINING
+        self._fragment.timers[Timer.ANSWER] = now + self._policy.answer_s
+        self._fragment.send(attempt.leader, attempt.join)
 
-    def link_lost(self, peer: PeerId, answer_at: float | None, now: float) -> Changes:
+    def link_lost(self, peer: PeerId, now: float) -> None:
         """Ask the leader again soon: it may be the message that was lost."""
-        if self.attempt is None or self.attempt.leader != peer:
-            return []
-        at = now + self._policy.suspect_s
-        return [SetTimer(Timer.ANSWER, at if answer_at is None else min(at, answer_at))]
+        if self.attempt is not None and self.attempt.leader == peer:
+            timers, at = self._fragment.timers, now + self._policy.suspect_s
+            timers[Timer.ANSWER] = min(at, timers.get(Timer.ANSWER, at))
 
-    def leader_silent(self, situation: Situation, now: float) -> Changes:
+    def leader_silent(self, now: float) -> None:
         """The leader did not answer in time, or its link broke."""
         attempt = self.attempt
         if attempt is None:
-            return []
+            return
         if attempt.leader == self._id.me:
-            if situation.roster_decides_at is None:
-                return self._give_up_offer("my gathering came to nothing")
-            return [SetTimer(Timer.ANSWER, situation.roster_decides_at + self._policy.answer_s)]
-        if self._was_restarted(attempt):
-            return self._leave_leader(attempt, RESTARTED, situation, now)
-        if now >= attempt.until:
-            reason = "it notes joins and closes no roster"
-            return self._leave_leader(attempt, reason, situation, now)
-        if not attempt.resent:
+            roster = self._fragment.open_roster
+            if roster is None:
+                self._give_up_offer("my gathering came to nothing")
+            else:
+                self._fragment.timers[Timer.ANSWER] = roster.decide_at + self._policy.answer_s
+        elif self._was_restarted(attempt):
+            self._leave_leader(attempt, RESTARTED, now)
+        elif now >= attempt.until:
+            self._leave_leader(attempt, "it notes joins and closes no roster", now)
+        elif not attempt.resent:
             asked_at = now if attempt.asked_at is None else attempt.asked_at
             self.attempt = msgspec.structs.replace(attempt, resent=True, asked_at=asked_at)
-            return [
-                SetTimer(Timer.ANSWER, now + self._policy.answer_s),
-                Send(attempt.leader, attempt.join),
-            ]
-        silent: Changes = []
-        if attempt.asked_at is not None:
-            silent.append(Silent(attempt.leader, attempt.asked_at))
-        return silent + self._leave_leader(attempt, NO_ANSWER, situation, now)
+            self._fragment.timers[Timer.ANSWER] = now + self._policy.answer_s
+            self._fragment.send(attempt.leader, attempt.join)
+        else:
+            if attempt.asked_at is not None:
+                self._fragment.emit(Silent(attempt.leader, attempt.asked_at))
+            self._leave_leader(attempt, NO_ANSWER, now)
 
-    def peer_silent(self, peer: PeerId, situation: Situation, now: float) -> Changes:
+    def peer_silent(self, peer: PeerId, now: float) -> None:
         """Another fragment found a peer silent: do not wait for it here as well."""
         attempt = self.attempt
-        if attempt is None or peer == self._id.me or attempt.leader != peer:
-            return []
-        return self._leave_leader(attempt, NO_ANSWER, situation, now)
+        if attempt is not None and peer != self._id.me and attempt.leader == peer:
+            self._leave_leader(attempt, NO_ANSWER, now)
 
-    def leader_seen_again(self, situation: Situation, now: float) -> Changes:
+    def leader_seen_again(self, now: float) -> None:
         """Leave a leader that was restarted: it knows nothing of the joins that it has noted.
 
         It would note them once more and, if closing a roster is what it dies of, all others waited
         for it again and again.
         """
         attempt = self.attempt
-        if attempt is None or not self._was_restarted(attempt):
-            return []
-        return self._leave_leader(attempt, RESTARTED, situation, now)
+        if attempt is not None and self._was_restarted(attempt):
+            self._leave_leader(attempt, RESTARTED, now)
 
     def _was_restarted(self, attempt: Attempt) -> bool:
         life = self._peers.life_of(attempt.leader)
         return None not in (life, attempt.leader_life) and life != attempt.leader_life
 
-    def _leave_leader(
-        self, attempt: Attempt, reason: str, situation: Situation, now: float
-    ) -> Changes:
-        assert situation.standing is not None
-        fields = {"leader": attempt.leader, "phase": str(situation.phase)}
+    def _leave_leader(self, attempt: Attempt, reason: str, now: float) -> None:
+        standing = self._fragment.standing
+        assert standing is not None
         self._peers.mark_failed(attempt.leader, now)
-        changes: Changes = [
-            Note("leader_silent", fields),
-            *self.join_failed(attempt.leader, reason, weight=UNUSUAL_FAILURE),
-            Send(attempt.leader, self.withdrawal(attempt.join)),
-        ]
-        leader = self._peers.leader(situation.standing.head(), (), now)
+        phase = str(self._fragment.phase)
+        self._fragment.note("leader_silent", leader=attempt.leader, phase=phase)
+        self.join_failed(attempt.leader, reason, weight=UNUSUAL_FAILURE)
+        self.withdraw(attempt)
+        leader = self._peers.leader(standing.head(), (), now)
         if leader is None or attempt.leaders_tried >= LEADERS_TRIED_MAX:
-            return changes + self._give_up_offer("no leader answered")
-        changes.append(Note("next_leader", {"leader": leader}))
-        return changes + self._join(self._redirected(attempt, leader), now)
+            self._give_up_offer("no leader answered")
+            return
+        self._fragment.note("next_leader", leader=leader)
+        self._join(self._redirected(attempt, leader), now)
 
     def _redirected(self, attempt: Attempt, leader: PeerId) -> Attempt:
         """The same offer to another leader; the join gets a new number, the old one is void."""
@@ -468,10 +461,12 @@ class Joining:
         join = msgspec.structs.replace(attempt.join, join=self._joins)
         return msgspec.structs.replace(attempt, join=join, leader=leader, resent=False)
 
-    def withdrawal(self, join: Join) -> messages.Withdraw:
-        return messages.Withdraw(self._id.fragment, join.join, self._id.incarnation)
+    def withdraw(self, attempt: Attempt) -> None:
+        incarnation = self._id.incarnation
+        withdrawal = messages.Withdraw(self._id.fragment, attempt.join.join, incarnation)
+        self._fragment.send(attempt.leader, withdrawal)
 
-    def join_failed(self, leader: PeerId, reason: str, *, weight: int = 1) -> Changes:
+    def join_failed(self, leader: PeerId, reason: str, *, weight: int = 1) -> None:
         """A join with this leader led to no version. After several it is passed over.
 
         First at this version, and after each further failure for longer, until this peer finishes
@@ -482,326 +477,291 @@ class Joining:
         if leader == self._id.me:
             self._failed_joins.clear()
             self._peers.passed_over.clear()
-            return []
+            return
         if leader in self._peers.passed_over:
-            return []
+            return
         count = self._failed_joins.pop(leader, 0) + weight
         self._failed_joins[leader] = count
-        if count < FAILED_JOINS_MAX:
-            return []
-        doublings = min(count - FAILED_JOINS_MAX, PASSED_OVER_DOUBLINGS_MAX)
-        self._peers.pass_over(leader, versions=2**doublings)
-        return [Note("passed_over", {"leader": leader, "reason": reason})]
+        if count >= FAILED_JOINS_MAX:
+            doublings = min(count - FAILED_JOINS_MAX, PASSED_OVER_DOUBLINGS_MAX)
+            self._peers.pass_over(leader, versions=2**doublings)
+            self._fragment.note("passed_over", leader=leader, reason=reason)
 
-    def told_behind_in_vain(self, sender: PeerId, situation: Situation, now: float) -> Changes:
+    def told_behind_in_vain(self, sender: PeerId, now: float) -> None:
         """A peer says that this one is behind a version that too few have signed.
 
         As a leader it keeps all others from a round for as long as it stands there.
         """
         attempt = self.attempt
-        if attempt is None or attempt.leader != sender or situation.phase not in _ANSWERED_IN:
-            return []
-        reason = "it says that I am behind a version that too few have signed"
-        return self._leave_leader(attempt, reason, situation, now)
+        if attempt is not None and attempt.leader == sender and self._is_answered():
+            reason = "it says that I am behind a version that too few have signed"
+            self._leave_leader(attempt, reason, now)
 
-    def change_leader(self, leader: PeerId, now: float) -> Changes:
+    def change_leader(self, leader: PeerId, now: float) -> None:
         """Send the join to another leader."""
         attempt = self.attempt
         assert attempt is not None
-        if attempt.leaders_tried >= LEADERS_TRIED_MAX:
-            reason = "sent from one leader to another too often"
-            changes: Changes = []
-            if attempt.first_leader is not None:
-                changes = self.join_failed(attempt.first_leader, reason, weight=UNUSUAL_FAILURE)
-            return changes + self._give_up_offer(reason)
-        return self._join(self._redirected(attempt, leader), now)
+        if attempt.leaders_tried < LEADERS_TRIED_MAX:
+            self._join(self._redirected(attempt, leader), now)
+            return
+        reason = "sent from one leader to another too often"
+        if attempt.first_leader is not None:
+            self.join_failed(attempt.first_leader, reason, weight=UNUSUAL_FAILURE)
+        self._give_up_offer(reason)
 
     # Messages of leaders
 
-    def called(
-        self, sender: PeerId, call: messages.Call, situation: Situation, now: float
-    ) -> Changes:
-        answer = AnswerCall(sender, call.head, now + call.wait_s, call.leaves)
-        if call.head is None or situation.standing is None:
-            return [answer]
-        return [Compare(sender, call.head), answer]
-
-    def answer_call(self, answer: AnswerCall, situation: Situation, now: float) -> Changes:
-        """Join the leader that called, change to it, or pass."""
-        leader = answer.leader
-        called = JoinCaller(leader, answer.until, answer.hurried)
-        if not self._peers.may_lead(leader, now):
-            return [Count("call_of_no_leader"), self._pass(leader, "you may not lead")]
-        self._caller = leader
-        head = situation.standing.head() if situation.standing is not None else None
-        if leader in self._peers.passed_over:
-            if not self._has_caught_up(leader, answer.head, head):
-                passes = self._pass(leader, "I have joined you in vain")
-                # Of two that gather and have nobody else, one goes over, or both would wait.
-                alone = situation.gathers and len(self._peers.trainers(now)) <= 2
-                return [passes, CallLeader(answer)] if alone else [passes]
-            self._peers.stop_passing_over(leader)
-        if situation.phase is Phase.CATCHING:
-            self.call = called
-            # Near the end of the run the leader waits until this peer has caught up.
-            eager = self._pace.due_time.eager
-            return [] if eager else [self._pass(leader, "catching up")]
-        if situation.gathers:
-            if not self._peers.outranks(leader, self._id.me, head, answer.head, now):
-                return [CallLeader(answer)]
-            return [HandOverRoster(leader), answer]
-        attempt = self.attempt
-        if attempt is None or situation.phase not in _ANSWERED_IN:
-            return self.join_caller(called, situation, now)
+    def answer_call(self, called: Called, now: float) -> None:
+        """Join the leader that called, change to it, or pass; this peer has no roster open."""
+        attempt, leader = self.attempt, called.leader
+        if attempt is None or not self._is_answered():
+            self.join_caller(called, now)
+            return
         if attempt.leader == leader:
-            # A leader that has noted the join and calls has lost it, with its answer.
-            return [Send(leader, attempt.join)] if situation.phase is Phase.PROMISED else []
+            if self._fragment.phase is Phase.PROMISED:
+                # A leader that has noted the join and calls has lost it, with its answer.
+                self._fragment.send(leader, attempt.join)
+            return
         if attempt.leader == self._id.me:
-            return self.change_leader(leader, now)  # the own roster was handed over to it
+            self.change_leader(leader, now)  # the own roster was handed over to it
+            return
+        standing = self._fragment.standing
+        head = standing.head() if standing is not None else None
         if head is None or not self._peers.follows(leader, head, now):
-            return [self._pass(leader, "I follow another leader")]
-        if self._peers.outranks(leader, attempt.leader, head, head, now):
-            return [
-                Note("changed_leader", {"to": leader}),
-                Send(attempt.leader, self.withdrawal(attempt.join)),
-                *self.change_leader(leader, now),
-            ]
-        return [self._pass(leader, "promised to another leader")]
+            self.pass_to(leader, "I follow another leader")
+        elif self._peers.outranks(leader, attempt.leader, head, head, now):
+            self._fragment.note("changed_leader", to=leader)
+            self.withdraw(attempt)
+            self.change_leader(leader, now)
+        else:
+            self.pass_to(leader, "promised to another leader")
 
-    def _has_caught_up(self, leader: PeerId, theirs: Head | None, mine: Head | None) -> bool:
+    def has_caught_up(self, called: Called) -> bool:
         """True if a leader that was passed over for being behind stands where this peer does.
 
         Of a swarm of two the other one had opened a roster of its own by then, and each waited
         in vain for the other until the quorum's deadline.
         """
-        has_wasted_joins = self._failed_joins.get(leader, 0) >= FAILED_JOINS_MAX
+        has_wasted_joins = self._failed_joins.get(called.leader, 0) >= FAILED_JOINS_MAX
+        mine, theirs = self._fragment.standing, called.head
         stands_here = mine is not None and theirs is not None and theirs.lineage == mine.lineage
         return stands_here and not has_wasted_joins
 
-    def join_caller(self, called: JoinCaller, situation: Situation, now: float) -> Changes:
+    def join_caller(self, called: Called, now: float) -> None:
         """Join the leader that called at once if there are enough steps, else pass."""
-        leader = called.leader
-        if situation.phase is Phase.WANTED:
+        leader, phase = called.leader, self._fragment.phase
+        if phase is Phase.WANTED:
             self.call = called
-            return self._come_to(leader, situation, now)
+            self._come_to(leader, now)
+            return
         enough = self._pace.answers_call(now, hurried=called.hurried)
-        sits_out = self._sits_out(situation, now, called=True) and not called.hurried
-        if self._may_join(situation) and enough and not sits_out:
+        sits_out = self._sits_out(now, called=True) and not called.hurried
+        if self._may_join(now) and enough and not sits_out:
             self.call = called
             self._folds = False
-            came = Note("came_when_called", {"leader": leader})
-            asked = self._ask_learner(f"called by {leader}", now)
-            return [came, *self._come_to(leader, situation, now), *asked]
+            self._fragment.note("came_when_called", leader=leader)
+            self._ask_learner(f"called by {leader}", now, caller=leader)
+            return
         if leader == self._id.me:
-            waits = not situation.gathers or situation.phase in _ANSWERED_IN
-            return [] if waits else [PassOwnRoster()]
+            roster = self._fragment.open_roster
+            if roster is not None and not self._is_answered():
+                roster.passed.add(leader)
+            return
         if self._id.book.orders.paused is not None:
             # It does not know of the pause, or it knows of its end and answers with that.
-            directed = messages.Directed(self._id.fragment, self._id.book.orders.encoded)
-            return [Send(leader, directed), self._pass(leader, self._id.book.orders.paused)]
-        if situation.in_doubt:
+            self._fragment.tell_directive(leader)
+            reason = self._id.book.orders.paused
+        elif self._doubting.doubt is not None:
             reason = "in doubt"
         elif sits_out:
             reason = f"my line carries one version of {self._pace.every.versions}"
         elif not enough:
             reason = "not enough steps"
-        elif situation.is_final:
+        elif self._fragment.ending.is_final(now):
             reason = "the run has ended"
         else:
-            reason = str(situation.phase)
-        return [self._pass(leader, reason)]
+            reason = str(phase)
+        self.pass_to(leader, reason)
 
-    def _come_to(self, leader: PeerId, situation: Situation, now: float) -> Changes:
+    def _come_to(self, leader: PeerId, now: float) -> None:
         """Tell the leader that called when the snapshot is expected.
 
         A leader that this peer does not follow has called for a round all the same, with another.
         """
-        head = situation.standing.head() if situation.standing is not None else None
+        standing = self._fragment.standing
+        head = standing.head() if standing is not None else None
         me = self._id.me
         if head is None or not (leader == me or self._peers.follows(leader, head, now)):
-            return [self._pass(leader, "I follow another leader")]
-        changes: Changes = []
+            self.pass_to(leader, "I follow another leader")
+            return
         if self._coming_to != leader:
-            changes = self._not_coming("promised to another leader")
+            self._not_coming("promised to another leader")
         self._coming_to = leader
         wait_s = self._pace.snapshot_left_s(now, unknown_s=self._policy.answer_s)
-        return [*changes, Send(leader, messages.Coming(self._id.fragment, wait_s))]
+        self._fragment.send(leader, messages.Coming(self._id.fragment, wait_s))
 
-    def _not_coming(self, reason: str) -> Changes:
+    def _not_coming(self, reason: str) -> None:
         """Tell the leader that waits for this peer's snapshot that there is none."""
         leader, self._coming_to = self._coming_to, None
-        return [] if leader is None or leader == self._id.me else [self._pass(leader, reason)]
+        if leader is not None and leader != self._id.me:
+            self.pass_to(leader, reason)
 
-    def _pass(self, leader: PeerId, reason: str) -> Send:
-        return Send(leader, messages.Pass(self._id.fragment, reason))
+    def pass_to(self, leader: PeerId, reason: str) -> None:
+        self._fragment.send(leader, messages.Pass(self._id.fragment, reason))
+
+    def _is_answered(self) -> bool:
+        """True while leaders answer this peer's join."""
+        return self._fragment.phase in (Phase.JOINING, Phase.PROMISED)
 
     def _is_answer(self, sender: PeerId, join: int) -> bool:
         """True if this is the current leader's answer to the current join."""
         attempt = self.attempt
         return attempt is not None and (attempt.leader, attempt.join.join) == (sender, join)
 
-    def noted(
-        self, sender: PeerId, message: messages.Noted, situation: Situation, now: float
-    ) -> Changes:
+    def noted(self, sender: PeerId, message: messages.Noted, now: float) -> None:
         attempt = self.attempt
         if attempt is None or not self._is_answer(sender, message.join):
-            return [Count("stale_answer")]
-        if situation.phase not in _ANSWERED_IN:
-            return []
+            self._fragment.count("stale_answer")
+            return
+        if not self._is_answered():
+            return
         longest_s = 2 * self._policy.quorum.wait_s
         until = attempt.until
         if until == math.inf:
             until = now + longest_s + self._policy.margin_s + self._policy.answer_s
         self.attempt = msgspec.structs.replace(attempt, resent=False, asked_at=None, until=until)
         at = now + min(message.wait_s, longest_s) + self._policy.margin_s
-        return [Become(Phase.PROMISED), SetTimer(Timer.ANSWER, min(at, max(now, until)))]
+        self._fragment.phase = Phase.PROMISED
+        self._fragment.timers[Timer.ANSWER] = min(at, max(now, until))
 
-    def redirected(
-        self, sender: PeerId, message: messages.Redirect, situation: Situation, now: float
-    ) -> Changes:
+    def redirected(self, sender: PeerId, message: messages.Redirect, now: float) -> None:
         if not self._is_answer(sender, message.join):
-            return [Count("stale_answer")]
-        if situation.phase not in _ANSWERED_IN:
-            return []
+            self._fragment.count("stale_answer")
+            return
+        if not self._is_answered():
+            return
         leader = message.leader
         self._peers.vouch(sender, leader)
-        changes: Changes = [Note("redirected", {"by": sender, "to": leader})]
+        self._fragment.note("redirected", by=sender, to=leader)
         if leader != self._id.me and not self._peers.may_lead(leader, now):
-            changes += self.join_failed(sender, "it sends me to one that may not lead")
+            self.join_failed(sender, "it sends me to one that may not lead")
             other = self._peers.next_voucher(leader, now)
             if other is not None:
-                return changes + self.change_leader(other, now)
-            return changes + self._give_up_offer("sent to one that may not lead")
-        if leader == sender or self._peers.has_failed(leader):
+                self.change_leader(other, now)
+            else:
+                self._give_up_offer("sent to one that may not lead")
+        elif leader == sender or self._peers.has_failed(leader):
             reason = "it sends me to one that does not answer me"
-            changes += self.join_failed(sender, reason, weight=UNUSUAL_FAILURE)
-            return changes + self._give_up_offer("sent to a leader that does not answer me")
-        # Others follow it: without this, those that passed it over and those that did not would
-        # gather apart for as long as neither are a quorum.
-        self._peers.stop_passing_over(leader)
-        return changes + self.change_leader(leader, now)
+            self.join_failed(sender, reason, weight=UNUSUAL_FAILURE)
+            self._give_up_offer("sent to a leader that does not answer me")
+        else:
+            # Others follow it: without this, those that passed it over and those that did not
+            # would gather apart for as long as neither are a quorum.
+            self._peers.stop_passing_over(leader)
+            self.change_leader(leader, now)
 
     def turned_away(
-        self,
-        sender: PeerId,
-        message: messages.NoQuorum | messages.Refused,
-        situation: Situation,
-        now: float,
-    ) -> Changes:
+        self, sender: PeerId, message: messages.NoQuorum | messages.Refused, now: float
+    ) -> None:
         if not self._is_answer(sender, message.join):
-            return [Count("stale_answer")]
+            self._fragment.count("stale_answer")
+            return
+        self._fragment.note("turned_away", by=sender, reason=message.reason)
+        reason = f"it turned me away: {message.reason}"
         if isinstance(message, messages.Refused):
-            leads_on = not message.behind
+            leads_on, weight = not message.behind, UNUSUAL_FAILURE
         else:
-            leads_on = message.reason != messages.LEAVING
-        if not leads_on:
-            return self._pass_over(sender, message.reason, situation, now)
-        weight = UNUSUAL_FAILURE if isinstance(message, messages.Refused) else 1
-        return [
-            Note("turned_away", {"by": sender, "reason": message.reason}),
-            *self.join_failed(sender, f"it turned me away: {message.reason}", weight=weight),
-            *self._give_up_offer(message.reason),
-        ]
+            leads_on, weight = message.reason != messages.LEAVING, 1
+        if leads_on:
+            self.join_failed(sender, reason, weight=weight)
+            self._give_up_offer(message.reason)
+        else:
+            self.join_failed(sender, reason)
+            self._pass_over(sender, message.reason, now)
 
-    def commit_refused(self, commit: Commit, reason: str, situation: Situation) -> Changes:
+    def commit_refused(self, commit: Commit, reason: str) -> None:
         """The commit of the leader that this peer is promised to does not hold.
 
         Whatever is wrong with it, the next one would be as wrong: a leader that ranks first for a
         version would stop the swarm for good.
         """
-        attempt, standing = self.attempt, situation.standing
+        attempt, standing = self.attempt, self._fragment.standing
         index = commit.index(self._id.me)
         if attempt is None or standing is None or index is None or commit.leader == self._id.me:
-            return []
+            return
         entry = commit.members[index]
         is_answer = (commit.leader, entry.join) == (attempt.leader, attempt.join.join)
-        if not is_answer or commit.parents[entry.parent].lineage != standing.lineage:
-            return []
-        failed = self.join_failed(
-            commit.leader, f"its commit does not hold: {reason}", weight=UNUSUAL_FAILURE
-        )
-        return [*failed, *self._give_up_offer(f"I declined the commit: {reason}")]
+        if is_answer and commit.parents[entry.parent].lineage == standing.lineage:
+            failure = f"its commit does not hold: {reason}"
+            self.join_failed(commit.leader, failure, weight=UNUSUAL_FAILURE)
+            self._give_up_offer(f"I declined the commit: {reason}")
 
-    def _pass_over(self, behind: PeerId, reason: str, situation: Situation, now: float) -> Changes:
+    def _pass_over(self, behind: PeerId, reason: str, now: float) -> None:
         """A leader is behind this peer, or leaves: join the next in rank, at this version or for
         longer."""
-        attempt = self.attempt
-        assert attempt is not None and situation.standing is not None
-        changes: Changes = [
-            Note("turned_away", {"by": behind, "reason": reason}),
-            *self.join_failed(behind, f"it turned me away: {reason}"),
-        ]
+        attempt, standing = self.attempt, self._fragment.standing
+        assert attempt is not None and standing is not None
         if behind not in self._peers.passed_over:
             self._peers.pass_over(behind, versions=1)
-            changes.append(Note("passed_over", {"leader": behind, "reason": reason}))
-        leader = self._peers.leader(situation.standing.head(), (), now)
-        if leader in (None, behind) or attempt.leaders_tried >= LEADERS_TRIED_MAX:
-            return changes + self._give_up_offer(reason)
-        assert leader is not None
-        changes.append(Note("next_leader", {"leader": leader}))
-        return changes + self._join(self._redirected(attempt, leader), now)
+            self._fragment.note("passed_over", leader=behind, reason=reason)
+        leader = self._peers.leader(standing.head(), (), now)
+        if leader is None or leader == behind or attempt.leaders_tried >= LEADERS_TRIED_MAX:
+            self._give_up_offer(reason)
+            return
+        self._fragment.note("next_leader", leader=leader)
+        self._join(self._redirected(attempt, leader), now)
 
     def too_late(
-        self,
-        sender: PeerId,
-        message: messages.Closed,
-        situation: Situation,
-        now: float,
-        *,
-        knows_round: bool,
-    ) -> Changes:
+        self, sender: PeerId, message: messages.Closed, now: float, *, knows_round: bool
+    ) -> None:
         """A roster closed without this peer: the next one is due a cycle from now for all."""
         self._left_out_of = max(self._left_out_of, message.version)
         was_called = self.call is not None and self.call.leader == sender
         if was_called:
             self.call = None
-        if self.attempt is None or self.attempt.leader != sender:
-            if sender != self._caller or not self._follows(message.version, situation, now):
-                return [Count("stale_answer")]
-            changes: Changes = []
-            if was_called and situation.phase is Phase.WANTED:
-                self._coming_to = None
-                changes = [
-                    Note("too_late", {"leader": sender}),
-                    *self.become_idle("the roster closed without me", retry=False),
-                ]
-            return changes if knows_round else [*changes, _closed_by(message)]
-        return [
-            Note("too_late", {"leader": sender}),
-            *self.join_failed(sender, "its roster closed without me"),
-            *self._give_up_offer("the roster closed without me"),
-            *([] if knows_round else [_closed_by(message)]),
-        ]
+        if self.attempt is not None and self.attempt.leader == sender:
+            self._fragment.note("too_late", leader=sender)
+            self.join_failed(sender, "its roster closed without me")
+            self._give_up_offer("the roster closed without me")
+        elif sender != self.caller or not self._follows(message.version, now):
+            self._fragment.count("stale_answer")
+            return
+        elif was_called and self._fragment.phase is Phase.WANTED:
+            self._coming_to = None
+            self._fragment.note("too_late", leader=sender)
+            self.become_idle("the roster closed without me", retry=False)
+        if not knows_round:
+            self._fragment.roster_closed(message.version, message.level)
 
-    def _follows(self, version: int, situation: Situation, now: float) -> bool:
+    def _follows(self, version: int, now: float) -> bool:
         """True if a closing of this version is news, and not far from where this peer stands.
 
         Among several groups it is that of one group: a peer that counted from it, without having
         been on its way there, would come to its own group's round too late.
         """
-        standing = situation.standing
+        standing = self._fragment.standing
         newest = self._peers.closed_version
         if standing is None or self._peers.has_several_groups(now):
             return False
         return newest < version <= standing.version + 1 + self._policy.stale_max
 
-    def abandon(self, reason: str) -> Changes:
-        """Take back the offer and the join."""
-        changes = self._not_coming(reason)
-        attempt = self.attempt
+    def abandon(self, reason: str) -> None:
+        """Take back the offer and the join. The phase is the caller's."""
+        self._not_coming(reason)
+        attempt, self.attempt = self.attempt, None
         if attempt is not None:
             if attempt.leader != self._id.me:
-                changes.append(Send(attempt.leader, self.withdrawal(attempt.join)))
+                self.withdraw(attempt)
             else:
-                changes.append(TakeBackOwnJoin())
+                self._fragment.take_back_own_join()
         if self._snapshot_used:
-            changes.append(GiveUp(None, reason, False))
-        self.attempt = None
+            self._fragment.emit(GiveUp(None, reason, False))
         self._offer = None
         self._snapshot_used = False
-        return [*changes, StopTimers((Timer.ANSWER, Timer.SNAPSHOT))]
+        for timer in (Timer.ANSWER, Timer.SNAPSHOT):
+            self._fragment.timers.pop(timer, None)
 
-    def take_call(self) -> JoinCaller | None:
+    def take_call(self) -> Called | None:
         """Forget the call of a leader, and return it."""
         call, self.call = self.call, None
         return call
@@ -817,7 +777,3 @@ class Joining:
         over, and its fragment stood still at the version for which it ranked first.
         """
         self._failed_joins.pop(leader, None)
-
-
-def _closed_by(message: messages.Closed) -> RosterClosed:
-    return RosterClosed(message.version, message.level)

@@ -13,10 +13,7 @@ import math
 from averaging import messages
 from averaging.history.lineage import Lineage
 from averaging.history.standing import Standing
-from averaging.round.interface.effects import Send
-from averaging.round.interface.identity import Identity
-from averaging.round.interface.transitions import Changes
-from averaging.round.opinions.neighbourhood import Neighbourhood
+from averaging.round.opinions.fragment import Fragment
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
@@ -33,11 +30,12 @@ PEERS_MAX = 1024
 class Lingering:
     """One peer as one that has ended."""
 
-    __slots__ = ("_agree", "_at", "_id", "_lineage", "_peers", "_told")
+    __slots__ = ("_agree", "_at", "_fragment", "_id", "_lineage", "_peers", "_told")
 
-    def __init__(self, identity: Identity, peers: Neighbourhood) -> None:
-        self._id = identity
-        self._peers = peers
+    def __init__(self, fragment: Fragment) -> None:
+        self._fragment = fragment
+        self._id = fragment.identity
+        self._peers = peers = fragment.peers
         self._lineage: Lineage | None = None
         """The final state; ``None``: this peer has not ended."""
         self._at = math.inf
@@ -48,9 +46,6 @@ class Lingering:
         self._told = BoundedMapping[PeerId, float](
             "peers told of the end", PEERS_MAX, worth=peers.worth
         )
-
-    def __repr__(self) -> str:
-        return f"Lingering({self._id.me}, {len(self._agree)} agree)"
 
     def next_at(self) -> float | None:
         return None if self._lineage is None else self._at
@@ -68,15 +63,17 @@ class Lingering:
         if self._lineage is not None and theirs.lineage == self._lineage:
             self._agree[peer] = None
 
-    def tick(self, standing: Standing | None, now: float) -> Changes:
+    def tick(self, now: float) -> None:
+        standing = self._fragment.standing
         if self._lineage is None or standing is None or now < self._at:
-            return []
+            return
         silent = [peer for peer in self._peers.trainers(now) if peer not in self._agree]
         # From the own name on, so that not all tell the same one.
         for peer in sorted(silent, key=lambda peer: (peer < self._id.me, peer)):
             if peer != self._id.me and now >= self._told.get(peer, -math.inf) + TELL_AGAIN_S:
                 self._told.renew(peer, now)
                 self._at = now + TELL_EVERY_S
-                return [Send(peer, messages.Compare(self._id.fragment, standing.head()))]
+                compare = messages.Compare(self._id.fragment, standing.head())
+                self._fragment.send(peer, compare)
+                return
         self._at = now + TELL_AGAIN_S
-        return []

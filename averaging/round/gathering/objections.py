@@ -1,6 +1,6 @@
 """Objections to a commit: it is compared with this peer's promise and standing.
 
-Pure functions. ``averaging.rules.commit_check`` checks what a leader may write at all.
+``averaging.rules.commit_check`` checks what a leader may write at all.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 from averaging import messages
 from averaging.history.standing import Standing, tokens_of
 from averaging.messages import Commit, Entry
+from averaging.round.gathering.joining import Attempt
 from averaging.round.gathering.roster import recomposed
 from averaging.round.interface.identity import Identity
-from averaging.round.interface.situation import Attempt, Situation
+from averaging.round.opinions.fragment import Fragment
 from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.rules import commit_check, final_mix
 from averaging.rules.claims import SLACK
@@ -19,15 +20,13 @@ from dht import protocol
 
 
 def objection(
-    commit: Commit,
-    identity: Identity,
-    situation: Situation,
-    peers: Neighbourhood,
-    *,
-    median_step_s: float,
-    now: float,
+    commit: Commit, fragment: Fragment, attempt: Attempt | None, now: float
 ) -> str | None:
-    """The reason not to enter the round; ``None`` if there is none."""
+    """The reason not to enter the round; ``None`` if there is none.
+
+    ``attempt``: of this peer to get into a round.
+    """
+    identity, peers = fragment.identity, fragment.peers
     oldest, newest = identity.speaks
     if not oldest <= commit.protocol <= newest:
         return protocol.not_spoken(commit.protocol, identity.speaks)
@@ -39,33 +38,31 @@ def objection(
             codecs=identity.codecs,
             encoded_bytes=identity.encoded_bytes,
         )
-        or _own_objection(commit, identity, situation, reachable=peers.reachable)
+        or _own_objection(commit, fragment, attempt)
         or _not_of_its_joins(commit, identity)
         or _strange_roster(commit, peers)
         or _lonely(commit, identity, peers, now)
-        or _overstated(commit, peers, median_step_s, now)
+        or _overstated(commit, peers, fragment.pace.median_step_s(now), now)
         or peers.probation.objection(commit, peers.required_work(now), now, me=identity.me)
     )
 
 
-def _own_objection(
-    commit: Commit, identity: Identity, situation: Situation, *, reachable: bool
-) -> str | None:
+def _own_objection(commit: Commit, fragment: Fragment, attempt: Attempt | None) -> str | None:
+    identity = fragment.identity
     index = commit.index(identity.me)
     if index is None:
-        return None if reachable else "I can only dial out"
+        return None if fragment.peers.reachable else "I can only dial out"
     entry = commit.members[index]
-    reason = _broken_promise(commit, entry, identity, situation.attempt)
+    reason = _broken_promise(commit, entry, identity, attempt)
     if reason is not None:
         return reason
-    attempt = situation.attempt
     assert attempt is not None, "else there is no promise"
     misquoted = commit_check.misquoted(entry, attempt.join)
     if misquoted is not None:
         return misquoted
     if attempt.join.site is None and (entry.delegate is not None or riders_of(commit, index)):
         return "it puts me at a site with others; I named none"
-    return _wrong_place(commit, entry, identity, situation)
+    return _wrong_place(commit, entry, fragment)
 
 
 def _not_of_its_joins(commit: Commit, identity: Identity) -> str | None:
@@ -108,9 +105,7 @@ def _overstated(
     return None
 
 
-def overstatement_of_leader(
-    commit: Commit, peers: Neighbourhood, median_step_s: float, now: float
-) -> str | None:
+def overstatement_of_leader(commit: Commit, fragment: Fragment, now: float) -> str | None:
     """The reason why the leader cannot have made as many steps as it claims; ``None``: it may have.
 
     Of a claim of another member it may have seen more than this peer.
@@ -118,8 +113,8 @@ def overstatement_of_leader(
     index = commit.index(commit.leader)
     if index is None:
         return None
-    steps = commit.members[index].steps
-    return peers.overstates(commit.leader, steps, median_step_s, now, slack=SLACK)
+    steps, median_step_s = commit.members[index].steps, fragment.pace.median_step_s(now)
+    return fragment.peers.overstates(commit.leader, steps, median_step_s, now, slack=SLACK)
 
 
 def _broken_promise(
@@ -134,17 +129,15 @@ def _broken_promise(
     return None
 
 
-def _wrong_place(
-    commit: Commit, entry: Entry, identity: Identity, situation: Situation
-) -> str | None:
-    standing = situation.standing
+def _wrong_place(commit: Commit, entry: Entry, fragment: Fragment) -> str | None:
+    standing = fragment.standing
     parent = commit.parents[entry.parent]
     if standing is None or parent.lineage != standing.lineage:
         return "I stand elsewhere now"
     if (parent.version, parent.tokens) != (standing.version, tokens_of(standing.head())):
         return "it gives my lineage another version, or other tokens"
-    goal = situation.goal
-    if goal is not None and situation.closed_ranks and final_mix.goes_on(commit, goal):
+    goal = fragment.ending.goal
+    if goal is not None and fragment.ending.closed_ranks and final_mix.goes_on(commit, goal):
         return "the run ends: all mix now"
     return None
 

@@ -10,10 +10,11 @@ another parent, its own included.
 
 **The way of the signatures.** Those that its round has gathered are in the join of each member that
 may stand elsewhere than its leader. The leader sends each member the ones that it needs beside the
-commit, not in it: the commit is signed, kept in replay logs, and opens every stream of an upload.
-Names are short there. Spare signatures are sent, because members may count other peers than their
-leader does: with a meld, which is made at every version, as far as they fit into a kilobyte and a
-half, and always with a mix, which is rare and void without any one of its lineages.
+commit (``Certificates.beside``), not in it: the commit is signed, kept in replay logs, and opens
+every stream of an upload. Names are short there. Spare signatures are sent, because members may
+count other peers than their leader does: with a meld, which is made at every version, as far as
+they fit into a kilobyte and a half, and always with a mix, which is rare and void without any one
+of its lineages.
 A stream may bring the commit before the leader's message does. Then nothing is declined: the stream
 is refused for now, and the leader is asked again.
 
@@ -28,37 +29,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from averaging import messages
-from averaging.messages import Commit, Committed, Link, ParentCertificate, Signatures
+from averaging.messages import Commit, Link, ParentCertificate
 from averaging.round.gathering.catching_up import CatchingUp
-from averaging.round.interface.identity import Identity
 from averaging.round.opinions.certificates import Certificates
 from averaging.round.opinions.neighbourhood import Neighbourhood
-from dht.identity import PeerId
-
-SIGNATURE_BYTES = 77
-"""A signature with a short name, encoded."""
-SPARE_BYTES = 1_536
-"""While the certificates of a meld are smaller, each has a spare signature."""
-SPARE_OF_MIX = 2
-"""Spare signatures in each certificate of a mix."""
-ENVELOPE_BYTES = 1_024
-"""Largest size of a message beside commit and certificates."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Parents:
     """One peer as a judge of the parents of commits, and as a leader that proves them to others."""
 
-    identity: Identity
     peers: Neighbourhood
     certificates: Certificates
     catching_up: CatchingUp
-    _shown: tuple[bytes, tuple[Signatures, ...], int] | None = None
-    """The commit that was sent last, the signatures under its parents, and how many each needs:
-    it goes to all of a roster."""
-
-    def __repr__(self) -> str:
-        return f"Parents({self.identity.me})"
 
     def objection(self, commit: Commit, now: float) -> str | None:
         """Return why this peer is in no round that continues these states; ``None``: it may be."""
@@ -90,37 +73,6 @@ class Parents:
             )
             self.certificates.hear(commit.parents[certificate.parent], signatures, now)
 
-    def beside(self, message: Committed, to: PeerId, now: float) -> Committed:
-        """Return the message of a commit with the certificates that its receiver needs."""
-        commit = messages.decode_commit(message.commit)
-        if len(commit.parents) == 1:
-            return message
-        index = commit.index(to)
-        own = None if index is None else commit.members[index].parent
-        if self._shown is None or self._shown[0] != message.commit:
-            under = tuple(self.certificates.under(parent, now) for parent in commit.parents)
-            self._shown = message.commit, under, self.certificates.parent_needed(now)
-        _, under, needed = self._shown
-        # Nobody counts its own signature: a member that signed a parent before needs the others'.
-        foreign = {
-            place: tuple(signed for signed in under[place] if signed[0] != to)
-            for place in range(len(under))
-            if place != own
-        }
-        room = messages.MESSAGE_MAX_BYTES - len(message.commit) - ENVELOPE_BYTES
-        fits = (needed + 1) * SIGNATURE_BYTES * len(foreign) <= SPARE_BYTES
-        spare = SPARE_OF_MIX if commit.kind == "mix" else int(fits)
-        each = min(needed + spare, room // (SIGNATURE_BYTES * max(1, len(foreign))))
-        certificates = tuple(
-            ParentCertificate(place, _shortened(signatures[:each]))
-            for place, signatures in foreign.items()
-        )
-        return messages.Committed(message.fragment, message.commit, message.signature, certificates)
-
-    def is_proven(self, now: float) -> bool:
-        """True if others may be in a round that continues the own state."""
-        return self.certificates.is_proven(now)
-
     def may_join(self, parent: Link, now: float) -> bool:
         """True if this peer, as a leader or a member, takes a state that others stand on.
 
@@ -133,11 +85,3 @@ class Parents:
         return (
             standing is not None and standing.chain.find(parent.version, parent.lineage) is not None
         )
-
-    def refused(self, now: float) -> None:
-        """This peer, as a leader, did not admit a join."""
-        self.catching_up.met_unproven(now)
-
-
-def _shortened(signatures: Signatures) -> tuple[tuple[bytes, bytes], ...]:
-    return tuple((messages.short_name(peer), signature) for peer, signature in signatures)

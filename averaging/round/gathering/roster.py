@@ -1,13 +1,10 @@
-"""A leader before its commit: the open roster, and the commit that is composed from it.
+"""The commit that a leader composes from the joins of its roster.
 
 Leading needs no state of the model: all that the commit says comes from the joins.
-``averaging.rules.quorum`` decides when a roster closes, ``averaging.rules.grouping`` which peers
-may be in it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
@@ -22,7 +19,7 @@ from averaging.rules.deadlines import deadlines, loads_of
 from averaging.rules.line_levels import agreed
 from averaging.rules.line_speed import slow_lines
 from averaging.rules.policy import RoundPolicy
-from averaging.rules.quorum import ALL, Turnout
+from averaging.rules.quorum import ALL
 from averaging.rules.sites import delegates
 from averaging.rules.succession import succession
 from averaging.rules.weights import credited
@@ -36,75 +33,6 @@ SHARE_RATIO_MAX = 16
 
 ALIKE = 2.0
 """Lines whose measured speeds differ by less than this factor are taken to be equal."""
-
-
-class OpenRoster:
-    """The roster of the next round while it is open."""
-
-    def __init__(
-        self, group: tuple[PeerId, ...], *, decide_at: float, search_at: float, now: float
-    ) -> None:
-        self.group = group
-        """The peers that are expected."""
-        self.joins: dict[PeerId, Join] = {}
-        self.held: dict[PeerId, Join] = {}
-        """Joins from versions that the leader has to fetch before it can count them."""
-        self.passed: set[PeerId] = set()
-        self.called: dict[PeerId, float] = {}
-        """Time at which each of the others was called first, or again after it had passed."""
-        self.coming: dict[PeerId, float] = {}
-        """Time by which each peer should be here that said that it comes."""
-        self.is_hurried = False
-        """A peer that joined is about to leave: the others are called to come at once."""
-        self.opened_at = self.joined_at = now
-        """``joined_at``: when the last of them joined."""
-        self.quorum_at: float | None = None
-        self.decide_at = decide_at
-        """Time of the next decision whether to close."""
-        self.search_at = search_at
-        """Time of the next search for peers that have come into sight."""
-
-    def has_answered(self, peer: PeerId, now: float) -> bool:
-        """True if a peer has joined or passed, or comes by a time that is not over yet."""
-        comes = now < self.coming.get(peer, -math.inf)
-        return comes or any(peer in answers for answers in (self.joins, self.held, self.passed))
-
-    def turnout(
-        self,
-        live: Callable[[PeerId], bool],
-        *,
-        room: int,
-        answer_s: float,
-        keeper: bool = False,
-        on_probation: Collection[PeerId] = (),
-    ) -> Turnout:
-        """The facts by which a roster closes.
-
-        ``room``: number of members that fit. With members from other groups among them, not all of
-        the group fit. ``answer_s``: time that a peer has to answer a call. ``keeper``: there is
-        one. ``on_probation``: peers that do not count.
-        """
-        newcomers = self.joins.keys() & on_probation
-        joined = self.joins.keys() - newcomers
-        in_sight = {peer for peer in self.group if peer in joined or live(peer)} | joined
-        expected = {
-            peer: self.coming[peer] if peer in self.coming else self.called[peer] + answer_s
-            for peer in in_sight - joined - newcomers - self.passed
-            if peer in self.coming or peer in self.called
-        }
-        late = expected.keys() & on_probation
-        in_sight -= set(on_probation)
-        return Turnout(
-            live=min(len(in_sight), max(room, len(joined))),
-            joined=len(joined),
-            passed=len((self.passed & in_sight) - joined),
-            opened_at=self.opened_at,
-            quorum_at=self.quorum_at,
-            expected_until=max((expected[peer] for peer in expected.keys() - late), default=None),
-            newcomers=len(newcomers),
-            newcomers_until=(self.quorum_at or 0.0) + answer_s if late else None,
-            to_keeper=keeper and all(join.leaves for join in self.joins.values()),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ import msgspec
 
 from averaging import messages
 from averaging.history.standing import Standing, tokens_of
-from averaging.messages import Head, Link, Signatures
+from averaging.messages import Committed, Head, Link, Message, ParentCertificate, Signatures
 from averaging.round.interface.identity import Identity
 from averaging.round.opinions.neighbourhood import Neighbourhood
 from dht.bounded_mapping import BoundedMapping
@@ -50,6 +50,14 @@ LINKS_KEPT = messages.ROSTER_MAX
 of no use: a round's link follows on them."""
 SIGNATURES_SPARE = 1
 """Signatures shown beyond those that this peer would need itself: others may count fewer peers."""
+SIGNATURE_BYTES = 77
+"""A signature with a short name, encoded."""
+SPARE_BYTES = 1_536
+"""While the certificates of a meld are smaller, each has a spare signature."""
+SPARE_OF_MIX = 2
+"""Spare signatures in each certificate of a mix."""
+ENVELOPE_BYTES = 1_024
+"""Largest size of a message beside commit and certificates."""
 
 
 class Certificates:
@@ -62,14 +70,16 @@ class Certificates:
         "_kept",
         "_left",
         "_peers",
+        "_shown",
         "among_groups",
+        "shows_all",
         "standing",
     )
 
     def __init__(self, identity: Identity, peers: Neighbourhood, standing: Standing | None) -> None:
         self._id = identity
         self.standing = standing
-        """This peer's standing; the machine keeps it up to date."""
+        """This peer's standing; the machine changes it."""
         self._peers = peers
         self.among_groups = False
         """True if this peer's last round was one of several groups'."""
@@ -86,8 +96,21 @@ class Certificates:
         self._left: dict[Link, bytes] = {}
         """The digest of the numbers at the link that this peer stood on before its last mix."""
 
-    def __repr__(self) -> str:
-        return f"Certificates({self._id.me}, {len(self._kept)} links)"
+        self.shows_all = False
+        """True if others stand elsewhere: joins show all signatures under the own standing."""
+        self._shown: tuple[bytes, tuple[Signatures, ...], int] | None = None
+        """The commit that was sent last, the signatures under its parents, and how many each needs:
+        it goes to all of a roster."""
+
+    def signatures_in(self, message: Message, now: float) -> int | None:
+        """Number of signatures in a join or a call: the own one where all stand on one link.
+
+        ``None``: another message has as many as certify what it shows.
+        """
+        if not isinstance(message, messages.Join):
+            return 1 if isinstance(message, messages.Call) else None
+        proves = self.shows_all or self._peers.has_several_groups(now)
+        return self.parent_needed(now) + SIGNATURES_SPARE if proves else 1
 
     def show(self, head: Head, now: float, *, signatures_max: int | None = None) -> Head:
         """Return a head with the signatures under it; the own one if this peer stands on it.
@@ -99,6 +122,33 @@ class Certificates:
         if signatures_max is None:
             signatures_max = self._needed(len(self._electorate(now))) + SIGNATURES_SPARE
         return msgspec.structs.replace(head, signatures=self.under(link, now)[:signatures_max])
+
+    def beside(self, message: Committed, to: PeerId, now: float) -> Committed:
+        """Return the message of a commit with the certificates that its receiver needs."""
+        commit = messages.decode_commit(message.commit)
+        if len(commit.parents) == 1:
+            return message
+        index = commit.index(to)
+        own = None if index is None else commit.members[index].parent
+        if self._shown is None or self._shown[0] != message.commit:
+            under = tuple(self.under(parent, now) for parent in commit.parents)
+            self._shown = message.commit, under, self.parent_needed(now)
+        _, under, needed = self._shown
+        # Nobody counts its own signature: a member that signed a parent before needs the others'.
+        foreign = {
+            place: tuple(signed for signed in under[place] if signed[0] != to)
+            for place in range(len(under))
+            if place != own
+        }
+        room = messages.MESSAGE_MAX_BYTES - len(message.commit) - ENVELOPE_BYTES
+        fits = (needed + 1) * SIGNATURE_BYTES * len(foreign) <= SPARE_BYTES
+        spare = SPARE_OF_MIX if commit.kind == "mix" else int(fits)
+        each = min(needed + spare, room // (SIGNATURE_BYTES * max(1, len(foreign))))
+        certificates = tuple(
+            ParentCertificate(place, _shortened(signatures[:each]))
+            for place, signatures in foreign.items()
+        )
+        return messages.Committed(message.fragment, message.commit, message.signature, certificates)
 
     def under(self, link: Link, now: float) -> Signatures:
         """Return the known signatures under a link, those that count most first.
@@ -316,6 +366,10 @@ class Certificates:
 def _majority_of(quorum: int, others: int) -> int:
     """A majority of a quorum, where so many others count: two at least, if there are as many."""
     return max(1, min(others, max(2, quorum // 2 + 1)))
+
+
+def _shortened(signatures: Signatures) -> tuple[tuple[bytes, bytes], ...]:
+    return tuple((messages.short_name(peer), signature) for peer, signature in signatures)
 
 
 def link_of(head: Head) -> Link:

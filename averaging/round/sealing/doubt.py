@@ -6,8 +6,6 @@ the round, or the deadline after ``doubt_s``. The deadline comes sooner where mo
 gone and the rest of the roster has forsworn the round: nobody is left to wait for. A peer in doubt
 joins nothing.
 
-Every method that decides returns changes (``averaging.round.interface.transitions``).
-
 In a swarm of several groups a doubt ends with the work counted as merged elsewhere, and the lighter
 side of a fork does not offer again what others carry on with: a state that lacks some work does not
 prove that no other state has it. Otherwise work was merged twice (storms of several groups, seeds
@@ -27,10 +25,8 @@ from dataclasses import dataclass, field
 from averaging import messages
 from averaging.history.standing import Standing
 from averaging.messages import Commit, Message
-from averaging.round.interface.effects import Note, Presume, Send, Settle
-from averaging.round.interface.identity import Identity
-from averaging.round.interface.transitions import Changes
-from averaging.round.opinions.neighbourhood import Neighbourhood
+from averaging.round.interface.effects import Presume, Settle
+from averaging.round.opinions.fragment import Fragment
 from averaging.round.sealing.seals import is_void, may_be_finished
 from dht.identity import PeerId
 
@@ -59,19 +55,16 @@ class Doubt:
 class Doubting:
     """One peer as one that may be in doubt."""
 
-    __slots__ = ("_id", "_open_mark", "_peers", "_policy", "doubt")
+    __slots__ = ("_fragment", "_id", "_open_mark", "_peers", "_policy", "doubt")
 
-    def __init__(self, identity: Identity, peers: Neighbourhood) -> None:
-        self._id = identity
-        self._policy = identity.policy
-        self._peers = peers
+    def __init__(self, fragment: Fragment) -> None:
+        self._fragment = fragment
+        self._id = fragment.identity
+        self._policy = fragment.policy
+        self._peers = fragment.peers
         self.doubt: Doubt | None = None
         self._open_mark: int | None = None
         """The own step up to which others may go on with work that this peer offers again."""
-
-    def __repr__(self) -> str:
-        about = self.doubt.round.hex()[:8] if self.doubt is not None else None
-        return f"Doubting({about})"
 
     def is_about(self, round_id: bytes) -> bool:
         return self.doubt is not None and self.doubt.round == round_id
@@ -94,12 +87,11 @@ class Doubting:
         """The own work is offered again, though others may go on with it."""
         self._open_mark = mark
 
-    def presume_open(self, now: float) -> Changes:
+    def presume_open(self, now: float) -> None:
         """Before this peer offers anything: among several groups its open work counts as merged."""
-        if self._open_mark is None or not self._peers.has_several_groups(now):
-            return []
-        mark, self._open_mark = self._open_mark, None
-        return _presumed(mark, "it may be merged in one of several groups")
+        if self._open_mark is not None and self._peers.has_several_groups(now):
+            mark, self._open_mark = self._open_mark, None
+            self._note_presumed(mark, "it may be merged in one of several groups")
 
     def next_at(self) -> float | None:
         doubt = self.doubt
@@ -108,33 +100,31 @@ class Doubting:
         at = min(doubt.ask_at, doubt.ends_at)
         return at if doubt.deserted_at is None else min(at, self._deserted_until(doubt))
 
-    def standing_changed(self, standing: Standing) -> Changes:
+    def standing_changed(self, standing: Standing) -> None:
         """This peer stands elsewhere now, and its work merged there ends the doubt."""
         mark = self._open_mark
         if mark is not None and standing.merged.covers(self._id.me, self._id.incarnation, mark):
             self._open_mark = None
         doubt, self.doubt = self.doubt, None
-        if doubt is None:
-            return []
-        covered = standing.merged.covers(self._id.me, self._id.incarnation, doubt.mark)
-        return [Note("doubt_told", {"merged": covered})]
+        if doubt is not None:
+            covered = standing.merged.covers(self._id.me, self._id.incarnation, doubt.mark)
+            self._fragment.note("doubt_told", merged=covered)
 
-    def tick(self, now: float) -> Changes:
+    def tick(self, now: float) -> None:
         doubt = self.doubt
         if doubt is None:
-            return []
+            return
         self._look_who_is_left(doubt, now)
         if now >= doubt.ends_at:
-            return self._end_unanswered(doubt, "nobody could tell in time", now)
-        if doubt.deserted_at is not None and now >= self._deserted_until(doubt):
-            return self._end_unanswered(doubt, "those who could tell are gone", now)
-        if now < doubt.ask_at:
-            return []
-        doubt.wait_s = min(ASK_INTERVAL_MAX_S, 2 * doubt.wait_s)
-        doubt.ask_at = now + doubt.wait_s
-        ask = messages.Ask(self._id.fragment, doubt.round)
-        roster = [entry.peer for entry in doubt.commit.members]
-        return [Send(peer, ask) for peer in roster if peer not in doubt.forsworn]
+            self._end_unanswered(doubt, "nobody could tell in time", now)
+        elif doubt.deserted_at is not None and now >= self._deserted_until(doubt):
+            self._end_unanswered(doubt, "those who could tell are gone", now)
+        elif now >= doubt.ask_at:
+            doubt.wait_s = min(ASK_INTERVAL_MAX_S, 2 * doubt.wait_s)
+            doubt.ask_at = now + doubt.wait_s
+            for entry in doubt.commit.members:
+                if entry.peer not in doubt.forsworn:
+                    self._fragment.send(entry.peer, messages.Ask(self._id.fragment, doubt.round))
 
     def _deserted_until(self, doubt: Doubt) -> float:
         assert doubt.deserted_at is not None
@@ -150,11 +140,12 @@ class Doubting:
         elif doubt.deserted_at is None:
             doubt.deserted_at = now
 
-    def _end_unanswered(self, doubt: Doubt, reason: str, now: float) -> Changes:
+    def _end_unanswered(self, doubt: Doubt, reason: str, now: float) -> None:
         if self._has_several_groups(doubt, now):
-            return self._presume(doubt, reason)
-        self.leave_open(doubt.mark)
-        return self._settle(doubt, reason)
+            self._presume(doubt, reason)
+        else:
+            self.leave_open(doubt.mark)
+            self._settle(doubt, reason)
 
     def is_answered_by(self, sender: PeerId, round_id: bytes) -> bool:
         """True if this peer may say how the round in doubt ended: its voters may."""
@@ -163,45 +154,41 @@ class Doubting:
             return False
         return doubt.commit.index(sender) in doubt.commit.voters
 
-    def receive(self, sender: PeerId, message: Message, now: float) -> Changes:
+    def receive(self, sender: PeerId, message: Message, now: float) -> None:
         """A member has said something about the round in doubt.
 
         The head in ``Finished`` and ``Forsworn`` was compared before, and nothing came of it.
         """
         doubt = self.doubt
         if doubt is None:
-            return []
+            return
         match message:
             case messages.Finished() if self._has_several_groups(doubt, now):
-                reason = f"{sender} has finished it, on a lineage of its own"
-                return self._presume(doubt, reason)
+                self._presume(doubt, f"{sender} has finished it, on a lineage of its own")
             case messages.Void():
                 verify = self._id.verify
-                if not is_void(doubt.commit, message, sender, doubt.void_said_by, verify):
-                    return []
-                finished = may_be_finished(message)
-                return self.void("the round is void", now, may_be_finished=finished)
+                if is_void(doubt.commit, message, sender, doubt.void_said_by, verify):
+                    finished = may_be_finished(message)
+                    self.void("the round is void", now, may_be_finished=finished)
             case messages.Forsworn():
-                return self._forsworn_by(sender, message, doubt, now)
-        return []
+                self._forsworn_by(sender, message, doubt, now)
 
     def _forsworn_by(
         self, sender: PeerId, message: messages.Forsworn, doubt: Doubt, now: float
-    ) -> Changes:
+    ) -> None:
         several = self._has_several_groups(doubt, now)
         if several and message.head and message.head.version >= doubt.commit.version:
-            return []  # an earlier incarnation of it may have finished
+            return  # an earlier incarnation of it may have finished
         if not self._id.verify(sender, messages.vow(doubt.round), message.signature):
-            return []
+            return
         doubt.forsworn.add(sender)
         self._look_who_is_left(doubt, now)
         commit = doubt.commit
-        if len(doubt.forsworn) == len(commit.members):
-            return self._settle(doubt, "everybody has forsworn the round")
         vowed = sum(commit.members[index].peer in doubt.forsworn for index in commit.voters)
-        if vowed >= commit.majority:
-            return self.void("a majority has forsworn the round", now, may_be_finished=True)
-        return []
+        if len(doubt.forsworn) == len(commit.members):
+            self._settle(doubt, "everybody has forsworn the round")
+        elif vowed >= commit.majority:
+            self.void("a majority has forsworn the round", now, may_be_finished=True)
 
     def presumed(self, now: float) -> int | None:
         """The own step up to which work in doubt counts as merged, whatever a new state says.
@@ -216,11 +203,7 @@ class Doubting:
     def _has_several_groups(self, doubt: Doubt, now: float) -> bool:
         return doubt.several_groups or self._peers.has_several_groups(now)
 
-    def _presume(self, doubt: Doubt, reason: str) -> Changes:
-        self.doubt = None
-        return _presumed(doubt.mark, reason)
-
-    def void(self, reason: str, now: float, *, may_be_finished: bool) -> Changes:
+    def void(self, reason: str, now: float, *, may_be_finished: bool) -> None:
         """A majority will never finish the round; no member has, unless it was sealed before.
 
         In one group that would be a fork, to be mixed or rebased like any other. In several
@@ -229,21 +212,25 @@ class Doubting:
         """
         doubt = self.doubt
         if doubt is None:
-            return []
-        if not may_be_finished:
-            return self._settle(doubt, reason)
-        if not self._has_several_groups(doubt, now):
+            return
+        if may_be_finished and self._has_several_groups(doubt, now):
+            if now + self._policy.margin_s < doubt.ends_at:
+                doubt.ends_at = now + self._policy.margin_s
+                doubt.ask_at = now
+            return
+        if may_be_finished:
             self.leave_open(doubt.mark)
-            return self._settle(doubt, reason)
-        if now + self._policy.margin_s < doubt.ends_at:
-            doubt.ends_at = now + self._policy.margin_s
-            doubt.ask_at = now
-        return []
+        self._settle(doubt, reason)
 
-    def _settle(self, doubt: Doubt, reason: str) -> Changes:
+    def _settle(self, doubt: Doubt, reason: str) -> None:
         self.doubt = None
-        return [Note("settled", {"reason": reason}), Settle(doubt.round, reason)]
+        self._fragment.note("settled", reason=reason)
+        self._fragment.emit(Settle(doubt.round, reason))
 
+    def _presume(self, doubt: Doubt, reason: str) -> None:
+        self.doubt = None
+        self._note_presumed(doubt.mark, reason)
 
-def _presumed(mark: int, reason: str) -> Changes:
-    return [Note("presumed", {"reason": reason}), Presume(mark, reason)]
+    def _note_presumed(self, mark: int, reason: str) -> None:
+        self._fragment.note("presumed", reason=reason)
+        self._fragment.emit(Presume(mark, reason))

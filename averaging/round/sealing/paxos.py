@@ -18,7 +18,6 @@ from enum import StrEnum
 from averaging.messages import (
     PROMISES_SIGNED_SINCE,
     Forswear,
-    Message,
     Prepare,
     Promise,
     Propose,
@@ -29,11 +28,9 @@ from averaging.messages import (
     vote,
     vow,
 )
-from averaging.round.interface.effects import LeaveOut, Note, Send, Suspect, Value
-from averaging.round.interface.identity import Identity
+from averaging.round.interface.effects import LeaveOut, Suspect
 from averaging.round.interface.signed_commit import SignedCommit
-from averaging.round.interface.transitions import Changes
-from averaging.round.opinions.neighbourhood import Neighbourhood
+from averaging.round.opinions.fragment import Fragment
 from averaging.round.sealing.seals import (
     VOID,
     all_peers_of,
@@ -125,27 +122,25 @@ class Coordinator:
 
     def __init__(
         self,
+        fragment: Fragment,
         signed: SignedCommit,
         ballot: int,
         reducers: list[PeerId],
         acceptor: Acceptor | None,
         *,
-        identity: Identity,
-        peers: Neighbourhood,
-        changes: Changes,
         now: float,
     ) -> None:
         """``reducers``: shared with the participation that this coordinator belongs to.
         ``acceptor``: its own vote; ``None``: it has none.
-
-        ``changes``: the coordinator adds what it wants done.
         """
-        commit, policy = signed.commit, identity.policy
-        self._id = identity
-        self._is_down = peers.is_down
+        commit, policy = signed.commit, fragment.policy
+        self._fragment = fragment
+        self._id = fragment.identity
+        self._is_down = fragment.peers.is_down
+        self._send = fragment.send
+        self._note = fragment.note
         self._acceptor = acceptor
         self._policy = policy
-        self._changes = changes
         self.round = signed.round
         self.commit = commit
         self.ballot = ballot
@@ -186,12 +181,6 @@ class Coordinator:
         if ballot:
             self._note("ballot_started", ballot=ballot)
             self._send_prepare()
-
-    def _send(self, to: PeerId, message: Message) -> None:
-        self._changes.append(Send(to, message))
-
-    def _note(self, event: str, **fields: Value) -> None:
-        self._changes.append(Note(event, fields))
 
     @property
     def is_over(self) -> bool:
@@ -510,7 +499,7 @@ class Coordinator:
     def _note_withheld(self, peer: PeerId, what: str, now: float) -> None:
         if peer != owner_of(self.ballot, self.commit) and not self._is_down(peer, now):
             fields = {"peer": peer, "reason": f"it has not sent {what}"}
-            self._changes.append(Suspect("withheld", fields))
+            self._fragment.emit(Suspect("withheld", fields))
 
     def _resend(self, now: float) -> None:
         match self.phase:
@@ -664,7 +653,7 @@ class Coordinator:
             if reason is not None:
                 found.add(index)
                 fields = {"round": self.round.hex(), "peer": members[index].peer, "reason": reason}
-                self._changes.append(LeaveOut("not_proposed", fields))
+                self._fragment.emit(LeaveOut("not_proposed", fields))
         return found
 
     def _propose(self, seal: tuple[int, ...], why: str, now: float) -> None:

@@ -30,9 +30,9 @@ from averaging.round.interface.identity import Circumstances, Identity
 from averaging.round.interface.inputs import Due, Offer, Offered, Received
 from averaging.round.interface.phase import Phase
 from averaging.round.interface.signed_commit import SignedCommit
-from averaging.round.interface.transitions import Changes
 from averaging.round.machine import FragmentRounds
 from averaging.round.opinions.certificates import link_of
+from averaging.round.opinions.fragment import Fragment
 from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.round.sealing.paxos import Acceptor, Coordinator
 from averaging.round.sealing.seals import owner_of
@@ -47,6 +47,7 @@ Kind = TypeVar("Kind", bound=Effect)
 TOPIC = bytes(range(16))
 POLICY = RoundPolicy()
 ME, ANNA, BORIS = PeerId("me"), PeerId("anna"), PeerId("boris")
+SEEN_LONG = PeerView(first_seen=-1e3, heard_at=0.0, step_time_s=1.0, incarnation=1)
 
 
 def lineage(name: str) -> bytes:
@@ -84,10 +85,52 @@ def lost(peer: PeerId, peers: Neighbourhood) -> None:
     peers.mark_failed(peer, -math.inf)
 
 
+class Alone(Fragment):
+    """What a part of a machine stands on, without the machine: it keeps what the part wants."""
+
+    def __init__(
+        self,
+        who: Identity,
+        others: tuple[PeerId, ...] = (),
+        *,
+        peers: Neighbourhood | None = None,
+        effects: list[Effect] | None = None,
+    ) -> None:
+        super().__init__(
+            who,
+            Circumstances(),
+            view=dict.fromkeys(others, SEEN_LONG),
+            standing=standing("start"),
+            probation=None,
+            step=0,
+            now=0.0,
+        )
+        self.peers = peers or self.peers
+        self.effects = self.effects if effects is None else effects
+
+    def send(self, to: PeerId, message: Message) -> None:
+        """As it is, and to itself like to anybody."""
+        self.effects.append(Send(to, message))
+
+    under_way = None
+
+    def stand(self, standing: Standing, *, fresh: bool) -> None: ...
+
+    def attempt_failed(self) -> None: ...
+
+    def leave_own_roster(self) -> None: ...
+
+    def enter_own_round(self, signed: SignedCommit) -> None: ...
+
+    def round_ended(
+        self, round_id: bytes, reason: str, *, in_doubt: bool, may_be_finished: bool
+    ) -> None: ...
+
+
 def coordinator_of(
     commit: Commit,
     ballot: int,
-    changes: Changes,
+    effects: list[Effect],
     *,
     acceptor: Acceptor | None = None,
     peers: Neighbourhood | None = None,
@@ -98,16 +141,9 @@ def coordinator_of(
         identity(owner_of(ballot, commit)),
         refuses=lambda peer: "I do not like it" if peer in refused else None,
     )
-    return Coordinator(
-        SignedCommit(bytes(32), commit, b"", b""),
-        ballot,
-        list(commit.reducers),
-        acceptor,
-        identity=me,
-        peers=peers or neighbourhood(),
-        changes=changes,
-        now=0.0,
-    )
+    signed = SignedCommit(bytes(32), commit, b"", b"")
+    alone = Alone(me, peers=peers, effects=effects)
+    return Coordinator(alone, signed, ballot, list(commit.reducers), acceptor, now=0.0)
 
 
 def neighbourhood() -> Neighbourhood:
@@ -132,8 +168,7 @@ def machine(
 
     ``orders``: of the run's owner, as this peer knew them from the start.
     """
-    known = PeerView(first_seen=-1e3, heard_at=0.0, step_time_s=1.0, incarnation=1)
-    view = dict.fromkeys(others, known)
+    view = dict.fromkeys(others, SEEN_LONG)
     who = identity(me, policy, fragment=fragment, founder=founder)
     who.book.orders = orders or RoundOrders()
     made = FragmentRounds(
@@ -256,3 +291,9 @@ def committed(
     )
     encoded = encode_commit(msgspec.structs.replace(commit, **changes))
     return Committed(0, encoded, sign(signer or leader, encoded))
+
+
+def fails(rounds: FragmentRounds, now: float) -> None:
+    """An attempt of a machine to get into a round comes to nothing."""
+    rounds.handle(Due(), now)
+    rounds.handle(Offered(None), now)

@@ -255,7 +255,7 @@ def stream_with_a_false_commit(rounds: FragmentRounds) -> Input:
 
 
 def the_owner_pauses(rounds: FragmentRounds) -> Input:
-    rounds._id.book.orders = RoundOrders(paused="the owner has paused it")
+    rounds.identity.book.orders = RoundOrders(paused="the owner has paused it")
     return OrdersChanged()
 
 
@@ -322,7 +322,7 @@ def leads_unproven() -> FragmentRounds:
     rounds = leading(where)
     one, two = sorted(rounds.peers.view)
     for _ in range(REFUSALS_MIN):
-        rounds.catching_up.refused(rounds._situation(1.0), 1.0)
+        rounds.handle(Received(one, messages.Refused(0, 0, "too few have signed it")), 1.0)
     rounds.handle(Due(), 1.0)
     rounds.handle(Offered(offer(where)), 1.0)
     theirs = standing("start", "theirs", tokens=100)

@@ -49,7 +49,7 @@ PAUSED = RoundOrders(stamp=SEVENTH, encoded=b"seven", paused="the owner has paus
 
 
 def following(rounds: FragmentRounds, orders: RoundOrders, now: float = 0.5) -> FragmentRounds:
-    rounds._id.book.orders = orders
+    rounds.identity.book.orders = orders
     rounds.handle(OrdersChanged(), now)
     return rounds
 
@@ -199,7 +199,7 @@ def test_an_attested_link_needs_no_signature() -> None:
     assert rounds.certificates.is_certified(there, 1.0)
     for other in (Link(6, lineage("there"), 500), Link(5, lineage("elsewhere"), 500)):
         assert not rounds.certificates.is_certified(other, 1.0)
-    rounds._id.book.orders = RoundOrders(
+    rounds.identity.book.orders = RoundOrders(
         attested={(1, 5, lineage("there")): b"of another fragment"}
     )
     assert not rounds.certificates.is_certified(there, 1.0)

@@ -15,12 +15,10 @@ from averaging.history import lineage, standing
 from averaging.history.state import FragmentState
 from averaging.messages import Commit
 from averaging.round import participation
-from averaging.round.gathering.joining import Joining
-from averaging.round.interface.effects import Merge, Send
+from averaging.round.gathering.joining import Attempt, Joining
+from averaging.round.interface.effects import Merge
 from averaging.round.interface.inputs import MergedArrived
 from averaging.round.interface.phase import Phase, Stage
-from averaging.round.interface.situation import Attempt
-from averaging.round.interface.transitions import Become, Changes
 from averaging.round.machine import FragmentRounds
 from averaging.round.participation import Participation
 from averaging.round.sealing.paxos import Acceptor, Coordinator
@@ -135,9 +133,10 @@ def a_commit_holds_whoever_it_was_meant_for(patch: pytest.MonkeyPatch) -> None:
 
 
 def nobody_watches_the_leader(patch: pytest.MonkeyPatch) -> None:
-    def join(self: Joining, attempt: Attempt, now: float) -> Changes:
+    def join(self: Joining, attempt: Attempt, now: float) -> None:
         self.attempt = attempt
-        return [Become(Phase.JOINING), Send(attempt.leader, attempt.join)]
+        self._fragment.phase = Phase.JOINING
+        self._fragment.send(attempt.leader, attempt.join)
 
     patch.setattr(Joining, "_join", join)
 

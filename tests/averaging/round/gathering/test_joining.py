@@ -14,7 +14,6 @@ from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.standing import Standing
 from averaging.messages import Join
 from averaging.round.gathering.joining import FAILED_JOINS_MAX
-from averaging.round.gathering.roster import OpenRoster
 from averaging.round.interface.effects import Effect, GiveUp, Send, TakeSnapshot
 from averaging.round.interface.inputs import (
     CaughtUp,
@@ -27,6 +26,7 @@ from averaging.round.interface.inputs import (
     StepsCounted,
     Tick,
 )
+from averaging.round.interface.open_roster import OpenRoster
 from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
 from averaging.rules.peer_view import SILENCE_MAX_S, PeerView
@@ -275,7 +275,7 @@ def test_a_peer_that_did_not_come_is_not_waited_for_again_until_it_joins() -> No
     rounds.handle(Tick(), 1.1 + 4.0 + POLICY.suspect_s)
     assert rounds.own_round is not None and len(rounds.own_round.commit.members) == 2
 
-    rounds.leading.roster = open_roster = OpenRoster(
+    rounds.open_roster = open_roster = OpenRoster(
         (one, other), decide_at=60.0, search_at=60.0, now=30
     )
     open_roster.called = {one: 30.0, other: 30.0}

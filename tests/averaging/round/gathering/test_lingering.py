@@ -109,7 +109,7 @@ def test_after_the_last_round_of_a_run_with_a_date_the_lighter_state_gives_way()
 
 def ordered_to_end_at(version: int, rounds: FragmentRounds) -> FragmentRounds:
     orders = RoundOrders(stamp=Stamp(1, bytes(16)), encoded=b"first", last_version=version)
-    rounds._id.book.orders = orders
+    rounds.identity.book.orders = orders
     rounds.handle(OrdersChanged(), 0.5)
     return rounds
 

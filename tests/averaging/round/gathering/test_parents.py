@@ -227,9 +227,9 @@ def test_a_leader_shows_each_member_the_certificates_of_the_states_of_others() -
     bare = Committed(0, said.encode_commit(commit), b"")
     place = [parent.lineage for parent in commit.parents].index(THEIRS.lineage)
 
-    (shown,) = rounds.parents.beside(bare, DORA, 1.0).certificates
+    (shown,) = rounds.certificates.beside(bare, DORA, 1.0).certificates
     assert shown.parent == place and len(shown.signatures) >= 2
-    theirs = rounds.parents.beside(bare, ANNA, 1.0).certificates
+    theirs = rounds.certificates.beside(bare, ANNA, 1.0).certificates
     assert [each.parent for each in theirs] == [1 - place]
 
 
@@ -245,7 +245,7 @@ def test_a_leader_signs_its_own_state_for_the_others_though_it_has_shown_it_to_n
     )
 
     bare = Committed(0, said.encode_commit(commit), b"")
-    (shown,) = rounds.parents.beside(bare, ANNA, 1.0).certificates
+    (shown,) = rounds.certificates.beside(bare, ANNA, 1.0).certificates
 
     assert [name for name, _ in shown.signatures] == [said.short_name(ME)]
 
@@ -273,7 +273,7 @@ def test_certificates_of_a_mix_of_many_lineages_have_spare_signatures(
     )
 
     bare = Committed(0, said.encode_commit(commit), b"")
-    shown = rounds.parents.beside(bare, others[0], 1.0).certificates
+    shown = rounds.certificates.beside(bare, others[0], 1.0).certificates
 
     needed = rounds.certificates.parent_needed(1.0)
     assert {len(each.signatures) for each in shown} == {needed + spare}
@@ -300,7 +300,7 @@ def test_certificates_of_many_lineages_fit_a_message() -> None:
     )
     bare = Committed(0, said.encode_commit(commit), bytes(64))
 
-    said.encode(rounds.parents.beside(bare, others[0], 1.0))  # no error
+    said.encode(rounds.certificates.beside(bare, others[0], 1.0))  # no error
 
 
 def test_where_rounds_do_not_always_meld_a_lineage_has_one_peer_and_its_word_is_taken() -> None:

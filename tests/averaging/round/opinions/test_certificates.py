@@ -15,7 +15,6 @@ from averaging.messages import Head, Link, Signatures
 from averaging.round.gathering.catching_up import ATTEMPTS_IN_VAIN
 from averaging.round.interface.effects import CatchUp, Rebase
 from averaging.round.interface.inputs import Received
-from averaging.round.interface.transitions import RetryLater
 from averaging.round.machine import FragmentRounds
 from averaging.round.opinions.certificates import LINKS_KEPT, link_of
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, PeerView
@@ -29,6 +28,7 @@ from tests.averaging.round.machines import (
     TOPIC,
     behind,
     certified,
+    fails,
     lineage,
     machine,
     of,
@@ -245,7 +245,7 @@ def test_a_peer_that_gets_nowhere_takes_the_word_of_one_in_the_end() -> None:
     assert not moves(rounds, ANNA, head, 1.0)
     assert not moves(rounds, ANNA, head, late), "its own rounds may only be long"
     for _ in range(ATTEMPTS_IN_VAIN):
-        rounds._apply([RetryLater()], late)
+        fails(rounds, late)
     assert not moves(rounds, EVE, with_signatures(head, under(TIP, EVE)), late)
     assert not moves(rounds, ANNA, head, late - 1.0)
     assert moves(rounds, ANNA, head, late)
@@ -273,7 +273,7 @@ def test_a_peer_that_is_ahead_goes_back_where_most_others_have_stayed_for_long(
     assert not moves(rounds, ANNA, certified(AHEAD, (ANNA,)))
     old = certified(standing("start"), (BORIS, CLARA))
     for _ in range(in_vain):
-        rounds._apply([RetryLater()], 1.0)
+        fails(rounds, 1.0)
     assert not any(moves(rounds, peer, old, at) for at in (1.0, late - 1.0) for peer in behind)
     if alternate:
         moves(rounds, BORIS, certified(AHEAD, (ANNA, BORIS)), late - 0.5)
@@ -293,7 +293,7 @@ def test_a_peer_that_has_mixed_alone_goes_back_to_its_own_side(has_left: bool) -
     if has_left:
         rounds.certificates.left(link_of(mine.head()), b"digest of the own numbers")
     for _ in range(ATTEMPTS_IN_VAIN):
-        rounds._apply([RetryLater()], 1.0)
+        fails(rounds, 1.0)
     for at in (1.0, late):
         assert not moves(rounds, CLARA, certified(theirs, (ANNA, CLARA)), at)
         assert moves(rounds, BORIS, certified(mine, (BORIS,)), at) == (has_left and at == late)
@@ -320,7 +320,7 @@ def test_the_lighter_side_of_a_fork_gives_way_if_no_round_mixes_the_two(
     assert not moves(rounds, ANNA, head, 1.0)
     assert not moves(rounds, ANNA, head, late), "rounds may take longer than that"
     for _ in range(ATTEMPTS_IN_VAIN):
-        rounds._apply([RetryLater()], late)
+        fails(rounds, late)
     assert moves(rounds, ANNA, head, late) == gives_way
 
 

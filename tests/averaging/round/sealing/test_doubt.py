@@ -12,7 +12,6 @@ from averaging.history.merged_map import MergedMap
 from averaging.messages import Commit
 from averaging.round.interface.effects import GiveUp, Presume, Settle
 from averaging.round.interface.inputs import CaughtUp, Progressed, Received, Tick
-from averaging.round.interface.transitions import Stand
 from averaging.round.machine import FragmentRounds
 from averaging.rules.peer_view import PeerView
 from dht.identity import PeerId
@@ -55,20 +54,22 @@ def test_work_of_a_doubt_that_nobody_answered_counts_as_merged_among_several_gro
     """Others may have finished the round before this peer was alone with its doubt."""
     rounds, commit, round_id = entered()
     (entry,) = [each for each in commit.members if each.peer == ME]
-    rounds.own_round = None
-    rounds._apply(rounds.joining.become_idle("a partition", retry=False), 1.0)
-    rounds.doubting.begin(round_id, commit, entry.mark, 1.0, several_groups=False)
-    assert of(rounds.handle(Tick(), LATE), Settle)
+    vote = sign(commit.leader, messages.vote(round_id, 0, (0, 1)))
+    rounds.handle(Received(commit.leader, messages.Propose(0, round_id, 0, (0, 1), vote)), 1.5)
+    over = 1.0 + commit.round_s
+    (given_up,) = of(rounds.handle(Tick(), over), GiveUp)
+    late = over + POLICY.doubt_s
+    assert given_up.in_doubt and of(rounds.handle(Tick(), late), Settle)
     if is_covered:
         after = standing("start", "one")
-        merged = MergedMap().with_work(ME, rounds._id.incarnation, entry.mark, 100)
-        rounds._apply([Stand(replace(after, merged=merged), fresh=True)], LATE)
-    sees_several_groups(rounds, LATE)
+        merged = MergedMap().with_work(ME, rounds.identity.incarnation, entry.mark, 100)
+        rounds.handle(CaughtUp(replace(after, merged=merged)), late)
+    sees_several_groups(rounds, late)
 
-    presumed = of(rounds.handle(Progressed(1, 1.0), LATE), Presume)
+    presumed = of(rounds.handle(Progressed(1, 1.0), late), Presume)
 
     assert [each.mark for each in presumed] == ([] if is_covered else [entry.mark])
-    assert not of(rounds.handle(Progressed(2, 1.0), LATE), Presume), "once"
+    assert not of(rounds.handle(Progressed(2, 1.0), late), Presume), "once"
 
 
 def test_work_of_a_fork_that_a_peer_has_left_counts_as_merged_among_several_groups() -> None:

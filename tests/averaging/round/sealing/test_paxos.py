@@ -10,8 +10,7 @@ import pytest
 
 from averaging import messages as said
 from averaging.messages import Commit, Entry, Message
-from averaging.round.interface.effects import Note, Send, Suspect
-from averaging.round.interface.transitions import Changes
+from averaging.round.interface.effects import Effect, Note, Send, Suspect
 from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.round.sealing.paxos import Acceptor, BallotPhase, Coordinator
 from averaging.round.sealing.seals import VOID, ballot_of, is_chosen, is_void, owner_of
@@ -80,14 +79,14 @@ def test_an_acceptor_votes_for_one_seal_in_a_ballot_whatever_its_owner_proposes(
     assert acceptor.propose(0, (0, 1))
     assert not acceptor.propose(0, (0, 2))
     assert not acceptor.propose(0, VOID)
-    assert acceptor.propose(0, (0, 1)), "a repeat changes nothing"
+    assert acceptor.propose(0, (0, 1)), "a repeat effects nothing"
     assert acceptor.accepted == (0, 1)
 
 
-def taken(changes: Changes) -> list[tuple[PeerId, Message]]:
+def taken(effects: list[Effect]) -> list[tuple[PeerId, Message]]:
     """The messages that a coordinator has sent since the last call, with their receivers."""
-    words = [(change.to, change.message) for change in changes if isinstance(change, Send)]
-    changes.clear()
+    words = [(effect.to, effect.message) for effect in effects if isinstance(effect, Send)]
+    effects.clear()
     return words
 
 
@@ -110,11 +109,11 @@ def test_a_coordinator_proposes_nobody_whom_it_refuses_and_the_others_keep_their
         for index, entry in enumerate(plain.members)
     )
     commit = msgspec.structs.replace(plain, members=members)
-    changes: Changes = []
-    lead = coordinator_of(commit, 0, changes, refused={members[index].peer for index in refused})
+    effects: list[Effect] = []
+    lead = coordinator_of(commit, 0, effects, refused={members[index].peer for index in refused})
     lead.reported(commit.reducers[0], 0, (0, 1, 2, 3), (), 0.0)
     assert lead.value == sealed
-    noted = {c.fields["peer"] for c in changes if isinstance(c, Note)}
+    noted = {each.fields["peer"] for each in effects if isinstance(each, Note)}
     assert noted == {members[index].peer for index in range(4) if index not in sealed}
 
 
@@ -133,7 +132,7 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
     acceptors = [Acceptor() for _ in range(count)]
     mail: list[tuple[PeerId, PeerId, Message]] = []
     coordinators: dict[PeerId, Coordinator] = {}
-    changes: dict[PeerId, Changes] = {}
+    effects: dict[PeerId, list[Effect]] = {}
     chosen: set[tuple[int, ...]] = set()
     # Some never enter the round; of the others some die and come back as somebody else.
     absent = set(rng.sample(range(count), rng.choice([0, 0, 1, count // 2, count - 1])))
@@ -150,9 +149,9 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
             ballot = ballot_of(index, voters=count, above=above)
         else:
             ballot = 0
-        changes[me] = []
+        effects[me] = []
         acceptor = acceptors[index]
-        coordinators[me] = coordinator_of(commit, ballot, changes[me], acceptor=acceptor)
+        coordinators[me] = coordinator_of(commit, ballot, effects[me], acceptor=acceptor)
 
     def report(me: PeerId) -> None:
         """The reducer has these now: coordinators hear of it at different moments."""
@@ -211,7 +210,7 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
             restarted.add(rng.randrange(count))
         if rng.random() < 0.2:
             report(rng.choice(sorted(coordinators)))
-        for me, wanted in changes.items():
+        for me, wanted in effects.items():
             mail += [(me, to, message) for to, message in taken(wanted)]
         if mail:
             at = rng.randrange(len(mail))
@@ -226,15 +225,15 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
 def test_a_coordinator_that_has_forsworn_its_round_proposes_no_seal() -> None:
     """The coordinator's signature under a seal would show that it had voted, which it denies to
     others."""
-    changes: Changes = []
+    effects: list[Effect] = []
     acceptor = Acceptor()
     acceptor.forsworn = True
-    lead = coordinator_of(commit_of(3), 0, changes, acceptor=acceptor)
+    lead = coordinator_of(commit_of(3), 0, effects, acceptor=acceptor)
 
     lead.reported(lead.commit.reducers[0], 0, (0, 1, 2), (), 1.0)
 
     assert lead.phase is BallotPhase.OVER
-    assert not taken(changes)
+    assert not taken(effects)
 
 
 def test_a_coordinator_has_voted_for_what_it_proposes_before_anybody_hears_of_it() -> None:
@@ -251,8 +250,8 @@ def test_a_ballot_continues_the_seal_that_was_accepted_last() -> None:
     """An earlier one may have been accepted by a minority, and the later one by a majority."""
     commit = commit_of(3)
     for order in ((0, 1), (1, 0)):
-        changes: Changes = []
-        lead = coordinator_of(commit, 3, changes)
+        effects: list[Effect] = []
+        lead = coordinator_of(commit, 3, effects)
         for voter in order:
             last = voter, ((0, 1), (0, 2))[voter]
             text = said.promise_text(lead.round, lead.ballot, *last)
@@ -302,26 +301,26 @@ def voids(messages: list[tuple[PeerId, Message]]) -> list[PeerId]:
 
 
 def test_a_round_is_void_at_once_when_no_majority_is_left() -> None:
-    changes: Changes = []
-    coordinator = coordinator_of(commit_of(5), 0, changes)
+    effects: list[Effect] = []
+    coordinator = coordinator_of(commit_of(5), 0, effects)
 
     coordinator.declined(PeerId("p1"), "I stand elsewhere now", 1.0, absent=True)
     coordinator.declined(PeerId("p2"), "I stand elsewhere now", 1.0, absent=True)
-    assert not voids(taken(changes)), "three of five are still a majority"
+    assert not voids(taken(effects)), "three of five are still a majority"
     coordinator.declined(PeerId("p3"), "I stand elsewhere now", 1.0, absent=True)
 
-    assert voids(taken(changes)) == [f"p{index}" for index in range(5)]
+    assert voids(taken(effects)) == [f"p{index}" for index in range(5)]
     assert "3 of 5 voters refused its commit, so its work is offered again" in coordinator.why
 
 
 def test_a_restarted_member_may_have_voted_so_its_decline_voids_nothing() -> None:
-    changes: Changes = []
-    coordinator = coordinator_of(commit_of(3), 0, changes)
+    effects: list[Effect] = []
+    coordinator = coordinator_of(commit_of(3), 0, effects)
 
     for index in (1, 2):
         coordinator.declined(PeerId(f"p{index}"), "I have been restarted", 1.0, absent=False)
 
-    words = taken(changes)
+    words = taken(effects)
     assert not voids(words)
     proposals = {to: m.seal for to, m in words if isinstance(m, said.Propose)}
     assert proposals == {f"p{index}": VOID for index in range(3)}, "but the roster is asked to"
@@ -330,19 +329,19 @@ def test_a_restarted_member_may_have_voted_so_its_decline_voids_nothing() -> Non
 @pytest.mark.parametrize(("gone", "is_void"), [(1, False), (2, True)])
 def test_a_mix_is_void_as_soon_as_a_lineage_has_no_copy(gone: int, is_void: bool) -> None:
     """The others waited for half a minute, or until nobody was left who could end the round."""
-    changes: Changes = []
+    effects: list[Effect] = []
     commit = msgspec.structs.replace(commit_of(5), kind="mix", carriers=(0, 2), contributors_min=1)
-    coordinator = coordinator_of(commit, 0, changes)
+    coordinator = coordinator_of(commit, 0, effects)
 
     coordinator.declined(PeerId(f"p{gone}"), "I stand elsewhere now", 1.0, absent=True)
 
-    proposals = {m.seal for _, m in taken(changes) if isinstance(m, said.Propose)}
+    proposals = {m.seal for _, m in taken(effects) if isinstance(m, said.Propose)}
     assert proposals == ({VOID} if is_void else set())
 
 
 def test_a_chosen_seal_is_not_taken_back_when_a_member_claims_to_be_absent() -> None:
-    changes: Changes = []
-    coordinator = coordinator_of(commit_of(2), 0, changes)
+    effects: list[Effect] = []
+    coordinator = coordinator_of(commit_of(2), 0, effects)
     coordinator.reported(PeerId("p1"), 0, (0, 1), (), 1.0)
     for index in (0, 1):
         vote = sign(PeerId(f"p{index}"), said.vote(coordinator.round, 0, (0, 1)))
@@ -350,13 +349,13 @@ def test_a_chosen_seal_is_not_taken_back_when_a_member_claims_to_be_absent() -> 
 
     coordinator.declined(PeerId("p1"), "I lie", 2.0, absent=True)
 
-    assert not voids(taken(changes)) and coordinator.value == (0, 1)
+    assert not voids(taken(effects)) and coordinator.value == (0, 1)
 
 
 def test_another_ballot_does_not_wait_for_uploads_as_long_again() -> None:
     """Peers that died one by one were waited for at each takeover, until no majority was left."""
-    changes: Changes = []
-    coordinator = coordinator_of(commit_of(4), ballot_of(1, voters=4, above=0), changes)
+    effects: list[Effect] = []
+    coordinator = coordinator_of(commit_of(4), ballot_of(1, voters=4, above=0), effects)
     here = (0, 1, 3)
 
     for index in here:
@@ -401,36 +400,36 @@ def test_a_promise_reports_nothing_of_slices_that_its_voter_does_not_reduce() ->
 def test_a_later_coordinator_calls_the_reducers_that_have_no_vote() -> None:
     """Earlier, those reducers heard of it only when their slices were given to others, and were
     blamed for silence."""
-    changes: Changes = []
+    effects: list[Effect] = []
     commit = msgspec.structs.replace(commit_of(4), on_probation=(3,))
     commit = msgspec.structs.replace(commit, reducers=(PeerId("p3"), PeerId("p1")), shares=(1, 1))
-    coordinator = coordinator_of(commit, ballot_of(1, voters=3, above=0), changes)
+    coordinator = coordinator_of(commit, ballot_of(1, voters=3, above=0), effects)
     for index in (0, 1):
         reports = ((1, (0, 1, 2)),) if index == 1 else ()
         promise = said.Promise(0, coordinator.round, coordinator.ballot, None, VOID, reports)
         coordinator.promised(index, promise, 5.0, uploads_until=15.0)
-    called = [(to, m.slice) for to, m in taken(changes) if isinstance(m, said.Reassign)]
+    called = [(to, m.slice) for to, m in taken(effects) if isinstance(m, said.Reassign)]
     assert called == [(PeerId("p3"), 0)]
 
     coordinator.tick(6.0 + POLICY.resend_s, i_finished=False)
     assert (PeerId("p3"), 0) in [
-        (to, m.slice) for to, m in taken(changes) if isinstance(m, said.Reassign)
+        (to, m.slice) for to, m in taken(effects) if isinstance(m, said.Reassign)
     ], "until it has reported"
     coordinator.reported(PeerId("p3"), 0, (0, 1, 2), (), 7.0)
     coordinator.tick(8.0 + 2 * POLICY.resend_s, i_finished=False)
-    assert not [m for _, m in taken(changes) if isinstance(m, said.Reassign)]
+    assert not [m for _, m in taken(effects) if isinstance(m, said.Reassign)]
     assert coordinator.reassigned == {}
 
 
-def sealed_by_all(commit: Commit, changes: Changes, peers: Neighbourhood) -> Coordinator:
+def sealed_by_all(commit: Commit, effects: list[Effect], peers: Neighbourhood) -> Coordinator:
     """A coordinator that sealed everybody's uploads, with what it has sent so far forgotten."""
-    coordinator = coordinator_of(commit, 0, changes, peers=peers)
+    coordinator = coordinator_of(commit, 0, effects, peers=peers)
     everybody = tuple(range(len(commit.members)))
     coordinator.reported(coordinator.reducers[0], 0, everybody, (), 1.0)
     for index, entry in enumerate(commit.members):
         vote = sign(entry.peer, said.vote(coordinator.round, 0, everybody))
         coordinator.accepted_by(index, 0, vote, 1.0)
-    taken(changes)
+    taken(effects)
     return coordinator
 
 
@@ -446,15 +445,15 @@ def test_a_reducer_that_alone_lacks_most_uploads_is_replaced(
     commit = msgspec.structs.replace(
         commit, reducers=tuple(PeerId(f"p{i}") for i in (0, 1, 3)), shares=(1, 1, 1)
     )
-    changes: Changes = []
-    coordinator = coordinator_of(commit, 0, changes)
+    effects: list[Effect] = []
+    coordinator = coordinator_of(commit, 0, effects)
     everybody = (0, 1, 2, 3)
     refused = tuple((i, "no") for i in everybody if i not in complete) if refuses else ()
     for index, here in enumerate((everybody, everybody, complete)):
         coordinator.reported(coordinator.reducers[index], index, here, refused, 1.0)
     if not refuses:
         coordinator.tick(COMMIT.upload_s + POLICY.margin_s, i_finished=False)
-    named = {change.peer for change in changes if isinstance(change, Suspect)}
+    named = {effect.peer for effect in effects if isinstance(effect, Suspect)}
 
     assert coordinator.reassigned == ({2: 1} if is_replaced else {})
     assert named == ({PeerId("p3")} if is_replaced else set())
@@ -465,9 +464,9 @@ def test_a_reducer_that_alone_lacks_most_uploads_is_replaced(
 
 
 def test_a_slice_that_all_members_miss_at_once_is_reassigned_once() -> None:
-    changes: Changes = []
+    effects: list[Effect] = []
     peers = neighbourhood()
-    coordinator = sealed_by_all(commit_of(4), changes, peers)
+    coordinator = sealed_by_all(commit_of(4), effects, peers)
     lost(PeerId("p3"), peers)
 
     for member in ("p0", "p1", "p2"):
@@ -497,9 +496,9 @@ def test_a_member_that_misses_a_slice_twice_at_once_has_nobody_send_it_again(
 
 def test_a_slice_that_went_with_a_dead_contributor_is_forsworn_at_once() -> None:
     """The dead reducer alone had its own upload; the others waited for half a minute."""
-    changes: Changes = []
+    effects: list[Effect] = []
     peers = neighbourhood()
-    coordinator = sealed_by_all(commit_of(4), changes, peers)
+    coordinator = sealed_by_all(commit_of(4), effects, peers)
     lost(PeerId("p3"), peers)
     coordinator.missing(PeerId("p0"), 0, 2.0)
     reducer = coordinator.reducers[0]
@@ -509,7 +508,7 @@ def test_a_slice_that_went_with_a_dead_contributor_is_forsworn_at_once() -> None
     assert coordinator.phase is BallotPhase.SEALED, "p2 may still bring the merged slice"
     coordinator.reported(reducer, 0, (0, 1, 2), (), 6.0)
     coordinator.tick(6.0 + POLICY.margin_s, i_finished=False)
-    assert {to for to, m in taken(changes) if isinstance(m, said.Forswear)} == {
+    assert {to for to, m in taken(effects) if isinstance(m, said.Forswear)} == {
         entry.peer for entry in coordinator.commit.members
     }
 
@@ -517,13 +516,13 @@ def test_a_slice_that_went_with_a_dead_contributor_is_forsworn_at_once() -> None
 def test_a_slice_that_a_reducer_keeps_is_forsworn_though_that_one_has_finished() -> None:
     """Earlier, that reducer said so again whenever it was asked to forswear, and all were in the
     round until its deadline. Any other peer that has finished hands the slice over."""
-    changes: Changes = []
-    coordinator = sealed_by_all(commit_of(4), changes, neighbourhood())
+    effects: list[Effect] = []
+    coordinator = sealed_by_all(commit_of(4), effects, neighbourhood())
     coordinator.has_finished(PeerId("p3"))
     for member in ("p0", "p1", "p2"):
         coordinator.missing(PeerId(member), 0, 20.0)
     coordinator.tick(1.0 + 2 * (COMMIT.upload_s + POLICY.margin_s), i_finished=False)
-    assert any(isinstance(m, said.Forswear) for _, m in taken(changes))
+    assert any(isinstance(m, said.Forswear) for _, m in taken(effects))
 
     coordinator.has_finished(PeerId("p3"))
     assert coordinator.phase is BallotPhase.FORSWEARING
@@ -533,8 +532,8 @@ def test_a_slice_that_a_reducer_keeps_is_forsworn_though_that_one_has_finished()
 
 def test_a_slice_that_half_of_the_voters_have_is_not_forsworn() -> None:
     """Two vows of four would void nothing."""
-    changes: Changes = []
-    coordinator = sealed_by_all(commit_of(4), changes, neighbourhood())
+    effects: list[Effect] = []
+    coordinator = sealed_by_all(commit_of(4), effects, neighbourhood())
     for member in ("p2", "p3"):
         coordinator.has_finished(PeerId(member))
     for member in ("p0", "p1"):
@@ -549,9 +548,9 @@ def test_a_reducer_that_most_voters_wait_for_is_named_by_the_leader_too(
 ) -> None:
     """The leader of a version is the same in each attempt, and may be no member. Only members held
     it against a reducer, which so reduced for ever."""
-    changes: Changes = []
+    effects: list[Effect] = []
     peers = neighbourhood()
-    coordinator = sealed_by_all(commit_of(4), changes, peers)
+    coordinator = sealed_by_all(commit_of(4), effects, peers)
     coordinator.commit = msgspec.structs.replace(coordinator.commit, kind=kind)
     if is_down:
         lost(PeerId("p3"), peers)
@@ -560,10 +559,10 @@ def test_a_reducer_that_most_voters_wait_for_is_named_by_the_leader_too(
         coordinator.missing(PeerId(member), 0, due - 0.1)  # their streams broke
     for member in ("p0", "p1", "p1"):
         coordinator.missing(PeerId(member), 0, due)
-    assert not [change for change in changes if isinstance(change, Suspect)], "of a minority"
+    assert not [effect for effect in effects if isinstance(effect, Suspect)], "of a minority"
 
     coordinator.missing(PeerId("p2"), 0, due)
-    named = [change.peer for change in changes if isinstance(change, Suspect)]
+    named = [effect.peer for effect in effects if isinstance(effect, Suspect)]
     could = not is_down and kind == "merge"  # slice 0 brings the maps, and one may be bad
     assert named == ([PeerId("p3")] if could else [])
 
@@ -632,18 +631,18 @@ def test_a_void_by_forswearing_counts_with_the_vows_of_a_majority_and_no_less() 
 
 
 def test_a_coordinator_counts_no_vow_that_is_not_signed() -> None:
-    changes: Changes = []
-    coordinator = coordinator_of(commit_of(3), 0, changes)
+    effects: list[Effect] = []
+    coordinator = coordinator_of(commit_of(3), 0, effects)
     coordinator.phase, coordinator.value = BallotPhase.FORSWEARING, (0, 1)
     vow = said.vow(coordinator.round)
 
     coordinator.forsworn_by(PeerId("p1"), b"")
     coordinator.forsworn_by(PeerId("p2"), sign(PeerId("p1"), vow))
     coordinator.forsworn_by(PeerId("p0"), sign(PeerId("p0"), vow))
-    assert not voids(taken(changes))
+    assert not voids(taken(effects))
     coordinator.forsworn_by(PeerId("p1"), sign(PeerId("p1"), vow))
 
-    (message, *_) = [m for _, m in taken(changes) if isinstance(m, said.Void)]
+    (message, *_) = [m for _, m in taken(effects) if isinstance(m, said.Void)]
     assert message.forsworn and [index for index, _ in message.votes] == [0, 1]
 
 

@@ -9,11 +9,9 @@ import pytest
 from averaging import messages as said
 from averaging.messages import Message, encode_commit
 from averaging.round.gathering.roster import Leader, compose
-from averaging.round.interface.effects import Send, Suspect
+from averaging.round.interface.effects import Effect, Suspect
 from averaging.round.interface.inputs import LinkLost, Received, Tick
 from averaging.round.interface.signed_commit import SignedCommit
-from averaging.round.interface.transitions import Changes
-from averaging.round.machine import FragmentRounds
 from averaging.round.opinions.certificates import link_of
 from averaging.round.participation import Participation
 from averaging.round.sealing.paxos import Coordinator
@@ -24,11 +22,12 @@ from tests.averaging.round.machines import (
     ME,
     POLICY,
     TOPIC,
+    Alone,
     certified,
     coordinator_of,
     identity,
     join,
-    machine,
+    sent,
     sign,
     signed,
     standing,
@@ -51,18 +50,18 @@ def commit_of_four() -> SignedCommit:
     return SignedCommit(said.digest(encoded), commit, encoded, sign(LEADER, encoded))
 
 
-def around() -> FragmentRounds:
-    """A machine that sees all four."""
-    return machine(others=tuple(peer for peer in PEERS if peer != ME))
+class Part(Participation):
+    """One member's part in a round of four, without a machine."""
+
+    def __init__(self, me: PeerId) -> None:
+        """It sees all four."""
+        self.alone = Alone(identity(me), tuple(peer for peer in PEERS if peer != me))
+        super().__init__(self.alone, commit_of_four(), now=BEGAN)
+        self.begin(BEGAN, is_leader=me == LEADER)
 
 
-def entered(me: PeerId = ME, *, rounds: FragmentRounds | None = None) -> Participation:
-    """One member's part in a round of four."""
-    rounds = rounds or around()
-    opinions = rounds.peers, rounds.certificates
-    part = Participation(identity(me), commit_of_four(), standing("start"), *opinions, now=BEGAN)
-    part.begin(BEGAN, is_leader=me == LEADER)
-    return part
+def entered(me: PeerId = ME) -> Part:
+    return Part(me)
 
 
 def ballot_of_peer(part: Participation, peer: PeerId) -> int:
@@ -71,12 +70,10 @@ def ballot_of_peer(part: Participation, peer: PeerId) -> int:
     return ballot_of(place, voters=len(voters), above=0)
 
 
-def replies(changes: Changes) -> list[Message]:
-    return [change.message for change in changes if isinstance(change, Send)]
-
-
-def hears(part: Participation, sender: PeerId, message: Message, now: float) -> list[Message]:
-    return replies(part.handle(Received(sender, message), now))
+def hears(part: Part, sender: PeerId, message: Message, now: float) -> list[Message]:
+    part.alone.effects.clear()
+    part.handle(Received(sender, message), now)
+    return sent(part.alone.effects)
 
 
 def prepare(part: Participation, ballot: int) -> Message:
@@ -182,19 +179,18 @@ def test_a_round_is_left_as_finished_without_this_peer_on_the_word_of_its_leader
     by: tuple[PeerId, ...],
 ) -> None:
     """One that said so at once had all others leave a round whose uploads took longer."""
-    rounds = around()
-    part = entered(rounds=rounds)
+    part = entered()
     made = certified(standing("start", "next"), by=(LEADER, USURPER, DORA))
-    rounds.certificates.hear(link_of(made), made.signatures, BEGAN)
+    part.alone.certificates.hear(link_of(made), made.signatures, BEGAN)
     for peer in by:
         hears(part, peer, said.Finished(0, part.id, made), BEGAN)
     part.handle(Tick(), BEGAN + POLICY.margin_s + POLICY.resend_s)
     assert part.is_open == (by == (USURPER,))
 
 
-def later_coordinator(changes: Changes) -> Coordinator:
+def later_coordinator(effects: list[Effect]) -> Coordinator:
     return coordinator_of(
-        commit_of_four().commit, ballot_of(1, voters=len(PEERS), above=0), changes
+        commit_of_four().commit, ballot_of(1, voters=len(PEERS), above=0), effects
     )
 
 
@@ -242,10 +238,10 @@ def test_a_successor_whom_most_do_not_follow_yet_votes_for_the_coordinator_befor
 
 
 def test_a_voter_that_answers_but_does_not_follow_yet_is_not_named_for_silence() -> None:
-    changes: Changes = []
-    coordinator = later_coordinator(changes)
+    effects: list[Effect] = []
+    coordinator = later_coordinator(effects)
     answered = coordinator.commit.index(DORA) or 0
     coordinator.not_followed_by(answered, promised=0)
     coordinator.tick(2 * POLICY.margin_s, i_finished=False)
-    named = {change.peer for change in changes if isinstance(change, Suspect)}
+    named = {effect.peer for effect in effects if isinstance(effect, Suspect)}
     assert named and DORA not in named

@@ -10,8 +10,6 @@ from averaging.round.interface.effects import (
     Apply,
     Effect,
     Enter,
-    Note,
-    Send,
     Strike,
     Suspect,
     Upload,
@@ -28,7 +26,6 @@ from averaging.round.interface.inputs import (
     UploadArrived,
     UploadFailed,
 )
-from averaging.round.interface.transitions import Changes
 from averaging.round.machine import FragmentRounds
 from averaging.round.member_slices import UPLOAD_TRIES_MAX
 from averaging.round.sealing.seals import ballot_of
@@ -315,8 +312,9 @@ def test_a_reducer_that_took_a_slice_says_whose_uploads_it_has_and_leaves_withou
     taken = said.Reassign(0, enter.round, 0, second, ME)
     part.handle(Received(ME, taken), BEGAN)
 
-    changes = part.handle(UploadArrived(enter.round, second, other, None, UploadNorm(1.0)), BEGAN)
-    (report,) = [c.message for c in changes if isinstance(c, Send)]
+    rounds.own_messages.clear()
+    part.handle(UploadArrived(enter.round, second, other, None, UploadNorm(1.0)), BEGAN)
+    (report,) = rounds.own_messages
     assert isinstance(report, said.Report)
     assert report.complete == (enter.commit.index(other),)
 
@@ -399,21 +397,17 @@ def test_a_coordinator_that_was_restarted_is_replaced_however_often_it_answers()
 def test_voters_that_let_a_ballot_end_without_a_majority_are_named() -> None:
     _, enter = entered()
     commit = enter.commit
-    changes: Changes = []
+    effects: list[Effect] = []
     ballot, peers = ballot_of(1, voters=3, above=0), neighbourhood()
-    coordinator = coordinator_of(commit, ballot, changes, peers=peers)
+    coordinator = coordinator_of(commit, ballot, effects, peers=peers)
     coordinator.tick(2 * POLICY.margin_s - 0.1, i_finished=False)
-    assert not blamed(_effects(changes))
+    assert not blamed(effects)
     coordinator.tick(2 * POLICY.margin_s, i_finished=False)
     silent = {entry.peer for entry in commit.members} - {commit.members[1].peer}
-    assert set(blamed(_effects(changes))) == silent
-    changes.clear()
+    assert set(blamed(effects)) == silent
+    effects.clear()
     down = commit.members[0].peer
     lost(down, peers)
-    coordinator = coordinator_of(commit, ballot, changes, peers=peers)
+    coordinator = coordinator_of(commit, ballot, effects, peers=peers)
     coordinator.tick(2 * POLICY.margin_s, i_finished=False)
-    assert set(blamed(_effects(changes))) == silent - {down}
-
-
-def _effects(changes: Changes) -> list[Effect]:
-    return [change for change in changes if isinstance(change, Note)]
+    assert set(blamed(effects)) == silent - {down}
