@@ -174,13 +174,6 @@ class RecordKeeper:
     _swept_at: float = -math.inf
     _pressed_at: float = -math.inf
 
-    def __repr__(self) -> str:
-        return (
-            f"RecordKeeper(run={self.run}, keys={len(self._shelves)}, "
-            f"remembered={self._remembered}, admitted={self.admitted}, "
-            f"rejected={dict(self.rejected)})"
-        )
-
     def admit(
         self,
         data: bytes,

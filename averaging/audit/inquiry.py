@@ -36,9 +36,6 @@ class Inquiry:
         self._paths: dict[int, bytes] = {}
         self._data: dict[int, Buffer] = {}
 
-    def __repr__(self) -> str:
-        return f"Inquiry(slice={self.head.slice}, {len(self._data)} of {len(self.sources)} uploads)"
-
     @property
     def accused(self) -> PeerId:
         return authors(self._commit)[self.claim.by]

@@ -161,9 +161,6 @@ class SpotChecks:
         )
         """The last falls of the loss by fragment, as shares of it, and their authors."""
 
-    def __repr__(self) -> str:
-        return f"SpotChecks(every {self._every_steps} steps, {self._strikes!r})"
-
     def draw(
         self, contributors: Iterable[PeerId], step: int, now: float, *, fragment: int = 0
     ) -> PeerId | None:

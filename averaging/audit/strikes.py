@@ -67,9 +67,6 @@ class Strikes:
         self._out_until = -math.inf
         """Time at which the strikes of every peer will have faded so far that none is out."""
 
-    def __repr__(self) -> str:
-        return f"Strikes({len(self._records)} peers)"
-
     def worth(self, peer: PeerId) -> float:
         """How many strikes a peer has beside the others: a number that fading does not change."""
         record = self._records.get(peer)

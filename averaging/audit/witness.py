@@ -79,9 +79,6 @@ class Witness:
         )
         """The first commit of each attempt at a round."""
 
-    def __repr__(self) -> str:
-        return f"Witness({len(self._rounds)} rounds)"
-
     def sees(self, sender: PeerId, message: Message) -> list[Proof]:
         """Look at a message of any peer. Returns what it proves."""
         match message:

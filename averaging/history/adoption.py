@@ -139,9 +139,6 @@ class OwnWork:
         """The offered values, until they are adopted or released."""
         self.snapshot_step = 0
 
-    def __repr__(self) -> str:
-        return f"OwnWork(base=v{self.base_version}, merged_step={self.merged_step})"
-
     def offer(self, values: Float32s, *, step: int) -> None:
         self.snapshot, self.snapshot_step = values, step
 

@@ -70,9 +70,6 @@ class Audit:
         )
         """This peer's digests, each with the peers whose votes count."""
 
-    def __repr__(self) -> str:
-        return f"Audit({len(self._mine)} own digests, {len(self._votes)} votes)"
-
     def took(self, lineage: Lineage, digest: bytes, voters: Iterable[PeerId]) -> Verdict:
         """Record this peer's own digest, and ``voters``, the peers that made the state with it.
 

@@ -187,12 +187,6 @@ class ReplayLog:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __repr__(self) -> str:
-        return (
-            f"ReplayLog({len(self)} rounds up to version {self._version}, "
-            f"{self.size_bytes} of {self.bytes_max} bytes)"
-        )
-
     def append(self, entry: ReplayEntry, lineage: Lineage) -> None:
         """Keep a round that was applied and led to ``lineage``, and drop the oldest if needed."""
         if entry.parent != self._lineage:

@@ -87,10 +87,6 @@ class Averager(Services):
         self._hurried: set[int] = set()
         """Fragments that were made due since another one is final."""
 
-    def __repr__(self) -> str:
-        versions = [state.version if state else None for state in self.states]
-        return f"Averager({self.host.peer_id}, versions={versions})"
-
     # What others see
 
     @property

@@ -103,12 +103,6 @@ class FragmentWork:
             self.set_state(state)
         self.machine = self._new_machine()
 
-    def __repr__(self) -> str:
-        version = self.state.version if self.state else None
-        return (
-            f"FragmentWork(fragment={self.index}, version={version}, rounds={len(self.exchanges)})"
-        )
-
     @property
     def is_busy(self) -> bool:
         """True from the question to the learner to the end of the round."""

@@ -33,9 +33,6 @@ class SentShare:
         self._before = self._values.flatten()
         self._offered = _sample(given.base[measured]).flatten() - self._before
 
-    def __repr__(self) -> str:
-        return f"SentShare(values={self._before.size}, lossless={self._lossless})"
-
     def after_encoding(self) -> float | None:
         """The share, 0 to 1. ``None`` without error feedback, or where nothing was offered."""
         if self._lossless:

@@ -67,9 +67,6 @@ class Rests:
         self._cutting = cutting
         self._kept: list[tuple[Rest, float]] = []
 
-    def __repr__(self) -> str:
-        return f"Rests({len(self._kept)} slices)"
-
     def room(self, index: int) -> Rest:
         """Return uninitialised memory for the rest of a slice."""
         piece = self._cutting.slices[index]

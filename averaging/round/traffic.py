@@ -94,9 +94,6 @@ class Traffic:
         if not self.riders:
             self.inside = ()
 
-    def __repr__(self) -> str:
-        return f"Traffic({self.enter.round.hex()[:8]}, {len(self.merged)} slices merged)"
-
     @property
     def riders(self) -> tuple[int, ...]:
         """Roster indices of the members whose uploads come to this peer, their delegate."""
@@ -243,10 +240,6 @@ class BundleRoster:
         self.inside: tuple[int, ...] | None = None
         """The riders in the bundle, once that is decided."""
         self.refused: dict[int, str] = {}
-
-    def __repr__(self) -> str:
-        whole = sum(map(self._is_whole, self._here))
-        return f"BundleRoster({whole} of {len(self._here)} riders)"
 
     def wants(self, rider: int, index: int) -> bool:
         """True if a rider's slice is missing and would still be in time."""

@@ -47,9 +47,6 @@ class Turns:
     def __init__(self) -> None:
         self._turned_away: dict[int, FragmentRounds] = {}
 
-    def __repr__(self) -> str:
-        return f"Turns({sorted(self._turned_away)})"
-
     def __bool__(self) -> bool:
         return bool(self._turned_away)
 

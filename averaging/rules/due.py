@@ -74,9 +74,6 @@ class DueTime:
         offset = (fragment * policy.cycle_steps) // policy.fragments
         self._due = step + max(1, policy.cycle_steps - offset)
 
-    def __repr__(self) -> str:
-        return f"DueTime(fragment={self._fragment}, anchor={self._anchor}, due={self._due})"
-
     @property
     def due_step(self) -> int:
         """The own step with which the fragment is to be offered."""

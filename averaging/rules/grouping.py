@@ -46,9 +46,6 @@ class Names(tuple[PeerId, ...]):
     def __hash__(self) -> int:
         return self._hash
 
-    def __repr__(self) -> str:
-        return f"Names({len(self)})"
-
     def holds(self, peer: PeerId) -> bool:
         at = bisect_left(self, peer)
         return at < len(self) and self[at] == peer

@@ -109,9 +109,6 @@ class LineSpeed:
         self._other_then: float | None = None
         """Speed of the other direction at the last transfer."""
 
-    def __repr__(self) -> str:
-        return f"LineSpeed({self.bytes_per_s} B/s of {len(self._transfers)} transfers)"
-
     def transferred(self, partner: PeerId, count: int, *, began: float, ended: float) -> None:
         """Record that ``count`` bytes passed between this peer and ``partner`` between these times.
 

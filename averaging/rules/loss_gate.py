@@ -138,9 +138,6 @@ class Refusals:
         for each in remembered:
             self._remember(each)
 
-    def __repr__(self) -> str:
-        return f"Refusals({len(self)}, in_a_row={self.in_a_row})"
-
     def __len__(self) -> int:
         return sum(map(len, self._refused.values()))
 

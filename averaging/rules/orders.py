@@ -70,9 +70,6 @@ class OrderBook:
             "answered with orders", TOLD_MAX, worth=by_age
         )
 
-    def __repr__(self) -> str:
-        return f"OrderBook({self.orders.stamp})"
-
     def must_tell(self, peer: PeerId) -> bool:
         """True if a peer was not sent the directive in force. From now on it counts as sent."""
         stamp = self.orders.stamp

@@ -165,9 +165,6 @@ class Probation:
     def __post_init__(self) -> None:
         self._seen = BoundedMapping("work seen", SEEN_MAX, worth=self._worth)
 
-    def __repr__(self) -> str:
-        return f"Probation({self.policy.rounds} rounds, {len(self._seen)} peers seen)"
-
     @property
     def is_on(self) -> bool:
         return self.policy.rounds > 0

@@ -32,9 +32,6 @@ class Spacing:
         self._first_closed_at: int | None = None
         """The step at which fragment 0 closed last."""
 
-    def __repr__(self) -> str:
-        return f"Spacing(first_closed_at={self._first_closed_at})"
-
     def closed(self, fragment: int, step: int, *, fragments: int, interval: int) -> int:
         """Note a closing. Returns the steps by which the next cycle is longer; negative: shorter.
 

@@ -45,9 +45,6 @@ class UsualNorms:
     def __init__(self) -> None:
         self._squares: deque[Float64s] = deque(maxlen=MERGES_KEPT)
 
-    def __repr__(self) -> str:
-        return f"UsualNorms({len(self._squares)} merges)"
-
     def merged(self, squares: Float64s) -> None:
         """Record that a round has moved each unit by this sum of squares."""
         self._squares.append(squares)

@@ -199,10 +199,6 @@ class HivemindHost:
         self.lane_refusal: Refusal = _admit_all
         """Guard of the lane's tickets (``dht.guarded_host``)."""
 
-    def __repr__(self) -> str:
-        state = "closed" if self._closed else "up" if self._daemon else self._down_reason
-        return f"HivemindHost({self.peer_id}, {state}, restarts={self.restarts})"
-
     @classmethod
     async def open(
         cls,

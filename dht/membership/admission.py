@@ -86,10 +86,6 @@ class Admission:
         self.convicted: dict[PeerId, str] = {}
         """Peers that this one has seen proved to lie, and what each did."""
 
-    def __repr__(self) -> str:
-        numbers = {signer[-6:]: each.number for signer, each in self._directives.items()}
-        return f"Admission({self.terms.mode}, directives={numbers}, shown={len(self._shown)})"
-
     # --- peers ----------------------------------------------------------------------------------
 
     def refusal(self, peer: PeerId, *, now: float, role: str = "keeper") -> str | None:

@@ -142,9 +142,6 @@ class SeedPlanner:
     _met_most: int = 0
     """Most peers that were connected at once since the last report."""
 
-    def __repr__(self) -> str:
-        return f"SeedPlanner(addresses={len(self._entries)}, connected={len(self._connected)})"
-
     def add_seeds(self, addresses: Iterable[Multiaddr], *, now: float) -> None:
         """Add the addresses given with the run. Raises ``AddressError`` for one without an id."""
         for address in deduplicate(addresses):

@@ -167,9 +167,6 @@ class PeerTable:
     _order: list[PeerId] | None = None
     """Cache of the sorted peers, until one is added or dropped."""
 
-    def __repr__(self) -> str:
-        return f"PeerTable(run={self.run[:8]}, members={len(self._members)})"
-
     def __len__(self) -> int:
         """Number of remembered peers, including lost ones."""
         return len(self._members)

@@ -93,9 +93,6 @@ class Door:
         self._warn_at: float | None = None
         """Unix time at which to say that the own invite is about to end, unless that is said."""
 
-    def __repr__(self) -> str:
-        return f"Door({self.admission!r}, let_in={len(self._let_in)})"
-
     @property
     def _has_owner(self) -> bool:
         return self.admission.terms.owner is not None

@@ -133,13 +133,6 @@ class Presence:
         )
         self._task: asyncio.Task[None] | None = None
 
-    def __repr__(self) -> str:
-        run = self.profile.run
-        return (
-            f"Presence(peer={self._this.id}, run={run and run[:8]}, "
-            f"connected={len(self._dialler.connected)}, reachable={self.reachable})"
-        )
-
     # --- what is known ---------------------------------------------------------------------
 
     @property

@@ -289,9 +289,6 @@ class Auditing:
             on_idle=partial(self.suspect, reason="it holds places and asks nothing", fragment=0),
         )
 
-    def __repr__(self) -> str:
-        return f"Auditing({len(self.convicted)} convicted, {len(self._kept)} rounds kept)"
-
     async def start(self) -> None:
         await self._host.serve_streams(self._protocol, self._serve)
         for verdict in tuple(self.convicted.values()):

@@ -110,9 +110,6 @@ class KeptProofs:
                 if each.proof in sizes:
                     self.proofs[each.proof] = Kept(each.peer, sizes[each.proof], each.since)
 
-    def __repr__(self) -> str:
-        return f"KeptProofs({len(self.verdicts)} verdicts, {len(self.proofs)} proofs)"
-
     def keep(self, guilty: Guilty, proof: Proof) -> None:
         """Keep a verdict, and the proof if it can be shown to others and there is place."""
         peer, name = guilty.peer, proof.digest

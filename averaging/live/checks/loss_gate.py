@@ -102,9 +102,6 @@ class LossGate:
     _averager: Jumping | None = None
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def __repr__(self) -> str:
-        return f"LossGate({self.refusals!r}, jumped={sorted(self._jumps)})"
-
     def event(self, event: str, **fields: Any) -> None:
         self.on_event(event, fields)
 

@@ -108,9 +108,6 @@ class SpotChecking:
         self._around = around
         self._busy = False
 
-    def __repr__(self) -> str:
-        return f"SpotChecking({self._checks!r}, {dict(self.counters)})"
-
     def refuses(self, peer: PeerId) -> str | None:
         """The reason to merge nothing of a peer, as a reducer or as a coordinator."""
         return REFUSED if self._checks.refuses(peer, self._around.now()) else None

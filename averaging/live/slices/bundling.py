@@ -51,9 +51,6 @@ class Bundling:
         self._maps: dict[int, dict[int, ParentMap]] = {}
         """Merged maps by rider, as they came with slice 0 where states travel."""
 
-    def __repr__(self) -> str:
-        return f"Bundling({self.roster!r})"
-
     def take(
         self,
         rider: int,

@@ -82,9 +82,6 @@ class Evidence:
         self.sources: dict[int, tuple[Claim, ...]] = {}
         """The claims that went into the slices that this peer merged."""
 
-    def __repr__(self) -> str:
-        return f"Evidence({self._round.hex()[:8]}, {len(self.merged)} merged slices)"
-
     def subject(self, index: int, *, merged: bool) -> Subject:
         return Subject(self._round, index, merged)
 

@@ -60,9 +60,6 @@ class Exchange:
         self.reducing = Reducing(self.parts, self._bundling)
         self.uploading = Uploading(self.parts, self.reducing, self._bundling, workshop.transport)
 
-    def __repr__(self) -> str:
-        return f"Exchange({self.parts!r})"
-
     async def close(self) -> None:
         """End everything that is under way and forget the bytes."""
         await self.parts.close()

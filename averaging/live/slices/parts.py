@@ -201,10 +201,6 @@ class Parts:
         self._theta_norms: dict[int, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def __repr__(self) -> str:
-        done = sum(growing.complete for growing in self.merged)
-        return f"Parts({self.round.hex()[:8]}, {done} of {len(self.merged)} slices merged)"
-
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = self._spawn(work, f"{name} {self.round.hex()[:8]}")
         self._tasks.add(task)

@@ -119,9 +119,6 @@ class Reducing:
         """Merged maps by parent, as they came with slice 0 where states travel."""
         self._answerable = [asyncio.Event() for _ in parts.merged]
 
-    def __repr__(self) -> str:
-        return f"Reducing({self.parts!r}, slices={sorted(self._traffic.reduces)})"
-
     def close(self) -> None:
         for ongoing in self._ongoing.values():
             ongoing.stopped = True

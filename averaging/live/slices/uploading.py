@@ -39,9 +39,6 @@ class Uploading:
         self._transport = transport
         self._uploads: dict[int, asyncio.Task[None]] = {}
 
-    def __repr__(self) -> str:
-        return f"Uploading({self.parts!r}, streams={len(self._uploads)})"
-
     def upload(self, index: int, to: PeerId, what: str) -> None:
         """Carry out ``Upload``. One of a slice replaces an earlier one of it."""
         route = self.parts.traffic.upload(index, to, what)

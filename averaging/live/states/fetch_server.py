@@ -203,9 +203,6 @@ class FetchServer:
             Shares(SHARE_STATES * state_bytes, SHARE_S),
         )
 
-    def __repr__(self) -> str:
-        return f"FetchServer(served={len(self._served)}, frozen={len(self._frozen)})"
-
     async def start(self) -> None:
         await self._host.serve_streams(self._protocol, self._serve)
 

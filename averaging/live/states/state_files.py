@@ -118,9 +118,6 @@ class StateFiles:
         self.refusal: str | None = None
         """Reason why the last vector is in memory; ``None``: it is in a file."""
 
-    def __repr__(self) -> str:
-        return f"StateFiles({self._folder}, {len(self._maps)} files, {self.used_bytes} bytes)"
-
     @property
     def used_bytes(self) -> int:
         """Space on the disk that the files take. No listing of a folder shows it."""

@@ -40,11 +40,6 @@ class Arena:
         self._kept: list[Bytes] = []
         self._used_bytes = 0
 
-    def __repr__(self) -> str:
-        with self._taking:
-            self._collect()
-        return f"Arena({self.kept_bytes} of {self.kept_max_bytes} bytes wait)"
-
     @property
     def kept_bytes(self) -> int:
         return sum(raw.size for raw in self._kept)
@@ -124,9 +119,6 @@ class GrowingBytes:
         growing = cls(data)
         growing.filled = len(data)
         return growing
-
-    def __repr__(self) -> str:
-        return f"GrowingBytes({self.filled} of {len(self.data)}{', lost' if self.lost else ''})"
 
     @property
     def complete(self) -> bool:

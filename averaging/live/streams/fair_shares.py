@@ -30,9 +30,6 @@ class ByteBudget:
         self.limit_bytes = limit_bytes
         self._held: Counter[PeerId] = Counter()
 
-    def __repr__(self) -> str:
-        return f"ByteBudget({self.held_bytes} of {self.limit_bytes} bytes)"
-
     @property
     def held_bytes(self) -> int:
         return self._held.total()

@@ -174,10 +174,6 @@ class Transport:
         self._own: set[asyncio.Task[Any]] = set()
         self._closing = False
 
-    def __repr__(self) -> str:
-        live = sum(1 for link in self._links.values() if link.streams)
-        return f"Transport({self.host.peer_id}, links={live}, bulk={len(self._bulk_open)})"
-
     @property
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

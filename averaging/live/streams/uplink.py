@@ -48,9 +48,6 @@ class Uplink:
         self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
 
-    def __repr__(self) -> str:
-        return f"Uplink(taken={self._has_turn is not None}, waiting={len(self._waiting)})"
-
     def turn(self, size: int, *, since: float) -> AbstractAsyncContextManager[None]:
         """Wait until ``size`` bytes may be sent. ``since``: when their round began here."""
         speed = self._slow_bytes_s()

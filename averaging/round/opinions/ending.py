@@ -43,9 +43,6 @@ class Ending:
     _known_goal: tuple[RoundOrders, int, final_mix.Goal | None] | None = None
     """The goal, and the orders and the next version that it follows from; 0: any version."""
 
-    def __repr__(self) -> str:
-        return f"Ending({self.identity.me}, {self.goal}, closed_ranks={self.closed_ranks})"
-
     @property
     def goal(self) -> final_mix.Goal | None:
         """The state with which the fragment is done, as of the round that would follow.

@@ -133,10 +133,6 @@ class Neighbourhood:
         )
         """Peers that lead to no round, and at how many versions the next in rank leads instead."""
 
-    def __repr__(self) -> str:
-        seen, failed = len(self.view), len(self.failed)
-        return f"Neighbourhood({self._id.me}, {seen} seen, {failed} failed)"
-
     def worth(self, peer: PeerId, value: object = None) -> float:
         """How much a peer's work counts here when there is no place for what is known of all."""
         return self.probation.worth(peer)

@@ -53,9 +53,6 @@ class Pace:
         self._snapshot_asked_at = 0.0
         self._snapshots_s: deque[float] = deque(maxlen=SNAPSHOTS_KEPT)
 
-    def __repr__(self) -> str:
-        return f"Pace(step={self.step}, {self.due_time})"
-
     @property
     def is_due(self) -> bool:
         return self.due_time.is_due(self.step)

@@ -32,9 +32,6 @@ class LastHeard:
         )
         self._latest_at = -math.inf
 
-    def __repr__(self) -> str:
-        return f"LastHeard({len(self._heard_at)} heard)"
-
     def __len__(self) -> int:
         """Number of peers that are remembered."""
         return len(self._heard_at)

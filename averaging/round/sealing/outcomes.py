@@ -43,9 +43,6 @@ class Outcomes:
         )
         """Rounds never to be entered of which only the name is known, by the peer that asked."""
 
-    def __repr__(self) -> str:
-        return f"Outcomes({len(self)} rounds)"
-
     def __len__(self) -> int:
         return len(self._heads) + sum(map(len, self._vowed.values()))
 

@@ -179,10 +179,6 @@ class FrameStream(asyncio.BufferedProtocol):
         self._parting: asyncio.TimerHandle | None = None
         """Time limit for DONE after the caller has dropped the stream."""
 
-    def __repr__(self) -> str:
-        state = self._broken or ("finished" if self._ack_received else self._lost or "open")
-        return f"FrameStream({self._peer}, {state}, relayed={self._relayed})"
-
     def introduce(self, peer: PeerId, *, relayed: bool) -> None:
         """Set the authenticated peer at the other end, before the caller sees the stream."""
         self._peer = peer

@@ -47,9 +47,6 @@ class Seal:
         self._count = 0
         self._sealed_bytes = 0
 
-    def __repr__(self) -> str:
-        return f"Seal({self._count} frames, {self._sealed_bytes} bytes)"
-
     @property
     def sealed_bytes(self) -> int:
         """Number of content bytes sealed or opened so far."""
@@ -129,9 +126,6 @@ class Tickets:
         self._issued = BoundedMapping[bytes, _Issued](
             "lane tickets", tickets_max, worth=by_age, author=lambda _, issued: issued.ticket.peer
         )
-
-    def __repr__(self) -> str:
-        return f"Tickets({len(self._issued)} of {self.tickets_max})"
 
     def issue(self, number: bytes, ticket: Ticket, *, now: float) -> None:
         """Make a ticket usable under this number."""

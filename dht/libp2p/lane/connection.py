@@ -93,10 +93,6 @@ class Connection:
         self.reads_packed = False
         """The other side has said that it reads packed frames."""
 
-    def __repr__(self) -> str:
-        way = "to" if self._dialled else "from"
-        return f"Connection({way} {self.peer}, {self.path.name}, {self.stream!r})"
-
     @property
     def dialled(self) -> bool:
         return self._dialled

@@ -123,10 +123,6 @@ class Lane:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    def __repr__(self) -> str:
-        dialled = sum(len(peer.dialled) for peer in self._peers.values())
-        return f"Lane(port={self.port}, dialled={dialled}, served={len(self._served)})"
-
     @property
     def port(self) -> int | None:
         """The port it listens on; ``None`` if it only dials."""

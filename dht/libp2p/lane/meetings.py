@@ -114,9 +114,6 @@ class Meetings:
     _under_way: int = 0
     """Number of meetings to which other peers have called."""
 
-    def __repr__(self) -> str:
-        return f"Meetings({self._under_way} under way)"
-
     @property
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

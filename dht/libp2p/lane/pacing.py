@@ -147,9 +147,6 @@ class Pace:
         self._carried_at = 0.0
         """Time at which the line last carried what it was given, or had no long queue."""
 
-    def __repr__(self) -> str:
-        return f"Pace({self.rate / 1e6:.2f} MB/s, queue {self.queue_s * 1000:.0f} ms)"
-
     def look(self, samples: Sequence[Sample], *, passed_s: float) -> float:
         """Take in what the connections did in ``passed_s``, and return the new rate."""
         self._now += passed_s
@@ -283,9 +280,6 @@ class Pacer:
 
         self._rates: dict[Hashable, float] = {}
         """The rate of each connection since the last look."""
-
-    def __repr__(self) -> str:
-        return f"Pacer({self.pace!r}, connections={len(self._acked)})"
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()

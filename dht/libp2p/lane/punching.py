@@ -62,9 +62,6 @@ class Opening:
         self.ipv6 = own_ipv6() if len(self._listeners) > 1 else ""
         """This machine's public IPv6 address; empty without one, or if the port is of IPv4 only."""
 
-    def __repr__(self) -> str:
-        return f"Opening({self.port})"
-
     @property
     def port(self) -> int:
         port: int = self._listeners[0].getsockname()[1]

@@ -147,9 +147,6 @@ class Relay:
         self._serving: asyncio.Task[None] | None = None
         self._carrying: dict[_Circuit, asyncio.Task[None]] = {}
 
-    def __repr__(self) -> str:
-        return f"Relay(rate={self.rate}, circuits={self.circuits})"
-
     @property
     def rate(self) -> float | None:
         """Bytes per second that it passes on; ``None``: it does not relay."""
