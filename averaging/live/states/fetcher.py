@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -298,7 +298,7 @@ class FetchProgress:
 
 @dataclass(slots=True, eq=False)
 class Fetcher:
-    """Fetches what a peer lacks of one run: all fragments, one call at a time for each."""
+    """Fetches what a peer lacks of one run: all fragments, one state at a time of each."""
 
     host: Host
     run: RunId
@@ -315,6 +315,11 @@ class Fetcher:
     floats: Callable[[int], Float32s] = uninitialised_floats
     """Gives the memory of states."""
     _partials: dict[int, Partial] = field(default_factory=dict)
+    _turns: defaultdict[int, asyncio.Lock] = field(
+        default_factory=lambda: defaultdict(asyncio.Lock)
+    )
+    """Whose turn it is to fetch a fragment's state: two calls would share its verified pieces, and
+    each would look in vain for those that the other one has asked for."""
 
     async def state(
         self,
@@ -331,7 +336,7 @@ class Fetcher:
         """
         attempt = _Attempt(fragment, values, trust)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s), self._turns[fragment]:
                 return await self._state(attempt, sources)
         except TimeoutError:
             attempt.reasons.setdefault(self.host.peer_id, f"not done within {timeout_s:g} s")

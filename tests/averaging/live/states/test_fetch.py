@@ -271,6 +271,17 @@ async def test_verified_pieces_are_kept_when_all_sources_die_and_another_attempt
         assert servers[1].counters["pieces_served"] < Pieces(state.theta.size).count
 
 
+async def test_two_that_want_one_state_at_once_both_get_it() -> None:
+    """The second one looked for pieces that only the first had asked for, and failed on that."""
+    state = state_of(1, 3 * PIECE_BYTES // 4)
+    async with sources(MemoryNetwork(), state, state) as (fetcher, peers, *_):
+        wanted = [
+            fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=60.0)
+            for _ in range(2)
+        ]
+        assert all(same(got, state) for got in await asyncio.gather(*wanted))
+
+
 async def test_the_majority_is_believed_and_a_source_with_other_bits_is_named() -> None:
     state = state_of(4)
     theta = state.theta.copy()
