@@ -142,6 +142,7 @@ def keep(
     from peer.storage.earlier import look_at_files
     from peer.trainer.parameters import recipe_layout
     from peer.trainer.preflight import check_keeper
+    from peer.trainer.settings import with_public_ports
     from peer.views.watch import Sentences
 
     where = directory or keeper_directory(found.run.run_id)
@@ -178,13 +179,16 @@ def keep(
             run=found.run,
             identity=identity,
             directory=where,
-            settings=PeerSettings(
-                name=name,
-                seeds=seeds,
-                lane=lane,
-                state_on_disk=state_on_disk,
-                page=page_of(page),
-                **chosen(listen=listen, announce=announce),
+            settings=with_public_ports(
+                PeerSettings(
+                    name=name,
+                    seeds=seeds,
+                    lane=lane,
+                    state_on_disk=state_on_disk,
+                    page=page_of(page),
+                    **chosen(listen=listen, announce=announce),
+                ),
+                tell=complain,
             ),
             role="keeper",
             credential=credential,

@@ -20,7 +20,7 @@ from typer import Option
 from typer.models import ArgumentInfo
 
 from dht import addresses
-from peer.cli.application import JsonLines, Plain
+from peer.cli.application import JsonLines, Plain, complain
 from peer.cli.showing import usage_errors
 from peer.rules.devices import DeviceWish, wished_devices
 from peer.rules.ending import PATIENCE_S, check_patience
@@ -355,9 +355,9 @@ class Options:
         self, found: FoundRun, *, seeds: Sequence[str], found_after_s: float | None = None
     ) -> JoinSettings:
         """``found_after_s``: see ``JoinSettings``; ``None``: this peer never founds the run."""
-        from peer.trainer.settings import JoinSettings
+        from peer.trainer.settings import JoinSettings, with_public_ports
 
-        return JoinSettings(
+        own = JoinSettings(
             directory=self.directory,
             data_directory=self.data or found.folder,
             name=self.name,
@@ -374,6 +374,7 @@ class Options:
             patience_s=self.patience,
             **chosen(listen=self.listen, announce=self.announce),
         )
+        return with_public_ports(own, tell=complain)
 
 
 def trains(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,12 +20,15 @@ from peer.doctor.network import examine_network
 from peer.doctor.targets import Plan
 from peer.doctor.this_machine import (
     check_codecs,
+    check_container,
     check_disk,
     check_memory,
     check_port,
     check_service,
     check_torch,
 )
+from peer.rules.rented import container_of
+from peer.storage.address import is_free
 
 if TYPE_CHECKING:
     from dht.libp2p.hivemind_host import HivemindHost
@@ -48,12 +52,17 @@ async def _all_checks(plan: Plan) -> AsyncIterator[Finding]:
     yield await check_codecs()
     if shutil.which("systemctl") is not None:
         yield check_service()
-    listening = check_port(plan.port)
+    container, port = container_of(os.environ), plan.port
+    if container is not None:
+        yield check_container(container)
+        port = port or next(filter(is_free, container.usable), 0)
+    listening = check_port(port)
     yield listening
     identity = Identity.generate()  # the real key may be in use on this machine
-    port = plan.port if listening.state == "ok" else 0
+    port = port if listening.state == "ok" else 0
+    announce = container.announced([port]) if container is not None else ()
     try:
-        async with _open_host(identity, port) as (host, took_s):
+        async with _open_host(identity, port, announce) as (host, took_s):
             assert host.lane is not None
             yield Finding("libp2p daemon", "ok", f"started in {took_s:.1f} s", took_s=took_s)
             async for finding in examine_network(
@@ -81,13 +90,18 @@ async def _try_lane(lane: Lane, peer: PeerId) -> Path | str:
 
 
 @asynccontextmanager
-async def _open_host(identity: Identity, port: int) -> AsyncIterator[tuple[HivemindHost, float]]:
+async def _open_host(
+    identity: Identity, port: int, announce: Sequence[str]
+) -> AsyncIterator[tuple[HivemindHost, float]]:
     from dht.libp2p.hivemind_daemon import DaemonSettings
     from dht.libp2p.hivemind_host import HivemindHost, HostSettings
     from dht.libp2p.lane.settings import LaneSettings
 
     started = time.monotonic()
-    daemon = DaemonSettings(listen=(Multiaddr(f"/ip4/0.0.0.0/tcp/{port}"),))
+    daemon = DaemonSettings(
+        listen=(Multiaddr(f"/ip4/0.0.0.0/tcp/{port}"),),
+        announce=tuple(map(Multiaddr, announce)),
+    )
     # Not part of the directory: records stored here would be lost within a minute.
     settings = HostSettings(daemon=daemon, serve_directory=False, lane=LaneSettings())
     async with await HivemindHost.open(identity, settings) as host:

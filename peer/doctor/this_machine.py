@@ -21,6 +21,7 @@ from peer.hosting.service import (
     check_seen,
     own_installation,
 )
+from peer.rules.rented import Container
 from peer.storage.address import listen_briefly
 
 DISK_FREE_WISHED_BYTES = 5 << 30
@@ -173,6 +174,19 @@ async def check_codecs() -> Finding:
         return Finding("codecs", "warning", str(error), "`pip install --upgrade numba numpy`")
     models = f"models of {COMPILE_FROM_VALUES // 10**6} million parameters or more"
     return Finding("codecs", "ok", f"compiled as a peer joins a run, for {models}")
+
+
+def check_container(container: Container) -> Finding:
+    """Check that a rented container has public ports for a peer. Dialling back is tried later."""
+    told = ", ".join(map(container.shown, container.usable))
+    text = f"{container.provider} leads {told or 'no port above 1023'}"
+    if len(container.usable) < 2:
+        remedy = (
+            "rent it with two public TCP ports, such as 7701 and 7702: one by which others find "
+            "the peer, one for bulk data"
+        )
+        return Finding("container", "warning", text, remedy)
+    return Finding("container", "ok", f"{text}; a peer listens at the first two that are free")
 
 
 def check_port(port: int) -> Finding:

@@ -60,6 +60,15 @@ def with_port(listen: tuple[Multiaddr, ...], port: int) -> tuple[Multiaddr, ...]
     return (addresses.parse(f"{str(listen[0]).removesuffix('/0')}/{port}"),)
 
 
+def is_free(port: int) -> bool:
+    """Return whether this user may listen at the TCP port now."""
+    try:
+        listen_briefly(Multiaddr(f"/ip4/0.0.0.0/tcp/{port}"))
+    except OSError:
+        return False
+    return True
+
+
 def listen_briefly(address: Multiaddr) -> int:
     """Listen at an address for a moment, because the daemon does not report a port that is taken.
 

@@ -26,6 +26,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ from peer.trainer.news import News
 from peer.trainer.observed_run import Speed, Stats
 from peer.trainer.parts import Conditions, Parts, arrive, open_parts
 from peer.trainer.rank import Agreed, Plan, Rank, check_finished, entered, plan_of
-from peer.trainer.settings import JoinSettings
+from peer.trainer.settings import JoinSettings, with_public_ports
 from peer.trainer.trials import Trials
 
 REST_LOOK_S = 0.02
@@ -113,6 +114,8 @@ class Run(Rank):
     """This peer's part in a run. Made by ``join``, used as a context manager."""
 
     def __init__(self, plan: Plan) -> None:
+        tell = (lambda text: None) if plan.settings.quiet else _print_line
+        plan = replace(plan, settings=with_public_ports(plan.settings, tell=tell))
         super().__init__(plan)
         self._stage: Plan | Parts = plan
         self._ranks = plan.ranks
@@ -606,5 +609,9 @@ class Run(Rank):
 
 def _print(event: str, fields: Fields) -> None:
     told = {"event": event, **fields}
-    sys.stdout.write(f"{on_screen(told) or worded(TABLE[event].sentence, told)}\n")
+    _print_line(f"{on_screen(told) or worded(TABLE[event].sentence, told)}")
+
+
+def _print_line(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

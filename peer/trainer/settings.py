@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from dht.membership.credentials import InviteKey
 from peer.bridge.agent_process import LineSettings
 from peer.bridge.settings import PeerSettings
 from peer.rules.ending import PATIENCE_S, check_patience
+from peer.rules.rented import container_of, public_ports
 from peer.run_file.setting_rules import nearest
+from peer.storage.address import is_free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,21 @@ class JoinSettings(PeerSettings):
         check_patience(self.patience_s)
         if self.final not in ("run", "own"):
             raise ValueError(f"final is {self.final!r}; it is 'run' or 'own'")
+
+
+S = TypeVar("S", bound=PeerSettings)
+
+
+def with_public_ports(own: S, *, tell: Callable[[str], object]) -> S:
+    """The settings, in a rented container with the ports at which others can dial this peer."""
+    container = container_of(os.environ)
+    found = container and public_ports(
+        container, listen=own.listen, announce=own.announce, lane=own.lane, is_free=is_free
+    )
+    if not found:
+        return own
+    tell(found.text)
+    return replace(own, listen=found.listen, announce=found.announce, lane=found.lane)
 
 
 def settings_from(settings: JoinSettings | None, own: Mapping[str, Any]) -> JoinSettings:

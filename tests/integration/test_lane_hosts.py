@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import psutil
 import pytest
+from multiaddr import Multiaddr
 
 from dht.errors import CallRefused, StreamBroken
 from dht.host import FRAME_MAX_BYTES, Stream
 from dht.identity import PeerId
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.libp2p.lane.settings import LaneSettings
+from dht.libp2p.lane.settings import LaneSettings, parse_lane
 from dht.libp2p.lane.wire import LANE_PROTOCOL, PUNCH_PROTOCOL
-from tests.integration.loopback import LOOPBACK, WAIT_S, dial_out_only, hosts, run, until
+from peer.rules.rented import container_of, public_ports
+from peer.storage.address import is_free, listen_briefly
+from tests.integration.loopback import ANYWHERE, LOOPBACK, WAIT_S, dial_out_only, hosts, run, until
 
 LANE = LaneSettings(wait_s=WAIT_S)
 WITH_LANE = replace(LOOPBACK, lane=LANE)
@@ -73,6 +78,62 @@ def test_bulk_streams_use_the_lane_if_possible_and_the_daemon_otherwise() -> Non
             assert await bulk(anna, clara) == 0
             assert anna.lane.is_doubted(clara.peer_id)
             await until(lambda: not anna.inbound_streams, timeout_s=WAIT_S)
+
+    run(scenario())
+
+
+class PublicPort:
+    """A port outside that leads to one inside, as a provider of rented containers makes it."""
+
+    def __init__(self) -> None:
+        self.inner = listen_briefly(ANYWHERE)
+        self.passed = 0
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[int]:
+        async with await asyncio.start_server(self._lead, "127.0.0.1", 0) as server:
+            yield server.sockets[0].getsockname()[1]
+
+    async def _lead(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.passed += 1
+        inside, back = await asyncio.open_connection("127.0.0.1", self.inner)
+        await asyncio.gather(_pass_on(reader, back), _pass_on(inside, writer))
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+def test_a_rented_container_is_dialled_through_public_ports_that_are_not_its_own() -> None:
+    """The one of the daemon, and that of bulk data."""
+
+    async def scenario() -> None:
+        doors = sorted((PublicPort(), PublicPort()), key=lambda door: door.inner)
+        async with doors[0].open() as first, doors[1].open() as second:
+            variables = {
+                "RUNPOD_PUBLIC_IP": "127.0.0.1",
+                f"RUNPOD_TCP_PORT_{doors[0].inner}": str(first),
+                f"RUNPOD_TCP_PORT_{doors[1].inner}": str(second),
+            }
+            container = container_of(variables)
+            assert container is not None
+            ports = public_ports(
+                container, listen=(str(ANYWHERE),), announce=(), lane="auto", is_free=is_free
+            )
+            assert ports is not None
+            (listen,), (announce,) = map(Multiaddr, ports.listen), map(Multiaddr, ports.announce)
+            daemon = replace(LOOPBACK.daemon, listen=(listen,), announce=(announce,))
+            lane = parse_lane(ports.lane)
+            assert lane is not None
+            rented = replace(LOOPBACK, daemon=daemon, lane=replace(lane, wait_s=WAIT_S))
+            async with hosts(rented, WITH_LANE) as (anna, boris):
+                await anna.serve_streams("/bulk", swallow)
+                assert await bulk(boris, anna) == 1
+                assert all(door.passed for door in doors)
 
     run(scenario())
 

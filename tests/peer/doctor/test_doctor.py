@@ -39,11 +39,13 @@ from peer.doctor.network import (
 from peer.doctor.targets import Plan, TargetError, plan_of
 from peer.doctor.this_machine import (
     check_codecs,
+    check_container,
     check_disk,
     check_memory,
     check_port,
     check_torch,
 )
+from peer.rules.rented import Container
 from peer.run_file.sections import RunFile
 from tests.processes import Processes, descendants, described, still_running
 
@@ -526,3 +528,12 @@ def test_a_link_gives_the_run_and_its_seeds_and_a_run_file_its_seeds(tmp_path: P
     assert [str(address) for address in plan.seeds] == [seed]
     with pytest.raises(TargetError, match="neither a link"):
         plan_of(["missing.toml"], port=0, data_directory=tmp_path)
+
+
+def test_a_rented_container_is_told_which_ports_lead_to_it_and_what_it_lacks() -> None:
+    finding = check_container(Container("RunPod", "203.0.113.7", {7701: 40001, 7702: 40002}))
+    assert finding.state == "ok"
+    assert "203.0.113.7:40001 to port 7701, 203.0.113.7:40002 to port 7702" in finding.text
+    finding = check_container(Container("RunPod", "203.0.113.7", {22: 40022}))
+    assert finding.state == "warning"
+    assert "no port above 1023" in finding.text and "7701 and 7702" in str(finding.remedy)

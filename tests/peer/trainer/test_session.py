@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from multiaddr import Multiaddr
 from rich.console import Console
 from safetensors.torch import load_file
 from torch.distributed.fsdp import fully_shard
@@ -39,10 +40,12 @@ from peer.joining.nickname import default_name
 from peer.model.naming import local_part
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
+from peer.storage.address import listen_briefly
 from peer.storage.last_seen import LastSeen, save_last_seen
 from peer.storage.progress import ProgressFile
 from peer.trainer.computing.device_facts import DeviceUse
 from peer.trainer.parts import Patience, found_after_s
+from peer.trainer.rank import Plan
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings
 from peer.views import watch
@@ -323,6 +326,19 @@ def test_a_run_that_was_not_entered_says_so(start: Start) -> None:
     assert (run.over, run.peers, run.link, run.rest) == (False, 1, None, None)
     with pytest.raises(RuntimeError, match="enter it first"):
         run.stats  # noqa: B018
+
+
+def test_in_a_rented_container_a_program_takes_its_public_ports_and_says_so(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = listen_briefly(Multiaddr("/ip4/0.0.0.0/tcp/0"))
+    monkeypatch.setenv("RUNPOD_PUBLIC_IP", "203.0.113.7")
+    monkeypatch.setenv(f"RUNPOD_TCP_PORT_{port}", "40001")
+    run, _, _ = start()
+    assert isinstance(run._stage, Plan)
+    assert run._stage.settings.listen == (f"/ip4/0.0.0.0/tcp/{port}",)
+    assert run._stage.settings.announce == ("/ip4/203.0.113.7/tcp/40001",)
+    assert capsys.readouterr().out.startswith("RunPod leads 203.0.113.7:40001 to port")
 
 
 def test_sigterm_hands_over_like_the_end_of_the_block_and_ends_the_program(
