@@ -249,10 +249,10 @@ def report(error: PeerError | DhtError | OSError) -> int:
     """Print an expected error, and return its exit code. Raises any other ``OSError``."""
     match error:
         case PeerError():
-            complain(str(error))
+            complain(_with_section(error))
             return error.exit_code
         case DhtError():
-            complain(str(error))
+            complain(_with_section(error))
             is_usage = isinstance(error, KeyFileError | AddressError)
             return ExitCode.USAGE if is_usage else ExitCode.UNREACHABLE
         case OSError() if error.errno in _DISK:
@@ -260,6 +260,14 @@ def report(error: PeerError | DhtError | OSError) -> int:
             complain(f"{name}: {error.strerror}; {_DISK[error.errno]}")
             return ExitCode.USAGE
     raise error
+
+
+def _with_section(error: Exception) -> str:
+    """The text of an error, and the command that prints what the documents say about it."""
+    from peer.cli.reading import section_of
+
+    section = section_of(error)
+    return f"{error} (shoal docs {section})" if section else str(error)
 
 
 # Since 0.16 typer has its own copy of click and exports only a subclass of this class.

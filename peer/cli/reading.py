@@ -16,6 +16,9 @@ from peer.cli.application import SEE, UsageError, can_draw
 
 commands = typer.Typer()
 
+ANCHOR = re.compile(r'<a id="([\w-]+)"></a>\n?')
+"""A name of a section beside that of its heading: of an error that it explains."""
+
 ROLES = ("lend", "run", "research", "host", "understand", "reference", "develop")
 """The folders of the documents, one for each kind of reader."""
 
@@ -71,13 +74,31 @@ def pages() -> dict[str, Path]:
 
 
 def chapters() -> dict[str, str]:
-    """Every page and every section, by name. Of two sections with one name, the first one."""
+    """Every page and every section, by the names that it has in links. Of two sections with one
+    name, the first one."""
     whole = {name: path.read_text(encoding="utf-8") for name, path in pages().items()}
     found: dict[str, str] = {}
-    for text in whole.values():
-        for section in re.split(r"^(?=##+ )", text, flags=re.MULTILINE)[1:]:
-            found.setdefault(slug(section.partition("\n")[0].lstrip("# ")), section)
+    for page in whole.values():
+        for section in re.split(r"^(?=##+ )", page, flags=re.MULTILINE)[1:]:
+            text = ANCHOR.sub("", section).replace("\n\n\n", "\n\n")
+            for name in (slug(section.partition("\n")[0].lstrip("# ")), *ANCHOR.findall(section)):
+                found.setdefault(name, text)
     return found | whole
+
+
+def section_of(error: BaseException) -> str | None:
+    """The name of the section about an error, for ``shoal docs``, if the documents are there."""
+    known = chapters()
+    for kind in type(error).__mro__:
+        name = hyphened(kind.__name__)
+        if name in known:
+            return name
+    return None
+
+
+def hyphened(name: str) -> str:
+    """``FolderInUse`` as ``folder-in-use``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower()
 
 
 def slug(title: str) -> str:

@@ -762,7 +762,7 @@ def test_a_run_that_has_ended_says_so_to_those_who_join_and_those_who_ask(
     remember(tmp_path, ended_at=86_400.0)
     sentence = (
         "this run has ended on 1970-01-02 00:00 UTC at 2,000,000 tokens; "
-        f"`shoal export '{LINK}' OUT.safetensors` fetches its model\n"
+        f"`shoal export '{LINK}' OUT.safetensors` fetches its model (shoal docs run-over)\n"
     )
     assert said(["join", LINK, "--yes"], capsys) == (4, "", f"shoal: {sentence}")
     assert said(["status", LINK], capsys) == (0, sentence, "")
