@@ -8,6 +8,7 @@
     held_out    which peer measures the held-out loss
     foundings   which history goes on when a run was founded twice
     reach       what follows from who can be dialled
+    rented      the public ports of a rented container, from its provider's variables
     releases    this peer's release beside those of the others
     monthly_volume  the traffic of a calendar month
     state_place     memory or files for the run's state
