@@ -499,7 +499,7 @@ class Swarm(virtual.Swarm, Watch):
         if known is not None and known[0] is standing and known[1] == counts:
             return  # most events leave them as they were
         self._fates[peer.name] = standing, counts
-        dealt = len(self.plans) > self.policy.group_size
+        dealt = len(self.keys) > self.policy.group_size
         self.truth.check_fate(
             peer.life,
             standing,

@@ -25,6 +25,7 @@ from tests.averaging.virtual import false_reducers, liars, usurpers
 from tests.averaging.virtual.liars import Behaviour, SwarmWithLiars
 from tests.averaging.virtual.strangers import Chatterers
 from tests.averaging.virtual.swarm import Storm, cause_storm, weather_out
+from tests.averaging.virtual.throwaway_keys import ThrowawayKeys
 from tests.seeds import all_that_happens, seeds
 
 SHORT = Storm(peers=(4, 7), accidents=(1, 4), rough_s=50.0, calm_s=400.0, audit_rate=0.4)
@@ -37,7 +38,10 @@ GROUPS = replace(
     probation=ProbationPolicy(rounds=6, seconds=10.0),
 )
 """With probation, as in open runs: only there do strikes keep silent peers out of groups."""
+OPEN = replace(SHORT, probation=ProbationPolicy(rounds=6, seconds=10.0))
 QUICK, QUICK_VOTERS, SOAK, CHUNK = 16, 8, 10_000, 8
+QUICK_KEYS, CHUNK_OF_KEYS = 12, 6
+"""A storm with twenty keys of each liar takes 1.7 s of a processor."""
 BEHAVIOURS = (*liars.BEHAVIOURS, *false_reducers.BEHAVIOURS)
 OF_VOTERS = (*usurpers.BEHAVIOURS, usurpers.deny_votes, usurpers.coordinate_without_sealing)
 
@@ -94,6 +98,36 @@ def besieged(
         assert_certifiable(swarm)
     swarm.close()
     return swarm.truth.coverage
+
+
+def flooded(seed: int) -> Counter[str]:
+    """One storm with liars, to whom twenty keys each come once the honest have met.
+
+    Before that they could keep a peer that has seen nobody work from following four or fewer honest
+    ones, for as long as they are there: it cannot tell who works (docs/understand/strangers.md).
+    """
+    swarm: SwarmWithLiars = cause_storm(SwarmWithLiars, seed, OPEN)
+    chatter = Chatterers(swarm, seed, sorted(swarm.liars), every_s=2.0)
+    behaves = BEHAVIOURS[seed % len(BEHAVIOURS)]
+    behaves(swarm, chatter)
+    weather_out(swarm, OPEN)
+    keys = ThrowawayKeys(swarm, seed)
+    swarm.call_in(20.0, swarm.crash, swarm.names[0])
+    swarm.call_in(30.0, swarm.restart, swarm.names[0])
+    swarm.run(swarm.now + 90.0)
+    weather_out(swarm, OPEN)
+    assert_the_honest_count(swarm)
+    swarm.truth.coverage["said by keys"] = keys.said
+    swarm.close()
+    return swarm.truth.coverage
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", seeds(QUICK_KEYS, soak=SOAK, step=CHUNK_OF_KEYS))
+def test_liars_with_twenty_keys_each_cost_no_history_no_work_and_no_standstill(first: int) -> None:
+    happened = all_that_happens(flooded, first=first, count=CHUNK_OF_KEYS)
+    assert happened["said by keys"] > 50 * CHUNK_OF_KEYS
+    assert happened["finished merge"] > CHUNK_OF_KEYS
 
 
 @pytest.mark.parametrize("seed", [4])
