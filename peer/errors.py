@@ -47,6 +47,18 @@ class PeerError(ExpectedError):
     exit_code = 1
 
 
+class Unusable(PeerError):
+    """Something that was given, or asked for, cannot be used here; the text says what to do."""
+
+    exit_code = 2
+
+
+class Declined(PeerError):
+    """What was asked for is not done in this run as it stands; the text says why."""
+
+    exit_code = 4
+
+
 class PathError(PeerError):
     """A file or a folder cannot be used."""
 
@@ -98,17 +110,6 @@ class LinkError(PeerError):
             f"{shown!r} is not a run link: {self.reason}; "
             "a link looks like shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo..."
         )
-
-
-class HomeUnknown(PeerError):
-    """There is no folder for keys and checkpoints: this user has no home folder."""
-
-    exit_code = 2
-    message = (
-        "this user has no home folder for keys and checkpoints (HOME is not set, and there is no "
-        "account of this user); set HOME, or XDG_DATA_HOME to the absolute path of a "
-        "folder that this user may write"
-    )
 
 
 class RunNotFound(PeerError):
@@ -197,29 +198,6 @@ class ModelMismatch(RunRefused):
         )
 
 
-class NotTheRecipe(PeerError):
-    """Parameters are not those of the model that a run file describes.
-
-    ``differences``: name, here, and as the recipe has it; the first ones.
-    """
-
-    exit_code = 4
-    run: str
-    recipe: str
-    differences: Sequence[tuple[str, str, str]]
-    count: int
-
-    def __str__(self) -> str:
-        told = [f"{name}: {here} here, {there} there" for name, here, there in self.differences]
-        if more := self.count - len(told):
-            told.append(f"and {more} more")
-        return (
-            f"these are not the parameters of the model that the file of run {self.run!r} "
-            f"describes (model.recipe is {self.recipe!r}): {'; '.join(told)}; build that model "
-            "with peer.build_model, or begin a run of your own model: `shoal run new --custom`"
-        )
-
-
 class NotAdmitted(PeerError):
     """The run does not admit this peer."""
 
@@ -284,43 +262,6 @@ class RunOver(PeerError):
         )
 
 
-class NoStateToAttest(PeerError):
-    """Most of the peers that keep good states have none in common yet."""
-
-    exit_code = 4
-    peers: int
-
-    def __str__(self) -> str:
-        if self.peers == 0:
-            found = "no peer keeps a good state of each fragment yet"
-        else:
-            found = f"most of the {self.peers} peers that keep good states have none in common"
-        return f"{found}; they keep every eighth version: try again when the run has made some more"
-
-
-class NothingAttested(PeerError):
-    """A rollback needs a state that the run's owner has attested."""
-
-    exit_code = 4
-    message = (
-        "there is no attested state to go back to; `shoal run attest` attests one while the "
-        "run is as it should be"
-    )
-
-
-class RunHasExisted(PeerError):
-    """``shoal start`` is about to found a run anew that has existed."""
-
-    exit_code = 4
-    run: str
-    known: str
-    message = (
-        "the run {run!r} has existed: {known}; `shoal join` goes on with it and "
-        "waits for its peers; `shoal start --anew` founds it anew, from first weights, and of "
-        "two histories only the one with more tokens goes on"
-    )
-
-
 class FolderOfAnotherRun(RunRefused):
     """The given folder holds the state of another run or of another model.
 
@@ -328,25 +269,6 @@ class FolderOfAnotherRun(RunRefused):
     """
 
     message = "{what} is {theirs}, but this is {ours}; pass another folder with --directory"
-
-
-class FolderUnusable(PathError):
-    """The folder for a peer's key, checkpoints and logs cannot be created or written to."""
-
-    exit_code = 2
-    message = (
-        "this peer's folder {path} cannot be used: {reason}; make it writable for "
-        "this user and free some space, or pass another one with --directory"
-    )
-
-
-class FolderNotEmpty(PathError):
-    """The folder given for a peer holds files that are not a peer's."""
-
-    exit_code = 2
-    message = (
-        "{path} is not a peer's folder: {reason}; pass a new or an empty folder with --directory"
-    )
 
 
 class NobodyToAsk(PeerError):
@@ -376,18 +298,6 @@ class FolderInUse(PeerError):
     message = (
         "the folder {path} is in use by another peer on this machine; "
         "stop that peer, or pass another folder (--directory; in a program directory=)"
-    )
-
-
-class OwnProgramNeeded(PeerError):
-    """A part of the run is 'custom' and must come from the user's own program."""
-
-    exit_code = 2
-    run: str
-    what: str
-    message = (
-        "the {what} of run {run!r} is 'custom': only a program that provides it to "
-        "peer.join can take part; see README.md, 'Your own loop'"
     )
 
 

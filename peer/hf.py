@@ -34,7 +34,7 @@ from torch.utils.data import IterableDataset
 
 from peer.bridge.messages import Fields
 from peer.data.batches.sampling import order_for_peer
-from peer.errors import ExtraMissing, PeerError
+from peer.errors import ExtraMissing, Unusable
 from peer.island import join
 from peer.island.follower import Follower
 from peer.model.naming import unwrapped
@@ -53,14 +53,6 @@ except ImportError as missing:
     raise ExtraMissing("peer.hf", missing.name or "transformers", "hf") from missing
 
 logger = logging.getLogger(__name__)
-
-
-class TrainerUnsupported(PeerError):
-    """The Trainer has a setting with which no process has whole parameters to exchange."""
-
-    exit_code = 2
-    setting: str
-    message = "a Trainer with {setting} cannot take part in a run; train without it"
 
 
 class ShoalCallback(TrainerCallback):  # type: ignore[misc]
@@ -323,10 +315,10 @@ class _SeenByTrainer:
 
 
 def _check(args: TrainingArguments) -> None:
-    if args.deepspeed:
-        raise TrainerUnsupported("DeepSpeed")
-    if args.n_gpu > 1:
-        raise TrainerUnsupported("several GPUs in one process (start it with torchrun instead)")
+    if args.deepspeed or args.n_gpu > 1:
+        several = "several GPUs in one process (start it with torchrun instead)"
+        what = "DeepSpeed" if args.deepspeed else several
+        raise Unusable(f"a Trainer with {what} cannot take part in a run; train without it")
 
 
 def _show_rates(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:

@@ -28,7 +28,7 @@ from dht.membership.orders import (
 )
 from peer.cli.application import Json, start_logging
 from peer.cli.directives import Before, KeyFile, Seeds, Where, direct
-from peer.errors import NoStateToAttest, NothingAttested, RunOver
+from peer.errors import Declined, RunOver
 
 runs = typer.Typer()
 
@@ -156,11 +156,19 @@ def attest(where: Where, key: KeyFile = None, seed: Seeds = None, as_json: Json 
             )
         found = chosen(told, count)
         if not found:
-            raise NoStateToAttest(len(told))
+            raise Declined(nothing_to_attest(len(told)))
         attested = tuple(Attested(kept.version, kept.lineage, kept.digest) for kept, _ in found)
         return msgspec.structs.replace(orders, attested=attested)
 
     return _order(where, change, key=key, seed=seed, as_json=as_json, asks_kept=True)
+
+
+def nothing_to_attest(peers: int) -> str:
+    """The reason, where so many peers keep good states."""
+    lack = "no peer keeps a good state of each fragment yet"
+    if peers:
+        lack = f"most of the {peers} peers that keep good states have none in common"
+    return f"{lack}; they keep every eighth version: try again when the run has made some more"
 
 
 @runs.command("rollback")
@@ -182,7 +190,10 @@ def rollback(
         from averaging.history.attested import root_lineage
 
         if not orders.attested:
-            raise NothingAttested
+            raise Declined(
+                "there is no attested state to go back to; `shoal run attest` attests one while "
+                "the run is as it should be"
+            )
         versions = [each.version + 1 for each in orders.attested]
         done = orders.rollback
         if done is not None and [root.version for root in done.roots] == versions and not again:

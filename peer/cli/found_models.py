@@ -53,7 +53,7 @@ class FoundModel:
         return tokenizer_of(self.outer.run, cache_dir=data_cache(), data_dir=self.data_dir)
 
     def check_recipe(self) -> None:
-        """Raise ``NotTheRecipe`` if a program has trained another model than the file describes."""
+        """Raise ``Declined`` if a program has trained another model than the file describes."""
         from peer.trainer.parameters import check_state
 
         check_state(self.outer.run, self.outer.layout)

@@ -244,7 +244,7 @@ def ban(
 
 
 def _peer_called(wanted: str, before: Before) -> PeerId:
-    """The peer with this name or id. Raises ``NoSuchPeer``."""
+    """The peer with this name or id. Raises ``Unusable``."""
     from peer.events.names import Names, short
 
     try:

@@ -35,7 +35,7 @@ from peer.cli.found_models import base_to_fetch, check_link, fetched_base
 from peer.cli.learner_options import Options, check_answerable, trains
 from peer.cli.owning import sign_if_owner_is_missing
 from peer.cli.showing import print_summary, usage_errors
-from peer.errors import ExitCode, FolderInUse, PeerError, RunHasExisted, RunOver
+from peer.errors import ExitCode, FolderInUse, PeerError, RunOver
 from peer.quantities import plural
 from peer.run_file.sections import FilesData, HfData, RunFile, TextData
 from peer.storage.here import LOOKS_FIRST_S, peers_here, with_own_peers
@@ -96,7 +96,7 @@ def start(file: str, options: Options) -> int:
 def _may_found(run: RunFile, where: Path, options: Options) -> bool:
     """Ask about a run that existed and of which nothing is here.
 
-    Raises ``RunHasExisted``, or ``RunOver`` for a run that has ended and whose model is here.
+    Raises ``RunOver`` for a run that has ended and whose model is here.
     """
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.last_seen import date_text, recall
@@ -112,8 +112,11 @@ def _may_found(run: RunFile, where: Path, options: Options) -> bool:
         raise RunOver(run.name, date_text(known.ended_at), known.tokens, str(where))
     if known is None or has_checkpoint:
         return True
-    anew = RunHasExisted(run.name, known.sentence)
-    complain(str(anew))
+    complain(
+        f"the run {run.name!r} has existed: {known.sentence}; `shoal join` goes on with it and "
+        "waits for its peers; `shoal start --anew` founds it anew, from first weights, and of two "
+        "histories only the one with more tokens goes on"
+    )
     return options.yes or options.anew or typer.confirm("Found it anew?", default=False)
 
 

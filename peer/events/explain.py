@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from peer.errors import PeerError
+from peer.errors import Unusable
 from peer.events.logs import Log, timeline
 from peer.events.names import Names, NothingFound
 from peer.events.sentences import Event
@@ -20,19 +20,6 @@ REASONS_MAX = 3
 
 ROUND_ID_MIN = 6
 """The fewest characters that name a round: of fewer, "9" could be a version, too."""
-
-
-class NoRoundName(PeerError):
-    """A text is neither a place of a round nor the beginning of an id."""
-
-    exit_code = 2
-    wanted: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.wanted!r} names no round: it is FRAGMENT/VERSION such as 2/7, or the first "
-            f"{ROUND_ID_MIN} or more characters of the round's id"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +152,7 @@ def _summary(log: Log, names: Names) -> list[Line]:
 def round_story(logs: Sequence[Log], wanted: str) -> list[Line]:
     """One round, as told by all logs.
 
-    ``wanted``: the beginning of its id, or FRAGMENT/VERSION. Raises ``NoRoundName`` or
+    ``wanted``: the beginning of its id, or FRAGMENT/VERSION. Raises ``Unusable`` or
     ``NothingFound``.
     """
     names = Names.of(logs)
@@ -255,7 +242,7 @@ def peer_story(logs: Sequence[Log], wanted: str) -> list[Line]:
     """One peer in the run, from its own log and from what other logs say about it.
 
     ``wanted``: its name, or the beginning or end of its id. Raises ``NothingFound`` or
-    ``NoSuchPeer``.
+    ``Unusable``.
     """
     names = Names.of(logs)
     peer = names.find(wanted)
@@ -312,7 +299,10 @@ def _round_filter(wanted: str) -> Callable[[Event], bool]:
         fragment, version = map(int, place.groups())
         return lambda event: (event["fragment"], event["version"]) == (fragment, version)
     if not re.fullmatch(f"[0-9a-f]{{{ROUND_ID_MIN},}}", wanted.lower()):
-        raise NoRoundName(wanted)
+        raise Unusable(
+            f"{wanted!r} names no round: it is FRAGMENT/VERSION such as 2/7, or the first "
+            f"{ROUND_ID_MIN} or more characters of the round's id"
+        )
     return lambda event: str(event["round"]).startswith(wanted.lower())
 
 

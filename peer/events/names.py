@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from peer.errors import PeerError
+from peer.errors import PeerError, Unusable
 from peer.events.logs import Log
 
 NAMES_MAX = 4096
@@ -26,21 +26,6 @@ class NothingFound(PeerError):
 
     def __str__(self) -> str:
         return f"nothing about {self.wanted} in these logs; they know {', '.join(self.known)}"
-
-
-class NoSuchPeer(PeerError):
-    """No peer, or more than one, has this name or partial id."""
-
-    exit_code = 2
-    wanted: str
-    fits: int
-    candidates: Sequence[str]
-
-    def __str__(self) -> str:
-        if self.fits:
-            return f"{self.wanted!r} may be one of {', '.join(self.candidates)}; name one by its id"
-        known = ", ".join(self.candidates) or "nobody"
-        return f"no peer {self.wanted!r} is known here; known are {known}"
 
 
 class Names:
@@ -88,7 +73,7 @@ class Names:
         return text
 
     def find(self, wanted: str) -> str:
-        """The id of the one peer with this name or partial id. Raises ``NoSuchPeer``."""
+        """The id of the one peer with this name or partial id. Raises ``Unusable``."""
         fits = [peer for peer, name in self._names.items() if wanted in (peer, name)]
         if not fits:
             fits = [
@@ -99,7 +84,10 @@ class Names:
         if len(fits) != 1:
             known = sorted((self._names[peer], peer) for peer in fits or self._names)
             told = [f"{name} -> {peer}" for name, peer in known[:CANDIDATES_MAX]]
-            raise NoSuchPeer(wanted, len(fits), told)
+            if fits:
+                raise Unusable(f"{wanted!r} may be one of {', '.join(told)}; name one by its id")
+            known_here = ", ".join(told) or "nobody"
+            raise Unusable(f"no peer {wanted!r} is known here; known are {known_here}")
         return fits[0]
 
     def all(self) -> list[str]:

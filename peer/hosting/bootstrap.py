@@ -36,7 +36,7 @@ from dht.libp2p.lane.settings import LaneSettings
 from dht.presence.events import Events, PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import PresenceSettings, Profile
-from peer.errors import PathError
+from peer.errors import Unusable
 from peer.events.board import Board
 from peer.events.names import Names
 from peer.hosting.listening import USUAL_PORT, SettingError, try_to_listen
@@ -60,16 +60,6 @@ WATCHDOG_PERIOD_S = 10.0
 
 WARNINGS = {"nobody_answered", "clock_off", "identity_in_use", "cache_unreadable"}
 """Events of the presence that an operator may have to act on."""
-
-
-class DataDirectoryError(PathError):
-    """The folder for the key and the known peers cannot be used."""
-
-    exit_code = 2
-    message = (
-        "the data folder {path} cannot be used: {reason}; "
-        "make it writable for this user, or choose another with --data-dir"
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,7 +339,7 @@ class Bootstrap:
 async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap]:
     """Run a bootstrap peer while the block runs.
 
-    Raises ``KeyFileError``, ``DataDirectoryError``, ``CannotListen``, ``PageError`` and
+    Raises ``KeyFileError``, ``Unusable``, ``PageError`` and
     ``HostClosed``.
     """
     _prepare_folder(settings.data_directory)
@@ -481,7 +471,10 @@ def _prepare_folder(path: Path) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise DataDirectoryError(str(path), error.strerror or str(error)) from error
+        raise Unusable(
+            f"the data folder {path} cannot be used: {error.strerror or error}; make it writable "
+            "for this user, or choose another with --data-dir"
+        ) from error
 
 
 def _all_interfaces(port: int) -> tuple[Multiaddr, ...]:

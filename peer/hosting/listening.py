@@ -6,20 +6,10 @@ import errno
 
 from multiaddr import Multiaddr
 
-from peer.errors import PeerError
+from peer.errors import PeerError, Unusable
 from peer.storage.address import listen_briefly
 
 USUAL_PORT = 7700
-
-
-class CannotListen(PeerError):
-    """This machine does not allow listening at an address."""
-
-    exit_code = 2
-    address: str
-    reason: str
-    remedy: str
-    message = "cannot listen at {address}: {reason}; {remedy}"
 
 
 class SettingError(PeerError):
@@ -34,7 +24,7 @@ class SettingError(PeerError):
 def try_to_listen(address: Multiaddr, *, option: str) -> None:
     """Listen at an address for a moment, before anything starts.
 
-    ``option``: the option that sets the port. Raises ``CannotListen`` or ``SettingError``.
+    ``option``: the option that sets the port. Raises ``Unusable`` or ``SettingError``.
     """
     kind = "ip6" if "ip6" in {protocol.name for protocol in address.protocols()} else "ip4"
     try:
@@ -48,7 +38,8 @@ def try_to_listen(address: Multiaddr, *, option: str) -> None:
     try:
         listen_briefly(address)
     except OSError as error:
-        raise CannotListen(str(address), *_listen_trouble(error, port, option)) from error
+        reason, remedy = _listen_trouble(error, port, option)
+        raise Unusable(f"cannot listen at {address}: {reason}; {remedy}") from error
 
 
 def _listen_trouble(error: OSError, port: int, option: str) -> tuple[str, str]:

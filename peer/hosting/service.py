@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dht.whole_files import new_file
-from peer.errors import PathError
+from peer.errors import PathError, Unusable
 
 STATE_FOLDER = "%S/shoal-bootstrap"
 """The data folder that systemd creates, usually /var/lib/shoal-bootstrap."""
@@ -26,16 +26,6 @@ INSTALL_FOR_ALL = (
     "install shoal where every user may read it: python3 -m venv /opt/shoal && "
     "/opt/shoal/bin/pip install ., in the folder of shoal's source"
 )
-
-
-class ServiceFileError(PathError):
-    """The unit file cannot be written."""
-
-    exit_code = 2
-    message = (
-        "the unit cannot be written to {path}: {reason}; "
-        "run this as root, or omit --service-file and redirect the output"
-    )
 
 
 class ServiceCannotRun(PathError):
@@ -110,13 +100,16 @@ def lies_in_a_home(path: Path) -> bool:
 
 
 def write_service(path: Path, unit: str) -> None:
-    """Write the unit atomically. Raises ``ServiceFileError``."""
+    """Write the unit atomically. Raises ``Unusable``."""
     try:
         with new_file(path) as temporary:
             temporary.write_text(unit)
             temporary.chmod(0o644)
     except OSError as error:
-        raise ServiceFileError(str(path), error.strerror or str(error)) from error
+        raise Unusable(
+            f"the unit cannot be written to {path}: {error.strerror or error}; run this as root, "
+            "or omit --service-file and redirect the output"
+        ) from error
 
 
 def _word(word: str) -> str:

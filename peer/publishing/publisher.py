@@ -56,7 +56,7 @@ class Publishing:
 
 
 def check_publishing(what: Publishing, run: RunFile) -> None:
-    """Raise ``NotAShelf``, ``OwnModel`` or ``NoCounterpart`` if this cannot be published."""
+    """Raise ``NotAShelf`` or ``Unusable`` if this cannot be published."""
     from peer.model.export.folder import check_exportable  # torch, which keepers do not need
 
     check_exportable(run)

@@ -24,10 +24,8 @@ from dht.whole_files import read_json, remove_unfinished
 from peer.descriptors import keep_from_children, release
 from peer.errors import (
     FolderInUse,
-    FolderNotEmpty,
     FolderOfAnotherRun,
-    FolderUnusable,
-    HomeUnknown,
+    Unusable,
 )
 from peer.run_file.sections import RunFile
 
@@ -74,7 +72,7 @@ class Occupant(msgspec.Struct, frozen=True, kw_only=True):
 def data_home(environment: Mapping[str, str]) -> Path:
     """The folder for keys, checkpoints and logs (XDG Base Directory Specification).
 
-    The specification has relative paths ignored. Raises ``HomeUnknown``.
+    The specification has relative paths ignored. Raises ``Unusable``.
     """
     home = Path(environment.get("XDG_DATA_HOME", ""))
     if home.is_absolute():
@@ -82,7 +80,11 @@ def data_home(environment: Mapping[str, str]) -> Path:
     try:
         return Path.home() / ".local" / "share" / "shoal"
     except RuntimeError as error:  # a user of a container, say, without HOME and without account
-        raise HomeUnknown from error
+        raise Unusable(
+            "this user has no home folder for keys and checkpoints (HOME is not set, and there is "
+            "no account of this user); set HOME, or XDG_DATA_HOME to the absolute path of a folder "
+            "that this user may write"
+        ) from error
 
 
 def data_cache() -> Path:
@@ -121,7 +123,7 @@ def has_been_there(folder: Path) -> bool:
 def check_folder(folder: Path, run: RunFile) -> None:
     """Check that a folder is new, empty, or of a peer of this run.
 
-    Raises ``FolderNotEmpty``, ``FolderOfAnotherRun`` or ``FolderUnusable``.
+    Raises ``Unusable`` or ``FolderOfAnotherRun``.
     """
     if not folder.exists():
         return
@@ -136,11 +138,14 @@ def check_folder(folder: Path, run: RunFile) -> None:
 
 
 def check_no_other_files(folder: Path) -> None:
-    """Check that a folder is empty or a peer's. Raises ``FolderNotEmpty`` or ``FolderUnusable``."""
+    """Check that a folder is empty or a peer's. Raises ``Unusable``."""
     with peer_folder(folder):
         names = {entry.name for entry in folder.iterdir()}
     if not names & MARKS and (others := sorted(names - {DATA, LIMITS})):
-        raise FolderNotEmpty(str(folder), f"it has other files in it, such as {others[0]!r}")
+        raise Unusable(
+            f"{folder} is not a peer's folder: it has other files in it, such as {others[0]!r}; "
+            "pass a new or an empty folder with --directory"
+        )
 
 
 def claim(folder: Path, run: RunFile) -> None:
@@ -238,12 +243,15 @@ def occupant_of(folder: Path) -> Occupant | None:
 
 @contextmanager
 def peer_folder(folder: Path) -> Iterator[None]:
-    """Create a peer's folder for the first files in it. Raises ``FolderUnusable``."""
+    """Create a peer's folder for the first files in it. Raises ``Unusable``."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        raise FolderUnusable(str(folder), error.strerror or str(error)) from error
+        raise Unusable(
+            f"this peer's folder {folder} cannot be used: {error.strerror or error}; make it "
+            "writable for this user and free some space, or pass another one with --directory"
+        ) from error
 
 
 def folder_bytes(folder: Path) -> int:

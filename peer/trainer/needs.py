@@ -175,7 +175,7 @@ def _speed_text(bits_per_s: float) -> str:
 
 
 def needs_of(run: RunFile) -> Needs:
-    """The needs of a run whose file describes its model. Raises ``LayoutUnknown``."""
+    """The needs of a run whose file describes its model. Raises ``Unusable``."""
     layout = recipe_layout(run)
     model = build_model(run, weights=False)
     buffers = statistics_of(model, "mean")

@@ -16,7 +16,7 @@ import torch
 
 from averaging.numbers.layout import Layout, TensorSpec
 from peer.description import ABSENT, Described
-from peer.errors import ModelMismatch, NotTheRecipe, PeerError
+from peer.errors import Declined, ModelMismatch, Unusable
 from peer.model import recipes
 from peer.model.naming import local_part, named_parameters, saved_buffers
 from peer.run_file.sections import CustomModel, GptModel, RunFile
@@ -28,40 +28,13 @@ DIFFERENCES_SHOWN = 4
 _COUNTERS = frozenset({torch.int32, torch.int64})
 
 
-class NothingToTrain(PeerError):
-    """A model without a single trainable parameter."""
-
-    exit_code = 2
-    message = "no parameter of the model has requires_grad; there is nothing to train together"
-
-
-class LayoutUnknown(PeerError):
-    """The run's model is not in its run file."""
-
-    exit_code = 2
-    run: str
-    message = (
-        "the model of run {run!r} is 'custom': only a program that brings it can take "
-        "part, with peer.join(..., model=...)"
-    )
-
-
-class BufferNotFinite(PeerError):
-    """A statistic whose mean would never be finite."""
-
-    exit_code = 2
-    name: str
-    message = (
-        "buffer {name!r} has values that are not finite, so it has no mean; register it "
-        'with persistent=False, or use outer.buffers = "own"'
-    )
-
-
 def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """The exchanged parameters: those with ``requires_grad``, tied ones once, by the first name."""
     found = {name: p for name, p in recipes.trained_parameters(model).items() if p.numel()}
     if not found:
-        raise NothingToTrain
+        raise Unusable(
+            "no parameter of the model has requires_grad; there is nothing to train together"
+        )
     return found
 
 
@@ -83,10 +56,13 @@ def exchanged_tensors(model: torch.nn.Module, buffers: Buffers) -> dict[str, tor
 
 
 def check_statistics(statistics: Mapping[str, torch.Tensor]) -> None:
-    """Raise ``BufferNotFinite`` for a buffer such as a mask of infinities."""
+    """Raise ``Unusable`` for a buffer such as a mask of infinities."""
     for name, buffer in statistics.items():
         if not bool(buffer.isfinite().all()):
-            raise BufferNotFinite(name)
+            raise Unusable(
+                f"buffer {name!r} has values that are not finite, so it has no mean; register it "
+                'with persistent=False, or use outer.buffers = "own"'
+            )
 
 
 def specs_of(tensors: Mapping[str, torch.Tensor]) -> list[TensorSpec]:
@@ -114,9 +90,12 @@ def model_layout(model: torch.nn.Module, fragments: int, *, buffers: Buffers = "
 
 
 def recipe_layout(run: RunFile) -> Layout:
-    """The layout of the run's own model. Raises ``LayoutUnknown`` if a program brings the model."""
+    """The layout of the run's own model. Raises ``Unusable`` if a program brings the model."""
     if isinstance(run.model, CustomModel):
-        raise LayoutUnknown(run.name)
+        raise Unusable(
+            f"the model of run {run.name!r} is 'custom': only a program that brings it can take "
+            "part, with peer.join(..., model=...)"
+        )
     model = recipes.build_model(run, weights=False)
     return model_layout(model, run.outer.fragments, buffers=run.outer.buffers)
 
@@ -139,7 +118,7 @@ def is_whole(parameter: torch.Tensor) -> bool:
 
 
 def check_recipe(run: RunFile, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ``NotTheRecipe`` if parameters are not those of the model that the file describes."""
+    """Raise ``Declined`` if parameters are not those of the model that the file describes."""
     if isinstance(run.model, CustomModel):
         return
     model = recipes.build_model(run, weights=False)
@@ -151,11 +130,18 @@ def check_recipe(run: RunFile, shapes: Mapping[str, tuple[int, ...]]) -> None:
     ]
     if found:
         recipe = str(run.model.__struct_config__.tag)
-        raise NotTheRecipe(run.name, recipe, found[:DIFFERENCES_SHOWN], len(found))
+        told = [f"{name}: {here} here, {there} there" for name, here, there in found]
+        if more := told[DIFFERENCES_SHOWN:]:
+            told[DIFFERENCES_SHOWN:] = [f"and {len(more)} more"]
+        raise Declined(
+            f"these are not the parameters of the model that the file of run {run.name!r} "
+            f"describes (model.recipe is {recipe!r}): {'; '.join(told)}; build that model "
+            "with peer.build_model, or begin a run of your own model: `shoal run new --custom`"
+        )
 
 
 def check_program(run: RunFile, model: torch.nn.Module) -> None:
-    """Raise ``NotTheRecipe`` if a program's model is not the built-in one that its file describes.
+    """Raise ``Declined`` if a program's model is not the built-in one that its file describes.
 
     A model of transformers may have other parameters: a program may train adapters of it.
     """
@@ -164,7 +150,7 @@ def check_program(run: RunFile, model: torch.nn.Module) -> None:
 
 
 def check_state(run: RunFile, layout: Layout) -> None:
-    """Raise ``NotTheRecipe`` if a state of the run cannot be loaded into the model of its file."""
+    """Raise ``Declined`` if a state of the run cannot be loaded into the model of its file."""
     units = (unit for fragment in layout.fragments for unit in fragment.units)
     statistics = {unit.tensor for unit in units if unit.kind == "statistic"}
     specs = (spec for spec in layout.specs if spec.name not in statistics)

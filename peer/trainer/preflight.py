@@ -19,7 +19,7 @@ import torch
 
 from averaging.numbers.layout import Layout
 from peer.data.files import hosts_of
-from peer.errors import MachineTooSmall, OwnProgramNeeded
+from peer.errors import MachineTooSmall, Unusable
 from peer.model.recipes.counting import size_of
 from peer.quantities import bytes_text, count_text, duration_text
 from peer.run_file.base import base_of
@@ -174,7 +174,7 @@ def examine(
     """Open the engine, measure what fits, and estimate memory, disk and upload.
 
     ``devices``: number of devices like this one that share each batch.
-    Raises ``MachineTooSmall``, ``OwnProgramNeeded``, and what ``open_engine`` raises.
+    Raises ``MachineTooSmall``, ``Unusable``, and what ``open_engine`` raises.
     """
     for what, is_custom in (
         ("model", isinstance(run.model, CustomModel)),
@@ -182,7 +182,10 @@ def examine(
         ("optimizer", isinstance(run.inner, CustomInner)),
     ):
         if is_custom:
-            raise OwnProgramNeeded(run.name, what)
+            raise Unusable(
+                f"the {what} of run {run.name!r} is 'custom': only a program that provides it to "
+                "peer.join can take part; see README.md, 'Your own loop'"
+            )
     device = prepare_torch(settings)
     size = size_of(run)
     count = size.parameters

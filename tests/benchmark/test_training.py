@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from peer.errors import OwnProgramNeeded, RunFileError
+from peer.errors import RunFileError, Unusable
 from peer.run_file.presets import preset
 from peer.run_file.reading import parse
 from peer.run_file.sections import CustomModel, GptModel, PythonStdlibData, RunFile
@@ -158,7 +158,7 @@ def test_the_measured_run_needs_no_download_and_does_not_end() -> None:
     assert run.data == PythonStdlibData(sequence_length=1024)
     assert run.model == preset("350m").model
     assert run.end.tokens == "unlimited"
-    with pytest.raises(OwnProgramNeeded):
+    with pytest.raises(Unusable):
         measured_run(RunFile(model=CustomModel()))
     with pytest.raises(RunFileError, match="at least 256"):
         measured_run(RunFile(model=GptModel(vocabulary=64)))

@@ -30,7 +30,7 @@ from typer import Argument, Option
 from peer.cli.application import Json, json_text
 from peer.cli.finding import no_peers
 from peer.cli.showing import seconds, usage_errors
-from peer.errors import OwnProgramNeeded, PeerError
+from peer.errors import PeerError, Unusable
 from peer.joining.link import find_run
 from peer.processes import Output, kill_tree, spawn
 from peer.run_file.presets import preset
@@ -113,11 +113,11 @@ def small_run() -> RunFile:
 def measured_run(run: RunFile) -> RunFile:
     """The run with a text that is everywhere, without an end and without held-out losses.
 
-    Raises ``OwnProgramNeeded`` if a program brings its model or optimizer.
+    Raises ``Unusable`` if a program brings its model or optimizer.
     """
     for what, section in (("model", run.model), ("optimizer", run.inner)):
         if isinstance(section, CustomModel | CustomInner):
-            raise OwnProgramNeeded(run.name, what)
+            raise Unusable(f"the {what} of run {run.name!r} is 'custom': it cannot be measured")
     changed = msgspec.structs.replace(
         run,
         name="bench-training",

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from peer.bridge.agent_process import LineSettings
 from peer.data.batches.sampling import order_for_peer
-from peer.errors import ExtraMissing
+from peer.errors import ExtraMissing, Unusable
 from peer.model.recipes import build_optimizer
 from peer.run_file.reading import parse
 from peer.run_file.sections import MuonInner, RunFile
@@ -461,11 +461,10 @@ def test_an_error_in_training_ends_the_exchange(start: Start) -> None:
 
 
 def test_unsupported_settings_are_refused_before_joining(start: Start) -> None:
-    from peer.hf import TrainerUnsupported
 
     training = start()
     training.trainer.args._n_gpu = 2
-    with pytest.raises(TrainerUnsupported, match="torchrun"):
+    with pytest.raises(Unusable, match="torchrun"):
         training.train()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from peer.errors import PeerError
+from peer.errors import Unusable
 from peer.model.export.folder import Export, json_bytes, write_whole
 from peer.model.export.tensors import in_bf16
 from peer.model.recipes.lora import ADAPTER, check_peft, peft_config
@@ -17,21 +17,13 @@ from peer.storage.tensor_file import write_safetensors
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
-class NoAdapters(PeerError):
-    """A run trains a whole model."""
-
-    exit_code = 2
-    run: str
-    message = (
-        "run {run!r} trains no adapters but a whole model; `--to hf` writes a folder "
-        "that transformers loads"
-    )
-
-
 def check_adapters(run: RunFile) -> None:
-    """Raise ``NoAdapters`` or ``ExtraMissing``."""
+    """Raise ``Unusable`` or ``ExtraMissing``."""
     if not isinstance(run.model, HfModel) or run.model.lora is None:
-        raise NoAdapters(run.name)
+        raise Unusable(
+            f"run {run.name!r} trains no adapters but a whole model; `--to hf` writes a folder "
+            "that transformers loads"
+        )
     check_peft()
 
 

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from peer.errors import PeerError
+from peer.errors import Unusable
 from peer.model.export.tensors import Array, mapped, rounded_to_bf16, rows_of
 from peer.model.recipes.gpt import NORM_EPSILON
 from peer.run_file.sections import GptModel
@@ -32,18 +32,6 @@ Dtype: TypeAlias = Literal["fp32", "bf16"]
 Tensors: TypeAlias = dict[str, Tensor]
 
 TORCH_NAMES: Mapping[Dtype, str] = {"fp32": "float32", "bf16": "bfloat16"}
-
-
-class NoCounterpart(PeerError):
-    """No architecture of transformers computes what a run's model computes."""
-
-    exit_code = 2
-    settings: str
-    needed: str
-    message = (
-        "no architecture of transformers is the same model as one with {settings}: it "
-        "would need {needed}; `--to safetensors` writes the parameters alone"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +48,16 @@ class Architecture:
 
 
 def architecture_of(shape: GptModel) -> Architecture:
-    """The architecture for this shape. Raises ``NoCounterpart``."""
+    """The architecture for this shape. Raises ``Unusable``."""
     cap = shape.logit_soft_cap
     if cap != "off":
         if shape.qk_norm or shape.mlp != "swiglu":
             other = "qk_norm = true" if shape.qk_norm else f"mlp = '{shape.mlp}'"
-            raise NoCounterpart(
-                f"logit_soft_cap = {cap:g} and {other}",
-                "soft-capped logits in an architecture with normalised queries and keys, or "
-                "without a gate in the feed-forward layer",
+            raise Unusable(
+                "no architecture of transformers is the same model as one with "
+                f"logit_soft_cap = {cap:g} and {other}: it would need soft-capped logits in an "
+                "architecture with normalised queries and keys, or without a gate in the "
+                "feed-forward layer; `--to safetensors` writes the parameters alone"
             )
         return _vault_gemma(shape, cap)
     match shape.mlp, shape.qk_norm:
@@ -135,7 +124,7 @@ def config_of(shape: GptModel, *, mlp_width: int, dtype: Dtype, end: int | None)
 def converted(shape: GptModel, tensors: Mapping[str, Tensor], *, dtype: Dtype) -> Tensors:
     """The parameters of the built-in model under the names of its architecture, in fp32.
 
-    ``dtype``: the type that they will be written in. Raises ``NoCounterpart``.
+    ``dtype``: the type that they will be written in. Raises ``Unusable``.
     """
     found = architecture_of(shape)
     made: Tensors = {"model.embed_tokens.weight": tensors["embedding.weight"]}

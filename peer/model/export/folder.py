@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 
 from dht.whole_files import NO_FILE
-from peer.errors import NotWritten, PeerError
+from peer.errors import NotWritten, Unusable
 from peer.model.export.architecture import (
     TORCH_NAMES,
     Dtype,
@@ -45,17 +45,6 @@ RUN_FILE = "shoal_run.json"
 WEIGHTS = "model.safetensors"
 
 
-class OwnModel(PeerError):
-    """The model of a run is a program's own."""
-
-    exit_code = 2
-    run: str
-    message = (
-        "the model of run {run!r} is 'custom': transformers does not know it; "
-        "`--to safetensors` writes its parameters, for peer.load_weights"
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
     """The contents of an export."""
@@ -69,9 +58,12 @@ class Export:
 
 
 def check_exportable(run: RunFile) -> None:
-    """Raise ``OwnModel`` or ``NoCounterpart`` if no folder can be written of this run."""
+    """Raise ``Unusable`` if no folder can be written of this run."""
     if isinstance(run.model, CustomModel):
-        raise OwnModel(run.name)
+        raise Unusable(
+            f"the model of run {run.name!r} is 'custom': transformers does not know it; "
+            "`--to safetensors` writes its parameters, for peer.load_weights"
+        )
     if isinstance(run.model, GptModel):
         architecture_of(run.model)
 

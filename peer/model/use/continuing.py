@@ -31,15 +31,6 @@ class Sampling:
     seed: int = 0
 
 
-class NotFinite(PeerError):
-    """A model computes values that are no numbers."""
-
-    message = (
-        "the model computes values that are not finite: its training has diverged, or its file "
-        "is damaged"
-    )
-
-
 class Reader(Protocol):
     """Reads tokens, and keeps what it needs of them for the next one."""
 
@@ -99,7 +90,7 @@ def continued(
     """Draw the next tokens until one of ``ends``, which is left out.
 
     ``tokens`` has at least one. The same seed gives the same tokens on the same machine. Raises
-    ``NotFinite``.
+    ``PeerError``.
     """
     generator = torch.Generator().manual_seed(sampling.seed)
     known = list(tokens)
@@ -123,7 +114,10 @@ def continued(
 def drawn(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     most = logits.max()
     if not most.isfinite():
-        raise NotFinite
+        raise PeerError(
+            "the model computes values that are not finite: its training has diverged, or its "
+            "file is damaged"
+        )
     if sampling.temperature == 0:
         return int(logits.argmax())
     shares = torch.softmax((logits - most).double() / sampling.temperature, dim=0)

@@ -85,7 +85,7 @@ def on_text(ready: ReadyModel, path: Path) -> Loss:
     """The loss on every token of a text file, each predicted once, as after the end of a document.
 
     The text is cut into sequences as long as those of the run's training; a token sees those
-    before it in its sequence. Raises ``TextUnusable`` or ``NoTokenizer``.
+    before it in its sequence. Raises ``TextUnusable`` or ``Unusable``.
     """
     codec, text = ready.text, _read(path)
     tokens = codec.encode(text)

@@ -10,7 +10,7 @@ from typing import Any
 from blake3 import blake3
 from torch import nn
 
-from peer.errors import PathError, PeerError, RunFileError, one_line
+from peer.errors import PathError, RunFileError, Unusable, one_line
 from peer.extras import needed
 from peer.model.export.folder import RUN_FILE
 from peer.model.export.loading import model_of
@@ -30,25 +30,6 @@ class ExportUnusable(PathError):
     message = "cannot load a model from the folder {path}: {reason}"
 
 
-class NotBuildable(PeerError):
-    """Only a program's own code can build the model of a run."""
-
-    exit_code = 2
-    run: str
-    message = (
-        "the model of run {run!r} is 'custom': only the program that brings it can build "
-        "it; `shoal export` writes its parameters, and peer.load_weights reads them"
-    )
-
-
-class NoTokenizer(PeerError):
-    """A run does not say how text becomes its tokens."""
-
-    exit_code = 2
-    name: str
-    message = "{name} names no tokenizer, so text cannot become its tokens"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyModel:
     """A model that can be used, and where it comes from."""
@@ -65,9 +46,9 @@ class ReadyModel:
 
     @property
     def text(self) -> Codec:
-        """The codec. Raises ``NoTokenizer``."""
+        """The codec. Raises ``Unusable``."""
         if self.codec is None:
-            raise NoTokenizer(self.name)
+            raise Unusable(f"{self.name} names no tokenizer, so text cannot become its tokens")
         return self.codec
 
     def ends(self) -> frozenset[int]:
@@ -87,9 +68,12 @@ class ReadyModel:
 
 
 def check_buildable(run: RunFile) -> None:
-    """Raise ``NotBuildable`` for a model that is not in this package or transformers."""
+    """Raise ``Unusable`` for a model that is not in this package or transformers."""
     if isinstance(run.model, CustomModel):
-        raise NotBuildable(run.name)
+        raise Unusable(
+            f"the model of run {run.name!r} is 'custom': only the program that brings it can build "
+            "it; `shoal export` writes its parameters, and peer.load_weights reads them"
+        )
 
 
 def ready_of_run(

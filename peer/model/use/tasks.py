@@ -11,18 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from peer.errors import ExtraMissing, PeerError
-
-
-class TasksFailed(PeerError):
-    """lm-eval does not know a task, or cannot fetch its data."""
-
-    exit_code = 2
-    tasks: Sequence[str]
-    reason: str
-
-    def __str__(self) -> str:
-        return f"lm-eval cannot measure {', '.join(self.tasks)}: {self.reason}"
+from peer.errors import ExtraMissing, Unusable
 
 
 def check_installed() -> None:
@@ -34,7 +23,7 @@ def check_installed() -> None:
 def measured(folder: Path, tasks: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The figures of each task, by their names in lm-eval.
 
-    Raises ``ExtraMissing`` or ``TasksFailed``.
+    Raises ``ExtraMissing`` or ``Unusable``.
     """
     check_installed()
     import lm_eval
@@ -52,7 +41,8 @@ def measured(folder: Path, tasks: Sequence[str]) -> dict[str, dict[str, Any]]:
         )
     except (KeyError, OSError) as error:
         text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
-        raise TasksFailed(tasks, " ".join(text.split())[:300]) from error
+        reason = " ".join(text.split())[:300]
+        raise Unusable(f"lm-eval cannot measure {', '.join(tasks)}: {reason}") from error
     results: dict[str, dict[str, Any]] = found["results"]
     return results
 

@@ -14,11 +14,10 @@ from dht.membership.credentials import Signer
 from dht.membership.orders import NONE, End, Orders
 from peer import cli
 from peer.attestable import Kept
-from peer.cli.directing import version_of
+from peer.cli.directing import nothing_to_attest, version_of
 from peer.cli.directives import Before, Delivered
 from peer.cli.finding import no_peers
 from peer.cli.owning import banned
-from peer.errors import NoStateToAttest
 from peer.joining.link import find_run
 from peer.joining.visit import RunStatus, Silent
 from peer.run_file.reading import parse
@@ -227,8 +226,8 @@ def test_the_owner_is_not_banned(
 
 
 def test_the_reason_why_nothing_can_be_attested_names_the_peers_that_keep_states() -> None:
-    assert str(NoStateToAttest(0)).startswith("no peer keeps a good state")
-    assert str(NoStateToAttest(3)).startswith("most of the 3 peers that keep good states")
+    assert nothing_to_attest(0).startswith("no peer keeps a good state")
+    assert nothing_to_attest(3).startswith("most of the 3 peers that keep good states")
 
 
 def test_an_order_says_for_what_it_waits(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,8 +17,7 @@ from dht.membership.credentials import Credential, admit, encode, read_credentia
 from peer import cli
 from peer.cli import taking_part
 from peer.cli.owning import _peer_called
-from peer.errors import NobodyMet, RunFileError
-from peer.events.names import NoSuchPeer
+from peer.errors import NobodyMet, RunFileError, Unusable
 from peer.joining.link import Link, find_run, parse_link
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
@@ -226,7 +225,7 @@ def test_a_peer_is_banned_by_its_name_or_by_the_end_of_its_id() -> None:
 
     assert [called("anna"), called(boris[-6:]), called(clara)] == [anna, boris, clara]
     assert called(gone[-6:]) == gone, "a ban is lifted of a peer that is not there"
-    with pytest.raises(NoSuchPeer) as caught:
+    with pytest.raises(Unusable) as caught:
         called("boris")
     assert (
         str(caught.value)
@@ -234,9 +233,7 @@ def test_a_peer_is_banned_by_its_name_or_by_the_end_of_its_id() -> None:
         + ", ".join(f"boris -> {peer}" for peer in sorted((boris, clara)))
         + "; name one by its id"
     )
-    with pytest.raises(
-        NoSuchPeer, match=f"no peer 'dora' is known here; known are .*anna -> {anna}"
-    ):
+    with pytest.raises(Unusable, match=f"no peer 'dora' is known here; known are .*anna -> {anna}"):
         called("dora")
 
 

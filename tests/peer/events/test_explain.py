@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from peer import cli
-from peer.events.explain import NoRoundName, overview, peer_story, round_story
+from peer.errors import Unusable
+from peer.events.explain import overview, peer_story, round_story
 from peer.events.logs import Log, aligned, read_logs, timeline
-from peer.events.names import NoSuchPeer, NothingFound
+from peer.events.names import NothingFound
 from peer.views.event_log import EventLog, read_events
 from tests.peer.events.written_events import ANNA, BORIS, CLARA, ROUND, a_round
 
@@ -118,7 +119,7 @@ def test_a_round_is_found_by_the_beginning_of_its_id_too(tell: Tell) -> None:
 def test_what_names_no_round_is_told_with_what_does(tell: Tell, wanted: str) -> None:
     """A number alone was the beginning of an id: `--round 9` told of any round, or of none."""
     logs = [*two_peers(tell), *logs_of(tell(CLARA, "c", (1.0, "round", a_round(round="9" * 64))))]
-    with pytest.raises(NoRoundName, match=r"such as 2/7, or the first 6 or more characters of"):
+    with pytest.raises(Unusable, match=r"such as 2/7, or the first 6 or more characters of"):
         round_story(logs, wanted)
     assert round_story(logs, "9" * 6)
     assert round_story(logs, ROUND[:6].upper())
@@ -180,7 +181,7 @@ def test_the_story_of_a_peer_sums_up_ordinary_rounds(tell: Tell) -> None:
         ),
     ]
     assert texts(peer_story(logs, "clara")) == "boris: clara joined"
-    with pytest.raises(NoSuchPeer, match=r"anna -> .*, boris -> .*, clara -> "):
+    with pytest.raises(Unusable, match=r"anna -> .*, boris -> .*, clara -> "):
         peer_story(logs, "dora")
 
 

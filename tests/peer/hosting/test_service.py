@@ -12,9 +12,9 @@ import pytest
 from peer import cli
 from peer.doctor import this_machine
 from peer.doctor.this_machine import check_service
+from peer.errors import Unusable
 from peer.hosting import service
 from peer.hosting.service import (
-    ServiceFileError,
     ServiceNotifier,
     check_seen,
     service_unit,
@@ -121,7 +121,7 @@ def test_the_unit_is_written_atomically(tmp_path: Path, monkeypatch: pytest.Monk
     assert cli.run(["bootstrap", "--install-service", "--service-file", str(path)]) == 0
     assert path.read_text().startswith("[Unit]\n")
     assert path.stat().st_mode & 0o777 == 0o644
-    with pytest.raises(ServiceFileError, match="as root"):
+    with pytest.raises(Unusable, match="as root"):
         write_service(tmp_path / "missing" / "x.service", "[Unit]")
     assert sorted(file.name for file in tmp_path.iterdir()) == [path.name]
 

@@ -23,8 +23,9 @@ from safetensors.torch import load_file
 
 from peer import cli
 from peer.data.base_models import BaseUnavailable
+from peer.errors import Unusable
 from peer.model.export import folder
-from peer.model.export.folder import WEIGHTS, Export, OwnModel, folder_beside
+from peer.model.export.folder import WEIGHTS, Export, folder_beside
 from peer.publishing import exporting
 from peer.publishing.exporting import Job
 from peer.publishing.hub import NoRepository, check_repository
@@ -307,6 +308,6 @@ def test_a_model_that_transformers_does_not_know_is_refused_before_the_run_is_me
     what = Publishing(
         folder=tmp_path / "exports", every_s=60.0, keep=1, repository=None, cache=tmp_path
     )
-    with pytest.raises(OwnModel):
+    with pytest.raises(Unusable):
         check_publishing(what, msgspec.structs.replace(RUN, model=CustomModel()))
     assert not (tmp_path / "exports").exists()

@@ -17,10 +17,8 @@ from dht.identity import Identity
 from peer import cli
 from peer.errors import (
     FolderInUse,
-    FolderNotEmpty,
     FolderOfAnotherRun,
-    FolderUnusable,
-    HomeUnknown,
+    Unusable,
 )
 from peer.guest.enforcement import read_limits
 from peer.run_file.sections import RunFile
@@ -55,7 +53,7 @@ def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.Mo
     monkeypatch.delenv("HOME")
     unknown = 2_000_000_000  # no account has this number
     monkeypatch.setattr(os, "getuid", lambda: unknown)
-    with pytest.raises(HomeUnknown, match="set HOME, or XDG_DATA_HOME"):
+    with pytest.raises(Unusable, match="set HOME, or XDG_DATA_HOME"):
         data_home({})
     assert data_home({"XDG_DATA_HOME": "/srv"}) == Path("/srv/shoal")
 
@@ -78,9 +76,9 @@ def test_a_folder_is_created_with_its_parents(tmp_path: Path) -> None:
 def test_an_unusable_folder_is_reported_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     message = r"file.* cannot be used: .*--directory"
-    with pytest.raises(FolderUnusable, match=message), peer_folder(tmp_path / "file"):
+    with pytest.raises(Unusable, match=message), peer_folder(tmp_path / "file"):
         pass
-    with pytest.raises(FolderUnusable, match="Is a directory"), peer_folder(tmp_path):
+    with pytest.raises(Unusable, match="Is a directory"), peer_folder(tmp_path):
         tmp_path.write_text("a folder is no file")
 
 
@@ -120,7 +118,7 @@ def test_a_folder_is_free_when_its_peer_was_killed_and_a_forked_child_lives_on(
 @pytest.mark.parametrize("name", [".git", "pyproject.toml", "notes.txt"])
 def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
-    refused = pytest.raises(FolderNotEmpty, match=f"{name}.*--directory")
+    refused = pytest.raises(Unusable, match=f"{name}.*--directory")
     with refused, occupied(tmp_path, run_named("one"), "learner"):
         pass
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
@@ -292,7 +290,7 @@ def test_limits_may_be_set_before_the_peer_starts(tmp_path: Path) -> None:
     (tmp_path / "limits.json").touch()
     check_folder(tmp_path, RunFile())
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(FolderNotEmpty, match=r"thesis\.tex"):
+    with pytest.raises(Unusable, match=r"thesis\.tex"):
         check_folder(tmp_path, RunFile())
 
 

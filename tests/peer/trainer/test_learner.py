@@ -22,13 +22,11 @@ from averaging.numbers.layout import Layout
 from peer.agent.slots import Adopted
 from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors, SlotState
 from peer.description import Described
-from peer.errors import ModelMismatch
+from peer.errors import ModelMismatch, Unusable
 from peer.run_file.reading import parse
 from peer.trainer.device_copies import STEPS_MAX, adopt_values
 from peer.trainer.learner import Learner
 from peer.trainer.parameters import (
-    BufferNotFinite,
-    NothingToTrain,
     check_layout,
     check_statistics,
     frozen_parameters,
@@ -270,7 +268,7 @@ def test_frozen_and_tied_parameters_are_exchanged_never_and_once() -> None:
 
     assert list(trained_parameters(model)) == ["embedding.weight"]
     model.embedding.weight.requires_grad_(False)
-    with pytest.raises(NothingToTrain):
+    with pytest.raises(Unusable):
         trained_parameters(model)
 
 
@@ -395,7 +393,7 @@ def test_the_merged_buffers_are_those_that_have_a_mean() -> None:
     assert not statistics_of(model, "own")
     assert [f.has_statistics for f in model_layout(model, 2, buffers="mean").fragments][-1]
     model.register_buffer("bias", torch.full((2,), -math.inf))
-    with pytest.raises(BufferNotFinite, match="'bias' has values that are not finite"):
+    with pytest.raises(Unusable, match="'bias' has values that are not finite"):
         check_statistics(statistics_of(model, "mean"))
 
 

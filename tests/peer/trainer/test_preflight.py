@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.errors import MachineTooSmall, OwnProgramNeeded
+from peer.errors import MachineTooSmall, Unusable
 from peer.model.recipes import build_model
 from peer.model.recipes.counting import Size
 from peer.run_file.reading import parse
@@ -160,7 +160,7 @@ def test_buffers_of_a_model_count_beside_its_parameters(
 def test_the_parts_that_a_program_must_bring_are_named(
     section: str, what: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(OwnProgramNeeded, match=f"the {what} of run"):
+    with pytest.raises(Unusable, match=f"the {what} of run"):
         examine(parse(section), ON_CPU, pace_s=0.0, directory=tmp_path)
 
 

@@ -33,7 +33,7 @@ from dht.identity import PeerId
 from peer.bridge.agent_process import AgentProcess, LineSettings
 from peer.bridge.messages import Phase
 from peer.data import feed
-from peer.errors import DiskFull, NotTheRecipe
+from peer.errors import Declined, DiskFull
 from peer.events.table import TABLE
 from peer.joining.link import FoundRun
 from peer.joining.nickname import default_name
@@ -582,9 +582,7 @@ def test_a_program_whose_model_is_not_that_of_the_file_is_refused_with_the_diffe
     text = toml().replace('recipe = "custom"\n[data]', 'recipe = "gpt"\nlayers = 1\n[data]')
     run, _, _ = start(text=text)
     with (
-        pytest.raises(
-            NotTheRecipe, match=r"bias: \(3,\) here, absent there; blocks\.0\."
-        ) as caught,
+        pytest.raises(Declined, match=r"bias: \(3,\) here, absent there; blocks\.0\.") as caught,
         run,
     ):
         pass

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from peer.errors import Unusable
 from peer.model.export.architecture import (
     Dtype,
-    NoCounterpart,
     config_of,
     converted,
     mlp_width,
@@ -114,7 +114,7 @@ def test_logits_in_bf16_are_those_of_rounded_parameters(name: str, tmp_path: Pat
 def test_a_model_without_a_counterpart_is_refused_by_name(other: dict[str, Any]) -> None:
     shape = msgspec.structs.replace(SMALL, logit_soft_cap=30.0, **other)
     ((key, _),) = other.items()
-    with pytest.raises(NoCounterpart, match=f"logit_soft_cap = 30 and {key} = .*would need"):
+    with pytest.raises(Unusable, match=f"logit_soft_cap = 30 and {key} = .*would need"):
         config_of(shape, mlp_width=40, dtype="fp32", end=None)
 
 

@@ -15,10 +15,10 @@ from safetensors import safe_open
 
 from peer import cli
 from peer.credit import wire
-from peer.errors import NotWritten
+from peer.errors import NotWritten, Unusable
 from peer.model.export.card import card
 from peer.model.export.facts import Facts, Measured, facts_in_folder, spread
-from peer.model.export.folder import RUN_FILE, Export, OwnModel, check_exportable, write_folder
+from peer.model.export.folder import RUN_FILE, Export, check_exportable, write_folder
 from peer.model.export.loading import model_of
 from peer.model.export.tokenizer import bytes_tokenizer
 from peer.model.recipes import held_out_loss
@@ -236,7 +236,7 @@ def test_a_folder_that_has_something_in_it_is_not_touched(
 def test_models_that_transformers_does_not_know_are_refused_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(OwnModel):
+    with pytest.raises(Unusable):
         check_exportable(RunFile(model=CustomModel()))
     capped = msgspec.structs.replace(RUN.model, logit_soft_cap=30.0, qk_norm=True)
     save_run(tmp_path / "peer", msgspec.structs.replace(RUN, model=capped))

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from peer.errors import PeerError
 from peer.model.recipes.gpt import Gpt
-from peer.model.use.continuing import NotFinite, Sampling, continued, drawn
+from peer.model.use.continuing import Sampling, continued, drawn
 from tests.peer.model.export.exported_run import LLAMA, RUN, trained_model
 
 GREEDY = Sampling(temperature=0, tokens_max=60)
@@ -78,7 +79,7 @@ def test_a_model_that_has_diverged_is_said_to_have() -> None:
     assert isinstance(model, Gpt)
     with torch.no_grad():
         model.norm.weight.fill_(float("nan"))
-    with pytest.raises(NotFinite, match="not finite"):
+    with pytest.raises(PeerError, match="not finite"):
         list(continued(model, [1], GREEDY, context=32))
 
 

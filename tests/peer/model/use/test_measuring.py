@@ -12,10 +12,11 @@ import torch
 
 from dht.identity import PeerId
 from peer.data.sources import open_data
+from peer.errors import Unusable
 from peer.model.export.tokenizer import bytes_tokenizer
 from peer.model.recipes import held_out_loss
 from peer.model.use.measuring import NoHeldOutData, TextUnusable, held_out_of_run, on_text
-from peer.model.use.ready import NotBuildable, NoTokenizer, ReadyModel, ready_of_run
+from peer.model.use.ready import ReadyModel, ready_of_run
 from peer.run_file.sections import CustomData, CustomModel, FilesData, FileSource, RunFile, TextData
 from tests.peer.model.export.exported_run import RUN, save_run, trained_model
 
@@ -84,7 +85,7 @@ def test_runs_of_programs_are_refused_with_what_can_be_done(tmp_path: Path) -> N
     outer = save_run(tmp_path / "b")
     custom = msgspec.structs.replace(RUN, model=CustomModel())
     object.__setattr__(outer, "run", custom)
-    with pytest.raises(NotBuildable, match="'custom'"):
+    with pytest.raises(Unusable, match="'custom'"):
         ready_of_run(outer, None, data_dir=tmp_path)
 
 
@@ -92,5 +93,5 @@ def test_text_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     shards = FilesData(sources=[FileSource(files=["a.bin"])], sequence_length=32)
     run = msgspec.structs.replace(RUN, data=shards)
     bare = ready_of_run(save_run(tmp_path, run), None, data_dir=tmp_path)
-    with pytest.raises(NoTokenizer, match="names no tokenizer"):
+    with pytest.raises(Unusable, match="names no tokenizer"):
         bare.prompt([{"role": "user", "content": "x"}], as_chat=True)
