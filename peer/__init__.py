@@ -8,6 +8,7 @@
 - ``events`` are told in words; ``views``, ``run_page`` and ``publishing`` show them and the model.
 - ``cli`` is the ``shoal`` command, with ``doctor``, ``hosting``, ``simulate`` (a swarm in
   virtual time) and ``demo``.
+- ``documents``: pages and sections that messages name.
 - ``calls`` of peers of a run: ``status``, ``description``, ``attestable``. ``errors``: all
   expected failures. ``results``: tables and plots. ``quantities``, ``signals``, ``processes``,
   ``descriptors``, ``extras``, ``https``, ``event_loop``, ``limited``: small parts that several

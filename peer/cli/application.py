@@ -264,7 +264,7 @@ def report(error: PeerError | DhtError | OSError) -> int:
 
 def _with_section(error: Exception) -> str:
     """The text of an error, and the command that prints what the documents say about it."""
-    from peer.cli.reading import section_of
+    from peer.documents import section_of
 
     section = section_of(error)
     return f"{error} (shoal docs {section})" if section else str(error)

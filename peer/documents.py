@@ -1,0 +1,70 @@
+"""The documents that are installed with the package: pages, their sections, and those of errors.
+
+Prints nothing: ``shoal docs`` does (``cli.reading``).
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import files
+from pathlib import Path
+
+ANCHOR = re.compile(r'<a id="([\w-]+)"></a>\n?')
+"""A name of a section beside that of its heading: of an error that it explains."""
+
+ROLES = ("lend", "run", "research", "host", "understand", "reference", "develop")
+"""The folders of the documents, one for each kind of reader."""
+
+
+def pages() -> dict[str, Path]:
+    """Every page by its name, in the order of its readers: of a clone, or as installed."""
+    clone = Path(__file__).parents[1] / "docs"
+    if clone.is_dir():
+        known = list(clone.glob("*/*.md"))
+    else:
+        known = [
+            Path(str(file.locate()))
+            for file in files("shoal") or ()
+            if file.suffix == ".md" and file.parent.name in ROLES
+        ]
+    known = [path for path in known if path.parent.name in ROLES]
+    known.sort(key=lambda path: (ROLES.index(path.parent.name), path.stem))
+    return {path.stem: path for path in known}
+
+
+def chapters() -> dict[str, str]:
+    """Every page and every section, by the names that it has in links. Of two sections with one
+    name, the first one."""
+    whole = {name: path.read_text(encoding="utf-8") for name, path in pages().items()}
+    found: dict[str, str] = {}
+    for page in whole.values():
+        for section in re.split(r"^(?=##+ )", page, flags=re.MULTILINE)[1:]:
+            text = ANCHOR.sub("", section).replace("\n\n\n", "\n\n")
+            for name in (slug(section.partition("\n")[0].lstrip("# ")), *ANCHOR.findall(section)):
+                found.setdefault(name, text)
+    return found | whole
+
+
+def section_of(error: BaseException) -> str | None:
+    """The name of the section about an error, for ``shoal docs``, if the documents are there."""
+    known = chapters()
+    for kind in type(error).__mro__:
+        name = hyphened(kind.__name__)
+        if name in known:
+            return name
+    return None
+
+
+def hyphened(name: str) -> str:
+    """``FolderInUse`` as ``folder-in-use``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower()
+
+
+def slug(title: str) -> str:
+    """The name that a heading has in links."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def title_of(path: Path) -> str:
+    with path.open(encoding="utf-8") as lines:
+        return next(lines, "").removeprefix("# ").strip()

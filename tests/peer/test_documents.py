@@ -1,0 +1,66 @@
+"""Every expected error has a section in the documents, and its message can name it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from dht.presence.dialler import DialLimited
+from peer.documents import ANCHOR, chapters, hyphened, pages, section_of
+from peer.errors import NobodyMet
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+INSIDE = {
+    "ExpectedError": "the base of all",
+    "DhtError": "the base of those of dht/",
+    "AveragingError": "the base of those of averaging/",
+    "PeerError": "the base of those of peer/",
+    "PathError": "the base of those of a file",
+    "Interrupted": "somebody pressed Ctrl-C",
+    "SearchInterrupted": "the same",
+    "LeftEarly": "the same",
+    "DialLimited": "a call is made later; told like `PeerUnreachable`",
+    "BadPayload": "a stranger's bytes are refused and counted",
+    "LineageBroken": "another source is asked",
+    "BulkRefused": "another way is taken",
+    "FetchFailed": "an event says so, and it is tried again",
+    "Abandoned": "a transfer that nobody waits for",
+    "CodecsDiffer": "numpy's codecs are used, and an event says so",
+    "CodecsNotCompiled": "the same",
+}
+"""Errors without a section, each with what happens instead of a message, or why it has none."""
+
+
+def errors() -> set[str]:
+    """The names of all classes of the source that extend an expected error."""
+    bases: dict[str, set[str]] = {"ExpectedError": set()}
+    for package in ("averaging", "dht", "peer"):
+        for path in (DOCS.parent / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    found = {base.id for base in node.bases if isinstance(base, ast.Name)}
+                    bases.setdefault(node.name, set()).update(found)
+    known = {"ExpectedError"}
+    while more := {name for name, above in bases.items() if above & known} - known:
+        known |= more
+    return known
+
+
+def test_every_error_that_people_meet_has_a_section() -> None:
+    named = {hyphened(name): name for name in errors()}
+    missing = {name for short, name in named.items() if short not in chapters()}
+    assert missing == INSIDE.keys()
+
+
+def test_a_section_is_named_for_no_error_that_is_gone() -> None:
+    written = "\n".join(path.read_text() for path in pages().values())
+    shorts = {hyphened(name) for name in errors()}
+    assert set(ANCHOR.findall(written)) - shorts == {"loop-warning"}, "a warning, and no error"
+
+
+def test_an_error_of_a_kind_without_a_section_has_that_of_its_base() -> None:
+    assert section_of(NobodyMet("here", "nobody")) == "nobody-met"
+    assert section_of(DialLimited("anna", "later")) == "peer-unreachable"
+    assert section_of(OSError()) is None
