@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
 import plistlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,6 +25,7 @@ from peer.rules.ending import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "examples/launch"
+SKILL = LAUNCH / "agent/shoal/SKILL.md"
 FILES = sorted(path for path in LAUNCH.rglob("*") if path.suffix != ".md" and path.is_file())
 DOCKERFILES = [LAUNCH / "Dockerfile", ROOT / "examples/bootstrap_host/Dockerfile"]
 OF_KUBERNETES = sorted((LAUNCH / "kubernetes").glob("*.yaml"))
@@ -44,12 +48,15 @@ def words_of(path: Path) -> str:
 
 def commands_in(path: Path) -> Iterator[tuple[Any, list[str]]]:
     """The commands of shoal in a file, each with its options."""
-    known = command().commands
     for line in words_of(path).splitlines():
-        for found in re.finditer(r"\bshoal +([a-z]+)\b((?: +[^ ;|&#]+)*)", line):
-            name, rest = found[1], found[2]
-            if name in known:
-                yield known[name], re.findall(r" (--[a-z-]+)", rest)
+        for found in re.finditer(r"\bshoal((?: +[^ ;|&#]+)*)", line):
+            words = found[1].split()
+            parsed: Any = command()
+            while words and words[0] in getattr(parsed, "commands", {}):
+                parsed = parsed.commands[words.pop(0)]
+            if parsed is not command():
+                options = [word for word in words if word.startswith("--")]
+                yield parsed, [word.partition("=")[0] for word in options if word != "--help"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
@@ -61,7 +68,7 @@ def test_a_file_is_short_and_says_first_what_to_change(path: Path) -> None:
     assert name_of(path).removeprefix("examples/launch/") in (LAUNCH / "README.md").read_text()
 
 
-@pytest.mark.parametrize("path", [*FILES, LAUNCH / "README.md"], ids=name_of)
+@pytest.mark.parametrize("path", [*FILES, LAUNCH / "README.md", SKILL], ids=name_of)
 def test_every_command_option_and_variable_exists(path: Path) -> None:
     for parsed, options in commands_in(path):
         known = {name for parameter in parsed.params for name in parameter.opts}
@@ -75,6 +82,41 @@ def test_every_command_option_and_variable_exists(path: Path) -> None:
     assert set(re.findall(r"\bSHOAL_[A-Z_]+", text)) <= variables
     for mentioned in re.findall(r"\b(?:docs|examples)/[\w/]+\.\w+", text):
         assert (ROOT / mentioned).exists()
+
+
+def blocks_of(path: Path) -> list[str]:
+    """The commands in a document's blocks for a shell, without comments."""
+    blocks = re.findall(r"^```bash\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)
+    return [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
+
+
+def test_an_agents_commands_do_what_the_skill_says(tmp_path: Path) -> None:
+    """Those that need no run. Whether the others exist is tested with all the rest."""
+    lines = blocks_of(SKILL)
+    needs_a_run = re.compile(r"shoal:|shoal (start|bootstrap|link|limits|pause|resume|leave|say)\b")
+    alone = [line for line in lines if not needs_a_run.search(line)]
+    assert len(alone) >= 4 and len(lines) - len(alone) >= 12
+    variables = {**os.environ, "XDG_DATA_HOME": str(tmp_path), "NO_COLOR": "1"}
+    for line in alone:
+        words = shlex.split(line)
+        assert words[0] == "shoal"
+        program = [sys.executable, "-m", "peer.cli", *words[1:]]
+        done = subprocess.run(
+            program, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+        if "--json" in words:
+            json.loads(done.stdout)
+
+
+def test_the_skill_is_found_by_its_name_and_repeats_the_exit_codes() -> None:
+    head, body = SKILL.read_text(encoding="utf-8").removeprefix("---\n").split("\n---\n", 1)
+    described = yaml.safe_load(head)
+    assert described["name"] == SKILL.parent.name
+    assert len(described["description"]) <= 1024
+    final = re.search(r"exit code is ([^:]*:[^:]*):", body)
+    assert final is not None
+    assert [*map(int, re.findall(r"\b\d\b", final[0]))] == [0, *NO_START_HELPS]
 
 
 def test_most_files_start_a_peer_as_this_test_sees_it() -> None:
