@@ -33,7 +33,7 @@ before anything is parsed."""
 
 _PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _DEEP_KEY = re.compile(rf"(?<![\w-])(?:{_PART}[ \t]*+\.[ \t]*+){{32}}")
-"""A key of more than 32 parts: both ``tomllib`` and ``TomlLines`` take the square of their number,
+"""A key of more than 32 parts: ``tomllib`` takes the square of their number,
 in time and in memory. 60 KB of them took 4 GB."""
 
 

@@ -403,7 +403,7 @@ def test_a_wrong_name_is_refused_with_its_line_and_the_nearest_valid_one(
         ),
         (
             "[data]\nrecipe = 'files'\nsources = [{ files = ['a'] },\n{ files = 'b' }]",
-            "line 4: data.sources.1.files is 'b'; it must be a list of 1 to 64",
+            "line 3: data.sources.1.files is 'b'; it must be a list of 1 to 64",
         ),
         ("[data]\nrecipe = 'files'\nsources = []", "data.sources is []; it must be a list of 1 to"),
         ("[data]\nrecipe = 'files'\nsources = [3]", "it must be a list of 1 to 32, each a table"),
@@ -752,7 +752,7 @@ def test_the_line_of_a_setting_in_a_list_of_tables_is_found() -> None:
         ("a", "b", "1", "y"): 4,
         ("a", "b", "1", "z"): 3,
         ("c", "d", "0", "x"): 6,
-        ("c", "d", "1", "x"): 7,
+        ("c", "d", "1", "x"): 6,
     }
     assert {path: lines.of(path) for path in expected} == expected
 
