@@ -65,7 +65,7 @@ bench: setup
 # With an environment of its own: nothing else needs what builds the site. Open build/docs/index.html.
 docs:
 	test -x $(VENV)/docs/bin/mkdocs || ($(PYTHON) -m venv $(VENV)/docs && $(VENV)/docs/bin/pip install --quiet 'mkdocs-material>=9.6,<10')
-	$(VENV)/docs/bin/mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
 
 demo: setup
 	$(BIN)/shoal demo
