@@ -8,12 +8,17 @@ The kernel also kills it with the thread that started it. Linux only, and the fi
 processors only; elsewhere, or where a container forbids filters, the program starts without it,
 after a line that begins with ``UNCONFINED``.
 
+The daemon ignores SIGTERM. Slurm, systemd and others send it to all processes of a job, and a peer
+that is asked to leave hands its work over by the daemon. Go would handle the signal whatever its
+parent did, so the filter lets that call succeed and do nothing.
+
 It starts within 25 ms under ``python -I -S``, as it imports nothing but small modules of the
 standard library, and nothing of Shoal.
 """
 
 import ctypes
 import os
+import signal
 import struct
 import sys
 
@@ -32,29 +37,32 @@ _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
 """Offsets in ``struct seccomp_data``; of an argument, its lower half (little endian)."""
 
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
-_NEXT, _ALLOWED, _NO_SOCKET, _NO_CALL = 0, -3, -2, -1
-"""Where to go on: the next instruction, or one of the last three, counted from the end."""
+_NEXT, _ALLOWED, _NO_SOCKET, _NO_CALL, _NO_EFFECT = 0, -4, -3, -2, -1
+"""Where to go on: the next instruction, or one of the last four, counted from the end."""
 
 _OTHER_ABI = 0x40000000
 """Numbers from here on are calls of x32, another way to the same calls of x86-64."""
 
 MACHINES = {
-    # Architecture; socket; ptrace, process_vm_readv, process_vm_writev, io_uring_setup (whose
-    # queues would open sockets past the filter).
-    "x86_64": (0xC000003E, 41, (101, 310, 311, 425)),
-    "aarch64": (0xC00000B7, 198, (117, 270, 271, 425)),
+    # Architecture; socket; rt_sigaction; ptrace, process_vm_readv, process_vm_writev,
+    # io_uring_setup (whose queues would open sockets past the filter).
+    "x86_64": (0xC000003E, 41, 13, (101, 310, 311, 425)),
+    "aarch64": (0xC00000B7, 198, 134, (117, 270, 271, 425)),
 }
 
 
 def program(machine: str) -> list[tuple[int, int, int, int]]:
     """The filter for the kernel: operation, distance if true and if false, operand."""
-    architecture, socket, never = MACHINES[machine]
+    architecture, socket, handle_signal, never = MACHINES[machine]
     lines = [
         (_LOAD, _NEXT, _NEXT, _ARCHITECTURE),
         (_IF_EQUAL, _NEXT, _NO_CALL, architecture),
         (_LOAD, _NEXT, _NEXT, _NUMBER),
         (_IF_AT_LEAST, _NO_CALL, _NEXT, _OTHER_ABI),
         *((_IF_EQUAL, _NO_CALL, _NEXT, number) for number in never),
+        (_IF_EQUAL, _NEXT, 2, handle_signal),
+        (_LOAD, _NEXT, _NEXT, _FIRST_ARGUMENT),
+        (_IF_EQUAL, _NO_EFFECT, _ALLOWED, signal.SIGTERM),
         (_IF_EQUAL, _NEXT, _ALLOWED, socket),
         (_LOAD, _NEXT, _NEXT, _FIRST_ARGUMENT),
         (_IF_EQUAL, _ALLOWED, _NEXT, _AF_UNIX),
@@ -67,6 +75,7 @@ def program(machine: str) -> list[tuple[int, int, int, int]]:
         (_RETURN, _NEXT, _NEXT, _ALLOW),
         (_RETURN, _NEXT, _NEXT, _REFUSE | EACCES),
         (_RETURN, _NEXT, _NEXT, _REFUSE | EPERM),
+        (_RETURN, _NEXT, _NEXT, _REFUSE),  # without an error: the call returns 0
     ]
 
     def distance(to: int, here: int) -> int:
@@ -106,6 +115,7 @@ def main() -> None:
     try:
         if machine not in MACHINES:
             raise OSError(f"no filter is known for {machine}")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         confine(machine)
     except OSError as error:
         os.write(1, f"{UNCONFINED}{error}\n".encode())

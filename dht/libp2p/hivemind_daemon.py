@@ -23,6 +23,7 @@ import logging
 import math
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections import deque
@@ -337,10 +338,13 @@ class Daemon(StrictP2P):
             self._server.close()
         child = self._child
         if child is not None:
-            for signal in (child.terminate, child.kill):
+            for number in (
+                signal.SIGINT,
+                signal.SIGKILL,
+            ):  # it ignores SIGTERM where it is confined
                 if child.returncode is None:
                     with contextlib.suppress(ProcessLookupError):
-                        signal()
+                        child.send_signal(number)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(child.wait(), 1.0)
             transport = getattr(child, "_transport", None)

@@ -136,6 +136,19 @@ def test_ctrl_c_reaches_the_owner_and_not_the_daemon(processes: Processes) -> No
     assert not still_running([daemon], timeout_s=WAIT_S)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="there are no filters elsewhere")
+def test_what_asks_all_processes_of_a_job_to_end_leaves_the_daemon_to_its_owner() -> None:
+    async def scenario() -> None:
+        async with hosts(1) as (host,):
+            assert host.daemon_pid is not None
+            os.kill(host.daemon_pid, signal.SIGTERM)
+            for _ in range(20):  # each is answered by the daemon
+                await host.connections()
+            assert host.restarts == 0
+
+    run(scenario())
+
+
 def test_closing_leaves_no_process_and_no_file() -> None:
     async def scenario() -> None:
         before = run_directories()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import socket
 import subprocess
 import sys
@@ -19,8 +20,22 @@ ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 
 NUMBERS = {
     # From the kernel's tables: asm/unistd_64.h, and asm-generic/unistd.h for aarch64.
-    "x86_64": {"socket": 41, "connect": 42, "execve": 59, "ptrace": 101, "io_uring_setup": 425},
-    "aarch64": {"socket": 198, "connect": 203, "execve": 221, "ptrace": 117, "io_uring_setup": 425},
+    "x86_64": {
+        "socket": 41,
+        "rt_sigaction": 13,
+        "connect": 42,
+        "execve": 59,
+        "ptrace": 101,
+        "io_uring_setup": 425,
+    },
+    "aarch64": {
+        "socket": 198,
+        "rt_sigaction": 134,
+        "connect": 203,
+        "execve": 221,
+        "ptrace": 117,
+        "io_uring_setup": 425,
+    },
 }
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
@@ -71,10 +86,15 @@ def test_only_sockets_of_tcp_unix_and_netlink_are_opened(
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_other_calls_pass_but_for_those_that_reach_into_other_processes(machine: str) -> None:
+def test_other_calls_pass_but_for_those_that_reach_other_processes_or_handle_sigterm(
+    machine: str,
+) -> None:
     of = NUMBERS[machine]
     assert decide(machine, of["connect"]) == decide(machine, of["execve"]) == ALLOW
     assert decide(machine, of["ptrace"]) == decide(machine, of["io_uring_setup"]) == REFUSE | EPERM
+    # To handle SIGTERM succeeds, and does nothing; other signals are handled.
+    assert decide(machine, of["rt_sigaction"], signal.SIGTERM) == REFUSE
+    assert decide(machine, of["rt_sigaction"], signal.SIGINT) == ALLOW
     # The same call by another way into the kernel: of 32 bits, or x32.
     assert decide(machine, of["socket"], 2, 2, architecture=0x40000003) == REFUSE | EPERM
     assert decide(machine, of["socket"] | 0x40000000, 2, 2) == REFUSE | EPERM
