@@ -218,7 +218,8 @@ class Probation:
                 work.rounds, work.missed, work.last = work.rounds + 1, 0, self._rounds_seen
             else:
                 work.missed += 1
-            self._seen[peer] = work
+            if peer not in self._seen:  # thousands of peers are there again and again
+                self._seen[peer] = work
 
     def worth(self, peer: PeerId) -> float:
         """How much a peer's work counts when there is no place for what is known of all peers.

@@ -13,6 +13,7 @@ import numpy as np
 from averaging.history.chain import Chain, ChainLink
 from averaging.history.state import FragmentState
 from averaging.live.settings import RunTerms
+from averaging.live.streams.bulk import TransportSettings
 from averaging.messages import link_claim
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Fragment, Layout
@@ -33,6 +34,9 @@ from peer.simulate.settings import Swarm
 from peer.simulate.slots import Slot, chosen, draw_lines, slots_of
 
 REPLAY_BYTES_MAX = 64 << 20
+QUIET_LINKS = TransportSettings(heartbeat_s=20.0, silence_max_s=61.0)
+"""Three of four messages of a live peer say that a link is alive, and a simulated one breaks of
+itself. So they are said less often here, and a machine that sleeps is missed later."""
 
 
 class Overseer(Watch):
@@ -82,6 +86,7 @@ class Lives(virtual.Swarm):
             exchanges_max=experiment.peers.exchanges_max,
             norm_ratio_max=experiment.rounds.norm_max_ratio or math.inf,
             replay_bytes_max=REPLAY_BYTES_MAX * len(layout.fragments),
+            transport=QUIET_LINKS,
         )
         policy = experiment.policy()
         if experiment.end.together:

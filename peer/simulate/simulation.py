@@ -41,7 +41,7 @@ from peer.simulate.settings import Swarm
 
 TIME_FACTOR = 3.0
 """Default time limit of an experiment, as a multiple of its duration without any waiting."""
-GARBAGE_MIN = 1_000_000
+GARBAGE_MIN = 4_000_000
 """Allocations between collections: more objects than rounds in progress hold."""
 
 LINE_EVENTS = ("line_needs", "level")
@@ -64,7 +64,10 @@ def run(
 
     ``on_event`` receives a record of every round, incident and change of a level.
     """
-    with SimulatedSwarm(experiment, seed, on_event=on_event) as swarm:
+    with (
+        _collecting_seldom(),
+        SimulatedSwarm(experiment, seed, on_event=on_event) as swarm,
+    ):
         return swarm.run(progress)
 
 
@@ -300,12 +303,10 @@ class SimulatedSwarm(Overseer):
         """Run to the end of the experiment."""
         end_s = self.time_end_s
         step_s = self.experiment.cycle_s / 4
-        with _collecting_seldom():
-            while not self._is_over and self.lives.now < end_s:
-                self.pass_time(min(end_s, self.lives.now + step_s))
-                progress(
-                    min(1.0, max(self._tokens_done / self.lives.tokens_end, self.lives.now / end_s))
-                )
+        while not self._is_over and self.lives.now < end_s:
+            self.pass_time(min(end_s, self.lives.now + step_s))
+            done = max(self._tokens_done / self.lives.tokens_end, self.lives.now / end_s)
+            progress(min(1.0, done))
         if not self.points or self.points[-1].time_s < self.lives.now:
             self.points.append(self.look())
         return self._result()
