@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ from dht.memory.host import identity_of
 from peer import cli
 from peer.hosting.bootstrap import DEFAULT_PORT
 from peer.processes import free_port
-from tests.processes import Processes, descendants
+from tests.processes import Processes, descendants, still_running
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "bootstrap_host"
@@ -89,11 +88,18 @@ def shoal(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return code, *capfd.readouterr()
 
 
-def test_it_prints_one_line_and_stops_cleanly_on_ctrl_c(start: object) -> None:
+def test_a_bootstrap_peer_from_its_first_line_to_kill_minus_9_and_the_next_start(
+    start: object, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One life of one peer: each start of the command takes three seconds of processor time."""
     assert callable(start)
-    port = free_port()
+    port, page = free_port(), free_port()
     server = start(*local(port))
-    assert re.fullmatch(rf"/ip4/127\.0\.0\.1/tcp/{port}/p2p/12D3KooW\w+", server.line())
+    address = server.line()
+    assert re.fullmatch(rf"/ip4/127\.0\.0\.1/tcp/{port}/p2p/12D3KooW\w+", address)
+    a_second_one_on_the_same_port_says_so(start(*local(port)), port)
+    assert server.process.poll() is None, "the second one has disturbed it"
+    the_doctor_finds_the_seed_that_is_up(capfd, address, port)
     assert server.stop(signal.SIGINT, group=True) == (0, "")
     log = server.errors.read_text()
     assert "bootstrap_up" in log
@@ -101,66 +107,38 @@ def test_it_prints_one_line_and_stops_cleanly_on_ctrl_c(start: object) -> None:
     assert "daemon_lost" not in log, "the daemon heard the terminal's Ctrl-C"
     assert "Traceback" not in log
 
-
-def test_the_address_survives_kill_minus_9_and_nothing_is_left_behind(start: object) -> None:
-    assert callable(start)
-    port = free_port()
-    server = start(*local(port))
-    first = server.line()
-    below = descendants(server.process.pid)
+    killed = start(*local(port))
+    assert killed.line() == address
+    below = descendants(killed.process.pid)
     assert below, "a daemon runs below it"
-    server.stop(signal.SIGKILL)
-    deadline = time.monotonic() + WAIT_S
-    while any(process.is_running() and process.status() != "zombie" for process in below):
-        assert time.monotonic() < deadline, "the daemon outlived its owner"
-        time.sleep(0.02)
-    again = start(*local(port))
-    assert again.line() == first
-    assert again.stop(signal.SIGTERM)[0] == 0
+    killed.stop(signal.SIGKILL)
+    assert not still_running(below, timeout_s=WAIT_S), "the daemon outlived its owner"
 
-
-def test_json_has_what_a_script_needs_and_the_pages_answer(start: object, tmp_path: Path) -> None:
-    assert callable(start)
-    port, page = free_port(), free_port()
-    server = start(
-        "--listen", f"/ip4/127.0.0.1/tcp/{port}", "--page", f"127.0.0.1:{page}", "--json"
-    )
-    found = json.loads(server.line())
-    assert found["address"] == found["addresses"][0]
+    again = start("--listen", f"/ip4/127.0.0.1/tcp/{port}", "--page", f"127.0.0.1:{page}", "--json")
+    found = json.loads(again.line())
+    assert found["address"] == found["addresses"][0] == address
     assert found["address"].endswith(found["peer_id"])
     assert found["data_dir"] == str(tmp_path / "data")
     for path, says in (("healthz", "alive"), ("readyz", "daemon"), ("metrics", "shoal_peers 0.0")):
         with urllib.request.urlopen(found["page"] + path, timeout=WAIT_S) as response:
             assert says in response.read().decode()
-    assert server.stop(signal.SIGTERM)[0] == 0
+    assert again.stop(signal.SIGTERM) == (0, "")
+    assert "bootstrap_stops" in again.errors.read_text()
 
 
-def test_a_second_one_on_the_same_port_says_so_and_leaves_the_first_alone(start: object) -> None:
-    assert callable(start)
-    port = free_port()
-    first = start(*local(port))
-    first.line()
-    second = start(*local(port))
+def a_second_one_on_the_same_port_says_so(second: Server, port: int) -> None:
     output = second.process.communicate(timeout=WAIT_S)[0]
     assert (second.process.returncode, output) == (2, "")
     complaint = second.errors.read_text()
     assert complaint.count("\n") == 1
     assert f"port {port} is taken" in complaint
-    assert first.process.poll() is None
-    assert first.stop(signal.SIGTERM) == (0, "")
-    assert "bootstrap_stops" in first.errors.read_text()
 
 
-def test_the_doctor_finds_a_seed_that_is_up_and_one_that_is_not(
-    start: object, capfd: pytest.CaptureFixture[str]
+def the_doctor_finds_the_seed_that_is_up(
+    capfd: pytest.CaptureFixture[str], address: str, port: int
 ) -> None:
-    assert callable(start)
-    port, nothing = free_port(), free_port()
-    server = start(*local(port))
-    address = server.line()
-    gone = address.replace(f"/tcp/{port}/", f"/tcp/{nothing}/")
+    gone = address.replace(f"/tcp/{port}/", f"/tcp/{free_port()}/")
     _, output, errors = shoal(capfd, "doctor", address, gone, "--json")
-    server.stop(signal.SIGTERM)
     assert errors == ""
     findings = json.loads(output)["findings"]
     # Whether there is something to say of a service depends on where shoal is installed.
