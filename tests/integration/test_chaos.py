@@ -43,21 +43,19 @@ def promises(record: dict[str, Any], value: bool | None) -> set[str]:
 def test_a_swarm_keeps_its_promises_during_many_faults(
     processes: Processes, tmp_path: Path
 ) -> None:
-    """With this seed churn has six kinds of faults: a damaged checkpoint, garbage, and the end of
-    an agent, of a daemon, of a leader and of all bootstrap peers."""
+    """With this seed churn kills a learner, an agent and a daemon; `make slow` has every fault."""
     directory = tmp_path / "chaos"
-    size = ("--minutes", "0.7", "--peers", "3", "--seed", "130", "--no-control")
+    size = ("--minutes", "0.5", "--peers", "3", "--seed", "58", "--no-control")
     process = start_chaos(processes, directory, "churn", *size)
     code = process.wait(timeout=550)
     record = judged(code, processes.output_of(process))
-    # On a busy machine the phase in which the leader is to be killed may not come in time.
-    assert set(record["faults"]) >= {"agent", "daemon", "damage", "garbage", "seeds"}
+    assert set(record["faults"]) >= {"kill", "agent", "daemon"}
     assert promises(record, None) <= {"flat", "returns"}, "a minute is too short for these alone"
     tokens = record["tokens"]
     rest = tokens["merged"] + tokens["pending"] + tokens["discarded"]
     assert tokens["processed"] == pytest.approx(rest, abs=len(tokens))
     assert tokens["merged"] > 0.3 * tokens["processed"]
-    assert "churn, seed 130\n" in (directory / "report.txt").read_text(encoding="utf-8")
+    assert "churn, seed 58\n" in (directory / "report.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow  # tests/averaging/live/test_averager_adversaries.py has such uploads
@@ -72,6 +70,7 @@ def test_poison_and_garbage_are_kept_out(processes: Processes, tmp_path: Path) -
     assert record["faults"]["upload.nan"] >= 1 and record["faults"]["garbage"] >= 1
 
 
+@pytest.mark.slow  # how commands hear a signal: tests/peer/test_signals.py
 @pytest.mark.timeout(300)
 def test_a_chaos_run_that_is_asked_to_end_leaves_nothing_behind(
     processes: Processes, tmp_path: Path
