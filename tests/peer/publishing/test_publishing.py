@@ -196,17 +196,31 @@ def pushed(
     return publish(replace(publishing, repository=NAME), peer)
 
 
-def test_an_export_is_uploaded_as_one_commit_that_replaces_the_one_before(
+def assert_told_in_one_line(news: list[tuple[str, Mapping[str, Any]]], told: str) -> None:
+    assert [name for name, _ in news] == ["published", "publish_failed"]
+    text = news[1][1]["text"]
+    assert text.startswith(f"not uploaded to {NAME}: ") and told in text and "\n" not in text
+
+
+def test_an_upload_that_is_refused_is_told_and_the_next_one_replaces_the_files_before(
     publishing: Publishing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One test: each upload is a process that imports torch and the library of the hub."""
     peer = tmp_path / "peer"
     save_run(peer)
     with hub_server() as hub:
         hub.files[NAME] = {"model-00002-of-00002.safetensors": b"old", "notes.md": b"the owner's"}
         hub.commits[NAME] = []
+        hub.refuses = 403
         news = pushed(publishing, peer, hub, monkeypatch)
-        assert [name for name, _ in news] == ["published", "pushed"], news
+        assert_told_in_one_line(news, "storage")
+        assert TOKEN not in news[1][1]["text"]
+        hub.refuses = None
+        again = pushed(publishing, peer, hub, monkeypatch)
+        assert [name for name, _ in again] == ["pushed"], again
         files = hub.files[NAME]
+    (export,) = published(publishing.folder)
+    assert export.uploaded_to == NAME
     latest = publishing.folder / LATEST
     assert files.pop("notes.md") == b"the owner's"
     assert files == {path.name: path.read_bytes() for path in latest.iterdir()}
@@ -214,35 +228,15 @@ def test_an_export_is_uploaded_as_one_commit_that_replaces_the_one_before(
     assert message.startswith("3 k tokens merged, held-out loss 2.250 at 3.1 k tokens, model ")
 
 
-@pytest.mark.parametrize(
-    ("token", "refuses", "told"),
-    [
-        pytest.param("hf_wrong", None, "401", marks=pytest.mark.slow),  # told as the next one is
-        (TOKEN, 403, "storage"),
-    ],
-)
-def test_an_upload_that_is_refused_is_told_in_one_line_and_the_export_stays(
-    token: str,
-    refuses: int | None,
-    told: str,
-    publishing: Publishing,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.slow  # told as the refusal of the test above is
+def test_a_wrong_token_is_told_in_one_line_and_the_export_stays(
+    publishing: Publishing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peer = tmp_path / "peer"
-    save_run(peer)
+    save_run(tmp_path / "peer")
     with hub_server() as hub:
-        hub.refuses = refuses
-        news = pushed(publishing, peer, hub, monkeypatch, HF_TOKEN=token)
-        if refuses is not None:  # it is uploaded the next time
-            hub.refuses = None
-            again = pushed(publishing, peer, hub, monkeypatch)
-            assert [name for name, _ in again] == ["pushed"]
-            assert published(publishing.folder)[-1].uploaded_to == NAME
-    assert [name for name, _ in news] == ["published", "publish_failed"]
-    text = news[1][1]["text"]
-    assert text.startswith(f"not uploaded to {NAME}: ") and told in text and "\n" not in text
-    assert token not in text
+        news = pushed(publishing, tmp_path / "peer", hub, monkeypatch, HF_TOKEN="hf_wrong")
+    assert_told_in_one_line(news, "401")
+    assert "hf_wrong" not in news[1][1]["text"]
     assert len(published(publishing.folder)) == 1
 
 

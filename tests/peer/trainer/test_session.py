@@ -752,6 +752,7 @@ def test_a_synchronous_learner_waits_for_every_round_of_its_own(
         assert min(run.versions) >= 1
 
 
+@pytest.mark.slow  # tests/peer/bridge/test_agent_process.py: an agent hears that it was killed
 def test_the_agent_ends_when_the_trainer_is_killed(tmp_path: Path) -> None:
     code = f"""
         import time, torch, peer
