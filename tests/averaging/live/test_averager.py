@@ -35,11 +35,9 @@ from dht.forwarding_host import ForwardingHost
 from dht.host import Stream
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork
-from dht.memory.network import CALM, STORM
-from dht.memory.virtual_loop import run
+from dht.memory.network import CALM
 from dht.protocol import NEWEST
 from tests.averaging.live.quadratic import POLICY, RUN, Peer, check_tokens, start_of, swarm
-from tests.seeds import seeds
 
 ROUGH = replace(POLICY, quorum=QuorumPolicy(wait_s=20.0), margin_s=3.0)
 
@@ -676,38 +674,6 @@ async def test_statistics_are_merged_by_plain_means_beside_parameters_with_momen
             lowest, highest = np.min(sides, axis=0), np.max(sides, axis=0)
             within = (statistics.theta > lowest - 0.1) & (statistics.theta < highest + 0.1)
             assert within.all()
-
-
-@pytest.mark.parametrize("seed", seeds(1, soak=100))
-def test_in_a_storm_everybody_goes_on_with_equal_bits_and_no_work_is_lost(seed: int) -> None:
-    async def main() -> None:
-        network = MemoryNetwork(replace(STORM, connection_loss=0.005))
-        async with swarm(network) as made:
-            names = ("anna", "boris", "clara", "dora")
-            peers = [await made.add(name, policy=ROUGH) for name in names]
-            await made.live(120.0)
-            network.simulated.weather = CALM
-            await made.live(60.0)
-            made.check()
-            check_tokens(peers)
-            for peer in peers:
-                assert min(version or 0 for version in peer.versions()) >= 3, f"seed {seed}"
-
-    run(main(), seed=seed)
-
-
-def test_the_same_seed_gives_the_same_bits_twice() -> None:
-    def once() -> list[bytes]:
-        async def main() -> list[bytes]:
-            network = MemoryNetwork(STORM)
-            async with swarm(network) as made:
-                peers = [await made.add(name) for name in ("anna", "boris", "clara")]
-                await made.live(30.0)
-                return [state.digest() for peer in peers for state in peer.averager.states if state]
-
-        return run(main(), seed=11)
-
-    assert once() == once()
 
 
 async def test_one_event_tells_who_took_part_in_a_round_with_which_weight_and_cost() -> None:

@@ -11,7 +11,7 @@ from averaging.messages import Stamp
 from averaging.rules.line_levels import Level
 from averaging.rules.orders import Place, RoundOrders
 from dht.memory.host import MemoryNetwork
-from tests.averaging.live.quadratic import POLICY, Peer, Swarm, check_tokens, swarm
+from tests.averaging.live.quadratic import POLICY, Peer, Swarm, swarm
 
 
 def orders(number: int, **said: object) -> RoundOrders:
@@ -42,22 +42,6 @@ async def test_rounds_that_follow_lines_since_an_amendment_are_told_of() -> None
         averager.follow(orders(1, policies=((1, amended),)))
         level = averager.level()
         assert level is not None and level[0] == amended.levels[0]
-
-
-async def test_an_amendment_known_to_one_peer_holds_for_all_from_its_version_on() -> None:
-    async with swarm(MemoryNetwork()) as made:
-        amended = orders(1, policies=((6, replace(POLICY, codec="f16")),))
-        issued = {amended.encoded: amended}
-        peers = [await made.add(name, issued=issued) for name in ("anna", "boris", "clara")]
-        await made.live(20.0)
-        peers[2].averager.follow(amended)
-        await made.live(100.0)
-        made.check()
-        for peer in peers:
-            assert peer.averager.terms.book.orders is amended
-            assert {codec for v, codec in codecs(peer) if v < 6} == {"int8"}
-            assert {codec for v, codec in codecs(peer) if v >= 6} == {"f16"}
-        check_tokens(peers)
 
 
 async def at_one_version(made: Swarm) -> list[FragmentState]:

@@ -11,8 +11,6 @@ from averaging.history.chain import Chain, ChainLink
 from averaging.history.standing import LINKS_SHOWN
 from averaging.messages import Head, Link
 from averaging.rules.final_mix import Goal, RunsEnd, goes_on, grew_from, shows_final
-from dht.memory.host import MemoryNetwork
-from tests.averaging.live.quadratic import POLICY, lineages, swarm
 from tests.averaging.message_examples import COMMIT
 from tests.averaging.virtual.swarm import SEVERAL_GROUPS, Storm, reach_one_final_lineage, storm
 
@@ -94,31 +92,16 @@ def test_from_the_runs_tokens_on_lineages_only_mix(
     assert goes_on(commit, GOAL) == objected
 
 
-async def test_groups_that_reach_the_runs_tokens_end_on_one_lineage_and_merge_no_more() -> None:
-    policy = replace(POLICY, group_size=3, slice_bytes_min=1024, tokens_end=9_000)
-    async with swarm(MemoryNetwork()) as made:
-        peers = [await made.add(f"peer-{number}", policy=policy) for number in range(7)]
-        await made.live(30.0)
-        assert any(len(each) > 1 for each in lineages(made)), "groups have their own"
-        await made.live(200.0)
-        everything = frozenset(range(len(made.layout.fragments)))
-        assert all(peer.averager.final_fragments == everything for peer in peers)
-        assert [len(each) for each in lineages(made)] == [1] * len(everything)
-        made.check()  # equal lineage, equal bits
-        before = [peer.versions() for peer in peers]
-        await made.live(60.0)
-        assert [peer.versions() for peer in peers] == before, "nothing follows"
-
-
 @pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 12))]
 )
 def test_after_a_storm_several_groups_end_on_one_lineage(seed: int) -> None:
-    """Invariants of storms are checked after each event; this test adds that the run ends."""
+    """Invariants of storms are checked after each event; this test adds that the run ends, and that
+    nothing follows."""
     ends_on_one_lineage(seed, replace(SEVERAL_GROUPS[seed % 2], tokens_end=3_000))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_sides_of_one_group_that_have_both_ended_end_on_one_lineage(seed: int) -> None:
     ends_on_one_lineage(seed, Storm(peers=(4, 8), accidents=(2, 5), tokens_end=25_000))
 
@@ -127,3 +110,6 @@ def ends_on_one_lineage(seed: int, how: Storm) -> None:
     weather = storm(seed, how)
     weather.run(how.rough_s)
     reach_one_final_lineage(weather, within_s=120.0)
+    before = weather.versions()
+    weather.run(weather.now + 60.0)
+    assert weather.versions() == before

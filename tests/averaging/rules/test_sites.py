@@ -141,7 +141,7 @@ WITH_SITES = (
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 40))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 40))]
 )
 def test_no_storm_breaks_a_promise_to_peers_at_sites(seed: int) -> None:
     """Delegates and riders die, freeze and are cut off at any moment."""

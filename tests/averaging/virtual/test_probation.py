@@ -50,10 +50,6 @@ def test_newcomers_that_lie_cost_no_round(behaves: Behaviour) -> None:
     assert any(commit.on_probation for commit in made.commits), "they were in no round"
 
 
-def test_without_probation_those_that_never_vote_cost_most_rounds() -> None:
-    assert lies(never_vote, ProbationPolicy()).versions() < 0.7 * control()
-
-
 def test_newcomers_that_work_are_merged_at_once_and_count_after_a_while() -> None:
     made = old_swarm(1, SHORT, count=4)
     everybody = MEMBERS + 4

@@ -87,7 +87,7 @@ def test_peers_are_upgraded_one_by_one_and_every_round_is_read_by_all(seed: int)
     assert watch.notes["void"] == 0, f"seed {seed}: {watch.notes}"
 
 
-@pytest.mark.parametrize("seed", seeds(3, soak=200))
+@pytest.mark.parametrize("seed", seeds(1, soak=200))
 def test_storms_over_two_releases_break_no_promise(seed: int) -> None:
     """Every invariant of a storm, while peers come back as another release or as an older one."""
     # Every peer is started again: two that made a version alone are believed late (seed 68 once).

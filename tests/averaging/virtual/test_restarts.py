@@ -25,7 +25,7 @@ MOMENTS = (
 STORM = Storm(rough_s=160.0, calm_s=250.0)
 
 
-@pytest.mark.parametrize("event", ["learned_seal", "closed"])
+@pytest.mark.parametrize("event", ["learned_seal", pytest.param("closed", marks=pytest.mark.slow)])
 def test_a_member_killed_at_the_worst_moments_costs_the_others_few_versions(event: str) -> None:
     """It takes its upload and its slice, or the joins that it has noted, with it. Each new life had
     the same parts again, and half of the versions were made."""
@@ -48,7 +48,11 @@ def test_a_member_killed_at_the_worst_moments_costs_the_others_few_versions(even
 
 @pytest.mark.parametrize(
     ("count", "restarted", "versions_min"),
-    [(2, 1, 19), (3, 2, 19), (5, 2, 20)],
+    [
+        pytest.param(2, 1, 19, marks=pytest.mark.slow),
+        pytest.param(3, 2, 19, marks=pytest.mark.slow),
+        (5, 2, 20),
+    ],
 )
 def test_restarts_of_several_at_once_cost_a_version_each_time(
     count: int, restarted: int, versions_min: int
