@@ -69,6 +69,7 @@ def test_failures_cost_what_is_known_in_closed_form(
     assert np.all(line.idle[1:, 0] >= line.idle[:-1, 1]), "pauses do not overlap"
 
 
+@pytest.mark.slow  # figures; the model is held by the closed forms above
 def test_the_reported_goodput_comes_out() -> None:
     cells = goodput.table(goodput.ClusterModel(), seeds=(0,))
     decoupled = [cell for cell in cells if cell.system == "decoupled"]
@@ -190,6 +191,7 @@ def test_every_cell_is_compared_with_one_that_is_there() -> None:
     assert 10e6 < sum(spec.size for spec in problem.specs) < 12e6
 
 
+@pytest.mark.slow  # test_programs_print_rows_for_scripts_and_write_files selects one as well
 def test_a_factor_is_selected_by_the_beginning_of_its_name() -> None:
     rows = quality.table(seeds=(0,), cycles=3, only="codec", changes={**CHEAP, "problem.size": 96})
     by_label = {row.cell.label: row for row in rows}

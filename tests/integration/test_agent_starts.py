@@ -83,6 +83,7 @@ def test_a_port_in_use_is_reported_when_a_peer_starts(taken: socket.socket, tmp_
     assert heard[-1].exit_code == 3
 
 
+@pytest.mark.slow  # three agents; peer/bridge/test_agent_process.py shows that one is restarted
 def test_a_trainer_that_works_gets_a_new_agent_however_often_its_network_fails(
     taken: socket.socket, tmp_path: Path
 ) -> None:

@@ -51,6 +51,10 @@ with asyncio.Runner(loop_factory=loop_factory) as runner:
 """
 
 
+LOOPS = ("uvloop", pytest.param("asyncio", marks=pytest.mark.slow))
+"""Agents and bootstrap peers run on uvloop."""
+
+
 def run_directories() -> set[Path]:
     return set(Path(tempfile.gettempdir()).glob("shoal-p2p-*"))
 
@@ -94,7 +98,7 @@ def test_a_host_that_is_cancelled_while_its_daemon_is_spawned_leaves_neither(
     run(main())
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop", LOOPS)
 def test_after_kill_9_the_daemon_ends_and_the_next_host_clears_up(
     processes: Processes, apart: str, loop: str
 ) -> None:
@@ -114,7 +118,7 @@ def test_after_kill_9_the_daemon_ends_and_the_next_host_clears_up(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills children with a parent")
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop", LOOPS)
 def test_a_daemon_that_hangs_is_killed_with_its_owner(processes: Processes, loop: str) -> None:
     """A stopped daemon cannot notice that its owner has ended; the kernel does."""
     host = processes.python("-c", HOST, "1", loop)

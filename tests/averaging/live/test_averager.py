@@ -467,19 +467,6 @@ async def test_a_peer_that_was_away_for_long_follows_peers_of_which_it_knows_one
         made.peers += [anna, boris]  # to be closed with the others
 
 
-async def test_a_swarm_of_which_every_member_is_new_to_a_newcomer_gives_it_its_state() -> None:
-    async with swarm(MemoryNetwork()) as made:
-        for name in ("anna", "boris", "clara", "dora"):
-            await made.add(name)
-        await made.live(20.0)
-        newcomer = await made.add("emil", knows_start=False)
-        _as_newcomer(newcomer)
-        await made.live(30.0)
-        assert len(newcomer.told("state_fetched")) == len(made.layout.fragments)
-        assert any(newcomer.id in r["contributors"] for r in newcomer.told("round"))
-        made.check()
-
-
 async def test_a_peer_killed_in_the_middle_of_a_round_does_not_stop_the_others() -> None:
     network = MemoryNetwork()
     async with swarm(network) as made:

@@ -22,7 +22,13 @@ AWAY_S = 20_000.0
 GROUPS_OF_4 = replace(POLICY, group_size=4)
 
 
-@pytest.mark.parametrize("probation", [ProbationPolicy(), ProbationPolicy(rounds=8, seconds=600.0)])
+@pytest.mark.parametrize(
+    "probation",
+    [
+        pytest.param(ProbationPolicy(), marks=pytest.mark.slow),
+        ProbationPolicy(rounds=8, seconds=600.0),
+    ],
+)
 def test_a_peer_that_rejoins_after_hours_takes_the_certified_version(
     probation: ProbationPolicy,
 ) -> None:

@@ -161,7 +161,14 @@ def versions_of_three(duration_s: float) -> int:
     return max(alone.versions())
 
 
-@pytest.mark.parametrize("answer", [no_quorum_at_the_last_moment, closed_without_it, nothing])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        no_quorum_at_the_last_moment,
+        pytest.param(closed_without_it, marks=pytest.mark.slow),
+        nothing,
+    ],
+)
 def test_a_leader_that_wastes_joins_costs_three_others_a_third_of_their_rounds_at_most(
     answer: Callable[[Swarm, PeerId, said.Join], None],
 ) -> None:
@@ -183,7 +190,7 @@ def test_a_leader_that_wastes_joins_costs_three_others_a_third_of_their_rounds_a
     assert min(state.version for state in others if state) >= versions_of_three(400.0) * 2 / 3
 
 
-@pytest.mark.parametrize("passes", [False, True])
+@pytest.mark.parametrize("passes", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_peer_that_calls_again_and_again_and_refuses_who_comes_costs_others_no_more(
     passes: bool,
 ) -> None:
@@ -612,25 +619,6 @@ def test_two_leaders_with_split_views_make_two_versions_that_are_mixed() -> None
     seen(swarm, "closed mix", "finished mix")
     for node in swarm.trainers():
         assert node.state is not None and len(node.state.merged) == 6
-
-
-@pytest.mark.parametrize("apart_s", [50.0, 120.0])
-def test_a_light_side_rebases_on_a_heavy_one(apart_s: float) -> None:
-    """The work is offered again, unless they parted more versions ago than work may be old."""
-    swarm = swarm_of(9)
-    swarm.call_at(20.0, swarm.partition, [swarm.names[:2]])
-    swarm.call_at(20.0 + apart_s, swarm.heal)
-    swarm.run(20.0 + apart_s)
-    assert len(swarm.lineages()) == 2, "both sides went on"
-    swarm.run(80.0 + apart_s)
-
-    settle(swarm)
-    seen(swarm, "rebase")
-    for node in swarm.trainers():
-        learner = learner_of(node)
-        assert learner is not None
-        lost = apart_s > 100.0 and node.name in swarm.names[:2]
-        assert (learner.discarded > 0) == lost, node.name
 
 
 def test_two_of_five_are_in_the_rounds_of_all_one_cycle_after_a_partition() -> None:

@@ -256,7 +256,7 @@ LEVELS = (
 )
 
 
-@pytest.mark.parametrize("several_groups", [False, True])
+@pytest.mark.parametrize("several_groups", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_no_storm_breaks_a_promise_where_codecs_and_cycles_follow_the_lines(
     several_groups: bool,
 ) -> None:

@@ -126,7 +126,12 @@ def folders(home: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     ("keys", "code"),
-    [("\n", REFUSED), ("n\n", REFUSED), ("what?\nn\n", REFUSED), ("\x03", INTERRUPTED)],
+    [
+        ("\n", REFUSED),
+        pytest.param("n\n", REFUSED, marks=pytest.mark.slow),
+        pytest.param("what?\nn\n", REFUSED, marks=pytest.mark.slow),
+        ("\x03", INTERRUPTED),
+    ],
 )
 def test_a_run_that_has_existed_is_not_founded_anew_without_a_yes(
     file: Path, tmp_path: Path, keys: str, code: int

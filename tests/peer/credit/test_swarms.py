@@ -136,7 +136,7 @@ def ledger(swarm: Swarm) -> Totals:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 8))]
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 8))]
 )
 def test_after_a_storm_all_tallies_are_equal_within_a_minute_and_are_the_ledger(seed: int) -> None:
     """Crashes, partitions, rebases and mixes; keepers, and peers that start late."""

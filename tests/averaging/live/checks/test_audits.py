@@ -70,8 +70,7 @@ def reduce_falsely(monkeypatch: pytest.MonkeyPatch, who: PeerId) -> None:
     monkeypatch.setattr(Reducing, "_merge_chunks", lie)
 
 
-@pytest.mark.parametrize("codec", ["int8", "f32"])
-@pytest.mark.parametrize("merge", ["mean", "centered_clip"])
+@pytest.mark.parametrize(("codec", "merge"), [("int8", "mean"), ("f32", "centered_clip")])
 async def test_a_reducer_that_lies_within_all_bounds_is_banned_by_everybody(
     monkeypatch: pytest.MonkeyPatch, codec: str, merge: str
 ) -> None:
@@ -236,7 +235,7 @@ async def test_a_peer_that_shows_auditors_nothing_is_not_banned_and_counts_for_l
         assert {fields["peer"] for fields in refused} == {MALLORY}
 
 
-@pytest.mark.parametrize("drops", [True, False])
+@pytest.mark.parametrize("drops", [True, pytest.param(False, marks=pytest.mark.slow)])
 async def test_a_peer_that_answers_auditors_drop_by_drop_or_not_at_all_counts_for_less(
     monkeypatch: pytest.MonkeyPatch, drops: bool
 ) -> None:
