@@ -688,7 +688,7 @@ _TRAINING_PROCESS = (
         {
             "progress": (
                 "peer, peers, alone_until:float, versions, tokens_per_s:float, "
-                "share_of_peak:float, time_left_s, next_merge_s, device_bytes, "
+                "share_of_peak:float, percent:float, time_left_s, next_merge_s, device_bytes, "
                 "temperature_c:float, processor_share:float, preparing:text",
                 "step {steps}, loss {loss}",
             ),

@@ -56,6 +56,8 @@ class Speed:
 
     tokens_per_s: float | None = None
     share_of_peak: float | None = None
+    percent: float | None = None
+    """Merged part of the tokens at which the run ends. ``None`` if it ends by date alone."""
     time_left_s: float | None = None
     """Time until the run ends, at the present speed of all peers."""
     next_merge_s: float | None = None

@@ -573,11 +573,14 @@ class Run(Rank):
         )
         device = self._look_at_device()
         speed = step_tokens / step_s
+        asked = None if end.tokens == "unlimited" else end.tokens
+        merged = self.merged_tokens
         return Speed(
             tokens_per_s=speed,
             share_of_peak=device.share_of_peak,
+            percent=None if asked is None else min(100.0, 100.0 * merged / asked),
             time_left_s=time_left_s(
-                tokens_left=end.tokens - self.merged_tokens if end.tokens != "unlimited" else None,
+                tokens_left=None if asked is None else asked - merged,
                 step_tokens=step_tokens,
                 step_times_s=[step_s, *others],
                 date_left_s=None if end.date is None else end.date.timestamp() - time.time(),

@@ -9,7 +9,8 @@
     page_address  where the pages are served
     page.html   the page for people
     agent_page  checks, metrics and content of the pages of a learner or keeper
-    sinks       curves in TensorBoard and Weights & Biases
+    sinks       curves in TensorBoard, Weights & Biases and Kubeflow
+    kubeflow    reports of progress to Kubeflow Trainer
 
 In come events, statuses and a ``Run``; out go text, files and answers to HTTP requests. Sentences
 of events come from ``peer.events``. A view changes nothing of what it shows, and a view that fails

@@ -1,4 +1,4 @@
-"""Curves in TensorBoard and in Weights & Biases. Off by default.
+"""Curves in TensorBoard, in Weights & Biases and in Kubeflow Trainer. Off unless asked for.
 
 A sink gets a few figures at growing intervals, over the run's tokens: a run of a month writes a few
 thousand points. A sink that fails is logged once and gets no more points; training goes on.
@@ -7,6 +7,7 @@ thousand points. A sink that fails is logged once and gets no more points; train
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from peer.errors import ExtraMissing, PeerError
 from peer.extras import check_installed, needed
+from peer.views import kubeflow
 from peer.views.progress import progress
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ CURVES = (
     "bytes_received",
     "blocked_fraction",
     "staleness",
+    "percent",
+    "time_left_s",
 )
 
 
@@ -120,17 +124,27 @@ def check_curves(*, tensorboard: Path | None, wandb_project: str | None) -> None
 def open_curves(
     *, tensorboard: Path | None, wandb_project: str | None, name: str, directory: Path
 ) -> Iterator[Curves]:
-    """Open the sinks asked for while the block runs. Raises ``PeerError``."""
+    """Open the sinks asked for and that of a TrainJob for the block. Raises ``PeerError``."""
     sinks: list[Sink] = []
     try:
         if tensorboard is not None:
             sinks.append(TensorBoard(tensorboard))
         if wandb_project is not None:
             sinks.append(Wandb(wandb_project, name=name, directory=directory))
+        if os.environ.get(kubeflow.URL):
+            sinks.append(of_train_job(os.environ))
         yield Curves(sinks)
     finally:
         for sink in sinks:
             sink.close()
+
+
+def of_train_job(variables: Mapping[str, str]) -> Sink:
+    """The sink of the TrainJob that this process is part of."""
+    try:
+        return kubeflow.Kubeflow(variables)
+    except (OSError, KeyError) as error:
+        raise SinkFailed(kubeflow.URL, str(error), "set all three of its variables") from error
 
 
 class TensorBoard:
