@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 # Where it is set, every worker and every process of a test compiles all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup check compiled test slow soak gpu gpu-figures bench demo grid docs clean
+.PHONY: setup check compiled test oldest slow soak gpu gpu-figures bench demo grid docs clean
 
 setup: $(INSTALLED)
 
@@ -35,6 +35,14 @@ compiled: setup
 
 test: setup
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# With the oldest versions that pyproject.toml allows, in an environment of its own. That torch is another one than of
+# all other tests, and on Linux the one for CUDA: gigabytes, unless PIP_EXTRA_INDEX_URL names that for CPUs.
+oldest: setup
+	test -d $(VENV)/oldest || $(PYTHON) -m venv $(VENV)/oldest
+	$(BIN)/python -m tests.oldest > $(VENV)/oldest/constraints.txt
+	PYTHONWARNINGS=ignore $(VENV)/oldest/bin/pip install --quiet --no-compile --constraint $(VENV)/oldest/constraints.txt --editable '.[dev]'
+	$(VENV)/oldest/bin/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 slow: setup
 	$(BIN)/pytest -m slow
