@@ -55,6 +55,9 @@ class PeerUnreachable(DhtError):
 ANOTHER_PEER = "another peer answers there"
 """Beginning of the reason where a peer was dialled by the address of another one."""
 
+BUSY = "too many calls"
+"""Beginning of the reason where a peer cannot answer just now, and may be called again."""
+
 NOT_SERVED = "this protocol is not served"
 """Reason of a refusal by a peer that does not know the protocol, or does not serve it."""
 

@@ -311,3 +311,38 @@ def tables_in_the_source() -> dict[str, str]:
                     (worth,) = (each.value for each in node.keywords if each.arg == "worth")
                     found[name] = ast.unparse(worth)
     return found
+
+
+BUSY_WORDS = re.compile(
+    r"\btoo many (calls|streams|bulk|rounds|fetches|dial-backs|others|requests)\b"
+    r"|meetings at once|no room for uploads|group is full|received already"
+    r"|not kept here|is kept here"
+    r"|as an audit needs"
+)
+NO_REFUSAL_OF_A_BUSY_PEER = {"that proof is not kept here"}
+"""What only one says that had named the proof and never had it."""
+
+
+def test_each_answer_of_a_busy_peer_stands_with_its_consequence_in_the_document() -> None:
+    text = (ROOT / "docs/understand/remembered.md").read_text()
+    _, _, table = text.partition("## What a busy peer answers")
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| ")]
+    named = {answer for row in rows for answer in re.findall(r"`([^`]+)`", row)}
+    said = {answer.rstrip("\n") for answer in busy_answers()}
+    assert said - NO_REFUSAL_OF_A_BUSY_PEER == named
+
+
+def busy_answers() -> Iterator[str]:
+    """The constants of the source that read like answers of a busy peer."""
+    for package in ("dht", "averaging", "peer/agent", "peer/run_page", "peer/views"):
+        for path in (ROOT / package).rglob("*.py"):
+            if not BUSY_WORDS.search(source := path.read_text()):
+                continue
+            tree = ast.parse(source)
+            alone = (node.value for node in ast.walk(tree) if isinstance(node, ast.Expr))
+            docstrings = {id(value) for value in alone}
+            for node in ast.walk(tree):
+                if not isinstance(node, ast.Constant) or id(node) in docstrings:
+                    continue
+                if isinstance(node.value, str) and BUSY_WORDS.search(node.value):
+                    yield node.value

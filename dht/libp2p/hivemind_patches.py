@@ -30,6 +30,7 @@ from functools import lru_cache, partial
 from typing import Any
 from uuid import UUID, uuid4
 
+from dht.errors import BUSY
 from dht.libp2p import directory_wire
 from dht.libp2p.directory_wire import MalformedMessage
 from dht.membership.call_budget import CallQueue, CallRate
@@ -264,14 +265,14 @@ class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is u
         loop = asyncio.get_running_loop()
         now = loop.time()
         if not self._rate.spend(peer, now):
-            self._reply(call_id, error=f"over {self.CALLS_PER_S:g} calls of yours in a second")
+            self._reply(call_id, error=f"{BUSY} of yours: over {self.CALLS_PER_S:g} in a second")
             return
         under_way = len(self._handler_tasks) + len(self._waiting)
         if under_way >= self.CALLS_MAX and not self._made_room(peer):
-            self._reply(call_id, error="too many calls at once")
+            self._reply(call_id, error=f"{BUSY} at once")
             return
         if self._serving.get(peer, 0) >= self.CALLS_PER_PEER_MAX:
-            self._reply(call_id, error=f"over {self.CALLS_PER_PEER_MAX} calls of yours at once")
+            self._reply(call_id, error=f"{BUSY} of yours: over {self.CALLS_PER_PEER_MAX} at once")
             return
         self._serving[peer] = self._serving.get(peer, 0) + 1
         if not self._waiting:
@@ -286,7 +287,7 @@ class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is u
         oldest = next(call_id for call_id, caller in self._begun.items() if caller == most)
         del self._begun[oldest]
         self._handler_tasks[oldest].cancel()
-        self._reply(oldest, error="too many calls at once")
+        self._reply(oldest, error=f"{BUSY} at once")
         return True
 
     def _begin_some(self) -> None:

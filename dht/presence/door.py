@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable
 import msgspec
 
 from dht.bounded_mapping import BoundedMapping, by_age
-from dht.errors import DhtError, HostClosed
+from dht.errors import BUSY, DhtError, HostClosed
 from dht.host import Host
 from dht.identity import PeerId
 from dht.membership import hello as wire
@@ -296,7 +296,7 @@ class Door:
     async def _answer(self, peer: PeerId, request: bytes) -> bytes:
         run = self._this.profile.run
         if not self._budget.spend(peer, self._this.now()):
-            raise ValueError("too many calls in this minute")
+            raise ValueError(f"{BUSY} in this minute")
         asked = wire.read(wire.Papers, request, max_bytes=wire.PAPERS_MAX_BYTES)
         if asked.run != run:
             raise ValueError(f"this peer takes part in run {run}, not in run {asked.run}")

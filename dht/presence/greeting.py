@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dht.bounded_mapping import BoundedMapping, by_age
-from dht.errors import NOT_SERVED, CallRefused, DhtError, HostClosed, PeerUnreachable
+from dht.errors import BUSY, NOT_SERVED, CallRefused, DhtError, HostClosed, PeerUnreachable
 from dht.identity import PeerId
 from dht.membership import hello as wire
 from dht.membership.call_budget import CallBudget
@@ -170,6 +170,8 @@ class Greeting:
             this.runs.failed(peer, now())
             return
         except (CallRefused, ValueError) as error:
+            if BUSY in str(error):
+                return  # it is said hello to again, like others
             self._not_to_greet[peer] = now() + REFUSED_PAUSE_S
             # A visitor of the run, such as `shoal doctor`, has no hello.
             if this.runs.is_member(peer) or NOT_SERVED not in str(error):
@@ -230,7 +232,7 @@ class Greeting:
         received_at = this.host.wall_time()
         try:
             if not self.budget.spend(peer, this.now()):
-                raise ValueError("too many calls in this minute")
+                raise ValueError(f"{BUSY} in this minute")
             hello = wire.read(wire.Hello, request)
         except ValueError:
             this.stats.refused += 1

@@ -12,7 +12,7 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 
-from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable, RunFileUnavailable
+from dht.errors import BUSY, CallRefused, DhtError, HostClosed, PeerUnreachable, RunFileUnavailable
 from dht.identity import PeerId
 from dht.membership import hello as wire
 from dht.membership.call_budget import CallBudget
@@ -182,7 +182,7 @@ class RunFiles:
 
     async def _answer(self, peer: PeerId, request: bytes) -> bytes:
         if not self._budget.spend(peer, asyncio.get_running_loop().time()):
-            raise ValueError("too many calls in this minute")
+            raise ValueError(f"{BUSY} in this minute")
         asked = bytes(request).decode("ascii", errors="replace")
         if self._content is None:
             raise ValueError("this peer has no run file")

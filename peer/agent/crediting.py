@@ -18,7 +18,7 @@ from averaging.history.parent_maps import ParentMap
 from averaging.history.standing import Standing
 from averaging.live.averager import Averager
 from averaging.round.opinions.certificates import link_of
-from dht.errors import DhtError
+from dht.errors import BUSY, DhtError
 from dht.identity import Identity, PeerId, RunId
 from dht.membership.call_budget import CallRate
 from peer.credit import wire
@@ -73,7 +73,7 @@ class Crediting:
     async def answer(self, peer: PeerId, request: bytes) -> bytes:
         """Answer another peer's summary with what it lacks. Raises ``ValueError``."""
         if not self._rate.spend(peer.encode(), asyncio.get_running_loop().time()):
-            raise ValueError("too many calls; ask again in a moment")
+            raise ValueError(f"{BUSY}; ask again in a moment")
         summary = wire.read_summary(request, self.tally.run)
         return wire.encode_some(wire.missing(self.tally, summary))
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dht.errors import BUSY
 from dht.identity import PeerId
 from dht.membership.call_budget import CallRate
 from dht.whole_files import write_whole
@@ -100,7 +101,7 @@ class ShownRun:
     async def _answer(self, peer: PeerId, detail: str) -> bytes:
         now = asyncio.get_running_loop().time()
         if not self._rate.spend(peer.encode(), now):
-            raise ValueError("too many calls; ask again in a moment")
+            raise ValueError(f"{BUSY}; ask again in a moment")
         if now >= self._told_until:
             self._told_until = now + FRESH_S
             self._told = CALL.encode(elsewhere(self.page()))

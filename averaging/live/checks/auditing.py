@@ -86,9 +86,9 @@ from dht.identity import PeerId, RunId
 from dht.protocol import OLDEST
 
 CLAIMS_MAX_BYTES = 64 << 10
-SHOWN_OF_UPLOADS = 2.0
-"""How much of a round's uploads each peer of the round is shown: a bundle is audited like the slice
-that it went into."""
+SHOWN_OF_UPLOADS = 3.0
+"""How much of a round's uploads each peer of the round is shown: audits of merges, audits of the
+bundles of sites and a spot check ask for each piece once at most."""
 
 
 KEPT_S = 60.0
@@ -309,8 +309,21 @@ class Auditing:
             self._kept.popitem(last=False)
 
     def must_be_kept(self, parts: Parts) -> bool:
-        """True if uploads of this size fit into what a peer keeps for auditors, beside others."""
-        return 2 * parts.cutting.data_size <= self.kept_bytes_max
+        """True if all members keep the uploads of a round for auditors until now.
+
+        They have room for as much as this peer, and so for this round beside those that are over
+        since. One more may be over at others and not here, and uploads to bundles take twice the
+        room.
+        """
+        size = 2 * parts.cutting.data_size
+        if parts.round not in self._kept:
+            is_under_way = self._around.uploads_of(parts.round) is not None
+            return is_under_way and size <= self.kept_bytes_max
+        for round_id in reversed(self._kept):
+            size += self._kept[round_id].size
+            if round_id == parts.round:
+                break
+        return size <= self.kept_bytes_max
 
     def _drop_old(self) -> None:
         now = self._around.now()

@@ -16,6 +16,7 @@ from dht.errors import CallRefused, DhtError, PeerUnreachable, RunFileUnavailabl
 from dht.host import Connection, Stream
 from dht.identity import Identity, PeerId, RunId
 from dht.membership import hello as wire
+from dht.membership.call_budget import CallBudget
 from dht.membership.contacts import ContactSettings
 from dht.membership.table import bucket_key
 from dht.memory.directory import MemoryDirectory
@@ -425,6 +426,22 @@ async def test_a_peer_that_changes_its_protocol_all_the_time_is_told_of_once(
         assert not anna.presence._intake.take(sealed)
     assert len(anna.told("hello_refused")) == 1
     assert [each.theirs for each in anna.presence.misfits.values()] == ["1019 to 1019"]
+
+
+async def test_a_bootstrap_peer_that_is_busy_is_said_hello_to_again_in_a_moment(
+    swarm: Swarm,
+) -> None:
+    """One that many keys called was left alone for ten minutes, as if it had refused."""
+    seed = await swarm.start_bootstrap("seed")
+    addresses = await swarm.seed_addresses("seed")
+    greeting = seed.presence._greeting
+    usual, greeting.budget = greeting.budget, CallBudget(0, peers_max=16)
+    anna = await swarm.start("anna", seeds=addresses)
+    await asyncio.sleep(30.0)
+    answered = anna.presence._greeting.bootstrap_peers
+    assert not answered and not anna.told("hello_refused")
+    greeting.budget = usual
+    await until(lambda: seed.id in answered, within_s=60.0, what="it is asked again")
 
 
 async def test_a_visitor_without_a_hello_is_no_refusal(swarm: Swarm) -> None:

@@ -295,11 +295,13 @@ async def test_a_proof_that_comes_drop_by_drop_does_not_keep_others_away(
         await made.until(lambda: convicts([late]) == [{MALLORY}], within_s=200.0)
 
 
+@pytest.mark.parametrize("uploads_bytes_max", [1000, 3000, 5000, 8000])
 async def test_peers_whose_uploads_are_too_large_to_be_kept_hold_nothing_against_each_other(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, uploads_bytes_max: int
 ) -> None:
     """Of a large model each audit that was not made at once found nothing: after a minute every
-    peer was out of favour with every other one."""
+    peer was out of favour with every other one. So it was where one round could be kept, and not
+    those that ended before its audits were made."""
     audit = Auditing._audit
 
     async def later(self: Auditing, *what: Any) -> None:
@@ -307,7 +309,7 @@ async def test_peers_whose_uploads_are_too_large_to_be_kept_hold_nothing_against
         await audit(self, *what)
 
     monkeypatch.setattr(Auditing, "_audit", later)
-    settings = AveragerSettings(uploads_bytes_max=1000)
+    settings = AveragerSettings(uploads_bytes_max=uploads_bytes_max)
     async with swarm(MemoryNetwork()) as made:
         peers = await honest(made, EVERYTHING, settings=settings)
         await made.live(60.0)
