@@ -9,6 +9,8 @@ import re
 from importlib.metadata import files
 from pathlib import Path
 
+from peer.errors import Failure
+
 ANCHOR = re.compile(r'<a id="([\w-]+)"></a>\n?')
 """A name of a section beside that of its heading: of an error that it explains."""
 
@@ -48,11 +50,9 @@ def chapters() -> dict[str, str]:
 def section_of(error: BaseException) -> str | None:
     """The name of the section about an error, for ``shoal docs``, if the documents are there."""
     known = chapters()
-    for kind in type(error).__mro__:
-        name = hyphened(kind.__name__)
-        if name in known:
-            return name
-    return None
+    kinds = (hyphened(kind.__name__) for kind in type(error).__mro__)
+    names = (error.section,) if isinstance(error, Failure) else kinds
+    return next((name for name in names if name in known), None)
 
 
 def hyphened(name: str) -> str:

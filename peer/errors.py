@@ -47,13 +47,22 @@ class PeerError(ExpectedError):
     exit_code = 1
 
 
-class Unusable(PeerError):
+class Failure(PeerError):
+    """An error that no caller tells apart: its text, and where the documents explain it."""
+
+    reason: str
+    section: str
+    """The name of a section for ``shoal docs``."""
+    message = "{reason}"
+
+
+class Unusable(Failure):
     """Something that was given, or asked for, cannot be used here; the text says what to do."""
 
     exit_code = 2
 
 
-class Declined(PeerError):
+class Declined(Failure):
     """What was asked for is not done in this run as it stands; the text says why."""
 
     exit_code = 4

@@ -318,7 +318,10 @@ def _check(args: TrainingArguments) -> None:
     if args.deepspeed or args.n_gpu > 1:
         several = "several GPUs in one process (start it with torchrun instead)"
         what = "DeepSpeed" if args.deepspeed else several
-        raise Unusable(f"a Trainer with {what} cannot take part in a run; train without it")
+        raise Unusable(
+            f"a Trainer with {what} cannot take part in a run; train without it",
+            section="trainer-unsupported",
+        )
 
 
 def _show_rates(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:

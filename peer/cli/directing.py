@@ -156,7 +156,10 @@ def attest(where: Where, key: KeyFile = None, seed: Seeds = None, as_json: Json 
             )
         found = chosen(told, count)
         if not found:
-            raise Declined(nothing_to_attest(len(told)))
+            raise Declined(
+                nothing_to_attest(len(told)),
+                section="no-state-to-attest",
+            )
         attested = tuple(Attested(kept.version, kept.lineage, kept.digest) for kept, _ in found)
         return msgspec.structs.replace(orders, attested=attested)
 
@@ -192,7 +195,8 @@ def rollback(
         if not orders.attested:
             raise Declined(
                 "there is no attested state to go back to; `shoal run attest` attests one while "
-                "the run is as it should be"
+                "the run is as it should be",
+                section="nothing-attested",
             )
         versions = [each.version + 1 for each in orders.attested]
         done = orders.rollback

@@ -301,7 +301,8 @@ def _round_filter(wanted: str) -> Callable[[Event], bool]:
     if not re.fullmatch(f"[0-9a-f]{{{ROUND_ID_MIN},}}", wanted.lower()):
         raise Unusable(
             f"{wanted!r} names no round: it is FRAGMENT/VERSION such as 2/7, or the first "
-            f"{ROUND_ID_MIN} or more characters of the round's id"
+            f"{ROUND_ID_MIN} or more characters of the round's id",
+            section="no-round-name",
         )
     return lambda event: str(event["round"]).startswith(wanted.lower())
 

@@ -85,9 +85,15 @@ class Names:
             known = sorted((self._names[peer], peer) for peer in fits or self._names)
             told = [f"{name} -> {peer}" for name, peer in known[:CANDIDATES_MAX]]
             if fits:
-                raise Unusable(f"{wanted!r} may be one of {', '.join(told)}; name one by its id")
+                raise Unusable(
+                    f"{wanted!r} may be one of {', '.join(told)}; name one by its id",
+                    section="no-such-peer",
+                )
             known_here = ", ".join(told) or "nobody"
-            raise Unusable(f"no peer {wanted!r} is known here; known are {known_here}")
+            raise Unusable(
+                f"no peer {wanted!r} is known here; known are {known_here}",
+                section="no-such-peer",
+            )
         return fits[0]
 
     def all(self) -> list[str]:

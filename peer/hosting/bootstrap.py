@@ -473,7 +473,8 @@ def _prepare_folder(path: Path) -> None:
     except OSError as error:
         raise Unusable(
             f"the data folder {path} cannot be used: {error.strerror or error}; make it writable "
-            "for this user, or choose another with --data-dir"
+            "for this user, or choose another with --data-dir",
+            section="data-directory-error",
         ) from error
 
 

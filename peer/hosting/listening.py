@@ -39,7 +39,10 @@ def try_to_listen(address: Multiaddr, *, option: str) -> None:
         listen_briefly(address)
     except OSError as error:
         reason, remedy = _listen_trouble(error, port, option)
-        raise Unusable(f"cannot listen at {address}: {reason}; {remedy}") from error
+        raise Unusable(
+            f"cannot listen at {address}: {reason}; {remedy}",
+            section="cannot-listen",
+        ) from error
 
 
 def _listen_trouble(error: OSError, port: int, option: str) -> tuple[str, str]:

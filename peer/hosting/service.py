@@ -108,7 +108,8 @@ def write_service(path: Path, unit: str) -> None:
     except OSError as error:
         raise Unusable(
             f"the unit cannot be written to {path}: {error.strerror or error}; run this as root, "
-            "or omit --service-file and redirect the output"
+            "or omit --service-file and redirect the output",
+            section="service-file-error",
         ) from error
 
 

@@ -83,7 +83,8 @@ def data_home(environment: Mapping[str, str]) -> Path:
         raise Unusable(
             "this user has no home folder for keys and checkpoints (HOME is not set, and there is "
             "no account of this user); set HOME, or XDG_DATA_HOME to the absolute path of a folder "
-            "that this user may write"
+            "that this user may write",
+            section="home-unknown",
         ) from error
 
 
@@ -144,7 +145,8 @@ def check_no_other_files(folder: Path) -> None:
     if not names & MARKS and (others := sorted(names - {DATA, LIMITS})):
         raise Unusable(
             f"{folder} is not a peer's folder: it has other files in it, such as {others[0]!r}; "
-            "pass a new or an empty folder with --directory"
+            "pass a new or an empty folder with --directory",
+            section="folder-not-empty",
         )
 
 
@@ -250,7 +252,8 @@ def peer_folder(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise Unusable(
             f"this peer's folder {folder} cannot be used: {error.strerror or error}; make it "
-            "writable for this user and free some space, or pass another one with --directory"
+            "writable for this user and free some space, or pass another one with --directory",
+            section="folder-unusable",
         ) from error
 
 

@@ -33,7 +33,8 @@ def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     found = {name: p for name, p in recipes.trained_parameters(model).items() if p.numel()}
     if not found:
         raise Unusable(
-            "no parameter of the model has requires_grad; there is nothing to train together"
+            "no parameter of the model has requires_grad; there is nothing to train together",
+            section="nothing-to-train",
         )
     return found
 
@@ -61,7 +62,8 @@ def check_statistics(statistics: Mapping[str, torch.Tensor]) -> None:
         if not bool(buffer.isfinite().all()):
             raise Unusable(
                 f"buffer {name!r} has values that are not finite, so it has no mean; register it "
-                'with persistent=False, or use outer.buffers = "own"'
+                'with persistent=False, or use outer.buffers = "own"',
+                section="buffer-not-finite",
             )
 
 
@@ -94,7 +96,8 @@ def recipe_layout(run: RunFile) -> Layout:
     if isinstance(run.model, CustomModel):
         raise Unusable(
             f"the model of run {run.name!r} is 'custom': only a program that brings it can take "
-            "part, with peer.join(..., model=...)"
+            "part, with peer.join(..., model=...)",
+            section="layout-unknown",
         )
     model = recipes.build_model(run, weights=False)
     return model_layout(model, run.outer.fragments, buffers=run.outer.buffers)
@@ -136,7 +139,8 @@ def check_recipe(run: RunFile, shapes: Mapping[str, tuple[int, ...]]) -> None:
         raise Declined(
             f"these are not the parameters of the model that the file of run {run.name!r} "
             f"describes (model.recipe is {recipe!r}): {'; '.join(told)}; build that model "
-            "with peer.build_model, or begin a run of your own model: `shoal run new --custom`"
+            "with peer.build_model, or begin a run of your own model: `shoal run new --custom`",
+            section="not-the-recipe",
         )
 
 

@@ -184,7 +184,8 @@ def examine(
         if is_custom:
             raise Unusable(
                 f"the {what} of run {run.name!r} is 'custom': only a program that provides it to "
-                "peer.join can take part; see README.md, 'Your own loop'"
+                "peer.join can take part; see README.md, 'Your own loop'",
+                section="own-program-needed",
             )
     device = prepare_torch(settings)
     size = size_of(run)

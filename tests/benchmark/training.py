@@ -117,7 +117,10 @@ def measured_run(run: RunFile) -> RunFile:
     """
     for what, section in (("model", run.model), ("optimizer", run.inner)):
         if isinstance(section, CustomModel | CustomInner):
-            raise Unusable(f"the {what} of run {run.name!r} is 'custom': it cannot be measured")
+            raise Unusable(
+                f"the {what} of run {run.name!r} is 'custom': it cannot be measured",
+                section="own-program-needed",
+            )
     changed = msgspec.structs.replace(
         run,
         name="bench-training",

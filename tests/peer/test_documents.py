@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 from dht.presence.dialler import DialLimited
 from peer.documents import ANCHOR, chapters, hyphened, pages, section_of
-from peer.errors import NobodyMet
+from peer.errors import NobodyMet, Unusable
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -18,6 +19,9 @@ INSIDE = {
     "AveragingError": "the base of those of averaging/",
     "PeerError": "the base of those of peer/",
     "PathError": "the base of those of a file",
+    "Failure": "its section is named where it is raised",
+    "Unusable": "the same",
+    "Declined": "the same",
     "Interrupted": "somebody pressed Ctrl-C",
     "SearchInterrupted": "the same",
     "LeftEarly": "the same",
@@ -48,7 +52,14 @@ def errors() -> set[str]:
     return known
 
 
+def sections() -> set[str]:
+    """The names of sections that are given where an error is raised."""
+    source = "\n".join(path.read_text() for path in (DOCS.parent / "peer").rglob("*.py"))
+    return set(re.findall(r'section="([a-z-]+)"', source))
+
+
 def test_every_error_that_people_meet_has_a_section() -> None:
+    assert sections() <= chapters().keys()
     named = {hyphened(name): name for name in errors()}
     missing = {name for short, name in named.items() if short not in chapters()}
     assert missing == INSIDE.keys()
@@ -56,11 +67,12 @@ def test_every_error_that_people_meet_has_a_section() -> None:
 
 def test_a_section_is_named_for_no_error_that_is_gone() -> None:
     written = "\n".join(path.read_text() for path in pages().values())
-    shorts = {hyphened(name) for name in errors()}
+    shorts = {hyphened(name) for name in errors()} | sections()
     assert set(ANCHOR.findall(written)) - shorts == {"loop-warning"}, "a warning, and no error"
 
 
 def test_an_error_of_a_kind_without_a_section_has_that_of_its_base() -> None:
     assert section_of(NobodyMet("here", "nobody")) == "nobody-met"
     assert section_of(DialLimited("anna", "later")) == "peer-unreachable"
+    assert section_of(Unusable("no", section="no-adapters")) == "no-adapters"
     assert section_of(OSError()) is None

@@ -22,7 +22,8 @@ def check_adapters(run: RunFile) -> None:
     if not isinstance(run.model, HfModel) or run.model.lora is None:
         raise Unusable(
             f"run {run.name!r} trains no adapters but a whole model; `--to hf` writes a folder "
-            "that transformers loads"
+            "that transformers loads",
+            section="no-adapters",
         )
     check_peft()
 

@@ -57,7 +57,8 @@ def architecture_of(shape: GptModel) -> Architecture:
                 "no architecture of transformers is the same model as one with "
                 f"logit_soft_cap = {cap:g} and {other}: it would need soft-capped logits in an "
                 "architecture with normalised queries and keys, or without a gate in the "
-                "feed-forward layer; `--to safetensors` writes the parameters alone"
+                "feed-forward layer; `--to safetensors` writes the parameters alone",
+                section="no-counterpart",
             )
         return _vault_gemma(shape, cap)
     match shape.mlp, shape.qk_norm:

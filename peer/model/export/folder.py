@@ -62,7 +62,8 @@ def check_exportable(run: RunFile) -> None:
     if isinstance(run.model, CustomModel):
         raise Unusable(
             f"the model of run {run.name!r} is 'custom': transformers does not know it; "
-            "`--to safetensors` writes its parameters, for peer.load_weights"
+            "`--to safetensors` writes its parameters, for peer.load_weights",
+            section="own-model",
         )
     if isinstance(run.model, GptModel):
         architecture_of(run.model)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from peer.errors import PeerError
+from peer.errors import Failure
 from peer.model.recipes.gpt import Gpt, Past
 
 
@@ -114,9 +114,10 @@ def continued(
 def drawn(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     most = logits.max()
     if not most.isfinite():
-        raise PeerError(
+        raise Failure(
             "the model computes values that are not finite: its training has diverged, or its "
-            "file is damaged"
+            "file is damaged",
+            section="not-finite",
         )
     if sampling.temperature == 0:
         return int(logits.argmax())

@@ -48,7 +48,10 @@ class ReadyModel:
     def text(self) -> Codec:
         """The codec. Raises ``Unusable``."""
         if self.codec is None:
-            raise Unusable(f"{self.name} names no tokenizer, so text cannot become its tokens")
+            raise Unusable(
+                f"{self.name} names no tokenizer, so text cannot become its tokens",
+                section="no-tokenizer",
+            )
         return self.codec
 
     def ends(self) -> frozenset[int]:
@@ -72,7 +75,8 @@ def check_buildable(run: RunFile) -> None:
     if isinstance(run.model, CustomModel):
         raise Unusable(
             f"the model of run {run.name!r} is 'custom': only the program that brings it can build "
-            "it; `shoal export` writes its parameters, and peer.load_weights reads them"
+            "it; `shoal export` writes its parameters, and peer.load_weights reads them",
+            section="not-buildable",
         )
 
 

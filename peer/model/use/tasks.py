@@ -42,7 +42,10 @@ def measured(folder: Path, tasks: Sequence[str]) -> dict[str, dict[str, Any]]:
     except (KeyError, OSError) as error:
         text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
         reason = " ".join(text.split())[:300]
-        raise Unusable(f"lm-eval cannot measure {', '.join(tasks)}: {reason}") from error
+        raise Unusable(
+            f"lm-eval cannot measure {', '.join(tasks)}: {reason}",
+            section="tasks-failed",
+        ) from error
     results: dict[str, dict[str, Any]] = found["results"]
     return results
 
