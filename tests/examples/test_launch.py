@@ -128,8 +128,21 @@ def test_most_files_start_a_peer_as_this_test_sees_it() -> None:
 def test_kubernetes_takes_its_files(path: Path) -> None:
     validate = pytest.importorskip("kubernetes_validate").validate
     for each in yaml.safe_load_all(path.read_text(encoding="utf-8")):
-        for document in jobs_of(each) if each["kind"] == "JobSet" else [each]:
+        for document in known_of(each):
             validate(document, KUBERNETES, strict=True)
+
+
+def known_of(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What Kubernetes itself knows of a document: of those of extensions the jobs."""
+    match document["kind"]:
+        case "JobSet":
+            yield from jobs_of(document)
+        case "TrainingRuntime":
+            yield from jobs_of(document["spec"]["template"])
+        case "TrainJob":
+            pass
+        case _:
+            yield document
 
 
 def jobs_of(jobset: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -166,6 +179,7 @@ def seconds(text: str) -> float:
         ("kubernetes/learners.yaml", r"terminationGracePeriodSeconds: (\d+)"),
         ("kubernetes/job.yaml", r"terminationGracePeriodSeconds: (\d+)"),
         ("kubernetes/jobset.yaml", r"terminationGracePeriodSeconds: (\d+)"),
+        ("kubernetes/trainer.yaml", r"terminationGracePeriodSeconds: (\d+)"),
         ("learner.dstack.yml", r"stop_duration: (\w+)"),
         ("slurm.sh", r"--signal=TERM@(\d+)"),
         ("nomad.hcl", r'kill_timeout = "(\w+)"'),
@@ -185,8 +199,11 @@ def test_a_grace_outlasts_the_patience_by_a_step(name: str, grace: str) -> None:
 
 def test_who_can_tell_exit_codes_apart_starts_none_again_with_which_it_does_not_help() -> None:
     (job,) = yaml.safe_load_all((LAUNCH / "kubernetes/job.yaml").read_text())
-    (rule, _) = job["spec"]["podFailurePolicy"]["rules"]
-    assert rule["onExitCodes"]["values"] == NO_START_HELPS
+    (runtime, _) = yaml.safe_load_all((LAUNCH / "kubernetes/trainer.yaml").read_text())
+    (trainer,) = jobs_of(runtime["spec"]["template"])
+    for each in (job, trainer):
+        codes = each["spec"]["podFailurePolicy"]["rules"][0]["onExitCodes"]
+        assert codes["values"] == NO_START_HELPS
     unit = unit_of(LAUNCH / "shoal-learner.service")["Service"]
     assert [*map(int, unit["RestartPreventExitStatus"].split())] == NO_START_HELPS
     assert int(unit["SuccessExitStatus"]) == ExitCode.INTERRUPTED

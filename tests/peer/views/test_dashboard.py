@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import yaml
+
 from tests.peer.views.served_figures import names, served_by_agents, served_by_bootstrap_peers
 
 ROOT = Path(__file__).parents[3]
@@ -36,6 +38,16 @@ def test_a_dashboard_can_be_imported() -> None:
         taken |= cells
         letters = [target["refId"] for target in panel["targets"]]
         assert len(set(letters)) == len(letters)
+
+
+def test_the_alerts_ask_for_figures_that_are_served_and_say_what_is_wrong() -> None:
+    folder = ROOT / "examples/bootstrap_host"
+    (name,) = yaml.safe_load((folder / "prometheus.yml").read_text())["rule_files"]
+    (group,) = yaml.safe_load((folder / name).read_text())["groups"]
+    asked = names(" ".join(rule["expr"].replace("shoal.*", "") for rule in group["rules"]))
+    assert len(asked) > 5
+    assert asked <= served_by_agents() | served_by_bootstrap_peers()
+    assert all(rule["annotations"]["summary"] for rule in group["rules"])
 
 
 def test_every_figure_is_documented() -> None:
