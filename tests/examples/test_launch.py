@@ -80,7 +80,7 @@ def test_every_command_option_and_variable_exists(path: Path) -> None:
         for parameter in command().commands[name].params
     }
     assert set(re.findall(r"\bSHOAL_[A-Z_]+", text)) <= variables
-    for mentioned in re.findall(r"\b(?:docs|examples)/[\w/]+\.\w+", text):
+    for mentioned in re.findall(r"\b(?:docs|(?:tests/)?examples)/[\w/]+\.\w+", text):
         assert (ROOT / mentioned).exists()
 
 
