@@ -140,8 +140,8 @@ class MemoryStream:
         return int(sum(weighed)) + HEADER_BYTES
 
     def _has_room(self, size: int) -> bool:
-        unacknowledged = self._unacknowledged_bytes
-        return not unacknowledged or unacknowledged + size <= WINDOW_BYTES
+        # One frame that stands for many goes as soon as the first of them would.
+        return self._unacknowledged_bytes + min(size, FRAME_MAX_BYTES) <= WINDOW_BYTES
 
     def _put(self, frame: bytes, size: int) -> None:
         self._unacknowledged_bytes += size

@@ -220,6 +220,23 @@ async def test_a_stream_is_as_fast_as_the_slower_line_and_held_up_by_its_window(
     assert asyncio.get_running_loop().time() - started == pytest.approx(5.0, rel=0.05)
 
 
+async def test_values_on_a_bulk_stream_weigh_as_much_as_those_of_a_large_model() -> None:
+    """A frame of values may stand for more than the window holds, and take minutes."""
+    network = MemoryNetwork(Weather(latency_s=(0.01, 0.01), bandwidth_bytes_s=1e6), bulk_factor=1e6)
+    anna, boris = await connected(network, "anna", "boris")
+    for bulk, seconds_long in ((True, 200.0), (False, 0.0)):
+        stream = await anna.open_stream(boris.peer_id, "/frames", timeout_s=5, bulk=bulk)
+        started = asyncio.get_running_loop().time()
+        await stream.send(bytes(1000), timeout_s=20)
+        await stream.send(memoryview(bytes(200)), timeout_s=20)
+        await stream.finish(timeout_s=20)
+        frames = [await stream.receive(timeout_s=20) for _ in range(3)]
+        stream.abort()
+        assert frames == [bytes(1000), bytes(200), None]
+        took_s = asyncio.get_running_loop().time() - started
+        assert took_s == pytest.approx(seconds_long, abs=0.2), "other bytes have their own size"
+
+
 # The directory.
 
 
