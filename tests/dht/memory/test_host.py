@@ -235,6 +235,8 @@ async def test_values_on_a_bulk_stream_weigh_as_much_as_those_of_a_large_model()
         assert frames == [bytes(1000), bytes(200), None]
         took_s = asyncio.get_running_loop().time() - started
         assert took_s == pytest.approx(seconds_long, abs=0.2), "other bytes have their own size"
+    for host in (anna, boris):
+        await host.close()
 
 
 # The directory.
