@@ -20,7 +20,10 @@ def goes_on(links: Links) -> bool:
     return links.two_leaders_s <= SETTLED_S and links.gap_s <= CYCLE_S + SETTLED_S
 
 
-@pytest.mark.parametrize("lasts_s", [0.2, 1.5, 4.0])
+@pytest.mark.parametrize(
+    "lasts_s",
+    [pytest.param(0.2, marks=pytest.mark.slow), 1.5, pytest.param(4.0, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("first", seeds(3, soak=300, step=3))
 def test_no_two_peers_wait_for_one_another_once_their_link_is_back(
     first: int, lasts_s: float

@@ -190,8 +190,7 @@ def test_a_payload_is_moved_with_its_bytes(tmp_path: Path) -> None:
     assert files.used_bytes == len(payload)
 
 
-@pytest.mark.parametrize("working_bytes_max", [0, 4 * BYTES])
-@pytest.mark.parametrize("mu", [0.0, 0.5])
+@pytest.mark.parametrize(("working_bytes_max", "mu"), [(0, 0.5), (4 * BYTES, 0.0)])
 async def test_peers_with_files_and_with_memory_have_equal_bits(
     tmp_path: Path, mu: float, working_bytes_max: int
 ) -> None:

@@ -74,7 +74,15 @@ def of_empty_messages(folder: Path) -> FilesData:
     return recipe_of(form="chat")
 
 
-BOMBS = [of_text, of_one_batch, of_prefixes, of_completions, of_chats, of_empty_messages]
+BOMBS = [
+    of_text,
+    pytest.param(of_one_batch, marks=pytest.mark.slow),
+    of_prefixes,
+    pytest.param(of_completions, marks=pytest.mark.slow),
+    pytest.param(of_chats, marks=pytest.mark.slow),
+    of_empty_messages,
+]
+"""The slow ones are dictionaries as the first one is, in other places."""
 
 
 def write(folder: Path, table: Any, **how: Any) -> None:
