@@ -79,18 +79,6 @@ def test_long_poison_within_the_bound_ruins_a_mean_and_not_a_clipped_one() -> No
     assert clipped.final.loss < 5 * honest
 
 
-def test_an_upload_beyond_the_norm_bound_is_left_out() -> None:
-    settings: dict[str, Any] = {
-        "peers__liars": 0.3,
-        "peers__poison": "drift",
-        "peers__poison_length": 2000.0,
-    }
-    bounded = run(experiment(**settings), 1)
-    free = run(experiment(**settings, rounds__norm_max_ratio=None), 1)
-    assert free.final.loss > 1e3 * bounded.final.loss
-    assert bounded.notes.get("upload_outlying", 0) > free.notes.get("upload_outlying", 0) == 0
-
-
 @pytest.mark.slow
 def test_members_that_check_others_refuse_poison_and_nothing_that_is_honest() -> None:
     text = {"problem__name": "text_mlp", "problem__size": 64, "outer__merge": "centered_clip"}

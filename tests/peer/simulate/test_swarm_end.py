@@ -52,13 +52,10 @@ def ended_in_time(seed: int) -> SwarmResult:
     return result
 
 
-def test_all_peers_have_one_model_a_few_cycles_after_the_last_token() -> None:
-    ended_in_time(seed=4)  # once it never came to one model
-
-
-@pytest.mark.slow
+@pytest.mark.slow  # that a run of groups ends with one model: averaging/rules/test_final_mix.py
 def test_few_swarms_take_long_to_come_to_one_model() -> None:
-    took_s = [ended_in_time(seed).duration_s for seed in (1, 8, 12, 13, 34, 35)]
+    """Seed 4 once never came to one."""
+    took_s = [ended_in_time(seed).duration_s for seed in (1, 4, 8, 12, 13, 34, 35)]
     assert sum(took_s) / len(took_s) < 11 * 24.0
 
 
@@ -90,7 +87,7 @@ def ended_by_date(*, count: int, group_size: int, seed: int, churn: float = 0.0)
     return result
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_that_ends_by_date_has_one_model_soon_after_it(seed: int) -> None:
     result = ended_by_date(count=20, group_size=8, seed=seed, churn=0.03)
     assert result.duration_s < DATE_S + 24.0

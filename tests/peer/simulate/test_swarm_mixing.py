@@ -162,6 +162,7 @@ def test_a_bound_on_the_dispersion_decides_when_to_mix() -> None:
     assert melds(loose) < 0.7 * melds(tight)
 
 
+@pytest.mark.slow  # averaging/virtual/test_schedules.py heals partitions of a few versions
 def test_after_a_partition_one_group_has_one_lineage_within_three_rounds() -> None:
     """Two halves train apart for fifty versions; then all peers fit into one group."""
     cut = {"kind": "partition", "at_s": 60.0, "lasts_s": 50 * 24.0, "peers": 0.5}
