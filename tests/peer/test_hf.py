@@ -316,22 +316,14 @@ def test_the_held_out_loss_is_measured_when_it_is_this_peers_turn(
     assert stats.tokens == stats.steps * 4 * LENGTH  # those that were measured on count nothing
 
 
-def test_training_stops_when_the_run_has_ended(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LONE_AGENT_ROUNDS", "2")
-    training = start(**PACED)
-    training.train()
-    assert any(e["event"] == "over" and e["finished"] for e in training.events)
-    assert 10 <= training.trainer.state.global_step < 5000
-
-
-def test_the_last_checkpoint_has_the_runs_final_parameters(
+def test_training_stops_with_the_run_and_the_last_checkpoint_has_its_final_parameters(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LONE_AGENT_ROUNDS", "2")
     training = start(**PACED, save_strategy="steps", save_steps=1_000_000)
     training.train()
+    assert any(e["event"] == "over" and e["finished"] for e in training.events)
+    assert 10 <= training.trainer.state.global_step < 5000
     final = load_file(training.shoal.run.directory / "model.safetensors")
     (checkpoint,) = Path(training.trainer.args.output_dir).glob("checkpoint-*")
     saved = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)

@@ -101,17 +101,8 @@ def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
     assert (stats.steps, stats.tokens) == (2, 2 * 3 * 4)
 
 
-def test_it_stops_when_the_run_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.peer.lightning_fit import Fit, train
-
-    monkeypatch.setenv("LONE_AGENT_ROUNDS", "2")
-    _, events, trainer = train(tmp_path, Fit(), {"pace_s": 0.005}, max_epochs=200)
-    assert any(event["event"] == "over" and event["finished"] for event in events)
-    assert trainer.global_step < 200 * 16
-
-
 @pytest.mark.filterwarnings("ignore:.*checkpoint:UserWarning")
-def test_the_last_checkpoint_has_the_runs_final_parameters(
+def test_it_stops_with_the_run_and_the_last_checkpoint_has_its_final_parameters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import lightning
@@ -123,12 +114,14 @@ def test_the_last_checkpoint_has_the_runs_final_parameters(
     checkpoints = lightning.pytorch.callbacks.ModelCheckpoint(
         dirpath=tmp_path / "out", save_last=True, every_n_epochs=1
     )
-    shoal, _, _ = train(
+    shoal, events, trainer = train(
         *(tmp_path, module, {"pace_s": 0.005}),
         callbacks=[checkpoints],
         max_epochs=200,
         enable_checkpointing=True,
     )
+    assert any(event["event"] == "over" and event["finished"] for event in events)
+    assert trainer.global_step < 200 * 16
     final = load_file(shoal.run.directory / "model.safetensors")
     saved = torch.load(tmp_path / "out" / "last.ckpt", weights_only=True)["state_dict"]
     for name, value in final.items():

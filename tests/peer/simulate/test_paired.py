@@ -87,6 +87,7 @@ def test_a_run_may_count_processed_tokens_instead_of_merged_ones() -> None:
     assert processed.final.merged_tokens < 0.9 * wanted
 
 
+@pytest.mark.slow  # test_report.py has cells in processes of their own
 def test_results_come_in_the_order_of_the_jobs_however_many_work_on_them() -> None:
     jobs = [
         Job("short", SMALL.with_settings({"end.cycles": 1.0}), 0),
