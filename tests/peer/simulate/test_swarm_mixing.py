@@ -93,7 +93,8 @@ def test_the_variance_falls_at_each_mixing_round_as_theory_says(
     ratios = found[1:] / found[:-1]
     expected = (count // group_size - 1) / (count - 1)
 
-    assert ratios.mean() == pytest.approx(expected, rel=0.2)
+    # In the middle: here and there a fragment's groups are dealt nearly as they were before.
+    assert np.median(ratios) == pytest.approx(expected, rel=0.2)
     first = ratios[0]
     near = 3 * first.std() / np.sqrt(FRAGMENTS)  # three standard errors of the mean
     assert first.mean() == pytest.approx(expected, abs=near), "nobody shares anything yet"
