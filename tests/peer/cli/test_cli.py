@@ -571,7 +571,7 @@ def test_wishes_are_for_a_peer_and_limits_for_one_that_may_come(
     assert complaint(["limits", *arguments[1:]], capsys) == (
         2,
         f"shoal: {tmp_path} is not a peer's folder: it has other files in it, such as 'README.md'; "
-        "pass a new or an empty folder with --directory\n",
+        "pass a new or an empty folder with --directory (shoal docs folder-not-empty)\n",
     )
     assert sorted(tmp_path.iterdir()) == before
     (tmp_path / "in_use").touch()
