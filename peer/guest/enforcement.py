@@ -18,6 +18,7 @@ from pathlib import Path
 from dht.throttled_host import Gate
 from dht.whole_files import new_file, write_whole
 from peer.guest import other_programs
+from peer.guest.accelerators import Accelerators
 from peer.guest.other_programs import OwnUse
 from peer.rules.limits import (
     BadLimitsFile,
@@ -85,6 +86,7 @@ class Guest:
         self._folder = folder
         self._trains = trains
         self._others = OthersBusy()
+        self._accelerators = Accelerators()
         self._disk_used: int | None = None
         self._own_use = OwnUse(os.getppid() if trains else os.getpid())
         self.state_bytes: Callable[[], int] | None = None
@@ -173,7 +175,10 @@ class Guest:
                 after = await asyncio.to_thread(other_programs.look)
                 if before is not None:
                     share = other_programs.others_share(before, after)
-                    self._others.note(share, now=time.monotonic())
+                    on_devices = await asyncio.to_thread(
+                        self._accelerators.others_share, after.processes
+                    )
+                    self._others.note(max(share, on_devices), now=time.monotonic())
                 before = after
             if self.limits.disk_bytes is None:
                 self._disk_used = None

@@ -86,7 +86,8 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     threads: Annotated[int, Meta(ge=1)] | None = None
     """Largest number of CPU threads of the trainer."""
     idle_below: Annotated[float, Meta(gt=0, lt=1)] | None = None
-    """Train only while other programs use less than this share of all processors."""
+    """Train only while other programs use less than this share of all processors, and of each
+    accelerator."""
     disk_bytes: Annotated[float, Meta(ge=DISK_MIN_BYTES)] | None = None
     """Size of all files in the peer's folder."""
     relay_bytes_s: Annotated[float, Meta(ge=RATE_MIN_BYTES_S)] | None = None
@@ -241,7 +242,8 @@ def decide(
         used = f"{month_used_bytes / 1e9:.3g} of {limits.month_bytes / 1e9:g} GB"
         return Rest(f"the volume of this month is used: {used}")
     if limits.idle_below is not None and others.above(limits.idle_below):
-        return Rest(f"other programs use {limits.idle_below:.0%} of the processors or more")
+        share = f"{limits.idle_below:.0%}"
+        return Rest(f"other programs use {share} of the processors or of an accelerator, or more")
     return Go()
 
 

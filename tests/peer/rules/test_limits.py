@@ -129,7 +129,8 @@ def test_a_peer_rests_soon_when_others_are_busy_and_resumes_after_a_longer_silen
     shares: list[float], rests: bool
 ) -> None:
     verdict = verdict_of(Limits(idle_below=0.25), others=busy(*shares))
-    assert verdict == (Rest("other programs use 25% of the processors or more") if rests else Go())
+    reason = "other programs use 25% of the processors or of an accelerator, or more"
+    assert verdict == (Rest(reason) if rests else Go())
     assert verdict_of(Limits(), others=busy(1.0)) == Go(), "nobody asked for it"
 
 
