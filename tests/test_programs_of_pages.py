@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from peer import cli
-from tests.test_results import fault_of
+from tests.command_faults import fault_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "BOOTSTRAP.md", *sorted((ROOT / "docs").glob("*/*.md"))]
