@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
+import pytest
 
 from averaging.live.settings import AveragerSettings
 from averaging.live.streams.bulk import TransportSettings
@@ -72,6 +73,7 @@ async def live(made: Swarm, seconds: float) -> None:
                     peer.view[other.id] = seen
 
 
+@pytest.mark.slow  # rules/test_line_speed.py: who has a slow line reduces nothing
 def test_one_slow_line_slows_nobody_else_down() -> None:
     async def main() -> None:
         network = MemoryNetwork(Weather(latency_s=(0.01, 0.07)), seed=1)

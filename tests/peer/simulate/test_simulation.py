@@ -57,7 +57,7 @@ def test_the_same_seed_gives_the_same_run_to_the_last_bit() -> None:
     assert run(experiment(**weather), 4).trace != first.trace
 
 
-@pytest.mark.parametrize("returns", ["empty", "checkpoint"])
+@pytest.mark.parametrize("returns", [pytest.param("empty", marks=pytest.mark.slow), "checkpoint"])
 def test_peers_that_come_and_go_lose_only_work_that_was_not_offered(returns: str) -> None:
     result = run(
         experiment(

@@ -132,6 +132,7 @@ def several_groups(**settings: Any) -> SwarmResult:
     return run(experiment(**{**SEVERAL_GROUPS, **settings}), 3)
 
 
+@pytest.mark.slow  # two swarms of 24; the variance above falls by mixing alone
 def test_peers_drift_apart_without_mixing_only() -> None:
     never, always = several_groups(mixing__every=0), several_groups()
 

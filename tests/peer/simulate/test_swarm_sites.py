@@ -42,15 +42,12 @@ def over_slow_lines(swarm: SimulatedSwarm) -> int:
     return sum(sum(swarm.lives.network.shared_traffic(name)) for name in firsts)
 
 
+@pytest.mark.slow  # a figure; bundles: averaging/live/test_averager_sites.py
 @pytest.mark.parametrize(
     ("settings", "kind"),
     [
         ({}, "merge"),
-        pytest.param(
-            {"peers__count": 16, "rounds__group_size": 8, "rounds__grouping": "even"},
-            "meld",
-            marks=pytest.mark.slow,
-        ),
+        ({"peers__count": 16, "rounds__group_size": 8, "rounds__grouping": "even"}, "meld"),
     ],
 )
 def test_bytes_over_the_slow_line_fall_by_the_number_of_peers_at_a_site(

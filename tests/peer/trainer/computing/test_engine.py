@@ -785,7 +785,7 @@ def test_no_size_that_is_measured_is_compiled_in_the_way_of_training(batch_size:
     assert set(compiling) == {"compile"}
 
 
-@pytest.mark.parametrize("most", [1, 3])
+@pytest.mark.parametrize("most", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_compiled_code_that_needs_more_memory_than_expected_is_made_for_fewer_sequences(
     most: int,
 ) -> None:
