@@ -11,6 +11,7 @@ A diagram is a title and lines of these forms:
     box: the trainer: one line | more   a box with a heading, below the one before
     arrow: shared memory                a labelled arrow, both ways, between two boxes
     down: imports                       the same, one way
+    bar DDP, 1 Gbit/s: 1.32 of 12 h     a bar, as long as its number is of the most that there is
 
 Pictures are 400 units wide, so that they can be read on a telephone, and bring their own
 background, so that they can be read in dark and light.
@@ -133,6 +134,8 @@ def drawn(source: str) -> str:
         elif kind == "box":
             heading, _, text = rest.partition(": ")
             drawing.card("head", text, EDGE, WIDTH - EDGE, strong=heading)
+        elif kind == "bar":
+            _bar(drawing, name, rest)
         elif kind in ("arrow", "down"):
             _arrow_down(drawing, rest, both=kind == "arrow")
         else:
@@ -195,6 +198,16 @@ def _message(drawing: Drawing, lanes: dict[str, float], head: str, text: str) ->
                 f'<path class="tip" d="M{end:.1f} {y:.1f}l{-step * 1.3:.1f} -4.5v9z"/>'
             )
     drawing.y = y + 14
+
+
+def _bar(drawing: Drawing, name: str, text: str) -> None:
+    value, _, rest = text.partition(" of ")
+    most, _, unit = rest.partition(" ")
+    drawing.text([name], EDGE, drawing.y + 13, "ink", "start")
+    width = (WIDTH - 2 * EDGE - 90) * float(value) / float(most)
+    drawing.rect("head", EDGE, drawing.y + 19, max(3.0, width), 14)
+    drawing.text([f"{value} {unit}"], EDGE + width + 8, drawing.y + 30, "ink strong", "start")
+    drawing.y += 44
 
 
 def _arrow_down(drawing: Drawing, text: str, *, both: bool) -> None:
