@@ -156,24 +156,14 @@ class Commit(_Part, frozen=True, kw_only=True):
 
     topic: Topic
     fragment: Index
-    kind: Annotated[str, Meta(pattern="^(merge|mix|meld)$")]
-    """``merge``: displacements. ``mix``: states. ``meld``: both (``averaging.rules.mixing``)."""
     leader: Peer
     leader_incarnation: Count
     nonce: Count
     """Distinguishes the commits of one incarnation of a leader."""
     parents: Annotated[tuple[Link, ...], Meta(min_length=1, max_length=ROSTER_MAX)]
-    """The states that members stand on, one per distinct lineage, heaviest first. A merge has one,
-    except in a swarm of several groups: then each member steps on its own.
-    """
+    """The states that members stand on, one per distinct lineage, heaviest first."""
     ancestors: Annotated[tuple[Links, ...], Meta(max_length=ROSTER_MAX)] = ()
-    """Mix and meld: each parent's thinned-out chain. The new chain contains all of them."""
-    mix_tokens: Annotated[tuple[Count, ...], Meta(max_length=ROSTER_MAX)] = ()
-    """Mix only: the weight of each parent, its tokens merged since the lineages parted."""
-    mix_total: Count = 0
-    """Mix only: the tokens in the new version's chain link."""
-    carriers: Indices = ()
-    """Mix only: the index of the member that supplies each parent's theta and momentum."""
+    """Of several parents: each one's thinned-out chain. The new chain contains all of them."""
     members: Annotated[tuple[Entry, ...], Meta(min_length=1, max_length=ROSTER_MAX)]
     reducers: Annotated[tuple[Peer, ...], Meta(min_length=1, max_length=ROSTER_MAX)]
     """The reducer of each slice. Slices of a reducer that dies are reassigned during the round."""
@@ -208,6 +198,17 @@ class Commit(_Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_incarnation(self.leader_incarnation, name="leader_incarnation")
+
+    @property
+    def melds(self) -> bool:
+        """True if states travel besides displacements (``averaging.rules.mixing``): the members
+        stand on several."""
+        return len(self.parents) > 1
+
+    @property
+    def kind(self) -> str:
+        """The name of the round for people."""
+        return "meld" if self.melds else "merge"
 
     @property
     def version(self) -> int:
@@ -828,8 +829,6 @@ def _problem(commit: Commit) -> str | None:
     for entry in commit.members:
         if entry.delegate is None:
             continue
-        if commit.kind == "mix":
-            return "a mix has no delegates: carriers bring states, not contributions"
         if entry.delegate >= members or commit.members[entry.delegate].delegate is not None:
             return "a delegate is not a member, or has a delegate of its own"
     if commit.on_probation:
@@ -837,22 +836,10 @@ def _problem(commit: Commit) -> str | None:
             return "its members on probation are not in order"
         if commit.on_probation[-1] >= members or not commit.voters:
             return "a member on probation is not a member, or all are"
-    if commit.kind == "mix" and commit.codec_down is not None:
-        return "a mix merges states and no displacements, which need no codec"
     if not (_is_sane(commit.eta) and _is_sane(commit.mu)):
         return f"eta {commit.eta} or mu {commit.mu} is not a number between 0 and 10"
-    if commit.kind == "merge":
-        if commit.carriers or commit.mix_tokens or commit.ancestors:
-            return "a merge has no carriers, weights or chains"
-        return None
-    if commit.kind == "meld":
-        if commit.carriers or commit.mix_tokens or len(commit.ancestors) != parents:
-            return "a meld has a chain for each parent and no carriers: every member is one"
-        return None
-    if not len(commit.carriers) == len(commit.mix_tokens) == len(commit.ancestors) == parents:
-        return "a mix names a carrier, a weight and a chain for each parent"
-    if any(carrier not in commit.voters for carrier in commit.carriers):
-        return "a carrier is not a member, or on probation"
+    if len(commit.ancestors) != (parents if commit.melds else 0):
+        return "it has no chain for each of its parents, or one for a single parent"
     return None
 
 

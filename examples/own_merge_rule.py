@@ -1,24 +1,21 @@
-"""A merge rule and a grouping of your own in a simulated swarm.
+"""A merge rule of your own in a simulated swarm.
 
     cd examples
     shoal simulate --set outer.merge=mean,own_merge_rule:Middle \
-        --set rounds.grouping=halves,own_merge_rule:Rotation \
         --set peers.count=16 --set rounds.group_size=4 --set outer.codec=f32 --seeds 3
 
-A rule computes one unit (a tensor, or some rows of a large one) of the merged displacement. A
-grouping divides peers into groups for a version of a fragment. Both must give the same result at
-every peer: no clock, no random numbers, no order that depends on a dict or a set.
+A rule computes one unit (a tensor, or some rows of a large one) of the merged displacement. It must
+give the same result at every peer: no clock, no random numbers, no order that depends on a dict or
+a set.
 
 For simulations only: a run file names our own rules and no others. Members merge pieces of each
 other's rounds again, and ban a peer whose bytes differ; two versions of a rule, or of what it
 imports, would ban honest peers.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from peer.simulate import Contributions, Float32s, Kind, PeerId
+from peer.simulate import Contributions, Float32s, Kind
 
 
 class Middle:
@@ -32,17 +29,3 @@ class Middle:
         for index, row in enumerate(rows):
             unit.decode(index, row)
         np.median(rows, axis=0, out=accumulator)
-
-
-class Rotation:
-    """Groups of neighbours in a row that is shifted by half a group at each version."""
-
-    def deal(
-        self, peers: Sequence[PeerId], *, size: int, fragment: int, version: int
-    ) -> tuple[tuple[PeerId, ...], ...]:
-        shift = (version * (size // 2 or 1)) % len(peers)
-        row = [*peers[shift:], *peers[:shift]]
-        return tuple(tuple(sorted(row[at : at + size])) for at in range(0, len(row), size))
-
-    def smallest(self, size: int) -> int:
-        return 1  # the rest of a row

@@ -424,8 +424,6 @@ def _deed_of_sources(
     members, count = head.claim.members, len(commit.members)
     if list(members) != sorted(set(members)) or not members or members[-1] >= count:
         return "claims contributors that the round does not have"
-    if commit.kind == "mix" and set(members) - set(commit.carriers):
-        return "claims contributors that carry no state"
     for source in head.sources:
         named = source.by < count and source.by in source.members
         if not named or not is_signed(source):

@@ -139,8 +139,8 @@ class Chain:
 
     A chain is its root, and a window on blocks that it shares with the chains it was made from.
     Extending the newest chain copies nothing; any other change copies the blocks that differ, which
-    are the last ones. After a mix a chain holds links of several lineages. Links of one version are
-    all in one block.
+    are the last ones. After a meld a chain holds links of several lineages. Links of one version
+    are all in one block.
     """
 
     __slots__ = ("_blocks", "_end", "_kept_root", "_length", "_start")
@@ -200,7 +200,7 @@ class Chain:
         return self._window([*before, last], self._start, len(last), self._length + 1)
 
     def united(self, other: Iterable[AnyLink]) -> Chain:
-        """Return a chain with all links of both, as after a mix."""
+        """Return a chain with all links of both, as after a meld."""
         # In a swarm of sixty groups each version adds sixty links, most of which are known.
         new: dict[int, dict[Lineage, AnyLink]] = {}
         root = self._kept_root

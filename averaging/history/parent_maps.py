@@ -1,4 +1,4 @@
-"""The merged maps of the states that a mix or a meld continues, as they travel with slice 0.
+"""The merged maps of the states that a meld continues, as they travel with slice 0.
 
 A lineage binds the merged map of its state (``averaging.history.lineage.bound``). So each map that
 is brought into a round is compared with the lineage that its sender signed to stand on, at the
@@ -137,7 +137,7 @@ def read_maps(
     maps = decode_maps(data)
     problem = problem_of(maps, commit, members)
     if problem is not None:
-        raise BadPayload(commit.kind, problem)
+        raise BadPayload("meld", problem)
     return maps
 
 

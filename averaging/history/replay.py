@@ -6,7 +6,7 @@ bits of a member. An entry carries its commit, its seal and the digests of its s
 optimizer's settings, the codec and the merged marks are read from there, and all of it is under the
 lineage. So a source cannot lie about a round to a peer that knows which lineage it must arrive at.
 
-A mix, a meld or a fold replaces theta, so nothing can be replayed across one.
+A meld or a fold replaces theta, so nothing can be replayed across one.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class ReplayHead:
         """Return the standing of a peer that applies this round. Raises ``LineageBroken``."""
         commit = self.commit
         reason = None
-        if commit.kind != "merge":
-            reason = f"a {commit.kind} cannot be replayed"
+        if commit.melds:
+            reason = "a meld cannot be replayed"
         elif self.parent != standing.lineage:
             reason = f"it starts from {self.parent.hex()[:8]}, not {standing.lineage.hex()[:8]}"
         elif not self.seal or list(self.seal) != sorted(set(self.seal)):
@@ -205,7 +205,7 @@ class ReplayLog:
                 self._entries[index] = ReplayEntry(entry.head, payload)
 
     def restart(self, version: int, lineage: Lineage) -> None:
-        """Forget all rounds, because a mix, a fold or a download changed the state."""
+        """Forget all rounds, because a meld, a fold or a download changed the state."""
         self._entries.clear()
         self.size_bytes = 0
         self._version, self._lineage = version, lineage

@@ -25,8 +25,8 @@ LINKS_SHOWN = 24
 assert LINKS_SHOWN <= LINKS_MAX
 
 LIGHT_SHARE = 0.25
-"""A side with a smaller share of the tokens since the fork gives way. Others are mixed, which takes
-a round in f32 that members of both sides join."""
+"""A side with a smaller share of the tokens since the fork gives way. Others are melded: that
+takes a round that members of both sides join, with their states."""
 
 LIGHT_SHARE_OF_YOUNG = 0.45
 """The same for a fork so young that the side that gives way can offer all its work again: two of
@@ -119,7 +119,7 @@ def relate(mine: Head, chain: Chain | None, theirs: Head, *, young_versions: int
     ``young_versions``: those since a fork up to which all work on either side can be offered again.
 
     A common ancestor found in thinned-out chains may be older than the last one. That adds the same
-    tokens to both sides. It can turn a rebase into a mix, but never into a rebase of the wrong
+    tokens to both sides. It can turn a rebase into a meld, but never into a rebase of the wrong
     side.
     """
     if theirs.lineage == mine.lineage:
@@ -156,16 +156,15 @@ def after_commit(
 ) -> Standing:
     """Return the standing of a member after this round.
 
-    After a mix or a meld ``merged`` is not known yet, and with it the lineage (until then the
-    history stands for it) and the tokens of a meld's link in the chain: complete it by
+    After a meld ``merged`` is not known yet, and with it the lineage (until then the
+    history stands for it) and the tokens of its link in the chain: complete it by
     ``with_merged_map``.
     """
     version = commit.version
-    if commit.kind != "merge":
+    if commit.melds:
         grown = _grown(_Sealed(round_id, tuple(seal), tuple(digests), commit))
         chain = standing.chain.united(grown.links)
-        tokens = commit.mix_total if commit.kind == "mix" else standing.merged.tokens
-        chain = chain.extended(ChainLink(version, grown.history, tokens))
+        chain = chain.extended(ChainLink(version, grown.history, standing.merged.tokens))
         return Standing(version, grown.history, chain, standing.merged, grown.history)
     parents = [standing.lineage]  # members of a merge stay on their own lineage
     history = after_round(parents, round_id, seal_digest(seal), digests)
@@ -190,7 +189,7 @@ class _Sealed:
 
 @dataclass(frozen=True, slots=True)
 class _Grown:
-    """The result of a mix or a meld, which is the same for all members whatever their lineages."""
+    """The result of a meld, which is the same for all members whatever their lineages."""
 
     history: bytes
     links: tuple[Link, ...]
@@ -199,7 +198,7 @@ class _Grown:
 
 @lru_cache(maxsize=128)
 def _grown(sealed: _Sealed) -> _Grown:
-    """Return the result of a mix or a meld. Simulators ask for it once per member."""
+    """Return the result of a meld. Simulators ask for it once per member."""
     commit = sealed.commit
     parents = sealed_parents(commit, sealed.seal)
     shown = {
@@ -214,30 +213,24 @@ def _grown(sealed: _Sealed) -> _Grown:
 
 
 def sealed_parents(commit: Commit, seal: Sequence[int]) -> tuple[Lineage, ...]:
-    """Return the lineages that the round continues: in a meld, those of its contributors."""
-    if commit.kind != "meld":
-        return tuple(parent.lineage for parent in commit.parents)
+    """Return the lineages that the round continues: those of its contributors."""
     there = {commit.members[index].parent for index in seal}
     return tuple(commit.parents[index].lineage for index in sorted(there))
 
 
 def merged_after(united: MergedMap, commit: Commit, seal: Sequence[int]) -> MergedMap:
-    """Return the merged map after a round: the united maps of its parents, and the new work.
-
-    A mix carries states alone: the work that its members offer stays pending.
-    """
-    entries = [commit.members[index] for index in seal if commit.kind != "mix"]
+    """Return the merged map after a round: the united maps of its parents, and the new work."""
+    entries = [commit.members[index] for index in seal]
     return united.with_works(
         (entry.peer, entry.incarnation, entry.mark, entry.tokens) for entry in entries
     )
 
 
-def with_merged_map(standing: Standing, commit: Commit, merged: MergedMap) -> Standing:
-    """Complete ``after_commit``'s standing of a mix or a meld, once the merged map is known."""
+def with_merged_map(standing: Standing, merged: MergedMap) -> Standing:
+    """Complete ``after_commit``'s standing of a meld, once the merged map is known."""
     version, history, chain = standing.version, standing.history, standing.chain
     lineage = bound(history, merged.digest())
-    tokens = merged.tokens if commit.kind == "meld" else chain.tip.tokens
-    chain = chain.before_tip().extended(ChainLink(version, lineage, tokens))
+    chain = chain.before_tip().extended(ChainLink(version, lineage, merged.tokens))
     return Standing(version, lineage, chain, merged, history)
 
 

@@ -453,7 +453,7 @@ class Averager(Services):
     def gather_everybody(self) -> None:
         """Put all peers into one group from now on, and join every leader that calls.
 
-        A swarm of several groups ends in agreement that way: its lineages are mixed in one round.
+        A swarm of several groups ends in agreement that way: its lineages are melded in one round.
         """
         self._tell(inputs.EndIsNear())
 

@@ -551,7 +551,7 @@ class FragmentWork:
         before = state = self.state
         drawn = self._draw_spot_check(exchange, effect, state)
         left = None
-        if exchange.parts.is_mix:
+        if effect.commit.melds and not self.machine.peers.has_several_groups(averager.now()):
             left = await averager.threads.run(numbers_digest, before)
         jumps = averager.around.gate is not None and await exchange.is_unusual()
         if jumps and averager.around.gate is not None:
@@ -585,13 +585,12 @@ class FragmentWork:
         dispersion = exchange.dispersion
         if dispersion is not None:
             self.event("melded", dispersion=dispersion)
-        self.take(Applied(effect.round, Standing.of(state), dispersion, left))
+        self.take(Applied(effect.round, Standing.of(state), left))
         averager.audits.finished(exchange.parts, state.lineage)
         if drawn is not None and averager.spot_checks is not None:
             averager.spot_checks.begin(exchange.parts, drawn)
         self.keep_if_good(state)
         if state.version % averager.settings.audit_versions == 0:
-            # A peer that merges without mixing has a lineage of its own: nothing to compare.
             averager.spawn(
                 self.following.take_digest(state, effect.commit), f"digest of fragment {self.index}"
             )
@@ -618,7 +617,7 @@ class FragmentWork:
                 entry.peer, "not in every slice by the deadline, or left out by the leader"
             )
             for index, entry in enumerate(commit.members)
-            if apply is not None and commit.kind != "mix" and index not in seal
+            if apply is not None and index not in seal
         }
         began = exchange.entered_at
         self.event(
@@ -631,12 +630,10 @@ class FragmentWork:
             leader=commit.leader,
             members=[entry.peer for entry in commit.members],
             contributors=[commit.members[index].peer for index in seal],
-            # The steps of each contributor in it: an audit of a run adds them up. A mix
-            # carries states, and the work that its members offer stays pending.
+            # The steps of each contributor in it: an audit of a run adds them up.
             marks={
                 entry.peer: [entry.incarnation, entry.mark, entry.steps, entry.tokens]
                 for entry in (commit.members[index] for index in seal)
-                if commit.kind != "mix"
             },
             lineage=self.state.lineage.hex() if apply is not None and self.state else None,
             parents=[each.hex() for each in sealed_parents(commit, seal)] if seal else [],

@@ -1,7 +1,6 @@
 """The arithmetic of each kind of round, chunk by chunk: encode, check, merge, step.
 
 - A ``merge`` exchanges displacements in the codecs of its commit, one for each way.
-- A ``mix`` exchanges theta in f32 and momentum in f16, and takes the weighted mean of both.
 - A ``meld`` exchanges displacement, theta and momentum, and takes the outer step on the means.
 
 The bytes do not depend on how units are grouped into chunks. Every function here is work for a
@@ -51,10 +50,7 @@ class Leg(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A contribution's arrays: ``share`` of ``base - values`` is encoded.
-
-    In a mix both are encoded as they are, momentum and theta.
-    """
+    """A contribution's arrays: ``share`` of ``base - values`` is encoded."""
 
     base: Float32s
     values: Float32s
@@ -186,35 +182,6 @@ class MergeNumbers:
         step_encoded(part, codec, data, chunk.sizes, self._optimizer, scratch)
 
 
-class MixNumbers:
-    """Arithmetic of a mix: theta in f32, then momentum in f16."""
-
-    def __init__(self) -> None:
-        self.up = self.down = Columns(codec_named("f32"), codec_named("f16"), moves=False)
-
-    def encode(self, chunk: Chunk, given: Moved, out: memoryview, scratch: Scratch) -> None:
-        self.up.encode(chunk, {0: given.values, 1: given.base}, out, scratch)
-
-    def leave_rest(self, chunk: Chunk, given: Moved, data: memoryview, scratch: Scratch) -> None:
-        return  # states travel, and f32 loses nothing of theta
-
-    def merge(
-        self,
-        chunk: Chunk,
-        given: Weighted,
-        out: memoryview,
-        scratch: Scratch,
-        *,
-        rest: Float32s | None = None,
-    ) -> None:
-        assert rest is None, "a mix moves no displacement"
-        mean = rule_named("mean"), given.weights
-        self.up.merge(chunk, given.payloads, (mean, mean), out, scratch, into=self.down)
-
-    def step(self, chunk: Chunk, data: memoryview, made: Step, scratch: Scratch) -> None:
-        self.down.decode(chunk, data, {0: made.theta, 1: made.momentum}, scratch)
-
-
 class MeldNumbers:
     """Arithmetic of a meld: displacement, theta and momentum of each member.
 
@@ -233,8 +200,8 @@ class MeldNumbers:
         moved, *states = map(codec_named, names)
         merged = codec_named(codec_down or names[0])
         self._displacement, self._merged = moved, merged
-        self.up = Columns(moved, *states, moves=True)
-        self.down = Columns(merged, *states, moves=True)
+        self.up = Columns(moved, *states)
+        self.down = Columns(merged, *states)
         self._rule = rule_named(merge)
         self._optimizer = Nesterov(eta, mu)
         self._own: tuple[Float32s, Float32s] | None = None
@@ -312,9 +279,7 @@ def cutting_of(commit: Commit, fragment: Fragment, numbers: Numbers) -> Cutting:
 
 def numbers_of(commit: Commit) -> Numbers:
     """Return a commit's arithmetic. Raises ``ValueError`` for an unknown codec or rule."""
-    if commit.kind == "mix":
-        return MixNumbers()
-    kind = MeldNumbers if commit.kind == "meld" else MergeNumbers
+    kind = MeldNumbers if commit.melds else MergeNumbers
     return kind(
         codec=commit.codec,
         codec_down=commit.codec_down,

@@ -43,14 +43,10 @@ class Displacements:
 
 
 class Columns:
-    """Several encoded columns side by side: each unit in one codec after the other.
+    """A displacement and other encoded columns, each unit in one codec after the other."""
 
-    If the first column is a displacement, ``moves`` is true.
-    """
-
-    def __init__(self, *codecs: Codec, moves: bool) -> None:
+    def __init__(self, *codecs: Codec) -> None:
         self._codecs = codecs
-        self._moves = moves
 
     def encoded_size(self, sizes: Sequence[int]) -> int:
         return sum(codec.encoded_size(sizes) for codec in self._codecs)
@@ -105,8 +101,6 @@ class Columns:
                 codec.check(part, (size,), scratch)
 
     def squares(self, chunk: Chunk, data: memoryview) -> Float64s:
-        if not self._moves:
-            return np.zeros(len(chunk.sizes))
         codec = self._codecs[0]
         found = (
             squares_at_most(codec, parts[0], (size,))[0]

@@ -37,12 +37,6 @@ def contribution(
     ``offered``: base and values of the learner's snapshot.
     """
     commit = enter.commit
-    if commit.kind == "mix":
-        if enter.entry not in commit.carriers:
-            return None
-        assert state is not None
-        own_map = ParentMap(state.merged, state.history)
-        return Contribution(state.momentum, state.theta, own_map)
     if offered is None:
         return None
     base, values = offered
@@ -55,7 +49,7 @@ def contribution(
         keeps_rests=policy.feeds_back_merged and (up or down),
         share=uploaded_share(policy.late_work, staleness=commit.members[enter.entry].staleness),
     )
-    if commit.kind == "merge":
+    if not commit.melds:
         return given
     assert state is not None
     own_map = ParentMap(state.merged, state.history)

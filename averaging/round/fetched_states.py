@@ -93,7 +93,7 @@ class Life:
 
         Where states travel, another side of the fork may have merged more of this peer's work.
         """
-        if apply.contained is not None or apply.commit.kind == "merge":
+        if apply.contained is not None or not apply.commit.melds:
             return apply.contained
         return self.newly_contained(after, before)
 

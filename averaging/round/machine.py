@@ -28,7 +28,7 @@ each has answered, and closes it by ``averaging.rules.quorum``. A peer that is c
 ``Pass`` or ``Coming``; for the latter's snapshot the roster stays open. The leader needs no state
 for this. Any peer answers ``Behind`` to a ``Join`` from behind. A ``Join`` from ahead is held while
 the leader itself catches up, and sent to the next in rank if it does not. One from another lineage
-is told to compare (the lighter side rebases), or taken for a mix. Two leaders that meet settle it
+is told to compare (the lighter side rebases), or taken for a meld. Two leaders that meet settle it
 by rank: the lower one, when called, sends its members to the higher one; when the lower one calls,
 the higher one calls back, or goes over itself if the other one will not follow it and nobody else
 has joined it.
@@ -94,7 +94,7 @@ said above and in that document:
 - The lighter side that rebases does not offer again what others go on with.
 - A doubt that ends without an answer by the own lineage counts the work as merged, on another
   lineage (``Presume``): that one state lacks it says nothing about the others, and sooner or later
-  all are mixed. A majority that forswore does not end such a doubt either: unless all members did,
+  all are melded. A majority that forswore does not end such a doubt either: unless all members did,
   one may have finished and go on. The peer remembers of its last round that it was one of several
   (``several_groups_version``): a partition may hide the others later.
 
@@ -151,7 +151,6 @@ from averaging.round.sealing.doubt import Doubt, Doubting
 from averaging.round.sealing.outcomes import Outcomes
 from averaging.rules import plausible
 from averaging.rules.due import DueTime
-from averaging.rules.mixing import Measured
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import Probation
@@ -757,7 +756,7 @@ class FragmentRounds(Fragment):
             head = self.standing.head()
             found = commit.parents[entry.parent].lineage
             self.send(entry.peer, messages.Behind(self.fragment, head, self.identity.me, found))
-        return "it mixes versions that mine grew out of" if behind else None
+        return "it melds versions that mine grew out of" if behind else None
 
     def _enter(self, signed: SignedCommit, now: float, *, is_leader: bool) -> None:
         commit = signed.commit
@@ -769,7 +768,8 @@ class FragmentRounds(Fragment):
             self.joining.attempt = None
             self.own_round = participation
             self.phase = Phase.ENTERED
-            if commit.kind == "meld" or self.peers.has_several_groups(now):
+            is_one_of_several = commit.melds and self.peers.may_have_several_groups
+            if is_one_of_several or self.peers.has_several_groups(now):
                 self.several_groups_version = commit.version
                 self.certificates.among_groups = True
             self.pace.took_part(commit.version)
@@ -785,10 +785,6 @@ class FragmentRounds(Fragment):
         apply = participation.to_apply
         assert apply is not None
         standing = applied.standing or apply.standing
-        if applied.dispersion is not None:
-            before = self.measured.version if self.measured is not None else 0
-            version = standing.version
-            self.measured = Measured(version, applied.dispersion, after=version - before)
         took_s = now - participation.entered_at
         self.leading.timings.sync_took(took_s)
         contained = apply.contained is not None
@@ -826,7 +822,7 @@ class FragmentRounds(Fragment):
         self.peers.is_back = mine is not None and mine.incarnation != self.identity.incarnation
 
     def _saw_merged(self, participation: Participation, now: float) -> None:
-        if participation.seal and participation.commit.kind != "mix":
+        if participation.seal:
             members = participation.commit.members
             self.peers.finished_with(members)
             self.peers.saw_merged([members[index].peer for index in participation.seal], now)

@@ -53,7 +53,6 @@ from averaging.round.sealing.paxos import Acceptor, BallotPhase, Coordinator
 from averaging.round.sealing.seals import (
     VOID,
     all_peers_of,
-    expected_of,
     is_chosen,
     is_possible,
     is_void,
@@ -152,12 +151,9 @@ class Participation:
     def _has_vote(self) -> bool:
         return self.entry in self.commit.voters
 
-    def contributes(self) -> bool:
-        return self.entry is not None and self.entry in expected_of(self.commit)
-
     def may_contain_own_work(self) -> bool:
         """True if a seal that was chosen can name this peer."""
-        return self.contributes() and (self.seal is None or self.entry in self.seal)
+        return self.entry is not None and (self.seal is None or self.entry in self.seal)
 
     def reduced(self) -> tuple[tuple[int, ...], tuple[bytes, ...]] | None:
         """Seal and digests of a merge of which this peer has all slices, if it is no member.
@@ -165,17 +161,17 @@ class Participation:
         A member takes the outer step; a keeper follows by the slices that it has reduced.
         """
         digests = self.slices.all_digests()
-        if self.entry is not None or self.commit.kind != "merge" or not self.seal:
+        if self.entry is not None or self.commit.melds or not self.seal:
             return None
         return None if digests is None else (self.seal, digests)
 
     def may_be_sealed_elsewhere(self) -> bool:
         """True if a seal with this peer's work can be chosen without its knowledge.
 
-        It cannot if this peer does not contribute; nor if a majority needs all members and this
-        peer has accepted no seal, because from now on it accepts none.
+        It cannot if this peer is no member; nor if a majority needs all members and this peer has
+        accepted no seal, because from now on it accepts none.
         """
-        if self.entry is None or not self.contributes():
+        if self.entry is None:
             return False
         if self.seal is not None:
             return self.entry in self.seal
@@ -605,7 +601,7 @@ class Participation:
             # A member on probation that never says so does not keep the round for long.
             at = now + self.commit.upload_s + self._policy.margin_s
             self._last_timers.setdefault(LastTimer.FADE, at)
-        if self.coordinator is not None and self.commit.kind == "meld":
+        if self.coordinator is not None and self.commit.melds:
             self._last_timers.setdefault(LastTimer.SHOW, now + self._policy.margin_s)
         if all_have and self.entry is None and self.is_open:
             self.stage = Stage.FINISHED  # this peer only reduced or led
@@ -755,7 +751,7 @@ class Participation:
             return
         self.stage = Stage.APPLYING
         self._note("applying", contributors=len(self.seal), mine=self.entry in self.seal)
-        merged = self.entry in self.seal and self.commit.kind != "mix"
+        merged = self.entry in self.seal
         self.to_apply = Apply(
             self.id,
             self.commit,
@@ -905,7 +901,7 @@ class Participation:
         # Its successors lack its own upload, if it has left with that.
         reducer = self.commit.reducers[index]
         # Slice 0 brings the maps of all lineages, and its reducer may have got a bad one.
-        could = self.commit.kind == "merge" or index > 0
+        could = not self.commit.melds or index > 0
         if could and reducer != self._id.me and not self._peers.is_down(reducer, now):
             reason = f"it has not sent slice {index}, which it merged"
             self._emit(Suspect("withheld", {"peer": reducer, "reason": reason}))

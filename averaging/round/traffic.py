@@ -102,7 +102,7 @@ class Traffic:
     @property
     def moves_states(self) -> bool:
         """True if states travel, and with slice 0 the map of what is merged in them."""
-        return self.commit.kind != "merge"
+        return self.commit.melds
 
     def has_maps(self, index: int) -> bool:
         """True if merged maps (``averaging.history.parent_maps``) travel ahead of this slice."""
@@ -170,7 +170,7 @@ class Traffic:
             return Incoming.RIDER if opening.what == OWN else Incoming.EMPTY_RIDER
         if opening.what == OWN:
             return Incoming.OWN
-        if self.commit.kind != "mix" and self.commit.members[entry].delegate is None:
+        if self.commit.members[entry].delegate is None:
             return Incoming.EMPTY
         return Incoming.WAITS
 

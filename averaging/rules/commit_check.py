@@ -25,13 +25,10 @@ def objection(
     encoded_bytes: Callable[[str], int],
 ) -> str | None:
     """Return the reason why a commit breaks the run's settings; ``None`` if it does not."""
-    mixing = policy.mixing
-    if commit.kind == "merge" and len(commit.parents) > 1 and mixing.always:
-        return "it leaves lineages apart; every round of this run melds them"
     displacement = commit.displacement_codec
-    if commit.kind == "meld":
+    if commit.melds:
         states = commit.codec.partition("/")[2]
-        wanted = mixing.codec(displacement)
+        wanted = policy.mixing.codec(displacement)
         if commit.codec != wanted:
             return f"it sends states as {states!r}; the run melds with {wanted!r}"
     used = displacement, commit.codec_down or displacement

@@ -7,21 +7,19 @@ follows the lineage finds it, and no absent peer is needed. Peers linger until t
 
 Several groups reach the goal each on a lineage of its own. A peer that stands on such a version, or
 hears of one, **closes ranks**: it takes all peers for one group (as far as a roster is long: 64),
-comes whenever it is called, and closes no roster while others come. The groups mix, and a version
-that grew out of one at the goal is final. Such lineages do nothing but mix, so history still
-identifies the final version. (Groups that hear of the order when they are beyond its version do not
-mix.) A majority in the mix is enough: the others take its state. Of two final versions (more peers
-than a roster holds, or a partition, also of a single group), every peer takes the heavier; peers
-that have ended go on to tell one another where they stand
+comes whenever it is called, and closes no roster while others come. The groups meld, and a version
+that grew out of one at the goal is final. (Groups that hear of the order when they are beyond its
+version do not meld.) A majority in the meld is enough: the others take its state. Of two final
+versions (more peers than a roster holds, or a partition, also of a single group), every peer takes
+the heavier; peers that have ended go on to tell one another where they stand
 (``averaging.round.gathering.lingering``).
 
-The groups mix as they stand, also where one state grew out of another, as in a meld. No leader sees
-that of two others, and a peer that is a version behind may be unable to catch up: a link has the
-signatures of one small group at most, fewer than all peers as one group ask for. The older of the
-two states has fewer tokens and weighs less.
+The groups meld as they stand, also where one state grew out of another. No leader sees that of two
+others, and a peer that is a version behind may be unable to catch up: a link has the signatures of
+one small group at most, fewer than all peers as one group ask for.
 
 Simulated with 90 and 256 peers in groups of 16: one lineage, at most three cycles after the tokens
-are merged, with the quality of the mean of those who mixed (``test_swarm_end.py``, and with
+are merged, with the quality of the mean of those who were in it (``test_swarm_end.py``, and with
 real peers ``test_ending_in_groups.py``; in experiments ``[end] together = true``). A peer that
 falsely claims to be at the goal makes others meet in one group and nothing worse, because
 final is only a version that they have themselves.
@@ -39,10 +37,10 @@ from msgspec import Struct
 
 from averaging.history.chain import Chain
 from averaging.history.standing import tokens_of
-from averaging.messages import Commit, Head
+from averaging.messages import Head
 
 LINKS_SEARCHED = 1024
-"""Links searched for one at the goal. A mix of 64 lineages adds some links of each."""
+"""Links searched for one at the goal. A meld of 64 lineages adds some links of each."""
 
 
 class Goal(Struct, frozen=True):
@@ -81,12 +79,12 @@ class RunsEnd:
     a final state."""
 
     goal: Goal
-    mixes: bool
-    """Ranks are closed: a state at the goal is mixed first. Else it is final."""
+    melds: bool
+    """Ranks are closed: a state at the goal is melded first. Else it is final."""
 
     def gives_way(self, mine: Head, theirs: Head) -> bool:
         """Return whether this peer takes the other's state, which is final and outranks its own."""
-        is_final = shows_final(theirs, self.goal) if self.mixes else self.goal.is_reached_by(theirs)
+        is_final = shows_final(theirs, self.goal) if self.melds else self.goal.is_reached_by(theirs)
         return is_final and self._rank(mine) < self._rank(theirs)
 
     def settles(self, mine: Head, theirs: Head) -> bool:
@@ -95,11 +93,5 @@ class RunsEnd:
 
     def _rank(self, head: Head) -> tuple[bool, bool, int, bytes]:
         """A side that has not reached the last version may have merged more tokens."""
-        ended, mixed = self.goal.is_reached_by(head), shows_final(head, self.goal)
-        return mixed, ended, tokens_of(head), head.lineage
-
-
-def goes_on(commit: Commit, goal: Goal) -> bool:
-    """Return whether a round merges or melds finished lineages, which should mix."""
-    reached = any(goal.is_reached(parent.version, parent.tokens) for parent in commit.parents)
-    return reached and len(commit.parents) > 1 and commit.kind != "mix"
+        ended, melded = self.goal.is_reached_by(head), shows_final(head, self.goal)
+        return melded, ended, tokens_of(head), head.lineage

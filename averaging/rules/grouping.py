@@ -5,10 +5,9 @@ heartbeat; a peer with another view is redirected by the round. Peers are dealt 
 closing that they heard of: a peer that missed a round would otherwise look for a group that nobody
 else is in.
 
-Two ways of dealing are registered. In the benchmark of ``averaging.rules.mixing`` groups of even
-size hold 6.2 contributors on average and halves 4.8. Halves are the default, because they keep two
-small groups from meeting again and again, and because a peer that only some can see changes one
-group and not all groups behind it.
+Groups are of uneven size: in one benchmark groups of even size held 6.2 contributors on average and
+these 4.8. But they keep two small groups from meeting again and again, and a peer that only some
+can see changes one group and not all groups behind it.
 
 This module does not decide who takes part in a round, only who may meet.
 """
@@ -19,7 +18,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import pairwise
-from typing import Protocol
 
 import blake3
 
@@ -51,41 +49,6 @@ class Names(tuple[PeerId, ...]):
         return at < len(self) and self[at] == peer
 
 
-class Grouping(Protocol):
-    """A way to deal peers into groups: a pure function of names and versions."""
-
-    @property
-    def name(self) -> str: ...
-
-    def deal(
-        self, peers: tuple[PeerId, ...], *, size: int, fragment: int, version: int
-    ) -> tuple[tuple[PeerId, ...], ...]:
-        """Return disjoint groups of at most ``size``, each sorted, of more peers than that."""
-        ...
-
-    def smallest(self, size: int) -> int:
-        """Return the fewest peers that a group of at most ``size`` ever has."""
-        ...
-
-
-_groupings: dict[str, Grouping] = {}
-
-
-def register(grouping: Grouping) -> None:
-    """Add a grouping to the table. Raises ``ValueError`` if its name is taken."""
-    if grouping.name in _groupings:
-        raise ValueError(f"a grouping is named {grouping.name!r} already")
-    _groupings[grouping.name] = grouping
-
-
-def grouping_named(name: str) -> Grouping:
-    try:
-        return _groupings[name]
-    except KeyError:
-        known = ", ".join(_groupings)
-        raise ValueError(f"no grouping is named {name!r}; there are {known}") from None
-
-
 def group_of(
     me: PeerId,
     peers: Iterable[PeerId],
@@ -93,7 +56,6 @@ def group_of(
     size: int,
     fragment: int,
     version: int,
-    grouping: str = "halves",
     sites: Mapping[PeerId, str] | None = None,
 ) -> tuple[PeerId, ...]:
     """Return the peers that ``me`` may meet at this version, itself included, sorted.
@@ -107,17 +69,16 @@ def group_of(
     if len(everybody) <= size:
         return everybody
     if sites:
-        deal_named = grouping_named(grouping).deal
         units = _units(tuple((peer, sites.get(peer)) for peer in everybody), size // 2)
         # A unit is dealt by the name of its first peer; the largest unit limits units per group.
         firsts = tuple(sorted(unit[0] for unit in units))
         units_max = size // max(map(len, units))
         if len(firsts) <= units_max:
             return everybody
-        dealt = deal_named(firsts, size=units_max, fragment=fragment, version=version)
+        dealt = deal(firsts, size=units_max, fragment=fragment, version=version)
         places = _places(_joined(dealt, units))
     else:
-        places = _dealt_places(grouping, everybody, size, fragment, version)
+        places = _dealt_places(everybody, size, fragment, version)
     assert me in places, f"{me} was dealt into no group"
     return places[me]
 
@@ -157,10 +118,9 @@ def _joined(
 
 @lru_cache(maxsize=256)
 def _dealt_places(
-    grouping: str, peers: Names, size: int, fragment: int, version: int
+    peers: Names, size: int, fragment: int, version: int
 ) -> dict[PeerId, tuple[PeerId, ...]]:
-    deal_named = grouping_named(grouping).deal
-    return _places(deal_named(peers, size=size, fragment=fragment, version=version))
+    return _places(deal(peers, size=size, fragment=fragment, version=version))
 
 
 @lru_cache(maxsize=256)
@@ -220,50 +180,9 @@ def _dealt(
     return tuple(sorted(groups))
 
 
-class Halves:
-    """Groups of uneven sizes (``deal``). A peer that only some can see changes one of them."""
-
-    name = "halves"
-
-    def deal(
-        self, peers: tuple[PeerId, ...], *, size: int, fragment: int, version: int
-    ) -> tuple[tuple[PeerId, ...], ...]:
-        return deal(peers, size=size, fragment=fragment, version=version)
-
-    def smallest(self, size: int) -> int:
-        return max(2, (size + 1) // 4)
-
-
-class Even:
-    """A shuffled row, cut into as few groups as possible, of nearly equal size.
-
-    A peer that only some can see shifts all groups behind it in the row.
-    """
-
-    name = "even"
-
-    def deal(
-        self, peers: tuple[PeerId, ...], *, size: int, fragment: int, version: int
-    ) -> tuple[tuple[PeerId, ...], ...]:
-        return _evenly(peers, size, fragment, version)
-
-    def smallest(self, size: int) -> int:
-        return (size + 1) // 2
-
-
-@lru_cache(maxsize=256)
-def _evenly(
-    peers: tuple[PeerId, ...], size: int, fragment: int, version: int
-) -> tuple[tuple[PeerId, ...], ...]:
-    prefix = f"deal evenly/{fragment}/{version}/".encode()
-    row = [peer for _, peer in sorted((hashed(prefix, peer), peer) for peer in peers)]
-    count = -(-len(row) // size)
-    ends = [len(row) * index // count for index in range(count + 1)]
-    return tuple(tuple(sorted(row[a:b])) for a, b in pairwise(ends))
-
-
-for _grouping in (Halves(), Even()):
-    register(_grouping)
+def smallest_group(size: int) -> int:
+    """Return the fewest peers that a group of at most ``size`` ever has."""
+    return max(2, (size + 1) // 4)
 
 
 def hashed(prefix: bytes, peer: PeerId) -> int:

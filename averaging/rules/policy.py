@@ -38,9 +38,6 @@ class RoundPolicy:
     mixing: MixingPolicy = field(default_factory=MixingPolicy)
     probation: ProbationPolicy = field(default_factory=ProbationPolicy)
     group_size: int = 16
-    grouping: str = "halves"
-    """The way in which more peers than ``group_size`` are dealt into groups:
-    ``averaging.rules.grouping``."""
     codec: str = "int4"
     """Codec of uploads."""
     codec_down: str | None = None

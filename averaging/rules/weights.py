@@ -86,13 +86,6 @@ def _shares(
 
 def weights_of(commit: Commit, contributors: Sequence[int]) -> tuple[float, ...]:
     """Return the weights of these roster entries, in order: a function of commit and seal."""
-    if commit.kind == "mix":
-        tokens = {
-            carrier: max(1, weight)
-            for carrier, weight in zip(commit.carriers, commit.mix_tokens, strict=True)
-        }
-        total = sum(tokens.values())
-        return tuple(tokens[index] / total for index in contributors)
     return shares_of(
         [
             Contribution(tokens=entry.tokens, steps=entry.steps, staleness=entry.staleness)

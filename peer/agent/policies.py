@@ -70,7 +70,7 @@ def merging_policy(
             gamma=rounds.grace,
             tau=float(outer.overlap_steps),
         ),
-        mixing=_mixing_policy(mixing),
+        mixing=MixingPolicy(theta=mixing.theta, momentum=mixing.momentum),
         group_size=rounds.group_size,
         codec=up,
         codec_down=down,
@@ -189,16 +189,6 @@ def _required(quorum: Quorum) -> Required:
     if quorum == "majority":
         return None
     return quorum
-
-
-def _mixing_policy(mixing: Mixing) -> MixingPolicy:
-    bound = mixing.dispersion_max
-    return MixingPolicy(
-        every=mixing.every,
-        dispersion_max=None if bound == "off" else bound,
-        theta=mixing.theta,
-        momentum=mixing.momentum,
-    )
 
 
 def _probation_policy(policy: Policy) -> ProbationPolicy:

@@ -56,10 +56,10 @@ def simulate(
     small model, or a quadratic problem for thousands of peers); network, time and membership are
     simulated. The same seed gives the same result, to the last bit.
 
-    A merge rule, codec, grouping, outer optimizer or problem of your own is named module:name, of a
+    A merge rule, codec, outer optimizer or problem of your own is named module:name, of a
     module beside FILE or in the current folder.
 
-    Example: shoal simulate new > my.toml; shoal simulate my.toml --set mixing.every=0,1,4
+    Example: shoal simulate new > my.toml; shoal simulate my.toml --set rounds.group_size=4,8,16
     """
     from peer.simulate import report
     from peer.simulate.settings import commented, sweep

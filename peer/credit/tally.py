@@ -5,7 +5,7 @@ gossip in any order, repeated or with losses, ends in the same tally everywhere.
 
 **Maps.** For each fragment the heaviest certified version that is known, with its merged map. A
 merged map already counts each seal once per lineage: a round adds its contributors' tokens to the
-map of the state that it makes, a mix or a meld takes the maximum of its parents' maps, and a rebase
+map of the state that it makes, a meld takes the maximum of its parents' maps, and a rebase
 leaves the map of the lighter side behind, together with the work that is lost with it. So the tally
 does not fold seals a second time. Records of seals, keyed by (lineage, version, peer), would be
 70 bytes for each contribution: a run of 24 fragments and 16 peers makes 2.7 MB of them in a hundred

@@ -3,7 +3,7 @@
 **By tokens** a run ends in its history (``averaging.rules.final_mix``): a fragment is final at the
 first version whose ``merged`` reaches the budget. Every peer that follows the lineage finds the
 same version. Once one fragment is final the others are due at once: what is trained meanwhile can
-be merged into these alone. A run of several groups then mixes once more, and ends as by date.
+be merged into these alone. A run of several groups then melds once more, and ends as by date.
 
 **By date** no version is final in itself, because rounds do not know the time of day. Therefore
 peers make a last round and compare the result. At the date (by the swarm's clock, within about a

@@ -201,7 +201,6 @@ def _of_thresholds(run: RunFile) -> Iterator[Contradiction]:
     for name, threshold in (
         ("inner.clip_norm", run.inner.clip_norm),
         ("rounds.norm_max_ratio", run.rounds.norm_max_ratio),
-        ("mixing.dispersion_max", run.mixing.dispersion_max),
         ("model.logit_soft_cap", getattr(run.model, "logit_soft_cap", "off")),
     ):
         if isinstance(threshold, float) and not (math.isfinite(threshold) and threshold > 0):

@@ -212,18 +212,8 @@ class Rounds(Section, frozen=True, kw_only=True):
 
 
 class Mixing(Section, frozen=True, kw_only=True):
-    """How groups exchange their state when there are more peers than rounds.group_size."""
+    """How states travel where members of a round stand on several, as groups do when there are more
+    peers than rounds.group_size."""
 
-    every: Annotated[
-        int,
-        Meta(ge=0, le=1000),
-        "Interval in versions between rounds that also average the slow weights; 0: never, and "
-        "the groups drift apart. A run that fits into one group averages none.",
-    ] = 1
-    dispersion_max: Annotated[
-        float | Literal["off"],
-        "Average slow weights only if a peer is about to differ from its group by more than "
-        "this, as distance divided by norm; or 'off': whenever `every` says so.",
-    ] = "off"
     theta: Annotated[Literal["f32", "f16"], "Encoding of slow weights on the wire."] = "f32"
     momentum: Annotated[Literal["f32", "f16", "int8"], "Encoding of momentum on the wire."] = "f16"

@@ -8,7 +8,7 @@
 - ``Swarm`` has all settings, as the file of ``shoal simulate FILE`` does: ``Peers``, ``Peer`` (some
   that differ), ``Training``, ``Merging``, ``Rounds``, ``Weather``, ``Event``, ``End``, ``Measure``.
 - ``run(swarm, seed)`` simulates it: a ``Result`` with measured points, rounds, the fate of tokens.
-- ``MergeRule``, ``Codec``, ``Grouping``, ``Outer`` and ``Problem`` are what a part of your own has
+- ``MergeRule``, ``Codec``, ``Outer`` and ``Problem`` are what a part of your own has
   to have. A setting names it ``module:name``; ``examples/own_*.py`` has one of each. They are for
   simulations only: peers of a run merge with the rules that its run file can name.
 
@@ -34,7 +34,6 @@ from averaging.numbers.codec import Codec, Scratch
 from averaging.numbers.layout import Kind, TensorSpec
 from averaging.numbers.merge import Contributions, MergeRule
 from averaging.numbers.outer import OuterStep as Outer
-from averaging.rules.grouping import Grouping
 from dht.identity import PeerId
 from peer.simulate.outcome import SwarmResult as Result
 from peer.simulate.problems.problem import LocalTraining, Problem
@@ -62,7 +61,6 @@ __all__ = [
     "End",
     "Event",
     "Float32s",
-    "Grouping",
     "Kind",
     "LocalTraining",
     "Measure",

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 from averaging.numbers import codecs, merge, outer
-from averaging.rules import grouping
 from peer.simulate.problems.problem import Problem
 from peer.simulate.problems.quadratic import Quadratic
 from peer.simulate.settings import BadExperiment, Swarm
@@ -94,7 +93,7 @@ _known: dict[tuple[Callable[..., object], str], object] = {}
 
 def check_names(swarm: Swarm) -> None:
     """Find every rule and codec; those of the user are registered. Raises ``BadExperiment``."""
-    settings, mixing, rounds = swarm.outer, swarm.mixing, swarm.rounds
+    settings, mixing = swarm.outer, swarm.mixing
     for setting, find, register, name in (
         ("outer.merge", merge.rule_named, merge.register, settings.merge),
         ("outer.codec", codecs.codec_named, codecs.register, settings.codec),
@@ -102,7 +101,6 @@ def check_names(swarm: Swarm) -> None:
         ("outer.codec_down", codecs.codec_named, codecs.register, settings.codecs[1]),
         ("mixing.theta", codecs.codec_named, codecs.register, mixing.theta),
         ("mixing.momentum", codecs.codec_named, codecs.register, mixing.momentum),
-        ("rounds.grouping", grouping.grouping_named, grouping.register, rounds.grouping),
     ):
         try:
             if is_own(name) and (register, name) not in _known:

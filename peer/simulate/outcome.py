@@ -113,8 +113,6 @@ class TokenBooks:
 
     def enter(self, fragment: int, apply: Apply) -> None:
         """Enter the contributions of a finished round. The caller passes each round once."""
-        if apply.commit.kind == "mix":
-            return
         steps = self._merged_steps[fragment]
         for index in apply.seal:
             entry = apply.commit.members[index]

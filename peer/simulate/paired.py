@@ -131,8 +131,8 @@ def train(job: Job, progress: Callable[[float], None] = lambda share: None) -> T
 
 
 def _missed(result: SwarmResult) -> float:
-    possible = sum(record.live for record in result.rounds if record.kind != "mix")
-    came = sum(record.contributors for record in result.rounds if record.kind != "mix")
+    possible = sum(record.live for record in result.rounds)
+    came = sum(record.contributors for record in result.rounds)
     return 1.0 - came / possible if possible else 0.0
 
 

@@ -132,7 +132,6 @@ class Row:
     """Mean number of contributors of a round."""
     rounds: int
     melds: int
-    mixes: int
     staleness: float
     bytes_per_token: float
     """Bytes sent by all peers together, per processed token."""
@@ -149,7 +148,7 @@ def _row(cell: Cell, result: SwarmResult) -> Row:
     fate, final = result.fate, result.final
     processed = max(1.0, fate.processed)
     kinds = Counter(record.kind for record in result.rounds)
-    sizes = [record.contributors for record in result.rounds if record.kind != "mix"]
+    sizes = [record.contributors for record in result.rounds]
     return Row(
         label=cell.label,
         seed=cell.seed,
@@ -165,7 +164,6 @@ def _row(cell: Cell, result: SwarmResult) -> Row:
         group_size=statistics.fmean(sizes) if sizes else 0.0,
         rounds=len(result.rounds),
         melds=kinds["meld"],
-        mixes=kinds["mix"],
         staleness=result.mean_staleness,
         bytes_per_token=result.bytes_sent / processed,
         fetched_bytes=result.fetched_bytes,
@@ -301,9 +299,7 @@ def _curve(result: SwarmResult, over: str, of: str) -> tuple[list[float], list[f
 
 
 def _sizes(group: Sequence[SwarmResult]) -> Counter[int]:
-    return Counter(
-        record.contributors for result in group for record in result.rounds if record.kind != "mix"
-    )
+    return Counter(record.contributors for result in group for record in result.rounds)
 
 
 def _staleness(group: Sequence[SwarmResult]) -> Counter[int]:

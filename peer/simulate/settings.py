@@ -3,7 +3,7 @@
 ``[outer]``, ``[rounds]`` and ``[mixing]`` are those of a run file, with a few more. ``[peers]``
 describes the participants, ``[[peer]]`` those that differ from the others, ``[problem]`` their
 training, ``[weather]`` and ``[[event]]`` the conditions, ``[end]`` and ``[measure]`` duration and
-measurement. Merge rules, codecs, groupings, outer optimizers and problems are given by name: that
+measurement. Merge rules, codecs, outer optimizers and problems are given by name: that
 of one of ours, or ``module:name`` (``peer.simulate.names``).
 """
 
@@ -237,9 +237,6 @@ class Outer(merging.Outer, frozen=True, kw_only=True):
 class Rounds(merging.Rounds, frozen=True, kw_only=True):
     """Forming and closing of rounds, as in a run file."""
 
-    grouping: Annotated[
-        str, "halves, even, or module:name of a way of your own to deal peers into groups."
-    ] = "halves"
     round_deadline_s: Annotated[
         float, POSITIVE, "Seconds after which an unfinished round is aborted."
     ] = 180.0
@@ -435,7 +432,6 @@ class Swarm(_Table, frozen=True, kw_only=True):
                 scale_by_speed=rounds.scale_by_speed,
                 called_share=rounds.called_share,
             ),
-            grouping=rounds.grouping,
             slice_bytes_min=rounds.slice_bytes_min,
             spot_checks=rounds.spot_checks,
             audit_rate=rounds.audit_rate,
@@ -467,9 +463,9 @@ def commented() -> str:
     head = (
         "# A simulated swarm. A setting that is left out has its default, the value here.",
         "#",
-        "#   shoal simulate FILE --set mixing.every=0,1,4 --seeds 3 --out results",
+        "#   shoal simulate FILE --set rounds.group_size=4,8,16 --seeds 3 --out results",
         "#",
-        "# A merge rule, codec, grouping, outer optimizer or problem of your own is named",
+        "# A merge rule, codec, outer optimizer or problem of your own is named",
         "# module:name; the module is found beside this file or in the current folder.",
     )
     return "\n".join([*head, *setting_lines(Swarm())]) + "\n"

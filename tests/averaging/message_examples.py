@@ -29,7 +29,6 @@ HEAD = Head(7, bytes([7] * 32), LINKS, ((ANNA, bytes(64)),))
 COMMIT = Commit(
     topic=TOPIC,
     fragment=3,
-    kind="merge",
     leader=ANNA,
     leader_incarnation=1_750_000_000_000,
     nonce=5,

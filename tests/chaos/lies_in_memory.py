@@ -12,7 +12,6 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from averaging.rules.mixing import MixingPolicy
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import ProbationPolicy
 from dht.identity import PeerId
@@ -77,7 +76,7 @@ def policy_of(lie: Lie | None, *, audit_rate: float = 0.1) -> RoundPolicy:
     due = replace(POLICY.due, fragments=FRAGMENTS)
     policy = replace(POLICY, due=due, audit_rate=audit_rate, upload_s=5.0, probation=probation)
     if lie is Lie.MARKS:
-        return replace(policy, group_size=5, mixing=MixingPolicy(every=1))
+        return replace(policy, group_size=5)
     return policy
 
 

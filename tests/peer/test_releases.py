@@ -1,4 +1,4 @@
-"""Files and messages of the release before within one machine, read by this one.
+"""Messages of a build before within one machine, read by this one.
 
 The files of ``tests/golden/protocol_1`` were written by that release's own code. They never change.
 """
@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 
 from dht.protocol import NEWEST, OLDEST
@@ -24,9 +22,6 @@ from peer.bridge.messages import (
 )
 from peer.bridge.shared_memory import SharedTensors
 from peer.errors import OtherRelease
-from peer.storage.checkpoint import CheckpointFolder
-from peer.storage.outer_state import load_outer
-from peer.storage.progress import Processed, read_progress
 
 BEFORE = Path(__file__).parents[1] / "golden" / f"protocol_{OLDEST}"
 BRIDGE = json.loads((BEFORE / "bridge.json").read_text())
@@ -90,13 +85,3 @@ def test_shared_memory_of_another_version_is_refused_with_what_to_do() -> None:
     with pytest.raises(ValueError, match="another kind"):
         SharedTensors(os.dup(memory.descriptor))
     memory.close()
-
-
-def test_checkpoints_and_counts_of_the_release_before_are_read(tmp_path: Path) -> None:
-    shutil.copytree(BEFORE / "checkpoint", tmp_path / "outer")
-    outer = load_outer(CheckpointFolder(tmp_path / "outer"))
-    assert outer is not None and outer.run.name == "a-run"
-    (state,) = outer.states
-    assert (state.version, state.chain.tip.tokens) == (7, 700)
-    assert np.array_equal(state.theta, np.arange(8, dtype=np.float32) / 8)
-    assert read_progress(BEFORE / "progress") == Processed(1_800_000_000, 3, 300, 0)

@@ -124,7 +124,7 @@ class SpotChecking:
         self, parts: Parts, seal: Iterable[int], theta: Float32s, *, step: int
     ) -> Drawn | None:
         """Draw a contribution. ``theta``: that of the state which the round began with."""
-        if self._busy or not self._judge.judges or parts.is_mix or parts.entry is None:
+        if self._busy or not self._judge.judges or parts.entry is None:
             return None
         if not self._audits.must_be_kept(parts):
             return None

@@ -158,7 +158,7 @@ class Exchange:
         say: Callable[[int], None],
     ) -> None:
         if self._sent_share is None:
-            exact = not self.parts.is_mix and self.commit.displacement_codec == "f32"
+            exact = self.commit.displacement_codec == "f32"
             self._sent_share = SentShare(given, lossless=exact)
         evidence = self.parts.evidence
         kept = evidence.own_leaves if self._bundling is None else evidence.alone_leaves
@@ -182,7 +182,7 @@ class Exchange:
     async def is_unusual(self) -> bool:
         """True if the merge moves the fragment further than merges usually do."""
         usual = self._usual.norm(slice(None))
-        if self.parts.is_mix or usual is None:
+        if usual is None:
             return False
         squares = await self.parts.threads.run(self._merged_squares)
         return is_unusual(math.sqrt(squares), usual=usual)
@@ -207,8 +207,7 @@ class Exchange:
             await self.parts.threads.run_on(
                 size, self._step_slice, chunks, state, theta, momentum, squares
             )
-        if not self.parts.is_mix:
-            self._usual.merged(squares)
+        self._usual.merged(squares)
         standing = self.completed(standing, seal)
         return standing.state(state.fragment, theta, momentum)
 
@@ -222,7 +221,7 @@ class Exchange:
         if not self.parts.maps:
             return standing
         merged = merged_after(united(self.parts.maps), self.commit, seal)
-        return with_merged_map(standing, self.commit, merged)
+        return with_merged_map(standing, merged)
 
     def _step_slice(
         self,

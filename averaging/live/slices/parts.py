@@ -224,7 +224,7 @@ class Parts:
 
     def refuses(self, peer: PeerId) -> str | None:
         """The reason why this peer, as a reducer, takes no upload of another one."""
-        if self.is_mix or self._facts.takes(peer):
+        if self._facts.takes(peer):
             return self._refuses(peer)
         return "the run has merged work of so many keys that it takes none of new ones"
 
@@ -255,11 +255,6 @@ class Parts:
         """Roster indices of other members that carry the contributions of their sites."""
         named = {entry.delegate for entry in self.commit.members if entry.delegate is not None}
         return sorted(named - {self.entry})
-
-    @property
-    def is_mix(self) -> bool:
-        """True if only states travel, those of the carriers."""
-        return self.commit.kind == "mix"
 
     def is_here(self, index: int) -> None:
         """The merged slice is complete, or will be: riders may have it."""
@@ -323,10 +318,8 @@ class Parts:
     def square_chunk(self, chunk: Chunk, data: memoryview) -> float:
         return float(self.numbers.up.squares(chunk, data).sum())
 
-    async def upload_norm(self, index: int, squares: float) -> UploadNorm | None:
+    async def upload_norm(self, index: int, squares: float) -> UploadNorm:
         """The norm of an uploaded displacement, beside what is known of its slice."""
-        if self.is_mix:
-            return None
         usual = self._facts.usual.norm(self.cutting.slices[index].units)
         harmless = await self._theta_norm(index) if usual is None else 0.0
         return UploadNorm(math.sqrt(squares), usual, harmless)
@@ -374,7 +367,7 @@ class Parts:
     async def _norm_objection(self, index: int, merged: float) -> str | None:
         """The reason not to take a merged slice of this norm. The cheap bound comes first."""
         ratio = self._norm_ratio_max
-        if self.is_mix or math.isinf(ratio):
+        if math.isinf(ratio):
             return None
         usual = self._facts.usual.norm(self.cutting.slices[index].units)
         if usual and not norm_objection(

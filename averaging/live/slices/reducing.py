@@ -26,7 +26,6 @@ from averaging.numbers.chunks import Chunk
 from averaging.numbers.piece_digests import digest_of, digests_of, root_of
 from averaging.round.interface.inputs import SliceMerged
 from averaging.round.rests import Rest
-from averaging.round.sealing.seals import expected_of
 from averaging.round.traffic import NOTHING_TO_GIVE, Incoming, Payloads
 from averaging.rules.sites import riders_of
 from averaging.rules.weights import weights_of
@@ -358,7 +357,7 @@ class Reducing:
         if commit.on_probation or any(entry.delegate is not None for entry in commit.members):
             return  # a bundle's members are not known before it is here; newcomers may not come
         sources: list[GrowingBytes] = []
-        everybody = tuple(sorted(expected_of(self.parts.commit)))
+        everybody = tuple(range(len(commit.members)))
         for entry in everybody:
             if entry == self.parts.entry:
                 source = None if self.parts.own is None else self.parts.own[index]

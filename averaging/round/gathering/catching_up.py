@@ -10,9 +10,9 @@ vain for ``doubt_s``, and whose own attempts fail, takes the word of one. A peer
 certified never does: enough others stand with it to go on. So nobody who stops the rounds of others
 for long can replace their state. A leader that stands on what too few have signed is passed over.
 
-Two sides of comparable weight are mixed by a round that members of both join. It never comes where
+Two sides of comparable weight are melded by a round that members of both join. It never comes where
 the leaders of one side hold those of the other for newcomers, and both could go on for ever. So the
-lighter side rebases as well if no mix has come for ``doubt_s`` and some rounds or attempts.
+lighter side rebases as well if no meld has come for ``doubt_s`` and some rounds or attempts.
 
 **Sides that cannot judge each other stay apart**, for example two sides of a long partition with
 new members each: in a run with probation neither has seen the other's work, so no signature of the
@@ -401,8 +401,8 @@ class CatchingUp:
 
         So it is with a certified version whose only other holder is a liar that serves other bits,
         where the others cannot replay the round that made it: this peer has lost its payload, or
-        the round was a mix. The sides of a mix may have stayed on two versions. This peer goes back
-        to its own.
+        the round was a meld. The sides of a meld may have stayed on two versions. This peer goes
+        back to its own.
         """
         if self.attempts_failed < ATTEMPTS_IN_VAIN or self._peers.has_several_groups(now):
             return False  # among several groups peers join from older versions
@@ -468,7 +468,7 @@ class CatchingUp:
         return in_vain and not self._certificates.is_certifiable(now)
 
     def _gives_way_unmixed(self, mine: Head, theirs: Head, apart: Apart, now: float) -> bool:
-        """True if no round mixes the two sides, as it seems, and this one is the lighter."""
+        """True if no round melds the two sides, as it seems, and this one is the lighter."""
         lighter = (apart.mine, mine.lineage) < (apart.theirs, theirs.lineage)
         return lighter and self._is_long_apart(now)
 

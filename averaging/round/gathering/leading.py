@@ -34,7 +34,7 @@ from averaging.messages import Head, Join
 from averaging.round.gathering.catching_up import CatchingUp
 from averaging.round.gathering.joining import Called, Joining
 from averaging.round.gathering.parents import Parents
-from averaging.round.gathering.roster import Leader, compose, without_carrier
+from averaging.round.gathering.roster import Leader, compose
 from averaging.round.interface.effects import CountRefused
 from averaging.round.interface.open_roster import OpenRoster
 from averaging.round.interface.phase import Phase
@@ -208,7 +208,7 @@ class Leading:
             case Apart(i_am_light=True) if standing is not None:
                 return partial(self._hold, sender, join, "I rebase on you", now)
             case _:
-                return None  # on the same state, or mixed with; or this peer can fetch nothing
+                return None  # on the same state, or melded with; or this peer can fetch nothing
 
     def _part_for_good(self, sender: PeerId, join: Join, mine: Head, relation: Apart) -> None:
         self._catching_up.founded_apart(sender, mine, relation, join.head)
@@ -437,7 +437,7 @@ class Leading:
 
     def _may_meet_as_they_are(self, theirs: Head, now: float) -> bool:
         """True if this peer and a joiner of another lineage may be in one round of several groups,
-        also in the mix that ends the run: a final state only is taken, not mixed."""
+        also in the meld that ends the run: a final state only is taken, not melded."""
         ending = self._fragment.ending
         goal = ending.goal
         if not ending.closed_ranks or goal is None:
@@ -652,7 +652,7 @@ class Leading:
         """This peer has caught up while others had joined: judge their joins again.
 
         A member that joined from where this peer was is behind it now, not apart: it is told so,
-        and not mixed with. Joins that waited until this peer had caught up are judged as well.
+        and not melded with. Joins that waited until this peer had caught up are judged as well.
         """
         roster = self._fragment.open_roster
         if roster is None:
@@ -784,34 +784,17 @@ class Leading:
             directive=self._id.book.orders.stamp,
             protocol=number,
         )
-        apart = self._kind_of_lineages_apart(roster, now)
         newcomers = self._peers.on_probation(roster.joins, number, now)
-        if apart == "mix":
-            for peer in without_carrier(roster.joins, newcomers):
-                del roster.joins[peer]
         version = 1 + max(join.head.version for join in roster.joins.values())
         commit = compose(
             leader,
             sorted(roster.joins.items()),
             self._id.policy_at(version),
             encoded_bytes=self._id.encoded_bytes,
-            apart=apart,
             on_probation=newcomers,
         )
         encoded = messages.encode_commit(commit)
         return SignedCommit(messages.digest(encoded), commit, encoded, self._id.sign(encoded))
-
-    def _kind_of_lineages_apart(self, roster: OpenRoster, now: float) -> str:
-        """The kind of round for several lineages: of a healed fork, or of groups that change."""
-        if not self._peers.has_several_groups(now):
-            return "mix"
-        goal = self._fragment.ending.goal
-        heads = [join.head for join in roster.joins.values()]
-        if goal is not None and any(goal.is_reached_by(head) for head in heads):
-            return "mix"
-        version = 1 + max(head.version for head in heads)
-        melds = self._policy.mixing.melds(version, self._fragment.measured)
-        return "meld" if melds else "merge"
 
     # Peers that came too late
 

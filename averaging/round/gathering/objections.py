@@ -13,7 +13,7 @@ from averaging.round.gathering.roster import recomposed
 from averaging.round.interface.identity import Identity
 from averaging.round.opinions.fragment import Fragment
 from averaging.round.opinions.neighbourhood import Neighbourhood
-from averaging.rules import commit_check, final_mix
+from averaging.rules import commit_check
 from averaging.rules.claims import SLACK
 from averaging.rules.sites import riders_of
 from dht import protocol
@@ -136,21 +136,17 @@ def _wrong_place(commit: Commit, entry: Entry, fragment: Fragment) -> str | None
         return "I stand elsewhere now"
     if (parent.version, parent.tokens) != (standing.version, tokens_of(standing.head())):
         return "it gives my lineage another version, or other tokens"
-    goal = fragment.ending.goal
-    if goal is not None and fragment.ending.closed_ranks and final_mix.goes_on(commit, goal):
-        return "the run ends: all mix now"
     return None
 
 
 def members_behind(commit: Commit, standing: Standing, *, lineages_part: bool) -> list[Entry]:
-    """Members of a mix whose lineage is history of this one, not another branch.
+    """Members of a meld whose lineage is history of this one, not another branch.
 
     A leader that is behind, or knows no chain, may take one for the other. Where each round leaves
-    lineages apart (``lineages_part``) nobody is: several groups mix to end a run, as melds mix
-    them, and no leader can tell which of their states grew out of which. That ranks are closed for
-    it, not every member has heard when the commit comes.
+    lineages apart (``lineages_part``) nobody is: no leader can tell which of the states of several
+    groups grew out of which.
     """
-    if commit.kind != "mix" or lineages_part:
+    if lineages_part:
         return []
     old = {
         index

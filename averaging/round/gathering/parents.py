@@ -1,7 +1,7 @@
 """The states that a round of several lineages continues: each is certified, or the round is not for
 this peer.
 
-A mix or a meld averages what its members bring: displacement, theta and momentum. Without this a
+A meld averages what its members bring: displacement, theta and momentum. Without this a
 member could join on a state of its own invention, with a merged map that fits it, and pull the
 average. So a commit is taken only if each of its parents is the own one, or certified by peers that
 count for this one (``averaging.round.opinions.certificates``), or if the peer is stuck and takes
@@ -12,9 +12,8 @@ another parent, its own included.
 may stand elsewhere than its leader. The leader sends each member the ones that it needs beside the
 commit (``Certificates.beside``), not in it: the commit is signed, kept in replay logs, and opens
 every stream of an upload. Names are short there. Spare signatures are sent, because members may
-count other peers than their leader does: with a meld, which is made at every version, as far as
-they fit into a kilobyte and a half, and always with a mix, which is rare and void without any one
-of its lineages.
+count other peers than their leader does: among several groups, which meld at every version, as far
+as they fit into a kilobyte and a half, and always with the rare meld of a fork or of the run's end.
 A stream may bring the commit before the leader's message does. Then nothing is declined: the stream
 is refused for now, and the leader is asked again.
 

@@ -11,7 +11,6 @@ from statistics import median_low
 
 import msgspec
 
-from averaging.history.chain import Chain, ChainLink
 from averaging.history.standing import heaviest, tokens_of
 from averaging.messages import Commit, Entry, Head, Join, Link, Stamp
 from averaging.numbers.slices import reducers_count
@@ -26,7 +25,7 @@ from averaging.rules.weights import credited
 from dht.identity import PeerId
 
 MELD_LINKS = 8
-"""Links of each parent's chain that the commit of a meld shows."""
+"""Links of each parent's chain that the commit shows in a meld of more than two."""
 
 SHARE_RATIO_MAX = 16
 """The largest slice of a round over the smallest, whatever speeds the reducers state."""
@@ -56,19 +55,15 @@ def compose(
     policy: RoundPolicy,
     *,
     encoded_bytes: Callable[[str], int],
-    apart: str = "mix",
     on_probation: Collection[PeerId] = (),
 ) -> Commit:
     """The commit for these joins: members, parents, slices of each reducer, and rules.
 
-    ``apart``: the kind of round if the joins stand on several lineages. ``on_probation``: members
-    that do not count for the leader; if no other is there, all count.
+    ``on_probation``: members that do not count for the leader; if no other is there, all count.
     """
     by_peer = dict(joins)
     parents = _heaviest_first(join.head for _, join in sorted(joins))
     version = max(head.version for head in parents)
-    kind = "merge" if len(parents) == 1 else apart
-    mixes = kind == "mix"
     newcomers = set(on_probation).intersection(by_peer)
     if len(newcomers) == len(by_peer):
         newcomers = set()
@@ -77,11 +72,11 @@ def compose(
     level = agreed(
         {peer: join.level for peer, join in by_peer.items()}, speeds, levels=len(policy.levels)
     )
-    codec, codec_down = _codecs(by_peer.values(), kind, policy, level)
+    codec, codec_down = _codecs(by_peer.values(), policy, level, melds=len(parents) > 1)
     size = max(encoded_bytes(codec), encoded_bytes(codec_down or codec))
     voters = [peer for peer in roster if peer not in newcomers]
     # A newcomer carries nobody's work: which site a peer names is its own word.
-    delegate_of = {} if mixes else delegates(voters, by_peer)
+    delegate_of = delegates(voters, by_peer)
     # With fewer slices than members the reducers change with the version, so the load goes round.
     able = succession(
         _able_to_reduce(roster, voters, by_peer, delegate_of) or [leader.peer],
@@ -101,15 +96,11 @@ def compose(
     return Commit(
         topic=leader.topic,
         fragment=leader.fragment,
-        kind=kind,
         leader=leader.peer,
         leader_incarnation=leader.incarnation,
         nonce=leader.nonce,
         parents=tuple(Link(head.version, head.lineage, tokens_of(head)) for head in parents),
-        ancestors=_ancestors(parents, kind),
-        mix_tokens=_mix_tokens(parents) if mixes else (),
-        mix_total=_mix_total(parents) if mixes else 0,
-        carriers=_carriers(parents, roster, by_peer) if mixes else (),
+        ancestors=_ancestors(parents),
         members=_entries(roster, by_peer, leader, parents, delegate_of, tokens),
         reducers=reducers,
         shares=shares,
@@ -134,10 +125,9 @@ def recomposed(
 ) -> Commit:
     """The commit that an honest leader composes of these members' claims and parents.
 
-    The choices of a leader are kept: who is in, who of them votes, the kind of a round of several
-    lineages, the codecs if they are the run's or f32, the deadlines
-    (``averaging.rules.commit_check`` limits those), and the protocol number of those for which all
-    members have signed.
+    The choices of a leader are kept: who is in, who of them votes, the codecs if they are the run's
+    or f32, the deadlines (``averaging.rules.commit_check`` limits those), and the protocol number
+    of those for which all members have signed.
     """
     codecs = commit.displacement_codec, commit.codec_down or "f32", "f32"
     leader = Leader(
@@ -162,7 +152,6 @@ def recomposed(
         sorted(joins),
         policy,
         encoded_bytes=encoded_bytes,
-        apart=commit.kind,
         on_probation={commit.members[index].peer for index in commit.on_probation},
     )
     return msgspec.structs.replace(made, upload_s=commit.upload_s, round_s=commit.round_s)
@@ -212,17 +201,15 @@ def _in_rank(
 
 
 def _codecs(
-    joins: Iterable[Join], kind: str, policy: RoundPolicy, level: int
+    joins: Iterable[Join], policy: RoundPolicy, level: int, *, melds: bool
 ) -> tuple[str, str | None]:
     """The codec of uploads, and that of merged slices if it is another one."""
-    if kind == "mix":
-        return "f32", None  # theta itself travels: it is not rounded
     known = set.intersection(*(set(join.codecs) for join in joins))
     wanted = policy.levels[level]
     up, down = wanted.codec, wanted.codec_down
     if not known.issuperset((up, down)):
         up = down = "f32"
-    return policy.mixing.codec(up) if kind == "meld" else up, None if down == up else down
+    return policy.mixing.codec(up) if melds else up, None if down == up else down
 
 
 def _able_to_reduce(
@@ -288,11 +275,12 @@ def _entries(
     )
 
 
-def _ancestors(parents: Sequence[Head], kind: str) -> tuple[tuple[Link, ...], ...]:
-    if kind == "merge":
+def _ancestors(parents: Sequence[Head]) -> tuple[tuple[Link, ...], ...]:
+    if len(parents) == 1:
         return ()
-    # Lineages that parted at the last round are many, and need little of each other's chain.
-    count = MELD_LINKS if kind == "meld" else None
+    # Lineages that parted at the last round are many, and need little of each other's chain. The
+    # two sides of a fork may have parted long ago.
+    count = MELD_LINKS if len(parents) > 2 else None
     return tuple(head.links[:count] for head in parents)
 
 
@@ -303,57 +291,6 @@ def _heaviest_first(heads: Iterable[Head]) -> list[Head]:
         head = heaviest(left.values())
         ordered.append(left.pop(head.lineage))
     return ordered
-
-
-def _shared_tokens(parents: Sequence[Head]) -> int:
-    """The tokens of the last version that all of these chains show; 0 if there is none."""
-    first = Chain(ChainLink(*_plain(link)) for link in parents[0].links)
-    since = tokens_of(parents[0])
-    for head in parents[1:]:
-        ancestor = first.common_ancestor(ChainLink(*_plain(link)) for link in head.links)
-        since = min(since, ancestor.tokens if ancestor is not None else 0)
-    return since
-
-
-def _mix_tokens(parents: Sequence[Head]) -> tuple[int, ...]:
-    since = _shared_tokens(parents)
-    return tuple(max(1, tokens_of(head) - since) for head in parents)
-
-
-def _mix_total(parents: Sequence[Head]) -> int:
-    since = _shared_tokens(parents)
-    return since + sum(max(0, tokens_of(head) - since) for head in parents)
-
-
-def _plain(link: Link) -> tuple[int, bytes, int]:
-    return link.version, link.lineage, link.tokens
-
-
-def _carriers(
-    parents: Sequence[Head], roster: Sequence[PeerId], joins: dict[PeerId, Join]
-) -> tuple[int, ...]:
-    """The roster index of each parent's carrier: the first in rank that stands on it.
-
-    Reachable members come first in a roster.
-    """
-    return tuple(
-        next(index for index, peer in enumerate(roster) if joins[peer].head.lineage == head.lineage)
-        for head in parents
-    )
-
-
-def without_carrier(
-    joins: Mapping[PeerId, Join], on_probation: Collection[PeerId]
-) -> frozenset[PeerId]:
-    """The members that are left out of a mix: nobody that counts stands where they stand.
-
-    A newcomer carries no state for others.
-    """
-    counting = joins.keys() - set(on_probation)
-    if not counting:
-        return frozenset()
-    carried = {joins[peer].head.lineage for peer in counting}
-    return frozenset(peer for peer, join in joins.items() if join.head.lineage not in carried)
 
 
 def slice_shares(speeds: Sequence[float]) -> tuple[int, ...]:

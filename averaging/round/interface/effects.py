@@ -89,7 +89,7 @@ class Merge(Struct, frozen=True):
     """Merge these contributors' uploads of a slice that this peer reduces: ``SliceMerged``.
 
     ``contributors`` are indices into the roster, ascending; ``weights`` are theirs and sum to one.
-    For a mix the contributors are the carriers. Uploads of others are dropped.
+    Uploads of others are dropped.
     """
 
     round: bytes
@@ -113,10 +113,10 @@ class RefuseStream(Struct, frozen=True):
 
 
 class Apply(Struct, frozen=True):
-    """All merged slices are here: take the outer step (or the mixed state): ``Applied``.
+    """All merged slices are here: take the outer step: ``Applied``.
 
     ``standing`` is the standing afterwards; ``contained`` the mark up to which the outstanding
-    snapshot is in it (``None``: it is not). Nothing can revoke this. In a mix ``standing.merged``
+    snapshot is in it (``None``: it is not). Nothing can revoke this. In a meld ``standing.merged``
     is that of the own side: ``Applied`` brings the real one, out of the merged slices. It also
     tells up to which mark the own work is in it: another side may have merged more than this one.
     """
@@ -163,7 +163,7 @@ class Settle(Struct, frozen=True):
 class Presume(Struct, frozen=True):
     """The doubt is over: the contribution up to ``mark`` counts as merged, on another lineage.
 
-    It comes along when lineages are mixed, so it is not offered again. The standing is unchanged.
+    It comes along when lineages are melded, so it is not offered again. The standing is unchanged.
     """
 
     mark: int
@@ -203,8 +203,8 @@ class Rebase(Struct, frozen=True):
     """The last version that both chains share."""
     reason: str
     others_follow: bool = False
-    """Other peers go on with the old standing and will be mixed with: work merged there comes along
-    with them, and is not offered again."""
+    """Other peers go on with the old standing and will be melded with: work merged there comes
+    along with them, and is not offered again."""
     gives_way: bool = False
     """The old standing can be certified to nobody: the new one is taken however light it is."""
 

@@ -161,12 +161,10 @@ class Applied(Struct, frozen=True):
 
     round: bytes
     standing: Standing | None = None
-    """That of ``Apply``, after a mix or meld with the map out of the merged slices; ``None``: just
+    """That of ``Apply``, after a meld with the map out of the merged slices; ``None``: just
     that of ``Apply``."""
-    dispersion: float | None = None
-    """Only after a meld: how far this peer's weights were from the mean."""
     left: bytes | None = None
-    """Only after a mix: the digest of the numbers that this peer had before."""
+    """Only after a meld of one group: the digest of the numbers that this peer had before."""
 
 
 class CaughtUp(Struct, frozen=True):

@@ -15,8 +15,8 @@ that this peer holds count by themselves: newcomers that come all at once beside
 it, however many they are.
 
 A state that the run's owner has attested needs no certificate. Nor does the one that this peer left
-for a mix, to which it may have to go back (``averaging.round.gathering.catching_up``): it knows its
-digest.
+for a meld of two sides of a fork, to which it may have to go back
+(``averaging.round.gathering.catching_up``): it knows its digest.
 
 Members sign as they finish a round. The coordinator gathers their signatures and sends them along
 when all have finished; a peer that is shown a head with too few of them asks others
@@ -53,9 +53,10 @@ SIGNATURES_SPARE = 1
 SIGNATURE_BYTES = 77
 """A signature with a short name, encoded."""
 SPARE_BYTES = 1_536
-"""While the certificates of a meld are smaller, each has a spare signature."""
-SPARE_OF_MIX = 2
-"""Spare signatures in each certificate of a mix."""
+"""While the certificates of a meld of one of several groups are smaller, each has a spare one."""
+SPARE_OF_RARE = 2
+"""Spare signatures in each certificate of a meld that is not one of many: of the sides of a fork,
+or of all groups at the end of the run."""
 ENVELOPE_BYTES = 1_024
 """Largest size of a message beside commit and certificates."""
 
@@ -94,7 +95,7 @@ class Certificates:
         self._contributed: tuple[Standing, frozenset[PeerId]] | None = None
         """The contributors to a standing."""
         self._left: dict[Link, bytes] = {}
-        """The digest of the numbers at the link that this peer stood on before its last mix."""
+        """The digest of the numbers at the link that this peer stood on before its last meld."""
 
         self.shows_all = False
         """True if others stand elsewhere: joins show all signatures under the own standing."""
@@ -142,7 +143,9 @@ class Certificates:
         }
         room = messages.MESSAGE_MAX_BYTES - len(message.commit) - ENVELOPE_BYTES
         fits = (needed + 1) * SIGNATURE_BYTES * len(foreign) <= SPARE_BYTES
-        spare = SPARE_OF_MIX if commit.kind == "mix" else int(fits)
+        is_one_of_many = len(commit.members) <= self._id.policy.group_size
+        is_rare = not (is_one_of_many and self._are_among_groups(now))
+        spare = SPARE_OF_RARE if is_rare else int(fits)
         each = min(needed + spare, room // (SIGNATURE_BYTES * max(1, len(foreign))))
         certificates = tuple(
             ParentCertificate(place, _shortened(signatures[:each]))
@@ -153,7 +156,7 @@ class Certificates:
     def under(self, link: Link, now: float) -> Signatures:
         """Return the known signatures under a link, those that count most first.
 
-        The own one is made here if this peer stands on it: one that leads a mix may not have shown
+        The own one is made here if this peer stands on it: one that leads a meld may not have shown
         its standing to anybody before.
         """
         if self.standing is not None and link == link_of(self.standing.head()):
@@ -242,11 +245,11 @@ class Certificates:
         return self._needed(len(contributors)) <= len(contributors & signers)
 
     def left(self, link: Link, digest: bytes) -> None:
-        """A mix took this peer away from a link with these numbers."""
+        """A meld took this peer away from a link with these numbers."""
         self._left = {link: digest}
 
     def has_left(self, link: Link) -> bool:
-        """True if this peer stood on this link before its last mix."""
+        """True if this peer stood on this link before its last meld."""
         return link in self._left
 
     def known_digest(self, link: Link) -> bytes | None:
@@ -262,15 +265,13 @@ class Certificates:
 
     def holds(self, parent: Link, now: float, *, by_one: bool = False) -> bool:
         """True if this peer may be in a round that continues this link of other members."""
-        if self._lineages_are_of_one(now):
-            return True
         return self.is_certified(parent, now, by_one=by_one) or (
             self.parent_needed(now) <= len(self._counted(parent, now))
         )
 
     def is_proven(self, now: float) -> bool:
         """True if others may be in a round that continues the link that this peer stands on."""
-        return self._lineages_are_of_one(now) or self._signed(now) + 1 >= self.parent_needed(now)
+        return self._signed(now) + 1 >= self.parent_needed(now)
 
     def _counted(self, link: Link, now: float) -> frozenset[PeerId]:
         return self._electorate(now).intersection(self._kept.get(link, ()))
@@ -291,8 +292,6 @@ class Certificates:
         So does one whose state has only as many as a majority of a run that waits for all: others
         may take it, but a state that only one still holds cannot be fetched.
         """
-        if self._lineages_are_of_one(now):
-            return False
         others = len(self._electorate(now))
         quorum = self._id.policy.quorum.needed(self._roster(others))
         return self._signed(now) + 1 >= _majority_of(quorum, others)
@@ -302,13 +301,6 @@ class Certificates:
         if self.standing is None:
             return messages.ROSTER_MAX  # it has none to prove
         return len(self._counted(link_of(self.standing.head()), now))
-
-    def _lineages_are_of_one(self, now: float) -> bool:
-        """True if each peer has a lineage of its own, which no other can sign.
-
-        So it is among several groups whose rounds do not always meld.
-        """
-        return not self._id.policy.mixing.always and self._are_among_groups(now)
 
     def _are_among_groups(self, now: float) -> bool:
         return self.among_groups or self._peers.lineages_part(now)

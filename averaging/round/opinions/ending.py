@@ -1,8 +1,8 @@
 """The end of a run, as the machine of one fragment sees it.
 
 With a version of one group that has the run's tokens, or that the owner has ordered to be the last,
-nothing more is offered. Several groups close ranks first (all peers form one group), and mix all of
-their lineages once (``averaging.rules.final_mix``). Two sides of a partition may each come to an
+nothing more is offered. Several groups close ranks first (all peers form one group), and meld all
+of their lineages once (``averaging.rules.final_mix``). Two sides of a partition may each come to an
 end, also after the last round of a run that ends by date: so a peer that has ended goes on to show
 others where it stands (``averaging.round.gathering.lingering``).
 """
@@ -61,7 +61,7 @@ class Ending:
         return known[2]
 
     def is_reached_by(self, standing: Standing) -> bool:
-        """True if a standing is at the goal; it may have to be mixed with others."""
+        """True if a standing is at the goal; it may have to be melded with others."""
         goal = self.goal
         return goal is not None and goal.is_reached(standing.version, standing.merged.tokens)
 
@@ -81,7 +81,7 @@ class Ending:
         is_dealt = self.peers.has_several_groups(now) and not self.closed_ranks
         if is_dealt and not self.is_final(now):
             return None
-        return final_mix.RunsEnd(goal, mixes=self.closed_ranks)
+        return final_mix.RunsEnd(goal, melds=self.closed_ranks)
 
     def closes_ranks(self, link: Link, now: float) -> bool:
         """Close ranks if a peer is at the goal on one of several lineages. True: they just were."""

@@ -26,7 +26,6 @@ from averaging.round.opinions.certificates import Certificates
 from averaging.round.opinions.ending import Ending
 from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.round.opinions.pace import Pace
-from averaging.rules.mixing import Measured
 from averaging.rules.peer_view import PeerView
 from averaging.rules.probation import Probation
 from dht.identity import PeerId
@@ -73,8 +72,6 @@ class Fragment(ABC):
         self.several_groups_version: int | None = None
         """The version of the last own round beside which other groups had theirs, as far as this
         peer saw then."""
-        self.measured: Measured | None = None
-        """Distance of this peer from its group at its last meld."""
         self.fresh_version = version
         """The version at which the pending work began."""
         self.fresh_at = now

@@ -18,7 +18,7 @@ from averaging.history.merged_map import MergedMap
 from averaging.messages import LEAVES_SINCE, ROSTER_MAX, Commit, Entry, Head, Join
 from averaging.round.interface.identity import Circumstances, Identity
 from averaging.rules.claims import overstated
-from averaging.rules.grouping import group_of, grouping_named
+from averaging.rules.grouping import group_of, smallest_group
 from averaging.rules.mixing import MELD_LAG
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, SILENCE_MAX_S, PeerView
 from averaging.rules.probation import SEEN_MAX, SLACK, STRIKES_COUNT_SINCE, Probation, RequiredWork
@@ -318,7 +318,6 @@ class Neighbourhood:
             size=self.group_size,
             fragment=self._id.fragment,
             version=self.epoch(version, now),
-            grouping=self._policy.grouping,
             sites=self._sites(now),
         )
 
@@ -610,7 +609,7 @@ class Neighbourhood:
         and groups of units have any size."""
         if self._sites(now):
             return 2
-        return grouping_named(self._policy.grouping).smallest(self._policy.group_size)
+        return smallest_group(self._policy.group_size)
 
     def lineages_part(self, now: float) -> bool:
         """True if rounds leave peers on several lineages, also when all meet to end the run."""

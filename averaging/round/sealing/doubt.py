@@ -194,7 +194,7 @@ class Doubting:
         """The own step up to which work in doubt counts as merged, whatever a new state says.
 
         In a swarm of several groups the state that this peer fetches is one of many: that it lacks
-        the work does not mean that all others lack it, and sooner or later they are all mixed.
+        the work does not mean that all others lack it, and sooner or later they are all melded.
         """
         if self.doubt is None or not self._has_several_groups(self.doubt, now):
             return None
@@ -206,7 +206,7 @@ class Doubting:
     def void(self, reason: str, now: float, *, may_be_finished: bool) -> None:
         """A majority will never finish the round; no member has, unless it was sealed before.
 
-        In one group that would be a fork, to be mixed or rebased like any other. In several
+        In one group that would be a fork, to be melded or rebased like any other. In several
         groups, a member that has finished goes on beside this peer: the rest of the roster has a
         moment to say so.
         """

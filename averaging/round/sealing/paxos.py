@@ -34,7 +34,6 @@ from averaging.round.opinions.fragment import Fragment
 from averaging.round.sealing.seals import (
     VOID,
     all_peers_of,
-    expected_of,
     is_backed,
     is_possible,
     owner_of,
@@ -145,7 +144,7 @@ class Coordinator:
         self.commit = commit
         self.ballot = ballot
         self.reducers = reducers
-        self.expected = expected_of(commit)
+        self.expected = set(range(len(commit.members)))
         self.complete: dict[int, set[int]] = {}
         self.refused: dict[int, dict[int, str]] = {}
         self.gone: dict[int, str] = {}
@@ -387,7 +386,7 @@ class Coordinator:
         """
         index = self.commit.index(sender)
         # Slice 0 brings the maps of all lineages, and its reducer may have got a bad one.
-        could = self.commit.kind == "merge" or slice_index > 0
+        could = not self.commit.melds or slice_index > 0
         if could and index in self.commit.voters and now >= self._slices_due_at:
             missed_by = self._missed_by[slice_index]
             missed_by.add(index)
@@ -588,14 +587,9 @@ class Coordinator:
         return gone and not lacking.isdisjoint(self.value or VOID)
 
     def _too_few_left(self) -> bool:
-        """True if no seal can have the contributors that the commit asks for.
-
-        A mix needs the copy of each lineage.
-        """
-        declined = self.declined_indices()
-        if self.commit.kind == "mix":
-            return not declined.isdisjoint(self.expected)
-        return len(self.expected.difference(declined)) < self.commit.contributors_min
+        """True if no seal can have the contributors that the commit asks for."""
+        left = self.expected.difference(self.declined_indices())
+        return len(left) < self.commit.contributors_min
 
     def _replace_obstructors(self, now: float) -> bool:
         """Give to others the slices whose reducers alone lack most uploads. ``True``: some were.
@@ -622,26 +616,21 @@ class Coordinator:
         return replaced
 
     def _seal(self, why: str, now: float) -> None:
-        if self.commit.kind != "mix" and self._replace_obstructors(now):
+        if self._replace_obstructors(now):
             return
         everywhere = set(self.expected)
         for slice_index in range(len(self.reducers)):
             everywhere &= self.complete.get(slice_index, set())
-        seal = tuple(sorted(everywhere))
-        if self.commit.kind == "mix":
-            if everywhere != self.expected:
-                seal, why = VOID, f"{why}; a lineage's copy is incomplete"
-        else:
-            left_out = self._left_out(everywhere)
-            seal = tuple(sorted(everywhere - left_out))
-            # A member whose upload was refused must not cost the others their round.
-            bad = left_out.union(*self.refused.values())
-            if not is_backed(self.commit, seal) or (
-                len(bad.union(seal)) < self.commit.contributors_min
-            ):
-                wanted = self.commit.contributors_min
-                why = f"{why}; {len(seal)} of {wanted} contributors complete"
-                seal = VOID
+        left_out = self._left_out(everywhere)
+        seal = tuple(sorted(everywhere - left_out))
+        # A member whose upload was refused must not cost the others their round.
+        bad = left_out.union(*self.refused.values())
+        if not is_backed(self.commit, seal) or (
+            len(bad.union(seal)) < self.commit.contributors_min
+        ):
+            wanted = self.commit.contributors_min
+            why = f"{why}; {len(seal)} of {wanted} contributors complete"
+            seal = VOID
         self._propose(seal, why, now)
 
     def _left_out(self, complete: set[int]) -> set[int]:

@@ -49,7 +49,7 @@ _scratch = Scratch()
 
 def commit_of(kind: str = "merge", *, codec: str = "int8", merge: str = "mean") -> Commit:
     """A round of four. Its third and fourth members may be of one site."""
-    plain = commit_after(founded(), codec=codec, kind="mix" if kind == "mix" else "merge")
+    plain = commit_after(founded(), codec=codec, melds=kind == "meld")
     entry = plain.members[0]
     members = tuple(
         msgspec.structs.replace(entry, peer=each.peer_id, tokens=1000 * (number + 1))
@@ -64,9 +64,7 @@ def commit_of(kind: str = "merge", *, codec: str = "int8", merge: str = "mean") 
         contributors_min=2,
     )
     if kind == "meld":
-        changed = msgspec.structs.replace(
-            changed, kind="meld", ancestors=((plain.parents[0],),), codec=f"{codec}/f32/f16"
-        )
+        changed = msgspec.structs.replace(changed, codec=f"{codec}/f32/f16")
     return changed
 
 
@@ -101,7 +99,7 @@ class Round:
         self.numbers: Numbers = numbers_of(self.commit)
         self.cutting = cutting_of(self.commit, FRAGMENT, self.numbers)
         rng = np.random.default_rng(1)
-        inside = self.commit.carriers or range(len(self.commit.members))
+        inside = range(len(self.commit.members))
         for number in inside:
             values, theta, momentum = (
                 rng.standard_normal(FRAGMENT.size).astype(np.float32) for _ in range(3)

@@ -52,7 +52,6 @@ ACCUSED = WHO[REDUCER].peer_id
 ROUNDS = {
     **{f"{codec}": commit_of(codec=codec) for codec in sorted(codec_names())},
     **{rule: commit_of(merge=rule, codec="int4") for rule in rule_names()},
-    "mix": commit_of("mix"),
     "meld": commit_of("meld"),
     "meld with rda": commit_of("meld", merge="rda"),
     "a site": of_a_site(commit_of()),
@@ -60,7 +59,6 @@ ROUNDS = {
     **{
         f"pieces of {name}": in_pieces(commit_of(merge=name, codec="int4")) for name in rule_names()
     },
-    "pieces of a mix": in_pieces(commit_of("mix")),
     "pieces of a meld": in_pieces(commit_of("meld")),
     "pieces of a site": in_pieces(of_a_site(commit_of())),
 }
@@ -255,7 +253,7 @@ def test_a_lie_is_proved_whether_or_not_the_run_was_taken_back_before_it_or_sinc
 
 def honest_evidence() -> list[Proof]:
     made = []
-    for name in ("int8", "rda", "mix", "meld", "a site"):
+    for name in ("int8", "rda", "meld", "a site"):
         round_ = Round(ROUNDS[name])
         made.append(round_.proof(round_.audit(round_.right())))
     return made

@@ -31,21 +31,19 @@ def founded() -> FragmentState:
 
 
 def commit_after(
-    state: FragmentState, *, codec: str = "int8", kind: str = "merge", nonce: int = 0
+    state: FragmentState, *, codec: str = "int8", melds: bool = False, nonce: int = 0
 ) -> Commit:
     parent = Link(state.version, state.lineage, state.merged.tokens)
-    mixing = kind == "mix"
+    other = Link(state.version, bytes(32), state.merged.tokens)
+    parents = (parent, other) if melds else (parent,)
     return Commit(
         topic=bytes(16),
         fragment=0,
-        kind=kind,
         leader=PEERS[0],
         leader_incarnation=1,
         nonce=nonce,
-        parents=(parent,),
-        ancestors=((parent,),) if mixing else (),
-        mix_tokens=(1,) if mixing else (),
-        carriers=(0,) if mixing else (),
+        parents=parents,
+        ancestors=tuple((link,) for link in parents) if melds else (),
         members=tuple(
             Entry(
                 peer=peer,
@@ -79,10 +77,10 @@ def round_after(
     *,
     codec: str = "int8",
     seal: tuple[int, ...] = (0, 2),
-    kind: str = "merge",
+    melds: bool = False,
 ) -> ReplayEntry:
     """Return a round that merged random numbers seeded by its version."""
-    commit = messages.encode_commit(commit_after(state, codec=codec, kind=kind))
+    commit = messages.encode_commit(commit_after(state, codec=codec, melds=melds))
     rng = np.random.default_rng(state.version + 1)
     delta = (0.01 * rng.standard_normal(FRAGMENT.size)).astype(np.float32)
     chosen = codec_named(codec)

@@ -102,9 +102,9 @@ def test_the_common_ancestor_is_the_newest_shared_link() -> None:
 
 def test_after_a_mix_both_histories_are_ancestors() -> None:
     mine, theirs = forked(10, 5, "mine"), forked(10, 8, "theirs")
-    mixed = mine.united(theirs).extended(link(18, "mix"))
+    mixed = mine.united(theirs).extended(link(18, "meld"))
 
-    assert mixed == theirs.united(mine).extended(link(18, "mix"))
+    assert mixed == theirs.united(mine).extended(link(18, "meld"))
     for chain in (mine, theirs):
         assert all(mixed.find(entry.version, entry.lineage) == entry for entry in chain)
     assert len(mixed) == 10 + 5 + 8 + 1

@@ -39,7 +39,7 @@ def meld() -> Commit:
     members = tuple(
         msgspec.structs.replace(entry, parent=index) for index, entry in enumerate(COMMIT.members)
     )
-    return msgspec.structs.replace(COMMIT, kind="meld", parents=parents, members=members)
+    return msgspec.structs.replace(COMMIT, parents=parents, members=members)
 
 
 def test_maps_arrive_as_they_were_sent() -> None:

@@ -110,8 +110,8 @@ def test_an_impossible_seal_is_refused(seal: tuple[int, ...]) -> None:
 
 def test_a_mix_cannot_be_replayed() -> None:
     state = founded()
-    with pytest.raises(LineageBroken, match="a mix cannot be replayed"):
-        advance(state, round_after(state, kind="mix"), SIZES, Scratch())
+    with pytest.raises(LineageBroken, match="a meld cannot be replayed"):
+        advance(state, round_after(state, melds=True), SIZES, Scratch())
 
 
 def test_any_changed_byte_is_noticed() -> None:

@@ -664,7 +664,7 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each member of a mix: does it know the digest of what it had before?"""
+    """For each member of a meld: does it know the digest of what it had before?"""
     known: list[bool] = []
     apply = FragmentWork._apply
 
@@ -672,14 +672,14 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         assert self.state is not None
         link, digest = Link(*self.state.chain.tip), numbers_digest(self.state)
         await apply(self, effect)
-        if effect.commit.kind == "mix":
+        if effect.commit.melds:
             known.append(self.machine.certificates.known_digest(link) == digest)
 
     monkeypatch.setattr(FragmentWork, "_apply", noted)
     return known
 
 
-async def test_two_halves_that_merged_apart_mix_and_agree_again(
+async def test_two_halves_that_merged_apart_meld_and_agree_again(
     ahead: Counter[str], left: list[bool]
 ) -> None:
     network = MemoryNetwork()
@@ -708,13 +708,12 @@ async def test_two_halves_that_merged_apart_mix_and_agree_again(
                     await peer.host.connect(other.id, await other.host.addresses(), timeout_s=10.0)
         await made.live(50.0)
         made.check()
-        mixed = [r for p in peers for r in p.told("round") if r["kind"] == "mix"]
+        mixed = [r for p in peers for r in p.told("round") if r["kind"] == "meld"]
         rebased = [a for p in peers for a in p.told("state_adopted") if a["rebased"]]
         assert any(r["outcome"] == "finished" for r in mixed) or rebased
         assert any(r["outcome"] == "finished" for r in mixed), "no fragment was mixed"
-        assert not any(r["marks"] for r in mixed), "a mix merges nobody's steps"
-        assert left and all(left), "who mixes knows the bits that it had before"
-        assert ahead["mix"]
+        assert left and all(left), "who melds knows the bits that it had before"
+        assert ahead["meld"]
         for index in range(len(made.layout.fragments)):
             states = [p.averager.states[index] for p in peers]
             versions = {state.version for state in states if state is not None}

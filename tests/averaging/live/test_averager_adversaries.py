@@ -30,7 +30,6 @@ from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.piece_digests import digests_of, root_of
 from averaging.round.contributing import Contribution
 from averaging.round.traffic import Route, Traffic
-from averaging.rules.mixing import MixingPolicy
 from dht.errors import StreamBroken
 from dht.guarded_host import GuardedHost
 from dht.identity import PeerId
@@ -370,7 +369,7 @@ async def test_a_member_that_carries_others_in_its_upload_harms_nobody(
     monkeypatch.setattr(Uploading, "send_part", lie_later)
     policy = replace(POLICY, audit_rate=1.0)
     if named == "nobody there":
-        policy = replace(policy, group_size=2, mixing=MixingPolicy(every=1))
+        policy = replace(policy, group_size=2)
 
     async with swarm(MemoryNetwork()) as made:
         peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
@@ -648,7 +647,6 @@ def test_commits_of_strangers_that_name_a_peer_as_reducer_do_not_fill_its_memory
                     said.Commit(
                         topic=anna.averager.topic,
                         fragment=0,
-                        kind="merge",
                         leader=leader.peer_id,
                         leader_incarnation=1,
                         nonce=number,

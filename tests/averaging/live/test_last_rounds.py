@@ -20,7 +20,7 @@ async def test_a_swarm_of_several_groups_ends_in_agreement_when_all_gather_once_
         assert [len(each) for each in lineages(made)] == [1] * len(made.layout.fragments)
         made.check()  # equal lineage, equal bits
         rounds = [r for p in peers for r in p.told("round") if r["outcome"] == "finished"]
-        assert "mix" in {r["kind"] for r in rounds}
+        assert "meld" in {r["kind"] for r in rounds}
         assert len(rounds[-1]["members"]) == 7
 
 
@@ -38,4 +38,4 @@ async def test_two_sides_of_a_partition_that_have_merged_their_last_end_on_one_s
         await made.live(40.0)
         assert [len(each) for each in lineages(made)] == [1] * len(made.layout.fragments)
         made.check()  # equal lineage, equal bits
-        assert not [r for p in peers for r in p.told("round") if r["kind"] == "mix"]
+        assert not [r for p in peers for r in p.told("round") if r["kind"] == "meld"]

@@ -11,12 +11,11 @@ from averaging.history.chain import Chain, ChainLink
 from averaging.history.lineage import bound
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
-from averaging.rules.mixing import MixingPolicy
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork
 from tests.averaging.live.quadratic import POLICY, Swarm, swarm
 
-IN_GROUPS = replace(POLICY, group_size=2, mixing=MixingPolicy(every=1))
+IN_GROUPS = replace(POLICY, group_size=2)
 
 
 def grown(state: FragmentState, marks: int) -> FragmentState:

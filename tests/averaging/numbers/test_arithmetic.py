@@ -14,7 +14,6 @@ from averaging.history.state import FragmentState
 from averaging.numbers.arithmetic import (
     MeldNumbers,
     MergeNumbers,
-    MixNumbers,
     Moved,
     Weighted,
 )
@@ -165,17 +164,6 @@ def test_a_share_of_a_displacement_is_sent_and_the_offered_values_stay(melds: bo
     assert np.array_equal(values, before)
 
 
-def test_a_mix_has_nothing_to_feed_back() -> None:
-    theta, momentum = draw(0), draw(1)
-    before = theta.copy()
-    numbers = MixNumbers()
-    (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
-    data = memoryview(bytearray(numbers.up.encoded_size(SIZES)))
-    numbers.encode(chunk, Moved(momentum, theta, feedback=True), data, Scratch())
-
-    assert np.array_equal(theta, before)
-
-
 def alone(feedback: bool, rounds: int = 40) -> tuple[float, float]:
     """Train alone through int2. Every third round comes to nothing.
 
@@ -272,7 +260,7 @@ def restarts_its_agent(peer: FedBack) -> None:
 
 
 def follows_without_its_work(peer: FedBack) -> None:
-    """The same for a version that came by a replay, by a mix, or by a meld."""
+    """The same for a version that came by a replay, or by a meld."""
     peer.encode()
     moved = draw(8)
     peer.goal += moved

@@ -98,7 +98,6 @@ class Group:
         return Commit(
             topic=bytes(16),
             fragment=0,
-            kind="merge",
             leader=PeerId("member 0"),
             leader_incarnation=1,
             nonce=state.version,

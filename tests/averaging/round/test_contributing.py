@@ -21,9 +21,10 @@ FRESH, LATE = 0, 1
 
 
 def given_by(
-    entry: int, policy: RoundPolicy, *, kind: str = "merge", codec_down: str | None = None
+    entry: int, policy: RoundPolicy, *, parents: int = 1, codec_down: str | None = None
 ) -> Contribution:
-    commit = msgspec.structs.replace(COMMIT, kind=kind, codec_down=codec_down)
+    links = COMMIT.parents * parents
+    commit = msgspec.structs.replace(COMMIT, parents=links, codec_down=codec_down)
     enter = Enter(bytes(32), commit, encode_commit(commit), b"", entry, ())
     state = FragmentState.founded(bytes(32), 0, BASE)
     given = contribution(enter, state, (BASE, VALUES), policy)
@@ -31,14 +32,14 @@ def given_by(
     return given
 
 
-@pytest.mark.parametrize("kind", ["merge", "meld"])
-def test_late_work_is_shortened_where_the_run_says_so(kind: str) -> None:
+@pytest.mark.parametrize("parents", [1, 2])
+def test_late_work_is_shortened_where_the_run_says_so(parents: int) -> None:
     assert [entry.staleness for entry in COMMIT.members[:2]] == [0, 1]
     shortens = RoundPolicy(late_work="per_cycle")
 
-    assert given_by(FRESH, shortens, kind=kind).share == 1.0
-    assert given_by(LATE, shortens, kind=kind).share == 0.5
-    assert given_by(LATE, RoundPolicy(), kind=kind).share == 1.0
+    assert given_by(FRESH, shortens, parents=parents).share == 1.0
+    assert given_by(LATE, shortens, parents=parents).share == 0.5
+    assert given_by(LATE, RoundPolicy(), parents=parents).share == 1.0
 
 
 def test_statistics_are_never_shortened() -> None:
@@ -52,11 +53,11 @@ def test_the_loss_of_the_commits_codec_is_fed_back() -> None:
     assert not given_by(FRESH, RoundPolicy()).feedback
 
 
-@pytest.mark.parametrize("kind", ["merge", "meld"])
-def test_the_loss_of_merged_slices_is_fed_back_if_a_codec_of_either_way_is(kind: str) -> None:
+@pytest.mark.parametrize("parents", [1, 2])
+def test_the_loss_of_merged_slices_is_fed_back_if_a_codec_of_either_way_is(parents: int) -> None:
     def given(*fed_back: str) -> Contribution:
         policy = RoundPolicy(feedback=frozenset(fed_back))
-        return given_by(FRESH, policy, kind=kind, codec_down="int2")
+        return given_by(FRESH, policy, parents=parents, codec_down="int2")
 
     up = COMMIT.displacement_codec
     assert up != "int2"
@@ -64,4 +65,4 @@ def test_the_loss_of_merged_slices_is_fed_back_if_a_codec_of_either_way_is(kind:
     assert not given("int2").feedback and given("int2").keeps_rests
     assert not given().keeps_rests
     uploads = RoundPolicy(feedback=frozenset({up}), feeds_back_merged=False)
-    assert not given_by(FRESH, uploads, kind=kind).keeps_rests
+    assert not given_by(FRESH, uploads, parents=parents).keeps_rests

@@ -1,4 +1,4 @@
-"""Several groups end a run: they mix as they stand, also where one state grew out of another."""
+"""Several groups end a run: they meld as they stand, also where one state grew out of another."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def hears_of_the_end(rounds: FragmentRounds, others: tuple[PeerId, ...]) -> None
     rounds.handle(Received(others[0], said.Compare(0, certified(DONE, others[:2]))), 1.0)
 
 
-def member_of_a_mix_with(
+def member_of_a_meld_with(
     theirs: Standing, policy: RoundPolicy, *, has_heard: bool = True
 ) -> FragmentRounds:
     """A machine that got a commit for itself and for its leader, which stands elsewhere."""
@@ -70,7 +70,6 @@ def member_of_a_mix_with(
             ],
             rounds.policy,
             encoded_bytes=lambda codec: 1 << 20,
-            apart="mix",
         )
         place = [parent.lineage for parent in commit.parents].index(theirs.lineage)
         claim = said.link_claim(TOPIC, 0, link_of(theirs.head()))
@@ -82,23 +81,22 @@ def member_of_a_mix_with(
     raise AssertionError("no names found")
 
 
-def test_a_member_of_the_last_mix_takes_in_a_state_that_its_own_grew_out_of() -> None:
-    rounds = member_of_a_mix_with(OLD, GROUPS)
+def test_a_member_of_the_last_meld_takes_in_a_state_that_its_own_grew_out_of() -> None:
+    rounds = member_of_a_meld_with(OLD, GROUPS)
 
     assert rounds.ending.closed_ranks
     assert rounds.phase is Phase.ENTERED
 
 
-def test_a_member_that_has_not_heard_of_the_end_is_in_the_last_mix_as_well() -> None:
-    """Each one that declined made the mix void for all, since it carried a lineage."""
-    rounds = member_of_a_mix_with(OLD, GROUPS, has_heard=False)
+def test_a_member_that_has_not_heard_of_the_end_is_in_the_last_meld_as_well() -> None:
+    rounds = member_of_a_meld_with(OLD, GROUPS, has_heard=False)
 
     assert not rounds.ending.closed_ranks
     assert rounds.phase is Phase.ENTERED
 
 
-def test_a_member_of_any_other_mix_declines_one_with_a_state_that_its_own_grew_out_of() -> None:
-    rounds = member_of_a_mix_with(OLD, POLICY)
+def test_a_member_of_any_other_meld_declines_one_with_a_state_that_its_own_grew_out_of() -> None:
+    rounds = member_of_a_meld_with(OLD, POLICY)
 
     assert not rounds.ending.closed_ranks
     assert rounds.phase is not Phase.ENTERED
@@ -107,7 +105,7 @@ def test_a_member_of_any_other_mix_declines_one_with_a_state_that_its_own_grew_o
 def joined_by(
     where: Standing, *, signers: int, mine: Standing = MINE
 ) -> tuple[FragmentRounds, PeerId]:
-    """A machine that leads the last mix, and a peer that has joined from where it stands."""
+    """A machine that leads the last meld, and a peer that has joined from where it stands."""
     for number in range(200):
         others = peers(number)
         rounds = machine(mine, others, GROUPS)
@@ -126,19 +124,19 @@ def admits(where: Standing, *, signers: int) -> bool:
     return rounds.open_roster is not None and peer in rounds.open_roster.joins
 
 
-def test_a_leader_of_the_last_mix_admits_a_peer_that_is_a_version_behind() -> None:
+def test_a_leader_of_the_last_meld_admits_a_peer_that_is_a_version_behind() -> None:
     assert admits(OLD, signers=2)
 
 
-def test_a_leader_of_the_last_mix_admits_a_peer_that_is_a_version_ahead() -> None:
+def test_a_leader_of_the_last_meld_admits_a_peer_that_is_a_version_ahead() -> None:
     assert admits(NEXT, signers=2)
 
 
-def test_a_leader_of_the_last_mix_refuses_a_state_that_one_peer_has_signed() -> None:
+def test_a_leader_of_the_last_meld_refuses_a_state_that_one_peer_has_signed() -> None:
     assert not admits(NEXT, signers=1)
 
 
-def test_the_roster_of_the_last_mix_is_open_as_long_as_others_come() -> None:
+def test_the_roster_of_the_last_meld_is_open_as_long_as_others_come() -> None:
     """Earlier, it was open until the quorum's deadline, longer than a cycle: somebody always was
     missing."""
     rounds, boris = joined_by(OLD, signers=2)

@@ -65,14 +65,14 @@ def test_a_state_is_taken_that_continues_mine_or_is_heavier_and_no_other() -> No
 
 def test_at_the_end_of_a_run_a_final_state_is_taken_however_light() -> None:
     final = state(ROOT, link(1, "had all", 200), link(2, "final", 210))
-    assert newer(HEAVY, final, end=RunsEnd(Goal(200), mixes=True))
-    assert not newer(final, HEAVY, end=RunsEnd(Goal(200), mixes=True))
+    assert newer(HEAVY, final, end=RunsEnd(Goal(200), melds=True))
+    assert not newer(final, HEAVY, end=RunsEnd(Goal(200), melds=True))
 
 
 def test_at_the_end_of_a_run_the_lighter_of_two_that_are_not_final_still_rebases() -> None:
     """The machine asks for it; an averager that refused fetched the same state for ever."""
-    assert newer(MINE, HEAVY, end=RunsEnd(Goal(200), mixes=True))
-    assert not newer(HEAVY, MINE, end=RunsEnd(Goal(200), mixes=True))
+    assert newer(MINE, HEAVY, end=RunsEnd(Goal(200), melds=True))
+    assert not newer(HEAVY, MINE, end=RunsEnd(Goal(200), melds=True))
 
 
 def test_rounds_are_replayed_while_that_is_no_larger_than_the_state() -> None:

@@ -1009,7 +1009,7 @@ def test_both_codecs_of_the_run_are_used_or_none(
     assert len(commit.reducers) == 1, "a hundred bytes are not cut"
 
 
-def test_two_lineages_make_a_mix_with_a_carrier_for_each() -> None:
+def test_two_lineages_make_a_meld_in_which_both_bring_their_state() -> None:
     one, two = standing("start", "a"), standing("start", "b", tokens=300)
     leader = Leader(peer=ANNA, incarnation=1, topic=TOPIC, fragment=0, nonce=1)
 
@@ -1017,10 +1017,9 @@ def test_two_lineages_make_a_mix_with_a_carrier_for_each() -> None:
         leader, [(ANNA, join(one)), (BORIS, join(two))], POLICY, encoded_bytes=lambda codec: 100
     )
 
-    assert commit.kind == "mix" and commit.codec == "f32"
+    assert commit.kind == "meld" and commit.codec == "int4/f32/f16"
     assert [parent.lineage for parent in commit.parents] == [two.lineage, one.lineage]
-    assert [commit.members[index].peer for index in commit.carriers] == [BORIS, ANNA]
-    assert commit.mix_tokens == (300, 100) and commit.mix_total == 400
+    assert {entry.peer: entry.parent for entry in commit.members} == {BORIS: 0, ANNA: 1}
     assert said.decode_commit(said.encode_commit(commit)) == commit
 
 

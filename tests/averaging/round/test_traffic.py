@@ -102,14 +102,12 @@ def test_a_contribution_that_proves_unfit_is_not_announced() -> None:
     assert anna.upload(1, BORIS, OWN) == Route(1, BORIS, NOTHING)
 
 
-def test_a_member_without_work_is_reported_unless_it_rides_or_only_states_travel() -> None:
+def test_a_member_without_work_is_reported_unless_it_rides() -> None:
     anna = traffic(ANNA)
     assert anna.arriving(opening(OWN), 1) is Incoming.OWN
     assert anna.arriving(opening(NOTHING), 1) is Incoming.EMPTY
     assert anna.arriving(opening(NOTHING), 2) is Incoming.WAITS
     assert anna.arriving(opening(MERGED), 2) is Incoming.MERGED
-    mix = msgspec.structs.replace(SITES, kind="mix")
-    assert traffic(ANNA, mix).arriving(opening(NOTHING), 1) is Incoming.WAITS
     boris = traffic(BORIS)
     assert boris.arriving(opening(OWN), 2) is Incoming.RIDER
     assert boris.arriving(opening(NOTHING), 3) is Incoming.EMPTY_RIDER

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import pytest
 
 from averaging.history.chain import Chain, ChainLink
 from averaging.history.standing import LINKS_SHOWN
 from averaging.messages import Head, Link
-from averaging.rules.final_mix import Goal, RunsEnd, goes_on, grew_from, shows_final
-from tests.averaging.message_examples import COMMIT
+from averaging.rules.final_mix import Goal, RunsEnd, grew_from, shows_final
 from tests.averaging.virtual.swarm import SEVERAL_GROUPS, Storm, reach_one_final_lineage, storm
 
 GOAL = Goal(tokens=100)
@@ -41,12 +39,12 @@ def test_a_peer_gives_way_to_a_final_state_and_to_a_heavier_final_one() -> None:
     early, final = head(chain(0, 90, 110)), head(chain(0, 100, 120, side=1))
     heavier, twin = head(chain(0, 100, 121, side=2)), head(chain(0, 100, 120, side=3))
 
-    end = RunsEnd(GOAL, mixes=True)
+    end = RunsEnd(GOAL, melds=True)
     assert end.gives_way(early, final) and not end.gives_way(final, early)
     assert end.gives_way(final, heavier) and not end.gives_way(heavier, final)
     assert end.gives_way(final, twin) != end.gives_way(twin, final), "one of them does"
     assert end.settles(final, early) and end.settles(early, final)
-    assert not end.settles(early, head(chain(0, 90, 130, side=1))), "neither is final: they mix"
+    assert not end.settles(early, head(chain(0, 90, 130, side=1))), "neither is final: they meld"
 
 
 def test_of_two_sides_of_one_group_that_have_ended_the_lighter_gives_way() -> None:
@@ -54,13 +52,13 @@ def test_of_two_sides_of_one_group_that_have_ended_the_lighter_gives_way() -> No
     mine, heavier = head(chain(0, 90, 110)), head(chain(0, 90, 130, side=1))
     twin, late = head(chain(0, 90, 110, side=2)), head(chain(0, 50, 99, side=3))
     mixed = head(chain(0, 100, 105, side=4))
-    end = RunsEnd(GOAL, mixes=False)
+    end = RunsEnd(GOAL, melds=False)
 
     assert end.gives_way(mine, heavier) and not end.gives_way(heavier, mine)
     assert end.gives_way(mine, twin) != end.gives_way(twin, mine)
     assert end.gives_way(heavier, mixed), "also for a peer that sees several groups this is final"
     assert end.settles(mine, late) and end.gives_way(late, mine), "it has not ended"
-    assert not end.settles(late, head(chain(0, 50, 99, side=5))), "neither has ended: they mix"
+    assert not end.settles(late, head(chain(0, 50, 99, side=5))), "neither has ended: they meld"
 
 
 def test_a_run_ends_at_its_last_version_whatever_its_tokens() -> None:
@@ -68,28 +66,10 @@ def test_a_run_ends_at_its_last_version_whatever_its_tokens() -> None:
     before, at, after = chain(0, 500), chain(0, 10, 20, side=1), chain(0, 10, 20, 30, side=2)
     assert [goal.is_reached_by(head(each)) for each in (before, at, after)] == [False, True, True]
     assert not grew_from(at, goal) and grew_from(after, goal)
-    end = RunsEnd(goal, mixes=False)
+    end = RunsEnd(goal, melds=False)
     assert end.gives_way(head(before), head(at)), "though it is the heavier one"
     assert not end.gives_way(head(at), head(before))
     assert Goal(tokens=20, version=3).is_reached(2, 20), "whichever comes first"
-
-
-@pytest.mark.parametrize(
-    ("kind", "tokens", "parents", "objected"),
-    [
-        ("meld", 100, 2, True),
-        ("merge", 100, 2, True),
-        ("meld", 99, 2, False),
-        ("mix", 100, 2, False),
-        ("merge", 100, 1, False),
-    ],
-)
-def test_from_the_runs_tokens_on_lineages_only_mix(
-    kind: str, tokens: int, parents: int, objected: bool
-) -> None:
-    links = tuple(Link(7, bytes([side]) * 32, tokens) for side in range(parents))
-    commit = msgspec.structs.replace(COMMIT, kind=kind, parents=links)
-    assert goes_on(commit, GOAL) == objected
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from averaging.rules.grouping import deal, group_of, grouping_named, register
+from averaging.rules.grouping import deal, group_of
 from dht.identity import PeerId
 
 
@@ -77,31 +77,8 @@ def test_in_the_long_run_everybody_meets_everybody() -> None:
     assert len(met) == 24 * 24
 
 
-@pytest.mark.parametrize(("count", "size"), [(17, 16), (64, 8), (33, 8), (7, 3), (100, 16)])
-def test_even_groups_are_as_few_and_as_equal_as_can_be(count: int, size: int) -> None:
-    for version in range(5):
-        dealt = grouping_named("even").deal(
-            tuple(sorted(peers(count))), size=size, fragment=0, version=version
-        )
-        sizes = [len(group) for group in dealt]
-        assert sum(sizes) == count and len(dealt) == -(-count // size)
-        assert max(sizes) - min(sizes) <= 1
-        assert all(group == tuple(sorted(group)) for group in dealt)
-
-
-def test_groupings_are_found_by_name_and_a_name_is_taken_once() -> None:
-    with pytest.raises(ValueError, match="halves, even"):
-        grouping_named("rows")
-    with pytest.raises(ValueError, match="already"):
-        register(grouping_named("even"))
-    everybody = peers(9)
-    mine = group_of(everybody[0], everybody, size=4, fragment=0, version=1, grouping="even")
-    assert everybody[0] in mine and len(mine) == 3
-
-
 @pytest.mark.parametrize("size", [8, 16])
-@pytest.mark.parametrize("grouping", ["halves", "even"])
-def test_peers_of_one_site_stay_together_and_still_meet_others(size: int, grouping: str) -> None:
+def test_peers_of_one_site_stay_together_and_still_meet_others(size: int) -> None:
     everybody = peers(40)
     sites = {peer: f"site-{number // 4}" for number, peer in enumerate(everybody[:32])}
     for version in range(6):
@@ -112,7 +89,6 @@ def test_peers_of_one_site_stay_together_and_still_meet_others(size: int, groupi
                 size=size,
                 fragment=0,
                 version=version,
-                grouping=grouping,
                 sites=sites,
             )
             for peer in everybody

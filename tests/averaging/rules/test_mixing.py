@@ -29,7 +29,7 @@ from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.outer import Nesterov, Step
 from averaging.round.gathering.roster import MELD_LINKS, Leader, compose
 from averaging.rules.commit_check import objection
-from averaging.rules.mixing import MELD_LAG, RECENT, Measured, MixingPolicy, meets
+from averaging.rules.mixing import MELD_LAG, RECENT, MixingPolicy, meets
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
 from tests.averaging.numbers.plain_steps import step
@@ -51,35 +51,6 @@ def standing(*names: str, tokens: int = 1000, merged: MergedMap | None = None) -
     links = [ChainLink(i, lineage(name), tokens * i) for i, name in enumerate(names)]
     tip = links[-1]
     return Standing(tip.version, tip.lineage, Chain(links), merged or MergedMap())
-
-
-# When melds come
-
-
-def test_melds_come_every_so_many_versions_or_never() -> None:
-    assert [MixingPolicy(every=3).melds(version, None) for version in range(1, 7)] == [
-        False,
-        False,
-        True,
-    ] * 2
-    assert all(MixingPolicy().melds(version, None) for version in range(1, 7))
-    assert not any(MixingPolicy(every=0).melds(version, None) for version in range(1, 7))
-
-
-def test_a_bound_on_the_dispersion_melds_when_a_random_walk_would_pass_it() -> None:
-    policy = MixingPolicy(dispersion_max=0.3)
-    measured = Measured(version=8, dispersion=0.2, after=4)  # 0.1 for one version
-
-    assert policy.melds(1, None), "somebody has to measure first"
-    assert not policy.melds(16, measured)
-    assert policy.melds(17, measured)
-    assert not MixingPolicy(every=0, dispersion_max=0.3).melds(17, measured)
-
-
-@pytest.mark.parametrize("wrong", [{"every": -1}, {"dispersion_max": 0.0}])
-def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        MixingPolicy(**wrong)  # type: ignore[arg-type]
 
 
 # Which peers meet
@@ -107,7 +78,7 @@ def test_the_lighter_side_gives_way_only_after_a_long_parting() -> None:
 # The commit
 
 
-def commit_of(standings: list[Standing], apart: str, policy: RoundPolicy = POLICY) -> Commit:
+def commit_of(standings: list[Standing], policy: RoundPolicy = POLICY) -> Commit:
     joins = [(peer, join_of(here)) for peer, here in zip(PEERS, standings, strict=False)]
     leader = Leader(peer=PEERS[0], incarnation=1, topic=bytes(16), fragment=0, nonce=1)
     made = compose(
@@ -115,7 +86,6 @@ def commit_of(standings: list[Standing], apart: str, policy: RoundPolicy = POLIC
         joins,
         policy,
         encoded_bytes=lambda codec: encoded_size(codec, FRAGMENT.unit_sizes),
-        apart=apart,
     )
     return said.decode_commit(said.encode_commit(made))
 
@@ -143,20 +113,26 @@ def join_of(here: Standing) -> said.Join:
 
 def test_a_meld_has_everybody_contribute_and_names_the_codecs_of_all_three() -> None:
     long = standing(*(f"a{i}" for i in range(30)))
-    commit = commit_of([standing("s", "b"), long], "meld")
+    commit = commit_of([standing("s", "b"), standing("s", "c"), long])
 
-    assert (commit.kind, commit.codec, commit.carriers) == ("meld", "int8/f32/f16", ())
-    assert [len(links) for links in commit.ancestors] == [MELD_LINKS, 2]
+    assert (commit.kind, commit.codec) == ("meld", "int8/f32/f16")
+    assert [len(links) for links in commit.ancestors] == [MELD_LINKS, 2, 2]
     assert commit.version == 30
 
 
-def test_on_one_lineage_nothing_is_mixed_whatever_the_policy() -> None:
-    assert commit_of([standing("s", "b")] * 3, "meld").kind == "merge"
+def test_two_sides_of_a_fork_show_as_much_of_their_chains_as_heads_do() -> None:
+    long = standing(*(f"a{i}" for i in range(30)))
+    commit = commit_of([standing("s", "b"), long])
+
+    assert commit.ancestors[0] == long.head().links and len(commit.ancestors[0]) > MELD_LINKS
+
+
+def test_on_one_lineage_nothing_is_melded() -> None:
+    assert commit_of([standing("s", "b")] * 3).kind == "merge"
 
 
 def test_members_hold_a_meld_against_the_settings_of_the_run() -> None:
-    commit = commit_of([standing("s", "a"), standing("s", "b")], "meld")
-    apart = commit_of([standing("s", "a"), standing("s", "b")], "merge")
+    commit = commit_of([standing("s", "a"), standing("s", "b")])
 
     def complaint(about: Commit, mixing: MixingPolicy) -> str | None:
         return objection(
@@ -168,8 +144,6 @@ def test_members_hold_a_meld_against_the_settings_of_the_run() -> None:
 
     assert complaint(commit, MixingPolicy()) is None
     assert "int8/f16/int8" in str(complaint(commit, MixingPolicy(theta="f16", momentum="int8")))
-    assert "leaves lineages apart" in str(complaint(apart, MixingPolicy()))
-    assert complaint(apart, MixingPolicy(every=2)) is None
 
 
 # The standing after the round
@@ -177,7 +151,7 @@ def test_members_hold_a_meld_against_the_settings_of_the_run() -> None:
 
 def test_members_of_a_meld_leave_on_one_lineage_that_grew_out_of_the_contributors() -> None:
     here = [standing("s", name) for name in "abcd"]
-    commit = commit_of(here, "meld")
+    commit = commit_of(here)
     entry = {member.peer: index for index, member in enumerate(commit.members)}
     seal = tuple(sorted(entry[peer] for peer in PEERS[:3]))
     after = [after_commit(one, commit, bytes(32), seal, [bytes(32)]) for one in here[:3]]
@@ -187,26 +161,15 @@ def test_members_of_a_meld_leave_on_one_lineage_that_grew_out_of_the_contributor
     assert found == [True, True, True, False], "who was left out is no ancestor"
 
 
-def test_members_that_merge_apart_stay_on_lineages_of_their_own() -> None:
-    here = [standing("s", name) for name in "abcd"]
-    commit = commit_of(here, "merge")
-    after = [after_commit(one, commit, bytes(32), (0, 1), [bytes(32)]) for one in here]
-
-    assert len({one.lineage for one in after}) == 4
-    assert all(one.version == 2 for one in after)
-
-
 def test_after_a_meld_all_old_and_new_work_is_merged_once() -> None:
     here = [
         standing("s", "a", merged=MergedMap({PEERS[0]: Mark(1, 30, 3000)})),
         standing("s", "b", merged=MergedMap({PEERS[0]: Mark(1, 20, 2000)})),
     ]
-    commit = commit_of(here, "meld")
+    commit = commit_of(here)
     united = here[0].merged.united(here[1].merged)
     merged = merged_after(united, commit, (0, 1))
-    after = with_merged_map(
-        after_commit(here[0], commit, bytes(32), (0, 1), [bytes(32)]), commit, merged
-    )
+    after = with_merged_map(after_commit(here[0], commit, bytes(32), (0, 1), [bytes(32)]), merged)
 
     entries = {member.peer: member for member in commit.members}
     assert merged[PEERS[0]].tokens == 3000 + entries[PEERS[0]].tokens

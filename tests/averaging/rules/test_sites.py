@@ -9,7 +9,6 @@ from averaging import messages as said
 from averaging.messages import Commit, Entry, Link
 from averaging.round.reducer import Reducer
 from averaging.rules.grouping import group_of
-from averaging.rules.mixing import MixingPolicy
 from averaging.rules.sites import (
     Share,
     delegates,
@@ -41,7 +40,7 @@ def commit(*carried_by: int | None) -> Commit:
         Entry(PeerId(f"p{i}"), 1, 1, 0, 7, 0, 10, 10, 1000 * (i + 1), True, delegate)
         for i, delegate in enumerate(carried_by)
     )
-    return changed(COMMIT, kind="merge", members=members, parents=(Link(7, b"l" * 32, 5),))
+    return changed(COMMIT, members=members, parents=(Link(7, b"l" * 32, 5),))
 
 
 def test_the_first_of_a_site_in_rank_is_its_delegate() -> None:
@@ -136,7 +135,7 @@ WITH_SITES = (
     Storm(peers=(5, 9), sites=2),
     Storm(peers=(4, 9), sites=3, accidents=(4, 9)),
     Storm(peers=(9, 14), group_size=6, sites=3),
-    Storm(peers=(9, 14), group_size=6, sites=4, mixing=MixingPolicy(every=3)),
+    Storm(peers=(9, 14), group_size=6, sites=4),
 )
 
 

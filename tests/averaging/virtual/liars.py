@@ -226,7 +226,7 @@ def overstate_steps(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
 
 
 def invent_marks(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
-    """The maps that the liars bring into a mix or a meld name work of others that is not merged."""
+    """The maps that the liars bring into a meld name work of others that is not merged."""
 
     def invent(given: Contribution) -> Contribution:
         if given.own_map is None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 
-from averaging.rules.mixing import MixingPolicy
 from tests.averaging.virtual.swarm import Storm, storm, weather_out
 
 
@@ -22,7 +21,6 @@ def main() -> int:
     parser.add_argument("seed", type=int)
     parser.add_argument("--peers", type=int, nargs=2, default=usual.peers, metavar=("MIN", "MAX"))
     parser.add_argument("--group-size", type=int, default=usual.group_size)
-    parser.add_argument("--mixing-every", type=int, default=usual.mixing.every)
     parser.add_argument("--sites", type=int, default=None)
     parser.add_argument("--last", type=int, default=200, help="events to print, 0 for all")
     given = parser.parse_args()
@@ -30,7 +28,6 @@ def main() -> int:
     how = Storm(
         peers=tuple(given.peers),
         group_size=given.group_size,
-        mixing=MixingPolicy(every=given.mixing_every),
         sites=given.sites,
     )
     swarm = storm(given.seed, how)

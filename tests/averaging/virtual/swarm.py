@@ -38,7 +38,6 @@ from averaging.round.interface.phase import Phase
 from averaging.round.sealing.outcomes import OUTCOMES_MAX, VOWS_MAX
 from averaging.rules.due import DuePolicy
 from averaging.rules.line_levels import Level
-from averaging.rules.mixing import MixingPolicy
 from averaging.rules.orders import RoundOrders
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import ProbationPolicy
@@ -395,13 +394,8 @@ class Swarm(virtual.Swarm, Watch):
         self.truth.applies(peer.life, apply, bytes(merged), dict(maps) or None)
         commit = apply.commit
         entries = [commit.members[index] for index in apply.seal]
-        works = []
-        if commit.kind != "mix":
-            works = [self.truth.offers[each.peer, each.incarnation, each.mark] for each in entries]
-        parents = sealed_parents(commit, apply.seal)
-        if commit.kind == "merge":
-            parents = (before.lineage,)
-        self.truth.made(after, parents, works, commit.kind != "merge")
+        works = [self.truth.offers[each.peer, each.incarnation, each.mark] for each in entries]
+        self.truth.made(after, sealed_parents(commit, apply.seal), works, commit.melds)
         if self.on_apply is not None:
             self.on_apply(peer, apply)
 
@@ -426,7 +420,7 @@ class Swarm(virtual.Swarm, Watch):
     def contributes(
         self, peer: Peer, commit: Commit, given: Contribution | None
     ) -> Contribution | None:
-        if given is None and commit.kind != "mix":
+        if given is None:
             raise Broken(f"{peer} entered a round without an offer")
         return given
 
@@ -532,7 +526,6 @@ class Storm:
     calm_s: float = 200.0
     """The slowest of 780 storms with and without probation and groups took 141 s."""
     group_size: int = 16
-    mixing: MixingPolicy = field(default_factory=MixingPolicy)
     tokens_end: int | None = None
     """The run's; ``None``: it goes on."""
     sites: int | None = None
@@ -549,8 +542,7 @@ class Storm:
 
 SEVERAL_GROUPS = (
     Storm(peers=(9, 14), group_size=4),
-    Storm(peers=(9, 14), group_size=4, mixing=MixingPolicy(every=3)),
-    Storm(peers=(6, 12), group_size=3, mixing=MixingPolicy(every=0)),
+    Storm(peers=(6, 12), group_size=3),
 )
 """Storms over a swarm that is dealt into several groups."""
 
@@ -603,7 +595,6 @@ def cause_storm(make: Callable[..., Any], seed: int, how: Storm) -> Any:
         ),
         **_codecs(seed, rng.choice(["f32", "int8", "int4", "f16"])),
         group_size=how.group_size,
-        mixing=how.mixing,
         tokens_end=how.tokens_end,
         probation=how.probation,
         audit_rate=how.audit_rate,

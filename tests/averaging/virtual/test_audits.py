@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from averaging.rules.mixing import MixingPolicy
 from dht.identity import PeerId
 from tests.averaging.virtual.false_reducers import (
     PROVABLE,
@@ -26,7 +25,7 @@ CALM = Storm(peers=(5, 8), accidents=(0, 0), rough_s=1.0, audit_rate=RATE)
 WAYS = (
     CALM,
     replace(CALM, sites=3),
-    replace(CALM, peers=(8, 10), group_size=4, mixing=MixingPolicy(every=1)),
+    replace(CALM, peers=(8, 10), group_size=4),
 )
 ROUGH = Storm(peers=(4, 8), audit_rate=0.4)
 OCCASION_S = 250.0
@@ -133,7 +132,7 @@ def audited(seed: int) -> Counter[str]:
     """A storm of honest peers that audit everything. Raises ``Broken`` if one is convicted."""
     how = replace(ROUGH, sites=2) if seed % 4 == 3 else ROUGH
     if seed % 5 == 4:
-        how = replace(ROUGH, peers=(7, 9), group_size=4, mixing=MixingPolicy(every=1))
+        how = replace(ROUGH, peers=(7, 9), group_size=4)
     swarm: Swarm = storm(seed, how)
     weather_out(swarm, how)
     for peer in swarm.alive:

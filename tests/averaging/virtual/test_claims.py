@@ -8,7 +8,6 @@ from functools import partial
 import msgspec
 import pytest
 
-from averaging.rules.mixing import MixingPolicy
 from averaging.rules.probation import ProbationPolicy
 from averaging.rules.quorum import ALL
 from averaging.virtual.peer import Peer, PeerPlan
@@ -19,7 +18,7 @@ ALL_SPEEDS = Storm(speeds=(0.1, 1.0, 2.5), calm_s=400.0)
 STORMS = (
     ALL_SPEEDS,
     replace(ALL_SPEEDS, probation=ProbationPolicy(rounds=8, seconds=40.0)),
-    replace(ALL_SPEEDS, peers=(6, 9), group_size=4, mixing=MixingPolicy(every=1)),
+    replace(ALL_SPEEDS, peers=(6, 9), group_size=4),
 )
 QUICK, CHUNK = 3, 3
 

@@ -17,7 +17,6 @@ import pytest
 
 from averaging.history.state import FragmentState
 from averaging.numbers import chunks
-from averaging.rules.mixing import MixingPolicy
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S
 from averaging.rules.probation import ProbationPolicy
 from averaging.virtual.peer import Peer
@@ -34,7 +33,6 @@ GROUPS = replace(
     SHORT,
     peers=(7, 9),
     group_size=4,
-    mixing=MixingPolicy(every=1),
     probation=ProbationPolicy(rounds=6, seconds=10.0),
 )
 """With probation, as in open runs: only there do strikes keep silent peers out of groups."""

@@ -9,7 +9,6 @@ import pytest
 from averaging.messages import Commit
 from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.rules import weights
-from averaging.rules.mixing import MixingPolicy
 from averaging.rules.probation import Probation, ProbationPolicy
 from tests.averaging.virtual.newcomers import (
     END_S,
@@ -91,7 +90,7 @@ def test_no_storm_breaks_a_promise_to_a_swarm_with_probation(seed: int) -> None:
     how = (
         Storm(probation=SHORT),
         Storm(probation=SHORT, peers=(6, 9)),
-        Storm(probation=SHORT, peers=(6, 9), group_size=4, mixing=MixingPolicy(every=1)),
+        Storm(probation=SHORT, peers=(6, 9), group_size=4),
     )[seed % 3]
     weather_out(storm(seed, how), how)
 

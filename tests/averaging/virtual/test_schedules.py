@@ -616,7 +616,7 @@ def test_two_leaders_with_split_views_make_two_versions_that_are_mixed() -> None
     swarm.run(120.0)
 
     settle(swarm)
-    seen(swarm, "closed mix", "finished mix")
+    seen(swarm, "closed meld", "finished meld")
     for node in swarm.trainers():
         assert node.state is not None and len(node.state.merged) == 6
 
@@ -639,7 +639,7 @@ def test_two_of_five_are_in_the_rounds_of_all_one_cycle_after_a_partition() -> N
             late.append(seed)
         settle(swarm)
         seen(swarm, "rebase")
-        assert not swarm.truth.coverage["closed mix"]
+        assert not swarm.truth.coverage["closed meld"]
         learners = [learner_of(node) for node in swarm.alive]
         assert all(learner is not None and not learner.discarded for learner in learners)
     assert len(late) <= 1, f"seeds {late}"

@@ -20,7 +20,6 @@ import pytest
 from averaging.history.adoption import OwnWork
 from averaging.live import fragment
 from averaging.rules.line_levels import Level
-from averaging.rules.mixing import MixingPolicy
 from tests.averaging.round.phases import TABLE, Observed
 from tests.averaging.round.plays import seen_in_plays
 from tests.averaging.virtual import breakages, truth
@@ -32,9 +31,11 @@ QUICK, SOAK_SEEDS, CHUNK = 16, 6000, 8
 
 RARE = {
     18: "caught up, and already further behind",
+    19: "found",
     24: "a join as a round is entered",
     27: "redirect",
-    56: "closed mix",
+    61: "closed meld",
+    78: "a member that joins anew has given the round up",
     87: "what a peer offers is too old to be merged",
 }
 """Storms that reach what the first ones do not."""
@@ -226,7 +227,7 @@ def of_groups(seed: int) -> Counter[str]:
 def test_no_storm_breaks_a_promise_to_a_swarm_of_several_groups(seed: int) -> None:
     happened = of_groups(seed)
 
-    assert seed % 3 == 2 or happened["finished meld"], "nothing was mixed"
+    assert happened["finished meld"], "nothing was melded"
 
 
 @pytest.mark.timeout(600)
@@ -273,9 +274,9 @@ SOAKS = (
     SOAK,
     replace(SOAK, peers=(9, 14), group_size=4),
     SOAK,
-    replace(SOAK, peers=(6, 14), group_size=3, mixing=MixingPolicy(every=3)),
+    replace(SOAK, peers=(6, 14), group_size=3),
     Storm(peers=(2, 4), accidents=(4, 10), rough_s=200.0),
-    replace(SOAK, peers=(6, 14), group_size=5, mixing=MixingPolicy(every=4)),
+    replace(SOAK, peers=(6, 14), group_size=5),
     replace(SOAK, sites=2),
     Storm(peers=(6, 10), accidents=(8, 20), group_size=3, sites=3),
     replace(SOAK, gives_way=0.15),

@@ -151,7 +151,7 @@ class Truth:
             raise Broken(f"{name}: lineage {state.lineage.hex()[:8]} has two states")
 
     def made(
-        self, state: FragmentState, parents: Sequence[bytes], works: Sequence[Work], mix: bool
+        self, state: FragmentState, parents: Sequence[bytes], works: Sequence[Work], melds: bool
     ) -> None:
         """A version of a lineage: which work is in it that was not in its parents."""
         if state.lineage in self.covered:
@@ -170,7 +170,7 @@ class Truth:
                 )
             covered[key] = work.end
         self.covered[state.lineage] = covered
-        self.mixed[state.lineage] = mix or any(self.mixed[parent] for parent in parents)
+        self.mixed[state.lineage] = melds or any(self.mixed[parent] for parent in parents)
         for peer, mark in state.merged.items():
             if (peer, mark.incarnation) not in covered:
                 raise Broken(f"merged names work of {peer} that was never merged")
@@ -193,7 +193,7 @@ class Truth:
     ) -> None:
         """Every token of a peer is merged, pending or discarded.
 
-        ``former``: steps and tokens per step of its former lives. ``forked``: after a mix the
+        ``former``: steps and tokens per step of its former lives. ``forked``: after a meld the
         larger of two forks' token counts stands, so some work may be called lost.
         """
         covered = self.covered[standing.lineage]

@@ -70,7 +70,7 @@ def be_hostile(log: Path) -> None:
     async def send_part(self: Uploading, bulk: Bulk, index: int, what: str) -> None:
         parts = self.parts
         own = parts.own
-        if what != said.OWN or own is None or parts.is_mix:
+        if what != said.OWN or own is None:
             await honest_part(self, bulk, index, what)
             return
         growing = own[index]

@@ -119,13 +119,13 @@ def merging(number: int, mark: tuple[int, int, int]) -> tuple[RoundReport, ...]:
 
 
 def forked(*, again: tuple[int, int] | None = None, parents: tuple[str, ...] = ("line-19",)) -> Any:
-    """Beside versions 20 to 22 another side merges the same steps of anna; 23 mixes both.
+    """Beside versions 20 to 22 another side merges the same steps of anna; 23 melds both.
 
     ``again``: last step and number of steps of anna that version 24 merges, instead of the next.
     """
     marks = {IDS["anna"]: (7, 225, 35, 35 * STEP_TOKENS)}
     side = replace(rounds()[20], lineage="side-21", round="side", marks=marks, parents=parents)
-    mix = replace(rounds()[22], kind="mix", marks={}, parents=("line-22", "side-21"))
+    mix = replace(rounds()[22], kind="meld", marks={}, parents=("line-22", "side-21"))
     after = [replace(each, marks={}) for each in rounds()[23:]]
     if again is not None:
         end, steps = again

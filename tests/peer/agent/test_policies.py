@@ -44,17 +44,11 @@ def test_runs_whose_peers_are_let_in_audit_a_tenth_of_what_open_runs_do(
 
 
 def test_a_swarm_of_several_groups_mixes_at_every_version_unless_the_run_says_otherwise() -> None:
-    mixing = round_policy(RunFile(), fragments=8).mixing
-    assert mixing == MixingPolicy()
-    assert all(mixing.melds(version, None) for version in range(1, 9))
+    assert round_policy(RunFile(), fragments=8).mixing == MixingPolicy()
 
-    seldom = parse("[mixing]\nevery = 3\ntheta = 'f16'\nmomentum = 'int8'")
-    mixing = round_policy(seldom, fragments=8).mixing
-    assert [mixing.melds(version, None) for version in range(1, 7)] == 2 * [False, False, True]
+    smaller = parse("[mixing]\ntheta = 'f16'\nmomentum = 'int8'")
+    mixing = round_policy(smaller, fragments=8).mixing
     assert mixing.codec("int4") == "int4/f16/int8"
-
-    bounded = parse("[mixing]\ndispersion_max = 0.25")
-    assert round_policy(bounded, fragments=8).mixing.dispersion_max == 0.25
 
 
 def test_newcomers_are_on_probation_in_open_runs_alone() -> None:

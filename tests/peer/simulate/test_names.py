@@ -50,13 +50,6 @@ def test_five_values_of_the_own_codec_take_a_byte() -> None:
     assert own.bytes_sent < 0.7 * ours.bytes_sent
 
 
-def test_an_own_grouping_deals_the_groups() -> None:
-    settings = {"rounds__group_size": 3, "end__cycles": 6.0}
-    own = ran(rounds__grouping="own_merge_rule:Rotation", **settings)
-    assert own.trace != ran(**settings).trace
-    assert max(record.members for record in own.rounds) <= 3
-
-
 def test_an_own_problem_is_learned() -> None:
     result = run(Swarm().with_settings({"problem.name": "own_problem:Logistic", "end.cycles": 4.0}))
     assert result.final.loss < 0.5 * result.points[0].loss

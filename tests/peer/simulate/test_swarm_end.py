@@ -48,7 +48,7 @@ def ended_in_time(seed: int) -> SwarmResult:
     assert result.final.lineages == 1.0
     assert result.final.dispersion == 0.0
     assert result.duration_s < 15 * 24.0, "six cycles, and nine to come together at most"
-    assert "mix" in {each.kind for each in result.rounds}
+    assert "meld" in {each.kind for each in result.rounds}
     return result
 
 

@@ -44,10 +44,12 @@ def experiment(**settings: Any) -> Swarm:
 FRAGMENTS = 8
 
 
-def variances(*, count: int, group_size: int, versions: int) -> NDArray[np.float64]:
+def variances(
+    *, count: int, group_size: int, versions: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Variances of fragments by version, for peers that begin at random and learn nothing.
 
-    Each fragment has groups of its own.
+    Each fragment has groups of its own: their numbers are returned as well.
     """
 
     def begins_at(number: int) -> Float32s:
@@ -58,7 +60,6 @@ def variances(*, count: int, group_size: int, versions: int) -> NDArray[np.float
             peers__count=count,
             peers__exchanges_max=FRAGMENTS,
             rounds__group_size=group_size,
-            rounds__grouping="even",
             outer__fragments=FRAGMENTS,
         ),
         0,
@@ -66,7 +67,7 @@ def variances(*, count: int, group_size: int, versions: int) -> NDArray[np.float
         begins_at=begins_at,
     )
     with swarm:
-        found = []
+        found, groups = [], []
         for version in range(versions + 1):
             # Fragments are due one after the other, three seconds apart. A stream that overtakes
             # the commit's certificates is refused, and opened again after two.
@@ -79,7 +80,8 @@ def variances(*, count: int, group_size: int, versions: int) -> NDArray[np.float
                     for each in states
                 ]
             )
-    return np.array(found)
+            groups.append([len({state.lineage for state in each}) for each in states])
+    return np.array(found), np.array(groups)
 
 
 @pytest.mark.parametrize(
@@ -88,16 +90,16 @@ def variances(*, count: int, group_size: int, versions: int) -> NDArray[np.float
 def test_the_variance_falls_at_each_mixing_round_as_theory_says(
     count: int, group_size: int
 ) -> None:
-    """Factor (r-1)/(N-1) for N peers in r random equal groups (Moshpit SGD, arXiv 2103.03239)."""
-    found = variances(count=count, group_size=group_size, versions=3)
+    """Factor (r-1)/(N-1) for N peers in r random groups (Moshpit SGD, arXiv 2103.03239)."""
+    found, groups = variances(count=count, group_size=group_size, versions=3)
     ratios = found[1:] / found[:-1]
-    expected = (count // group_size - 1) / (count - 1)
+    expected = (groups[1:] - 1) / (count - 1)
 
     # In the middle: here and there a fragment's groups are dealt nearly as they were before.
-    assert np.median(ratios) == pytest.approx(expected, rel=0.2)
-    first = ratios[0]
+    assert np.median(ratios / expected) == pytest.approx(1.0, rel=0.2)
+    first = ratios[0] - expected[0]
     near = 3 * first.std() / np.sqrt(FRAGMENTS)  # three standard errors of the mean
-    assert first.mean() == pytest.approx(expected, abs=near), "nobody shares anything yet"
+    assert first.mean() == pytest.approx(0.0, abs=near), "nobody shares anything yet"
 
 
 def test_mixing_does_not_change_the_mean_of_the_swarm() -> None:
@@ -105,7 +107,7 @@ def test_mixing_does_not_change_the_mean_of_the_swarm() -> None:
         np.random.default_rng([5, n]).standard_normal(1024, dtype=np.float32) for n in range(12)
     ]
     swarm = SimulatedSwarm(
-        experiment(peers__count=12, rounds__group_size=4, rounds__grouping="even", end__cycles=5.0),
+        experiment(peers__count=12, rounds__group_size=4, end__cycles=5.0),
         5,
         problem=Still(),
         begins_at=lambda number: first[number],
@@ -132,36 +134,10 @@ def several_groups(**settings: Any) -> SwarmResult:
     return run(experiment(**{**SEVERAL_GROUPS, **settings}), 3)
 
 
-@pytest.mark.slow  # two swarms of 24; the variance above falls by mixing alone
-def test_peers_drift_apart_without_mixing_only() -> None:
-    never, always = several_groups(mixing__every=0), several_groups()
-
-    assert {record.kind for record in never.rounds} == {"merge"}
-    assert always.final.dispersion < 0.6 * never.final.dispersion
-    assert always.final.peer_loss < 0.6 * never.final.peer_loss
-    late = [point.dispersion for point in always.points]
+@pytest.mark.slow  # a swarm of 24; the variance above falls by mixing alone
+def test_peers_of_several_groups_stay_near_each_other() -> None:
+    late = [point.dispersion for point in several_groups().points]
     assert late[-1] < 1.5 * late[len(late) // 2], "it is bounded"
-
-
-@pytest.mark.slow  # it compares two swarms
-def test_mixing_less_often_costs_fewer_bytes_and_spreads_peers_further() -> None:
-    often, seldom = several_groups(), several_groups(mixing__every=4)
-
-    assert seldom.bytes_sent < 0.7 * often.bytes_sent
-    assert seldom.final.dispersion > often.final.dispersion
-    kinds = [record.kind for record in seldom.rounds if record.version > 1]
-    assert 0.15 < kinds.count("meld") / len(kinds) < 0.4
-
-
-@pytest.mark.slow  # the bound itself is tested in tests/averaging/rules/test_mixing.py
-def test_a_bound_on_the_dispersion_decides_when_to_mix() -> None:
-    tight = several_groups(mixing__dispersion_max=0.2)
-    loose = several_groups(mixing__dispersion_max=2.0)
-
-    def melds(result: SwarmResult) -> int:
-        return sum(record.kind == "meld" for record in result.rounds)
-
-    assert melds(loose) < 0.7 * melds(tight)
 
 
 @pytest.mark.slow  # averaging/virtual/test_schedules.py heals partitions of a few versions
@@ -187,7 +163,7 @@ def test_after_a_partition_one_group_has_one_lineage_within_three_rounds() -> No
             for record in result.rounds
             if record.fragment == fragment and record.time_s > healed_at
         ]
-        assert "mix" in {record.kind for record in healed[:3]}
+        assert "meld" in {record.kind for record in healed[:3]}
         assert all((r.kind, r.contributors) == ("merge", 8) for r in healed[3:]) and healed[3:]
     assert result.final.lineages == 1.0
     merged = result.fate.merged / result.fate.processed

@@ -47,7 +47,7 @@ def over_slow_lines(swarm: SimulatedSwarm) -> int:
     ("settings", "kind"),
     [
         ({}, "merge"),
-        ({"peers__count": 16, "rounds__group_size": 8, "rounds__grouping": "even"}, "meld"),
+        ({"peers__count": 16, "rounds__group_size": 8}, "meld"),
     ],
 )
 def test_bytes_over_the_slow_line_fall_by_the_number_of_peers_at_a_site(
@@ -110,7 +110,7 @@ class Timed(SimulatedSwarm):
 
 
 def test_a_slow_upload_to_a_delegate_does_not_delay_the_round_until_its_deadline() -> None:
-    with Timed(experiment(end__cycles=4.0), 1) as swarm:
+    with Timed(experiment(end__cycles=8.0), 1) as swarm:
         crawling = swarm.lives.slots[5].name
         swarm.lives.network.set_link(crawling, up_bytes_s=200.0)
         result = swarm.run()

@@ -21,7 +21,6 @@ from averaging.live.slices.evidence import Evidence
 from averaging.live.slices.exchange import Exchange
 from averaging.messages import Suspected
 from averaging.round.contributing import Contribution
-from averaging.rules.mixing import MixingPolicy
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
@@ -99,7 +98,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, *, direction: str = "reverse") -> No
     rng = np.random.default_rng(5)
 
     def contribute(self: Exchange, given: Contribution) -> None:
-        if self.parts.me == MALLORY and not self.parts.is_mix:
+        if self.parts.me == MALLORY:
             moved = given.values - given.base
             if direction == "noise":
                 noise = rng.standard_normal(moved.size, dtype=np.float32)
@@ -131,8 +130,7 @@ WAYS = {
     "other codec down, with feedback": replace(
         CHECKED, codec="int2", codec_down="int4", feedback=frozenset({"int2"})
     ),
-    "melds": replace(CHECKED, group_size=2, mixing=MixingPolicy(every=1)),
-    "mixes": replace(CHECKED, group_size=2, mixing=MixingPolicy(every=3)),
+    "melds": replace(CHECKED, group_size=2),
     "without audits": replace(CHECKED, audit_rate=0.0),
     "centered clip": replace(CHECKED, merge="centered_clip", codec="int4"),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 import msgspec
 import pytest
@@ -18,7 +17,6 @@ from averaging.round.interface.inputs import Due, Offered, Received, StreamOpene
 from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
 from averaging.round.opinions.certificates import link_of
-from averaging.rules.mixing import MixingPolicy
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
@@ -82,7 +80,6 @@ def committed_with(
         ],
         rounds.policy,
         encoded_bytes=lambda codec: 1 << 20,
-        apart="meld" if rounds.peers.has_several_groups(1.0) else "mix",
     )
     place = [parent.lineage for parent in commit.parents].index(where.lineage)
     shown = tuple(msgspec.structs.replace(each, parent=place) for each in certificates)
@@ -222,7 +219,6 @@ def test_a_leader_shows_each_member_the_certificates_of_the_states_of_others() -
         [(who, join(where)) for who, where in ((ANNA, THEIRS), (DORA, MINE), (ME, MINE))],
         GROUPS,
         encoded_bytes=lambda codec: 1 << 20,
-        apart="meld",
     )
     bare = Committed(0, said.encode_commit(commit), b"")
     place = [parent.lineage for parent in commit.parents].index(THEIRS.lineage)
@@ -241,7 +237,6 @@ def test_a_leader_signs_its_own_state_for_the_others_though_it_has_shown_it_to_n
         [(ANNA, join(THEIRS)), (ME, join(MINE))],
         POLICY,
         encoded_bytes=lambda codec: 1 << 20,
-        apart="mix",
     )
 
     bare = Committed(0, said.encode_commit(commit), b"")
@@ -250,13 +245,13 @@ def test_a_leader_signs_its_own_state_for_the_others_though_it_has_shown_it_to_n
     assert [name for name, _ in shown.signatures] == [said.short_name(ME)]
 
 
-@pytest.mark.parametrize(("kind", "spare"), [("meld", 0), ("mix", 2)])
-def test_certificates_of_a_mix_of_many_lineages_have_spare_signatures(
-    kind: Literal["meld", "mix"], spare: int
+@pytest.mark.parametrize(("group_size", "spare"), [(15, 0), (5, 2)])
+def test_certificates_of_the_meld_of_all_groups_have_spare_signatures(
+    group_size: int, spare: int
 ) -> None:
-    """Members that did not count one of two signers declined the mixes that end a large run."""
+    """Members that did not count one of two signers declined the melds that end a large run."""
     others = tuple(PeerId(f"peer-{number:02}") for number in range(15))
-    rounds = machine(MINE, others, GROUPS)
+    rounds = machine(MINE, others, replace(GROUPS, group_size=group_size))
     joins_ = []
     for number, peer in enumerate(others):
         where = standing("start", f"of {number}")
@@ -269,7 +264,6 @@ def test_certificates_of_a_mix_of_many_lineages_have_spare_signatures(
         joins_,
         GROUPS,
         encoded_bytes=lambda codec: 1 << 20,
-        apart=kind,
     )
 
     bare = Committed(0, said.encode_commit(commit), b"")
@@ -296,18 +290,10 @@ def test_certificates_of_many_lineages_fit_a_message() -> None:
         sorted(heads),
         policy,
         encoded_bytes=lambda codec: 1 << 20,
-        apart="mix",
     )
     bare = Committed(0, said.encode_commit(commit), bytes(64))
 
     said.encode(rounds.certificates.beside(bare, others[0], 1.0))  # no error
-
-
-def test_where_rounds_do_not_always_meld_a_lineage_has_one_peer_and_its_word_is_taken() -> None:
-    policy = replace(GROUPS, mixing=MixingPolicy(every=3))
-    rounds = machine(MINE, FIVE, policy)
-
-    assert not is_refused(joins(rounds, ANNA, certified(THEIRS, (ANNA,))))
 
 
 def refused(rounds: FragmentRounds, by: PeerId, now: float) -> list[said.Message]:

@@ -117,13 +117,6 @@ def test_a_coordinator_proposes_nobody_whom_it_refuses_and_the_others_keep_their
     assert noted == {members[index].peer for index in range(4) if index not in sealed}
 
 
-def test_a_mix_has_the_state_of_each_lineage_whomever_its_coordinator_refuses() -> None:
-    commit = msgspec.structs.replace(commit_of(3), kind="mix", carriers=(0, 2))
-    lead = coordinator_of(commit, 0, [], refused={commit.members[2].peer})
-    lead.reported(commit.reducers[0], 0, (0, 2), (), 0.0)
-    assert lead.value == (0, 2)
-
-
 def chosen_seals(seed: int) -> set[tuple[int, ...]]:
     """The seals chosen by several coordinators at once, with messages lost, repeated, reordered."""
     rng = random.Random(seed)
@@ -324,19 +317,6 @@ def test_a_restarted_member_may_have_voted_so_its_decline_voids_nothing() -> Non
     assert not voids(words)
     proposals = {to: m.seal for to, m in words if isinstance(m, said.Propose)}
     assert proposals == {f"p{index}": VOID for index in range(3)}, "but the roster is asked to"
-
-
-@pytest.mark.parametrize(("gone", "is_void"), [(1, False), (2, True)])
-def test_a_mix_is_void_as_soon_as_a_lineage_has_no_copy(gone: int, is_void: bool) -> None:
-    """The others waited for half a minute, or until nobody was left who could end the round."""
-    effects: list[Effect] = []
-    commit = msgspec.structs.replace(commit_of(5), kind="mix", carriers=(0, 2), contributors_min=1)
-    coordinator = coordinator_of(commit, 0, effects)
-
-    coordinator.declined(PeerId(f"p{gone}"), "I stand elsewhere now", 1.0, absent=True)
-
-    proposals = {m.seal for _, m in taken(effects) if isinstance(m, said.Propose)}
-    assert proposals == ({VOID} if is_void else set())
 
 
 def test_a_chosen_seal_is_not_taken_back_when_a_member_claims_to_be_absent() -> None:
@@ -542,16 +522,18 @@ def test_a_slice_that_half_of_the_voters_have_is_not_forsworn() -> None:
     assert coordinator.phase is BallotPhase.SEALED
 
 
-@pytest.mark.parametrize(("is_down", "kind"), [(False, "merge"), (True, "merge"), (False, "meld")])
+@pytest.mark.parametrize(("is_down", "parents"), [(False, 1), (True, 1), (False, 2)])
 def test_a_reducer_that_most_voters_wait_for_is_named_by_the_leader_too(
-    is_down: bool, kind: str
+    is_down: bool, parents: int
 ) -> None:
     """The leader of a version is the same in each attempt, and may be no member. Only members held
     it against a reducer, which so reduced for ever."""
     effects: list[Effect] = []
     peers = neighbourhood()
     coordinator = sealed_by_all(commit_of(4), effects, peers)
-    coordinator.commit = msgspec.structs.replace(coordinator.commit, kind=kind)
+    coordinator.commit = msgspec.structs.replace(
+        coordinator.commit, parents=COMMIT.parents * parents
+    )
     if is_down:
         lost(PeerId("p3"), peers)
     due = 1.0 + COMMIT.upload_s + POLICY.margin_s
@@ -563,7 +545,7 @@ def test_a_reducer_that_most_voters_wait_for_is_named_by_the_leader_too(
 
     coordinator.missing(PeerId("p2"), 0, due)
     named = [effect.peer for effect in effects if isinstance(effect, Suspect)]
-    could = not is_down and kind == "merge"  # slice 0 brings the maps, and one may be bad
+    could = not is_down and parents == 1  # slice 0 brings the maps, and one may be bad
     assert named == ([PeerId("p3")] if could else [])
 
 
