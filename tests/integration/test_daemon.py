@@ -272,7 +272,7 @@ def test_calls_of_one_peer_are_limited() -> None:
             asked = [asyncio.ensure_future(ask()) for _ in range(6)]
             done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
             assert len(done) == 1
-            with pytest.raises(CallRefused, match="calls of yours at once"):
+            with pytest.raises(CallRefused, match="too many calls of yours: over 5 at once"):
                 done.pop().result()
             held.set()
             answers = await asyncio.gather(*asked, return_exceptions=True)

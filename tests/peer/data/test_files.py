@@ -140,9 +140,9 @@ def test_a_stream_resumes_at_any_sequence_whatever_is_read_ahead_and_by_whom(
 
 def test_sequences_are_drawn_from_sources_by_weight(several: Path) -> None:
     data = opened(run_of(*SEVERAL), several)
-    rows = data.train.next(3000)
+    rows = data.train.next(9000)
     state = data.train.state()
-    assert state["sequence"] == 3000
+    assert state["sequence"] == 9000
     text = [bytes(row.astype(np.uint8).tolist()).decode(errors="replace") for row in rows]
     marked = [int(t.split("<")[1].split(".")[0]) for t in text if t.count(".") and "<" in t[:-5]]
     of = [0 if m < 3 else 2 if m in (8, 9) else 1 for m in marked]

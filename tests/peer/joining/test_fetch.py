@@ -60,7 +60,7 @@ def test_fetching_imports_neither_the_agent_nor_torch() -> None:
 def test_asking_from_a_trainer_imports_no_network() -> None:
     """Every trainer imports this, and its network is in another process."""
     modules = modules_imported_by("peer.joining.find")
-    assert not modules & {"hivemind", "dht.libp2p", "dht.presence", "uvloop"}
+    assert not modules & {"hivemind", "dht.libp2p.lane.lane", "dht.presence", "uvloop"}
 
 
 def test_the_fetching_process_ends_when_its_parent_is_killed(

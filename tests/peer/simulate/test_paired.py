@@ -73,7 +73,7 @@ def test_peers_that_miss_rounds_are_counted_and_keep_their_work() -> None:
     failing = whole.with_settings({"peers.misses": 0.4})
     there, missing = train(Job("a", whole, 0)), train(Job("b", failing, 0))
     assert there.missed < 0.02
-    assert 0.15 < missing.missed < 0.45
+    assert 0.1 < missing.missed < 0.45
 
 
 def test_a_run_may_count_processed_tokens_instead_of_merged_ones() -> None:

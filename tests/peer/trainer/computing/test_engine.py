@@ -344,7 +344,8 @@ def test_matrices_that_do_not_fit_at_once_are_stepped_in_smaller_batches(
             each.gradients(batch_of(2))
             assert each.apply() == 1
         assert (max(sizes) <= short) == (number > 1), "it begins with what has fitted"
-    assert_same(parameters_of(engine), parameters_of(undisturbed), atol=1e-6)
+    # In fp16 some processors add up in another order where fewer matrices are multiplied at once.
+    assert_same(parameters_of(engine), parameters_of(undisturbed), atol=1e-5)
     found, expected = (each.optimizer.state_dict()["state"] for each in (engine, undisturbed))
     torch.testing.assert_close(found, expected)
     most = 0
