@@ -26,7 +26,7 @@ from tests.averaging.live.quadratic import LAYOUT, Peer, Swarm, layout_of, start
 
 SETTINGS = GateSettings(rise_max=0.25, quiet_s=3.0, open_s=25.0)
 NO_REPLAY = AveragerSettings(progress_s=0.1, replay_bytes_max=1)
-FAR = {True: np.float32(60), False: np.float32(25)}
+FAR = {True: np.float32(60), False: np.float32(18)}
 """The parameters that the others train towards: far enough to be noticed, and for a state not so
 far that its norm alone is refused."""
 
