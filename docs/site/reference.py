@@ -100,8 +100,8 @@ def api() -> str:
     ]
     for parameter in inspect.signature(peer.join).parameters.values():
         if parameter.name not in ("run", "own"):
-            default = "" if parameter.default is parameter.empty else f"`{parameter.default}`"
-            parts.append(f"| `{parameter.name}` | {default} | {JOIN[parameter.name]} |")
+            shown = "" if parameter.default is parameter.empty else f"`{parameter.default}`"
+            parts.append(f"| `{parameter.name}` | {shown} | {JOIN[parameter.name]} |")
     texts = JOIN | _texts_of_fields(JoinSettings)
     for field in sorted(fields(JoinSettings), key=lambda field: field.name):
         default = field.default
