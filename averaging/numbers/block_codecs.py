@@ -1,4 +1,4 @@
-"""Codecs with a scale for each block of 1024 values: f16, int8, int4 and int3.
+"""Codecs with a scale for each block of 1024 values: f16, int8 and int4.
 
 (``averaging.numbers.two_level_codec`` has int2.)
 
@@ -329,39 +329,6 @@ class Int4(WholeNumberCodec):
         np.right_shift(signed, np.int8(4), out=part)
         out[:, half:] = part[:, : out.shape[1] - half]
         np.multiply(out, factors[:, None], out=out)
-
-
-class Int3(WholeNumberCodec):
-    """Three eighths of a byte per value. The error is at most absmax / 6.
-
-    The codes, plus 3, are three planes of bits, the lowest first, each padded to whole bytes.
-    """
-
-    name = "int3"
-    steps = 3
-
-    def code_bytes(self, columns: int) -> int:
-        return 3 * ((columns + 7) // 8)
-
-    def pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
-        shifted = scratch.bytes[: tile.size].reshape(tile.shape)
-        shifted[:] = self.codes(tile, peaks, scratch)
-        np.add(shifted, np.int8(3), out=shifted)
-        plane = codes.shape[1] // 3
-        bit = scratch.second.view(np.uint8)[: tile.size].reshape(tile.shape)
-        for place in range(3):
-            np.bitwise_and(shifted.view(np.uint8), np.uint8(1 << place), out=bit)
-            codes[:, place * plane : (place + 1) * plane] = np.packbits(bit, axis=1)
-
-    def unpack(self, codes: Bytes, factors: Float32s, out: Float32s, scratch: Scratch) -> None:
-        plane, columns = codes.shape[1] // 3, out.shape[1]
-        values = scratch.bytes[: out.size].reshape(out.shape)
-        values.fill(-3)
-        for place in range(3):
-            bits = codes[:, place * plane : (place + 1) * plane]
-            ones = np.unpackbits(bits, axis=1, count=columns).view(np.int8)
-            np.add(values, np.multiply(ones, np.int8(1 << place), out=ones), out=values)
-        np.multiply(values, factors[:, None], out=out)
 
 
 class Float16(BlockCodec):

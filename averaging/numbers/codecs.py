@@ -7,13 +7,13 @@ To add one, derive a class from ``averaging.numbers.block_codecs.BlockCodec`` (o
 
 from __future__ import annotations
 
-from averaging.numbers.block_codecs import Float16, Int3, Int4, Int8
+from averaging.numbers.block_codecs import Float16, Int4, Int8
 from averaging.numbers.codec import Codec
 from averaging.numbers.float32_codec import Float32
 from averaging.numbers.two_level_codec import Int2
 
 _codecs: dict[str, Codec] = {
-    codec.name: codec for codec in (Float32(), Float16(), Int8(), Int4(), Int3(), Int2())
+    codec.name: codec for codec in (Float32(), Float16(), Int8(), Int4(), Int2())
 }
 
 

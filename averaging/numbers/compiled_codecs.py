@@ -24,7 +24,7 @@ from averaging.numbers.arrays import (
     sum_of_squares,
     sum_squares_with,
 )
-from averaging.numbers.block_codecs import Float16, Int3, Int4, Int8, ScaledCodec
+from averaging.numbers.block_codecs import Float16, Int4, Int8, ScaledCodec
 from averaging.numbers.codec import (
     Addends,
     Codec,
@@ -156,10 +156,6 @@ class _Int4(_Compiled, Int4):
     number = kernels.INT4
 
 
-class _Int3(_Compiled, Int3):
-    number = kernels.INT3
-
-
 class _Int2(_Compiled, Int2):
     number = kernels.INT2
 
@@ -168,7 +164,6 @@ PAIRS: tuple[tuple[ScaledCodec, _Compiled], ...] = (
     (Float16(), _Float16()),
     (Int8(), _Int8()),
     (Int4(), _Int4()),
-    (Int3(), _Int3()),
     (Int2(), _Int2()),
 )
 """The codecs of numpy, each with its compiled one."""
@@ -195,7 +190,7 @@ def check() -> None:
     values = rng.standard_normal((2, sum(sizes)), dtype=np.float32)
     values[:, rng.integers(0, values.shape[1], 99)] = -0.0
     # Halves of a step: a multiply fused with the add that rounds would not see them as such.
-    ties = [(np.arange(steps) + 0.5) / steps for steps in (127, 7, 3)]
+    ties = [(np.arange(steps) + 0.5) / steps for steps in (127, 7)]
     halves = np.concatenate([[1.0], *ties]).astype(np.float32)
     for pair in PAIRS:
         both = np.stack([halves, np.zeros_like(halves)])

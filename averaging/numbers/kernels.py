@@ -29,14 +29,13 @@ from averaging.numbers.block_codecs import (
     PEAK_MIN,
     UNITS_LAST,
     Float16,
-    Int3,
     Int4,
     Int8,
 )
 from averaging.numbers.codec import BLOCK
 from averaging.numbers.two_level_codec import SCALE_MAX
 
-F16, INT8, INT4, INT3, INT2 = range(5)
+F16, INT8, INT4, INT2 = range(4)
 """Numbers by which kernels know the codecs."""
 
 SET, ADD = range(2)
@@ -62,12 +61,7 @@ _F32, _I32, _I64, _U32, _U8, _U64, _F64 = (
 )
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _LARGEST_BITS = FLOAT_MAX.view(np.int32)
-_SCALE_MAX_8, _SCALE_MAX_4, _SCALE_MAX_3 = (codec().scale_max for codec in (Int8, Int4, Int3))
-_GATHER = np.uint64(0x8040201008040201)
-"""Eight bytes of 0 or 1 times this number have their bits in the highest byte, the first byte's in
-the highest bit."""
-_SPREAD = np.unpackbits(np.arange(256, dtype=np.uint8)).view(np.uint64)
-"""Eight bytes of 0 or 1, by the byte that ``_GATHER`` makes of them."""
+_SCALE_MAX_8, _SCALE_MAX_4 = (codec().scale_max for codec in (Int8, Int4))
 _REBIAS, _UNBIAS, _LARGEST_HALF = Float16.REBIAS, Float16.UNBIAS, Float16.LARGEST
 _K_BITS = np.uint32(127)
 _UNITS_LAST_BITS = UNITS_LAST.view(np.int32)
@@ -219,22 +213,6 @@ def _scale_of(data):
 
 
 @_part
-def _gather(flags, plane):
-    """Fill ``plane``, each byte from eight bytes of 0 or 1."""
-    eights = flags.view(np.uint64)
-    for i in range(plane.size):
-        plane[i] = _U8((eights[i] * _GATHER) >> _U64(56))
-
-
-@_part
-def _spread(plane, flags):
-    """Undo ``_gather``."""
-    eights = flags.view(np.uint64)
-    for i in range(plane.size):
-        eights[i] = _SPREAD[plane[i]]
-
-
-@_part
 def _round(work, size, inverse):
     """Leave work * inverse, rounded to a whole number, in the lowest bits of ``work``."""
     for i in range(size):
@@ -262,22 +240,6 @@ def _write_int4(work, bits, size, peak, spare, codes):
     if high.size < half:
         codes[half - 1] = _U8(low[half - 1] + _U8(8))
     return min(peak / _F32(7), _SCALE_MAX_4)
-
-
-@_part
-def _write_int3(work, bits, size, peak, spare, codes):
-    _round(work, size, _F32(3) / peak)
-    shifted, flags = spare[0], spare[1]
-    plane = (size + 7) // 8
-    for i in range(size):
-        shifted[i] = _U8(_I32(np.int8(bits[i])) + _I32(3))
-    for place in range(3):
-        for i in range(size):
-            flags[i] = (shifted[i] >> _U8(place)) & _U8(1)
-        for i in range(size, 8 * plane):
-            flags[i] = 0
-        _gather(flags, codes[place * plane : (place + 1) * plane])
-    return min(peak / _F32(3), _SCALE_MAX_3)
 
 
 @_part
@@ -355,8 +317,6 @@ def _write(codec, work, bits, spare, size, scale_bytes, codes):
         scale = _write_int2(work, size, peak, spare, codes)
     elif codec == INT8:
         scale = _write_int8(work, bits, size, peak, codes)
-    elif codec == INT3:
-        scale = _write_int3(work, bits, size, peak, spare, codes)
     else:
         scale = _write_f16(work, bits, size, peak, codes)
     _put(scale, scale_bytes)
@@ -379,7 +339,7 @@ def _read_int2(codes, scale, factor, size, out):
 
 
 @_part
-def _read(codec, codes, scale, factor, size, spare, out):
+def _read(codec, codes, scale, factor, size, out):
     """Set ``out`` to the decoded values, with ``factor`` in place of the scale."""
     if codec == INT4:
         high = out[codes.size : size]
@@ -392,15 +352,6 @@ def _read(codec, codes, scale, factor, size, spare, out):
     elif codec == INT8:
         for i in range(size):
             out[i] = _F32(np.int8(codes[i])) * factor
-    elif codec == INT3:
-        shifted, flags = spare[0], spare[1]
-        plane = (size + 7) // 8
-        for place in range(3):
-            _spread(codes[place * plane : (place + 1) * plane], flags)
-            for i in range(size):
-                shifted[i] = (shifted[i] if place else _U8(0)) + (flags[i] << _U8(place))
-        for i in range(size):
-            out[i] = _F32(_I32(_I32(shifted[i]) - _I32(3))) * factor
     else:
         bits = out.view(np.int32)
         for i in range(size):
@@ -458,7 +409,7 @@ def encode(codec, tiles, base, values, out, rest):
                 _fetch(base, tile[START] + (row + 1) * size)
             if rest.size:
                 factor = _scale_of(scale)
-                _read(codec, codes, factor, factor, size, spare, work)
+                _read(codec, codes, factor, factor, size, work)
                 before = _at(base, tile[START] + row * size, size)
                 after = _at(rest, tile[START] + row * size, size)
                 for i in range(size):
@@ -488,11 +439,11 @@ def merge(codecs, given, made, addresses, length, weights, out, rest):
                 factor = scale * weights[member]
                 codes = _at(data, read[CODES_AT] + row * read[CODE_STEP], read[CODE_BYTES])
                 if member:
-                    _read(source, codes, scale, factor, size, spare, more)
+                    _read(source, codes, scale, factor, size, more)
                     for i in range(size):
                         work[i] = work[i] + more[i]
                 else:
-                    _read(source, codes, scale, factor, size, spare, work)
+                    _read(source, codes, scale, factor, size, work)
                     for i in range(size):
                         work[i] = work[i] + _F32(0)  # a sum from zero has no negative zero
             scale = _at(out, tile[SCALES_AT] + row * tile[SCALE_STEP], 4)
@@ -506,7 +457,7 @@ def merge(codecs, given, made, addresses, length, weights, out, rest):
                 return tile[UNIT] + row * tile[UNIT_STEP]
             if rest.size:
                 factor = _scale_of(scale)
-                _read(target, codes, factor, factor, size, spare, more)
+                _read(target, codes, factor, factor, size, more)
                 for i in range(size):
                     left[i] = left[i] - more[i]
     return -1
@@ -516,7 +467,6 @@ def merge(codecs, given, made, addresses, length, weights, out, rest):
 def decode(codec, tiles, data, weights, action, out):
     """Decode, times a weight for each unit, and set or add to ``out``, as ``action`` says."""
     work = np.empty(BLOCK, np.float32)
-    spare = np.empty((3, BLOCK), np.uint8)
     for tile in tiles:
         size = tile[COLUMNS]
         for row in range(tile[ROWS]):
@@ -526,11 +476,11 @@ def decode(codec, tiles, data, weights, action, out):
             result = _at(out, tile[START] + row * size, size)
             _fetch(out, tile[START] + (row + 1) * size)
             if action == ADD:
-                _read(codec, codes, scale, factor, size, spare, work)
+                _read(codec, codes, scale, factor, size, work)
                 for i in range(size):
                     result[i] = result[i] + work[i]
             else:
-                _read(codec, codes, scale, factor, size, spare, result)
+                _read(codec, codes, scale, factor, size, result)
     return 0
 
 
@@ -538,7 +488,6 @@ def decode(codec, tiles, data, weights, action, out):
 def step(codec, tiles, data, theta, momentum, eta, mu, out):
     """Take the outer step (``averaging.numbers.outer``) with an encoded displacement."""
     work = np.empty(BLOCK, np.float32)
-    spare = np.empty((3, BLOCK), np.uint8)
     for tile in tiles:
         size = tile[COLUMNS]
         for row in range(tile[ROWS]):
@@ -546,7 +495,7 @@ def step(codec, tiles, data, theta, momentum, eta, mu, out):
             codes = _at(data, tile[CODES_AT] + row * tile[CODE_STEP], tile[CODE_BYTES])
             _fetch(theta, tile[START] + (row + 1) * size)
             _fetch(out, tile[START] + (row + 1) * size)
-            _read(codec, codes, scale, scale, size, spare, work)
+            _read(codec, codes, scale, scale, size, work)
             before = _at(theta, tile[START] + row * size, size)
             after = _at(out, tile[START] + row * size, size)
             if mu != 0:

@@ -141,7 +141,7 @@ def direct(
     from peer.event_loop import run_unless_stopped
     from peer.joining.link import Link
     from peer.joining.visit import visit, waiting
-    from peer.rules.amendments import objection, too_new
+    from peer.rules.amendments import objection
     from peer.storage.credentials import invite_from, own_directive_path, owner_key_path
 
     found = find(where)
@@ -170,9 +170,6 @@ def direct(
                     return Delivered(last, False, await visitor.deliver(encode(last)), waits)
                 if (reason := objection(found.run, wanted[1])) is not None:
                     raise ValueError(reason)
-                for amendment in wanted[1].amendments:
-                    if (reason := too_new(dict(amendment.settings), seen.members)) is not None:
-                        raise ValueError(reason)
                 directive = signer.directive(number, *wanted)
             write_whole(copy, encode(directive))
             return Delivered(directive, True, await visitor.deliver(encode(directive)), waits)

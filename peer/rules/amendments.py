@@ -12,11 +12,8 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from dht.identity import PeerId
 from dht.membership.orders import Orders, Value, settings_at
-from dht.records import PeerRecord
 from peer.errors import RunFileError
-from peer.run_file.merging import CODECS_SINCE
 from peer.run_file.reading import with_settings
 from peer.run_file.sections import End as EndSettings
 from peer.run_file.sections import RunFile
@@ -94,27 +91,6 @@ def spent(run: RunFile, settings: Mapping[str, Value], merged: int) -> str | Non
         return None
     if "end.tokens" in settings and tokens != "unlimited" and tokens <= merged:
         return f"end.tokens is {tokens}, and {merged} tokens are merged already"
-    return None
-
-
-def too_new(settings: Mapping[str, Value], members: Mapping[PeerId, PeerRecord]) -> str | None:
-    """Reason why some members of the run cannot follow these settings yet; ``None`` if all can.
-
-    A peer that does not know an encoding could not follow the directive at all.
-    """
-    for name, value in sorted(settings.items()):
-        if not name.startswith("outer.codec") or not isinstance(value, str):
-            continue
-        needed = CODECS_SINCE.get(value, 1)
-        lacking = sorted(
-            record.name or peer for peer, record in members.items() if record.protocol[1] < needed
-        )
-        if lacking:
-            return (
-                f"{name} = {value!r} needs protocol {needed}, which {len(lacking)} of "
-                f"{len(members)} peers lack ({', '.join(lacking[:5])}): order it when they are "
-                "upgraded"
-            )
     return None
 
 

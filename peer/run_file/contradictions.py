@@ -231,7 +231,7 @@ def _of_token_counts(run: RunFile) -> Iterator[Contradiction]:
         )
 
 
-_BITS = {"f32": 32, "f16": 16, "int8": 8, "int4": 4, "int3": 3, "int2": 2}
+_BITS = {"f32": 32, "f16": 16, "int8": 8, "int4": 4, "int2": 2}
 
 
 def _of_levels(outer: Outer) -> Iterator[Contradiction]:

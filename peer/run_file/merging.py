@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Literal, TypeAlias, get_args
 
 import msgspec
@@ -10,10 +10,7 @@ from msgspec import Meta
 
 from peer.run_file.declaring import LATER, Section
 
-Codec: TypeAlias = Literal["f32", "f16", "int8", "int4", "int3", "int2"]
-
-CODECS_SINCE: Mapping[str, int] = {"int3": 2}
-"""Encodings that came later, with the protocol number from which on every build has them."""
+Codec: TypeAlias = Literal["f32", "f16", "int8", "int4", "int2"]
 
 _CODEC = "|".join(get_args(Codec))
 CodecPair: TypeAlias = Annotated[

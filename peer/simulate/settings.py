@@ -211,9 +211,9 @@ class Outer(merging.Outer, frozen=True, kw_only=True):
     merge: Annotated[
         str, "mean, rda, clip, centered_clip, or module:name of a merge rule of your own."
     ] = "mean"  # type: ignore[assignment]
-    codec: Annotated[
-        str, "f32, f16, int8, int4, int3, int2, or module:name of a codec of your own."
-    ] = "int4"  # type: ignore[assignment]
+    codec: Annotated[str, "f32, f16, int8, int4, int2, or module:name of a codec of your own."] = (
+        "int4"  # type: ignore[assignment]
+    )
     codec_up: Annotated[str | None, "Encoding of contributions; unset: as `codec`."] = None  # type: ignore[assignment]
     codec_down: Annotated[
         str | None, "Encoding of merged updates on their way back; unset: as `codec`."

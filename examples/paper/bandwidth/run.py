@@ -32,7 +32,6 @@ BITS: dict[str, float] = {
     "f16": 16.0,
     "int8": 8.0 + 32.0 / 1024,
     "int4": 4.0 + 32.0 / 1024,
-    "int3": 3.0 + 32.0 / 1024,
     "int2": 2.0 + 32.0 / 1024,
 }
 """Bits per parameter on the wire, a block's scale included."""

@@ -75,7 +75,7 @@ STREAMING = {"outer.waits": True, "rounds.quorum": "all", "outer.adoption": "ble
 
 PAIR = "int2 up, int4 down"
 CODECS: Sequence[tuple[str, Mapping[str, Any]]] = (
-    *((name, {"outer.codec": name}) for name in ("f32", "f16", "int8", "int4", "int3")),
+    *((name, {"outer.codec": name}) for name in ("f32", "f16", "int8", "int4")),
     (PAIR, {"outer.codec_up": "int2", "outer.codec_down": "int4"}),
     (f"{PAIR}, no feedback", {"outer.codec_up": "int2", "outer.feedback": "off"}),
     ("int2", {"outer.codec": "int2"}),

@@ -46,7 +46,7 @@ def rms_distance(one: Sequence[Float32s], other: Sequence[Float32s]) -> float:
     return float(np.sqrt(squares / sum(a.size for a in one)))
 
 
-@pytest.mark.parametrize("codec", ["f32", "f16", "int8", "int4", "int3", "int2"])
+@pytest.mark.parametrize("codec", ["f32", "f16", "int8", "int4", "int2"])
 async def test_two_learners_end_up_near_their_common_minimum_with_equal_bits(codec: str) -> None:
     async with swarm(MemoryNetwork()) as made:
         policy = replace(POLICY, codec=codec)

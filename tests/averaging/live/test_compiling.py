@@ -136,7 +136,7 @@ MOSTLY = replace(POLICY, audit_rate=1.0)
     "policy",
     [
         replace(MOSTLY, codec="int2", codec_down="int4", feedback=frozenset({"int2"})),
-        replace(MOSTLY, codec="f16", codec_down="int3", merge="centered_clip"),
+        replace(MOSTLY, codec="f16", codec_down="int4", merge="centered_clip"),
     ],
     ids=["mean", "centered clip"],
 )

@@ -21,7 +21,7 @@ from averaging.numbers.merge_estimate import (
 
 RULE = rule_named("centered_clip")
 SCRATCH = Scratch()
-CODECS = [("int4", "int4"), ("int2", "int4"), ("int8", "int8"), ("f32", "f32"), ("f16", "int3")]
+CODECS = [("int4", "int4"), ("int2", "int4"), ("int8", "int8"), ("f32", "f32"), ("f16", "int8")]
 
 
 class Round:
