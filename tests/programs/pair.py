@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ class Shape:
 
     program: str
     tokens: int
+    untrained: float = log(32)
+    """Loss of a model that knows nothing."""
     rate: float = 3e-3
     outer: str = ""
     second: tuple[str, ...] = ()
