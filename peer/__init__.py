@@ -4,15 +4,18 @@
   peers, ``bridge`` what the two share. ``island``, ``hf`` and ``lightning``: other training loops.
 - ``run_file`` declares a run; ``joining`` finds one; ``model``, ``data``: what is trained, on what.
 - ``rules`` decides for one peer, ``guest`` keeps to the limits of the machine's owner, ``storage``
-  has a peer's files, ``credit`` counts who contributed what.
-- ``events`` are told in words; ``views``, ``run_page`` and ``publishing`` show them and the model.
-- ``cli`` is the ``shoal`` command, with ``doctor``, ``hosting``, ``simulate`` (a swarm in
-  virtual time) and ``demo``.
+  has a peer's files.
+- ``events`` are told in words; ``views`` show them and the figures of a peer.
+- ``cli`` is the ``shoal`` command, with ``simulate`` (a swarm in virtual time) and ``demo``.
+- ``extras`` is optional: ``credit`` counts who contributed what, ``site`` publishes exports and a
+  page of the run, ``orders`` are the owner's, ``hosting`` is a bootstrap peer, ``doctor`` examines
+  a machine, ``use`` continues texts and measures losses, ``bases`` are published models and
+  adapters on them.
 - ``documents``: pages and sections that messages name.
 - ``calls`` of peers of a run: ``status``, ``description``, ``attestable``. ``errors``: all
   expected failures. ``results``: tables and plots. ``quantities``, ``signals``, ``processes``,
-  ``descriptors``, ``extras``, ``https``, ``event_loop``, ``limited``: small parts that several
-  rooms use.
+  ``descriptors``, ``optional_packages``, ``https``, ``event_loop``, ``limited``: small parts that
+  several rooms use.
 
 Start reading at ``trainer.session`` (a training loop) or ``agent.agent`` (its agent).
 
@@ -26,7 +29,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from peer.data.base_models import fetch_base
     from peer.errors import (
         LeftEarly,
         LoopMistake,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
         PeerError,
         RunUnreachable,
     )
+    from peer.extras.bases.base_models import fetch_base
     from peer.joining.find import read_run
     from peer.model.recipes import (
         build_model,
@@ -93,7 +96,7 @@ _HOMES = {
     "build_optimizer": "peer.model.recipes",
     "clip_gradients": "peer.model.recipes",
     "describe": "peer.trainer.own_loops",
-    "fetch_base": "peer.data.base_models",
+    "fetch_base": "peer.extras.bases.base_models",
     "held_out_loss": "peer.model.recipes",
     "join": "peer.trainer.session",
     "load_weights": "peer.model.weights",

@@ -46,7 +46,6 @@ ORDER = (
     "peer",
     "peer.run_file",
     "peer.rules",
-    "peer.credit",
     "peer.events",
     "peer.bridge",
     "peer.model",
@@ -61,19 +60,50 @@ ORDER = (
     "peer.trainer",
     "peer.views",
     "peer.model.export",
-    "peer.model.use",
-    "peer.publishing",
-    "peer.run_page",
     "peer.island",
     "peer.agent",
-    "peer.hosting",
-    "peer.doctor",
     "peer.simulate.problems",
     "peer.simulate",
     "peer.demo",
     "peer.cli",
+    "peer.extras",
+    "peer.extras.bases",
+    "peer.extras.credit.accounting",
+    "peer.extras.credit",
+    "peer.extras.site.publishing",
+    "peer.extras.site.run_page",
+    "peer.extras.site",
+    "peer.extras.orders",
+    "peer.extras.hosting",
+    "peer.extras.doctor",
+    "peer.extras.use",
 )
-"""Every room. A room may import itself and the rooms before it in this list."""
+"""Every room. A room may import itself and the rooms before it in this list: so the core, which is
+all that stands before ``peer.extras``, does without it."""
+
+FROM_CORE_TO_EXTRAS = {
+    "peer.agent.keeper": {"peer.extras.site", "peer.extras.site.publishing"},
+    "peer.agent.online_peer": {"peer.extras.credit", "peer.extras.credit.accounting"},
+    "peer.cli": {
+        "peer.extras.credit",
+        "peer.extras.doctor",
+        "peer.extras.hosting",
+        "peer.extras.orders",
+        "peer.extras.use",
+    },
+    "peer.cli.found_models": {"peer.extras.bases", "peer.extras.use"},
+    "peer.cli.keeping": {"peer.extras.site", "peer.extras.site.publishing"},
+    "peer.cli.models": {"peer.extras", "peer.extras.bases"},
+    "peer.cli.run_files": {"peer.extras.bases", "peer.extras.orders"},
+    "peer.cli.taking_part": {"peer.extras.orders"},
+    "peer.joining.visit": {"peer.extras.credit.accounting"},
+    "peer.model.export.facts": {"peer.extras.credit", "peer.extras.credit.accounting"},
+    "peer.model.export.folder": {"peer.extras.bases"},
+    "peer.model.recipes.counting": {"peer.extras.bases"},
+    "peer.model.recipes.hf": {"peer.extras.bases"},
+    "peer.trainer.solo": {"peer.extras.bases"},
+}
+"""Modules of the core that import rooms of the extras nevertheless."""
 
 ENTRANCES = ("peer", "peer.hf", "peer.lightning", "peer.simulate")
 """Modules at the top of a package that stand above its rooms: what user programs import."""
@@ -119,7 +149,7 @@ PURE = {
     "averaging.round": {*FOR_ROUNDS, *PARTS_OF_ROUNDS},
     "peer.run_file": {"peer", "dht"},
     "peer.rules": {"peer", "peer.run_file", "dht", "dht.membership"},
-    "peer.credit": {"peer", "averaging", "averaging.history", "dht"},
+    "peer.extras.credit.accounting": {"peer", "averaging", "averaging.history", "dht"},
     "peer.events": {"peer"},
 }
 """Rooms that only decide, and the other rooms that each may import."""
@@ -147,7 +177,7 @@ SERIALIZERS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
 STARTS_A_LOOP = {
     "peer.agent.agent",
     "peer.event_loop",
-    "peer.hosting.bootstrap",
+    "peer.extras.hosting.bootstrap",
     "peer.joining.fetch",
 }
 
@@ -252,6 +282,8 @@ def imports_against_the_order(modules: Modules) -> list[str]:
             continue
         for name, line in targets(module, modules):
             room = modules[name].room
+            if room in FROM_CORE_TO_EXTRAS.get(module.name, ()):
+                continue
             if name in ENTRANCES or place.get(room, len(ORDER)) > place[module.room]:
                 wrong.append(f"{module.name}:{line} imports {name}")
     return wrong
@@ -304,6 +336,7 @@ def import_circles(modules: Modules) -> list[str]:
         if module.name in ENTRANCES:
             continue
         rooms = {modules[name].room for name, _ in targets(module, modules)}
+        rooms -= FROM_CORE_TO_EXTRAS.get(module.name, set())
         between_rooms.setdefault(module.room, set()).update(rooms - {module.room})
     return [
         "circle: " + ", ".join(circle)
@@ -537,7 +570,7 @@ def rooms_without_a_map(modules: Modules) -> list[str]:
 
 HEARS = re.compile(
     r"dht|averaging\.(?:round|audit|live|rules|history)"
-    r"|peer\.(?:agent|hosting|run_page|publishing|joining|credit)"
+    r"|peer\.(?:agent|joining|extras\.(?:hosting|site|credit))"
 )
 """Rooms that hear from others; what is in memory only is a test's."""
 
@@ -590,7 +623,7 @@ dht.libp2p.places.Places._at
 dht.libp2p.places.Places._kept
 dht.membership.seeds.SeedPlanner._entries
 dht.presence.greeting.Greeting.bootstrap_peers
-peer.run_page.server._Server._codes""",
+peer.extras.site.run_page.server._Server._codes""",
     "questions that this peer is asking just now": """
 dht.presence.dial_back.DialBacks._requests
 dht.presence.door.Door._asking
@@ -612,9 +645,9 @@ dht.membership.table.PeerTable._order
 peer.agent.local_peer.LocalPeer.view
 peer.agent.local_peer.LocalPeer.absent
 peer.agent.local_peer.LocalPeer.foundings
-peer.hosting.run_pages.RunPages._pages
-peer.hosting.run_pages.RunPages._files
-peer.hosting.run_pages.RunPages._keepers_since""",
+peer.extras.hosting.run_pages.RunPages._pages
+peer.extras.hosting.run_pages.RunPages._files
+peer.extras.hosting.run_pages.RunPages._keepers_since""",
     "buckets, as deep as the number of members needs, that this peer has read lately": """
 dht.membership.table.PeerTable._read_at
 dht.membership.table.PeerTable._quiet""",
@@ -684,7 +717,7 @@ averaging.live.states.fetch_server._Frozen.awaited
 averaging.live.states.fetch_server._Frozen.asked
 averaging.live.states.fetch_server.FetchServer._frozen""",
     "peers with work in the merged maps": """
-peer.credit.tally.Tally.statements""",
+peer.extras.credit.accounting.tally.Tally.statements""",
 }
 """Attributes that others make grow and that are no ``BoundedMapping``, by what bounds them."""
 
@@ -865,6 +898,20 @@ def test_a_room_that_nobody_put_in_the_order_is_found() -> None:
     assert imports_against_the_order(planted(peer__attic__box="")) == [
         "peer.attic.box: peer.attic is not in ORDER"
     ]
+
+
+def test_the_core_imports_extras_nowhere_else() -> None:
+    """An arrow that is gone is taken off the list."""
+    modules = repository()
+    arrows = {
+        core: {
+            modules[name].room
+            for name, _ in targets(modules[core], modules)
+            if modules[name].room.startswith("peer.extras")
+        }
+        for core in FROM_CORE_TO_EXTRAS
+    }
+    assert arrows == FROM_CORE_TO_EXTRAS
 
 
 def test_every_room_in_the_order_exists() -> None:

@@ -36,11 +36,11 @@ from peer.agent.local_peer import (
     TrainerStatus,
 )
 from peer.agent.online_peer import OnlinePeer, go_online
-from peer.agent.run_page import Showing, ShownRun
 from peer.errors import ExitCode
+from peer.extras.site.keepers_page import Showing, ShownRun
+from peer.extras.site.publishing.publisher import Publisher, Publishing
 from peer.guest.enforcement import Guest
 from peer.joining.link import event_of, is_news
-from peer.publishing.publisher import Publisher, Publishing
 from peer.rules.ending import Ending
 from peer.rules.foundings import first_asked, heaviest
 from peer.rules.limits import Go, Rest

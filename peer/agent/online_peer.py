@@ -38,7 +38,6 @@ from dht.record_keeper import KeeperLimits, RecordKeeper
 from dht.records import ContributionCounters
 from peer import attestable, description, status
 from peer.agent.account import merged_of
-from peer.agent.crediting import Crediting, asked_at_once
 from peer.agent.local_peer import (
     JUMP_REFUSED,
     LocalPeer,
@@ -49,10 +48,11 @@ from peer.agent.meetings import Meetings
 from peer.agent.policies import presence_settings
 from peer.bridge.messages import BATCH, SEED
 from peer.bridge.settings import PeerSettings
-from peer.credit.wire import PROTOCOL as CREDIT_PROTOCOL
-from peer.credit.wire import SUMMARY_MAX_BYTES
 from peer.description import Difference
 from peer.errors import ModelMismatch, NotAdmitted
+from peer.extras.credit.accounting.wire import PROTOCOL as CREDIT_PROTOCOL
+from peer.extras.credit.accounting.wire import SUMMARY_MAX_BYTES
+from peer.extras.credit.service import Crediting, asked_at_once
 from peer.joining.link import short_link
 from peer.joining.nickname import is_default
 from peer.rules.ending import seconds_left

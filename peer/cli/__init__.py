@@ -4,16 +4,14 @@ In: a command line. Out: text or JSON on stdout, errors as one line on stderr, a
 (``peer.errors.ExitCode``).
 
 Start with ``run`` below. Every command is one small function (load, run, report) in the module of
-its family: ``taking_part`` (start, join), ``keeping`` (keep), ``owning`` (invite, run sign, run
-delegate, run ban), ``directing`` (run amend, end, pause, resume, attest, rollback), ``steering``
-(status, ps, link, explain, pause, resume, leave, limits), ``crediting`` (credit), ``run_files``
-(run new, run check; ``bases``: from a published model), ``models`` (export), ``using`` (say, eval),
-``preparing`` (data prepare), ``hosting`` (bootstrap, doctor), ``trying`` (demo), ``simulating``
-(simulate) and ``reading`` (docs). ``application`` has the Typer application, logging, what errors
-become, and the options that all commands share, ``learner_options`` those of peers, ``finding`` the
-run behind an argument, ``found_models`` the parameters that commands about models use, ``showing``
-the output of experiments, ``experiments`` the options of those that train, ``training`` the
-training of start and join, ``directives`` the signing of an owner's orders.
+its family: ``taking_part`` (start, join), ``keeping`` (keep), ``steering`` (status, ps, link,
+explain, pause, resume, leave, limits), ``run_files`` (run new, run check), ``models`` (export),
+``preparing`` (data prepare), ``trying`` (demo), ``simulating`` (simulate) and ``reading`` (docs);
+those of ``peer.extras`` are there. ``application`` has the Typer application, logging, what errors
+become, and the options that all commands share, ``learner_options`` those of peers, ``listening``
+an attempt to listen at their address, ``finding`` the run behind an argument, ``found_models`` the
+parameters that commands about models use, ``showing`` the output of experiments, ``experiments``
+the options of those that train, ``training`` the training of start and join.
 
 Modules that take time to import are imported inside the function that needs them, so that ``shoal
 --help`` does not load numpy or torch. An expected error becomes one line on stderr here and nowhere
@@ -35,11 +33,8 @@ from typing import Any, NoReturn, TextIO
 import typer
 
 from peer.cli import (
-    crediting,
-    hosting,
     keeping,
     models,
-    owning,
     preparing,
     reading,
     run_files,
@@ -47,10 +42,14 @@ from peer.cli import (
     steering,
     taking_part,
     trying,
-    using,
 )
 from peer.cli.application import OWN_A_RUN, UsageError, app, complain, reported
 from peer.errors import ExitCode
+from peer.extras.credit import commands as crediting
+from peer.extras.doctor import commands as doctor
+from peer.extras.hosting import commands as hosting
+from peer.extras.orders import owning
+from peer.extras.use import commands as using
 
 FROM_ENVIRONMENT = ("start", "join", "keep", "bootstrap")
 """Commands whose options are taken from the environment where the command line has none."""
@@ -59,7 +58,7 @@ for family in (taking_part, keeping, owning):
     app.add_typer(family.commands)  # the help lists them in this order
 app.add_typer(run_files.runs, name="run", rich_help_panel=OWN_A_RUN)
 app.add_typer(preparing.data, name="data", rich_help_panel=OWN_A_RUN)
-for family in (steering, crediting, models, using, hosting, trying, simulating, reading):
+for family in (steering, crediting, models, using, hosting, doctor, trying, simulating, reading):
     app.add_typer(family.commands)
 
 

@@ -25,10 +25,10 @@ from peer.storage.home import OUTER, data_cache, data_home, default_directory, k
 
 if TYPE_CHECKING:
     from averaging.numbers.layout import Layout
+    from peer.extras.use.ready import ReadyModel
     from peer.joining.visit import RunStatus
     from peer.model.export.facts import Facts
     from peer.model.export.tokenizer import TokenizerFiles
-    from peer.model.use.ready import ReadyModel
     from peer.storage.outer_state import OuterState
 
 
@@ -180,7 +180,7 @@ def find_ready(where: str, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
     """The model of a run, or that in an exported folder, in memory and with its tokenizer."""
     check_link(where)
     check_there(where)
-    from peer.model.use.ready import check_buildable, is_export, ready_in, ready_of_run
+    from peer.extras.use.ready import check_buildable, is_export, ready_in, ready_of_run
 
     if Path(where).suffix in ONE_FILE and Path(where).is_file():
         raise typer.BadParameter(
@@ -209,9 +209,9 @@ def is_adapter_folder(folder: Path) -> bool:
 
 
 def _ready_adapter(folder: Path, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
-    from peer.model.recipes.lora import check_peft
-    from peer.model.use.adapted import adapted_in
-    from peer.model.use.ready import run_of
+    from peer.extras.bases.lora import check_peft
+    from peer.extras.use.adapted import adapted_in
+    from peer.extras.use.ready import run_of
 
     check_peft()
     run = run_of(folder)
@@ -235,7 +235,7 @@ def fetched_base(run: RunFile, *, founds: bool, data_dir: Path, quiet: bool) -> 
 
     Raises ``BaseUnavailable`` or ``ExtraMissing``.
     """
-    from peer.data.base_models import base_folder, missing_files
+    from peer.extras.bases.base_models import base_folder, missing_files
     from peer.model.recipes import needs_base
 
     base = base_of(run.model)
@@ -257,7 +257,7 @@ def base_to_fetch(run: RunFile, *, founds: bool) -> str | None:
 
     Its size is asked for where the files are.
     """
-    from peer.data.base_models import missing_bytes, missing_files
+    from peer.extras.bases.base_models import missing_bytes, missing_files
     from peer.model.recipes import needs_base
 
     base, cache_dir = base_of(run.model), data_cache()

@@ -49,9 +49,9 @@ from peer.storage.home import OUTER, data_cache, keeper_directory, occupied
 
 if TYPE_CHECKING:
     from averaging.numbers.layout import Layout
-    from peer.agent.run_page import Showing
+    from peer.extras.site.keepers_page import Showing
+    from peer.extras.site.publishing.publisher import Publishing
     from peer.joining.link import FoundRun
-    from peer.publishing.publisher import Publishing
 
 commands = typer.Typer()
 
@@ -134,8 +134,8 @@ def keep(
     from peer.agent.local_peer import Seat
     from peer.bridge.settings import PeerSettings
     from peer.event_loop import run_until_stopped
+    from peer.extras.site.publishing.publisher import check_publishing
     from peer.guest.enforcement import read_limits, write_limits
-    from peer.publishing.publisher import check_publishing
     from peer.rules.limits import parse_relay_rate
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.credentials import own_credential
@@ -228,13 +228,13 @@ def _publishing(
                 )
         return None
 
-    from peer.publishing.publisher import EVERY_MIN_S, Publishing
+    from peer.extras.site.publishing.publisher import EVERY_MIN_S, Publishing
 
     every_s = 3600.0 if every is None else seconds(every, option="--every")
     if not every_s >= EVERY_MIN_S:
         raise typer.BadParameter(f"--every is {every!r}; the shortest time is {EVERY_MIN_S:g}s")
     if push is not None:
-        from peer.publishing.hub import check_repository
+        from peer.extras.site.publishing.hub import check_repository
 
         check_repository(push)
     return Publishing(
@@ -251,8 +251,8 @@ def _showing(address: str | None, publishing: Publishing | None) -> Showing | No
     """Address at which the run's public page is served. Raises ``PageError``."""
     if address is None and publishing is None:
         return None
-    from peer.agent.run_page import Showing
-    from peer.publishing.hub import address_of
+    from peer.extras.site.keepers_page import Showing
+    from peer.extras.site.publishing.hub import address_of
     from peer.views.page_address import parse_run_page
 
     hub = "" if publishing is None or publishing.repository is None else publishing.repository

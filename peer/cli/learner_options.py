@@ -49,7 +49,7 @@ def setting(name: str) -> Callable[[Any], Any]:
 
 def _lane(text: str) -> str:
     from dht.libp2p.lane.settings import parse_lane
-    from peer.hosting.listening import try_to_listen
+    from peer.cli.listening import try_to_listen
 
     with usage_errors():
         lane = parse_lane(text)
@@ -60,7 +60,7 @@ def _lane(text: str) -> str:
 
 
 def _listen(texts: list[str] | None) -> list[str] | None:
-    from peer.hosting.listening import try_to_listen
+    from peer.cli.listening import try_to_listen
 
     with usage_errors():
         listen = [addresses.parse(text) for text in texts or ()]

@@ -75,7 +75,8 @@ def export(
     """
     check_link(where)
     check_there(where)
-    from peer.model.export.adapter import check_adapters, write_adapter
+    from peer.extras.bases.adapter import check_adapters, write_adapter
+    from peer.extras.gguf import check_gguf, write_gguf
     from peer.model.export.folder import (
         Export,
         check_exportable,
@@ -83,7 +84,6 @@ def export(
         check_place,
         write_folder,
     )
-    from peer.model.export.gguf import check_gguf, write_gguf
     from peer.model.export.tensors import in_bf16
     from peer.storage.outer_state import write_model
 

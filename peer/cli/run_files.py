@@ -13,12 +13,12 @@ import msgspec
 import typer
 from typer import Argument, Option
 
-from peer.cli import directing, owning
 from peer.cli.application import Json, complain, json_text, report_if_slow
-from peer.cli.bases import new_text, run_from_base
 from peer.cli.finding import check_new, no_peers
 from peer.cli.showing import usage_errors
 from peer.errors import DataUnavailable, Fault, NotWritten, RunFileError, RunFileUnreadable
+from peer.extras.bases.begun import new_text, run_from_base
+from peer.extras.orders import directing, owning
 from peer.run_file.presets import STDLIB, name_from, preset, starting
 from peer.run_file.sections import OWNED_HUB_NAME, CustomData, CustomModel, HfData, RunFile
 from peer.storage.home import data_cache

@@ -33,9 +33,9 @@ from peer.cli.finding import (
 )
 from peer.cli.found_models import base_to_fetch, check_link, fetched_base
 from peer.cli.learner_options import Options, check_answerable, trains
-from peer.cli.owning import sign_if_owner_is_missing
 from peer.cli.showing import print_summary, usage_errors
 from peer.errors import ExitCode, FolderInUse, PeerError, RunOver
+from peer.extras.orders.owning import sign_if_owner_is_missing
 from peer.quantities import plural
 from peer.run_file.sections import FilesData, HfData, RunFile, TextData
 from peer.storage.here import LOOKS_FIRST_S, peers_here, with_own_peers

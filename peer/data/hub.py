@@ -16,8 +16,8 @@ from dht.whole_files import write_whole
 from peer.data.text.downloads import Host
 from peer.data.text.tokenizer_json import checked
 from peer.errors import DataUnavailable, one_line
-from peer.extras import check_installed, hub_errors, needed
 from peer.https import reason_of
+from peer.optional_packages import check_installed, hub_errors, needed
 from peer.run_file.places import HUB_FILE, TEXT_FORMATS
 from peer.run_file.sections import FilesData, FileSource, HfData
 

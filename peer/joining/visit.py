@@ -43,14 +43,14 @@ from dht.presence.presence import Presence
 from dht.records import PeerRecord
 from peer import attestable, status
 from peer.attestable import Kept
-from peer.credit import wire
-from peer.credit.contributors import Contributor, contributors, plain, sentence
-from peer.credit.reports import day_of
-from peer.credit.tally import Part, Tally, confirmed, everything, unproven
-from peer.credit.wire import PROTOCOL as CREDIT_PROTOCOL
 from peer.description import read_layout
 from peer.errors import NobodyMet, NotAdmitted
 from peer.events.names import printable
+from peer.extras.credit.accounting import wire
+from peer.extras.credit.accounting.contributors import Contributor, contributors, plain, sentence
+from peer.extras.credit.accounting.reports import day_of
+from peer.extras.credit.accounting.tally import Part, Tally, confirmed, everything, unproven
+from peer.extras.credit.accounting.wire import PROTOCOL as CREDIT_PROTOCOL
 from peer.joining.fetch import SeedFailures, check_seeds_run, observer
 from peer.joining.link import Link
 from peer.quantities import bytes_text, count_text, duration_text, fates_text, peers_text, plural

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from dht.identity import PeerId
-from peer.data.base_models import base_folder
 from peer.data.sources import open_data
+from peer.extras.bases.base_models import base_folder
 from peer.model.recipes import (
     build_model,
     build_optimizer,

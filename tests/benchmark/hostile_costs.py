@@ -24,7 +24,7 @@ from multiaddr import Multiaddr
 from dht.identity import Identity, PeerId
 from dht.libp2p.hivemind_patches import PeerID, p2pd_pb2
 from dht.membership.call_budget import CallRate
-from peer.hosting.bootstrap import BootstrapSettings, open_bootstrap
+from peer.extras.hosting.bootstrap import BootstrapSettings, open_bootstrap
 from tests.chaos.attackers.hostile_requests import KINDS, Attacker
 
 REQUESTS = 6000

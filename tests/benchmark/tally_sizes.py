@@ -9,9 +9,9 @@ from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.parent_maps import ParentMap
 from averaging.messages import Link
 from dht.identity import Identity, PeerId, RunId
-from peer.credit import wire
-from peer.credit.proof import ProvenMap
-from peer.credit.tally import Part, Tally, everything
+from peer.extras.credit.accounting import wire
+from peer.extras.credit.accounting.proof import ProvenMap
+from peer.extras.credit.accounting.tally import Part, Tally, everything
 
 SIGNATURES = 9
 """Signatures under a link in a round of sixteen members."""

@@ -91,19 +91,19 @@ from dht.records import (
 )
 from peer import attestable, description, status
 from peer.attestable import Kept
-from peer.credit import wire as credit
 from peer.description import Described, Description, Kinds
 from peer.errors import LinkError, RunFileError
+from peer.extras.credit.accounting import wire as credit
+from peer.extras.site.run_page import content as run_page
 from peer.joining.link import Link, parse_link
 from peer.run_file.reading import from_canonical, parse
 from peer.run_file.sections import FilesData, FileSource, HfModel, Lora, RunFile
-from peer.run_page import content as run_page
 from tests.averaging.audit.audited_rounds import COURT, Round, commit_of, heads_of_proofs, of_a_site
 from tests.averaging.live.served_states import state_of
 from tests.averaging.message_examples import COMMIT, COMMIT_2, EXAMPLES, HEAD, NEWEST, OPENING
-from tests.peer.credit.books import RUN as CREDIT_RUN
-from tests.peer.credit.books import a_tally
-from tests.peer.run_page.example_pages import a_page
+from tests.peer.extras.credit.accounting.books import RUN as CREDIT_RUN
+from tests.peer.extras.credit.accounting.books import a_tally
+from tests.peer.extras.site.run_page.example_pages import a_page
 from tests.peer.statuses import a_status
 
 ANNA = Identity.from_seed(b"a" * 32)

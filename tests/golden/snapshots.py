@@ -31,8 +31,9 @@ from peer import cli
 from peer.bridge import messages as bridge
 from peer.bridge.messages import FromAgent, FromTrainer
 from peer.bridge.settings import PeerSettings
-from peer.cli.directives import Delivered
-from peer.credit import wire
+from peer.extras.credit.accounting import wire
+from peer.extras.credit.kept import save_tally
+from peer.extras.orders.directives import Delivered
 from peer.joining.visit import RunStatus, Silent
 from peer.run_file import presets
 from peer.run_file.reading import parse
@@ -40,10 +41,9 @@ from peer.run_file.sections import SIZES, RunFile
 from peer.status import HeldOut
 from peer.storage.address import keep_link
 from peer.storage.checkpoint import CheckpointFolder
-from peer.storage.credit import save_tally
 from peer.storage.home import KEY, OUTER, occupied
 from peer.storage.outer_state import outer_content
-from tests.peer.credit.books import a_tally
+from tests.peer.extras.credit.accounting.books import a_tally
 from tests.peer.run_file.whole import whole
 from tests.peer.statuses import BORIS, a_status
 

@@ -21,7 +21,7 @@ import yaml
 
 from dht.memory.host import identity_of
 from peer import cli
-from peer.hosting.bootstrap import DEFAULT_PORT
+from peer.extras.hosting.bootstrap import DEFAULT_PORT
 from peer.processes import free_port
 from tests.processes import Processes, descendants, still_running
 
@@ -155,7 +155,7 @@ def the_doctor_finds_the_seed_that_is_up(
     assert states["DHT"] == states["relay"] == states["clock"] == "ok"
 
 
-@pytest.mark.slow  # tests/peer/doctor has the words and the codes of all findings
+@pytest.mark.slow  # tests/peer/extras/doctor has the words and the codes of all findings
 def test_the_doctor_fails_without_a_seed_that_is_up(capfd: pytest.CaptureFixture[str]) -> None:
     gone = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{identity_of('nobody').peer_id}"
     code, output, _ = shoal(capfd, "doctor", gone)
@@ -287,14 +287,14 @@ def test_the_text_explains_every_line_that_can_be_logged() -> None:
         "dht/libp2p/hivemind_host.py",
         "dht/libp2p/hivemind_daemon.py",
         "dht/libp2p/hivemind_directory.py",
-        "peer/hosting/bootstrap.py",
+        "peer/extras/hosting/bootstrap.py",
     )
     assert len(events) > 12
     assert [event for event in sorted(events) if f"`{event}`" not in TEXT] == []
 
 
 def test_the_text_explains_every_metric() -> None:
-    source = (ROOT / "peer" / "hosting" / "bootstrap.py").read_text()
+    source = (ROOT / "peer/extras/hosting/bootstrap.py").read_text()
     for name in re.findall(r'"(shoal_\w+)"', source):
         assert re.search(rf"`{name}(_total)?(\{{\w+\}})?`", TEXT), name
 

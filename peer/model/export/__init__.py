@@ -7,7 +7,7 @@ model card.
 Start with ``folder``. ``architecture`` finds the architecture of transformers that computes what
 the built-in model computes, ``loading`` puts the parameters into it; ``tensors`` cuts and casts
 parameters without a copy of the model; ``tokenizer`` and ``card`` make the other files, the latter
-with ``facts`` of the run. ``adapter`` writes a folder of peft, and ``gguf`` one file for llama.cpp.
+with ``facts`` of the run.
 
 Nothing is uploaded, and nothing in a run file is executed.
 """

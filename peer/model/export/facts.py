@@ -13,10 +13,10 @@ from pathlib import Path
 
 from averaging.history.merged_map import MergedMap
 from dht.identity import PeerId
-from peer.credit.contributors import Contributor, contributors
+from peer.extras.credit.accounting.contributors import Contributor, contributors
+from peer.extras.credit.kept import load_tally
 from peer.joining.nickname import is_default
 from peer.joining.visit import RunStatus
-from peer.storage.credit import load_tally
 from peer.storage.outer_state import OuterState
 from peer.views.event_log import read_events
 

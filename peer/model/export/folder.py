@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 
 from dht.whole_files import NO_FILE
 from peer.errors import NotWritten, Unusable
+from peer.extras.bases.lora import merged
 from peer.model.export.architecture import (
     TORCH_NAMES,
     Dtype,
@@ -33,7 +34,6 @@ from peer.model.export.facts import Facts
 from peer.model.export.loading import model_of
 from peer.model.export.tensors import in_bf16
 from peer.model.export.tokenizer import TokenizerFiles
-from peer.model.recipes.lora import merged
 from peer.quantities import count_text
 from peer.run_file.sections import CustomModel, GptModel, HfModel, RunFile
 from peer.storage.outer_state import OuterState, export_metadata, named_tensors

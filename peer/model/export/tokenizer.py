@@ -93,6 +93,15 @@ def bytes_tokenizer(context: int) -> TokenizerFiles:
     return TokenizerFiles(BYTES, files, BYTES_END)
 
 
+def is_of_bytes(folder: Path) -> bool:
+    """Return whether the tokenizer in a folder is the one whose tokens are bytes."""
+    try:
+        found = (folder / "tokenizer.json").read_bytes()
+    except OSError:
+        return False
+    return found == bytes_tokenizer(1).files["tokenizer.json"]
+
+
 def _config(context: int) -> dict[str, Any]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -18,6 +18,7 @@ import msgspec
 from torch import nn
 
 from peer.errors import Fault, RunFileError
+from peer.extras.bases.lora import check_peft, frozen_bytes
 from peer.limited import (
     ended_by_limit,
     limit_memory,
@@ -27,7 +28,6 @@ from peer.limited import (
 )
 from peer.model.recipes import build_model, trained_parameters
 from peer.model.recipes.hf import build_hf, check_installed
-from peer.model.recipes.lora import check_peft, frozen_bytes
 from peer.run_file.sections import HfModel, Model, RunFile
 
 MEMORY_MAX_BYTES = 2 << 30

@@ -16,7 +16,6 @@ from safetensors import SafetensorError
 from torch import nn
 
 from peer.errors import ExtraMissing, Fault, PathError, RunFileError, one_line
-from peer.model.recipes.lora import check_quantizer, quantization, with_adapters
 from peer.run_file.sections import HfModel, Lora
 
 NAMES_MAX = 5
@@ -42,15 +41,18 @@ def build_hf(
 ) -> nn.Module:
     """The model on the CPU, in fp32 except for the frozen base of adapters.
 
-    ``base``: the folder with the weights of the recipe's base (``peer.data.base_models``); without
-    it they are drawn from the run's seed. Unlike those of ``gpt``, these come from torch's
-    generator: two founders with different processors or versions may differ in the last bits. Peers
-    that join take the weights of the run. Raises ``ExtraMissing``, ``RunFileError``, ``BaseUnfit``.
+    ``base``: the folder with the weights of the recipe's base (of
+    ``peer.extras.bases.base_models``); without it they are drawn from the run's seed. Unlike those
+    of ``gpt``, these come from torch's generator: two founders with different processors or
+    versions may differ in the last bits. Peers that join take the weights of the run. Raises
+    ``ExtraMissing``, ``RunFileError``, ``BaseUnfit``.
     """
     check_installed()
     model = _built(recipe, random_seed=random_seed, weights=weights, base=base)
     if recipe.lora is None:
         return model.float()
+    from peer.extras.bases.lora import with_adapters
+
     return with_adapters(model, recipe.lora, random_seed=random_seed)
 
 
@@ -86,6 +88,8 @@ def _built(recipe: HfModel, *, random_seed: int, weights: bool, base: Path | Non
 def _loaded(lora: Lora | None, config: Any, base: Path) -> nn.Module:
     """The published weights. They must be those of the configuration, all of them."""
     import transformers
+
+    from peer.extras.bases.lora import check_quantizer, quantization
 
     options: dict[str, Any] = {"dtype": torch.float32}
     if lora is not None and lora.base_dtype != "fp32":

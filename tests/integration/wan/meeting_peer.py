@@ -24,7 +24,7 @@ from dht.identity import PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane.settings import LaneSettings
-from peer.doctor.network import describe_router
+from peer.extras.doctor.network import describe_router
 from tests.integration.loopback import identity
 from tests.integration.namespace_peer import say
 

@@ -32,8 +32,8 @@ from peer.agent.active_peer import ActivePeer, lacks, make_averager
 from peer.agent.keeper import Keeper, ahead, behind
 from peer.agent.local_peer import LAST_ROUND_S, Seat
 from peer.agent.online_peer import GREETED_MAX, OnlinePeer, go_online
-from peer.agent.run_page import Showing, ShownRun
 from peer.bridge.settings import PeerSettings
+from peer.extras.site.keepers_page import Showing, ShownRun
 from peer.guest.enforcement import Guest
 from peer.joining.link import parse_link
 from peer.rules.ending import Ending, LastRounds

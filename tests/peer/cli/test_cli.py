@@ -617,7 +617,7 @@ import logging
 from peer.cli.application import start_logging
 
 start_logging()
-logging.getLogger("peer.hosting").info("run_page_not_had reason=%s", "no\\x1b[2J\\nroot: well")
+logging.getLogger("peer.views").info("run_page_not_had reason=%s", "no\\x1b[2J\\nroot: well")
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60

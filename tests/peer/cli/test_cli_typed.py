@@ -20,7 +20,7 @@ from peer.cli.showing import print_summary
 from peer.quantities import bytes_text
 from peer.run_file.reading import parse
 from peer.storage.last_seen import LastSeen, save_last_seen
-from tests.peer.data.published_model import NAME, publish, serving
+from tests.peer.extras.bases.published_model import NAME, publish, serving
 from tests.peer.model.export.exported_run import save_run
 from tests.peer.run_file.whole import whole
 

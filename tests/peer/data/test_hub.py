@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from dht.identity import PeerId
-from peer.data.base_models import BaseUnavailable
 from peer.data.batches.sequences import Data
 from peer.data.hub import check_files, checked_commit, commit_of, hub_tokenizer_file
-from peer.data.published import published
 from peer.data.sources import open_data
 from peer.errors import DataUnavailable, ExtraMissing
-from peer.publishing.hub import NotPushed, push
+from peer.extras.bases.base_models import BaseUnavailable
+from peer.extras.bases.published import published
+from peer.extras.site.publishing.hub import NotPushed, push
 from peer.run_file.sections import Evaluation, HfData, RunFile
 from tests.peer.data.file_corpus import limit_workers
 from tests.peer.data.hub_datasets import COMMIT, Hub, hub_server

@@ -61,7 +61,7 @@ def test_the_table_has_exactly_the_events_that_are_emitted() -> None:
         ("averaging/round/x.py", "note('void' if x else 'sang')", "emits sang"),
         ("dht/presence/x.py", "self._events.tell('sang', text)", "emits sang"),
         ("peer/agent/x.py", "self._owner.told('sang', {})", "emits sang"),
-        ("peer/hosting/x.py", "station.event('sang')", "emits sang"),
+        ("peer/extras/hosting/x.py", "station.event('sang')", "emits sang"),
         ("peer/trainer/x.py", "self._events.append(('sang', {}))", "emits sang"),
         ("peer/views/x.py", "say({'event': 'sang'})", "emits sang"),
         ("averaging/live/x.py", "self.event('void', song='la')", "gives void the fields ['song']"),

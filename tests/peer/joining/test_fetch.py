@@ -16,7 +16,7 @@ from multiaddr import Multiaddr
 from dht.identity import Identity, PeerId
 from dht.presence.intake import Misfit
 from peer.errors import RunNotFound
-from peer.hosting.bootstrap import BootstrapSettings, open_bootstrap
+from peer.extras.hosting.bootstrap import BootstrapSettings, open_bootstrap
 from peer.joining import fetch
 from peer.joining.find import ask_peers
 from peer.joining.link import parse_link

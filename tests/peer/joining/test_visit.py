@@ -21,8 +21,8 @@ from dht.membership.reachability import in_words
 from dht.memory.host import EPOCH, identity_of
 from dht.presence.presence import Presence
 from peer import status
-from peer.credit.contributors import contributors
 from peer.errors import NobodyMet, NotAdmitted
+from peer.extras.credit.accounting.contributors import contributors
 from peer.joining.fetch import SeedFailures
 from peer.joining.link import Link
 from peer.joining.visit import (
@@ -41,7 +41,7 @@ from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
 from peer.storage.credentials import admission_terms, owner_key_path, owners_invite
 from tests.dht.presence.presence_swarm import RUN, Peer, Swarm, simulate
-from tests.peer.credit.books import a_tally
+from tests.peer.extras.credit.accounting.books import a_tally
 from tests.peer.statuses import BORIS, CLARA, a_status
 
 

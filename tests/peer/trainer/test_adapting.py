@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from peer.data.base_models import base_folder
+from peer.extras.bases.base_models import base_folder
 from peer.run_file.merging import Outer
 from peer.run_file.sections import AdamwInner, FilesData, FileSource, Lora, RunFile, Schedule
 from peer.trainer.loop import Stop, TrainerSettings, train
 from peer.trainer.observed_run import Outcome
 from peer.trainer.preflight import examine
 from peer.trainer.settings import JoinSettings
-from tests.peer.data.published_model import publish
+from tests.peer.extras.bases.published_model import publish
 from tests.peer.model.adapted_run import adapted_run
 
 pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="the extra 'hf' is not installed")
@@ -70,7 +70,7 @@ def trained(run: RunFile, data_dir: Path, tmp_path: Path, *, steps: int) -> Outc
     return train(run, own=own, settings=settings, stop=Stop())
 
 
-@pytest.mark.slow  # tests/peer/model/test_lora.py trains them without an agent
+@pytest.mark.slow  # tests/peer/extras/bases/test_lora.py trains them without an agent
 def test_a_peer_trains_adapters_on_answers(data_dir: Path, tmp_path: Path) -> None:
     outcome = trained(sums(data_dir), data_dir, tmp_path, steps=40)
     assert outcome.steps == 40

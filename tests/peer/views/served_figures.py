@@ -29,7 +29,7 @@ def served_by_agents() -> set[str]:
 
 
 def served_by_bootstrap_peers() -> set[str]:
-    source = (ROOT / "peer" / "hosting" / "bootstrap.py").read_text()
+    source = (ROOT / "peer/extras/hosting/bootstrap.py").read_text()
     tables = re.findall(r"(gauges|counters): [^=]+= \{(.*?)\n        \}", source, re.DOTALL)
     rows = [(kind, n) for kind, rows in tables for n in re.findall(r'^ {12}"(\w+)"', rows, re.M)]
     rows += re.findall(r'(?<!\.)(gauges|counters)\["(\w+)"\]', source)

@@ -19,9 +19,9 @@ from peer.data.text.examples import example_tokens, packed
 from peer.data.text.formats import text_of
 from peer.data.text.tokenizing import ByteTokenizer, FileTokenizer
 from peer.errors import DataUnavailable, RunFileError
+from peer.extras.use.codec import ByteCodec, FormCodec
 from peer.model.recipes import build_model, build_optimizer, held_out_loss, next_token_loss
 from peer.model.recipes.chunked_loss import loss_in_chunks
-from peer.model.use.codec import ByteCodec, FormCodec
 from peer.run_file.forms import Form, form_of
 from peer.run_file.reading import parse
 from peer.run_file.sections import FilesData, FileSource, GptModel, RunFile

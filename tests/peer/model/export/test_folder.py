@@ -14,8 +14,9 @@ from blake3 import blake3
 from safetensors import safe_open
 
 from peer import cli
-from peer.credit import wire
 from peer.errors import NotWritten, Unusable
+from peer.extras.credit.accounting import wire
+from peer.extras.credit.kept import save_tally
 from peer.model.export.card import card
 from peer.model.export.facts import Facts, Measured, facts_in_folder, spread
 from peer.model.export.folder import RUN_FILE, Export, check_exportable, write_folder
@@ -25,10 +26,9 @@ from peer.model.recipes import held_out_loss
 from peer.model.weights import load_weights
 from peer.run_file.sections import CustomModel, RunFile
 from peer.storage.checkpoint import CheckpointFolder
-from peer.storage.credit import save_tally
 from peer.storage.home import OUTER
 from peer.storage.outer_state import load_outer
-from tests.peer.credit.books import a_tally
+from tests.peer.extras.credit.accounting.books import a_tally
 from tests.peer.model.export.exported_run import LLAMA, RUN, save_run, trained_model
 from tests.peer.model.export.full_disk import files_of_at_most
 

@@ -1,0 +1,13 @@
+"""What is optional in a peer: each room stands beside the core and may import it.
+
+    bases     runs that begin from a published model, and adapters (LoRA) on it
+    credit    who contributed what
+    doctor    checks of this machine and its network
+    gguf      the model as one file for llama.cpp
+    hosting   bootstrap peers
+    orders    what the owner of a run does: invites, bans, changes, attested states, rollbacks
+    site      exports for web servers while the run goes on, and the public page of the run
+    use       continuing texts, measuring losses
+
+A peer takes part in a run without this folder.
+"""

@@ -1,0 +1,85 @@
+"""``shoal run new --base``: the run file of a run that begins from a published model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from peer.cli.showing import progress
+from peer.run_file.presets import continuing
+from peer.run_file.sections import (
+    Data,
+    FilesData,
+    FileSource,
+    HfData,
+    HfModel,
+    Lora,
+    PythonStdlibData,
+    RunFile,
+)
+from peer.storage.home import data_cache
+
+
+def run_from_base(named: str, *, rank: int | None, data: str | None) -> RunFile:
+    """The run file of a run that begins from a published model. Raises ``ValueError``."""
+    from peer.extras.bases.lora import usual_targets
+    from peer.extras.bases.published import published
+    from peer.model.recipes import build_model
+
+    with progress("reading the base", quiet=False) as show:
+        found = published(named, cache_dir=data_cache(), tell=lambda name, share: show(share))
+    plain: dict[str, Any] = {
+        "config": found.config,
+        "config_unset": list(found.config_unset) or None,
+    }
+    lora = None
+    if rank is not None:
+        model = build_model(_checked(RunFile(model=HfModel(**plain))), weights=False)
+        lora = Lora(rank=rank, alpha=2.0 * rank, targets=usual_targets(model))
+    chosen = HfModel(**plain, base=found.source, base_files=list(found.files), lora=lora)
+    tokenizer, end_token = found.tokenizer, found.end_token
+    if Path(named).is_dir():
+        from peer.model.export.tokenizer import is_of_bytes
+
+        if is_of_bytes(Path(named)):
+            tokenizer, end_token = "bytes", None
+    return continuing(chosen, _data(data, tokenizer or "bytes", end_token))
+
+
+def _checked(run: RunFile) -> RunFile:
+    """The same run. Raises ``RunFileError`` if its model must not be built."""
+    from peer.run_file.reading import parse
+    from peer.run_file.writing import to_toml
+
+    return parse(to_toml(run), source="the base's config.json")
+
+
+def _data(name: str | None, tokenizer: str, end_token: str | None) -> Data:
+    if name == "python_stdlib":
+        return PythonStdlibData()
+    if name is None:
+        sources = [FileSource(files=["texts"])]
+        return FilesData(tokenizer=tokenizer, end_token=end_token, sources=sources)
+    if "/" not in name:
+        raise ValueError(f"data is {name!r}; with --base it is a dataset on the hub: owner/name")
+    if "@" not in tokenizer and tokenizer != "bytes":
+        raise ValueError(
+            "the tokenizer of a base that is not on the hub is a local file, which a dataset on "
+            "the hub cannot use: leave --data out and set [data] yourself"
+        )
+    dataset, _, commit = name.partition("@")
+    return HfData(dataset=dataset, revision=commit or None, tokenizer=tokenizer)
+
+
+def new_text(run: RunFile, *, every: bool) -> str:
+    """The text of a run file. What a peer of the run needs is printed on stderr."""
+    from peer.run_file.reading import parse
+    from peer.run_file.writing import to_toml
+
+    parse(to_toml(run), source="--data")  # the name of a dataset may be none
+    from peer.trainer.needs import needs_of  # with torch: mistakes are told without it
+
+    notes = needs_of(run).lines
+    print("\n".join(notes), file=sys.stderr)
+    return to_toml(run, notes=notes, short=not every, every_recipe=every)

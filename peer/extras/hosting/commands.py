@@ -1,0 +1,164 @@
+"""``shoal bootstrap``: host a bootstrap peer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Option
+
+from dht import addresses
+from peer.cli.application import (
+    HOST,
+    Json,
+    RelayBulk,
+    RunPageAt,
+    complain,
+    json_text,
+    start_logging,
+)
+from peer.cli.learner_options import setting
+from peer.storage.home import data_home
+
+if TYPE_CHECKING:
+    from peer.extras.hosting.bootstrap import BootstrapSettings
+
+commands = typer.Typer()
+
+
+def _key_file(path: Path | None) -> Path | None:
+    if path is not None and not path.exists():
+        raise typer.BadParameter(
+            f"there is no key at {path}: put the copy of your bootstrap peer's key there, or leave "
+            "--identity out to use the key of the data folder, which is made if there is none"
+        )
+    return path
+
+
+@commands.command(rich_help_panel=HOST)
+def bootstrap(
+    port: Annotated[int, Option(help="TCP port to listen on.")] = 7700,
+    announce: Annotated[
+        list[str] | None,
+        Option(help="Address to announce to other peers; repeatable.", metavar="HOST|MULTIADDR"),
+    ] = None,
+    listen: Annotated[
+        list[str] | None,
+        Option(
+            callback=setting("listen"),
+            help="Address to listen at, instead of --port on all interfaces; repeatable.",
+            metavar="MULTIADDR",
+        ),
+    ] = None,
+    identity: Annotated[
+        Path | None,
+        Option(
+            callback=_key_file,
+            help="Key file; by default that of the data folder, which is made if there is none.",
+        ),
+    ] = None,
+    data_dir: Annotated[Path | None, Option(help="Folder for the key and the known peers.")] = None,
+    seed: Annotated[
+        list[str] | None,
+        Option(
+            callback=setting("seeds"),
+            help="Address of another bootstrap peer; repeatable.",
+            metavar="MULTIADDR",
+        ),
+    ] = None,
+    page: Annotated[
+        str,
+        Option(help="HOST:PORT of a web page with /healthz, /readyz and /metrics; or 'off'."),
+    ] = "127.0.0.1:9100",
+    run_page: RunPageAt = None,
+    relay_bulk: RelayBulk = None,
+    lane: Annotated[
+        int | None,
+        Option(help="TCP port for --relay-bulk; by default the one after --port."),
+    ] = None,
+    as_json: Json = False,
+    install_service: Annotated[
+        bool, Option("--install-service", help="Print a systemd unit for this command and exit.")
+    ] = False,
+    service_file: Annotated[
+        Path | None, Option(help="With --install-service: write the unit to this file.")
+    ] = None,
+) -> None:
+    """Host a bootstrap peer: a stable address through which peers find each other.
+
+    Example: shoal bootstrap --port 7700 --announce seed1.example.org
+    """
+    from peer.event_loop import run_until_stopped
+    from peer.events.sentences import page_text
+    from peer.extras.hosting import bootstrap as seeding
+    from peer.rules.limits import parse_relay_rate
+    from peer.views.page_address import parse_page, parse_run_page
+
+    start_logging()
+    settings = seeding.BootstrapSettings(
+        port=port,
+        listen=tuple(addresses.parse(text) for text in listen or ()),
+        announce=tuple(seeding.announced(text, port=port) for text in announce or ()),
+        identity_path=identity,
+        data_directory=data_dir or data_home(os.environ) / "bootstrap",
+        seeds=tuple(addresses.parse_seed(text) for text in seed or ()),
+        page=None if page == "off" else parse_page(page),
+        run_page=None if run_page is None else parse_run_page(run_page),
+        relay_bytes_s=parse_relay_rate(relay_bulk),
+        lane_port=lane,
+        notify_socket=os.environ.get("NOTIFY_SOCKET"),
+    )
+    if install_service or service_file is not None:
+        _install_service(settings, service_file)
+        return
+
+    def show(started: seeding.Bootstrap) -> None:
+        if as_json:
+            print(
+                json_text(
+                    {
+                        "peer_id": started.peer_id,
+                        "address": str(started.address),
+                        "addresses": [str(address) for address in started.addresses],
+                        "page": started.page_url,
+                        "run_page": started.run_page_url,
+                        "data_dir": str(settings.data_directory),
+                    }
+                ),
+                flush=True,
+            )
+        else:
+            print(started.address, flush=True)
+            print(f'in a run file: seeds = ["{started.address}"]', file=sys.stderr, flush=True)
+            if started.page_url is not None:
+                print(f"page: {page_text(started.page_url)}", file=sys.stderr, flush=True)
+            if started.run_page_url is not None:
+                pages = page_text(started.run_page_url)
+                print(f"pages of runs: {pages}", file=sys.stderr, flush=True)
+
+    run_until_stopped(lambda stop: seeding.serve(settings, stop=stop, on_ready=show))
+
+
+def _install_service(settings: BootstrapSettings, path: Path | None) -> None:
+    from peer.extras.hosting import service
+
+    installation = service.own_installation()
+    unit = service.service_unit(
+        Path(sys.executable).absolute(),
+        settings.arguments(),
+        identity_path=settings.identity_path,
+        installation=installation,
+    )
+    if path is None:
+        print(unit, end="")
+        try:
+            service.check_seen(installation)
+        except service.ServiceCannotRun as error:  # the unit may be for another machine
+            complain(str(error))
+        return
+    service.check_seen(installation)
+    service.write_service(path, unit)
+    print(f"wrote {path}; next: systemctl daemon-reload && systemctl enable --now {path.stem}")

@@ -1,0 +1,177 @@
+"""The systemd unit of a bootstrap peer, and notifications to systemd.
+
+Nothing is installed or started here: that is left to the administrator.
+"""
+
+from __future__ import annotations
+
+import socket
+import stat
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from dht.whole_files import new_file
+from peer.errors import PathError, Unusable
+
+STATE_FOLDER = "%S/shoal-bootstrap"
+"""The data folder that systemd creates, usually /var/lib/shoal-bootstrap."""
+
+HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
+TEMPORARY = (Path("/tmp"), Path("/var/tmp"))
+"""Folders in whose place the service has empty ones of its own (``PrivateTmp``)."""
+
+INSTALL_FOR_ALL = (
+    "install shoal where every user may read it: python3 -m venv /opt/shoal && "
+    "/opt/shoal/bin/pip install ., in the folder of shoal's source"
+)
+
+
+class ServiceCannotRun(PathError):
+    """The service could not use this installation."""
+
+    exit_code = 2
+    message = "the service could not run {path}: {reason}; " + INSTALL_FOR_ALL
+
+
+class ServiceNotifier:
+    """Sends states to systemd; does nothing if there is no notification socket."""
+
+    def __init__(self, path: str | None) -> None:
+        # "@" stands for the zero byte of an abstract socket (sd_notify(3)).
+        self._path = f"\0{path[1:]}" if path and path.startswith("@") else path
+
+    def say(self, state: str) -> None:
+        if self._path:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel, suppress(OSError):
+                channel.sendto(state.encode(), self._path)
+
+
+def own_installation() -> tuple[Path, ...]:
+    """The files that a service needs to run this installation: Python, libraries and Shoal."""
+    python = Path(sys.executable).absolute()
+    package = Path(__file__).resolve().parents[2]
+    paths = (python, python.resolve(), Path(sys.prefix), Path(sys.base_prefix), package)
+    return tuple(dict.fromkeys(paths))
+
+
+def check_seen(paths: Iterable[Path]) -> None:
+    """Check that a dynamic user sees and may read these files. Raises ``ServiceCannotRun``."""
+    for path in paths:
+        for folder in TEMPORARY:
+            if path.is_relative_to(folder):
+                reason = f"{folder} is another, empty folder for a service (PrivateTmp)"
+                raise ServiceCannotRun(str(path), reason)
+        for place in (*reversed(path.parents), path):
+            with suppress(FileNotFoundError):
+                wanted = stat.S_IROTH | stat.S_IXOTH if place == path else stat.S_IXOTH
+                if place.stat().st_mode & wanted != wanted:
+                    raise ServiceCannotRun(str(path), f"{place} is closed to other users")
+
+
+def service_unit(
+    python: Path,
+    arguments: Sequence[str],
+    *,
+    identity_path: Path | None = None,
+    installation: Iterable[Path] = (),
+) -> str:
+    """A hardened systemd unit that runs ``shoal`` with these arguments as a dynamic user.
+
+    A key outside the data folder is passed as a credential, as that user could not read it.
+    Home folders are hidden unless Python or another path of the ``installation`` is in one.
+    """
+    command = [str(python), "-P", "-m", "peer.cli", *arguments, "--data-dir", STATE_FOLDER]
+    credential = ""
+    if identity_path is not None:
+        command += ["--identity", "%d/identity.key"]
+        credential = f"LoadCredential=identity.key:{identity_path.absolute()}\n"
+    return UNIT.format(
+        command=" ".join(_word(word) for word in command),
+        credential=credential,
+        protect_home="read-only" if any(map(lies_in_a_home, (python, *installation))) else "yes",
+    )
+
+
+def lies_in_a_home(path: Path) -> bool:
+    """``True`` if a file is in a home folder, which ``ProtectHome`` hides."""
+    return any(path.is_relative_to(home) for home in HOMES)
+
+
+def write_service(path: Path, unit: str) -> None:
+    """Write the unit atomically. Raises ``Unusable``."""
+    try:
+        with new_file(path) as temporary:
+            temporary.write_text(unit)
+            temporary.chmod(0o644)
+    except OSError as error:
+        raise Unusable(
+            f"the unit cannot be written to {path}: {error.strerror or error}; run this as root, "
+            "or omit --service-file and redirect the output",
+            section="service-file-error",
+        ) from error
+
+
+def _word(word: str) -> str:
+    """Quote one word for ExecStart (systemd.service(5)); a leading ``%S/`` or ``%d/`` is ours."""
+    specifier = word[:3] if word[:3] in ("%S/", "%d/") else ""
+    rest = word[len(specifier) :].replace("\\", "\\\\").replace('"', '\\"')
+    rest = rest.replace("$", "$$").replace("%", "%%")
+    word = specifier + rest
+    return f'"{word}"' if any(character in word for character in " \t\"';") else word
+
+
+UNIT = """\
+[Unit]
+Description=Shoal bootstrap peer
+Wants=network-online.target
+After=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+Type=notify
+NotifyAccess=main
+ExecStart={command}
+{credential}Restart=always
+RestartSec=2
+WatchdogSec=60
+TimeoutStopSec=20
+KillMode=mixed
+LimitNOFILE=65536
+
+# A dynamic user, which exists while the service runs; its data is in /var/lib/shoal-bootstrap.
+DynamicUser=yes
+StateDirectory=shoal-bootstrap
+StateDirectoryMode=0700
+UMask=0077
+Environment=PYTHONUNBUFFERED=1
+
+# No access to the machine except the network and that folder.
+NoNewPrivileges=yes
+CapabilityBoundingSet=
+AmbientCapabilities=
+ProtectSystem=strict
+ProtectHome={protect_home}
+PrivateTmp=yes
+PrivateDevices=yes
+ProtectClock=yes
+ProtectControlGroups=yes
+ProtectHostname=yes
+ProtectKernelLogs=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+ProtectProc=invisible
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+RemoveIPC=yes
+LockPersonality=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallErrorNumber=EPERM
+
+[Install]
+WantedBy=multi-user.target
+"""

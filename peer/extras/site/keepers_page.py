@@ -1,0 +1,212 @@
+"""The public page of the run of a keeper: what it knows, without addresses of peers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dht.errors import BUSY
+from dht.identity import PeerId
+from dht.membership.call_budget import CallRate
+from dht.whole_files import write_whole
+from peer.agent.online_peer import OnlinePeer
+from peer.extras.credit.accounting.contributors import (
+    PER_MILLE,
+    Contributor,
+    contributors,
+    date_of,
+    tokens_by_day,
+)
+from peer.extras.credit.accounting.tally import Tally
+from peer.extras.site.publishing.shelf import published
+from peer.extras.site.run_page.content import (
+    CALL,
+    DAYS_MAX,
+    ROWS_MAX,
+    Day,
+    Latest,
+    Row,
+    RunPage,
+    described,
+    elsewhere,
+)
+from peer.extras.site.run_page.record import Record
+from peer.extras.site.run_page.server import FRESH_S, Site, serve_run_pages
+from peer.joining.nickname import is_default
+from peer.quantities import count_text, plural
+from peer.views.page_address import PageAddress
+
+logger = logging.getLogger(__name__)
+
+FILE = "run_page.json"
+ANSWERS = (0.5, 5.0)
+"""Answers to one peer: per second, and at once. Strangers may ask."""
+
+SAMPLE_EVERY_S = 10.0
+SAVE_EVERY_S = 60.0
+COUNT_EVERY_S = 30.0
+"""Time between two counts of contributors."""
+
+LOSS_AGE_MAX_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Showing:
+    """Address at which the page is served, and the exports that it offers."""
+
+    address: PageAddress | None
+    """``None``: at bootstrap peers only, which ask for it."""
+    exports: Path | None
+    hub: str = ""
+    """Address of the run's repository on the hub."""
+
+
+class ShownRun:
+    """The public page of one run, as one keeper knows it."""
+
+    def __init__(self, online: OnlinePeer, showing: Showing) -> None:
+        self._online = online
+        self._local = online.local
+        self._showing = showing
+        self._file = online.local.directory / FILE
+        try:
+            self._record = Record.decode(self._file.read_bytes())
+        except OSError:
+            self._record = Record()
+        self._rate = CallRate(*ANSWERS)
+        self._told = b""
+        """The answer to those who ask, which is made once for all of them."""
+        self._told_until = float("-inf")
+        self._rows: list[Contributor] = []
+        self._days: tuple[Day, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"ShownRun({self._local.run_id[:8]})"
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Serve the page, and answer those who ask for it. Raises ``PageError``."""
+        # Not through the guard: the page is for everybody.
+        await CALL.serve(self._online.host, self._local.run_id, self._answer)
+        if self._showing.address is None:
+            return
+        name = self._local.seat.name
+        keeper = "a keeper" if is_default(name, self._local.me) else f"{name}, a keeper"
+        site = Site(
+            who=f"Served by {keeper} of the run",
+            pages=lambda: {self._local.run_id: self.page()},
+            exports=self._showing.exports,
+        )
+        url = await stack.enter_async_context(serve_run_pages(self._showing.address, site))
+        self._local.delegate.on_event("run_page", {"url": url})
+
+    async def _answer(self, peer: PeerId, detail: str) -> bytes:
+        now = asyncio.get_running_loop().time()
+        if not self._rate.spend(peer.encode(), now):
+            raise ValueError(f"{BUSY}; ask again in a moment")
+        if now >= self._told_until:
+            self._told_until = now + FRESH_S
+            self._told = CALL.encode(elsewhere(self.page()))
+        return self._told
+
+    def note(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Take note of an event of this peer."""
+        self._record.note({**fields, "event": name, "at": self._online.host.wall_time()})
+
+    async def run(self) -> None:
+        """Keep the record up to date, for ever."""
+        loop = asyncio.get_running_loop()
+        saved_at, counted_at = loop.time(), float("-inf")
+        while True:
+            online, now = self._online, loop.time()
+            recent = [loss for at, loss in online.losses.values() if now - at <= LOSS_AGE_MAX_S]
+            self._record.sample(online.host.wall_time(), self._local.merged_tokens(), recent)
+            if now - counted_at >= COUNT_EVERY_S:
+                counted_at = now
+                await self._count()
+            if now - saved_at >= SAVE_EVERY_S:
+                saved_at = now
+                await self._save()
+            await asyncio.sleep(SAMPLE_EVERY_S)
+
+    async def _save(self) -> None:
+        try:
+            await asyncio.to_thread(write_whole, self._file, self._record.encode())
+        except OSError as error:
+            logger.warning("run_page_not_saved file=%s reason=%s", self._file, error)
+
+    def page(self) -> RunPage:
+        """The page as it is now."""
+        local, online = self._local, self._online
+        live = [member.record for member in online.live_members()]
+        learners = sum(each.role == "learner" and each.trains for each in live)
+        keepers = sum(each.role == "keeper" for each in live) + 1
+        losses = self._record.losses
+        return RunPage(
+            run=local.run_id,
+            at=online.host.wall_time(),
+            **described(local.run_now, parameters=count_text(local.layout.size)),
+            link=online.public_link(),
+            tokens=local.merged_tokens(),
+            ended_at=local.ended_at,
+            learners=learners,
+            keepers=keepers,
+            others=len(live) + 1 - learners - keepers,
+            # A keeper that has just come has yet to hear of them.
+            contributors_total=len(self._rows) or None,
+            losses=losses,
+            held_out=self._record.held_out,
+            days=self._days,
+            contributors=tuple(_shown(self._rows)),
+            latest=self._latest(),
+            news=self._record.news,
+        )
+
+    async def _count(self) -> None:
+        """Count the contributors, which takes seconds if there are thousands."""
+        tally = self._online.credit.tally.copied()
+        self._rows, by_day = await asyncio.to_thread(_counted, tally)
+        self._days = tuple(Day(date=date_of(day), tokens=n) for day, n in by_day)[-DAYS_MAX:]
+        named = [(row.name, row.peers) for row in self._rows if row.name]
+        self._record.meet(self._online.host.wall_time(), named[:ROWS_MAX])
+
+    def _latest(self) -> Latest | None:
+        showing = self._showing
+        newest = published(showing.exports)[-1:] if showing.exports is not None else []
+        if not newest:
+            return None
+        [entry] = newest
+        return Latest(
+            name=entry.name,
+            tokens=entry.tokens,
+            at=entry.at,
+            size_bytes=entry.size_bytes,
+            loss=entry.loss,
+            loss_tokens=entry.loss_tokens,
+            path=f"exports/{entry.name}/{entry.weights}",
+            url=showing.hub,
+        )
+
+
+def _counted(tally: Tally) -> tuple[list[Contributor], list[tuple[int, int]]]:
+    return contributors(tally), list(tokens_by_day(tally).items())
+
+
+def _shown(rows: list[Contributor]) -> list[Row]:
+    """The largest contributors, and all others in one row."""
+    made = [
+        Row(
+            name=row.shown, tokens=row.tokens, share=row.per_mille / PER_MILLE, days=len(row.by_day)
+        )
+        for row in rows[:ROWS_MAX]
+    ]
+    if more := rows[ROWS_MAX:]:
+        tokens, share = sum(row.tokens for row in more), sum(row.per_mille for row in more)
+        made.append(
+            Row(name=plural(len(more), "other"), tokens=tokens, share=share / PER_MILLE, days=0)
+        )
+    return made

@@ -1,0 +1,145 @@
+"""Credit on line: live peers tell each other what they know, and keep it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from averaging.history.attested import rolled_back
+from dht.identity import Identity, PeerId
+from dht.memory.host import MemoryNetwork, identity_of
+from peer.agent.account import merged_of
+from peer.extras.credit.accounting.contributors import contributors
+from peer.extras.credit.accounting.proof import Totals
+from peer.extras.credit.accounting.wire import PROTOCOL, SUMMARY_MAX_BYTES
+from peer.extras.credit.kept import Wishes, load_tally, write_wishes
+from peer.extras.credit.service import Crediting, to_ask
+from tests.averaging.live.quadratic import RUN, Peer, Swarm, swarm
+
+DAY_S = 86_400.0
+
+
+async def credited(made: Swarm, peer: Peer, folder: Path, *, name: str = "") -> Crediting:
+    """The tally of a live peer, and the calls by which others ask for it."""
+    loop = asyncio.get_running_loop()
+    made_of = identity_of(peer.name)
+    folder = folder / peer.name
+    folder.mkdir(exist_ok=True)
+    part = Crediting(
+        made_of,
+        RUN,
+        folder,
+        fragments=len(made.layout.fragments),
+        name=name,
+        wall_time=lambda: 20_000 * DAY_S + loop.time(),
+    )
+    await peer.host.serve_calls(PROTOCOL, part.answer, request_max_bytes=SUMMARY_MAX_BYTES)
+    return part
+
+
+def keeping_tallies(
+    tasks: asyncio.TaskGroup, peers: Sequence[Peer], parts: Sequence[Crediting]
+) -> list[asyncio.Task[None]]:
+    def started(peer: Peer, part: Crediting) -> asyncio.Task[None]:
+        async def call(other: PeerId, summary: bytes) -> bytes:
+            return await peer.host.call(other, PROTOCOL, summary, timeout_s=5.0)
+
+        return tasks.create_task(part.run(peer.averager, call, lambda: peer.view))
+
+    return [started(peer, part) for peer, part in zip(peers, parts, strict=True)]
+
+
+async def test_live_peers_and_a_keeper_have_one_tally_which_is_the_ledger(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+        made = await stack.enter_async_context(swarm(MemoryNetwork()))
+        peers = [await made.add(f"peer-{number}") for number in range(3)]
+        peers.append(await made.add("keeper", trains=False))
+        parts = [await credited(made, peer, tmp_path, name=peer.name) for peer in peers]
+        work = keeping_tallies(tasks, peers, parts)
+        await made.live(75.0)
+        for peer in peers[:3]:
+            assert peer.training is not None
+            peer.training.cancel()
+        await made.live(100.0)
+
+        tallies = [part.tally for part in parts]
+        ledger = Totals.of_maps([merged_of(peers[0].averager.states)])
+        assert [each.totals for each in tallies] == [ledger] * 4
+        assert all(each.reports == tallies[0].reports for each in tallies)
+        assert all(contributors(each) == contributors(tallies[0]) for each in tallies)
+        names = {row.shown for row in contributors(tallies[3])}
+        assert names == {"peer-0", "peer-1", "peer-2"}, "the keeper has merged nothing"
+        for task in work:
+            task.cancel()
+        await asyncio.wait(work)
+
+        await parts[3].save()
+        again = load_tally(tmp_path / "keeper", RUN, peers[3].id, len(made.layout.fragments))
+        assert again.part == tallies[3].part
+
+
+async def test_wishes_of_an_owner_are_stated_while_its_peer_runs(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+        made = await stack.enter_async_context(swarm(MemoryNetwork()))
+        peers = [await made.add(f"peer-{number}") for number in range(3)]
+        parts = [await credited(made, peer, tmp_path) for peer in peers]
+        work = keeping_tallies(tasks, peers, parts)
+        await made.live(30.0)
+        assert len(contributors(parts[2].tally)) == 3
+        one, two = peers[0].id, peers[1].id
+        write_wishes(tmp_path / "peer-0", Wishes(name="Ada", keys=(two,)))
+        await made.live(30.0)
+        assert len(contributors(parts[2].tally)) == 3, "only one of the keys has signed"
+        write_wishes(tmp_path / "peer-1", Wishes(keys=(one,)))
+        await made.live(30.0)
+        rows = contributors(parts[2].tally)
+        assert (rows[0].shown, len(rows[0].peers)) == ("Ada", 2)
+        write_wishes(tmp_path / "peer-0", Wishes(name="x" * 99))
+        await made.live(5.0)
+        assert contributors(parts[0].tally)[0].shown == "Ada", "a name that nobody would take"
+        for task in work:
+            task.cancel()
+
+
+async def test_work_that_the_owner_has_taken_back_is_credited_to_nobody(tmp_path: Path) -> None:
+    """A fragment in the middle of a change goes back later than the others."""
+    async with swarm(MemoryNetwork()) as made:
+        peers = [await made.add(f"peer-{number}") for number in range(3)]
+        await made.live(40.0)
+        averager = peers[0].averager
+        roots = [rolled_back(state, 7) for state in averager.states if state is not None]
+        taken_to = Totals.of_maps([merged_of(roots)])
+        await made.live(40.0)
+        part = await credited(made, peers[0], tmp_path)
+        part.look(averager)
+        assert part.tally.totals.total > taken_to.total
+
+        averager._works[-1].changing = True
+        back = averager.begin_again(roots, rollback=7, reason="rolled back")
+        going = asyncio.create_task(back)
+        await asyncio.sleep(0)
+        part.look(averager)
+        averager._works[-1].changing = False
+        averager.changed()
+        await going
+        part.look(averager)
+        assert part.tally.totals.total <= taken_to.total
+
+
+def test_news_reach_two_hundred_peers_within_a_minute() -> None:
+    peers = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(200)]
+    knows = {peers[7]}
+    asked = Counter[PeerId]()
+    for turn in range(6):
+        before = set(knows)
+        for peer in peers:
+            others = [other for other in peers if other != peer]
+            chosen = to_ask(peer, others, turn)
+            asked.update(chosen)
+            if before.intersection(chosen):
+                knows.add(peer)
+    assert len(knows) == len(peers)
+    assert max(asked.values()) <= 40, "nobody is asked by all"

@@ -1,0 +1,137 @@
+"""The systemd unit, and notifications to systemd."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from peer import cli
+from peer.errors import Unusable
+from peer.extras.doctor import this_machine
+from peer.extras.doctor.this_machine import check_service
+from peer.extras.hosting import service
+from peer.extras.hosting.service import (
+    ServiceNotifier,
+    check_seen,
+    service_unit,
+    write_service,
+)
+
+PYTHON = Path("/opt/shoal/bin/python")
+
+
+def line_of(unit: str, name: str) -> str:
+    (line,) = [line for line in unit.splitlines() if line.startswith(f"{name}=")]
+    return line.removeprefix(f"{name}=")
+
+
+def test_the_unit_runs_the_same_command_with_the_data_in_systemds_folder(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    announce = "seed.example.org"
+    assert (
+        cli.run(["bootstrap", "--install-service", "--port", "7701", "--announce", announce]) == 0
+    )
+    command = line_of(capsys.readouterr().out, "ExecStart")
+    assert " -P -m peer.cli bootstrap --port 7701 " in command
+    assert "--announce /dns4/seed.example.org/tcp/7701" in command
+    assert command.endswith("--data-dir %S/shoal-bootstrap")
+
+
+def test_words_are_quoted_for_systemd_and_the_key_is_a_credential() -> None:
+    unit = service_unit(PYTHON, ["50%", "$HOME", 'a "b"'], identity_path=Path("/etc/my.key"))
+    assert '50%% $$HOME "a \\"b\\""' in line_of(unit, "ExecStart")
+    assert "--identity %d/identity.key" in line_of(unit, "ExecStart")
+    assert line_of(unit, "LoadCredential") == "identity.key:/etc/my.key"
+    assert "LoadCredential" not in service_unit(PYTHON, ["bootstrap"])
+
+
+def test_a_python_in_a_home_folder_is_not_hidden_from_its_own_service() -> None:
+    assert line_of(service_unit(PYTHON, []), "ProtectHome") == "yes"
+    assert line_of(service_unit(Path("/home/me/bin/python"), []), "ProtectHome") == "read-only"
+
+
+def test_a_unit_is_not_written_for_an_installation_that_it_could_not_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(service, "TEMPORARY", (tmp_path / "tmp",))
+    tmp_path.chmod(0o755)
+    for folder, mode in (("tmp", 0o755), ("closed", 0o700), ("open", 0o755)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "python").touch()
+        (tmp_path / folder / "python").chmod(0o755)
+        (tmp_path / folder).chmod(mode)
+    unit = tmp_path / "shoal-bootstrap.service"
+    command = ["bootstrap", "--install-service"]
+    monkeypatch.setattr(service, "own_installation", lambda: (tmp_path / "tmp" / "python",))
+    assert cli.run([*command, "--service-file", str(unit)]) == 2
+    assert "another, empty folder for a service (PrivateTmp)" in capsys.readouterr().err
+    monkeypatch.setattr(service, "own_installation", lambda: (tmp_path / "closed" / "python",))
+    assert cli.run([*command, "--service-file", str(unit)]) == 2
+    assert "is closed to other users; install shoal where every user" in capsys.readouterr().err
+    assert not unit.exists()
+    assert cli.run(command) == 0  # printed, perhaps for another machine
+    printed = capsys.readouterr()
+    assert printed.out.startswith("[Unit]")
+    assert "is closed to other users" in printed.err
+    monkeypatch.setattr(this_machine, "own_installation", lambda: (tmp_path / "tmp" / "python",))
+    assert check_service().state == "skipped", "most users want no service"
+    assert "venv /opt/shoal" in (check_service().remedy or "")
+
+
+def test_an_installation_that_everybody_may_read_is_seen_by_a_service() -> None:
+    check_seen([Path("/usr/bin/env"), Path("/nowhere/python")])
+
+
+def test_a_library_in_a_home_folder_is_not_hidden_from_the_service() -> None:
+    unit = service_unit(PYTHON, [], installation=[Path("/home/me/.pyenv/versions/3.12")])
+    assert line_of(unit, "ProtectHome") == "read-only"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
+def test_systemd_accepts_the_unit_and_rates_it_safe(tmp_path: Path) -> None:
+    path = tmp_path / "shoal-bootstrap.service"
+    # systemd checks that the command exists.
+    path.write_text(service_unit(Path("/bin/true"), ["bootstrap"]))
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(path)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "shoal-bootstrap" not in checked.stderr, checked.stderr
+    judged = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--threshold=20", str(path)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert judged.returncode == 0, judged.stdout  # an exposure of 2.0 or less, of 10
+
+
+def test_the_unit_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "own_installation", lambda: (Path("/usr/bin/env"),))
+    path = tmp_path / "shoal-bootstrap.service"
+    assert cli.run(["bootstrap", "--install-service", "--service-file", str(path)]) == 0
+    assert path.read_text().startswith("[Unit]\n")
+    assert path.stat().st_mode & 0o777 == 0o644
+    with pytest.raises(Unusable, match="as root"):
+        write_service(tmp_path / "missing" / "x.service", "[Unit]")
+    assert sorted(file.name for file in tmp_path.iterdir()) == [path.name]
+
+
+def test_systemd_is_notified_of_each_state(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(5)
+        notifier = ServiceNotifier(str(tmp_path / "notify"))
+        notifier.say("READY=1")
+        assert systemd.recv(100) == b"READY=1"
+    notifier.say("WATCHDOG=1")  # nobody listens any more
+    ServiceNotifier(None).say("READY=1")

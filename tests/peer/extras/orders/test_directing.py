@@ -1,0 +1,243 @@
+"""The owner's orders from the command line: what is refused before any peer is asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from dht.identity import Identity, PeerId, RunId
+from dht.membership.credentials import Signer
+from dht.membership.orders import NONE, End, Orders
+from peer import cli
+from peer.attestable import Kept
+from peer.cli.finding import no_peers
+from peer.extras.orders.directing import nothing_to_attest, version_of
+from peer.extras.orders.directives import Before, Delivered
+from peer.extras.orders.owning import banned
+from peer.joining.link import find_run
+from peer.joining.visit import RunStatus, Silent
+from peer.run_file.reading import parse
+from tests.peer.run_file.whole import whole
+from tests.peer.statuses import a_status
+
+SEED = "/ip4/203.0.113.7/tcp/7700/p2p/12D3KooWC5mVdyoGeyBP9WU6nAFGbDLfFfsYbZwbZJRmLYeNSJwB"
+OPEN = f'schema = 1\nname = "ours"\nseeds = ["{SEED}"]\n'
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return tmp_path / "data" / "shoal"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "ours.toml"
+    path.write_text(whole(OPEN), encoding="utf-8")
+    return path
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    code = cli.run(arguments)
+    return code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["pause", "resume", "end", "attest", "rollback"])
+def test_a_run_without_an_owner_takes_no_orders(
+    command: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, errors = said(capsys, "run", command, str(file))
+    assert code == 4
+    assert "names no owner" in errors
+
+
+def test_another_key_than_the_owners_is_refused(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said(capsys, "run", "sign", str(file), "--key", str(tmp_path / "ours.key"))
+    said(capsys, "run", "sign", str(tmp_path / "none"), "--key", str(tmp_path / "other.key"))
+    code, errors = said(capsys, "run", "pause", str(file))
+    assert code == 4 and "there is no such file" in errors
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("outer.fragments=3", "outer.fragments cannot be amended; these can: end.date"),
+        ("learning_rate", "it is such as inner.learning_rate=5e-4"),
+        ("=3", "it is such as inner.learning_rate=5e-4"),
+    ],
+)
+def test_a_setting_that_cannot_be_amended_is_bad_usage(
+    setting: str, reason: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said(capsys, "run", "sign", str(file))
+    code, errors = said(capsys, "run", "amend", str(file), "--set", setting)
+    assert code == 2
+    assert reason in errors
+
+
+@pytest.mark.parametrize(
+    ("order", "reason"),
+    [
+        (("amend", "--set", "inner.learning_rate=fast"), "inner.learning_rate is 'fast'; it must"),
+        (("amend", "--set", "end.tokens=-5"), "end.tokens is -5; it must"),
+        (("amend", "--set", "end.date=tomorrow"), "end.date is 'tomorrow'; it must"),
+        (("amend", "--set", "end.date=2026-01-01T00:00:00Z"), "end.date is 2026-01-01T00:00:00Z, "),
+        (("amend", "--set", "outer.codec=int5"), "outer.codec is 'int5'; it must"),
+        (("amend", "--set", "end.tokens=5000", "--at", "soon"), "--at is 'soon'; it is a version"),
+        (("end", "--at", "-3"), "--at is '-3'; it is a version"),
+        (("end", "--at", "1.5"), "--at is '1.5'; it is a version"),
+        (("end", "--at", ""), "--at is ''; it is a version"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_before_peers_are_searched_for(
+    order: tuple[str, ...],
+    reason: str,
+    file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said(capsys, "run", "sign", str(file))
+    monkeypatch.setattr("peer.joining.visit.visit", None)
+    command, *options = order
+    code, errors = said(capsys, "run", command, str(file), *options)
+    assert code == 2
+    assert reason in errors
+
+
+class Ended:
+    """A visitor of a run whose peers say that it has ended."""
+
+    tokens = 5_000_000
+    versions = (3, 4)
+
+    async def look(self, *, timeout_s: float) -> RunStatus:
+        told = a_status(ended_at=86_400.0, global_tokens=self.tokens, versions=self.versions)
+        return RunStatus("run", (told,), {})
+
+    async def attestable(self) -> dict[PeerId, tuple[Kept, ...]]:
+        return {}
+
+    async def deliver(self, directive: bytes) -> dict[PeerId, str]:
+        return {PeerId("anna"): ""}
+
+
+@pytest.fixture
+def ended(file: Path, monkeypatch: pytest.MonkeyPatch) -> type[Ended]:
+    """The run of ``file``, with an owner, a budget of tokens, and peers that tell of its end."""
+
+    @asynccontextmanager
+    async def visit(*arguments: object, **settings: object) -> AsyncIterator[Ended]:
+        yield Ended()
+
+    file.write_text(whole(f"{OPEN}\n[end]\ntokens = 5_000_000\n"), encoding="utf-8")
+    assert cli.run(["run", "sign", str(file)]) == 0
+    monkeypatch.setattr("peer.joining.visit.visit", visit)
+    return Ended
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        ("amend", "--set", "inner.learning_rate=1e-3"),
+        ("pause",),
+        ("resume",),
+        ("attest",),
+        ("rollback",),
+    ],
+)
+def test_a_run_that_has_ended_takes_no_orders(
+    order: tuple[str, ...],
+    home: Path,
+    file: Path,
+    ended: type[Ended],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They were signed, all peers took them, and nothing changed."""
+    before = sorted(home.rglob("*"))
+    command, *options = order
+    code, errors = said(capsys, "run", command, str(file), *options)
+    assert code == 4
+    assert "has ended on 1970-01-02 00:00 UTC at 5,000,000 tokens; `shoal export" in errors
+    assert sorted(home.rglob("*")) == before
+
+
+def test_a_run_that_has_ended_can_be_ended_once_more(
+    file: Path, ended: type[Ended], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A peer that missed the first order gets it."""
+    assert said(capsys, "run", "end", str(file))[0] == 0
+    code, errors = said(capsys, "run", "resume", str(file))
+    assert code == 4 and "has ended on" in errors
+
+
+def test_an_end_that_nothing_bears_out_keeps_no_owner_from_its_run(
+    file: Path,
+    ended: type[Ended],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ended, "tokens", 4_999_999)
+    assert said(capsys, "run", "pause", str(file))[0] == 0
+    # With fewer tokens for the run they do.
+    monkeypatch.setattr(ended, "tokens", 3_000_000)
+    assert said(capsys, "run", "amend", str(file), "--set", "end.tokens=4_000_000")[0] == 0
+    monkeypatch.setattr(ended, "tokens", 4_000_000)
+    assert said(capsys, "run", "resume", str(file))[0] == 0  # the amendment is for later versions
+    monkeypatch.setattr(ended, "versions", (30, 30))
+    assert said(capsys, "run", "pause", str(file))[0] == 4
+
+
+def test_a_version_is_one_to_come() -> None:
+    assert version_of("+20", 100) == 120
+    assert version_of("+0", 100) == 101
+    assert version_of("101", 100) == 101
+    for over in ("100", "7"):
+        with pytest.raises(ValueError, match=f"--at is {over}, and the run is at version 100"):
+            version_of(over, 100)
+
+
+def test_no_version_is_guessed_where_no_peer_tells_its_own(file: Path) -> None:
+    """Counted from 0, `end --at +10` would end a run at once."""
+    silent = {PeerId("anna"): Silent("anna", "learner", None, "the run admits invited peers only")}
+    seen = RunStatus(parse(OPEN).run_id, (), silent)
+    before = Before(find_run(str(file), ask_peers=no_peers), frozenset(), NONE, 1, seen, {})
+    with pytest.raises(ValueError, match=r"no peer tells .*the run admits invited peers only"):
+        version_of("+10", before.newest)
+
+
+def test_the_owner_is_not_banned(
+    home: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No peer heeds such a ban: the command said that all had taken it."""
+    said(capsys, "run", "sign", str(file))
+    found = find_run(str(file), ask_peers=no_peers)
+    other, owner = Identity.generate(), Identity.load(home / "owner.key")
+    seen = RunStatus(found.run.run_id, (), {})
+    before = Before(found, frozenset([b"one"]), NONE, 1, seen, {})
+    assert banned(before, frozenset([other.public_key])) == {b"one", other.public_key}
+    with pytest.raises(ValueError, match=f"{owner.peer_id} is the key of the run's owner"):
+        banned(before, frozenset([other.public_key, owner.public_key]))
+
+
+def test_the_reason_why_nothing_can_be_attested_names_the_peers_that_keep_states() -> None:
+    assert nothing_to_attest(0).startswith("no peer keeps a good state")
+    assert nothing_to_attest(3).startswith("most of the 3 peers that keep good states")
+
+
+def test_an_order_says_for_what_it_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    """It was taken by every peer, and for ten minutes nothing happened and nothing said why."""
+    signer = Signer(Identity.from_seed(bytes(32)), RunId("ab" * 32))
+    directive = signer.directive(8, frozenset(), Orders(end=End(version=12)))
+    waits = "waits for a merge: anna merges by itself from 12:04 on"
+    given = Delivered(directive, True, {PeerId("anna"): ""}, [waits])
+    assert given.report(as_json=False) == 0
+    taken = "directive 8: ends at version 12: taken by 1 of 1 peers, who pass it on"
+    assert capsys.readouterr().out == f"{taken}; {waits}\n"
+    given.report(as_json=True)
+    assert json.loads(capsys.readouterr().out)["waiting"] == [waits]

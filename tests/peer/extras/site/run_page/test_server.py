@@ -1,0 +1,197 @@
+"""The server of public pages: strict headers, nothing but what is listed, a bounded rate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from peer.extras.site.publishing.shelf import Shelf
+from peer.extras.site.run_page import server
+from peer.extras.site.run_page.server import Rate, Site, qr_svg, serve_run_pages
+from peer.processes import free_port
+from peer.run_file.sections import RunFile
+from peer.views.page_address import PageError, parse_run_page
+from tests.peer.extras.site.run_page.example_pages import LINK, OTHER, RUN, a_page
+
+ONE = Site(who="Served by a test", pages=lambda: {RUN: a_page()})
+TWO = Site(who="A host", pages=lambda: {RUN: a_page(), OTHER: a_page(run=OTHER, name="other")})
+NONE = Site(who="A host", pages=dict)
+
+Get = Callable[[str], Awaitable[tuple[int, Any, bytes]]]
+
+
+def visit(site: Site, look: Callable[[Get, aiohttp.ClientSession, str], Awaitable[None]]) -> None:
+    async def main() -> None:
+        address = parse_run_page(f"127.0.0.1:{free_port()}")
+        async with serve_run_pages(address, site) as url, aiohttp.ClientSession() as session:
+
+            async def get(path: str) -> tuple[int, Any, bytes]:
+                async with session.get(url + path) as answer:
+                    return answer.status, answer.headers, await answer.read()
+
+            await look(get, session, url)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("", "text/html"),
+        ("page.js", "text/javascript"),
+        ("page.css", "text/css"),
+        ("run.json", "application/json"),
+        ("runs.json", "application/json"),
+        ("healthz", "text/plain"),
+        ("nothing/here", "text/plain"),
+    ],
+)
+def test_every_answer_has_strict_headers_and_no_cookies(path: str, kind: str) -> None:
+    async def look(get: Get, session: aiohttp.ClientSession, url: str) -> None:
+        status, headers, _ = await get(path)
+        assert status == (404 if path.startswith("nothing") else 200)
+        assert headers["Content-Type"].partition(";")[0] == kind
+        assert headers["Content-Security-Policy"] == (
+            "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+            "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["X-Frame-Options"] == "DENY"
+        assert headers["Referrer-Policy"] == "no-referrer"
+        assert headers["Permissions-Policy"] == "camera=(), geolocation=(), microphone=()"
+        assert headers["Cross-Origin-Opener-Policy"] == "same-origin"
+        assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert headers["Cache-Control"] == "public, max-age=5"
+        assert "Set-Cookie" not in headers
+        assert headers["Server"] == "shoal", "no versions of libraries"
+
+    visit(ONE, look)
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_has_no_inline_script() -> None:
+    async def look(get: Get, session: aiohttp.ClientSession, url: str) -> None:
+        html, script, style = [(await get(p))[2].decode() for p in ("", "page.js", "page.css")]
+        for text in (html, style):
+            assert "http://" not in text and "https://" not in text and "//" not in text
+        assert "<script>" not in html and "style=" not in html and " onclick" not in html
+        for word in ("innerHTML", "insertAdjacentHTML", "document.write", "eval(", "cookie"):
+            assert word not in script
+
+    visit(ONE, look)
+
+
+def test_only_reading_is_allowed() -> None:
+    async def look(get: Get, session: aiohttp.ClientSession, url: str) -> None:
+        for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+            async with session.request(method, url + "run.json", data=b"x" * 100) as answer:
+                assert answer.status in (405, 413), method
+        async with session.head(url + "run.json") as answer:
+            assert answer.status == 200
+
+    visit(ONE, look)
+
+
+def test_a_host_of_several_runs_lists_them() -> None:
+    async def look(get: Get, session: aiohttp.ClientSession, url: str) -> None:
+        assert (await get("run.json"))[0] == 404, "which of them?"
+        assert b'"name":"other"' in (await get(f"run.json?run={OTHER}"))[2]
+        assert (await get("run.json?run=" + "0" * 64))[0] == 404
+        assert (await get("runs.json"))[2].count(b'"run":') == 2
+
+    visit(TWO, look)
+
+
+def test_a_host_that_knows_no_run_says_so() -> None:
+    async def look(get: Get, session: aiohttp.ClientSession, url: str) -> None:
+        assert (await get("runs.json"))[2] == b'{"who":"A host","runs":[]}'
+        assert (await get("run.json"))[0] == (await get("qr.svg"))[0] == 404
+
+    visit(NONE, look)
+
+
+def test_the_code_is_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("segno", reason="the extra 'page' is not installed")
+
+    async def look(get: Get, session: aiohttp.ClientSession, url: str) -> None:
+        status, headers, data = await get("qr.svg")
+        assert status == 200 and headers["Content-Type"].startswith("image/svg+xml")
+        assert data == qr_svg(LINK) != qr_svg(LINK + "x")
+
+    visit(ONE, look)
+
+
+def test_exports_that_are_listed_are_served_and_nothing_else(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "exports", RunFile(), keep=2)
+    shelf.check()
+
+    def write(out: Path) -> None:
+        out.mkdir()
+        (out / "model.safetensors").write_bytes(b"w" * 100_000)
+        (out / "README.md").symlink_to("/etc/hostname")
+
+    entry = shelf.add("ab" * 8, 10, None, write, now=1e9)
+    write(shelf.folder / "not-listed")
+    (tmp_path / "identity.key").write_bytes(b"secret")
+
+    async def look(get: Get, session: aiohttp.ClientSession, url: str) -> None:
+        status, headers, data = await get(f"exports/{entry.name}/model.safetensors")
+        assert (status, data) == (200, b"w" * 100_000)
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert (await get("exports/feed.xml"))[2].startswith(b"<?xml")
+        for path in (
+            f"exports/{entry.name}/README.md",
+            f"exports/{entry.name}/..%2f..%2fidentity.key",
+            "exports/..%2fidentity.key",
+            "exports/%2e%2e/identity.key",
+            "exports/not-listed/model.safetensors",
+            "exports/exports.json",
+            f"exports/{entry.name}",
+        ):
+            status, _, data = await get(path)
+            assert status == 404 and b"secret" not in data, path
+
+    visit(replace(ONE, exports=shelf.folder), look)
+
+
+def test_the_rate_is_bounded_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "Rate", lambda: Rate(per_s=0.001, burst=5.0))
+
+    async def look(get: Get, session: aiohttp.ClientSession, url: str) -> None:
+        answers = [(await get("healthz"))[:2] for _ in range(7)]
+        assert [status for status, _ in answers] == [200] * 5 + [429] * 2
+        assert answers[-1][1]["Retry-After"] == "2"
+
+    visit(ONE, look)
+
+
+def test_a_rate_allows_a_burst_and_then_so_many_a_second() -> None:
+    rate = Rate(per_s=2.0, burst=3.0)
+    assert [rate.allows(10.0) for _ in range(4)] == [True, True, True, False]
+    assert [rate.allows(11.0) for _ in range(3)] == [True, True, False]
+    assert [rate.allows(99.0) for _ in range(4)] == [True, True, True, False]
+
+
+def test_content_is_computed_once_for_many_visitors() -> None:
+    asked = []
+
+    def pages() -> dict[str, Any]:
+        asked.append(1)
+        return {RUN: a_page()}
+
+    async def look(get: Get, session: aiohttp.ClientSession, url: str) -> None:
+        await asyncio.gather(*(get("run.json") for _ in range(30)))
+        assert len(asked) == 1
+
+    visit(replace(ONE, pages=pages), look)
+
+
+@pytest.mark.parametrize("text", ["8080", "localhost", "host:99999", ""])
+def test_a_bad_address_is_refused_with_its_option(text: str) -> None:
+    with pytest.raises(PageError, match=r"choose another address with --run-page HOST:PORT"):
+        parse_run_page(text)
