@@ -64,8 +64,8 @@ def main() -> None:
                 print(f"step {step}  loss {loss.item():.3f}  peers {run.peers}")
             if run.over:
                 break
-        blocked = run.stats.blocked
-    print(f"done; the loop was blocked for {blocked.fraction:.2%} of its time")
+        blocked = run.status.blocked_fraction
+    print(f"done; the loop was blocked for {blocked:.2%} of its time")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     )
     from peer.model.weights import load_weights, save_weights
     from peer.run_file.sections import RunFile
-    from peer.trainer.observed_run import Stats
+    from peer.status import PeerStatus
     from peer.trainer.own_loops import autocast, describe, micro_batches
     from peer.trainer.session import Run, join, open  # noqa: A004
     from peer.trainer.settings import JoinSettings
@@ -60,10 +60,10 @@ __all__ = [
     "LoopWarning",
     "ModelMismatch",
     "PeerError",
+    "PeerStatus",
     "Run",
     "RunFile",
     "RunUnreachable",
-    "Stats",
     "autocast",
     "build_model",
     "build_optimizer",
@@ -87,10 +87,10 @@ _HOMES = {
     "LoopWarning": "peer.errors",
     "ModelMismatch": "peer.errors",
     "PeerError": "peer.errors",
+    "PeerStatus": "peer.status",
     "Run": "peer.trainer.session",
     "RunFile": "peer.run_file.sections",
     "RunUnreachable": "peer.errors",
-    "Stats": "peer.trainer.observed_run",
     "autocast": "peer.trainer.own_loops",
     "build_model": "peer.model.recipes",
     "build_optimizer": "peer.model.recipes",

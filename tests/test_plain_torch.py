@@ -62,8 +62,8 @@ def exchanged(run: Run) -> dict[str, tuple[int, ...]]:
 
 def test_several_optimizers_make_one_step_and_follow_one_schedule(train: Train) -> None:
     loss, run = train("several_optimizers")
-    assert run.stats.steps == 60
-    assert run.stats.tokens == 60 * 64
+    assert run.status.steps == 60
+    assert run.status.tokens == 60 * 64
     momentum, adam = run._parts.plan.optimizers
     matrices, vectors = (group["lr"] for group in momentum.param_groups)
     assert vectors == pytest.approx(matrices / 5)
@@ -96,8 +96,8 @@ def test_a_compiled_model_is_exchanged_by_the_names_of_the_bare_one(train: Train
 
 def test_steps_of_several_scaled_batches_count_their_tokens(train: Train) -> None:
     _, run = train("mixed_precision")
-    assert 40 < run.stats.steps <= 60  # the scaler skips steps while it searches for its scale
-    assert run.stats.tokens == 60 * 64
+    assert 40 < run.status.steps <= 60  # the scaler skips steps while it searches for its scale
+    assert run.status.tokens == 60 * 64
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -121,13 +121,13 @@ def test_a_loop_of_a_page_trains_in_a_run(page: str, tmp_path: Path) -> None:
     (loop,) = (block for block in blocks(ROOT / page, "python") if "peer.join(" in block)
     # A run goes on until its end: this peer leaves after some steps.
     loop = re.sub(
-        r"( +)(\w+)\.zero_grad\(\)", r"\1\2.zero_grad()\n\1if run.stats.steps > 20: break", loop
+        r"( +)(\w+)\.zero_grad\(\)", r"\1\2.zero_grad()\n\1if run.status.steps > 20: break", loop
     )
     loop = loop.replace(
         '"my.run.toml",', '"my.run.toml", listen=("/ip4/127.0.0.1/tcp/0",), page=None,'
     )
     done = subprocess.run(
-        [sys.executable, "-c", f"{PREPARED}\n{loop}\nprint('steps', run.stats.steps)"],
+        [sys.executable, "-c", f"{PREPARED}\n{loop}\nprint('steps', run.status.steps)"],
         cwd=tmp_path,
         env={
             "XDG_DATA_HOME": str(tmp_path),

@@ -19,7 +19,7 @@ from typing import Any
 
 import peer
 from peer import cli
-from peer.trainer.observed_run import Stats
+from peer.status import FIGURES
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings
 
@@ -115,12 +115,18 @@ def api() -> str:
         if not name.startswith("_"):
             called = "" if isinstance(member, property) else "()"
             parts.append(f"| `run.{name}{called}` | {_first(member)} |")
-    parts += ["", "## `run.stats`", "", "| name | meaning |", "|---|---|"]
-    texts = _texts_of_fields(Stats)
-    for field in fields(Stats):
-        parts.append(f"| `{field.name}` | {plain(texts.get(field.name, ''))} |")
+    parts += ["", "## `run.status`", "", FIGURES_TEXT, ""]
+    parts += ["| name | unit | metric | meaning |", "|---|---|---|---|"]
+    for name, figure in FIGURES.items():
+        family, label = figure.family(name), f"{{{figure.label}}}" if figure.label else ""
+        metric = f"`{family}{'_total' if figure.counts else ''}{label}`" if family else ""
+        parts.append(f"| `{name}` | {figure.unit} | {metric} | {figure.text} |")
     return "\n".join([*parts, ""])
 
+
+FIGURES_TEXT = """\
+All figures of this peer. The records `progress` and `done` of `--json`, `state.json` of its page and `shoal ps --json`
+have them by these names, the curves those that are one number, and `/metrics` the numbers by the names of their metrics."""
 
 JOIN = {
     "model": "The model, wrapped or not; several networks as one `ModuleDict`",

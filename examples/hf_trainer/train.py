@@ -91,14 +91,14 @@ def main() -> None:
         torch.distributed.destroy_process_group()
     if not isinstance(shoal.run, peer.Run):
         return  # under torchrun rank 0 is the peer and reports
-    stats = shoal.run.stats
+    stats = shoal.run.status
     say(
         "done",
         steps=stats.steps,
         tokens=stats.tokens,
         rounds=stats.rounds,
         bytes_sent=stats.bytes_sent,
-        blocked=f"{stats.blocked.fraction:.2%}",
+        blocked=f"{stats.blocked_fraction:.2%}",
         fates=dict(stats.fates),
     )
 

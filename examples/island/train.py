@@ -89,15 +89,15 @@ def main() -> None:
             if step % 50 == 0 and isinstance(run, peer.Run):
                 say("progress", step=step, loss=float(loss.detach()), peers=run.peers)
     if isinstance(run, peer.Run):
-        stats = run.stats
+        stats = run.status
         say(
             "done",
             finished=run.finished,
             steps=stats.steps,
             tokens=stats.tokens,
             rounds=stats.rounds,
-            blocked=f"{stats.blocked.fraction:.2%}",
-            blocked_p99_ms=round(stats.blocked.p99_ms, 2),
+            blocked=f"{stats.blocked_fraction:.2%}",
+            blocked_p99_ms=round(stats.blocked_p99_ms, 2),
             fates=dict(stats.fates),
         )
     if dist.is_initialized():

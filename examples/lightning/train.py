@@ -97,7 +97,7 @@ def main() -> None:
     loader = DataLoader(spirals(4096), batch_size=64, shuffle=True)
     trainer.fit(module, loader)
     if isinstance(shoal.run, peer.Run):  # rank 0, or the only one
-        stats = shoal.run.stats
+        stats = shoal.run.status
         first, last = module.losses[:20], module.losses[-20:]
         say(
             "done",
@@ -105,7 +105,7 @@ def main() -> None:
             rounds=stats.rounds,
             loss_first=round(sum(first) / len(first), 3),
             loss_last=round(sum(last) / len(last), 3),
-            blocked=f"{stats.blocked.fraction:.2%}",
+            blocked=f"{stats.blocked_fraction:.2%}",
             fates=dict(stats.fates),
         )
 

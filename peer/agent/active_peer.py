@@ -32,7 +32,7 @@ from peer.events import sentences
 from peer.rules.ending import Ending, LastOffers, LastRounds, who_differs, who_leaves_too
 from peer.rules.foundings import Founding, founding_of
 from peer.rules.ledger import APART, ROLLED_BACK
-from peer.status import Status
+from peer.status import PeerStatus
 from peer.storage.outer_state import founding_name
 
 ASKED_LAST = 32
@@ -157,7 +157,7 @@ class ActivePeer:
         local, began = self._local, time.monotonic()
         self._folds_before = self._averager.stats.folds
         least_s, bytes_at_first, told, spent_s = PENDING_SHARE * ending.timeout_s, 0, 0, 0.0
-        while pending := local.delegate.trainer_status().pending_tokens:
+        while pending := local.delegate.pending_tokens():
             if local.paused is not None:
                 break  # nothing is merged until the run's owner resumes it
             left = local.offer_before_leaving()
@@ -253,7 +253,7 @@ class ActivePeer:
             if local.apart:
                 await asyncio.sleep(SETTLE_EVERY_S)
 
-    async def _go_over(self, peer: PeerId, answer: Status) -> None:
+    async def _go_over(self, peer: PeerId, answer: PeerStatus) -> None:
         """Replace all states by those of a peer on another founding."""
         local = self._local
         lighter = local.founding

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import blake3
+import msgspec
 import uvloop
 
 from averaging.live.slices.watch import Watch
@@ -44,7 +45,6 @@ from peer import signals
 from peer.agent.account import Account, fates
 from peer.agent.active_peer import ActivePeer, TrainerSide, make_averager
 from peer.agent.entrance import Entrance
-from peer.agent.facts import event_value, facts_of
 from peer.agent.idleness import IdleTrainer, OwnersRest
 from peer.agent.local_peer import (
     Delegate,
@@ -52,7 +52,6 @@ from peer.agent.local_peer import (
     LocalPeer,
     PhaseName,
     Seat,
-    TrainerStatus,
 )
 from peer.agent.loss_gate import TrainersLoss, open_gate
 from peer.agent.online_peer import OnlinePeer, go_online
@@ -62,7 +61,6 @@ from peer.agent.trials import TrainersTrials
 from peer.bridge.messages import (
     Batches,
     Begin,
-    Device,
     Due,
     FromTrainer,
     Happened,
@@ -73,8 +71,11 @@ from peer.bridge.messages import (
     Mistaken,
     Over,
     Phase,
+    Progress,
+    Report,
     Restore,
     Tried,
+    Value,
 )
 from peer.bridge.shared_memory import SharedTensors
 from peer.bridge.trainer_line import TrainerLine, hear_doorbell
@@ -85,7 +86,7 @@ from peer.rules.ending import Ending
 from peer.rules.given_up import GivenUpWork
 from peer.rules.ledger import APART
 from peer.run_file.reading import from_canonical
-from peer.status import HeldOut
+from peer.status import WORDS_MAX, HeldOut, PeerStatus, Training
 from peer.storage.home import KEY
 
 logger = logging.getLogger("peer.agent")
@@ -96,7 +97,10 @@ NICENESS = 5
 LAST_OFFERS_OF_MODEL = 4
 """Size of an exchange of everything: the encoded model is sent and received twice each at most."""
 
-FACTS_EVERY_S = 0.25
+LOOK_EVERY_S = 0.25
+OTHERS_MAX = 16
+"""Number of other peers in a report, for the trainer's screen."""
+
 LEAVE_WITHIN_S = 30.0
 LEAVE_PATIENCE_S = 300.0
 """Longest time beyond ``LEAVE_WITHIN_S`` for work on a slow line."""
@@ -181,10 +185,10 @@ class Agent(Delegate):
         self._loss = TrainersLoss(line, is_ready=lambda: self.local.phase == "ready")
         self._fetched: dict[int, float] = {}
         """The fetched part of each fragment's state."""
-        self._facts_wanted = asyncio.Event()
+        self._report_wanted = asyncio.Event()
         self._to_restore: set[int] = set()
         """Fragments that the trainer wants to be overwritten."""
-        self._device: Device | None = None
+        self._training = Training()
         self._given_up: GivenUpWork | None = None
         """Its account is not open yet while it is ``None``."""
 
@@ -242,7 +246,7 @@ class Agent(Delegate):
             on_fetched=self._fetch_progress,
         )
         own = {
-            "tell facts": self._tell_facts(online),
+            "report": self._report_always(online),
             "go on": entrance.go_on_from_checkpoint(averager, first),
             "get in": entrance.give_up_when_nobody_is_left(),
             "watch machine": local.guest.watch_machine(),
@@ -252,9 +256,7 @@ class Agent(Delegate):
         del first  # its states would take the memory of a model until the end of the run
         peer = ActivePeer(online, averager)
         ending = await peer.run(tasks, own, until_adopted=self._until_adopted)
-        status = self.trainer_status()
-        self._tell_given_up(status, now=math.inf)
-        self._line.say(facts_of(online, status))
+        self._tell_given_up(self._tell_report(online), now=math.inf)
         return ending
 
     def _rang(self) -> None:
@@ -274,8 +276,8 @@ class Agent(Delegate):
                     )
                 case Due():
                     self.local.averaging.make_due([message.fragment])
-                case Device():
-                    self._device = message
+                case Progress():
+                    self._training = message.training
                 case HasRead():
                     self._trials.heard_reading(message)
                 case Tried():
@@ -288,7 +290,7 @@ class Agent(Delegate):
                     self.local.take_held_out(measured)
                 case Restore():
                     self._to_restore |= set(range(self._memory.fragments))
-                    self._facts_wanted.set()
+                    self._report_wanted.set()
                 case Mistaken():
                     self.local.event("loop_mistake", kind=message.kind, text=message.text)
                 case Batches():
@@ -308,20 +310,43 @@ class Agent(Delegate):
                 return
             await asyncio.sleep(0.01)
 
-    async def _tell_facts(self, online: OnlinePeer) -> None:
-        """Every second tell the trainer the facts, every other second the other peers."""
+    def _tell_report(self, online: OnlinePeer) -> PeerStatus:
+        """Tell the trainer the run as this peer sees it now. Returns this peer's status."""
+        local, limits = self.local, self.local.guest.limits
+        status = online.status()
+        others_train = any(seen.trains for seen in local.live_peers)
+        own, *others = sorted(online.peer_rows(status), key=lambda row: not row.you)
+        self._line.say(
+            Report(
+                status=status,
+                rows=(own, *others[:OTHERS_MAX]),
+                # Own work that is not merged yet is part of the run; of a lone peer it is all.
+                scheduled_tokens=status.global_tokens + int(status.fates["pending"]),
+                synchronous=local.phase == "ready" and others_train,
+                others_train=others_train,
+                amended=local.amended,
+                gone_back=local.gone_back,
+                cpu_share=limits.share(accelerated=False),
+                accelerator_share=limits.share(accelerated=True),
+                threads=limits.threads,
+                inner_bytes=local.guest.disk.inner,
+            )
+        )
+        return status
+
+    async def _report_always(self, online: OnlinePeer) -> None:
+        """Report every second to the trainer, every other second to the other peers."""
         local, turn = self.local, 0
         while True:
             self.port.rang()
             self._restore()
             if self._rest.obey():
-                self._facts_wanted.set()
+                self._report_wanted.set()
             if turn % 4 == 0:
                 online.refresh_view()
-            if turn % 4 == 0 or self._facts_wanted.is_set():
-                self._facts_wanted.clear()
-                status = self.trainer_status()
-                self._line.say(facts_of(online, status))
+            if turn % 4 == 0 or self._report_wanted.is_set():
+                self._report_wanted.clear()
+                status = self._tell_report(online)
                 self._tell_given_up(status, now=asyncio.get_running_loop().time())
                 if turn % 8 == 0:
                     online.update_record(
@@ -331,7 +356,7 @@ class Agent(Delegate):
                     )
             turn += 1
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._facts_wanted.wait(), FACTS_EVERY_S)
+                await asyncio.wait_for(self._report_wanted.wait(), LOOK_EVERY_S)
 
     @property
     def _why_no_steps(self) -> str | None:
@@ -344,7 +369,7 @@ class Agent(Delegate):
         works = self._rest.hands_over or not self._trainer.is_idle()
         return works and not self._rest.is_away()
 
-    def _tell_given_up(self, status: TrainerStatus, *, now: float) -> None:
+    def _tell_given_up(self, status: PeerStatus, *, now: float) -> None:
         if self._given_up is None:
             if (opened := self._account.opened_with) is None:
                 return
@@ -379,7 +404,7 @@ class Agent(Delegate):
             held = sum(self.port.holds(index) for index in range(self._memory.fragments))
             if held == self._memory.fragments:
                 local.enter_phase("ready", "in the run", 1.0)
-                self._facts_wanted.set()
+                self._report_wanted.set()
 
     def _not_finite(self, fragment: int) -> None:
         self.local.event("not_finite", fragment=fragment, reason="parameters of its trainer")
@@ -394,27 +419,30 @@ class Agent(Delegate):
 
     # --- the delegate's part --------------------------------------------------------------------
 
-    def trainer_status(self) -> TrainerStatus:
-        memory, local = self._memory, self.local
-        total = self._account.update(local.states)
+    def with_training(self, status: PeerStatus) -> PeerStatus:
+        memory, rest = self._memory, self._why_no_steps
         held = [memory.base(index) for index in range(memory.fragments)]
         behind = [
             version - (0 if base is None else base.version)
-            for version, base in zip(local.versions(), held, strict=False)
+            for version, base in zip(status.versions, held, strict=False)
         ]
-        return TrainerStatus(
-            steps=memory.step,
-            tokens=memory.tokens,
-            step_time_s=memory.step_time_s,
-            loss=memory.loss,
-            blocked_s=memory.blocked_s,
+        told = msgspec.structs.asdict(self._training) | {
+            # As of the account: the trainer has told the others up to a second ago.
+            "steps": memory.step,
+            "tokens": memory.tokens,
+            "step_time_s": memory.step_time_s,
+        }
+        return msgspec.structs.replace(
+            status,
+            **told,
             staleness=max([0, *behind]),
-            pending_tokens=int(total.pending),
-            fates=fates(total),
+            fates=fates(self._account.update(self.local.states)),
             # Further work could not be merged any more.
-            rest=self._why_no_steps,
-            device=self._device,
+            rest=None if rest is None else rest[:WORDS_MAX],
         )
+
+    def pending_tokens(self) -> int:
+        return int(self._account.update(self.local.states).pending)
 
     def ledger(self) -> Mapping[str, Any]:
         self._account.update(self.local.states)
@@ -427,7 +455,7 @@ class Agent(Delegate):
     def on_phase(self, name: PhaseName, text: str, done: float) -> None:
         self._line.say(Phase(name=name, text=text, done=done))
         if name == "leaving":
-            self._facts_wanted.set()  # nothing merges the steps that the trainer makes from now on
+            self._report_wanted.set()  # nothing merges the steps that the trainer makes from now on
 
     def on_round(self, fields: Fields) -> None:
         local = self.local
@@ -448,6 +476,17 @@ class Agent(Delegate):
 
     def on_turn_to_measure(self, version: int, tokens: int) -> None:
         self._line.say(Measure(version, tokens))
+
+
+def event_value(value: Any) -> Value:
+    """A field of an event, as a message can carry it."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, list | tuple) and all(isinstance(v, str | int | float) for v in value):
+        return list(value)
+    if isinstance(value, Mapping):
+        return [f"{key}: {each}" for key, each in value.items()]
+    return str(value)
 
 
 def _quit_at_the_latest(seconds: float) -> None:

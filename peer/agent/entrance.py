@@ -39,7 +39,7 @@ from peer.errors import (
 from peer.quantities import duration_text, peers_text
 from peer.rules.ending import ended
 from peer.rules.foundings import first_asked, heaviest, may_found
-from peer.status import Status
+from peer.status import PeerStatus
 from peer.storage.home import PEERS
 from peer.storage.last_seen import NEVER_SEEN, date_text, recall
 from peer.storage.outer_state import OuterState
@@ -185,7 +185,7 @@ class Entrance:
                 self._check_who_answered(out_of_patience=out_of_patience)
             is_late = loop.time() >= found_at + FOUNDER_PATIENCE_S
             learners = {member.peer for member in members if member.record.role == "learner"}
-            rivals: dict[PeerId, Status | None] = dict.fromkeys(learners & set(asked))
+            rivals: dict[PeerId, PeerStatus | None] = dict.fromkeys(learners & set(asked))
             rivals |= {PeerId(each.peer): each for each in answers if each.role == "learner"}
             waited = loop.time() >= found_at + ANSWERED_WITHIN_S
             is_there = any(member.record.versions for member in members)
@@ -198,7 +198,7 @@ class Entrance:
             await asyncio.sleep(0.2)
         return True
 
-    def _follow_one_founding(self, answers: Sequence[Status]) -> None:
+    def _follow_one_founding(self, answers: Sequence[PeerStatus]) -> None:
         """Begin with states of the heaviest founding, and not with one of each.
 
         Raises ``RunOver`` if the run has ended.
@@ -254,7 +254,7 @@ class Entrance:
             0.0,
         )
 
-    async def _mismatch(self, other: Status) -> ModelMismatch:
+    async def _mismatch(self, other: PeerStatus) -> ModelMismatch:
         """The error that says how this peer's model differs from that of ``other``."""
         local = self._local
         frozen = other.layout == local.layout.hash.hex()
@@ -384,8 +384,8 @@ class Entrance:
 
 
 def other_models(
-    layout: str, frozen: str | None, answers: Sequence[Status]
-) -> tuple[Status, ...] | None:
+    layout: str, frozen: str | None, answers: Sequence[PeerStatus]
+) -> tuple[PeerStatus, ...] | None:
     """The answers with a state, if none of them is of this peer's model; ``None`` if one is.
 
     Empty while no answer has a state. ``frozen``: the hash of the own frozen parameters, empty if

@@ -58,7 +58,7 @@ class OwnersRest:
         if self.reason is None or local.paused is not None or local.guest.is_used_up:
             return False
         rested_s = asyncio.get_running_loop().time() - self._since
-        return rested_s < self._patience_s and local.delegate.trainer_status().pending_tokens > 0
+        return rested_s < self._patience_s and local.delegate.pending_tokens() > 0
 
     def _hand_over(self) -> None:
         """Offer pending work again before this peer rests, and wait as long as one that leaves.

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
+import msgspec
 import numpy as np
 
 from averaging.history.state import FragmentState
@@ -33,7 +34,6 @@ from peer.agent.local_peer import (
     NotAveraging,
     PhaseName,
     Seat,
-    TrainerStatus,
 )
 from peer.agent.online_peer import OnlinePeer, go_online
 from peer.errors import ExitCode
@@ -44,6 +44,7 @@ from peer.joining.link import event_of, is_news
 from peer.rules.ending import Ending
 from peer.rules.foundings import first_asked, heaviest
 from peer.rules.limits import Go, Rest
+from peer.status import PeerStatus
 from peer.storage.home import peer_folder
 from peer.storage.outer_state import OuterState
 from peer.storage.progress import begin_without_trainer
@@ -284,8 +285,8 @@ class Keeper(Delegate):
 
     # --- the delegate's part --------------------------------------------------------------------
 
-    def trainer_status(self) -> TrainerStatus:
-        return TrainerStatus(staleness=self._behind)
+    def with_training(self, status: PeerStatus) -> PeerStatus:
+        return msgspec.structs.replace(status, staleness=self._behind)
 
     def on_event(self, name: str, fields: Fields) -> None:
         if self._shown is not None:

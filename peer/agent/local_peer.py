@@ -37,7 +37,6 @@ from dht.records import Role
 from peer.agent.account import global_tokens
 from peer.agent.policies import round_orders
 from peer.agent.repeats import Repeats
-from peer.bridge.messages import Device
 from peer.bridge.settings import PeerSettings
 from peer.description import Described, Description, Kinds
 from peer.events.board import Board
@@ -54,7 +53,7 @@ from peer.rules.foundings import Founding
 from peer.rules.held_out import HeldOutLoss
 from peer.rules.reach import Reach, Untested
 from peer.run_file.sections import RunFile
-from peer.status import HeldOut, merges_alone_from
+from peer.status import HeldOut, PeerStatus, merges_alone_from
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.good_states import GoodStates
 from peer.storage.home import GOOD, OUTER
@@ -124,29 +123,16 @@ class Seat:
         return self.settings.name or default_name(self.identity.peer_id)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerStatus:
-    """The part of a peer's status that its own trainer decides. A keeper has the default."""
-
-    steps: int = 0
-    tokens: int = 0
-    step_time_s: float = 0.0
-    loss: float | None = None
-    blocked_s: float = 0.0
-    staleness: int = 0
-    pending_tokens: int = 0
-    fates: Mapping[str, float] = field(default_factory=dict)
-    rest: str | None = None
-    """The reason why it makes no steps for now."""
-    device: Device | None = None
-    """The state of its device, if it has told it."""
-
-
 class Delegate:
     """The agent or keeper that a peer belongs to, as the peer sees it. This one does nothing."""
 
-    def trainer_status(self) -> TrainerStatus:
-        return TrainerStatus()
+    def with_training(self, status: PeerStatus) -> PeerStatus:
+        """The status of this peer with what its own trainer decides."""
+        return status
+
+    def pending_tokens(self) -> int:
+        """Tokens of the trainer that are not merged yet."""
+        return 0
 
     def ledger(self) -> Mapping[str, Any] | None:
         """The trainer's ledger, for the checkpoint."""

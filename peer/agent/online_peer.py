@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from multiaddr import Multiaddr
 
 from averaging.rules.peer_view import PeerView
@@ -42,7 +43,6 @@ from peer.agent.local_peer import (
     JUMP_REFUSED,
     LocalPeer,
     NotAveraging,
-    TrainerStatus,
 )
 from peer.agent.meetings import Meetings
 from peer.agent.policies import presence_settings
@@ -58,7 +58,7 @@ from peer.joining.nickname import is_default
 from peer.rules.ending import seconds_left
 from peer.rules.reach import Untested
 from peer.rules.releases import outdated
-from peer.status import BANNED_MAX, TEXT_MAX, Status
+from peer.status import BANNED_MAX, WORDS_MAX, PeerRow, PeerStatus
 from peer.storage.address import keep_link, keep_port, kept_port, listen_briefly, with_port
 from peer.storage.credentials import DIRECTIVES_FILE, check_admitted
 from peer.storage.home import PEERS
@@ -155,7 +155,7 @@ async def _open_page(online: OnlinePeer, stack: AsyncExitStack, address: PageAdd
     pages = serve_pages(
         address,
         checks=lambda: agent_page.checks(online.status()),
-        metrics=lambda: agent_page.figures(online.status()),
+        metrics=lambda: agent_page.metrics(online.status()),
         content=Content(
             state=online.page_state,
             events=local.board.search,
@@ -450,43 +450,38 @@ class OnlinePeer:
 
     # --- status ---------------------------------------------------------------------------------
 
-    def status(self) -> Status:
-        local, part = self.local, self.local.delegate.trainer_status()
+    def status(self) -> PeerStatus:
+        """All figures of this peer."""
+        local, guest = self.local, self.local.guest
         stats, lane = local.averaging.stats, self.host.lane
-        directive = local.directive
+        directive, goal = local.directive, local.run_now.end.tokens
         level = local.averaging.level()
-        return Status(
+        status = PeerStatus(
             peer=local.me,
             name=local.seat.name,
             role=local.seat.role,
             phase=local.phase,
-            steps=part.steps,
-            tokens=part.tokens,
-            step_time_s=part.step_time_s,
-            loss=part.loss,
             held_out=local.held_out.newest,
             global_tokens=local.merged_tokens(),
+            tokens_goal=goal if isinstance(goal, int) else None,
             versions=local.versions(),
-            staleness=part.staleness,
             peers=1 + len(local.live_peers),
-            fates=dict(part.fates),
             rounds=stats.rounds,
             rounds_missed=local.rounds_missed,
-            bytes_sent=local.guest.sent_bytes,
-            bytes_received=local.guest.received_bytes,
-            blocked_s=part.blocked_s,
+            bytes_sent=guest.sent_bytes,
+            bytes_received=guest.received_bytes,
             up_s=asyncio.get_running_loop().time() - local.began_at,
             reachable=self.presence.reachable,
             layout=local.layout.hash.hex(),
             frozen=local.description.frozen_hash,
             directive=0 if directive is None else directive.number,
-            merging="" if level is None else f"{level[0]}: {level[1].reason}"[:TEXT_MAX],
+            orders=() if directive is None else tuple(parts_told(directive)),
+            merging="" if level is None else f"{level[0]}: {level[1].reason}"[:WORDS_MAX],
             cycle_steps=0 if level is None else level[0].cycle_steps,
             model=local.model,
             founding=local.founding.name,
             ended_at=local.ended_at,
-            rest=part.rest and part.rest[:TEXT_MAX],
-            limits=tuple(words[:TEXT_MAX] for words in local.guest.words()),
+            limits=tuple(words[:WORDS_MAX] for words in guest.words()),
             paths=lane.paths_by_name() if lane is not None else {},
             relayed_bytes=lane.relay.counters["bytes"] if lane is not None else 0,
             alone_until=local.alone_until,
@@ -494,16 +489,21 @@ class OnlinePeer:
             jumps_refused=local.jumps[JUMP_REFUSED],
             batches=local.batches,
             banned=tuple(sorted(self.presence.door.admission.convicted)[:BANNED_MAX]),
+            link=self.link(),
+            in_flight=local.in_flight(),
+            processor_share=guest.processor_share,
         )
+        status = local.delegate.with_training(status)
+        return msgspec.structs.replace(status, time_left_s=self._time_left_s(status))
 
     async def answer_status(self, peer: PeerId, asked: str) -> bytes:
         """Answer another peer's call of ``peer.status``, perhaps about a third peer."""
         about = parse_peer_id(asked) if asked else None
         if about is None or about == self.local.me:
-            return status.CALL.encode(self.status())
+            return status.CALL.encode(self.status().for_others())
         return status.CALL.encode(await self._status_for_another(about))
 
-    async def _status_for_another(self, about: PeerId) -> Status:
+    async def _status_for_another(self, about: PeerId) -> PeerStatus:
         """Ask a member for its status on behalf of a peer that cannot reach it."""
         if self.presence.table.get(about) is None:
             raise ValueError(f"this peer knows no member {about}")
@@ -518,10 +518,10 @@ class OnlinePeer:
         finally:
             self._asking_for_others -= 1
 
-    async def statuses(self, peers: Sequence[PeerId]) -> list[Status]:
+    async def statuses(self, peers: Sequence[PeerId]) -> list[PeerStatus]:
         """The status of those of ``peers`` that answer in time."""
 
-        async def ask(peer: PeerId) -> Status | None:
+        async def ask(peer: PeerId) -> PeerStatus | None:
             try:
                 await self.presence.connect(peer, timeout_s=STATUS_WITHIN_S)
                 return await status.ask(
@@ -559,7 +559,7 @@ class OnlinePeer:
         await self.presence.connect(peer, timeout_s=STATUS_WITHIN_S)
         return await self.host.call(peer, CREDIT_PROTOCOL, summary, timeout_s=STATUS_WITHIN_S)
 
-    def _take_loss(self, answer: Status) -> None:
+    def _take_loss(self, answer: PeerStatus) -> None:
         """Note the training loss that a peer tells of."""
         self.losses.pop(PeerId(answer.peer), None)
         if answer.loss is not None:
@@ -588,7 +588,7 @@ class OnlinePeer:
             return ()
         return self.local.description.differences(theirs)
 
-    async def _tell_frozen_difference(self, answer: Status) -> None:
+    async def _tell_frozen_difference(self, answer: PeerStatus) -> None:
         """Report the first peer whose frozen parameters are not this peer's."""
         ours = self.local.description.frozen_hash
         if self._told_frozen or not ours or answer.frozen in ("", ours):
@@ -600,7 +600,7 @@ class OnlinePeer:
             "frozen_differs", peer=answer.peer, name=answer.name, parameters=", ".join(names)
         )
 
-    def _tell_same_batches(self, answer: Status) -> None:
+    def _tell_same_batches(self, answer: PeerStatus) -> None:
         """Report the first peer whose program trains on the same batches."""
         ours = self.local.batches
         if self._told_batches or not ours or answer.batches != ours:
@@ -611,48 +611,33 @@ class OnlinePeer:
 
     # --- the page -------------------------------------------------------------------------------
 
-    def peer_rows(self) -> list[dict[str, Any]]:
+    def peer_rows(self, status: PeerStatus) -> list[PeerRow]:
         """All peers in rows for people, the largest contributors first."""
-        return agent_page.peer_rows(self.status(), self._known_peers(), self.local.board.names)
-
-    def _known_peers(self) -> agent_page.KnownPeers:
         local, now = self.local, asyncio.get_running_loop().time()
         merged = merged_of(local.states)
-        return agent_page.KnownPeers(self.live_members(), merged, local.offer_outcomes, now)
+        known = agent_page.KnownPeers(self.live_members(), merged, local.offer_outcomes, now)
+        return agent_page.peer_rows(status, known, local.board.names)
 
     def page_state(self) -> Mapping[str, Any]:
         """The content of ``/state.json``."""
-        local = self.local
-        goal, part = local.run_now.end.tokens, local.delegate.trainer_status()
-        own = agent_page.OwnState(
-            link=self.link(),
-            tokens_goal=goal if isinstance(goal, int) else None,
-            rest=part.rest,
-            limits=local.guest.words(),
-            orders=() if local.directive is None else parts_told(local.directive),
-            in_flight=local.in_flight(),
-            processor_share=local.guest.processor_share,
-            device=part.device,
-            time_left_s=self._time_left_s(part),
-        )
+        local, status = self.local, self.status()
         return agent_page.content(
-            self.status(),
+            status,
             local.board,
-            self._known_peers(),
-            own,
+            self.peer_rows(status),
             run_id=local.run_id,
             run_name=local.run_file.name,
             wall_time=time.time(),
         )
 
-    def _time_left_s(self, part: TrainerStatus) -> float | None:
+    def _time_left_s(self, status: PeerStatus) -> float | None:
         """Time until the run ends at the present speed of all peers; ``None`` if it has no end."""
-        goal, merged = self.local.run_now.end.tokens, self.local.merged_tokens()
+        goal = status.tokens_goal
         times = [member.record.step_time_s for member in self.live_members()]
         return time_left_s(
-            tokens_left=goal - merged if isinstance(goal, int) else None,
-            step_tokens=part.tokens / part.steps if part.steps else 0.0,
-            step_times_s=[part.step_time_s, *(each for each in times if each is not None)],
+            tokens_left=None if goal is None else goal - status.global_tokens,
+            step_tokens=status.tokens / status.steps if status.steps else 0.0,
+            step_times_s=[status.step_time_s, *(each for each in times if each is not None)],
             date_left_s=self.seconds_left(),
         )
 
@@ -660,8 +645,7 @@ class OnlinePeer:
         """Add points to the page's curve, for ever."""
         local = self.local
         while True:
-            loss = local.delegate.trainer_status().loss
-            local.board.sample(tokens=local.merged_tokens(), loss=loss)
+            local.board.sample(tokens=local.merged_tokens(), loss=self.status().loss)
             await asyncio.sleep(SAMPLE_EVERY_S)
 
 

@@ -22,7 +22,7 @@ from dht import protocol
 from peer.bridge.settings import PeerSettings
 from peer.description import Described
 from peer.errors import OtherRelease, PeerError
-from peer.status import HeldOut
+from peer.status import PeerRow, PeerStatus, Training
 
 MESSAGE_MAX_BYTES = 16 << 20
 """Limit that detects a damaged stream. A layout of 10 000 tensors takes 1 MB."""
@@ -138,45 +138,18 @@ class Phase(_Message, frozen=True, kw_only=True):
     """Completed part of this phase, between 0 and 1."""
 
 
-class Other(_Message, frozen=True, kw_only=True):
-    """Another peer of the run, for people to look at."""
+class Report(_Message, frozen=True, kw_only=True):
+    """Agent, about once a second: the run as it sees it, and what the trainer may do."""
 
-    name: str
-    state: str
-    step_time_s: float | None
-    version: int | None
-    share: float
-    """Part of all merged tokens that is this peer's."""
-    behind: int | None = None
-    """Largest number of versions by which a fragment of it is behind."""
-    last: str = ""
-    """Outcome of its last offer."""
-
-
-class Facts(_Message, frozen=True, kw_only=True):
-    """Agent: the run as it sees it, about once a second."""
-
-    peer_id: str
-    link: str
-    """Link for others to join by."""
-    merged_tokens: int
-    """Merged tokens of all peers."""
-    global_tokens: int
-    """Merged tokens plus this peer's own that are not merged yet."""
-    versions: tuple[int, ...]
-    peers: int
-    """Number of live peers, this one included."""
-    held_out: HeldOut | None
-    fates: dict[str, float]
-    """This peer's tokens: processed, merged, pending, discarded.<reason>."""
-    rounds: int
-    rounds_missed: int
-    bytes_sent: int
-    bytes_received: int
-    synchronous: bool
+    status: PeerStatus = PeerStatus()
+    rows: tuple[PeerRow, ...] = ()
+    """This peer and the largest contributors among the others."""
+    scheduled_tokens: int = 0
+    """Merged tokens of all peers, plus this peer's own that are not merged yet."""
+    synchronous: bool = False
     """True if a round with others is possible, for which a synchronous trainer should wait."""
-    rest: str | None = None
-    """Reason why the trainer should make no steps for now."""
+    others_train: bool = True
+    """False if the other live peers only keep the run, or rest."""
     amended: dict[str, int | float | str] = {}
     """Settings of the run that its owner has changed, as the trainer should follow them now."""
     gone_back: int = 0
@@ -189,24 +162,6 @@ class Facts(_Message, frozen=True, kw_only=True):
     """Number of CPU threads that the trainer may use."""
     inner_bytes: float | None = None
     """Disk space that the trainer's checkpoints may take."""
-    limits: tuple[str, ...] = ()
-    """Limits that the machine's owner has set, in words."""
-    others: tuple[Other, ...] = ()
-    """The largest contributors among the other peers."""
-    in_flight: tuple[str, ...] = ()
-    """Fragments with the work in progress on them."""
-    staleness: int = 0
-    """Largest number of versions by which a fragment of the trainer is behind."""
-    last: str = ""
-    """Outcome of this peer's last offer, in two words."""
-    share: float = 0.0
-    """Part of all merged tokens that is this peer's."""
-    processor_share: float | None = None
-    """Share of the machine's processors that this peer uses."""
-    others_train: bool = True
-    """False if the other live peers only keep the run, or rest."""
-    alone_until: float | None = None
-    """Unix time from which this peer merges by itself; ``None``: it does, or others train."""
 
 
 class Happened(_Message, frozen=True):
@@ -239,12 +194,10 @@ class Over(_Message, frozen=True):
     """Arguments of that error, plain values."""
 
 
-class Device(_Message, frozen=True, kw_only=True):
-    """Trainer: the state of its device, every few seconds. ``None``: not known."""
+class Progress(_Message, frozen=True):
+    """Trainer: what it knows of its training, about once a second."""
 
-    share_of_peak: float | None
-    memory_bytes: float | None
-    temperature_c: float | None
+    training: Training
 
 
 class HasRead(_Message, frozen=True):
@@ -284,7 +237,7 @@ FromTrainer: TypeAlias = (
     | Leave
     | Due
     | Measured
-    | Device
+    | Progress
     | Restore
     | Mistaken
     | Batches
@@ -292,7 +245,7 @@ FromTrainer: TypeAlias = (
     | HasRead
     | Tried
 )
-FromAgent: TypeAlias = Beat | Phase | Facts | Happened | Measure | Over | Try
+FromAgent: TypeAlias = Beat | Phase | Report | Happened | Measure | Over | Try
 
 _encoder = msgspec.msgpack.Encoder()
 decode_from_trainer = msgspec.msgpack.Decoder[FromTrainer](FromTrainer).decode

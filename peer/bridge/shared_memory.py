@@ -96,10 +96,7 @@ _PROGRESS = np.dtype(
         ("tokens", "<u8"),
         ("step_time_s", "<f8"),
         ("batch_tokens_max", "<u8"),
-        ("safe_points", "<u8"),
-        ("loss", "<f8"),
-        ("blocked_s", "<f8"),
-        ("spare", "<u8"),
+        ("spare", "<u8", 4),
     ]
 )
 
@@ -235,7 +232,6 @@ class SharedTensors:
         control["size_values"] = sizes
         control["offset_bytes"] = offsets
         progress = np.zeros(1, _PROGRESS)
-        progress["loss"] = np.nan
         os.pwrite(descriptor, header.tobytes(), 0)
         os.pwrite(descriptor, progress.tobytes(), _PROGRESS_OFFSET)
         os.pwrite(descriptor, control.tobytes(), _PAGE_BYTES)
@@ -426,15 +422,6 @@ class SharedTensors:
     def batch_tokens_max(self) -> int:
         return int(self._progress["batch_tokens_max"][0])
 
-    @property
-    def loss(self) -> float | None:
-        loss = float(self._progress["loss"][0])
-        return loss if np.isfinite(loss) else None
-
-    @property
-    def blocked_s(self) -> float:
-        return float(self._progress["blocked_s"][0])
-
     def report(
         self,
         *,
@@ -442,8 +429,6 @@ class SharedTensors:
         tokens: int,
         step_time_s: float,
         batch_tokens_max: int,
-        loss: float | None,
-        blocked_s: float,
     ) -> None:
         """Trainer: how far it is."""
         self._progress[0] = (
@@ -451,9 +436,6 @@ class SharedTensors:
             tokens,
             step_time_s,
             batch_tokens_max,
-            0,
-            float("nan") if loss is None else loss,
-            blocked_s,
             0,
         )
 

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from peer.island.ranks import Place
     from peer.trainer.computing.engine import Engine
     from peer.trainer.computing.fitting import Fit, Goal, Remembered
-    from peer.trainer.loop import Stop, TrainerSettings
-    from peer.trainer.observed_run import Outcome
+    from peer.trainer.loop import Outcome, Stop, TrainerSettings
     from peer.trainer.session import Run
     from peer.trainer.settings import JoinSettings
     from peer.views.watch import Reporter
@@ -112,9 +111,9 @@ def train_here(
             on_step=on_step,
             engine=look.engine,
         )
-        if not own.pace_s and outcome.steps >= STEPS_TO_REMEMBER:
+        if not own.pace_s and outcome.status.steps >= STEPS_TO_REMEMBER:
             # Steps of training say more than the few passes before it.
-            sequence_s = outcome.stats.step_time_s / run.inner.batch_size
+            sequence_s = outcome.status.step_time_s / run.inner.batch_size
             _measurements().put_speed(look.key, sequence_s)
         return outcome
 

@@ -27,7 +27,8 @@ from peer.processes import (
     spawn,
 )
 from peer.quantities import bytes_text, count_text
-from peer.views.screen import PeerRow, View
+from peer.status import PeerRow, PeerStatus
+from peer.views.screen import View
 from peer.views.watch import sentence
 
 RUN_TEXT = """\
@@ -340,25 +341,25 @@ class Demo:
                     steps=p.get("steps", 0),
                     step_time_s=p.get("step_time_s"),
                     loss=p.get("loss"),
-                    version=min(p["versions"]) if p.get("versions") else None,
+                    version=min(p.get("versions", ()), default=None),
                     last=learner.last,
                     share=merged / everything if everything else None,
                 )
             )
         points = sorted((p for x in self.learners for p in x.losses), key=lambda point: point.at_s)
-        alive_s = sum(sum(x.alive_s) for x in self.learners)
         return View(
             title="shoal demo",
             elapsed_s=self.elapsed_s,
             losses=[point.loss for point in points],
-            global_tokens=max(x.progress.get("global_tokens", 0) for x in self.learners),
-            tokens_goal=self.settings.tokens,
-            rounds=len(set().union(*(x.rounds for x in self.learners))),
-            bytes_up=sum(sum(x.bytes_sent) for x in self.learners),
-            bytes_down=sum(x.progress.get("bytes_received", 0) for x in self.learners),
-            blocked_fraction=sum(sum(x.blocked_s) for x in self.learners) / alive_s
-            if alive_s
-            else None,
+            status=PeerStatus(
+                global_tokens=max(x.progress.get("global_tokens", 0) for x in self.learners),
+                tokens_goal=self.settings.tokens,
+                rounds=len(set().union(*(x.rounds for x in self.learners))),
+                bytes_sent=sum(sum(x.bytes_sent) for x in self.learners),
+                bytes_received=sum(x.progress.get("bytes_received", 0) for x in self.learners),
+                blocked_s=sum(sum(x.blocked_s) for x in self.learners),
+                trained_s=sum(sum(x.alive_s) for x in self.learners),
+            ),
             peers=rows,
             news=self.news,
         )

@@ -18,6 +18,7 @@ from enum import Flag, auto
 
 from peer.events import sentences
 from peer.events.sentences import Sentence
+from peer.status import FIGURES
 
 OPENED = "log"
 """The event that every file of an event log begins with."""
@@ -64,26 +65,23 @@ REPORTED = Audience.RUN | Audience.SCREEN
 TYPES: Mapping[str, str] = {
     field: kind
     for kind, fields in {
-        "int": "addresses agent_restarts ballot bans contributors exit_code fragment from_version "
+        "int": "addresses ballot bans contributors exit_code fragment from_version "
         "group in_flight live members number parted_at peers pid promised promises restarts "
-        "missed missing port protocol rounds rounds_missed schema since slice slices step steps "
+        "missed missing port protocol rounds schema since slice slices step steps "
         "version with_me",
         "text": "codec codec_down how kind left_out link model name ours outcome phase reason role "
         "run run_name stage text theirs url",
-        "s": "blocked_s encoded_s lasts_s merged_s offset_s restart_in_s seconds silent_s "
-        "next_merge_s step_time_s time_left_s time_s took_s trained_s waited_s",
+        "s": "encoded_s lasts_s merged_s offset_s restart_in_s seconds silent_s "
+        "time_s took_s waited_s",
         "bool": "contained contributed finished in_doubt merged mine reachable rebased stopped "
         "void",
         "peer id": "by leader peer signer source to",
-        "bytes": "bytes_received bytes_sent device_bytes needed_bytes received_bytes "
-        "received_line_bytes sent_bytes",
-        "float": "blocked_fraction dispersion held_out_loss loss",
-        "ms": "blocked_cpu_p99_ms blocked_p99_ms",
+        "bytes": "needed_bytes received_bytes received_line_bytes sent_bytes",
+        "float": "dispersion loss",
         "path": "directory path",
         "0 to 1": "done weight",
-        "tokens": "global_tokens tokens",
+        "tokens": "tokens",
         "hex": "lineage round",
-        "tokens by fate": "fates",
         "ints": "versions",
         "floats": "weights",
     }.items()
@@ -682,16 +680,9 @@ _TRAINING_PROCESS = (
     ),
     *_rows(
         Audience.RUN,
-        "loss, held_out_loss, held_out_tokens:tokens, global_tokens, steps, tokens, step_time_s, "
-        "rounds, rounds_missed, bytes_sent, bytes_received, trained_s, blocked_s, "
-        "blocked_fraction, blocked_p99_ms, blocked_cpu_p99_ms, agent_restarts, fates",
+        ", ".join(["peer", *(f"{name}:{figure.unit}" for name, figure in FIGURES.items())]),
         {
-            "progress": (
-                "peer, peers, alone_until:float, versions, tokens_per_s:float, "
-                "share_of_peak:float, percent:float, time_left_s, next_merge_s, device_bytes, "
-                "temperature_c:float, processor_share:float, preparing:text",
-                "step {steps}, loss {loss}",
-            ),
+            "progress": ("", "step {steps}, loss {loss}"),
             "done": ("finished, stopped, directory", "ended at step {steps}, loss {loss}"),
         },
     ),

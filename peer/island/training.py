@@ -25,13 +25,13 @@ from peer.trainer.computing.engine import Engine
 from peer.trainer.computing.fitting import Fit, Goal
 from peer.trainer.computing.tuning import Tuner
 from peer.trainer.loop import (
+    Outcome,
     Stop,
     TrainerSettings,
     make_steps,
     open_engine,
     outcome_of,
 )
-from peer.trainer.observed_run import Outcome
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings
 

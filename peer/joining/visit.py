@@ -80,7 +80,7 @@ COUNTED_WITHIN_S = 3.0
 
 T = TypeVar("T")
 
-Answer: TypeAlias = status.Status | DhtError | NotAdmitted | ValueError
+Answer: TypeAlias = status.PeerStatus | DhtError | NotAdmitted | ValueError
 """The status of a peer, or why it did not give it."""
 
 OwnInvite: TypeAlias = Callable[[RunFile], InviteKey | None]
@@ -105,7 +105,7 @@ class RunStatus:
     """A run as its peers describe it at one moment."""
 
     run_id: str
-    peers: tuple[status.Status, ...]
+    peers: tuple[status.PeerStatus, ...]
     silent: Mapping[PeerId, Silent]
     """Members whose status nobody could give."""
     directives: Mapping[PeerId, Directive] = field(default_factory=dict)
@@ -190,7 +190,7 @@ class RunStatus:
         return max(counts, key=lambda count: (counts[count], count), default=0)
 
     @property
-    def _holders(self) -> list[status.Status]:
+    def _holders(self) -> list[status.PeerStatus]:
         """The answers of the peers that have the run's state."""
         return [peer for peer in self.peers if peer.versions]
 
@@ -209,7 +209,10 @@ class RunStatus:
             "ended_at": self.ended_at,
             "held_out": None if self.held_out is None else _named(self.held_out),
             "peers": [
-                {**_named(peer), "held_out": peer.held_out and _named(peer.held_out)}
+                {
+                    **{n: v for n, v in _named(peer).items() if n not in status.NOT_TOLD},
+                    "held_out": peer.held_out and _named(peer.held_out),
+                }
                 for peer in self.peers
             ],
             "silent": {peer: silent.reason for peer, silent in self.silent.items()},
@@ -276,11 +279,11 @@ class Visitor:
             answers = await _each(members, self._ask)
         await self._ask_those_counted(members, answers)
         reasons = {peer: why for peer, why in answers.items() if isinstance(why, Exception)}
-        found = [answer for answer in answers.values() if isinstance(answer, status.Status)]
+        found = [answer for answer in answers.values() if isinstance(answer, status.PeerStatus)]
         # Peers that can be dialled have connections with those that cannot.
         able = sorted(found, key=lambda answer: (answer.reachable is not True, answer.peer))
 
-        async def ask_others(peer: PeerId) -> status.Status | None:
+        async def ask_others(peer: PeerId) -> status.PeerStatus | None:
             return await self._ask_others([PeerId(a.peer) for a in able[:OTHERS_ASKED_MAX]], peer)
 
         passed_on = await _each(reasons, ask_others)
@@ -312,7 +315,7 @@ class Visitor:
         """
 
         def counting_more() -> list[PeerId]:
-            told = [answer for answer in answers.values() if isinstance(answer, status.Status)]
+            told = [answer for answer in answers.values() if isinstance(answer, status.PeerStatus)]
             return [PeerId(each.peer) for each in told if each.peers > len(answers)]
 
         loop = asyncio.get_running_loop()
@@ -442,7 +445,7 @@ class Visitor:
         except (DhtError, ValueError) as error:
             return error
 
-    async def _ask_others(self, others: Sequence[PeerId], peer: PeerId) -> status.Status | None:
+    async def _ask_others(self, others: Sequence[PeerId], peer: PeerId) -> status.PeerStatus | None:
         """The status of a peer that is out of reach, from the first other one that can ask it."""
         for other in others:
             with suppress(DhtError, ValueError):
@@ -559,10 +562,10 @@ def waiting(seen: RunStatus, orders: Orders) -> list[str]:
     return [f"waits for a merge: {printable(first.name)} {status.merges_alone_from(min(times))}"]
 
 
-def _row(peer: status.Status) -> str:
+def _row(peer: status.PeerStatus) -> str:
     """A peer's line of the table."""
     trains = peer.role == LEARNER
-    state = status.state_in_words(peer.role, peer.phase, rests=peer.rest is not None)
+    state = peer.state
     steps = str(peer.steps) if trains else "-"
     step_time = f"{peer.step_time_s:.2f}" if peer.step_time_s else "-"
     loss = "-" if peer.loss is None else f"{peer.loss:.3f}"
@@ -574,7 +577,7 @@ def _row(peer: status.Status) -> str:
     )
 
 
-def _notes(peer: status.Status) -> Iterator[str]:
+def _notes(peer: status.PeerStatus) -> Iterator[str]:
     """Yield the lines below a peer's row."""
     if peer.rest is not None or peer.limits:
         resting = [] if peer.rest is None else [f"resting: {peer.rest}"]
@@ -591,8 +594,8 @@ def _notes(peer: status.Status) -> Iterator[str]:
         )
     if peer.merging:
         yield f"merges {peer.merging}"
-    if peer.paths:
-        paths = ", ".join(f"{count} {name}" for name, count in peer.paths.items())
+    if any(peer.paths.values()):
+        paths = ", ".join(f"{count} {name}" for name, count in peer.paths.items() if count)
         passed = f"; passed on {bytes_text(peer.relayed_bytes)}" * bool(peer.relayed_bytes)
         yield f"bulk data: {paths}{passed}"
     online = f"online for {duration_text(peer.up_s)}, sent {bytes_text(peer.bytes_sent)}"

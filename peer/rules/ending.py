@@ -29,7 +29,7 @@ from typing import Final
 
 from dht.membership.clock_offset import ClockEstimate
 from peer.run_file.sections import End
-from peer.status import Status
+from peer.status import PeerStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def seconds_left(end: End, clock: ClockEstimate | None, *, now: datetime) -> flo
 
 
 def ended(
-    end: End, answers: Iterable[Status], *, now: datetime, ordered: bool = False
+    end: End, answers: Iterable[PeerStatus], *, now: datetime, ordered: bool = False
 ) -> tuple[float, int] | None:
     """When the run has ended, and at how many tokens; ``None`` while it goes on.
 
@@ -144,7 +144,7 @@ class LastRounds:
 
 
 def who_differs(
-    mine: Sequence[int], others: Iterable[Status], *, by_date: bool, model: str = ""
+    mine: Sequence[int], others: Iterable[PeerStatus], *, by_date: bool, model: str = ""
 ) -> list[str]:
     """Names of the peers that this peer should wait for, each with the reason.
 
@@ -165,7 +165,9 @@ def who_differs(
     return waiting
 
 
-def who_leaves_too(mine: Sequence[int], others: Iterable[Status], *, model: str = "") -> list[str]:
+def who_leaves_too(
+    mine: Sequence[int], others: Iterable[PeerStatus], *, model: str = ""
+) -> list[str]:
     """Names of the peers for which one that leaves stays, where nobody trains on, with reasons.
 
     Peers that leave together end as a run does: with one model, which has the work of all. Each

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dht.identity import PeerId
-from peer.status import Status
+from peer.status import PeerStatus
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -44,7 +44,7 @@ def first_asked(live: Sequence[PeerId], rng: np.random.Generator) -> list[PeerId
     return [*live[:ASKED_FIRST], *(others[int(i)] for i in sorted(drawn))]
 
 
-def may_found(me: PeerId, others: Mapping[PeerId, Status | None], *, waited: bool) -> bool:
+def may_found(me: PeerId, others: Mapping[PeerId, PeerStatus | None], *, waited: bool) -> bool:
     """True if this newcomer founds the run, where nobody is known to have its state.
 
     The first of several founds it; those that wait for the run's peers never do. ``others``: the
@@ -56,11 +56,11 @@ def may_found(me: PeerId, others: Mapping[PeerId, Status | None], *, waited: boo
     return all(me < peer for peer, each in others.items() if each and each.phase != "waiting")
 
 
-def founding_of(answer: Status) -> Founding:
+def founding_of(answer: PeerStatus) -> Founding:
     return Founding(answer.global_tokens, answer.founding)
 
 
-def heaviest(answers: Iterable[Status]) -> str:
+def heaviest(answers: Iterable[PeerStatus]) -> str:
     """The name of the founding that a newcomer follows; empty if no answer names one.
 
     The one that most peers stand on, and of several such the one with the most tokens: these are

@@ -31,7 +31,7 @@ from peer.joining.visit import RunStatus, Visitor, visit
 from peer.quantities import bytes_text, peers_text
 from peer.rules.foundings import heaviest
 from peer.run_file.sections import RunFile
-from peer.status import Status
+from peer.status import PeerStatus
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.credentials import owners_invite
 from peer.storage.outer_state import OuterState
@@ -83,7 +83,7 @@ async def download(
     return OuterState(run, layout, states, None, parts)
 
 
-def sources_in(seen: RunStatus, layout: Layout | None, run_name: str) -> list[Status]:
+def sources_in(seen: RunStatus, layout: Layout | None, run_name: str) -> list[PeerStatus]:
     """The peers of one founding that have the state of this layout.
 
     Raises ``NotAdmitted`` or ``NotDownloaded``.
@@ -111,7 +111,7 @@ async def layout_of_peers(link: Link, run: RunFile) -> Layout:
         return await _told_layout(visitor, holders, run)
 
 
-async def _told_layout(visitor: Visitor, holders: Sequence[Status], run: RunFile) -> Layout:
+async def _told_layout(visitor: Visitor, holders: Sequence[PeerStatus], run: RunFile) -> Layout:
     """The layout of the run's heaviest founding, as one of its peers describes it."""
     founding = heaviest(holders)
     reasons = []
@@ -144,7 +144,7 @@ def _check_room(run: RunFile, layout: Layout, parts: Path) -> None:
 async def _fetch(
     visitor: Visitor,
     layout: Layout,
-    sources: Sequence[Status],
+    sources: Sequence[PeerStatus],
     parts: Path,
     on_progress: Callable[[float], None],
     run: RunFile,
@@ -162,7 +162,7 @@ async def _fetch(
 async def fetch_fragments(
     fetcher: Fetcher,
     layout: Layout,
-    sources: Sequence[Status],
+    sources: Sequence[PeerStatus],
     parts: Path,
     *,
     on_progress: Callable[[float], None] = lambda share: None,
@@ -251,7 +251,7 @@ def _keep(folder: CheckpointFolder, state: FragmentState) -> None:
 
 
 def _kept(
-    folder: CheckpointFolder, index: int, size: int, sources: Sequence[Status]
+    folder: CheckpointFolder, index: int, size: int, sources: Sequence[PeerStatus]
 ) -> FragmentState | None:
     """The parameters that an earlier attempt has fetched, if no peer has newer ones."""
     checkpoint = folder.load_latest()

@@ -29,6 +29,7 @@ import torch
 from averaging.numbers.layout import Layout
 from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors, SlotState
 from peer.signals import held_back
+from peer.status import Training
 from peer.trainer.device_copies import (
     DirectCopies,
     LocalPiece,
@@ -36,7 +37,6 @@ from peer.trainer.device_copies import (
     copies_of_device,
     local_pieces,
 )
-from peer.trainer.observed_run import BlockedTime
 
 _STEP_TIMES = 31
 """Number of steps that the median step time is taken over."""
@@ -288,21 +288,24 @@ class Learner:
         return statistics.median(self._step_times) if self._step_times else 0.0
 
     @property
-    def blocked(self) -> BlockedTime:
+    def training(self) -> Training:
+        """The figures that this loop itself gives."""
         recent = self._blocked[: min(self._blocked_count, _BLOCKED_TIMES)]
         recent_cpu = self._blocked_cpu[: recent.size]
-        p99 = np.percentile(recent, 99) if recent.size else 0.0
-        cpu_p99 = np.percentile(recent_cpu, 99) if recent.size else 0.0
         elapsed = 0.0
         if self._first_at is not None and self._last_at is not None:
             elapsed = self._last_at - self._first_at
-        return BlockedTime(
-            p99_ms=1e3 * float(p99),
-            max_ms=1e3 * self._blocked_max_s,
-            cpu_p99_ms=1e3 * float(cpu_p99),
-            total_s=self._blocked_total_s,
-            total_cpu_s=self._blocked_total_cpu_s,
-            elapsed_s=elapsed,
+        return Training(
+            steps=self.steps,
+            tokens=self.tokens,
+            step_time_s=self.step_time_s,
+            loss=self.loss,
+            trained_s=elapsed,
+            blocked_s=self._blocked_total_s,
+            blocked_cpu_s=self._blocked_total_cpu_s,
+            blocked_p99_ms=1e3 * float(np.percentile(recent, 99)) if recent.size else 0.0,
+            blocked_cpu_p99_ms=1e3 * float(np.percentile(recent_cpu, 99)) if recent.size else 0.0,
+            blocked_max_ms=1e3 * self._blocked_max_s,
         )
 
     def _report(self) -> None:
@@ -311,8 +314,6 @@ class Learner:
             tokens=self.tokens,
             step_time_s=self.step_time_s,
             batch_tokens_max=self._batch_tokens_max,
-            loss=self.loss,
-            blocked_s=self._blocked_total_s,
         )
 
     def _count_blocked(self, seconds: float, cpu_s: float) -> None:

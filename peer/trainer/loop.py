@@ -15,18 +15,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
+import msgspec
 import torch
 
 from peer import signals
 from peer.bridge.messages import Fields
-from peer.errors import LoopWarning
+from peer.errors import LoopWarning, RunLost
 from peer.model.recipes import build_model, build_optimizer
 from peer.model.weights import load_weights
 from peer.run_file.sections import RunFile
+from peer.status import PeerStatus
 from peer.trainer.computing.choices import Wishes, choose
 from peer.trainer.computing.device_facts import choose_device, facts_of
 from peer.trainer.computing.engine import Engine
-from peer.trainer.observed_run import Outcome
 from peer.trainer.rank import Rank
 from peer.trainer.session import Run, join
 from peer.trainer.settings import JoinSettings
@@ -52,6 +53,20 @@ class TrainerSettings:
     base: Path | None = None
     """Folder with the weights of the published model that the run begins from, where this peer
     needs them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Result of a finished training loop."""
+
+    finished: bool
+    """True if the run reached its end; false if this peer left earlier."""
+    stopped: bool
+    """True if this peer was asked to leave."""
+    lost: RunLost | None
+    """The reason why it could not continue, if there was one."""
+    status: PeerStatus
+    directory: Path
 
 
 class Stop:
@@ -211,11 +226,6 @@ def outcome_of(run: Run, stop: Stop, loss: torch.Tensor | None) -> Outcome:
         finished=run.finished,
         stopped=bool(stop),
         lost=run.lost,
-        steps=run.stats.steps,
-        tokens=run.stats.tokens,
-        global_tokens=run.merged_tokens,
-        loss=None if loss is None else float(loss),
-        held_out=run.held_out,
-        stats=run.stats,
+        status=msgspec.structs.replace(run.status, loss=None if loss is None else float(loss)),
         directory=run.directory,
     )

@@ -8,37 +8,25 @@ from pathlib import Path
 
 import msgspec
 
-from peer.bridge.messages import Facts, Fields, FromAgent, Happened, Measure, Over, Phase, Try
+from peer.bridge.messages import Fields, FromAgent, Happened, Measure, Over, Phase, Report, Try
+from peer.status import FIGURES, Training
 
 EVENTS_MAX = 1000
 """Number of events that are kept for the next safe point; beyond it the oldest are dropped."""
 
-COUNTED_BY_AGENT = ("rounds", "rounds_missed", "bytes_sent", "bytes_received")
-TOKENS = ("merged_tokens", "global_tokens")
-
-NO_FACTS = Facts(
-    peer_id="",
-    link="",
-    merged_tokens=0,
-    global_tokens=0,
-    versions=(),
-    peers=1,
-    held_out=None,
-    fates={},
-    rounds=0,
-    rounds_missed=0,
-    bytes_sent=0,
-    bytes_received=0,
-    synchronous=False,
+COUNTED_BY_AGENT = tuple(
+    name
+    for name, figure in FIGURES.items()
+    if figure.counts and name not in ("global_tokens", *Training.__struct_fields__)
 )
-"""The facts before the agent has sent any."""
+"""Figures that a new agent counts from 0."""
 
 
 class News:
     """The agent's latest messages. Filled on the line's thread, read on the trainer's."""
 
     def __init__(self) -> None:
-        self.facts = NO_FACTS
+        self.report = Report()
         self._earlier_agents = dict.fromkeys(COUNTED_BY_AGENT, 0)
         """Counts of the agents before the present one."""
         self.phase: Phase | None = None
@@ -55,12 +43,12 @@ class News:
     @property
     def is_alone(self) -> bool:
         """True if there is nobody to merge with: no other peer is there that trains."""
-        return self.facts.peers == 1 or not self.facts.others_train
+        return self.report.status.peers == 1 or not self.report.others_train
 
     def hear(self, message: FromAgent) -> None:
         """Note a message. It must not block: it runs on the line's thread."""
-        if isinstance(message, Facts):
-            self.facts = self._grown(message)
+        if isinstance(message, Report):
+            self.report = self._grown(message)
         elif isinstance(message, Phase):
             self.phase = message
             self.add("phase", {"name": message.name, "text": message.text, "done": message.done})
@@ -76,20 +64,24 @@ class News:
             self.over = message
             self.add("over", {"reason": message.reason, "finished": message.finished})
 
-    def _grown(self, facts: Facts) -> Facts:
-        """``facts`` with counters that never run backwards, whatever becomes of agents and forks.
+    def _grown(self, report: Report) -> Report:
+        """``report`` with counters that never run backwards, whatever becomes of agents and forks.
 
         A new agent counts from 0. Tokens fall where the lighter side of a fork is given up: the
         learning rate that follows them does not. It does where the run's owner takes the run back.
         """
-        counted = {name: n + getattr(facts, name) for name, n in self._earlier_agents.items()}
-        if facts.gone_back > self.facts.gone_back:
-            return msgspec.structs.replace(facts, **counted)
-        tokens = {name: max(getattr(self.facts, name), getattr(facts, name)) for name in TOKENS}
-        return msgspec.structs.replace(facts, **counted, **tokens)
+        status, last = report.status, self.report
+        merged, scheduled = status.global_tokens, report.scheduled_tokens
+        if report.gone_back <= last.gone_back:
+            merged = max(merged, last.status.global_tokens)
+            scheduled = max(scheduled, last.scheduled_tokens)
+        counted = {name: n + getattr(status, name) for name, n in self._earlier_agents.items()}
+        status = msgspec.structs.replace(status, **counted, global_tokens=merged)
+        return msgspec.structs.replace(report, status=status, scheduled_tokens=scheduled)
 
     def agent_died(self, code: int, restart_in_s: float) -> None:
-        self._earlier_agents = {name: getattr(self.facts, name) for name in COUNTED_BY_AGENT}
+        status = self.report.status
+        self._earlier_agents = {name: getattr(status, name) for name in COUNTED_BY_AGENT}
         self.add("agent_died", {"exit_code": code, "restart_in_s": restart_in_s})
 
     def add(self, event: str, fields: Fields) -> None:

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from peer.bridge.messages import Facts
+from peer.bridge.messages import Report
 from peer.rules.limits import pause_after_step_s
 
 SLEEP_MAX_S = 60.0
@@ -26,13 +26,13 @@ class Pacer:
         self._own_threads: int | None = None
         """The program's own number of torch threads, while the owner wants fewer."""
 
-    def pause(self, facts: Facts) -> None:
+    def pause(self, report: Report) -> None:
         """Sleep after a step as long as the limits ask for."""
         if self._accelerator is None:
             # Elsewhere these threads have little to do, and compiled code is compiled anew for
             # another number of them, while training waits.
-            self._limit_threads(facts.threads)
-        share = facts.cpu_share if self._accelerator is None else facts.accelerator_share
+            self._limit_threads(report.threads)
+        share = report.cpu_share if self._accelerator is None else report.accelerator_share
         if share < 1.0:
             if self._accelerator is not None:
                 # Queued kernels would run on while this thread sleeps.

@@ -209,7 +209,7 @@ def _inner_saves(plan: Plan, run: RunFile, home: _Home, news: News) -> InnerSave
         run_id=run.run_id,
         every_s=plan.settings.save_every_s,
         tell=news.add,
-        allowed_bytes=lambda: news.facts.inner_bytes,
+        allowed_bytes=lambda: news.report.inner_bytes,
     )
 
 
@@ -346,7 +346,7 @@ def arrive(parts: Parts, news: News, conditions: Conditions) -> None:
             )
         time.sleep(LOOK_EVERY_S)
     deadline = time.monotonic() + LINK_WITHIN_S
-    while not (news.facts.link or news.over or conditions.leaving()):
+    while not (news.report.status.link or news.over or conditions.leaving()):
         parts.learner.exchange()
         if time.monotonic() > deadline:
             return  # it has no address at all, and trains all the same
@@ -357,7 +357,7 @@ def _has_arrived(parts: Parts, news: News) -> bool:
     memory = parts.memory
     held = all(memory.base(fragment) is not None for fragment in range(memory.fragments))
     # The learning rate of the first step follows the run's tokens.
-    return held and bool(news.facts.versions)
+    return held and bool(news.report.status.versions)
 
 
 def _last_words(log: Path) -> str:

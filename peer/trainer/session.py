@@ -21,6 +21,7 @@ the optimizer is not fused: its tokens then count with the next step.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 import warnings
@@ -31,17 +32,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
 from peer.bridge.messages import (
     Batches,
-    Device,
     Fields,
     Happened,
     Measured,
     Mistaken,
-    Other,
+    Progress,
     Restore,
 )
 from peer.data.batches.sequences import Data
@@ -53,15 +54,14 @@ from peer.joining.link import event_of, is_news
 from peer.rules.ending import Stay, stay
 from peer.run_file.reading import with_settings
 from peer.run_file.sections import RunFile
-from peer.status import HeldOut
+from peer.status import PeerRow, PeerStatus, Training
 from peer.storage.inner_state import Optimizers
 from peer.trainer.arguments import check_is_whole
 from peer.trainer.computing.late import LateValue
-from peer.trainer.computing.speed import first_merges, steps_to_merge, time_left_s
+from peer.trainer.computing.speed import first_merges, steps_to_merge
 from peer.trainer.first_batch import FirstBatch
 from peer.trainer.loop_checks import Mistake, restart_broken_moments
 from peer.trainer.news import News
-from peer.trainer.observed_run import Speed, Stats
 from peer.trainer.parts import Conditions, Parts, arrive, open_parts
 from peer.trainer.rank import Agreed, Plan, Rank, check_finished, entered, plan_of
 from peer.trainer.settings import JoinSettings, with_public_ports
@@ -72,7 +72,7 @@ STILL_HERE_S = 10.0
 """Time between two signs of life to the other processes of a learner while it rests."""
 
 LOSSES_MAX = 64
-TELL_DEVICE_EVERY_S = 5.0
+TELL_PROGRESS_EVERY_S = 1.0
 
 RESTORE_WITHIN_S = 30.0
 """Time, beyond that of a round, for the agent to hand over the run's parameters."""
@@ -131,7 +131,7 @@ class Run(Rank):
         """Trials of others' contributions, where the run asks for them."""
         self._link_seen: str | None = None
         self._link_told: str | None = None
-        self._tell_device_at = 0.0
+        self._tell_progress_at = 0.0
         self._merged_at: list[int] = []
         """The step of the last merge of each fragment."""
         self._amended: dict[str, int | float | str] = {}
@@ -271,7 +271,7 @@ class Run(Rank):
         if parts.synchronous is not None:
             parts.synchronous.wait()
         # Before the other processes continue: they wait here, where nothing has a deadline.
-        parts.pacer.pause(self._news.facts)
+        parts.pacer.pause(self._news.report)
         self._rest()
         wanted = self._news.take_measure()
         measure = None if wanted is None else self._measure
@@ -291,9 +291,12 @@ class Run(Rank):
         if self._trials is not None:
             self._try(self._trials, step=learner.steps)
         parts.inner.maybe_save(step=learner.steps, position=parts.feed.state)
-        if self._device_use is not None and time.monotonic() >= self._tell_device_at:
-            self._tell_device_at = time.monotonic() + TELL_DEVICE_EVERY_S
-            parts.agent.send(self._look_at_device())
+        if time.monotonic() >= self._tell_progress_at:
+            self._tell_progress_at = time.monotonic() + TELL_PROGRESS_EVERY_S
+            training = self._training()
+            if training.loss is not None and not math.isfinite(training.loss):
+                training = msgspec.structs.replace(training, loss=None)
+            parts.agent.send(Progress(training))
 
     def offer(self) -> None:
         if self._ranks is None:
@@ -333,7 +336,7 @@ class Run(Rank):
 
     def _amend(self) -> None:
         """Follow the amendments of the run's owner."""
-        amended = self._news.facts.amended
+        amended = self._news.report.amended
         if amended != self._amended:
             self._amended = amended
             self._run_now = with_settings(self._parts.run_file, amended)
@@ -347,8 +350,8 @@ class Run(Rank):
             self._agreed = Agreed(
                 over=news.over is not None or self._asked_to_leave(),
                 finished=news.finished,
-                global_tokens=news.facts.global_tokens,
-                rate=self._parts.rates.rate(news.facts.global_tokens),
+                global_tokens=news.report.scheduled_tokens,
+                rate=self._parts.rates.rate(news.report.scheduled_tokens),
                 peers=self.peers,
                 measure=measure,
             )
@@ -465,16 +468,15 @@ class Run(Rank):
     @property
     def link(self) -> str | None:
         """The link for others to join by; ``None`` while this peer has no address."""
-        return self._news.facts.link or None
+        return self._news.report.status.link or None
 
     @property
     def global_tokens(self) -> int:
-        return self._news.facts.global_tokens if self._ranks is None else self._agreed.global_tokens
-
-    @property
-    def merged_tokens(self) -> int:
-        """Number of merged tokens of the whole run, which the run's end is counted by."""
-        return self._news.facts.merged_tokens
+        return (
+            self._news.report.scheduled_tokens
+            if self._ranks is None
+            else self._agreed.global_tokens
+        )
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -486,7 +488,7 @@ class Run(Rank):
     @property
     def peers(self) -> int:
         """Number of live peers of the run, this one included."""
-        return max(1, self._news.facts.peers)
+        return self._news.report.status.peers
 
     @property
     def loss(self) -> float | None:
@@ -494,120 +496,50 @@ class Run(Rank):
         return self._parts.learner.loss
 
     @property
-    def held_out(self) -> HeldOut | None:
-        """The newest published held-out loss, and the run's tokens when it was measured."""
-        return self._news.facts.held_out
-
-    @property
     def held_out_loss(self) -> float | None:
         """The newest published held-out loss."""
-        return None if self.held_out is None else self.held_out.loss
+        return self._news.report.status.held_out_loss
 
     @property
-    def others(self) -> tuple[Other, ...]:
-        """The largest contributors among the other peers, as of a second ago."""
-        return self._news.facts.others
-
-    @property
-    def staleness(self) -> int:
-        """Largest number of versions by which a fragment of this peer is behind the run."""
-        return self._news.facts.staleness
-
-    @property
-    def in_flight(self) -> tuple[str, ...]:
-        """Fragments with the work in progress on them: ``2 exchanging``."""
-        return self._news.facts.in_flight
-
-    @property
-    def alone_until(self) -> float | None:
-        """Unix time from which this peer merges by itself; ``None``: it does, or others train."""
-        return self._news.facts.alone_until
-
-    @property
-    def last_offer(self) -> str:
-        """The outcome of this peer's last offer, in two words."""
-        return self._news.facts.last
+    def rows(self) -> tuple[PeerRow, ...]:
+        """This peer and the largest contributors among the others, as of a second ago."""
+        return self._news.report.rows
 
     @property
     def rest(self) -> str | None:
         """The reason why the machine's owner wants no steps for now."""
-        return self._news.facts.rest
+        return self._news.report.status.rest
 
     @property
-    def limits(self) -> tuple[str, ...]:
-        """The limits that the machine's owner has set (``shoal limits``), in words."""
-        return self._news.facts.limits
+    def status(self) -> PeerStatus:
+        """All figures of this peer, those of its training as of now."""
+        own = msgspec.structs.asdict(self._training())
+        return msgspec.structs.replace(self._news.report.status, peer=self.peer_id, **own)
 
-    @property
-    def stats(self) -> Stats:
-        facts, learner = self._news.facts, self._parts.learner
-        return Stats(
-            steps=learner.steps,
-            tokens=learner.tokens,
-            step_time_s=learner.step_time_s,
-            blocked=learner.blocked,
-            agent_restarts=self._parts.agent.restarts,
-            rounds=facts.rounds,
-            rounds_missed=facts.rounds_missed,
-            bytes_sent=facts.bytes_sent,
-            bytes_received=facts.bytes_received,
-            fates=facts.fates,
+    def _training(self) -> Training:
+        learner, use = self._parts.learner, self._device_use and self._device_use()
+        training = msgspec.structs.replace(
+            learner.training, agent_restarts=self._parts.agent.restarts
+        )
+        speed = training.tokens_per_s
+        if speed is None:
+            return training
+        cycle = self.run_now.outer.steps_per_cycle
+        steps = steps_to_merge(self._merged_at, cycle=cycle, steps=learner.steps)
+        peak = use.peak_flops if use else None
+        return msgspec.structs.replace(
+            training,
+            next_merge_s=None if self._news.is_alone else steps * learner.step_time_s,
+            share_of_peak=speed * use.flops_per_token / peak if use and peak else None,
+            device_bytes=use.memory_bytes if use else None,
+            temperature_c=use.temperature_c if use else None,
+            preparing=use.preparing if use else None,
         )
 
     @property
     def run_now(self) -> RunFile:
         """The run file with the amendments of its owner that this trainer follows."""
         return self._run_now or self.run_file
-
-    @property
-    def speed(self) -> Speed:
-        """The speed of this peer's training, and the time that the run will take."""
-        learner, end = self._parts.learner, self.run_now.end
-        step_s = learner.step_time_s
-        if not step_s:
-            return Speed()
-        step_tokens = learner.tokens / learner.steps
-        others = [other.step_time_s for other in self.others if other.step_time_s is not None]
-        steps = steps_to_merge(
-            self._merged_at, cycle=self.run_now.outer.steps_per_cycle, steps=learner.steps
-        )
-        device = self._look_at_device()
-        speed = step_tokens / step_s
-        asked = None if end.tokens == "unlimited" else end.tokens
-        merged = self.merged_tokens
-        return Speed(
-            tokens_per_s=speed,
-            share_of_peak=device.share_of_peak,
-            percent=None if asked is None else min(100.0, 100.0 * merged / asked),
-            time_left_s=time_left_s(
-                tokens_left=None if asked is None else asked - merged,
-                step_tokens=step_tokens,
-                step_times_s=[step_s, *others],
-                date_left_s=None if end.date is None else end.date.timestamp() - time.time(),
-            ),
-            next_merge_s=None if self._news.is_alone else steps * step_s,
-            device_bytes=device.memory_bytes,
-            temperature_c=device.temperature_c,
-            processor_share=self._news.facts.processor_share,
-            preparing=self._device_use().preparing if self._device_use else None,
-        )
-
-    @property
-    def share(self) -> float:
-        """Part of all merged tokens of the run that is this peer's."""
-        return self._news.facts.share
-
-    def _look_at_device(self) -> Device:
-        use, learner = self._device_use and self._device_use(), self._parts.learner
-        if use is None:
-            return Device(share_of_peak=None, memory_bytes=None, temperature_c=None)
-        share = None
-        if use.peak_flops and learner.step_time_s:
-            speed = learner.tokens / learner.steps / learner.step_time_s
-            share = speed * use.flops_per_token / use.peak_flops
-        return Device(
-            share_of_peak=share, memory_bytes=use.memory_bytes, temperature_c=use.temperature_c
-        )
 
 
 def _print(event: str, fields: Fields) -> None:

@@ -66,7 +66,7 @@ class SynchronousRounds:
 
     def _has_company(self) -> bool:
         """True if a round with another peer is possible."""
-        return self._news.facts.synchronous
+        return self._news.report.synchronous
 
     def _settle(self, fragment: int) -> None:
         ask_at = time.monotonic() + ASK_AFTER_S

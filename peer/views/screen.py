@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 from rich.console import Group, RenderableType
@@ -18,31 +18,13 @@ from rich.table import Table
 from rich.text import Text
 
 from peer.events.names import printable
-from peer.quantities import bytes_text, count_text, duration_text, plural
+from peer.quantities import bytes_text, count_text, duration_text, fates_text, plural
+from peer.status import PeerRow, PeerStatus, merges_alone_from
+from peer.views.progress import ON_A_LINE
 
 _BARS = " ▁▂▃▄▅▆▇█"
 CURVE = 2
 """Rows of the loss curve."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerRow:
-    """The row of one peer. ``None`` and empty texts are not known."""
-
-    name: str
-    state: str
-    """``training``, ``joining``, ``gone`` ... (``peer.status.state_in_words``)"""
-    steps: int | None = None
-    step_time_s: float | None = None
-    loss: float | None = None
-    version: int | None = None
-    """The lowest version of its fragments."""
-    last: str = ""
-    """The result of its last offer, in words."""
-    share: float | None = None
-    """Share of its tokens in all merged tokens."""
-    behind: int | None = None
-    """Versions by which it is behind the newest peer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,32 +33,14 @@ class View:
 
     title: str
     elapsed_s: float
+    status: PeerStatus
+    """Of this peer, or of a whole swarm, which has no role."""
+    peers: Sequence[PeerRow] = ()
     losses: Sequence[float] = ()
     """Training loss over time, oldest first."""
-    global_tokens: int = 0
-    tokens_goal: int | None = None
-    rounds: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    blocked_fraction: float | None = None
-    peers: Sequence[PeerRow] = ()
-    steps: int | None = None
-    """Steps of this peer, if those of the others are not known."""
-    resting: str = ""
-    """The reason why training rests; empty if it does not."""
-    speed: Sequence[str] = ()
-    """Speed of this peer, time left, use of processor and device, in words."""
-    fates: str = ""
-    """This peer's tokens by their fate, in words."""
-    in_flight: Sequence[str] = ()
-    """Fragments with the current activity, in words."""
-    alone: str = ""
-    """When this peer merges by itself, where it waits for others that it does not see."""
     last_offer: str = ""
     """The result of this peer's last offer, with the reason."""
-    limits: Sequence[str] = ()
-    """The owner's limits."""
-    news: Sequence[str] = field(default_factory=tuple)
+    news: Sequence[str] = ()
     """Sentences of the last events, newest last."""
 
 
@@ -134,22 +98,19 @@ def _news(news: Sequence[str], width: int, room: int) -> list[str]:
 
 def _own(view: View) -> list[str]:
     """Lines about this peer: why it rests, speed, activity, last offer, limits."""
-    found = []
-    if view.resting:
-        found.append(f"resting: {view.resting}")
-    if view.speed:
-        found.append(f"speed: {', '.join(view.speed)}")
-    if view.fates:
-        found.append(f"tokens: {view.fates}")
-    if view.in_flight:
-        found.append(f"in progress: {', '.join(view.in_flight)}")
-    if view.alone:
-        found.append(f"alone: {view.alone}")
-    if view.last_offer:
-        found.append(f"last offer: {view.last_offer}")
-    if view.limits:
-        found.append(f"limits: {', '.join(view.limits)}")
-    return found
+    status = view.status
+    speed = [] if status.resting else status.words(ON_A_LINE)
+    until = status.alone_until
+    lines = {
+        "resting": status.rest,
+        "speed": ", ".join(speed),
+        "tokens": fates_text(status.fates) if status.fates.get("processed") else "",
+        "in progress": ", ".join(status.in_flight),
+        "alone": "" if until is None else merges_alone_from(until),
+        "last offer": view.last_offer,
+        "limits": ", ".join(status.limits),
+    }
+    return [f"{what}: {text}" for what, text in lines.items() if text]
 
 
 def _wrapped(text: str, width: int, *, most: int = 2) -> list[str]:
@@ -169,17 +130,17 @@ def _lines(parts: Iterable[str], width: int) -> list[str]:
 
 
 def _headline(view: View) -> list[str]:
+    status = view.status
     parts = [view.title, duration_text(view.elapsed_s)]
-    if view.steps is not None:
-        parts.append(f"step {view.steps}")
+    if status.role:
+        parts.append(f"step {status.steps}")
     if view.losses:
         parts.append(f"loss {view.losses[-1]:.3f}")
-    goal = f" of {count_text(view.tokens_goal)}" if view.tokens_goal else ""
-    parts.append(f"{count_text(view.global_tokens)}{goal} tokens merged")
-    parts.append(plural(view.rounds, "round"))
-    parts.append(f"{bytes_text(view.bytes_up)} up, {bytes_text(view.bytes_down)} down")
-    if view.blocked_fraction is not None:
-        parts.append(f"blocked {view.blocked_fraction:.2%}")
+    goal = f" of {count_text(status.tokens_goal)}" if status.tokens_goal else ""
+    parts.append(f"{count_text(status.global_tokens)}{goal} tokens merged")
+    parts.append(plural(status.rounds, "round"))
+    parts.append(f"{bytes_text(status.bytes_sent)} up, {bytes_text(status.bytes_received)} down")
+    parts.append(f"blocked {status.blocked_fraction:.2%}")
     return parts
 
 
@@ -224,7 +185,7 @@ def _peers(peers: Sequence[PeerRow]) -> Table:
     table.add_column("last offer", overflow="ellipsis", no_wrap=True, ratio=1)
     for row, peer in enumerate(peers):
         style = "" if peer.state == "training" else "dim"
-        cells = [peer.name, peer.state, *(cells[row] for cells in shown.values()), peer.last]
+        cells = [peer.name, peer.state, *(cells[row] for cells in shown.values()), peer.last or ""]
         table.add_row(*(Text(printable(cell)) for cell in cells), style=style)
     return table
 

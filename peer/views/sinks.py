@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from peer.errors import ExtraMissing, PeerError
 from peer.optional_packages import check_installed, needed
 from peer.views import kubeflow
-from peer.views.progress import progress
 
 if TYPE_CHECKING:
     from peer.trainer.session import Run
@@ -32,23 +31,6 @@ OF_ELAPSED = 1 / 1000
 WANDB_START_S = 30.0
 WANDB_END_S = 20.0
 """Time to send the last points: a network that is down must not keep a peer from leaving."""
-
-CURVES = (
-    "loss",
-    "held_out_loss",
-    "global_tokens",
-    "peers",
-    "steps",
-    "step_time_s",
-    "rounds",
-    "rounds_missed",
-    "bytes_sent",
-    "bytes_received",
-    "blocked_fraction",
-    "staleness",
-    "percent",
-    "time_left_s",
-)
 
 
 class SinkFailed(PeerError):
@@ -73,12 +55,6 @@ class Sink(Protocol):
         ...
 
 
-def figures(run: Run) -> dict[str, float]:
-    """The figures of ``CURVES`` that are known now."""
-    record = {**progress(run), "staleness": run.staleness}
-    return {name: float(record[name]) for name in CURVES if record[name] is not None}
-
-
 class Curves:
     """Gives points to sinks, at intervals that grow with the time."""
 
@@ -92,7 +68,7 @@ class Curves:
 
     def on_step(self, run: Run) -> None:
         if self._sinks and self.is_due():
-            self.write(figures(run), tokens=run.global_tokens)
+            self.write(run.status.numbers(), tokens=run.global_tokens)
 
     def is_due(self) -> bool:
         """``True`` if a point is due, in which case the time of the next one is set."""

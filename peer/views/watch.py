@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Self
 
 import msgspec
@@ -23,9 +22,8 @@ from rich.text import Text
 from peer.bridge.messages import Fields
 from peer.events.names import Names, printable
 from peer.events.telling import on_screen, own_offer
-from peer.quantities import fates_text, peers_text, rounded_shares
-from peer.status import merges_alone_from
-from peer.trainer.observed_run import Outcome
+from peer.quantities import peers_text, rounded_shares
+from peer.status import PeerRow, PeerStatus
 from peer.views.event_log import plain
 from peer.views.progress import (
     cut_short_text,
@@ -33,11 +31,11 @@ from peer.views.progress import (
     outcome_text,
     progress,
     progress_line,
-    speed_texts,
 )
-from peer.views.screen import PeerRow, View, draw
+from peer.views.screen import View, draw
 
 if TYPE_CHECKING:
+    from peer.trainer.loop import Outcome
     from peer.trainer.session import Run
 
 REPORT_EVERY_S = 1.0
@@ -107,57 +105,37 @@ class Watch:
         if loss is not None:
             self._losses.append(loss)
 
-    def view(self, run: Run) -> View:
+    def view(self, status: PeerStatus, rows: Sequence[PeerRow], title: str) -> View:
         """The content of the screen as of now."""
-        stats = run.stats
-        own = PeerRow(
-            name=f"you ({run.peer_id[-6:]})",
-            state="training" if run.rest is None else "resting",
-            step_time_s=stats.step_time_s,
-            version=min(run.versions, default=None),
-            behind=run.staleness,
-            last=run.last_offer,
-            share=run.share,
-        )
-        goal = run.run_now.end.tokens
         return View(
-            title=f"{run.run_file.name}, {peers_text(run.peers)}",
+            title=f"{title}, {peers_text(status.peers)}",
             elapsed_s=time.monotonic() - self._began,
             losses=tuple(self._losses),
-            global_tokens=run.merged_tokens,
-            tokens_goal=goal if isinstance(goal, int) else None,
-            rounds=stats.rounds,
-            bytes_up=stats.bytes_sent,
-            bytes_down=stats.bytes_received,
-            blocked_fraction=stats.blocked.fraction,
-            peers=with_whole_shares([own, *_others(run)]),
-            steps=stats.steps,
-            resting=run.rest or "",
-            speed=speed_texts(run.speed) if run.rest is None else (),
-            fates=fates_text(stats.fates) if stats.fates.get("processed") else "",
-            in_flight=run.in_flight,
-            alone="" if run.alone_until is None else merges_alone_from(run.alone_until),
+            status=status,
+            peers=with_whole_shares(_shown(rows)),
             last_offer=self._last_offer,
-            limits=run.limits,
             news=tuple(self._news),
         )
 
 
-def _others(run: Run) -> list[PeerRow]:
-    """Rows of the first ``OTHERS_SHOWN`` other peers, and the number of the rest."""
-    shown = [PeerRow(**msgspec.structs.asdict(other)) for other in run.others[:OTHERS_SHOWN]]
-    more = len(run.others) - len(shown)
+def _shown(rows: Sequence[PeerRow]) -> list[PeerRow]:
+    """This peer's row, those of the first ``OTHERS_SHOWN`` others, and the number of the rest."""
+    shown = [
+        msgspec.structs.replace(row, name=f"you ({row.peer[-6:]})") if row.you else row
+        for row in rows[: 1 + OTHERS_SHOWN]
+    ]
+    more = len(rows) - len(shown)
     if more <= 0:
         return shown
-    rest = 1.0 - run.share - sum(row.share or 0.0 for row in shown)
-    return [*shown, PeerRow(f"and {more} more", "", share=max(0.0, rest))]
+    rest = 1.0 - sum(row.share or 0.0 for row in shown)
+    return [*shown, PeerRow(name=f"and {more} more", state="", share=max(0.0, rest))]
 
 
 def with_whole_shares(rows: Sequence[PeerRow]) -> tuple[PeerRow, ...]:
     """The rows with shares that sum to 100 percent as they are shown; none before a merge."""
     shares = rounded_shares([row.share or 0.0 for row in rows])
     return tuple(
-        replace(row, share=share / 100 if any(shares) else None)
+        msgspec.structs.replace(row, share=share / 100 if any(shares) else None)
         for row, share in zip(rows, shares, strict=True)
     )
 
@@ -206,13 +184,13 @@ class _LineReporter(Reporter):
         self._said_at = float("-inf")
 
     @abstractmethod
-    def tell_progress(self, record: Fields) -> None: ...
+    def tell_progress(self, status: PeerStatus) -> None: ...
 
     def on_step(self, run: Run) -> None:
         now = time.monotonic()
         if now - self._said_at >= self.every_s:
             self._said_at = now
-            self.tell_progress(progress(run))
+            self.tell_progress(run.status)
 
 
 class JsonReporter(_LineReporter):
@@ -222,8 +200,8 @@ class JsonReporter(_LineReporter):
         # ``plain``: JSON has no number for a loss that is infinite or not a number.
         self._say(json.dumps(plain(fields)))
 
-    def tell_progress(self, record: Fields) -> None:
-        self.on_event(record)
+    def tell_progress(self, status: PeerStatus) -> None:
+        self.on_event(progress(status))
 
     def done(self, outcome: Outcome) -> None:
         self.on_event(done(outcome))
@@ -255,8 +233,8 @@ class PlainReporter(_LineReporter):
         if text is not None:
             self._say(text)
 
-    def tell_progress(self, record: Fields) -> None:
-        self._say(progress_line(record))
+    def tell_progress(self, status: PeerStatus) -> None:
+        self._say(progress_line(status))
 
     def interrupted(self) -> None:
         _write_now(sys.stderr, f"shoal: {LEAVING}\n")
@@ -296,8 +274,8 @@ class ScreenReporter(Reporter):
         if now - self._drawn_at >= REPORT_EVERY_S:
             self._drawn_at = now
             width, height = self._live.console.size
-            shown = draw(self._watch.view(run), width=width, height=height)
-            self._live.update(shown, refresh=True)
+            view = self._watch.view(run.status, run.rows, run.run_file.name)
+            self._live.update(draw(view, width=width, height=height), refresh=True)
 
     def interrupted(self) -> None:
         # A second signal kills this process, which must not leave a terminal without a cursor. A

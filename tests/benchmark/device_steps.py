@@ -173,7 +173,7 @@ def measure(size: Size, *, device: str, dtype: str, turns: int, steps: int) -> F
                 before = sum(run.versions)
                 with_s.append(training.steps(steps, run))
                 adopted += sum(run.versions) - before
-                blocked.append(run.stats.blocked)
+                blocked.append(run.status)
         peaks.append((peak, training.peak_bytes()))
     return Found(
         parameters=sum(p.numel() for p in training.model.parameters()),
@@ -181,9 +181,9 @@ def measure(size: Size, *, device: str, dtype: str, turns: int, steps: int) -> F
         dtype=dtype,
         step_ms=1e3 * statistics.median(without_s),
         step_with_shoal_ms=1e3 * statistics.median(with_s),
-        blocked_p99_ms=max(each.p99_ms for each in blocked),
-        blocked_max_ms=max(each.max_ms for each in blocked),
-        blocked_share=statistics.median(each.fraction for each in blocked),
+        blocked_p99_ms=max(each.blocked_p99_ms for each in blocked),
+        blocked_max_ms=max(each.blocked_max_ms for each in blocked),
+        blocked_share=statistics.median(each.blocked_fraction for each in blocked),
         adopted=adopted,
         peak_bytes=max(peak for peak, _ in peaks),
         peak_with_shoal_bytes=max(peak for _, peak in peaks),

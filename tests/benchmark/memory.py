@@ -33,7 +33,7 @@ from averaging.numbers.codecs import codec_names
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
 from peer.bridge.agent_process import AgentProcess, LineSettings
-from peer.bridge.messages import Begin, Facts, FromAgent, Happened, Over, Tensor
+from peer.bridge.messages import Begin, FromAgent, Happened, Over, Report, Tensor
 from peer.bridge.settings import PeerSettings
 from peer.bridge.shared_memory import SharedTensors, SlotState
 from peer.cli.application import Json, json_text
@@ -235,7 +235,7 @@ class StandIn(threading.Thread):
             died=lambda code, pause_s: self.trouble.append(f"an agent ended with code {code}"),
             settings=LineSettings(end_patience_s=30.0),
         )
-        self.facts: Facts | None = None
+        self.report: Report | None = None
         self.round_s: list[float] = []
         self.trouble: list[str] = []
         self.steps = threading.Event()
@@ -270,8 +270,6 @@ class StandIn(threading.Thread):
                 tokens=STEP_TOKENS * step,
                 step_time_s=self._step_s,
                 batch_tokens_max=STEP_TOKENS,
-                loss=None,
-                blocked_s=0.0,
             )
             if sum(self._look(index, step) for index in range(self.memory.fragments)):
                 self.agent.ring()
@@ -292,8 +290,8 @@ class StandIn(threading.Thread):
         return state in (SlotState.WANTED, SlotState.ADOPT)
 
     def _hear(self, message: FromAgent) -> None:
-        if isinstance(message, Facts):
-            self.facts = message
+        if isinstance(message, Report):
+            self.report = message
         elif isinstance(message, Over):
             self.trouble.append(message.reason)
         elif isinstance(message, Happened) and message.name == "round":
@@ -366,7 +364,7 @@ class Pair:
 
 
 def _link(agent: StandIn) -> str:
-    return "" if agent.facts is None else agent.facts.link
+    return "" if agent.report is None else agent.report.status.link
 
 
 def _until(way: str, agents: Sequence[StandIn], done: Callable[[], bool], timeout_s: float) -> None:

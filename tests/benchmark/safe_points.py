@@ -15,8 +15,8 @@ import torch
 
 from averaging.numbers.layout import Layout
 from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors, SlotState
+from peer.status import Training
 from peer.trainer.learner import BUDGET_S, Learner
-from peer.trainer.observed_run import BlockedTime
 from peer.trainer.parameters import specs_of, trained_parameters
 
 FRAGMENTS = 4
@@ -24,7 +24,7 @@ CYCLE = 24
 STEPS = 480
 
 
-def measure(budget_s: float) -> BlockedTime:
+def measure(budget_s: float) -> Training:
     torch.set_num_threads(1)
     model = torch.nn.ModuleList(torch.nn.Linear(1024, 1024, bias=False) for _ in range(30))
     parameters = trained_parameters(model)
@@ -46,9 +46,9 @@ def measure(budget_s: float) -> BlockedTime:
             order = AdoptionOrder(Adoption.ADD, 0.0, step, bytes(32), None, 0)
             memory.give(fragment, order)
         learner.step(1)
-    blocked = learner.blocked
+    training = learner.training
     learner.close()
-    return blocked
+    return training
 
 
 if __name__ == "__main__":
@@ -56,6 +56,7 @@ if __name__ == "__main__":
     for name, budget_s in (("at once", math.inf), ("spread", BUDGET_S)):
         found = measure(budget_s)
         print(
-            f"{name:8} p99 {found.p99_ms:6.2f} ms, of it processor {found.cpu_p99_ms:6.2f} ms, "
-            f"most {found.max_ms:6.2f} ms"
+            f"{name:8} p99 {found.blocked_p99_ms:6.2f} ms, "
+            f"of it processor {found.blocked_cpu_p99_ms:6.2f} ms, "
+            f"most {found.blocked_max_ms:6.2f} ms"
         )

@@ -174,17 +174,17 @@ def shoal(setup: Setup, result: dict[str, Any]) -> Stopwatch:
     def on_step(run: Run) -> None:
         if not watch.running and time.monotonic() > deadline:
             raise TimeoutError(f"no round within {ROUND_TIMEOUT_S:g} s")
-        ended = watch.step(ready=lambda: run.stats.rounds > 0 and engine.tuning.text is None)
+        ended = watch.step(ready=lambda: run.status.rounds > 0 and engine.tuning.text is None)
         if watch.running and not before:
-            blocked = run.stats.blocked
+            status = run.status
             before.update(
-                rounds=run.stats.rounds, blocked_s=blocked.total_s, cpu_s=blocked.total_cpu_s
+                rounds=status.rounds, blocked_s=status.blocked_s, cpu_s=status.blocked_cpu_s
             )
         if ended:
-            blocked = run.stats.blocked
-            result["rounds"] = run.stats.rounds - before["rounds"]
-            result["blocked_share"] = (blocked.total_s - before["blocked_s"]) / watch.elapsed_s
-            cpu_s = blocked.total_cpu_s - before["cpu_s"]
+            status = run.status
+            result["rounds"] = status.rounds - before["rounds"]
+            result["blocked_share"] = (status.blocked_s - before["blocked_s"]) / watch.elapsed_s
+            cpu_s = status.blocked_cpu_s - before["cpu_s"]
             result["blocked_share_of_cpu_time"] = cpu_s / watch.cpu_s
             stop.ask()
 

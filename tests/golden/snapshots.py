@@ -38,7 +38,7 @@ from peer.joining.visit import RunStatus, Silent
 from peer.run_file import presets
 from peer.run_file.reading import parse
 from peer.run_file.sections import SIZES, RunFile
-from peer.status import HeldOut
+from peer.status import PeerRow, Training
 from peer.storage.address import keep_link
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import KEY, OUTER, occupied
@@ -210,21 +210,10 @@ BEGIN = bridge.Begin(
     earlier_tokens=7,
     ended_cleanly=True,
 )
-FACTS = bridge.Facts(
-    peer_id=str(ANNA.peer_id),
-    link="shoal://link",
-    merged_tokens=5,
-    global_tokens=6,
-    versions=(3, 4),
-    peers=2,
-    held_out=HeldOut(3, 2.5, PeerId(ANNA.peer_id), 900),
-    fates={"processed": 7.0},
-    rounds=1,
-    rounds_missed=0,
-    bytes_sent=8,
-    bytes_received=9,
-    synchronous=False,
-    others=(bridge.Other(name="boris", state="training", step_time_s=0.5, version=3, share=0.5),),
+REPORT = bridge.Report(
+    status=a_status(link="shoal://link"),
+    rows=(PeerRow(name="boris", state="training", step_time_s=0.5, version=3, share=0.5),),
+    scheduled_tokens=6,
 )
 ASKED = bridge.Measure(3, 900, 0)
 FROM_TRAINER: tuple[FromTrainer, ...] = (
@@ -236,13 +225,13 @@ FROM_TRAINER: tuple[FromTrainer, ...] = (
     bridge.Mistaken("kind", "text"),
     bridge.Batches("batch digest"),
     bridge.Measured(asked=ASKED, loss=2.5, sequences=8),
-    bridge.Device(share_of_peak=0.5, memory_bytes=None, temperature_c=60.0),
+    bridge.Progress(Training(share_of_peak=0.5, temperature_c=60.0)),
     bridge.Happened("an_event", {"field": 1}),
 )
 FROM_AGENT: tuple[FromAgent, ...] = (
     bridge.Beat(),
     bridge.Phase(name="ready", text="in the run", done=1.0),
-    FACTS,
+    REPORT,
     bridge.Happened("an_event", {"field": 1}),
     ASKED,
     bridge.Over("the run is over", 0, True),

@@ -10,7 +10,6 @@ import json
 import signal
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,7 @@ def main(settings: dict[str, Any]) -> int:
     parameters = {name: p.detach().float() for name, p in model.named_parameters()}
     torch.save(parameters, directory / "held.pt")
     peer.save_weights(model, directory / "saved.safetensors")
-    say("end", {**asdict(run.stats), "versions": run.versions, "loss": float(loss.detach())})
+    say("end", {**run.status.figures(), "versions": run.versions, "loss": float(loss.detach())})
     return 0
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,7 @@ def main(settings: dict[str, Any]) -> None:
             run.log(loss=loss, tokens=problem.step_tokens)
             optimizer.step()
             optimizer.zero_grad()
-    say("end", {**asdict(run.stats), "finished": run.finished, "versions": run.versions})
+    say("end", {**run.status.figures(), "finished": run.finished, "versions": run.versions})
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def main(settings: dict[str, Any]) -> None:
             if steps == WARM_STEPS:
                 began = time.perf_counter()
                 if run is not None:
-                    blocked_s, rounds = run.stats.blocked.total_s, run.stats.rounds
+                    blocked_s, rounds = run.status.blocked_s, run.status.rounds
             elif steps > WARM_STEPS and time.perf_counter() - began >= settings["seconds"]:
                 break
             batch = torch.randint(0, 256, size, generator=generator)
@@ -81,8 +81,8 @@ def main(settings: dict[str, Any]) -> None:
         took_s = time.perf_counter() - began
         measured = {"steps_per_s": (steps - WARM_STEPS) / took_s, "steps": steps - WARM_STEPS}
         if run is not None:
-            measured["blocked"] = (run.stats.blocked.total_s - blocked_s) / took_s
-            measured["rounds"] = run.stats.rounds - rounds
+            measured["blocked"] = (run.status.blocked_s - blocked_s) / took_s
+            measured["rounds"] = run.status.rounds - rounds
         say("measured", measured)
 
 

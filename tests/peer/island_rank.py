@@ -108,7 +108,7 @@ def main(settings: dict[str, Any]) -> None:
             if steps == settings.get("dies_at") and rank == 1 and first_life:
                 os._exit(3)
             time.sleep(settings.get("pace_s", 0.005))
-        counted = run.stats.tokens if isinstance(run, Run) else None
+        counted = run.status.tokens if isinstance(run, Run) else None
     say(
         rank=rank,
         steps=steps,

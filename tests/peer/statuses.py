@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from dht.identity import PeerId
-from peer.status import HeldOut, Status
+from peer.status import HeldOut, PeerStatus
 
 ME, BORIS, CLARA = PeerId("12D3KooWMe"), PeerId("12D3KooWBoris"), PeerId("12D3KooWClara")
 
 
-def a_status(**changes: object) -> Status:
-    plain = Status(
+def a_status(**changes: object) -> PeerStatus:
+    plain = PeerStatus(
         peer=ME,
         name="calm-otter",
         role="learner",

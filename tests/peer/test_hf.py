@@ -187,7 +187,7 @@ def test_a_trainer_exchanges_and_its_checkpoint_is_read_by_from_pretrained(
     training = start(**PACED, save_strategy="steps", save_steps=1, save_total_limit=1)
     training.train_until(lambda: training.adopted() >= 1)
     steps = training.trainer.state.global_step
-    assert training.run.stats.tokens == steps * 4 * LENGTH
+    assert training.run.status.tokens == steps * 4 * LENGTH
     assert {"phase", "adopted", "over"} <= {event["event"] for event in training.events}
     saved = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "out" / f"checkpoint-{steps}"
@@ -242,7 +242,7 @@ def test_the_trainers_own_schedule_stays_where_it_is_asked_for(start: Start) -> 
 def test_a_step_of_several_batches_counts_all_their_tokens(start: Start) -> None:
     training = start(max_steps=3, gradient_accumulation_steps=4)
     training.train()
-    stats = training.run.stats
+    stats = training.run.status
     assert (stats.steps, stats.tokens) == (3, 3 * 4 * 4 * LENGTH)
 
 
@@ -252,7 +252,7 @@ def test_a_compiled_models_tokens_are_counted_from_where_it_goes_on(start: Start
     start(max_steps=2, save_strategy="steps", save_steps=2, **eager).train()
     again = start(max_steps=3, **eager)
     again.train(resume_from_checkpoint=f"{again.trainer.args.output_dir}/checkpoint-2")
-    assert again.run.stats.tokens == 4 * LENGTH
+    assert again.run.status.tokens == 4 * LENGTH
 
 
 class Padded(Words):
@@ -285,13 +285,13 @@ def test_padding_counts_no_tokens(start: Start, how: dict[str, Any]) -> None:
     training.train()
     # The loader of the Trainer may have read a batch more than was trained on.
     trained = padded.seen[: 3 * 2 * 4]
-    assert training.run.stats.tokens == sum(3 + index % 14 for index in trained)
+    assert training.run.status.tokens == sum(3 + index % 14 for index in trained)
 
 
 def test_evaluation_counts_no_tokens(start: Start) -> None:
     training = start(max_steps=2, eval_strategy="steps", eval_steps=1)
     training.train()
-    assert training.run.stats.tokens == 2 * 4 * LENGTH
+    assert training.run.status.tokens == 2 * 4 * LENGTH
 
 
 def measured_here(model: Any) -> tuple[float, int]:
@@ -312,7 +312,7 @@ def test_the_held_out_loss_is_measured_when_it_is_this_peers_turn(
     training.train_until(lambda: bool(losses()))
     assert losses()[0] == 1.25 if callable(held_out) else 0 < losses()[0] < 2 * math.log(32)
     assert training.trainer.model.training
-    stats = training.run.stats
+    stats = training.run.status
     assert stats.tokens == stats.steps * 4 * LENGTH  # those that were measured on count nothing
 
 

@@ -47,7 +47,7 @@ def test_a_lightning_trainer_exchanges_and_follows_the_runs_schedule(tmp_path: P
     assert warm.happened()
     assert max(module.rates) <= 0.002
     assert "adopted" in {event["event"] for event in events}
-    stats = shoal.run.stats  # type: ignore[union-attr]
+    stats = shoal.run.status  # type: ignore[union-attr]
     assert stats.steps == trainer.global_step
     assert stats.tokens == 4 * stats.steps
 
@@ -63,7 +63,7 @@ def test_a_lightning_trainer_steps_with_muon(tmp_path: Path) -> None:
     module = ByMuon()
     before = module.layer.weight.detach().clone()
     shoal, _, trainer = train(tmp_path, module, max_epochs=1)
-    assert shoal.run.stats.steps == trainer.global_step == 16  # type: ignore[union-attr]
+    assert shoal.run.status.steps == trainer.global_step == 16  # type: ignore[union-attr]
     assert max(module.rates) <= 0.002
     assert 0 < (module.layer.weight - before).abs().max() < 16 * 0.002
 
@@ -97,7 +97,7 @@ def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
     from tests.peer.lightning_fit import Fit, train
 
     shoal, _, _ = train(tmp_path, Fit(), max_steps=2, accumulate_grad_batches=3)
-    stats = shoal.run.stats  # type: ignore[union-attr]
+    stats = shoal.run.status  # type: ignore[union-attr]
     assert (stats.steps, stats.tokens) == (2, 2 * 3 * 4)
 
 
@@ -207,7 +207,7 @@ def main(directory: str) -> None:
         "weight": module.layer.weight.tolist(),
         "steps": module.trainer.global_step,
         "seen": module.seen,
-        "tokens": None if rank else shoal.run.stats.tokens,  # type: ignore[union-attr]
+        "tokens": None if rank else shoal.run.status.tokens,  # type: ignore[union-attr]
     }
     sys.stdout.write(json.dumps(said) + "\n")
     sys.stdout.flush()

@@ -107,8 +107,8 @@ def end(model: nn.Module, loss: float, run: Any = None) -> None:
     spans = [b - a for a, b in zip(since, since[CYCLE:], strict=False)]
     said["slowest_cycle_s"] = max(spans, default=0.0)
     if isinstance(run, Run):
-        said |= {"finished": run.finished, "fates": dict(run.stats.fates)}
-        said |= {"blocked": run.stats.blocked.fraction}
+        said |= {"finished": run.finished, "fates": dict(run.status.fates)}
+        said |= {"blocked": run.status.blocked_fraction}
     rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
     sys.stdout.write(f"end {json.dumps({'rank': rank, **said})}\n")
     sys.stdout.flush()

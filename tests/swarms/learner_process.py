@@ -11,7 +11,6 @@ import json
 import signal
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -133,13 +132,13 @@ def main(settings: dict[str, Any]) -> None:
                     "versions": run.versions,
                     "peers": run.peers,
                     "global_tokens": run.global_tokens,
-                    "rounds": run.stats.rounds,
-                    "bytes": min(run.stats.bytes_sent, run.stats.bytes_received),
+                    "rounds": run.status.rounds,
+                    "bytes": min(run.status.bytes_sent, run.status.bytes_received),
                     "agent": run._parts.agent.pid,
                 },
             )
     peer.save_weights(model, run.directory / "saved.safetensors")
-    stats = asdict(run.stats)
+    stats = run.status.figures()
     say("end", {**stats, "finished": run.finished, "global_tokens": run.global_tokens})
 
 

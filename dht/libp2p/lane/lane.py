@@ -172,7 +172,8 @@ class Lane:
 
     def paths_by_name(self) -> dict[str, int]:
         """Number of connected peers by the name of the best path, in lower case."""
-        return dict(Counter(path.name.lower() for path in sorted(self.paths().values())))
+        counts = Counter(self.paths().values())
+        return {path.name.lower(): counts[path] for path in Path}
 
     @property
     def sent_bytes(self) -> int:

@@ -28,8 +28,6 @@ from peer.agent.slots import Adopted, SlotPort
 from peer.bridge.messages import (
     Batches,
     Begin,
-    Device,
-    Facts,
     Happened,
     HasRead,
     Leave,
@@ -38,12 +36,15 @@ from peer.bridge.messages import (
     Mistaken,
     Over,
     Phase,
+    Progress,
+    Report,
     Restore,
     Tried,
     Value,
 )
 from peer.bridge.shared_memory import SharedTensors
 from peer.bridge.trainer_line import TrainerLine, hear_doorbell
+from peer.status import PeerRow, PeerStatus
 
 if TYPE_CHECKING:
     from averaging.live.checks.loss_gate import LossGate
@@ -83,27 +84,26 @@ class Alone:
         self.went_back.set()
 
 
-def facts(
+def report(
     me: str, states: list[FragmentState], rounds: int, tokens: int, rest: str | None = None
-) -> Facts:
-    return Facts(
-        peer_id=me,
-        link=LINK,
-        merged_tokens=max(0, tokens - OWN_PENDING),
-        global_tokens=tokens,
-        versions=tuple(state.version for state in states),
-        peers=1,
-        held_out=None,
-        fates={},
-        rounds=rounds,
-        rounds_missed=0,
-        bytes_sent=0,
-        bytes_received=0,
+) -> Report:
+    budget = os.environ.get("LONE_AGENT_BUDGET")
+    return Report(
+        status=PeerStatus(
+            peer=me,
+            role="learner",
+            phase="ready",
+            link=LINK,
+            global_tokens=max(0, tokens - OWN_PENDING),
+            tokens_goal=int(budget) if budget else None,
+            versions=tuple(state.version for state in states),
+            rounds=rounds,
+            rest=rest,
+        ),
+        rows=(PeerRow(peer=me, name="lone", you=True, state="resting" if rest else "training"),),
+        scheduled_tokens=tokens,
         synchronous=bool(os.environ.get("LONE_AGENT_SYNCHRONOUS")),
-        rest=rest,
-        amended={"end.tokens": int(budget)}
-        if (budget := os.environ.get("LONE_AGENT_BUDGET"))
-        else {},
+        amended={"end.tokens": int(budget)} if budget else {},
     )
 
 
@@ -202,9 +202,9 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
             states.append(state)
         tokens = int(os.environ.get("LONE_AGENT_TOKENS", "0"))
         if tokens:  # as an agent that has only just fetched the run's states
-            line.say(facts(me, [], 0, 0))
+            line.say(report(me, [], 0, 0))
             await asyncio.sleep(0.3)
-        line.say(facts(me, states, 0, tokens))
+        line.say(report(me, states, 0, tokens))
         line.say(Phase(name="ready", text="ready", done=1.0))
         due = int(os.environ.get("LONE_AGENT_EVERY", "5"))
         last = 0
@@ -237,9 +237,9 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
             rounds += 1
             rest_s = float(os.environ.get("LONE_AGENT_RESTS_S", "0"))
             if rest_s and rounds == 2:
-                line.say(facts(me, states, rounds, memory.tokens, rest="its owner wants it"))
+                line.say(report(me, states, rounds, memory.tokens, rest="its owner wants it"))
                 await asyncio.sleep(rest_s)
-            line.say(facts(me, states, rounds, memory.tokens))
+            line.say(report(me, states, rounds, memory.tokens))
             if rounds == last_round:
                 if the_end.finished:
                     line.say(Happened("exported", {"path": write_final(begin, layout, states)}))
@@ -286,8 +286,8 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
             if not 0 < last_round <= rounds:  # else it has said its last word
                 line.say(Over("left", 0, finished=False))
             break
-        if isinstance(message, Device):
-            line.say(Happened("device", {"bytes": message.memory_bytes}))
+        if isinstance(message, Progress) and message.training.device_bytes is not None:
+            line.say(Happened("device", {"bytes": message.training.device_bytes}))
         if isinstance(message, Happened):
             line.say(Happened("recorded", {"name": message.name, **message.fields}))
         if isinstance(message, Batches):

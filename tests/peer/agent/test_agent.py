@@ -50,14 +50,7 @@ def memory() -> SharedTensors:
 
 
 def processed(made: SharedTensors, tokens: int) -> None:
-    made.report(
-        step=tokens // 10,
-        tokens=tokens,
-        step_time_s=0.1,
-        batch_tokens_max=10,
-        loss=None,
-        blocked_s=0.0,
-    )
+    made.report(step=tokens // 10, tokens=tokens, step_time_s=0.1, batch_tokens_max=10)
 
 
 def state(fragment: int, merged: MergedMap) -> FragmentState:
@@ -437,7 +430,7 @@ def test_the_event_log_does_not_fill_the_disk(tmp_path: Path) -> None:
 def test_the_page_shows_figures_that_prometheus_reads() -> None:
     class Figures:
         def collect(self) -> object:
-            return agent_page.figures(a_status())
+            return agent_page.metrics(a_status())
 
     registry = CollectorRegistry()
     registry.register(Figures())  # type: ignore[arg-type]
@@ -458,7 +451,7 @@ def test_a_trainer_is_told_at_once_to_make_no_steps_when_its_peer_begins_to_leav
     """It trained on until the agent had saved and exported, and those steps were in no version."""
     wanted = asyncio.Event()
     told: list[Phase] = []
-    here = SimpleNamespace(_line=SimpleNamespace(say=told.append), _facts_wanted=wanted)
+    here = SimpleNamespace(_line=SimpleNamespace(say=told.append), _report_wanted=wanted)
     for name in ("ready", "leaving"):
         assert not wanted.is_set()
         agent.Agent.on_phase(here, name, "the run has used its tokens", 0.0)  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ from peer.errors import RunEnded, RunOver, WeightsNotFinite
 from peer.rules.ending import Ending, seconds_left
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
-from peer.status import Status
+from peer.status import PeerStatus
 from peer.storage.home import default_directory
 from peer.storage.last_seen import LastSeen, save_last_seen
 from peer.storage.outer_state import founding_name
@@ -43,7 +43,7 @@ from tests.peer.trainer.learner_pair import Pair, moved, successor, taken_beyond
 SEED, OTHER, STRANGER = PeerId("12D3KooWSeed"), PeerId("12D3KooWOther"), PeerId("12D3KooWStranger")
 
 
-def holder(layout: str, frozen: str = "") -> Status:
+def holder(layout: str, frozen: str = "") -> PeerStatus:
     return a_status(layout=layout, frozen=frozen, versions=(3, 4))
 
 
@@ -347,7 +347,7 @@ def test_a_trainer_behind_the_checkpoint_adopts_it() -> None:
 class Street(Lobby):
     """The answers that a peer gets which looks for its run."""
 
-    def __init__(self, answers: list[Status], silent: Sequence[Member]) -> None:
+    def __init__(self, answers: list[PeerStatus], silent: Sequence[Member]) -> None:
         super().__init__(holders_until=0.0)
         self.answers = answers
         self.silent = silent
@@ -366,7 +366,7 @@ class Street(Lobby):
         answering = (replace(member(), peer=PeerId(each.peer)) for each in self.answers)
         return [*answering, *self.silent]
 
-    async def statuses(self, peers: Sequence[PeerId]) -> list[Status]:
+    async def statuses(self, peers: Sequence[PeerId]) -> list[PeerStatus]:
         return self.answers
 
     def follow(self, founding: str) -> None:
@@ -377,7 +377,7 @@ class Street(Lobby):
 
 
 def search(
-    answers: list[Status],
+    answers: list[PeerStatus],
     *,
     found_after_s: float | None,
     seconds: float,

@@ -38,7 +38,7 @@ from peer.guest.enforcement import Guest
 from peer.joining.link import parse_link
 from peer.rules.ending import Ending, LastRounds
 from peer.run_file.reading import parse
-from peer.status import Status
+from peer.status import PeerStatus
 from peer.storage.progress import ProgressFile, read_progress
 from tests.dht.presence.presence_swarm import until
 from tests.peer.agent.example_peers import member
@@ -137,8 +137,7 @@ async def test_a_leaving_peer_does_not_wait_for_merges_in_a_run_that_its_owner_h
 ) -> None:
     async with keeper_online(tmp_path, monkeypatch) as (online, averager):
         local = online.local
-        status = replace(local.delegate.trainer_status(), pending_tokens=7)
-        monkeypatch.setattr(local.delegate, "trainer_status", lambda: status)
+        monkeypatch.setattr(local.delegate, "pending_tokens", lambda: 7)
         local.paused = "its owner has paused it" if is_paused else None
         loop = asyncio.get_running_loop()
         loop.call_later(20.0, local.hurry)
@@ -179,7 +178,7 @@ async def test_a_keeper_stays_open_after_the_date_until_all_learners_have_left_i
     """It closed at the date, and refused the last round of a learner that can only dial out."""
     boris = a_status(name="boris", phase="ready")
 
-    async def statuses(online: OnlinePeer, peers: Sequence[PeerId]) -> list[Status]:
+    async def statuses(online: OnlinePeer, peers: Sequence[PeerId]) -> list[PeerStatus]:
         return [boris] if peers else []
 
     async with keeper_online(tmp_path, monkeypatch) as (online, averager):
@@ -207,7 +206,7 @@ async def test_a_learner_that_is_silent_at_the_date_is_waited_for_while_it_count
     had made its last rounds, but not for gone, and its own work was lost."""
     others = [PeerId("boris")]
 
-    async def statuses(online: OnlinePeer, peers: Sequence[PeerId]) -> list[Status]:
+    async def statuses(online: OnlinePeer, peers: Sequence[PeerId]) -> list[PeerStatus]:
         return []
 
     async with keeper_online(tmp_path, monkeypatch) as (online, averager):

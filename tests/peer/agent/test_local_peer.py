@@ -29,7 +29,6 @@ from peer.agent.local_peer import (
     Fields,
     LocalPeer,
     NotAveraging,
-    TrainerStatus,
 )
 from peer.guest.enforcement import write_limits
 from peer.rules.ending import Ending
@@ -62,8 +61,8 @@ class Hearing(Delegate):
     def on_phase(self, name: str, text: str, done: float) -> None:
         self.phases.append((name, text, done))
 
-    def trainer_status(self) -> TrainerStatus:
-        return TrainerStatus(pending_tokens=self.pending)
+    def pending_tokens(self) -> int:
+        return self.pending
 
 
 class Offering(NotAveraging):

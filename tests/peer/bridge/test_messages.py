@@ -11,7 +11,6 @@ from averaging.audit.readings import Reading
 from peer.bridge.messages import (
     Batches,
     Beat,
-    Facts,
     Frames,
     FromAgent,
     FromTrainer,
@@ -23,14 +22,17 @@ from peer.bridge.messages import (
     Measured,
     Over,
     Phase,
+    Progress,
+    Report,
     Tried,
     Try,
     decode_from_agent,
     decode_from_trainer,
     pack,
 )
-from peer.status import HeldOut
+from peer.status import PeerRow, Training
 from tests.peer.bridge.example_messages import BEGIN
+from tests.peer.statuses import a_status
 
 FROM_TRAINER: list[FromTrainer] = [
     BEGIN,
@@ -42,24 +44,15 @@ FROM_TRAINER: list[FromTrainer] = [
     HasRead({3: Reading({"position": 5}, 8, bytes(32)), 4: None}),
     Tried(number=1, losses=(2.5, 2.25)),
     Tried(number=2, other_data=True),
+    Progress(Training(steps=3, loss=2.5, device_bytes=2e9)),
 ]
 FROM_AGENT: list[FromAgent] = [
     Beat(),
     Phase(name="fetching", text="downloading", done=0.5),
-    Facts(
-        peer_id="p",
-        link="shoal://x",
-        merged_tokens=4,
-        global_tokens=5,
-        versions=(1, 2),
-        peers=2,
-        held_out=HeldOut(1, 2.5, "p", 4),
-        fates={"processed": 5.0},
-        rounds=1,
-        rounds_missed=0,
-        bytes_sent=1,
-        bytes_received=2,
-        synchronous=False,
+    Report(
+        status=a_status(link="shoal://x", temperature_c=61.0),
+        rows=(PeerRow(name="boris", state="training", share=0.5),),
+        scheduled_tokens=5,
     ),
     Happened("round", {"members": ["a", "b"], "seconds": 0.5, "reason": None, "contributed": True}),
     Measure(4, 900),

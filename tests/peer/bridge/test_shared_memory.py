@@ -65,12 +65,12 @@ def test_an_empty_slot_takes_no_memory_and_its_neighbours_keep_theirs() -> None:
 def test_another_process_sees_slots_counters_and_state_words() -> None:
     made = memory(5, 3000, coarse=True)
     made.slot(1)[:] = np.arange(3000)
-    made.report(step=4, tokens=90, step_time_s=0.25, batch_tokens_max=30, loss=2.5, blocked_s=0.5)
+    made.report(step=4, tokens=90, step_time_s=0.25, batch_tokens_max=30)
     made.offer(1, mark=4, tokens=90)
     child = run_on(
         made,
         """
-        print(m.incarnation, m.coarse, m.layout == bytes(range(32)), m.step, m.tokens, m.loss)
+        print(m.incarnation, m.coarse, m.layout == bytes(range(32)), m.step, m.tokens)
         print(m.state(1).name, m.offered(1), float(m.slot(1).sum()))
         m.slot(1)[:] *= 2
         m.give(1, AdoptionOrder(Adoption.ADD, 0.5, 3, b"l" * 32, None, 8))
@@ -78,7 +78,7 @@ def test_another_process_sees_slots_counters_and_state_words() -> None:
     )
     out, _ = child.communicate(timeout=60)
     assert out.split("\n")[:2] == [
-        "77 True True 4 90 2.5",
+        "77 True True 4 90",
         "OFFERED (4, 90) 4498500.0",
     ]
     assert made.state(1) is SlotState.ADOPT

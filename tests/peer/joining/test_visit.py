@@ -157,7 +157,7 @@ def test_a_run_that_its_owner_has_ended_is_known_to_be_over_from_outside() -> No
     [
         {"rest": "\x1b[2J"},
         {"limits": ("up 2 MB/s", "\x07")},
-        {"limits": ("x" * 65,)},
+        {"limits": ("x" * 301,)},
         {"limits": ("x",) * 17},
     ],
 )

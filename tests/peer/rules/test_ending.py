@@ -19,7 +19,7 @@ from peer.rules.ending import (
     who_leaves_too,
 )
 from peer.run_file.sections import End
-from peer.status import Status
+from peer.status import PeerStatus
 from tests.peer.statuses import a_status
 
 NOON = datetime(2027, 3, 31, 12, tzinfo=UTC)
@@ -54,7 +54,7 @@ def test_the_last_rounds_are_over_when_each_fragment_has_a_version_or_a_void_rou
     assert rounds.missing((5, 7, 8)) == ()
 
 
-def seen(versions: tuple[int, ...], phase: str = "leaving") -> Status:
+def seen(versions: tuple[int, ...], phase: str = "leaving") -> PeerStatus:
     return a_status(name="boris", versions=versions, phase=phase)
 
 
@@ -78,7 +78,7 @@ def test_by_date_a_peer_also_stays_for_versions_it_lacks() -> None:
 
 @pytest.mark.parametrize("by_date", [True, False])
 def test_equal_versions_on_two_sides_of_a_fork_differ(by_date: bool) -> None:
-    def other(model: str) -> Status:
+    def other(model: str) -> PeerStatus:
         return a_status(name="boris", versions=(3, 4), phase="leaving", model=model)
 
     assert who_differs((3, 4), [other("ab")], by_date=by_date, model="ab") == []
@@ -129,7 +129,7 @@ def test_leaving_takes_no_longer_than_its_patience_and_the_end_of_it_is_for_savi
     assert stay(300.0, drain_s=30.0).longest_s == 300.0
 
 
-def leaver(versions: tuple[int, ...], pending: float = 0.0, model: str = "ab") -> Status:
+def leaver(versions: tuple[int, ...], pending: float = 0.0, model: str = "ab") -> PeerStatus:
     fates = {"pending": pending}
     return a_status(name="boris", phase="leaving", versions=versions, fates=fates, model=model)
 

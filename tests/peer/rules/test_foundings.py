@@ -9,7 +9,7 @@ import pytest
 
 from dht.identity import PeerId
 from peer.rules.foundings import Founding, first_asked, founding_of, heaviest, may_found
-from peer.status import Status
+from peer.status import PeerStatus
 from tests.peer.statuses import a_status
 
 
@@ -54,7 +54,7 @@ def test_one_peer_that_overstates_its_tokens_leads_no_newcomer_away_from_the_oth
 ANNA, BORIS, CLARA = PeerId("anna"), PeerId("boris"), PeerId("clara")
 
 
-def newcomer(phase: str) -> Status:
+def newcomer(phase: str) -> PeerStatus:
     return a_status(phase=phase, versions=())
 
 
@@ -67,7 +67,7 @@ def test_the_first_of_several_newcomers_founds_the_run() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, newcomer("founding")])
-def test_nobody_founds_beside_one_that_may_have_founded_the_run(answer: Status | None) -> None:
+def test_nobody_founds_beside_one_that_may_have_founded_the_run(answer: PeerStatus | None) -> None:
     """Two that started within three seconds knew each other for four seconds, and both founded."""
     for me, other in ((ANNA, BORIS), (BORIS, ANNA)):
         assert not may_found(me, {other: answer}, waited=False)

@@ -25,7 +25,7 @@ from dht.memory.host import MemoryHost, MemoryNetwork
 from dht.memory.network import Weather
 from peer.errors import NotAdmitted
 from peer.joining.visit import RunStatus, Silent
-from peer.status import Status
+from peer.status import PeerStatus
 from peer.storage.download import NotDownloaded, fetch_fragments, sources_in
 from tests.averaging.live.links import introduce
 from tests.peer.statuses import ME, a_status
@@ -70,7 +70,7 @@ class Merging:
 @asynccontextmanager
 async def reading(
     *merging: Merging, weather: Weather = CALM
-) -> AsyncIterator[tuple[Fetcher, list[Status], list[MemoryHost]]]:
+) -> AsyncIterator[tuple[Fetcher, list[PeerStatus], list[MemoryHost]]]:
     """A reader, and what the peers of a run say of themselves."""
     network, threads = MemoryNetwork(weather), Threads(1)
     me, hosts = network.host("me"), [network.host(f"peer {n}") for n in range(len(merging))]
@@ -86,7 +86,7 @@ async def reading(
         threads.close()
 
 
-def _status(peer: PeerId, merging: Merging) -> Status:
+def _status(peer: PeerId, merging: Merging) -> PeerStatus:
     return a_status(peer=peer, versions=(merging.version(),) * FRAGMENTS)
 
 

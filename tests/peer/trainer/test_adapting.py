@@ -13,8 +13,7 @@ import pytest
 from peer.extras.bases.base_models import base_folder
 from peer.run_file.merging import Outer
 from peer.run_file.sections import AdamwInner, FilesData, FileSource, Lora, RunFile, Schedule
-from peer.trainer.loop import Stop, TrainerSettings, train
-from peer.trainer.observed_run import Outcome
+from peer.trainer.loop import Outcome, Stop, TrainerSettings, train
 from peer.trainer.preflight import examine
 from peer.trainer.settings import JoinSettings
 from tests.peer.extras.bases.published_model import publish
@@ -73,8 +72,8 @@ def trained(run: RunFile, data_dir: Path, tmp_path: Path, *, steps: int) -> Outc
 @pytest.mark.slow  # tests/peer/extras/bases/test_lora.py trains them without an agent
 def test_a_peer_trains_adapters_on_answers(data_dir: Path, tmp_path: Path) -> None:
     outcome = trained(sums(data_dir), data_dir, tmp_path, steps=40)
-    assert outcome.steps == 40
-    assert outcome.loss is not None and outcome.loss < 4.0  # 5.57 before
+    assert outcome.status.steps == 40
+    assert outcome.status.loss is not None and outcome.status.loss < 4.0  # 5.57 before
 
 
 @pytest.mark.slow  # test_lora.py counts what a run needs

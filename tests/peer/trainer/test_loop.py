@@ -22,14 +22,14 @@ from peer.model.recipes import build_model, next_token_loss
 from peer.model.weights import WeightsUnfit, save_weights
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
+from peer.status import PeerStatus
 from peer.storage.checkpoint import CheckpointFolder
 from peer.trainer.computing.choices import Wishes
 from peer.trainer.computing.device_facts import facts_of
 from peer.trainer.computing.engine import Engine
 from peer.trainer.computing.fitting import Fit, Goal, begin
 from peer.trainer.computing.tuning import Tuner
-from peer.trainer.loop import Stop, TrainerSettings, open_engine, train
-from peer.trainer.observed_run import Outcome, Speed
+from peer.trainer.loop import Outcome, Stop, TrainerSettings, open_engine, train
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings
 from tests.peer.trainer.recipe_run import TEXT
@@ -71,10 +71,10 @@ def test_the_loop_stops_after_the_given_steps_and_reports_them(
 ) -> None:
     events: list[Fields] = []
     outcome = trained(run_file, tmp_path / "peer", steps=7, events=events)
-    assert (outcome.steps, outcome.tokens) == (7, 7 * 2 * 16)
+    assert (outcome.status.steps, outcome.status.tokens) == (7, 7 * 2 * 16)
     assert not outcome.finished
     assert not outcome.stopped
-    assert outcome.loss is not None
+    assert outcome.status.loss is not None
     assert any(e["event"] == "phase" and e["name"] == "ready" for e in events)
 
 
@@ -99,7 +99,7 @@ def test_the_loop_tries_contributions_of_others_where_the_run_asks_for_it(
     assert same["before"] == same["after"]
     assert poisoned["after"] > 1.05 * poisoned["before"]
     assert all(each["seconds"] > 0.0 for each in told)
-    assert outcome.loss is not None and outcome.loss < 6.0, "the poison is gone again"
+    assert outcome.status.loss is not None and outcome.status.loss < 6.0, "the poison is gone again"
     assert not list(tmp_path.glob("trial*"))
 
 
@@ -156,21 +156,20 @@ def test_an_optimizer_s_state_that_does_not_fit_is_refused_before_anything_is_tr
     assert not passes
 
 
-def test_the_loop_knows_its_speed_and_the_time_left(run_file: RunFile, tmp_path: Path) -> None:
-    speeds: list[Speed] = []
+def test_the_loop_knows_its_speed(run_file: RunFile, tmp_path: Path) -> None:
+    speeds: list[PeerStatus] = []
     train(
         run_file,
         own=own(tmp_path / "peer"),
         settings=TrainerSettings(device="cpu", threads=1, steps_max=3),
         stop=Stop(),
-        on_step=lambda run: speeds.append(run.speed),
+        on_step=lambda run: speeds.append(run.status),
     )
-    assert speeds[0] == Speed(), "one step has no duration yet"
+    assert speeds[0].tokens_per_s is None, "one step has no duration yet"
     last = speeds[-1]
     assert last.tokens_per_s is not None
     assert last.tokens_per_s > 0
-    assert last.time_left_s is not None
-    assert 0 < last.time_left_s <= 1_000_000 / last.tokens_per_s
+    assert last.next_merge_s is None, "nobody else trains"
     assert last.share_of_peak is None, "the peak of a processor is not known"
 
 
@@ -178,7 +177,7 @@ def test_the_loop_trains_while_it_compiles_and_says_so(run_file: RunFile, tmp_pa
     """The compiler fails here, and training goes on."""
     events: list[Fields] = []
     stop = Stop()
-    speeds: list[Speed] = []
+    speeds: list[PeerStatus] = []
 
     def on_event(fields: Fields) -> None:
         events.append(fields)
@@ -193,7 +192,7 @@ def test_the_loop_trains_while_it_compiles_and_says_so(run_file: RunFile, tmp_pa
         raise KeyError("no such instruction")
 
     def on_step(run: Run) -> None:
-        speeds.append(run.speed)
+        speeds.append(run.status)
         if len(speeds) == 3:
             trained.set()
 
@@ -211,7 +210,7 @@ def test_the_loop_trains_while_it_compiles_and_says_so(run_file: RunFile, tmp_pa
         on_step=on_step,
         engine=engine,
     )
-    assert 0 < found.steps < 10_000
+    assert 0 < found.status.steps < 10_000
     names = [event["event"] for event in events]
     assert (names.count("compiling"), names.count("compile_failed")) == (1, 1)
     # There was no bar before the time was known.
@@ -271,7 +270,7 @@ def test_a_step_that_the_scaler_skips_counts_no_tokens(run_file: RunFile, tmp_pa
         engine=open_engine(run_file, settings, made=partial(Engine, loss=loss)),
     )
     assert calls == 4
-    assert (found.steps, found.tokens) == (3, 3 * 2 * 16)
+    assert (found.status.steps, found.status.tokens) == (3, 3 * 2 * 16)
 
 
 def test_a_restart_goes_on_with_the_next_sequence_and_the_same_moments(
@@ -323,7 +322,7 @@ def test_a_wish_to_leave_ends_the_loop_after_the_step_under_way(
         run_file, own=own(tmp_path / "peer"), settings=settings, stop=stop, on_event=hear
     )
     assert outcome.stopped
-    assert outcome.steps < 10_000
+    assert outcome.status.steps < 10_000
 
 
 def test_a_peer_refused_in_the_middle_of_a_run_reports_the_reason(
@@ -372,7 +371,7 @@ def test_text_is_looked_for_where_the_peer_says_and_not_in_its_own_folder(
     (tmp_path / "peer" / "data" / "corpus.txt").rename(tmp_path / "texts" / "corpus.txt")
     settings = replace(settings, data_directory=tmp_path / "texts")
     steps = TrainerSettings(device="cpu", threads=1, steps_max=1)
-    assert train(run_file, own=settings, settings=steps, stop=Stop()).steps == 1
+    assert train(run_file, own=settings, settings=steps, stop=Stop()).status.steps == 1
 
 
 def test_a_founder_begins_with_the_weights_that_it_is_given(
@@ -383,13 +382,14 @@ def test_a_founder_begins_with_the_weights_that_it_is_given(
         torch.nn.init.zeros_(parameter)  # then every byte is as likely as any other
     save_weights(model, tmp_path / "zeros.safetensors")
 
-    def train_with(weights: Path) -> Outcome:
+    def loss_with(weights: Path) -> float | None:
         settings = TrainerSettings(device="cpu", threads=1, steps_max=1, weights=weights)
-        return train(run_file, own=own(tmp_path / "peer"), settings=settings, stop=Stop())
+        outcome = train(run_file, own=own(tmp_path / "peer"), settings=settings, stop=Stop())
+        return outcome.status.loss
 
-    assert train_with(tmp_path / "zeros.safetensors").loss == pytest.approx(math.log(256), abs=1e-5)
+    assert loss_with(tmp_path / "zeros.safetensors") == pytest.approx(math.log(256), abs=1e-5)
     with pytest.raises(WeightsUnfit):
-        train_with(tmp_path / "peer" / "corpus.txt")
+        loss_with(tmp_path / "peer" / "corpus.txt")
 
 
 def test_files_beside_the_key_are_not_trained_on(tmp_path: Path) -> None:

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from peer.bridge.messages import Measure
-from peer.trainer.news import NO_FACTS, News
+from peer.bridge.messages import Measure, Report
+from peer.status import PeerStatus
+from peer.trainer.news import News
 
 
 def test_counters_never_run_backwards_when_an_agent_is_replaced_or_a_fork_given_up() -> None:
     news = News()
 
     def hear(rounds: int, tokens: int) -> tuple[int, int, int, int]:
-        news.hear(
-            msgspec.structs.replace(
-                NO_FACTS,
-                rounds=rounds,
-                bytes_sent=10 * rounds,
-                merged_tokens=tokens,
-                global_tokens=tokens + 5,
-            )
-        )
-        facts = news.facts
-        return facts.rounds, facts.bytes_sent, facts.merged_tokens, facts.global_tokens
+        status = PeerStatus(rounds=rounds, bytes_sent=10 * rounds, global_tokens=tokens)
+        news.hear(Report(status=status, scheduled_tokens=tokens + 5))
+        report, status = news.report, news.report.status
+        return status.rounds, status.bytes_sent, status.global_tokens, report.scheduled_tokens
 
     assert hear(7, 100) == (7, 70, 100, 105)
     assert hear(8, 60) == (8, 80, 100, 105)
@@ -44,8 +36,8 @@ def test_tokens_fall_where_the_owner_of_the_run_takes_it_back() -> None:
     news = News()
 
     def hear(tokens: int, gone_back: int) -> int:
-        news.hear(msgspec.structs.replace(NO_FACTS, global_tokens=tokens, gone_back=gone_back))
-        return news.facts.global_tokens
+        news.hear(Report(scheduled_tokens=tokens, gone_back=gone_back))
+        return news.report.scheduled_tokens
 
     assert hear(100, 0) == 100
     assert hear(40, 7) == 40
@@ -60,7 +52,7 @@ def test_a_trainer_beside_keepers_only_is_alone() -> None:
     news = News()
 
     def hear(peers: int, *, others_train: bool) -> bool:
-        news.hear(msgspec.structs.replace(NO_FACTS, peers=peers, others_train=others_train))
+        news.hear(Report(status=PeerStatus(peers=peers), others_train=others_train))
         return news.is_alone
 
     assert news.is_alone

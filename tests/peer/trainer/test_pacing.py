@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import msgspec
 import pytest
 import torch
 
-from peer.bridge.messages import Facts
+from peer.bridge.messages import Report
 from peer.trainer import pacing
-from peer.trainer.news import NO_FACTS
 from peer.trainer.pacing import Pacer
-
-
-def facts(**limits: object) -> Facts:
-    return msgspec.structs.replace(NO_FACTS, **limits)
 
 
 class Clock:
@@ -48,14 +42,14 @@ def pacer() -> Iterator[Pacer]:
 
 
 def test_a_share_of_the_time_is_worked_and_the_rest_is_slept(pacer: Pacer, clock: Clock) -> None:
-    limited = facts(cpu_share=0.25, accelerator_share=0.1)
+    limited = Report(cpu_share=0.25, accelerator_share=0.1)
     pacer.pause(limited)  # the step before was not under a limit
     for _ in range(3):
         clock.now += 2.0
         pacer.pause(limited)
     assert clock.slept == [6.0, 6.0, 6.0]
     clock.now += 2.0
-    pacer.pause(facts(cpu_share=1.0))
+    pacer.pause(Report(cpu_share=1.0))
     assert len(clock.slept) == 3, "the limit was taken away"
 
 
@@ -68,28 +62,28 @@ def test_queued_work_of_an_accelerator_counts_as_work(
 
     monkeypatch.setattr(torch.accelerator, "synchronize", synchronize)
     pacer = Pacer(pace_s=0.0, device=torch.device("cuda", 1))
-    limited = facts(cpu_share=1.0, accelerator_share=0.5)
+    limited = Report(cpu_share=1.0, accelerator_share=0.5)
     pacer.pause(limited)
     clock.now += 0.5  # all that this thread does for a step
     pacer.pause(limited)
     assert clock.slept == [3.5]
     before = clock.now
-    pacer.pause(facts(cpu_share=1.0, accelerator_share=1.0))
+    pacer.pause(Report(cpu_share=1.0, accelerator_share=1.0))
     assert clock.now == before, "without a limit it waits for nothing"
 
 
 def test_threads_are_limited_and_given_back(pacer: Pacer, clock: Clock) -> None:
     torch.set_num_threads(3)
-    pacer.pause(facts(threads=2))
+    pacer.pause(Report(threads=2))
     assert torch.get_num_threads() == 2
-    pacer.pause(facts(threads=16))
+    pacer.pause(Report(threads=16))
     assert torch.get_num_threads() == 3, "never more than the program had"
-    pacer.pause(facts(threads=1))
+    pacer.pause(Report(threads=1))
     assert torch.get_num_threads() == 1
-    pacer.pause(facts())
+    pacer.pause(Report())
     assert torch.get_num_threads() == 3
     torch.set_num_threads(2)  # the program's own business again
-    pacer.pause(facts())
+    pacer.pause(Report())
     assert torch.get_num_threads() == 2
 
 
@@ -108,7 +102,7 @@ def test_code_for_an_accelerator_is_not_compiled_anew_for_another_number_of_thre
     pacer = Pacer(pace_s=0.0, device=torch.device("cuda"))
     try:
         for wanted in (None, 2, 1):
-            pacer.pause(facts(threads=wanted))
+            pacer.pause(Report(threads=wanted))
             doubled(torch.ones(2))
     finally:
         torch.set_num_threads(threads)

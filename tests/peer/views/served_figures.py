@@ -15,13 +15,13 @@ ROOT = Path(__file__).parents[3]
 
 
 def names(text: str) -> set[str]:
-    return set(re.findall(r"\bshoal_[a-z_]+", text))
+    return set(re.findall(r"\bshoal_[a-z_0-9]+", text))
 
 
 def served_by_agents() -> set[str]:
     class Figures:
         def collect(self) -> object:
-            return agent_page.figures(a_status())
+            return agent_page.metrics(a_status())
 
     registry = CollectorRegistry()
     registry.register(Figures())  # type: ignore[arg-type]

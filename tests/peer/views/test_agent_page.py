@@ -10,11 +10,10 @@ from averaging.history.merged_map import Mark
 from dht.identity import PeerId
 from dht.membership.table import Member
 from dht.records import PeerRecord, pack_versions
-from peer.bridge.messages import Device
 from peer.events.board import Board
 from peer.events.names import Names
-from peer.status import Status
-from peer.views.agent_page import KnownPeers, OwnState, content, peer_rows
+from peer.status import PeerRow, PeerStatus
+from peer.views.agent_page import KnownPeers, content, peer_rows
 from tests.peer.statuses import a_status
 
 ANNA, BORIS, GONE = PeerId("anna"), PeerId("boris"), PeerId("gone")
@@ -41,13 +40,14 @@ def a_member(peer: PeerId, *, versions: bytes = b"", trains: bool = True) -> Mem
     )
 
 
-def rows_by_name(*members: Member, merged: dict[PeerId, int]) -> dict[str, dict[str, object]]:
+def rows_by_name(*members: Member, merged: dict[PeerId, int]) -> dict[str, PeerRow]:
     marks = {peer: Mark(1, 1, tokens) for peer, tokens in merged.items()}
     last = {BORIS: "merged 2/7"}
     known = KnownPeers(members, marks, last, now=100.0)
     rows = peer_rows(a_status(), known, lambda peer: f"?{peer}")
-    assert [row["share"] for row in rows] == sorted((r["share"] for r in rows), reverse=True)
-    return {str(row["name"]): row for row in rows}
+    shares = [row.share or 0.0 for row in rows]
+    assert shares == sorted(shares, reverse=True)
+    return {row.name: row for row in rows}
 
 
 def test_the_share_of_a_peer_is_that_of_the_tokens_in_the_model() -> None:
@@ -55,10 +55,10 @@ def test_the_share_of_a_peer_is_that_of_the_tokens_in_the_model() -> None:
         a_member(BORIS, versions=pack_versions((9, 7))), merged={BORIS: 300, GONE: 100}
     )
     boris, gone = rows["boris"], rows["?gone"]
-    assert (boris["share"], boris["version"], boris["seen_s"]) == (0.75, 7, 10.0)
-    assert (boris["state"], gone["state"], gone["share"]) == ("training", "gone", 0.25)
-    assert (boris["last"], gone["last"], gone["behind"]) == ("merged 2/7", None, None)
-    assert rows[a_status().name]["you"] is True
+    assert (boris.share, boris.version, boris.seen_s) == (0.75, 7, 10.0)
+    assert (boris.state, gone.state, gone.share) == ("training", "gone", 0.25)
+    assert (boris.last, gone.last, gone.behind) == ("merged 2/7", None, None)
+    assert rows[a_status().name].you is True
 
 
 def test_the_versions_a_peer_is_behind_are_counted_from_the_newest() -> None:
@@ -67,32 +67,32 @@ def test_the_versions_a_peer_is_behind_are_counted_from_the_newest() -> None:
         a_member(BORIS, versions=pack_versions((9, 9))),
         merged={},
     )
-    assert (rows["anna"]["behind"], rows["boris"]["behind"]) == (0, 2)
+    assert (rows["anna"].behind, rows["boris"].behind) == (0, 2)
 
 
 def test_a_peer_without_a_state_joins_and_one_that_makes_no_steps_rests() -> None:
     rests = a_member(BORIS, trains=False, versions=pack_versions((9, 7)))
-    assert rows_by_name(rests, merged={})["boris"]["state"] == "resting"
-    assert rows_by_name(a_member(BORIS, trains=False), merged={})["boris"]["state"] == "joining"
+    assert rows_by_name(rests, merged={})["boris"].state == "resting"
+    assert rows_by_name(a_member(BORIS, trains=False), merged={})["boris"].state == "joining"
 
 
 def test_the_percentages_sum_to_a_hundred_also_with_many_who_left() -> None:
     merged = {PeerId(f"gone-{number}"): 10 + number for number in range(50)}
     rows = rows_by_name(a_member(BORIS), merged={BORIS: 1000, **merged})
-    assert sum(round(10 * float(str(row["percent"]))) for row in rows.values()) == 1000
-    assert rows["18 others"]["state"] == "gone"
-    assert {row["percent"] for row in rows_by_name(merged={}).values()} == {None}
+    assert sum(round(10 * (row.percent or 0.0)) for row in rows.values()) == 1000
+    assert rows["18 others"].state == "gone"
+    assert {row.percent for row in rows_by_name(merged={}).values()} == {None}
 
 
 def test_the_page_has_the_speed_the_fates_and_the_use_of_the_machine() -> None:
-    page = a_page(a_status())
+    use = {"processor_share": 0.5, "share_of_peak": 0.37, "device_bytes": 2e9}
+    page = a_page(a_status(orders=("paused",), time_left_s=60.0, **use))
     assert (page["state"], page["link"]) == ("training", None)
     assert page["orders"] == ["paused"]
     figures = page["figures"]
     assert figures["tokens_per_s"] == 20.0  # 100 tokens in 10 steps of half a second
     assert figures["fates_text"] == "100 trained: 90 merged, 10 pending, 0 discarded"
-    wanted = {"processor_share": 0.5, "share_of_peak": 0.37, "device_bytes": 2e9}
-    assert figures.items() >= {**wanted, "temperature_c": None, "time_left_s": 60.0}.items()
+    assert figures.items() >= {**use, "temperature_c": None, "time_left_s": 60.0}.items()
 
 
 def test_the_page_of_a_run_that_is_over_says_so() -> None:
@@ -101,17 +101,7 @@ def test_the_page_of_a_run_that_is_over_says_so() -> None:
     assert a_page(msgspec.structs.replace(a_status(), ended_at=5.0))["ended_at"] == 5.0
 
 
-def a_page(status: Status) -> dict[str, Any]:
-    own = OwnState(
-        link="",
-        tokens_goal=None,
-        rest=None,
-        limits=(),
-        orders=("paused",),
-        in_flight=(),
-        processor_share=0.5,
-        device=Device(share_of_peak=0.37, memory_bytes=2e9, temperature_c=None),
-        time_left_s=60.0,
-    )
+def a_page(status: PeerStatus) -> dict[str, Any]:
     known = KnownPeers((), {}, {}, now=100.0)
-    return content(status, Board(Names({})), known, own, run_id="", run_name="", wall_time=0.0)
+    rows = peer_rows(status, known, lambda peer: f"?{peer}")
+    return content(status, Board(Names({})), rows, run_id="", run_name="", wall_time=0.0)

@@ -51,7 +51,8 @@ def test_the_alerts_ask_for_figures_that_are_served_and_say_what_is_wrong() -> N
 
 
 def test_every_figure_is_documented() -> None:
-    documented = names((ROOT / "docs/lend/watching.md").read_text())
+    pages = ("docs/lend/watching.md", "docs/reference/api.md")
+    documented = names(" ".join((ROOT / page).read_text() for page in pages))
     served = served_by_agents() | served_by_bootstrap_peers()
     created = {name for name in served if name.endswith("_created")}
     assert served - created <= documented

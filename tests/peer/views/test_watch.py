@@ -12,10 +12,9 @@ import pytest
 from dht.identity import Identity, PeerId
 from peer.bridge.messages import Fields
 from peer.joining.link import only_from
-from peer.status import HeldOut
-from peer.trainer.observed_run import BlockedTime, Outcome, Speed, Stats
-from peer.views.progress import done, outcome_text, progress_line, speed_texts
-from peer.views.screen import PeerRow
+from peer.status import HeldOut, PeerRow
+from peer.trainer.loop import Outcome
+from peer.views.progress import ON_A_LINE, done, outcome_text, progress_line
 from peer.views.watch import (
     LEAVING,
     JsonReporter,
@@ -25,6 +24,7 @@ from peer.views.watch import (
     sentence,
     with_whole_shares,
 )
+from tests.peer.statuses import a_status
 
 ROUND: Fields = {
     "event": "round",
@@ -47,35 +47,15 @@ def test_a_loss_that_is_not_finite_is_valid_json() -> None:
     said: list[str] = []
     with JsonReporter(said.append) as reporter:
         reporter.on_event({"event": "measured", "loss": float("nan")})
-        reporter.tell_progress({"event": "progress", "loss": float("inf")})
+        reporter.tell_progress(a_status(loss=float("inf")))
     assert [json.loads(line)["loss"] for line in said] == [None, None]
 
 
 def test_the_last_line_says_how_it_goes_on_from_the_folder() -> None:
-    blocked = BlockedTime(*[0.0] * 6)
-    stats = Stats(
-        steps=12,
-        tokens=96,
-        step_time_s=0.1,
-        blocked=blocked,
-        agent_restarts=0,
-        rounds=0,
-        rounds_missed=0,
-        bytes_sent=0,
-        bytes_received=0,
-        fates={},
-    )
+    held_out = HeldOut(3, 1.9317, PeerId("p"), 1_070_000)
+    status = a_status(steps=12, tokens=96, loss=2.0, held_out=held_out, fates={})
     left = Outcome(
-        finished=False,
-        stopped=True,
-        lost=None,
-        steps=12,
-        tokens=96,
-        global_tokens=96,
-        loss=2.0,
-        held_out=HeldOut(3, 1.9317, PeerId("p"), 1_070_000),
-        stats=stats,
-        directory=Path("my peer"),
+        finished=False, stopped=True, lost=None, status=status, directory=Path("my peer")
     )
     assert "loss 2.000, held-out loss 1.932 at 1.07 M tokens; tokens: " in outcome_text(left)
     assert (done(left)["held_out_loss"], done(left)["held_out_tokens"]) == (1.9317, 1_070_000)
@@ -164,32 +144,24 @@ def test_the_plain_reporter_tells_the_reason_to_leave_once() -> None:
 
 
 def test_a_line_of_progress_may_lack_a_loss() -> None:
-    record = {
-        "steps": 1,
-        "loss": None,
-        "peers": 1,
-        "global_tokens": 0,
-        "rounds": 0,
-        "bytes_sent": 0,
-        "blocked_fraction": 0.0,
-    }
-    assert "loss -" in progress_line(record)
+    assert "loss -" in progress_line(a_status(loss=None))
 
 
 def test_only_known_parts_of_the_speed_are_shown() -> None:
-    known = Speed(
-        tokens_per_s=425e3,
+    known = a_status(
+        tokens=10 * 425_000,
+        step_time_s=1.0,
         share_of_peak=0.367,
         time_left_s=3725.0,
         next_merge_s=12.0,
         device_bytes=17e9,
         temperature_c=61.2,
     )
-    assert ", ".join(speed_texts(known)) == (
-        "425 k tokens/s (37% of peak), 1:02:05 left, next merge in 0:12, 17 GB on the device, 61 °C"
+    assert ", ".join(known.words(ON_A_LINE)) == (
+        "425 k tokens/s, 37% of peak, 1:02:05 left, next merge in 0:12, 17 GB on the device, 61 °C"
     )
-    assert speed_texts(Speed(tokens_per_s=10.0)) == ["10 tokens/s"]
-    assert speed_texts(Speed()) == []
+    assert a_status(tokens=100, step_time_s=1.0).words(ON_A_LINE) == ["10 tokens/s"]
+    assert a_status(steps=0).words(ON_A_LINE) == []
 
 
 def test_the_watch_keeps_a_bounded_number_of_news() -> None:
@@ -206,13 +178,12 @@ def test_a_sentence_has_no_control_characters() -> None:
 
 
 def test_the_shares_on_the_screen_sum_to_a_hundred() -> None:
-    rows = [PeerRow("you", "training", share=1 / 3), PeerRow("anna", "training", share=1 / 3)]
-    rows.append(PeerRow("and 9 more", "", share=1 / 3))
-    shown = with_whole_shares(rows)
-    assert [row.share for row in shown] == [0.34, 0.33, 0.33]
-    assert [row.share for row in with_whole_shares([PeerRow("you", "training", share=0.0)])] == [
-        None
-    ]
+    def shares(*rows: tuple[str, float]) -> list[float | None]:
+        made = [PeerRow(name=name, state="training", share=share) for name, share in rows]
+        return [row.share for row in with_whole_shares(made)]
+
+    assert shares(("you", 1 / 3), ("anna", 1 / 3), ("and 9 more", 1 / 3)) == [0.34, 0.33, 0.33]
+    assert shares(("you", 0.0)) == [None]
 
 
 def test_a_request_to_leave_is_acknowledged_before_the_step_under_way_ends(
