@@ -14,7 +14,7 @@
 - ``documents``: pages and sections that messages name.
 - ``calls`` of peers of a run: ``status``, ``description``, ``attestable``. ``errors``: all
   expected failures. ``results``: tables and plots. ``quantities``, ``signals``, ``processes``,
-  ``descriptors``, ``optional_packages``, ``https``, ``event_loop``, ``limited``: small parts that
+  ``descriptors``, ``optional``, ``https``, ``event_loop``, ``limited``: small parts that
   several rooms use.
 
 Start reading at ``trainer.session`` (a training loop) or ``agent.agent`` (its agent).

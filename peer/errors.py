@@ -369,6 +369,14 @@ class ExtraMissing(PeerError):
     )
 
 
+class PartMissing(PeerError):
+    """A part of ``peer.extras`` is left out of this installation."""
+
+    exit_code = 2
+    part: str
+    message = "this needs peer.extras.{part}, which is not part of this installation of Shoal"
+
+
 class DataUnavailable(PeerError):
     """The training data is not on this machine, or there is too little of it."""
 

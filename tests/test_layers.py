@@ -84,18 +84,7 @@ all that stands before ``peer.extras``, does without it."""
 FROM_CORE_TO_EXTRAS = {
     "peer.agent.keeper": {"peer.extras.site", "peer.extras.site.publishing"},
     "peer.agent.online_peer": {"peer.extras.credit", "peer.extras.credit.accounting"},
-    "peer.cli": {
-        "peer.extras.credit",
-        "peer.extras.doctor",
-        "peer.extras.hosting",
-        "peer.extras.orders",
-        "peer.extras.use",
-    },
-    "peer.cli.found_models": {"peer.extras.bases", "peer.extras.use"},
     "peer.cli.keeping": {"peer.extras.site", "peer.extras.site.publishing"},
-    "peer.cli.models": {"peer.extras", "peer.extras.bases"},
-    "peer.cli.run_files": {"peer.extras.bases", "peer.extras.orders"},
-    "peer.cli.taking_part": {"peer.extras.orders"},
     "peer.joining.visit": {"peer.extras.credit.accounting"},
     "peer.model.export.facts": {"peer.extras.credit", "peer.extras.credit.accounting"},
     "peer.model.export.folder": {"peer.extras.bases"},
@@ -458,6 +447,27 @@ def ways_to_run_received_bytes(modules: Modules) -> list[str]:
                 for word in node.keywords
                 if word.arg == "allow_pickle" and ast.unparse(word.value) != "False"
             ]
+    return wrong
+
+
+def strange_extras(modules: Modules) -> list[str]:
+    """Modules of ``peer.extras`` that the core names and that do not exist: they would be skipped
+    as if they were left out. It may name them to ``peer.optional`` alone."""
+    wrong = []
+    for module in ours(modules):
+        if module.name.startswith("peer.extras"):
+            continue
+        for node in module.nodes:
+            match node:
+                case ast.Call(func=ast.Name(id="extra" | "extras"), args=named):
+                    wrong += [
+                        f"{module.name}:{node.lineno} names {name!r}"
+                        for each in named
+                        if isinstance(each, ast.Constant)
+                        and f"peer.extras.{(name := str(each.value))}" not in modules
+                    ]
+                case ast.Call(args=[ast.Constant(value=str(name))]) if "peer.extras" in name:
+                    wrong.append(f"{module.name}:{node.lineno} imports {name}")
     return wrong
 
 
@@ -824,6 +834,7 @@ RULES: dict[Rule, Modules] = {
     hivemind_elsewhere: planted(dht__libp2p__hivemind_host="import hivemind.p2p"),
     torch_below_peer: planted(averaging__numbers__codec="from torch import Tensor"),
     loops_elsewhere: planted(peer__agent__station="import uvloop"),
+    strange_extras: planted(peer__cli__families="extras('credit.comands')"),
     ways_to_run_received_bytes: planted(peer__storage__checkpoint="torch.load(path)"),
     attributes_set_later: planted(
         peer__agent__station="class Station:\n"
@@ -912,6 +923,15 @@ def test_the_core_imports_extras_nowhere_else() -> None:
         for core in FROM_CORE_TO_EXTRAS
     }
     assert arrows == FROM_CORE_TO_EXTRAS
+
+
+@pytest.mark.parametrize(
+    "source", ["extra('gguf')", "import_module('peer.extras.gguf')", "import peer.extras.gguf"]
+)
+def test_an_extra_is_named_to_one_function_and_not_imported(source: str) -> None:
+    modules = planted(peer__cli__families=source, peer__extras__gguf="")
+    found = [*strange_extras(modules), *imports_against_the_order(modules)]
+    assert bool(found) == ("peer.extras" in source)
 
 
 def test_every_room_in_the_order_exists() -> None:

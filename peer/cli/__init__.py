@@ -45,30 +45,39 @@ from peer.cli import (
 )
 from peer.cli.application import OWN_A_RUN, UsageError, app, complain, reported
 from peer.errors import ExitCode
-from peer.extras.credit import commands as crediting
-from peer.extras.doctor import commands as doctor
-from peer.extras.hosting import commands as hosting
-from peer.extras.orders import owning
-from peer.extras.use import commands as using
+from peer.optional import extras
 
 FROM_ENVIRONMENT = ("start", "join", "keep", "bootstrap")
 """Commands whose options are taken from the environment where the command line has none."""
 
-for family in (taking_part, keeping, owning):
-    app.add_typer(family.commands)  # the help lists them in this order
-app.add_typer(run_files.runs, name="run", rich_help_panel=OWN_A_RUN)
-app.add_typer(preparing.data, name="data", rich_help_panel=OWN_A_RUN)
-for family in (steering, crediting, models, using, hosting, doctor, trying, simulating, reading):
-    app.add_typer(family.commands)
-
 
 @cache
 def command() -> Any:
-    """The command line of ``app``, built once: Typer evaluates the annotations of all options."""
+    """The command line of ``app``, built once: Typer evaluates the annotations of all options.
+
+    The help lists the commands in this order.
+    """
+    for family in (taking_part, keeping, *extras("orders.owning")):
+        app.add_typer(family.commands)
+    for family in extras("orders.owning", "orders.directing"):
+        run_files.runs.add_typer(family.runs)
+    app.add_typer(run_files.runs, name="run", rich_help_panel=OWN_A_RUN)
+    app.add_typer(preparing.data, name="data", rich_help_panel=OWN_A_RUN)
+    for family in (
+        steering,
+        *extras("credit.commands"),
+        models,
+        *extras("use.commands", "hosting.commands", "doctor.commands"),
+        trying,
+        simulating,
+        reading,
+    ):
+        app.add_typer(family.commands)
     built: Any = typer.main.get_command(app)
     _leave_flags_bare(built)
     for name in FROM_ENVIRONMENT:
-        _take_from_environment(built.commands[name])
+        if name in built.commands:
+            _take_from_environment(built.commands[name])
     return built
 
 

@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from dht.identity import RunId
-from peer.cli.application import complain, report_if_slow, start_logging
+from peer.cli.application import complain, start_logging
 from peer.cli.finding import find_known_run
 from peer.cli.showing import progress
 from peer.errors import NobodyMet
+from peer.optional import extra
 from peer.quantities import bytes_text, plural
 from peer.run_file.base import base_of
 from peer.run_file.sections import CustomModel, RunFile
 from peer.storage.here import with_own_peers
-from peer.storage.home import OUTER, data_cache, data_home, default_directory, keeper_directory
+from peer.storage.home import OUTER, data_cache, default_directory, keeper_directory
 
 if TYPE_CHECKING:
     from averaging.numbers.layout import Layout
-    from peer.extras.use.ready import ReadyModel
     from peer.joining.visit import RunStatus
     from peer.model.export.facts import Facts
     from peer.model.export.tokenizer import TokenizerFiles
     from peer.storage.outer_state import OuterState
-
-
-LOADING = "still loading the model"
-
-ONE_FILE = (".safetensors", ".gguf")
-"""Endings of the files that ``shoal export`` writes for other programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +83,7 @@ def find_model(
     *,
     data_dir: Path | None,
     quiet: bool,
-    check: Callable[[RunFile], None] = lambda run: None,
+    check: Callable[[RunFile], None] | None = None,
 ) -> FoundModel:
     """Read the newest checkpoint in a folder, or download the parameters of a run.
 
@@ -111,7 +101,8 @@ def find_model(
     outer = load_outer(CheckpointFolder(folder / OUTER, reads_only=True))
     if outer is None:
         raise NothingToExport(str(folder / OUTER))
-    check(outer.run)
+    if check is not None:
+        check(outer.run)
     return FoundModel(outer, facts_in_folder(folder, outer), data_dir or folder / "data")
 
 
@@ -121,7 +112,7 @@ def _download(
     *,
     data_dir: Path | None,
     quiet: bool,
-    check: Callable[[RunFile], None],
+    check: Callable[[RunFile], None] | None,
 ) -> FoundModel:
     from peer.event_loop import run_unless_stopped
     from peer.joining.link import Link
@@ -130,7 +121,8 @@ def _download(
 
     start_logging(logging.ERROR)
     found = find_known_run(where)
-    check(found.run)
+    if check is not None:
+        check(found.run)
     layout = _layout_of(found.run)
     run_id = found.run.run_id
     link = Link(run_id, with_own_peers(run_id, found.seeds), found.invite)
@@ -176,55 +168,6 @@ def _layout_of(run: RunFile) -> Layout | None:
     return recipe_layout(run)
 
 
-def find_ready(where: str, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
-    """The model of a run, or that in an exported folder, in memory and with its tokenizer."""
-    check_link(where)
-    check_there(where)
-    from peer.extras.use.ready import check_buildable, is_export, ready_in, ready_of_run
-
-    if Path(where).suffix in ONE_FILE and Path(where).is_file():
-        raise typer.BadParameter(
-            f"{where} is one file of parameters; pass the run's folder or link, or a folder that "
-            "`shoal export --to hf` has written"
-        )
-    if not is_remote(where) and is_export(Path(where)):
-        with report_if_slow(LOADING):
-            return ready_in(Path(where), data_dir=data_dir)
-    if not is_remote(where) and is_adapter_folder(Path(where)):
-        return _ready_adapter(Path(where), data_dir=data_dir, quiet=quiet)
-    parts = data_home(os.environ) / "model"
-    parts.parent.mkdir(parents=True, exist_ok=True)
-    found = find_model(where, parts, data_dir=data_dir, quiet=quiet, check=check_buildable)
-    found.check_recipe()
-    base = found.base(quiet=quiet)
-    with report_if_slow(LOADING):
-        ready = ready_of_run(found.outer, found.tokenizer(), data_dir=found.data_dir, base=base)
-    shutil.rmtree(parts_of(found.outer.run, parts), ignore_errors=True)
-    return ready
-
-
-def is_adapter_folder(folder: Path) -> bool:
-    """Return whether peft has written the adapters in this folder."""
-    return (folder / "adapter_config.json").is_file()
-
-
-def _ready_adapter(folder: Path, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
-    from peer.extras.bases.lora import check_peft
-    from peer.extras.use.adapted import adapted_in
-    from peer.extras.use.ready import run_of
-
-    check_peft()
-    run = run_of(folder)
-    base = None
-    if run is not None and (named := base_of(run.model)) is not None:
-        # A base in a folder is in the run's data folder; often the adapters were written beside it.
-        beside = folder.absolute().parent
-        places = data_dir or (beside if (beside / named.source).is_dir() else folder)
-        base = fetched_base(run, founds=False, data_dir=places, quiet=quiet)
-    with report_if_slow(LOADING):
-        return adapted_in(folder, run, base, data_dir=data_dir)
-
-
 def parts_of(run: RunFile, parts: Path) -> Path:
     """The folder for what has arrived of a download of this run."""
     return parts.with_name(f".{parts.name}.{run.run_id[:16]}.parts")
@@ -235,21 +178,22 @@ def fetched_base(run: RunFile, *, founds: bool, data_dir: Path, quiet: bool) -> 
 
     Raises ``BaseUnavailable`` or ``ExtraMissing``.
     """
-    from peer.extras.bases.base_models import base_folder, missing_files
     from peer.model.recipes import needs_base
 
     base = base_of(run.model)
     if base is None or not needs_base(run, founds=founds):
         return None
-    if missing := missing_files(run, cache_dir=data_cache()):
+    base_models = extra("bases.base_models")
+    if missing := base_models.missing_files(run, cache_dir=data_cache()):
         complain(f"fetching {base.text} into {data_cache()}: {plural(len(missing), 'file')}")
     with progress("fetching the base, file by file", quiet=quiet) as show:
-        return base_folder(
+        folder: Path = base_models.base_folder(
             run,
             cache_dir=data_cache(),
             data_dir=data_dir,
             tell=lambda name, share: show(share),
         )
+    return folder
 
 
 def base_to_fetch(run: RunFile, *, founds: bool) -> str | None:
@@ -257,14 +201,14 @@ def base_to_fetch(run: RunFile, *, founds: bool) -> str | None:
 
     Its size is asked for where the files are.
     """
-    from peer.extras.bases.base_models import missing_bytes, missing_files
     from peer.model.recipes import needs_base
 
     base, cache_dir = base_of(run.model), data_cache()
     if base is None or not needs_base(run, founds=founds):
         return None
-    if not (missing := missing_files(run, cache_dir=cache_dir)):
+    base_models = extra("bases.base_models")
+    if not (missing := base_models.missing_files(run, cache_dir=cache_dir)):
         return None
-    size = missing_bytes(run, cache_dir=cache_dir)
+    size = base_models.missing_bytes(run, cache_dir=cache_dir)
     told = "of a size that is not known" if size is None else bytes_text(size)
     return f"{base.text}: {plural(len(missing), 'file')}, {told}, into {cache_dir}"

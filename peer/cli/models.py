@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,8 @@ from typer import Argument, Option
 
 from peer.cli.application import USE_THE_MODEL, Json, json_text
 from peer.cli.found_models import check_link, check_there, find_model, parts_of
+from peer.optional import extra
+from peer.run_file.sections import RunFile
 
 commands = typer.Typer()
 
@@ -23,6 +26,10 @@ class Form(StrEnum):
     HF = "hf"
     PEFT = "peft"
     GGUF = "gguf"
+
+
+OF_EXTRAS = {Form.PEFT: "bases.adapter", Form.GGUF: "gguf"}
+"""Modules of ``peer.extras`` with the functions ``check`` and ``write`` of a form."""
 
 
 class Dtype(StrEnum):
@@ -75,8 +82,6 @@ def export(
     """
     check_link(where)
     check_there(where)
-    from peer.extras.bases.adapter import check_adapters, write_adapter
-    from peer.extras.gguf import check_gguf, write_gguf
     from peer.model.export.folder import (
         Export,
         check_exportable,
@@ -87,21 +92,20 @@ def export(
     from peer.model.export.tensors import in_bf16
     from peer.storage.outer_state import write_model
 
-    checks = {Form.HF: check_exportable, Form.PEFT: check_adapters, Form.GGUF: check_gguf}
-    writers = {Form.HF: write_folder, Form.PEFT: write_adapter, Form.GGUF: write_gguf}
+    check: Callable[[RunFile], None] | None = None
+    write: Callable[[Export, Path], None] | None = None
+    if to is Form.HF:
+        check, write = check_exportable, write_folder
+    elif to in OF_EXTRAS:
+        form = extra(OF_EXTRAS[to])
+        check, write = form.check, form.write
     if to in (Form.HF, Form.PEFT):
         check_free(out)
     else:
         check_place(out, replaces=force)
-    found = find_model(
-        where,
-        out,
-        data_dir=data,
-        quiet=as_json,
-        check=checks.get(to, lambda run: None),
-    )
+    found = find_model(where, out, data_dir=data, quiet=as_json, check=check)
     outer = found.outer
-    if to in writers:
+    if write is not None:
         found.check_recipe()
         whole = Export(
             outer=outer,
@@ -110,7 +114,7 @@ def export(
             dtype=dtype.value,
             base=None if to is Form.PEFT else found.base(quiet=as_json),
         )
-        writers[to](whole, out)
+        write(whole, out)
     elif dtype is Dtype.BF16:
         write_model(outer, out, cast=in_bf16)
     else:

@@ -17,8 +17,7 @@ from peer.cli.application import Json, complain, json_text, report_if_slow
 from peer.cli.finding import check_new, no_peers
 from peer.cli.showing import usage_errors
 from peer.errors import DataUnavailable, Fault, NotWritten, RunFileError, RunFileUnreadable
-from peer.extras.bases.begun import new_text, run_from_base
-from peer.extras.orders import directing, owning
+from peer.optional import extra
 from peer.run_file.presets import STDLIB, name_from, preset, starting
 from peer.run_file.sections import OWNED_HUB_NAME, CustomData, CustomModel, HfData, RunFile
 from peer.storage.home import data_cache
@@ -27,8 +26,6 @@ FRAGMENT_MIN = 1000
 """Parameters of a fragment below which its rounds are mostly messages."""
 
 runs = typer.Typer(help="Write, check and own run files.", no_args_is_help=True)
-runs.add_typer(owning.runs)
-runs.add_typer(directing.runs)
 
 
 @runs.command("new")
@@ -107,12 +104,25 @@ def run_new(
         return
     with usage_errors():
         if base is not None:
-            run = run_from_base(base, rank=lora, data=data)
+            run = extra("bases.begun").run_from_base(base, rank=lora, data=data)
         else:
             assert size is not None
             run = preset(size, STDLIB if data is None else data)
         run = _with_commit(run)
-    _put(new_text(run, every=every), file)
+    _put(_text_of(run, every=every), file)
+
+
+def _text_of(run: RunFile, *, every: bool) -> str:
+    """The text of a run file. What a peer of the run needs is printed on stderr."""
+    from peer.run_file.reading import parse
+    from peer.run_file.writing import to_toml
+
+    parse(to_toml(run), source="--data")  # the name of a dataset may be none
+    from peer.trainer.needs import needs_of  # with torch: mistakes are told without it
+
+    notes = needs_of(run).lines
+    print("\n".join(notes), file=sys.stderr)
+    return to_toml(run, notes=notes, short=not every, every_recipe=every)
 
 
 def _named_after(file: Path | None) -> str:

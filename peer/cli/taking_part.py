@@ -35,7 +35,7 @@ from peer.cli.found_models import base_to_fetch, check_link, fetched_base
 from peer.cli.learner_options import Options, check_answerable, trains
 from peer.cli.showing import print_summary, usage_errors
 from peer.errors import ExitCode, FolderInUse, PeerError, RunOver
-from peer.extras.orders.owning import sign_if_owner_is_missing
+from peer.optional import extras
 from peer.quantities import plural
 from peer.run_file.sections import FilesData, HfData, RunFile, TextData
 from peer.storage.here import LOOKS_FIRST_S, peers_here, with_own_peers
@@ -75,7 +75,8 @@ def start(file: str, options: Options) -> int:
     from peer.joining.link import find_run
     from peer.storage.earlier import told_if_edited
 
-    sign_if_owner_is_missing(Path(file))
+    for owning in extras("orders.owning"):
+        owning.sign_if_owner_is_missing(Path(file))
     found = find_run(file, ask_peers=no_peers)
     check_answerable(options.yes)
     _check_machine(options)

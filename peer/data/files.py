@@ -40,7 +40,7 @@ from peer.data.text.formats import (
 from peer.data.text.token_cache import TokenCache
 from peer.data.text.tokenizing import ByteTokenizer, Facts
 from peer.data.text.workers import Job, Workers
-from peer.optional_packages import check_installed
+from peer.optional import check_installed
 from peer.run_file.base import base_of
 from peer.run_file.places import (
     TEXT_FORMATS,

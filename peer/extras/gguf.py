@@ -50,7 +50,7 @@ class NoGguf(PeerError):
     )
 
 
-def check_gguf(run: RunFile) -> None:
+def check(run: RunFile) -> None:
     """Raise ``NoGguf``, ``ExtraMissing``, or what ``check_exportable`` raises."""
     check_exportable(run)
     if isinstance(run.model, GptModel):
@@ -61,12 +61,12 @@ def check_gguf(run: RunFile) -> None:
         raise ExtraMissing("--to gguf", "gguf", "gguf")
 
 
-def write_gguf(export: Export, out: Path) -> None:
+def write(export: Export, out: Path) -> None:
     """Write the file; it is complete or absent.
 
-    Raises ``NotWritten``, and what ``check_gguf`` raises.
+    Raises ``NotWritten``, and what ``check`` raises.
     """
-    check_gguf(export.outer.run)
+    check(export.outer.run)
     with folder_beside(out) as temporary:
         write_model_files(export, temporary)
         if export.tokenizer is not None:

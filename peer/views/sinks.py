@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from peer.errors import ExtraMissing, PeerError
-from peer.optional_packages import check_installed, needed
+from peer.optional import check_installed, needed
 from peer.views import kubeflow
 
 if TYPE_CHECKING:

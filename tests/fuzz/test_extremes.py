@@ -49,7 +49,11 @@ def test_an_extreme_status_is_shown(made: status.PeerStatus) -> None:
 
 
 def test_no_text_of_a_status_moves_the_text_around_it() -> None:
-    texts = [f.name for f in msgspec.structs.fields(status.PeerStatus) if f.type in (status.Text, status.Words)]
+    texts = [
+        f.name
+        for f in msgspec.structs.fields(status.PeerStatus)
+        if f.type in (status.Text, status.Words)
+    ]
     assert len(texts) >= 8
     for name in texts:
         for text in OBEYED:

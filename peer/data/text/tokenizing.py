@@ -21,7 +21,7 @@ from peer.data.text.formats import Item
 from peer.data.text.token_cache import PieceTokens
 from peer.data.text.tokenizer_json import checked
 from peer.errors import DataUnavailable, one_line
-from peer.optional_packages import needed
+from peer.optional import needed
 
 BATCH_CHARACTERS = 1 << 18
 FILE_MAX_BYTES = 1 << 26

@@ -17,7 +17,7 @@ from peer.storage.tensor_file import write_safetensors
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
-def check_adapters(run: RunFile) -> None:
+def check(run: RunFile) -> None:
     """Raise ``Unusable`` or ``ExtraMissing``."""
     if not isinstance(run.model, HfModel) or run.model.lora is None:
         raise Unusable(
@@ -28,13 +28,13 @@ def check_adapters(run: RunFile) -> None:
     check_peft()
 
 
-def write_adapter(export: Export, out: Path) -> None:
+def write(export: Export, out: Path) -> None:
     """Write the folder, which must not exist or be empty; it is complete or absent.
 
-    Raises ``NotWritten``, and what ``check_adapters`` raises.
+    Raises ``NotWritten``, and what ``check`` raises.
     """
     run = export.outer.run
-    check_adapters(run)
+    check(run)
 
     def fill(folder: Path) -> tuple[str, int]:
         tensors = named_tensors(export.outer.layout, export.outer.states)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,16 +69,3 @@ def _data(name: str | None, tokenizer: str, end_token: str | None) -> Data:
         )
     dataset, _, commit = name.partition("@")
     return HfData(dataset=dataset, revision=commit or None, tokenizer=tokenizer)
-
-
-def new_text(run: RunFile, *, every: bool) -> str:
-    """The text of a run file. What a peer of the run needs is printed on stderr."""
-    from peer.run_file.reading import parse
-    from peer.run_file.writing import to_toml
-
-    parse(to_toml(run), source="--data")  # the name of a dataset may be none
-    from peer.trainer.needs import needs_of  # with torch: mistakes are told without it
-
-    notes = needs_of(run).lines
-    print("\n".join(notes), file=sys.stderr)
-    return to_toml(run, notes=notes, short=not every, every_recipe=every)

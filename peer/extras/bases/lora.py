@@ -19,7 +19,7 @@ from torch import nn
 
 from peer.errors import Fault, PeerError, RunFileError
 from peer.model.recipes.first_weights import draw
-from peer.optional_packages import check_installed
+from peer.optional import check_installed
 from peer.run_file.sections import Lora
 
 ADAPTER = "default"

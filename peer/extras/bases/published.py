@@ -25,7 +25,7 @@ from peer.extras.bases.base_models import (
     model_downloads,
     tensors_in,
 )
-from peer.optional_packages import hub_errors, needed
+from peer.optional import hub_errors, needed
 from peer.run_file.base import WEIGHTS_FORMAT
 from peer.run_file.hf_config import published_settings
 from peer.run_file.places import pinned

@@ -16,7 +16,7 @@ import typer
 from typer import Argument, Option
 
 from peer.cli.application import USE_THE_MODEL, Json, json_text, report_if_slow
-from peer.cli.found_models import find_ready
+from peer.extras.use.finding import find_ready
 from peer.storage.home import data_cache
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from peer.extras.use.codec import ByteCodec, Codec, FormCodec, Message, codec_in
 from peer.model.export.folder import RUN_FILE
 from peer.model.export.loading import model_of
 from peer.model.export.tokenizer import TokenizerFiles, is_of_bytes
-from peer.optional_packages import needed
+from peer.optional import needed
 from peer.run_file.reading import from_canonical
 from peer.run_file.sections import CustomModel, RunFile
 from peer.storage.outer_state import OuterState

@@ -1,4 +1,8 @@
-"""Packages that come with an extra of this one, imported where they are needed."""
+"""What may be missing from an installation: ``peer.extras``, and packages of its ``pip`` extras.
+
+The core names modules of ``peer.extras`` to these functions alone, and where they are needed. So it
+is imported, and takes part in a run, without them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,27 @@ import importlib
 import importlib.util
 from typing import Any
 
-from peer.errors import ExtraMissing
+from peer.errors import ExtraMissing, PartMissing
+
+
+def extra(module: str) -> Any:
+    """A module by its name in ``peer.extras``. Raises ``PartMissing`` where it is left out."""
+    for there in extras(module):
+        return there
+    raise PartMissing(module)
+
+
+def extras(*modules: str) -> list[Any]:
+    """Those of the modules that are there."""
+    there = []
+    for module in modules:
+        name = f"peer.extras.{module}"
+        try:
+            there.append(importlib.import_module(name))
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise  # of a package that the module imports
+    return there
 
 
 def needed(module: str, what: str, *, extra: str = "hf") -> Any:
