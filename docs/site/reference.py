@@ -124,9 +124,11 @@ def api() -> str:
     return "\n".join([*parts, ""])
 
 
-FIGURES_TEXT = """\
-All figures of this peer. The records `progress` and `done` of `--json`, `state.json` of its page and `shoal ps --json`
-have them by these names, the curves those that are one number, and `/metrics` the numbers by the names of their metrics."""
+FIGURES_TEXT = (
+    "All figures of this peer. The records `progress` and `done` of `--json`, `state.json` of its "
+    "page and `shoal ps --json`\nhave them by these names, the curves those that are one number, "
+    "and `/metrics` the numbers by the names of their metrics."
+)
 
 JOIN = {
     "model": "The model, wrapped or not; several networks as one `ModuleDict`",
