@@ -194,7 +194,7 @@ class Commit(_Part, frozen=True, kw_only=True):
     """The owner's directive that all members follow (``averaging.rules.orders``); left out, too."""
     protocol: Protocol = 1
     """The number of the form in which everything of this round is signed and hashed: all members
-    have signed their joins for it. Left out if it is 1, which had no such field."""
+    have signed their joins for it. Left out if it is 1."""
 
     def __post_init__(self) -> None:
         check_incarnation(self.leader_incarnation, name="leader_incarnation")
@@ -276,11 +276,9 @@ class Join(_Message, frozen=True):
     """Leaders of higher rank that did not answer this member."""
     site: SitePass | None = None
     """Peers that prove the same site are near: one may carry the work of all over the slow link."""
-    signature: Signature = b""
-    """The sender's, under ``claim_of``: all that a commit says of a member, for one leader, in
-    protocol 1."""
-    newer: Annotated[tuple[tuple[Protocol, Signature], ...], Meta(max_length=2)] = ()
-    """The same for newer protocol numbers. A commit is of a number that all members have signed."""
+    signatures: Annotated[tuple[tuple[Protocol, Signature], ...], Meta(max_length=2)] = ()
+    """The sender's, under ``claim_of``: all that a commit says of a member, for one leader, once
+    for each protocol number. A commit is of a number that all members have signed."""
     leaves: bool = False
     """The member is about to leave: work that is not merged now is lost with it."""
 
@@ -289,12 +287,12 @@ class Join(_Message, frozen=True):
 
     def signed_for(self, number: int) -> bytes:
         """The signature under the claim of this protocol number; empty if there is none."""
-        return self.signature if number == 1 else dict(self.newer).get(number, b"")
+        return dict(self.signatures).get(number, b"")
 
     @property
     def protocols(self) -> frozenset[int]:
         """The protocol numbers of the rounds that the sender can be in."""
-        return frozenset({number for number, _ in self.newer} | ({1} if self.signature else set()))
+        return frozenset(number for number, _ in self.signatures)
 
 
 class Noted(_Message, frozen=True):
@@ -608,22 +606,11 @@ class Opening(_Part, frozen=True, kw_only=True):
 
 _T = TypeVar("_T")
 
-LEAVES_SINCE: Final = 2
-"""Protocol number with which a join says that its sender leaves."""
-
-PROMISES_SIGNED_SINCE: Final = 2
-"""Protocol number of the rounds in which no promise counts that is not signed."""
-
-_SINCE: dict[type[Any], tuple[tuple[str, int], ...]] = {
-    Join: (("newer", 2), ("leaves", LEAVES_SINCE)),
-    Call: (("leaves", LEAVES_SINCE),),
-    Commit: (("protocol", 2),),
-    Promise: (("signature", PROMISES_SIGNED_SINCE),),
-}
+FIELDS_SINCE: Final[dict[type[Any], tuple[tuple[str, int], ...]]] = {}
 """Fields that are newer than the oldest protocol spoken, each with the number that brought it. They
 are the last of their class, in this order. In the form of an older number they are left out."""
 
-MESSAGES_SINCE: Final[dict[type[Any], int]] = {Suspected: 2}
+MESSAGES_SINCE: Final[dict[type[Any], int]] = {}
 """Messages that are newer than the oldest protocol spoken: peers of an older one are sent none."""
 
 _encoder = msgspec.msgpack.Encoder()
@@ -639,7 +626,7 @@ def encode(message: Message, number: int = protocol.OLDEST) -> bytes:
 
     Raises ``ValueError`` if they are too many to be read.
     """
-    newest = _SINCE.get(type(message), ())
+    newest = FIELDS_SINCE.get(type(message), ())
     left_out = sum(since > number for _, since in newest)
     if left_out:
         fields = [type(message).__name__, *msgspec.structs.astuple(message)]
@@ -662,7 +649,7 @@ def decode(data: bytes, spoken: protocol.Range = protocol.SPOKEN) -> Message:
 def encode_commit(commit: Commit) -> bytes:
     """Return the bytes that are signed, and whose digest names the round."""
     fields = list(msgspec.structs.astuple(commit))
-    for missing in (1, None, 0, None, ()):  # the last fields are newer than the first peers
+    for missing in (1, None, 0, None, ()):  # what most commits have nothing to say of
         if fields[-1] != missing:
             break
         del fields[-1]
@@ -795,7 +782,7 @@ def _decode(data: bytes, decoder: msgspec.msgpack.Decoder[_T], spoken: protocol.
         raise BadMessage(str(error)) from error
     if MESSAGES_SINCE.get(type(message), oldest) > data[0]:
         raise BadMessage(f"a message of protocol {data[0]} that came with a later one")
-    for field, since in _SINCE.get(type(message), ()):
+    for field, since in FIELDS_SINCE.get(type(message), ()):
         if since > data[0] and getattr(message, field):
             raise BadMessage(f"{field} is of protocol {since}, the message of {data[0]}")
     return message

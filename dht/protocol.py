@@ -1,8 +1,8 @@
 """The protocol number: which forms of messages and records two builds have in common.
 
 One number counts the changes of everything that peers, or the trainer and the agent of one peer,
-say to each other. A build speaks the newest one and the one before it. So a run goes over to
-another release peer by peer, and nobody has to stop.
+say to each other. A build speaks the newest one and, from the second on, the one before it. So a
+run goes over to another release peer by peer, and nobody has to stop.
 
 - **Between two peers.** Each states the range that it speaks in its signed record. To a partner a
   peer speaks the newest number that both know, and the oldest one until it has the partner's
@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Final, TypeAlias
 
 OLDEST: Final = 1
-NEWEST: Final = 2
+NEWEST: Final = 1
 
 Range: TypeAlias = tuple[int, int]
 """Oldest and newest number that a build speaks."""
@@ -41,7 +41,8 @@ def common(theirs: Range, ours: Range = SPOKEN) -> int | None:
 
 def text(spoken: Range) -> str:
     """A range as it is shown to people."""
-    return "{} to {}".format(*spoken)
+    oldest, newest = spoken
+    return str(newest) if oldest == newest else f"{oldest} to {newest}"
 
 
 def advice(theirs: Range, ours: Range = SPOKEN) -> str:

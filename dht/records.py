@@ -127,10 +127,10 @@ class PeerRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     counters: ContributionCounters = ContributionCounters()
     credential: Annotated[bytes, msgspec.Meta(max_length=CREDENTIAL_MAX_BYTES)] = b""
-    """See ``dht.membership.credentials``. Not written when it is empty and the last."""
+    """See ``dht.membership.credentials``."""
 
     release: Annotated[str, msgspec.Meta(max_length=RELEASE_LENGTH_MAX)] = ""
-    """Release of the software, for people. Not written when it is empty."""
+    """Release of the software, for people."""
 
     def __post_init__(self) -> None:
         if self.protocol[0] > self.protocol[1]:
@@ -269,7 +269,7 @@ def seal(record: Record, identity: Identity, *, key: str, sequence: int, ttl_s: 
         key=key,
         sequence=sequence,
         ttl_ms=round(ttl_s * 1000),
-        payload=_payload(record),
+        payload=msgspec.msgpack.encode(record),
     )
     encoded = msgspec.msgpack.encode(body)
     data = identity.sign(_SIGNED_PREFIX + encoded) + identity.public_key + encoded
@@ -278,16 +278,6 @@ def seal(record: Record, identity: Identity, *, key: str, sequence: int, ttl_s: 
     if isinstance(verdict, Rejected):
         raise ValueError(f"{type(record).__name__} cannot be sealed: {verdict.detail}")
     return data
-
-
-def _payload(record: Record) -> bytes:
-    fields = list(msgspec.structs.astuple(record))
-    if isinstance(record, PeerRecord):
-        for _ in ("release", "credential"):  # the last fields are newer than the first peers
-            if fields[-1]:
-                break
-            del fields[-1]
-    return msgspec.msgpack.encode(fields)
 
 
 def check(

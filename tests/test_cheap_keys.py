@@ -171,12 +171,12 @@ def tables_of_audits() -> Iterator[Flood]:
     audits = Auditing(host, "run", around, None, rate=0.0, sign=bytes)  # type: ignore[arg-type]
     yield Flood(
         audits.kept_proofs.proofs,
-        {b"proof": Kept(HONEST[0], 1000, 1)},
-        lambda number: (number, Kept(key(number), 1 << 20, 1)),
+        {b"proof": Kept(HONEST[0], 1000)},
+        lambda number: (number, Kept(key(number), 1 << 20)),
     )
 
     def verdict(peer: PeerId) -> Verdict:
-        return Verdict(peer, "lied", b"", 1, probation.worth(peer))
+        return Verdict(peer, "lied", b"", probation.worth(peer))
 
     yield Flood(
         audits.kept_proofs.verdicts,

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, TypeAlias
 
 import blake3
 import msgspec
@@ -165,10 +165,6 @@ class TwoCommits(_Head, frozen=True, kw_only=True):
 
 Contradiction: TypeAlias = TwoClaims | TwoVotes | TwoCommits | DeniedVote
 Head: TypeAlias = FalseMerge | Contradiction
-
-KINDS_SINCE: Final[dict[type[Any], int]] = {DeniedVote: messages.PROMISES_SIGNED_SINCE}
-"""Kinds of proofs that are newer than the oldest protocol spoken: peers of an older one are told of
-none."""
 
 _encoder = msgspec.msgpack.Encoder()
 _heads: msgspec.msgpack.Decoder[Head] = msgspec.msgpack.Decoder(Head)

@@ -546,7 +546,7 @@ class Averager(Services):
             return
         self._last_heard.heard(peer, self.now())
         try:
-            message = said.decode(data)
+            message = said.decode(data, self.me.speaks)
         except BadMessage as error:
             self.blame(peer, "bad_message", str(error))
             return

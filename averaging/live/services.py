@@ -50,7 +50,7 @@ from averaging.rules.probation import Probation
 from averaging.rules.spacing import Spacing
 from dht.host import Host
 from dht.identity import PeerId
-from dht.protocol import NEWEST, OLDEST
+from dht.protocol import OLDEST
 
 logger = logging.getLogger(__name__)
 
@@ -305,18 +305,15 @@ class Services(ABC):
     def shows(self, asker: PeerId, uploads: Uploads) -> Uploads:
         return self.around.watch.shows(asker, uploads)
 
-    def send(self, peer: PeerId, message: Message, *, since: int = OLDEST) -> None:
-        """Send a message in the form that its receiver speaks; the oldest one to a stranger.
-
-        ``since``: peers of older protocol numbers are not sent it.
-        """
+    def send(self, peer: PeerId, message: Message) -> None:
+        """Send a message in the form that its receiver speaks; the oldest one to a stranger."""
         told = self.around.watch.sends(peer, message)
         if told is None:
             return
         message = told
         seen = self.around.view.get(peer)
-        number = OLDEST if seen is None else min(seen.protocol, NEWEST, self.me.speaks[1])
-        if max(since, MESSAGES_SINCE.get(type(message), OLDEST)) > number:
+        number = OLDEST if seen is None else min(seen.protocol, self.me.speaks[1])
+        if MESSAGES_SINCE.get(type(message), OLDEST) > number:
             return
         said, in_number, data = self._encoded
         if said is not message or in_number != number:

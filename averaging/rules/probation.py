@@ -71,9 +71,6 @@ SLACK: Final = 0.5
 SURE: Final = 1.5
 """Multiple of the relative threshold above which honest peers agree, if they saw all of a run."""
 
-STRIKES_COUNT_SINCE: Final = 2
-"""The protocol number since which a round has members on probation where the run has none."""
-
 SEEN_MAX: Final = 4096
 """Peers whose work is remembered; the one that is worth the least is forgotten first."""
 
@@ -303,8 +300,6 @@ class Probation:
     ) -> str | None:
         """Return the reason not to enter a round with these voters; ``None`` if there is none."""
         if not self.is_on:
-            if commit.on_probation and commit.protocol < STRIKES_COUNT_SINCE:
-                return "it has members on probation; the run has no probation"
             if 2 * len(commit.voters) < len(commit.members):
                 return f"{len(commit.voters)} of its {len(commit.members)} members are its voters"
             return None

@@ -23,7 +23,6 @@ from msgspec import Meta, Struct
 from averaging.rules.due import DuePolicy
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import ProbationPolicy
-from dht.protocol import NEWEST, OLDEST
 from peer.agent.policies import merging_policy
 from peer.errors import PeerError
 from peer.run_file import merging
@@ -129,11 +128,6 @@ class Peer(_Table, frozen=True, kw_only=True):
         Line | None, "Bandwidths up and down, which they know; unset: as `weather` says."
     ] = None
     clock_s: Annotated[float, "Seconds by which their clocks are ahead of the others'."] = 0.0
-    protocol: Annotated[
-        int,
-        Meta(ge=OLDEST, le=NEWEST),
-        "Newest protocol number that they speak: an older one is that of an earlier release.",
-    ] = NEWEST
 
 
 class ProblemChoice(_Table, frozen=True, kw_only=True):

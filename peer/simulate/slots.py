@@ -12,7 +12,6 @@ from averaging.virtual.keys import CheapKey
 from averaging.virtual.peer import PeerPlan
 from dht.identity import PeerId
 from dht.memory.network import SimulatedNetwork
-from dht.protocol import NEWEST, OLDEST
 from peer.simulate.learner import Learner, Pace
 from peer.simulate.lines import BYTES_S_PER_MBIT
 from peer.simulate.names import codecs_of
@@ -122,7 +121,6 @@ def slots_of(
             founder=number == 0,
             site=_site(experiment, number),
             clock_offset_s=sum(each.clock_s for each in own),
-            speaks=(OLDEST, min([each.protocol for each in own], default=NEWEST)),
             codecs=codecs,
             # The machines know the small model: to them all lines are so many times slower.
             bytes_per_s=None if line is None else min(line) / links.bulk_factor,

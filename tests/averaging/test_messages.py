@@ -12,13 +12,14 @@ from dht.identity import PeerId
 from dht.protocol import NEWEST, OLDEST
 from tests.averaging.message_examples import (
     COMMIT,
-    COMMIT_2,
     EXAMPLES,
+    FULL,
     HEAD,
     OPENING,
     golden_file,
     golden_lines,
 )
+from tests.averaging.next_protocol import NEXT, SPOKEN, next_protocol  # noqa: F401
 
 
 @pytest.mark.parametrize("kind", [b"\xdd", b"\xdf", b"\xdb", b"\xc6"])
@@ -48,8 +49,7 @@ def test_every_message_has_an_example() -> None:
 
 @pytest.mark.parametrize("number", range(OLDEST, NEWEST + 1))
 def test_the_bytes_on_the_wire_do_not_change(number: int) -> None:
-    """A change of these bytes is a new protocol number. The release before wrote the file of its
-    number itself; this build says the same to a peer of that release.
+    """Once there is a release, a change of these bytes is a new protocol number.
 
     ``python -m tests.averaging.message_examples`` writes the file of the newest number.
     """
@@ -70,19 +70,21 @@ def test_the_golden_bytes_of_each_number_are_read(number: int) -> None:
                 assert said.encode(said.decode(data), number) == data
 
 
-def test_a_field_too_new_for_a_protocol_number_is_left_out_and_refused_if_present() -> None:
-    (join,) = [example for example in EXAMPLES if isinstance(example, said.Join)]
-    assert join.protocols == {1, 2}
+@pytest.mark.usefixtures("next_protocol")
+def test_what_is_too_new_for_a_protocol_number_is_left_out_and_refused_if_present() -> None:
+    """As if it came with the next number that a call says that a member leaves."""
+    call = said.Call(3, None, 29.5, leaves=True)
+    assert said.decode(said.encode(call, NEXT), SPOKEN) == call
+    assert said.decode(said.encode(call, NEWEST), SPOKEN) == said.Call(3, None, 29.5)
 
-    heard = said.decode(said.encode(join, 1))
-    assert isinstance(heard, said.Join) and heard.protocols == {1}
-
-    with pytest.raises(BadMessage, match="newer is of protocol 2, the message of 1"):
-        said.decode(bytes([1]) + said.encode(join, 2)[1:])
+    with pytest.raises(BadMessage, match="leaves is of protocol 2, the message of 1"):
+        said.decode(bytes([NEWEST]) + said.encode(call, NEXT)[1:], SPOKEN)
+    with pytest.raises(BadMessage, match="of protocol 1 that came with a later one"):
+        said.decode(said.encode(said.Suspected(0, PeerId("a")), NEWEST), SPOKEN)
 
 
 def test_a_commit_and_an_opening_survive_encoding() -> None:
-    for commit in (COMMIT, COMMIT_2):
+    for commit in (COMMIT, FULL):
         assert said.decode_commit(said.encode_commit(commit)) == commit
     assert said.decode_opening(said.encode_opening(OPENING)) == OPENING
 
@@ -90,14 +92,14 @@ def test_a_commit_and_an_opening_survive_encoding() -> None:
 def test_another_protocol_is_refused_with_the_side_that_is_too_old() -> None:
     data = said.encode(EXAMPLES[0])
 
-    with pytest.raises(BadMessage, match=r"protocol 3, .* 1 to 2: this side is too old: upgrade"):
+    with pytest.raises(BadMessage, match=r"protocol 3, .* speaks 1: this side is too old: upgrade"):
         said.decode(bytes([3]) + data[1:])
     with pytest.raises(BadMessage, match=r"protocol 1, .* 2 to 3: the other side is too old"):
         said.decode(data, (2, 3))
 
 
 def test_a_commit_of_a_later_protocol_is_refused_as_such_whatever_else_is_in_it() -> None:
-    fields: list[object] = [*msgspec.structs.astuple(COMMIT_2)]
+    fields: list[object] = [*msgspec.structs.astuple(FULL)]
     place = Commit.__struct_fields__.index("protocol")
     for later in ([*fields[:place], 3], [*fields[:place], 3, "a field of tomorrow"]):
         with pytest.raises(BadMessage, match=r"protocol 3, .*this side is too old: upgrade it"):
@@ -229,9 +231,3 @@ def test_the_round_is_named_by_every_byte_of_its_commit() -> None:
 
     assert said.digest(said.encode_commit(COMMIT)) != said.digest(said.encode_commit(other))
     assert isinstance(COMMIT, Commit) and isinstance(OPENING, Opening)
-
-
-def test_that_a_peer_leaves_is_said_to_those_that_read_it() -> None:
-    call = said.Call(3, None, 29.5, leaves=True)
-    assert said.decode(said.encode(call, 2)) == call
-    assert said.decode(said.encode(call, 1)) == said.Call(3, None, 29.5)

@@ -100,7 +100,7 @@ from peer.run_file.reading import from_canonical, parse
 from peer.run_file.sections import FilesData, FileSource, HfModel, Lora, RunFile
 from tests.averaging.audit.audited_rounds import COURT, Round, commit_of, heads_of_proofs, of_a_site
 from tests.averaging.live.served_states import state_of
-from tests.averaging.message_examples import COMMIT, COMMIT_2, EXAMPLES, HEAD, NEWEST, OPENING
+from tests.averaging.message_examples import COMMIT, EXAMPLES, FULL, HEAD, OPENING
 from tests.peer.extras.credit.accounting.books import RUN as CREDIT_RUN
 from tests.peer.extras.credit.accounting.books import a_tally
 from tests.peer.extras.site.run_page.example_pages import a_page
@@ -397,16 +397,12 @@ _AT = "/ip4/203.0.113.7/tcp/7700/p2p/" + ANNA.peer_id
 
 TARGETS: dict[str, Target] = {
     "message": Target(
-        [
-            said.encode(message, number)
-            for message in EXAMPLES
-            for number in range(said.MESSAGES_SINCE.get(type(message), 1), 3)
-        ],
+        [said.encode(message) for message in EXAMPLES],
         said.decode,
         BadMessage,
     ),
     "commit": Target(
-        [said.encode_commit(each) for each in (COMMIT, NEWEST, COMMIT_2)],
+        [said.encode_commit(each) for each in (COMMIT, FULL)],
         said.decode_commit,
         BadMessage,
     ),

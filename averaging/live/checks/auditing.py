@@ -83,7 +83,6 @@ from dht.errors import HostClosed, StreamBroken
 from dht.guarded_host import refuse
 from dht.host import Host, Stream
 from dht.identity import PeerId, RunId
-from dht.protocol import OLDEST
 
 CLAIMS_MAX_BYTES = 64 << 10
 SHOWN_OF_UPLOADS = 3.0
@@ -209,9 +208,7 @@ class Around(Protocol):
         """What an auditor is shown of a round."""
         ...
 
-    def send(self, peer: PeerId, message: Message, *, since: int = OLDEST) -> None:
-        """Send a message to a peer that speaks the protocol number ``since`` or a newer one."""
-        ...
+    def send(self, peer: PeerId, message: Message) -> None: ...
 
     def spawn(self, work: Any, name: str) -> asyncio.Task[None]: ...
 
@@ -712,7 +709,7 @@ class Auditing:
             for peer in others:
                 if peer not in self.convicted and told.get(peer, 0.0) <= now:
                     told[peer] = now + TELL_AGAIN_S
-                    self._around.send(peer, Accused(0, name, kept.about), since=kept.since)
+                    self._around.send(peer, Accused(0, name, kept.about))
             for gone in told.keys() - set(others):
                 del told[gone]
         for name in self._told.keys() - self._proofs.keys():

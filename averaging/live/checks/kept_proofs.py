@@ -15,11 +15,10 @@ from typing import Annotated, Any, Protocol
 
 from msgspec import Meta, Struct
 
-from averaging.audit.proofs import KINDS_SINCE, Guilty, Proof
-from averaging.messages import Count, Digest, Peer
+from averaging.audit.proofs import Guilty, Proof
+from averaging.messages import Digest, Peer
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
-from dht.protocol import OLDEST
 
 PROOFS_MAX = 256
 PROOFS_BYTES_MAX = 64 << 20
@@ -32,8 +31,6 @@ class Verdict(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     peer: Peer
     what: Annotated[str, Meta(max_length=1024)]
     proof: Digest
-    since: Count
-    """Peers of older protocol numbers do not read the proof."""
     worth: Annotated[float, Meta(ge=0)]
     """How much the peer's work counted when it was convicted."""
 
@@ -65,7 +62,6 @@ class Kept:
 
     about: PeerId
     size: int
-    since: int
     proof: Proof | None = None
     """``None``: it is on the shelf."""
 
@@ -108,15 +104,14 @@ class KeptProofs:
             for each in shelf.verdicts():
                 self.verdicts[each.peer] = each
                 if each.proof in sizes:
-                    self.proofs[each.proof] = Kept(each.peer, sizes[each.proof], each.since)
+                    self.proofs[each.proof] = Kept(each.peer, sizes[each.proof])
 
     def keep(self, guilty: Guilty, proof: Proof) -> None:
         """Keep a verdict, and the proof if it can be shown to others and there is place."""
         peer, name = guilty.peer, proof.digest
-        since = KINDS_SINCE.get(type(proof.head), OLDEST)
-        self.verdicts[peer] = Verdict(peer, guilty.what, name, since, self._worth(peer))
+        self.verdicts[peer] = Verdict(peer, guilty.what, name, self._worth(peer))
         size = len(proof.encode_head()) + memoryview(proof.data).nbytes
-        self.proofs[name] = Kept(peer, size, since, proof)
+        self.proofs[name] = Kept(peer, size, proof)
         if self._shelf is not None:
             self._unwritten.add(peer)
             if not self._writing:

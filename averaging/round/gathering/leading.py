@@ -784,7 +784,7 @@ class Leading:
             directive=self._id.book.orders.stamp,
             protocol=number,
         )
-        newcomers = self._peers.on_probation(roster.joins, number, now)
+        newcomers = self._peers.on_probation(roster.joins, now)
         version = 1 + max(join.head.version for join in roster.joins.values())
         commit = compose(
             leader,

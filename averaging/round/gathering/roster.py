@@ -177,8 +177,7 @@ def _join(commit: Commit, entry: Entry, head: Head, codecs: tuple[str, ...]) -> 
         reachable=entry.reachable,
         codecs=codecs,
         site=entry.site,
-        signature=entry.signature if commit.protocol == 1 else b"",
-        newer=() if commit.protocol == 1 else ((commit.protocol, entry.signature),),
+        signatures=((commit.protocol, entry.signature),),
         level=entry.level,
     )
 

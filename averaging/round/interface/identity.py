@@ -59,12 +59,11 @@ class Identity:
     def signed(self, join: Join, leader: PeerId) -> Join:
         """The join with this peer's signatures, one for each protocol number that it speaks."""
         oldest, newest = self.speaks
-        made = {
-            number: self.sign(messages.claim_of(join, leader, number))
+        made = tuple(
+            (number, self.sign(messages.claim_of(join, leader, number)))
             for number in range(oldest, newest + 1)
-        }
-        first = made.pop(1, b"")
-        return msgspec.structs.replace(join, signature=first, newer=tuple(made.items()))
+        )
+        return msgspec.structs.replace(join, signatures=made)
 
     def policy_at(self, version: int) -> RoundPolicy:
         """The policy of a round that makes this version."""

@@ -15,13 +15,13 @@ from itertools import islice
 from typing import Protocol
 
 from averaging.history.merged_map import MergedMap
-from averaging.messages import LEAVES_SINCE, ROSTER_MAX, Commit, Entry, Head, Join
+from averaging.messages import ROSTER_MAX, Commit, Entry, Head, Join
 from averaging.round.interface.identity import Circumstances, Identity
 from averaging.rules.claims import overstated
 from averaging.rules.grouping import group_of, smallest_group
 from averaging.rules.mixing import MELD_LAG
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, SILENCE_MAX_S, PeerView
-from averaging.rules.probation import SEEN_MAX, SLACK, STRIKES_COUNT_SINCE, Probation, RequiredWork
+from averaging.rules.probation import SEEN_MAX, SLACK, Probation, RequiredWork
 from averaging.rules.succession import NO_LINEAGE, leaders, on_usual_lines, succession
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
@@ -264,10 +264,8 @@ class Neighbourhood:
             return set()
         return {peer for peer in peers if not self.is_established(peer, now)}
 
-    def on_probation(self, joined: Mapping[PeerId, Join], number: int, now: float) -> set[PeerId]:
-        """The peers among these that do not count in a round of this protocol number."""
-        if not self.probation.is_on and number < STRIKES_COUNT_SINCE:
-            return set()
+    def on_probation(self, joined: Mapping[PeerId, Join], now: float) -> set[PeerId]:
+        """The peers among these that do not count in a round."""
         newcomers = self.newcomers(joined, now)
         return newcomers | self._restarted(joined, newcomers)
 
@@ -648,17 +646,11 @@ class Neighbourhood:
         return max(worked_at, default=-math.inf) + SILENCE_MAX_S
 
     def keepers(self, now: float) -> tuple[PeerId, ...]:
-        """The keepers that can be reached and lead a round of one that leaves, sorted.
-
-        One of an older protocol number is not told that it leaves, and waits for a second member.
-        """
+        """The keepers that can be reached and lead a round of one that leaves, sorted."""
         return tuple(
             peer
             for peer, seen in sorted(self.view.items())
-            if seen.keeps
-            and seen.protocol >= LEAVES_SINCE
-            and self.is_live(peer, now)
-            and (seen.reachable or self.reachable)
+            if seen.keeps and self.is_live(peer, now) and (seen.reachable or self.reachable)
         )
 
     def others_arrive(self, now: float) -> bool:

@@ -16,7 +16,6 @@ from collections import defaultdict
 from enum import StrEnum
 
 from averaging.messages import (
-    PROMISES_SIGNED_SINCE,
     Forswear,
     Prepare,
     Promise,
@@ -204,9 +203,7 @@ class Coordinator:
                 self._begin_ballot(uploads_until, now)
 
     def _is_signed(self, sender: int, promise: Promise) -> bool:
-        """True if a voter has signed its promise, or cannot in a round of this protocol."""
-        if self.commit.protocol < PROMISES_SIGNED_SINCE:
-            return True
+        """True if a voter has signed its promise."""
         peer = self.commit.members[sender].peer
         said = promise_text(self.round, promise.ballot, promise.accepted_ballot, promise.accepted)
         return self._id.verify(peer, said, promise.signature)

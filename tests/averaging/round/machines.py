@@ -41,6 +41,7 @@ from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.succession import succession
 from dht.identity import PeerId
+from dht.protocol import SPOKEN, Range
 
 Kind = TypeVar("Kind", bound=Effect)
 
@@ -163,13 +164,14 @@ def machine(
     reachable: bool = True,
     trains: bool = True,
     orders: RoundOrders | None = None,
+    speaks: Range = SPOKEN,
 ) -> FragmentRounds:
     """A machine that has been here for long, beside live peers that train.
 
     ``orders``: of the run's owner, as this peer knew them from the start.
     """
     view = dict.fromkeys(others, SEEN_LONG)
-    who = identity(me, policy, fragment=fragment, founder=founder)
+    who = replace(identity(me, policy, fragment=fragment, founder=founder), speaks=speaks)
     who.book.orders = orders or RoundOrders()
     made = FragmentRounds(
         who,
@@ -226,7 +228,7 @@ def asks(sender: PeerId, where: Standing, number: int = 1, **changes: object) ->
 
 
 def signed(sender: PeerId, plain: Join, *, leader: PeerId) -> Join:
-    return msgspec.structs.replace(plain, signature=sign(sender, claim_of(plain, leader)))
+    return msgspec.structs.replace(plain, signatures=((1, sign(sender, claim_of(plain, leader))),))
 
 
 def sent(effects: list[Effect], to: PeerId | None = None) -> list[Message]:
@@ -242,13 +244,15 @@ def ranked(peers: tuple[PeerId, ...], head: Head) -> tuple[PeerId, ...]:
     return succession(peers, topic=TOPIC, fragment=0, version=head.version, lineage=head.lineage)
 
 
-def leading(where: Standing | None = None, *, reachable: bool = True) -> FragmentRounds:
+def leading(
+    where: Standing | None = None, *, reachable: bool = True, speaks: Range = SPOKEN
+) -> FragmentRounds:
     """A machine that is first in rank among its peers."""
     for count in range(1, 200):
         others = (PeerId(f"a{count}"), PeerId(f"b{count}"))
         start = (where or standing("start")).head()
         if ranked((ME, *others), start)[0] == ME:
-            return machine(where, others, reachable=reachable)
+            return machine(where, others, reachable=reachable, speaks=speaks)
     raise AssertionError("no names found")
 
 

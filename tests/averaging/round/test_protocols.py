@@ -19,6 +19,7 @@ from averaging.round.interface.inputs import Received
 from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
 from dht.identity import PeerId
+from tests.averaging.next_protocol import SPOKEN, next_protocol  # noqa: F401
 from tests.averaging.round.machines import (
     ME,
     POLICY,
@@ -34,17 +35,19 @@ from tests.averaging.round.machines import (
     standing,
 )
 
+pytestmark = pytest.mark.usefixtures("next_protocol")
+
 
 def signed_for(sender: PeerId, plain: Join, leader: PeerId, *numbers: int) -> Join:
     """The join with its sender's signatures for these numbers."""
-    made = {number: sign(sender, claim_of(plain, leader, number)) for number in numbers}
-    return msgspec.structs.replace(plain, signature=made.pop(1, b""), newer=tuple(made.items()))
+    made = tuple((number, sign(sender, claim_of(plain, leader, number))) for number in numbers)
+    return msgspec.structs.replace(plain, signatures=made)
 
 
 def waiting() -> tuple[FragmentRounds, PeerId]:
     """A machine that has sent its join, and to whom."""
     for count in range(50):
-        rounds = machine(None, (PeerId(f"a{count}"), PeerId(f"b{count}")))
+        rounds = machine(None, (PeerId(f"a{count}"), PeerId(f"b{count}")), speaks=SPOKEN)
         leader = joined(rounds)
         if leader != ME:
             return rounds, leader
@@ -105,21 +108,21 @@ def test_a_join_has_a_signature_for_each_number_that_its_sender_speaks() -> None
 
 def test_a_join_is_refused_unless_all_of_its_signatures_are_good_that_a_commit_may_show() -> None:
     for numbers, good in (((1,), True), ((2,), True), ((1, 2), True), ((2, 3), True)):
-        rounds = leading()
+        rounds = leading(speaks=SPOKEN)
         sender = sorted(rounds.peers.view)[0]
         whole = signed_for(sender, join(standing("start")), ME, *numbers)
         effects = rounds.handle(Received(sender, whole), 1.0)
         assert (rounds.open_roster is not None) is good, (numbers, sent(effects, sender))
-    for changes, why in (
-        ({"newer": ((2, b"x" * 32),)}, "its signature is not yours"),
-        ({"signature": b"x" * 32}, "its signature is not yours"),
-        ({"newer": (), "signature": b""}, "you have signed it for no protocol that I speak"),
-        ({"newer": ((3, b"x" * 32),), "signature": b""}, "for no protocol that I speak"),
+    for signatures, why in (
+        (((1, b"x" * 32),), "its signature is not yours"),
+        (((2, b"x" * 32),), "its signature is not yours"),
+        ((), "you have signed it for no protocol that I speak"),
+        (((3, b"x" * 32),), "for no protocol that I speak"),
     ):
-        rounds = leading()
+        rounds = leading(speaks=SPOKEN)
         sender = sorted(rounds.peers.view)[0]
         plain = asks(sender, standing("start")).message
         assert isinstance(plain, Join)
-        forged = msgspec.structs.replace(plain, **changes)
+        forged = msgspec.structs.replace(plain, signatures=signatures)
         (answer,) = sent(rounds.handle(Received(sender, forged), 1.0), sender)
         assert isinstance(answer, Refused) and why in answer.reason, answer

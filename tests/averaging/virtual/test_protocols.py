@@ -16,14 +16,14 @@ from averaging.rules.protocols import agreed_protocol
 from averaging.virtual.peer import Peer, PeerPlan
 from dht.identity import PeerId
 from dht.memory.network import CALM
-from dht.protocol import SPOKEN, Range
+from dht.protocol import Range
 from tests.averaging.message_examples import EXAMPLES
+from tests.averaging.next_protocol import BEFORE, SPOKEN, next_protocol  # noqa: F401
 from tests.averaging.virtual.swarm import Storm, Swarm, storm
 from tests.averaging.virtual.swarm import weather_out as survive
 from tests.seeds import seeds
 
-BEFORE: Range = (1, 1)
-"""The numbers that the release before speaks, as peers of this one see it."""
+pytestmark = pytest.mark.usefixtures("next_protocol")
 
 PEERS = 6
 EVERY_S = 30.0
@@ -95,8 +95,8 @@ def test_storms_over_two_releases_break_no_promise(seed: int) -> None:
     swarm = storm(seed, how)
     watch = Watch(swarm)
     for name in swarm.names:
-        if swarm.rng.random() < 0.5:
-            swarm.plans[name] = replace(swarm.plans[name], speaks=BEFORE)
+        begins_as = BEFORE if swarm.rng.random() < 0.5 else SPOKEN
+        swarm.plans[name] = replace(swarm.plans[name], speaks=begins_as)
         at = swarm.rng.uniform(10.0, how.rough_s)
         swarm.call_at(at, upgrade, swarm, name, swarm.rng.choice([SPOKEN, BEFORE]))
     survive(swarm, how)
@@ -109,8 +109,7 @@ def test_storms_reach_rounds_of_both_numbers() -> None:
     for seed in range(2):
         swarm = storm(seed, Storm(peers=(3, 7)))
         watch = Watch(swarm)
-        for name in swarm.names[1:]:
-            swarm.plans[name] = replace(swarm.plans[name], speaks=BEFORE)
+        for name in swarm.names:
             swarm.call_at(50.0, upgrade, swarm, name)
         survive(swarm)
         seen += watch.rounds
@@ -147,9 +146,7 @@ BORIS, CLARA = PeerId("boris"), PeerId("clara")
 
 
 def join_of(*numbers: int) -> Join:
-    first = b"s" if 1 in numbers else b""
-    newer = tuple((number, b"s") for number in numbers if number > 1)
-    return msgspec.structs.replace(JOIN, signature=first, newer=newer)
+    return msgspec.structs.replace(JOIN, signatures=tuple((number, b"s") for number in numbers))
 
 
 @pytest.mark.parametrize(

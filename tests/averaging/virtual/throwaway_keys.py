@@ -17,7 +17,6 @@ from dht.bounded_mapping import ALL
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.host import Host, Stream
 from dht.identity import PeerId
-from dht.protocol import SPOKEN
 from tests.averaging.virtual.liars import SwarmWithLiars
 
 TABLES = frozenset(
@@ -82,8 +81,7 @@ class ThrowawayKeys:
                 now, known = peer.now(), peer.view.get(key)
                 first_seen = now if known is None else known.first_seen
                 peer.view[key] = PeerView(
-                    first_seen, now, reachable=False, step_time_s=1.0, protocol=SPOKEN[1],
-                    incarnation=1,
+                    first_seen, now, reachable=False, step_time_s=1.0, incarnation=1
                 )  # fmt: skip
 
     def _speak(self, key: PeerId) -> None:
@@ -118,9 +116,7 @@ class ThrowawayKeys:
             return None
         join = msgspec.structs.replace(true, join=self.rng.randrange(1000), incarnation=1)
         sign = self.swarm.keys[key].sign
-        newer = tuple((number, sign(said.claim_of(join, to, number))) for number, _ in join.newer)
-        signature = sign(said.claim_of(join, to)) if join.signature else b""
-        return msgspec.structs.replace(join, signature=signature, newer=newer)
+        return msgspec.structs.replace(join, signatures=((1, sign(said.claim_of(join, to))),))
 
     def _commit(self, key: PeerId, to: PeerId) -> Message | None:
         true = self._overheard.get(said.Committed)

@@ -91,7 +91,7 @@ class Intruder(Attacker):
             codecs=("f32", "int8"),
         )
         return msgspec.structs.replace(
-            join, signature=self.key.sign(said.claim_of(join, self.target))
+            join, signatures=((1, self.key.sign(said.claim_of(join, self.target))),)
         )
 
     async def send_forged_heads(self) -> None:

@@ -43,13 +43,6 @@ def test_clocks_that_are_off_change_nothing() -> None:
     assert {record.contributors for record in off.rounds} == {6}
 
 
-def test_peers_of_two_releases_merge_in_one_round() -> None:
-    mixed = ran(peer=[{"peers": 0.5, "protocol": 1}])
-
-    assert {record.contributors for record in mixed.rounds} == {6}
-    assert mixed.final.loss == pytest.approx(ran().final.loss, rel=0.05)
-
-
 def test_no_round_begins_while_the_owner_pauses_the_run() -> None:
     pause = {"kind": "order", "at_s": 16.0, "peers": [0], "paused": True}
     resume = {"kind": "order", "at_s": 40.0, "peers": [3]}

@@ -186,7 +186,7 @@ async def test_a_proof_that_proves_nothing_convicts_nobody_and_costs_its_sender(
             peer=victim, round=bytes(32), ballot=1, first=vote, second=Vote((0,), bytes(64))
         )
         invented = Proof(head)
-        liar.averager.audits.kept_proofs.proofs[invented.digest] = Kept(victim, 99, 1, invented)
+        liar.averager.audits.kept_proofs.proofs[invented.digest] = Kept(victim, 99, invented)
         liar.averager.audits.spread()
         await made.live(20.0)
         assert convicts(peers) == [set()] * 3
@@ -207,7 +207,7 @@ async def test_keys_that_nobody_has_met_convict_themselves_in_vain(about_a_membe
             head = two_votes_of(f"invented {number}")
             proof = Proof(head)
             named = peers[0].id if about_a_member else head.peer
-            liar.averager.audits.kept_proofs.proofs[proof.digest] = Kept(named, 99, 1, proof)
+            liar.averager.audits.kept_proofs.proofs[proof.digest] = Kept(named, 99, proof)
         liar.averager.audits.spread()
         await made.live(20.0)
         assert convicts(peers) == [set()] * 3

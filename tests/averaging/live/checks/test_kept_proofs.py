@@ -177,5 +177,5 @@ async def test_verdicts_of_another_run_or_of_a_damaged_file_are_none(folder: Fol
 
 
 def test_a_verdict_takes_some_hundred_bytes() -> None:
-    verdict = Verdict(LIAR.peer_id, "merged slice 0 falsely", bytes(32), 1, 5.0)
+    verdict = Verdict(LIAR.peer_id, "merged slice 0 falsely", bytes(32), 5.0)
     assert len(msgspec.msgpack.encode(verdict)) < 150

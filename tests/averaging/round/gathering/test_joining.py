@@ -75,15 +75,12 @@ def test_a_founder_folds_again_when_the_newcomer_is_not_heard_any_more(at: float
     assert wanted(founder_beside(ARRIVING).handle(Due(), at)) == ["alone, so I fold"]
 
 
-@pytest.mark.parametrize(("number", "reason"), [(1, "alone, so I fold"), (2, "a keeper takes it")])
-def test_a_keeper_of_the_protocol_before_leads_no_round_of_one_that_leaves(
-    number: int, reason: str
-) -> None:
-    keeper = PeerView(first_seen=-1e3, heard_at=0.0, trains=False, keeps=True, protocol=number)
+def test_a_keeper_leads_the_round_of_one_that_leaves() -> None:
+    keeper = PeerView(first_seen=-1e3, heard_at=0.0, trains=False, keeps=True)
     rounds = machine(others=(), reachable=False)
     rounds.peers.view = {ANNA: keeper}
     rounds.handle(MergeBeforeLeaving(), 1.0)
-    assert wanted(rounds.handle(Due(), 1.0)) == [reason]
+    assert wanted(rounds.handle(Due(), 1.0)) == ["a keeper takes it"]
 
 
 def test_a_keeper_beside_a_founder_changes_nothing() -> None:

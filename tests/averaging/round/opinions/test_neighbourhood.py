@@ -9,7 +9,7 @@ from averaging.round.interface.identity import Circumstances
 from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
-from averaging.rules.probation import STRIKES_COUNT_SINCE, Probation, ProbationPolicy
+from averaging.rules.probation import Probation, ProbationPolicy
 from dht.identity import PeerId
 from tests.averaging.message_examples import EXAMPLES
 from tests.averaging.round.machines import identity
@@ -73,7 +73,7 @@ def test_a_newcomer_leads_this_peer_once_two_that_count_follow_it() -> None:
     assert not peers.may_lead(dora, 41.0), "until the next merge"
 
 
-def test_a_peer_with_too_many_strikes_leads_none_and_counts_in_no_round_that_can_say_so() -> None:
+def test_a_peer_with_too_many_strikes_leads_none_and_counts_in_no_round() -> None:
     anna, boris, clara, dora = PEERS
     view = {peer: PeerView(first_seen=0.0, heard_at=40.0) for peer in (boris, clara, dora)}
     probation = Probation(ProbationPolicy(), struck=lambda peer, now: peer == dora)
@@ -84,8 +84,7 @@ def test_a_peer_with_too_many_strikes_leads_none_and_counts_in_no_round_that_can
     assert peers.trainers(40.0) == (anna, boris, clara)
     assert dora not in peers.electorate(40.0)
     joins = dict.fromkeys(PEERS, JOIN)
-    assert peers.on_probation(joins, STRIKES_COUNT_SINCE, 40.0) == {dora}
-    assert not peers.on_probation(joins, STRIKES_COUNT_SINCE - 1, 40.0), "they would decline it"
+    assert peers.on_probation(joins, 40.0) == {dora}
 
 
 def test_a_restarted_peer_has_no_part_that_others_need_until_its_work_is_merged() -> None:
@@ -99,19 +98,18 @@ def test_a_restarted_peer_has_no_part_that_others_need_until_its_work_is_merged(
         return [change(ENTRY, peer=name, incarnation=join.incarnation) for name in names]
 
     peers.met(lives(JOIN, *PEERS))
-    assert not peers.on_probation(joins, STRIKES_COUNT_SINCE, 40.0)
+    assert not peers.on_probation(joins, 40.0)
     joins[dora] = again
-    assert peers.on_probation(joins, STRIKES_COUNT_SINCE, 40.0) == {dora}
+    assert peers.on_probation(joins, 40.0) == {dora}
     peers.met(lives(again, dora))
-    assert peers.on_probation(joins, STRIKES_COUNT_SINCE, 40.0) == {dora}, "its round was void"
-    assert not peers.on_probation(joins, STRIKES_COUNT_SINCE - 1, 40.0), "they would decline it"
+    assert peers.on_probation(joins, 40.0) == {dora}, "its round was void"
     elsewhere = msgspec.structs.replace(JOIN.head, lineage=bytes(32))
     apart = {**joins, dora: msgspec.structs.replace(again, head=elsewhere)}
-    assert not peers.on_probation(apart, STRIKES_COUNT_SINCE, 40.0), "it alone carries its lineage"
+    assert not peers.on_probation(apart, 40.0), "it alone carries its lineage"
     joins[clara] = again
-    assert not peers.on_probation(joins, STRIKES_COUNT_SINCE, 40.0), "half would not vote"
+    assert not peers.on_probation(joins, 40.0), "half would not vote"
     peers.finished_with(lives(again, dora))
-    assert peers.on_probation(joins, STRIKES_COUNT_SINCE, 40.0) == {clara}
+    assert peers.on_probation(joins, 40.0) == {clara}
 
 
 def test_a_peer_that_comes_back_again_and_again_waits_longer_for_a_part_each_time() -> None:
@@ -127,7 +125,7 @@ def test_a_peer_that_comes_back_again_and_again_waits_longer_for_a_part_each_tim
         joins = dict.fromkeys(PEERS, msgspec.structs.replace(JOIN, incarnation=1))
         joins[dora] = msgspec.structs.replace(JOIN, incarnation=incarnation)
         count = 0
-        while peers.on_probation(joins, STRIKES_COUNT_SINCE, 40.0) == {dora}:
+        while peers.on_probation(joins, 40.0) == {dora}:
             peers.finished_with([entry])
             count += 1
         for _ in range(stays):

@@ -25,6 +25,21 @@ def verify(peer: PeerId, data: bytes, signature: bytes) -> bool:
     return sign(peer, data) == signature
 
 
+def promise_of(
+    lead: Coordinator,
+    voter: int,
+    accepted_ballot: int | None = None,
+    accepted: tuple[int, ...] = VOID,
+    *,
+    reports: tuple[tuple[int, tuple[int, ...]], ...] = (),
+) -> said.Promise:
+    """The signed promise of a voter to follow this coordinator."""
+    last = accepted_ballot, accepted
+    text = said.promise_text(lead.round, lead.ballot, *last)
+    signature = sign(lead.commit.members[voter].peer, text)
+    return said.Promise(0, lead.round, lead.ballot, *last, reports, signature)
+
+
 def commit_of(count: int) -> Commit:
     members = tuple(
         Entry(PeerId(f"p{index}"), 1, 1, 0, 7, 0, 10, 10, 1000, True) for index in range(count)
@@ -164,9 +179,9 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
         match message:
             case said.Prepare(_, round_id, ballot):
                 if acceptor.prepare(ballot):
-                    answer: Message = said.Promise(
-                        3, round_id, ballot, acceptor.accepted_ballot, acceptor.accepted
-                    )
+                    last = acceptor.accepted_ballot, acceptor.accepted
+                    text = said.promise_text(round_id, ballot, *last)
+                    answer: Message = said.Promise(3, round_id, ballot, *last, (), sign(to, text))
                 else:
                     answer = said.Outbid(3, round_id, ballot, acceptor.promised)
                 mail.append((to, sender, answer))
@@ -247,9 +262,7 @@ def test_a_ballot_continues_the_seal_that_was_accepted_last() -> None:
         lead = coordinator_of(commit, 3, effects)
         for voter in order:
             last = voter, ((0, 1), (0, 2))[voter]
-            text = said.promise_text(lead.round, lead.ballot, *last)
-            signature = sign(commit.members[voter].peer, text)
-            promise = said.Promise(0, lead.round, lead.ballot, *last, (), signature)
+            promise = promise_of(lead, voter, *last)
             lead.promised(voter, promise, 1.0, uploads_until=5.0)
         assert lead.value == (0, 2)
 
@@ -262,31 +275,25 @@ def test_a_seal_that_nobody_can_have_accepted_does_not_stand_in_the_way_of_a_bal
 ) -> None:
     """One voter that lied so was enough: the coordinator had voted for its invention by then, said
     so to all later ones, and nobody could accept it."""
-    commit = msgspec.structs.replace(commit_of(3), protocol=2)
+    commit = commit_of(3)
     acceptor = Acceptor()
     lead = coordinator_of(commit, 4, [], acceptor=acceptor)
     promised: list[tuple[int, int | None, tuple[int, ...]]]
     promised = [(1, *last), (0, 0, (0, 2)), (2, None, VOID)]
     for voter, accepted_ballot, accepted in promised:
-        text = said.promise_text(lead.round, lead.ballot, accepted_ballot, accepted)
-        signature = sign(commit.members[voter].peer, text)
-        promise = said.Promise(0, lead.round, lead.ballot, accepted_ballot, accepted, (), signature)
+        promise = promise_of(lead, voter, accepted_ballot, accepted)
         lead.promised(voter, promise, 1.0, uploads_until=5.0)
     assert (lead.value, acceptor.accepted) == ((0, 2), (0, 2))
 
 
-@pytest.mark.parametrize(("protocol", "counts"), [(1, True), (2, False)])
-def test_a_promise_without_a_signature_counts_where_not_all_can_sign_one(
-    protocol: int, counts: bool
-) -> None:
-    commit = msgspec.structs.replace(commit_of(3), protocol=protocol)
-    lead = coordinator_of(commit, ballot_of(1, voters=3, above=0), [])
+def test_a_promise_without_a_signature_does_not_count() -> None:
+    lead = coordinator_of(commit_of(3), ballot_of(1, voters=3, above=0), [])
 
     for index in (1, 2):
         unsigned = said.Promise(0, lead.round, lead.ballot, None, VOID)
         lead.promised(index, unsigned, 1.0, uploads_until=9.0)
 
-    assert (lead.phase is BallotPhase.GATHERING) == counts
+    assert lead.phase is BallotPhase.PREPARING
 
 
 def voids(messages: list[tuple[PeerId, Message]]) -> list[PeerId]:
@@ -340,7 +347,7 @@ def test_another_ballot_does_not_wait_for_uploads_as_long_again() -> None:
 
     for index in here:
         reports = ((0, here),) if index == 3 else ()
-        promise = said.Promise(0, coordinator.round, coordinator.ballot, None, VOID, reports)
+        promise = promise_of(coordinator, index, reports=reports)
         coordinator.promised(index, promise, 30.0, uploads_until=15.0)
 
     coordinator.tick(30.0 + POLICY.margin_s - 0.1, i_finished=False)
@@ -357,7 +364,7 @@ def test_the_report_of_a_reducer_whose_promise_comes_last_counts() -> None:
 
     for index in everybody:
         reports = ((0, everybody),) if index == 3 else ()
-        promise = said.Promise(0, coordinator.round, coordinator.ballot, None, VOID, reports)
+        promise = promise_of(coordinator, index, reports=reports)
         coordinator.promised(index, promise, 30.0, uploads_until=15.0)
 
     assert coordinator.value == everybody
@@ -370,7 +377,7 @@ def test_a_promise_reports_nothing_of_slices_that_its_voter_does_not_reduce() ->
 
     for index, complete in {0: (0, 1, 2, 3, 99), 1: (), 3: (*here, 99)}.items():
         reports = ((0, complete),) if complete else ()
-        promise = said.Promise(0, coordinator.round, coordinator.ballot, None, VOID, reports)
+        promise = promise_of(coordinator, index, reports=reports)
         coordinator.promised(index, promise, 30.0, uploads_until=15.0)
 
     coordinator.tick(30.0 + POLICY.margin_s, i_finished=False)
@@ -386,7 +393,7 @@ def test_a_later_coordinator_calls_the_reducers_that_have_no_vote() -> None:
     coordinator = coordinator_of(commit, ballot_of(1, voters=3, above=0), effects)
     for index in (0, 1):
         reports = ((1, (0, 1, 2)),) if index == 1 else ()
-        promise = said.Promise(0, coordinator.round, coordinator.ballot, None, VOID, reports)
+        promise = promise_of(coordinator, index, reports=reports)
         coordinator.promised(index, promise, 5.0, uploads_until=15.0)
     called = [(to, m.slice) for to, m in taken(effects) if isinstance(m, said.Reassign)]
     assert called == [(PeerId("p3"), 0)]
