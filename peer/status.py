@@ -435,6 +435,8 @@ def _check(status: PeerStatus) -> None:
             for part in value:
                 check(part)
 
+    if not status.peer:
+        raise ValueError("a status says of no peer what it is")
     for value in msgspec.structs.astuple(status):
         check(value)
     check("" if status.held_out is None else status.held_out.peer)

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import msgspec
+
 from averaging.errors import CodecsNotCompiled
 from averaging.history.attested import grew_from
 from averaging.history.state import FragmentState
@@ -242,6 +244,7 @@ class LocalPeer:
         """The peers that are not live (``PeerTable.absent``). It stays the same object."""
         self.phase: PhaseName = "connecting"
         self._phase_text = ""
+        self._state = State(self.phase, "", 0.0)
         self.averaging: Averager | NotAveraging = NotAveraging()
         self.rounds_missed = 0
         self.jumps: Counter[str] = Counter()
@@ -521,9 +524,18 @@ class LocalPeer:
 
     def keep_state(self, text: str | None = None) -> None:
         """Write what this peer does into its folder; ``None``: what its phase says."""
-        state = State(name=self.phase, text=text or self._phase_text, at=time.time())
-        with contextlib.suppress(OSError):  # only `shoal status` misses it
-            save_state(self.directory, state)
+        text = text or self._phase_text
+        self._state = State(self.phase, text, time.time(), self._state.figures)
+        self._save_state()
+
+    async def keep_figures(self, figures: Mapping[str, Any]) -> None:
+        """Write this peer's figures into its folder."""
+        self._state = msgspec.structs.replace(self._state, figures=figures)
+        await asyncio.to_thread(self._save_state)
+
+    def _save_state(self) -> None:
+        with contextlib.suppress(OSError):  # only `shoal status` and `shoal ps` miss it
+            save_state(self.directory, self._state)
 
     def averager_event(self, name: str, fields: Fields) -> None:
         """Report an event of the averager to the log, and some of them to the delegate."""

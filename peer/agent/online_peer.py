@@ -76,6 +76,8 @@ SAME_BATCHES = {
     SEED: "the random seed is the same; it is no matter where the program divides its data itself",
 }
 SAMPLE_EVERY_S = 1.0
+FIGURES_KEPT_EVERY = 10
+"""Samples between two times that the figures are written into the folder of the peer."""
 STATUS_WITHIN_S = 5.0
 DIALLED_WITHIN_S = 10.0
 LOSSES_MAX = 1024
@@ -642,10 +644,14 @@ class OnlinePeer:
         )
 
     async def sample(self) -> None:
-        """Add points to the page's curve, for ever."""
-        local = self.local
+        """Add points to the page's curve, and keep the figures in the folder, for ever."""
+        turn = 0
         while True:
-            local.board.sample(tokens=local.merged_tokens(), loss=self.status().loss)
+            status = self.status()
+            self.local.board.sample(tokens=status.global_tokens, loss=status.loss)
+            if turn % FIGURES_KEPT_EVERY == 0:
+                await self.local.keep_figures(status.figures())
+            turn += 1
             await asyncio.sleep(SAMPLE_EVERY_S)
 
 

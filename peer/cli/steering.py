@@ -159,6 +159,8 @@ def _own_peers() -> list[dict[str, Any]]:
     for folder, occupant in running_peers().items():
         progress, state = read_progress(folder / "progress"), load_state(folder)
         seen = load_last_seen(folder, RunId(occupant.run_id))
+        if state is not None and state.at < occupant.since:
+            state = None  # that of an earlier process says nothing of this one
         rows.append(
             {
                 "pid": occupant.pid,
@@ -167,13 +169,13 @@ def _own_peers() -> list[dict[str, Any]]:
                 "run_id": occupant.run_id,
                 "role": occupant.role,
                 "running_s": round(max(0.0, time.time() - occupant.since), 1),
-                # That of an earlier process says nothing of this one.
-                "state": state.text if state is not None and state.at >= occupant.since else None,
+                "state": state.text if state else None,
                 "steps": progress.step if progress else 0,
                 "tokens": progress.total_tokens if progress else 0,
                 "merged_tokens": (seen.tokens if seen else None) or 0,
                 "ended_at": seen.ended_at if seen else None,
                 "directory": str(folder),
+                "figures": state.figures if state else None,
             }
         )
     return rows

@@ -6,9 +6,10 @@ be asked, ``shoal start`` finds out that a run has existed, and a run that has e
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -58,14 +59,16 @@ class LastSeen(msgspec.Struct, frozen=True, kw_only=True):
             return None
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
-    """Phase of a peer, for commands of its owner."""
+class State(msgspec.Struct, frozen=True):
+    """Phase and figures of a peer, for commands of its owner."""
 
     name: str
     """The phase that it is in."""
     text: str
     at: float
     """Wall-clock time at which it entered the phase."""
+    figures: Mapping[str, Any] | None = None
+    """``PeerStatus.figures`` of some seconds ago."""
 
 
 def save_state(folder: Path, state: State) -> None:

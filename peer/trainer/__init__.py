@@ -17,6 +17,6 @@ parameters of the run in the model, the learning rate, batches, events, statisti
   asks for; ``own_loops``: ``computing`` for other programs.
 
 Start reading at ``Run._safe_point`` in ``session``. Not allowed here: a network, asyncio, imports
-of ``peer.agent``, ``peer.views`` or ``peer.cli`` (views read ``peer.trainer.observed_run``), and
+of ``peer.agent``, ``peer.views`` or ``peer.cli`` (views read ``peer.status``), and
 any wait for other peers at a safe point, except in synchronous runs.
 """

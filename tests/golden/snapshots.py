@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -42,6 +43,7 @@ from peer.status import PeerRow, Training
 from peer.storage.address import keep_link
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import KEY, OUTER, occupied
+from peer.storage.last_seen import State, save_state
 from peer.storage.outer_state import outer_content
 from tests.peer.extras.credit.accounting.books import a_tally
 from tests.peer.run_file.whole import whole
@@ -138,6 +140,7 @@ def _json_outputs(folder: Path) -> Iterator[tuple[str, str]]:
             '{"at": 1.5, "event": "log", "peer": "anna", "name": "anna"}\n'
         )
         Identity.load_or_create(peer / KEY)
+        save_state(peer, State("ready", "in the run", time.time(), a_status().figures()))
         for name, arguments in {
             "run sign": ["run", "sign", str(good)],
             "run check": ["run", "check", str(good)],

@@ -9,11 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
@@ -25,7 +22,6 @@ from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import RunId
 from dht.membership.orders import Root
 from dht.records import PeerRecord
-from peer import status
 from peer.agent import agent
 from peer.agent.account import Account, fates, global_tokens
 from peer.agent.online_peer import peer_view
@@ -253,43 +249,6 @@ def test_the_loss_of_a_lighter_history_does_not_stand_for_its_larger_version() -
     loss = HeldOutLoss(RUN, ME, 1)
     assert loss.heard(HeldOut(200, 2.5, ME, 300))
     assert loss.heard(HeldOut(50, 1.5, BORIS, 400))
-
-
-def test_a_status_survives_the_wire() -> None:
-    assert status.CALL.decode(status.CALL.encode(a_status())) == a_status()
-    nothing = a_status(loss=None, held_out=None, versions=(), reachable=None)
-    assert status.CALL.decode(status.CALL.encode(nothing)) == nothing
-
-
-@given(st.binary(max_size=400))
-def test_bytes_that_are_no_status_are_refused(data: bytes) -> None:
-    with pytest.raises(ValueError):
-        status.CALL.decode(data)
-
-
-@given(st.integers(0, 200), st.integers(0, 255))
-def test_a_damaged_status_is_a_status_or_refused(place: int, value: int) -> None:
-    data = bytearray(status.CALL.encode(a_status()))
-    data[place % len(data)] = value
-    try:
-        found = status.CALL.decode(bytes(data))
-    except ValueError:
-        return
-    assert found.name.isprintable()
-
-
-def test_a_status_too_large_or_with_control_characters_is_refused() -> None:
-    with pytest.raises(ValueError, match="at most"):
-        status.CALL.decode(b"x" * (status.CALL.answer_max_bytes + 1))
-    with pytest.raises(ValueError, match="printed"):
-        status.CALL.decode(status.CALL.encode(a_status(name="\x1b[2J")))
-
-
-def test_a_status_with_thousands_of_arrays_inside_one_another_is_refused() -> None:
-    fields = msgspec.msgpack.decode(status.CALL.encode(a_status()))
-    data = msgspec.msgpack.encode([*fields, None])[:-1] + b"\x91" * 20_000 + b"\xc0"
-    with pytest.raises(ValueError, match="not a status"):
-        status.CALL.decode(data)
 
 
 def test_policies_are_the_run_files() -> None:

@@ -573,3 +573,15 @@ def test_a_peer_of_a_large_model_compiles_codecs_and_says_so_once(
     monkeypatch.setattr(local_peer, "can_compile", lambda: False)
     virtual_run(local.compile_codecs())
     assert len(tries) == 1
+
+
+async def test_the_figures_in_the_folder_stay_when_the_peer_enters_another_phase(
+    made: tuple[LocalPeer, Hearing],
+) -> None:
+    local, _ = made
+    local.enter_phase("ready", "in the run", 1.0)
+    await local.keep_figures({"steps": 7})
+    local.enter_phase("leaving", "its owner asked it to leave", 0.0)
+    state = load_state(local.directory)
+    assert state is not None
+    assert (state.name, state.figures) == ("leaving", {"steps": 7})

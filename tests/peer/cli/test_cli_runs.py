@@ -970,7 +970,7 @@ def test_status_without_a_link_shows_the_peers_of_this_machine(
     folder = tmp_path / "anna"
     with occupied(folder, OLD, "learner"):
         assert ": starting\n" in said(["status"], capsys)[1]
-        save_state(folder, State(name="ready", text="in the run", at=time.time()))
+        save_state(folder, State("ready", "in the run", time.time()))
         save_last_seen(folder, LastSeen(run=OLD.canonical().decode(), at=0.0, tokens=2_000_000))
         code, output, _ = said(["status"], capsys)
         assert code == 0

@@ -215,7 +215,7 @@ def test_commands_without_a_folder_act_on_all_running_peers(
         peers = json.loads(capsys.readouterr().out)["peers"]
         assert {each["run"]: each["peer"] for each in peers} == {"one": None, "two": me}
         text = "resting: paused; continue with `shoal resume`"
-        save_state(tmp_path / "a", State(name="ready", text=text, at=time.time()))
+        save_state(tmp_path / "a", State("ready", text, time.time()))
         assert cli.run(["ps"]) == 0
         listed = capsys.readouterr().out
         assert f"{text}  {tmp_path / 'a'}" in listed and f"starting  {tmp_path / 'b'}" in listed
