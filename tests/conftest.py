@@ -110,6 +110,15 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 
 @pytest.fixture
+def agent_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has agents without a network run in threads of the trainer's process."""
+    from peer.bridge import agent_process
+    from tests.peer.agent import lone_agents
+
+    monkeypatch.setattr(agent_process, "start", lone_agents.in_threads(agent_process.start))
+
+
+@pytest.fixture
 def compiler_processes() -> Iterator[None]:
     """Ends the processes that torch's compiler keeps for later."""
     yield

@@ -12,17 +12,18 @@ import pytest
 import torch
 
 import peer
-from peer.bridge.agent_process import LineSettings
 from peer.trainer.session import Run, join
+from tests.peer.agent.lone_agents import AGENT, QUICK
 
 FOLDER = Path(__file__).parents[1] / "examples" / "plain_torch"
-AGENT = (sys.executable, "-m", "tests.peer.agent.lone_agent")
-QUICK = LineSettings(beat_s=0.05, silence_max_s=20.0, restart_first_s=0.05, restart_max_s=0.1)
 
 Train = Callable[..., tuple[float, Run]]
 
 # torch.compile imports deprecated parts of torch.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.usefixtures("agent_threads"),
+]
 
 
 @pytest.fixture

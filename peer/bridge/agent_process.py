@@ -86,6 +86,21 @@ def agent_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def start(command: Sequence[str], handed: Sequence[int], log_path: Path) -> subprocess.Popen[bytes]:
+    """Start an agent with the descriptors that it is handed."""
+    with log_path.open("ab") as log:
+        return subprocess.Popen(
+            [*command, *(str(descriptor) for descriptor in handed)],
+            pass_fds=handed,
+            env=agent_environment(os.environ),
+            # Ctrl-C at the terminal is for the trainer, which tells the agent to leave.
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+
+
 class _Running:
     """One running agent."""
 
@@ -97,17 +112,7 @@ class _Running:
         os.set_blocking(self.bell, False)
         handed = (theirs.fileno(), bell_read, memory.descriptor)
         try:
-            with log_path.open("ab") as log:
-                self.process = subprocess.Popen(
-                    [*command, *(str(descriptor) for descriptor in handed)],
-                    pass_fds=handed,
-                    env=agent_environment(os.environ),
-                    # Ctrl-C at the terminal is for the trainer, which tells the agent to leave.
-                    start_new_session=True,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                )
+            self.process = start(command, handed, log_path)
         except BaseException:
             ours.close()
             os.close(self.bell)

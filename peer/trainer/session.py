@@ -214,8 +214,10 @@ class Run(Rank):
         parts.progress.end()
         parts.inner.save(step=parts.learner.steps, position=parts.feed.state())
         deadline = time.monotonic() + time_left.longest_s
-        while not parts.agent.join(0.005) and time.monotonic() < deadline:
-            parts.learner.exchange()
+        has_ended = False
+        while not has_ended and time.monotonic() < deadline:
+            has_ended = parts.agent.join(0.005)
+            parts.learner.exchange()  # once more after its end: it may have said its last meanwhile
             self._tell()
         parts.inner.finish()
 

@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ import torch
 import peer
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
+from tests.peer.agent.lone_agents import AGENT
 
 CYCLE = 24
 
@@ -166,7 +166,7 @@ def measure(size: Size, *, device: str, dtype: str, turns: int, steps: int) -> F
                 model=training.model,
                 optimizer=training.optimizer,
                 directory=Path(folder),
-                agent_command=(sys.executable, "-m", "tests.peer.agent.lone_agent"),
+                agent_command=AGENT,
             )
             with joined as run:
                 training.steps(CYCLE, run)  # until the first round is requested

@@ -26,6 +26,7 @@ import peer.trainer.session
 from peer.bridge.agent_process import LineSettings
 from peer.run_file.reading import parse
 from peer.trainer.session import Run
+from tests.peer.agent.lone_agents import AGENT
 
 
 def say(**fields: Any) -> None:
@@ -82,7 +83,7 @@ def main(settings: dict[str, Any]) -> None:
         model=model,
         optimizer=optimizer,
         directory=Path(settings["directory"]),
-        agent_command=(sys.executable, "-m", "tests.peer.agent.lone_agent"),
+        agent_command=AGENT,
         line=LineSettings(beat_s=0.05, silence_max_s=20.0, restart_first_s=0.05),
     )
     batches = torch.Generator().manual_seed(rank)

@@ -6,7 +6,6 @@ import this module for themselves.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -15,9 +14,9 @@ import lightning
 import torch
 from torch import nn
 
-from peer.bridge.agent_process import LineSettings
 from peer.lightning import ShoalCallback
 from peer.run_file.reading import parse
+from tests.peer.agent.lone_agents import AGENT, QUICK
 
 TOML = """
 name = "lightning"
@@ -35,9 +34,6 @@ fragments = 2
 steps_per_cycle = 5
 overlap_steps = 1
 """
-
-AGENT = (sys.executable, "-m", "tests.peer.agent.lone_agent")
-QUICK = LineSettings(beat_s=0.05, silence_max_s=20.0, restart_first_s=0.05, restart_max_s=0.1)
 
 
 class Fit(lightning.LightningModule):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""A transformers Trainer in a run, with a real agent process that has no network."""
+"""A transformers Trainer in a run, with a real agent that has no network."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from peer.bridge.agent_process import LineSettings
 from peer.data.batches.sampling import order_for_peer
 from peer.errors import ExtraMissing, Unusable
 from peer.model.recipes import build_optimizer
 from peer.run_file.reading import parse
 from peer.run_file.sections import MuonInner, RunFile
 from peer.trainer.session import Run
+from tests.peer.agent.lone_agents import AGENT, QUICK
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 """It imports its parts at their first use. Its Trainer, which ``peer.hf`` needs, takes seconds,
 which every worker would spend that collects tests: so tests import ``peer.hf`` for themselves."""
 
 pytestmark = [
+    pytest.mark.usefixtures("agent_threads"),
     # Theirs, about their own age.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -53,7 +54,6 @@ overlap_steps = 1
 LENGTH = 16
 TOKENS = torch.arange(2 * LENGTH).reshape(2, LENGTH) % 32
 PACED: dict[str, Any] = {"own": {"pace_s": 0.01}, "max_steps": 5000}
-QUICK = LineSettings(beat_s=0.05, silence_max_s=20.0, restart_first_s=0.05, restart_max_s=0.1)
 
 
 class Words(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -112,7 +112,7 @@ class Training:
         self.shoal = ShoalCallback(
             parse(toml),
             directory=directory / "peer",
-            agent_command=(sys.executable, "-m", "tests.peer.agent.lone_agent"),
+            agent_command=AGENT,
             line=QUICK,
             on_event=self.events.append,
             **own,

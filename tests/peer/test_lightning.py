@@ -1,4 +1,4 @@
-"""A Lightning Trainer in a run, with a real agent process that has no network."""
+"""A Lightning Trainer in a run, with a real agent that has no network."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from peer.model.muon import Muon
 from tests.processes import RANKS_ALONE, Processes
 
 pytestmark = [
+    pytest.mark.usefixtures("agent_threads"),
     pytest.mark.skipif(
         find_spec("lightning") is None, reason="the extra 'lightning' is not installed"
     ),

@@ -141,6 +141,14 @@ def some_trials(line: TrainerLine, begin: Begin) -> TrainersTrials:
 async def main(line_at: int, bell_at: int, memory_at: int) -> None:
     line = await TrainerLine.open(line_at)
     memory = SharedTensors(memory_at)
+    try:
+        await live(line, bell_at, memory)
+    finally:
+        await line.close()
+        memory.close()
+
+
+async def live(line: TrainerLine, bell_at: int, memory: SharedTensors) -> None:
     messages = line.messages()
     begin = await anext(messages)
     assert isinstance(begin, Begin)
@@ -151,7 +159,7 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
         the_end = Over(reason, int(code), finished=False)
         if last_round < 0:
             line.say(the_end)
-            await line.close()
+            os.close(bell_at)
             return
     me = Identity.load_or_create(Path(begin.directory, "identity.key")).peer_id
     specs = [TensorSpec(t.name, t.shape, t.dtype) for t in begin.tensors]
@@ -310,7 +318,6 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
     for task in tasks:
         task.cancel()
     stop_bell()
-    await line.close()
 
 
 if __name__ == "__main__":

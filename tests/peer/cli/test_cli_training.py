@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,12 @@ from peer.trainer.computing.choices import Choices
 from peer.trainer.computing.fitting import Goal, Remembered
 from peer.trainer.loop import TrainerSettings
 from peer.trainer.settings import JoinSettings
+from tests.peer.agent.lone_agents import AGENT
 from tests.peer.trainer.recipe_run import TEXT
 from tests.processes import Processes
 
 
+@pytest.mark.usefixtures("agent_threads")
 def test_the_first_process_trains_and_remembers_what_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -33,7 +34,7 @@ def test_the_first_process_trains_and_remembers_what_fits(
     own = JoinSettings(
         directory=tmp_path / "peer",
         data_directory=tmp_path,
-        agent_command=(sys.executable, "-m", "tests.peer.agent.lone_agent"),
+        agent_command=AGENT,
         drain_s=5.0,
     )
     wanted = Choices(micro_batch=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from peer.run_file.sections import AdamwInner, FilesData, FileSource, Lora, RunF
 from peer.trainer.loop import Outcome, Stop, TrainerSettings, train
 from peer.trainer.preflight import examine
 from peer.trainer.settings import JoinSettings
+from tests.peer.agent.lone_agents import AGENT
 from tests.peer.extras.bases.published_model import publish
 from tests.peer.model.adapted_run import adapted_run
 
@@ -24,8 +24,6 @@ pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="the extra 'hf
 
 LORA = Lora(rank=8, alpha=64.0, targets=["q_proj", "lm_head"], base_dtype="fp32")
 """The base has random weights, so that little is learnt below its output head."""
-
-LONE_AGENT = (sys.executable, "-m", "tests.peer.agent.lone_agent")
 
 
 @pytest.fixture
@@ -62,7 +60,7 @@ def trained(run: RunFile, data_dir: Path, tmp_path: Path, *, steps: int) -> Outc
     own = JoinSettings(
         directory=tmp_path / "peer",
         data_directory=data_dir,
-        agent_command=LONE_AGENT,
+        agent_command=AGENT,
         drain_s=5.0,
     )
     settings = settings_for(run, data_dir, tmp_path, steps=steps)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import sys
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -32,7 +31,10 @@ from peer.trainer.computing.tuning import Tuner
 from peer.trainer.loop import Outcome, Stop, TrainerSettings, open_engine, train
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings
+from tests.peer.agent.lone_agents import AGENT
 from tests.peer.trainer.recipe_run import TEXT
+
+pytestmark = pytest.mark.usefixtures("agent_threads")
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def own(directory: Path) -> JoinSettings:
     (directory / "data" / "corpus.txt").write_text(words, encoding="utf-8")
     return JoinSettings(
         directory=directory,
-        agent_command=(sys.executable, "-m", "tests.peer.agent.lone_agent"),
+        agent_command=AGENT,
         drain_s=5.0,
     )
 

@@ -1,4 +1,4 @@
-"""``peer.join`` around real loops, with a real agent process that has no network."""
+"""``peer.join`` around real loops, with a real agent that has no network."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -51,11 +52,11 @@ from peer.trainer.settings import JoinSettings
 from peer.views import watch
 from peer.views.progress import progress
 from tests.peer.agent import lone_agent
+from tests.peer.agent.lone_agents import AGENT, PROCESS, QUICK
 from tests.peer.trainer.custom_run import toml
 from tests.processes import Processes, descendants, still_running
 
-AGENT = (sys.executable, "-m", "tests.peer.agent.lone_agent")
-QUICK = LineSettings(beat_s=0.05, silence_max_s=20.0, restart_first_s=0.05, restart_max_s=0.1)
+pytestmark = pytest.mark.usefixtures("agent_threads")
 
 
 @pytest.fixture
@@ -395,6 +396,21 @@ for _ in range(5):
 """
 
 
+def test_a_run_that_is_not_closed_is_closed_by_what_the_interpreter_calls(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_exit: list[Callable[[], object]] = []
+    theirs = SimpleNamespace(register=at_exit.append, unregister=at_exit.remove)
+    monkeypatch.setattr("peer.trainer.rank.atexit", theirs)
+    run, model, optimizer = start(join=peer.open)
+    one_step(run, model, optimizer)
+    (close,) = at_exit
+    with pytest.warns(peer.LoopWarning, match="the program ends without run.close()"):
+        close()
+    assert run.over and not at_exit
+
+
+@pytest.mark.slow
 def test_a_run_that_is_not_closed_is_closed_at_the_end_of_the_program(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FORGETFUL, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -450,7 +466,7 @@ def test_the_hook_goes_with_the_block(start: Start) -> None:
 
 
 def test_training_goes_on_without_the_agent_and_a_new_one_takes_over(start: Start) -> None:
-    run, model, optimizer = start()
+    run, model, optimizer = start(agent_command=PROCESS)
     died: list[Any] = []
     with run:
         run.on("agent_died", died.append)
@@ -474,7 +490,7 @@ def test_training_goes_on_without_the_agent_and_a_new_one_takes_over(start: Star
 def test_an_agent_that_hangs_is_replaced(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = LineSettings(beat_s=0.3, silence_max_s=1.0, restart_first_s=0.05)
     monkeypatch.setenv("LONE_AGENT_HANGS", "1")
-    run, _, _ = start(line=quick)
+    run, _, _ = start(line=quick, agent_command=PROCESS)
 
     def next_one_works(code: int, restart_in_s: float) -> None:
         monkeypatch.delenv("LONE_AGENT_HANGS", raising=False)
@@ -489,7 +505,7 @@ def test_a_peer_that_is_asked_to_leave_while_it_joins_leaves_at_once(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LONE_AGENT_HANGS", "1")
-    run, _, _ = start(line=LineSettings(end_patience_s=0.1))
+    run, _, _ = start(line=LineSettings(end_patience_s=0.1), agent_command=PROCESS)
     run.leave_when(lambda: True)
     with pytest.raises(peer.LeftEarly, match="starting the agent") as caught, run:
         pass
@@ -801,6 +817,19 @@ def test_a_full_disk_is_reported_and_training_continues(
         run.on("disk_full", told.append)
         train_until(lambda: bool(told), lambda: one_step(run, model, optimizer))
     assert "100" in told[0]["text"] or "MB" in told[0]["text"]
+
+
+def test_the_last_words_of_an_agent_that_has_ended_meanwhile_are_told(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, model, optimizer = start()
+    told: list[Any] = []
+    run.on("over", told.append)
+    with run:
+        one_step(run, model, optimizer)
+        agent = run._parts.agent
+        monkeypatch.setattr(run._parts.inner, "save", lambda **_: agent.join(30))
+    assert len(told) == 1
 
 
 def test_an_agent_that_cannot_start_is_reported_with_its_last_line(start: Start) -> None:
