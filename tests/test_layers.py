@@ -87,10 +87,6 @@ FROM_CORE_TO_EXTRAS = {
     "peer.cli.keeping": {"peer.extras.site", "peer.extras.site.publishing"},
     "peer.joining.visit": {"peer.extras.credit.accounting"},
     "peer.model.export.facts": {"peer.extras.credit", "peer.extras.credit.accounting"},
-    "peer.model.export.folder": {"peer.extras.bases"},
-    "peer.model.recipes.counting": {"peer.extras.bases"},
-    "peer.model.recipes.hf": {"peer.extras.bases"},
-    "peer.trainer.solo": {"peer.extras.bases"},
 }
 """Modules of the core that import rooms of the extras nevertheless."""
 

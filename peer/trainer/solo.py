@@ -12,7 +12,6 @@ import torch
 
 from dht.identity import PeerId
 from peer.data.sources import open_data
-from peer.extras.bases.base_models import base_folder
 from peer.model.recipes import (
     build_model,
     build_optimizer,
@@ -35,13 +34,13 @@ class SoloResult:
 def train_alone(
     run: RunFile, *, steps: int, learners: int = 1, cache_dir: Path, data_dir: Path
 ) -> SoloResult:
-    """Train ``steps`` steps from the run's first weights, each on one batch.
+    """Train ``steps`` steps, each on one batch, from first weights that the run draws.
 
     ``learners``: number of learners of the run that this one is compared with. The learning rate
     follows the tokens of so many, and so decays as far as theirs in as many steps.
     """
     data = open_data(run, peer_id=PeerId("alone"), cache_dir=cache_dir, data_dir=data_dir)
-    model = build_model(run, base=base_folder(run, cache_dir=cache_dir, data_dir=data_dir))
+    model = build_model(run)
     optimizer = build_optimizer(run, model)
     loss_start = held_out_loss(model, data.held_out)
     step_tokens = learners * run.inner.batch_size * run.data.sequence_length

@@ -20,7 +20,6 @@ from safetensors import SafetensorError
 
 from dht.whole_files import NO_FILE
 from peer.errors import NotWritten, Unusable
-from peer.extras.bases.lora import merged
 from peer.model.export.architecture import (
     TORCH_NAMES,
     Dtype,
@@ -34,6 +33,7 @@ from peer.model.export.facts import Facts
 from peer.model.export.loading import model_of
 from peer.model.export.tensors import in_bf16
 from peer.model.export.tokenizer import TokenizerFiles
+from peer.optional import extra
 from peer.quantities import count_text
 from peer.run_file.sections import CustomModel, GptModel, HfModel, RunFile
 from peer.storage.outer_state import OuterState, export_metadata, named_tensors
@@ -168,7 +168,7 @@ def _write_hf(export: Export, recipe: HfModel, folder: Path) -> tuple[str, int]:
     assert recipe.lora is None or export.base is not None, "adapters of no base"
     model: Any = model_of(export.outer, export.base)
     if recipe.lora is not None:
-        model = merged(model)
+        model = extra("bases.lora").merged(model)
     model.to(getattr(torch, TORCH_NAMES[export.dtype]))
     if export.tokenizer is not None:
         for config in (model.config, model.generation_config):

@@ -18,7 +18,6 @@ import msgspec
 from torch import nn
 
 from peer.errors import Fault, RunFileError
-from peer.extras.bases.lora import check_peft, frozen_bytes
 from peer.limited import (
     ended_by_limit,
     limit_memory,
@@ -28,6 +27,7 @@ from peer.limited import (
 )
 from peer.model.recipes import build_model, trained_parameters
 from peer.model.recipes.hf import build_hf, check_installed
+from peer.optional import extra
 from peer.run_file.sections import HfModel, Model, RunFile
 
 MEMORY_MAX_BYTES = 2 << 30
@@ -70,7 +70,7 @@ def size_of(run: RunFile) -> Size:
         return measured(run.model, build_model(run, weights=False))
     check_installed()
     if run.model.lora is not None:
-        check_peft()
+        extra("bases.lora").check_peft()
     command = [sys.executable, "-P", "-m", "peer.model.recipes.counting"]
     try:
         child = subprocess.run(
@@ -112,7 +112,7 @@ def measured(recipe: Model, model: nn.Module) -> Size:
         parameters,
         buffer_bytes,
         sum(p.numel() for p in frozen),
-        frozen_bytes(model, recipe.lora),
+        extra("bases.lora").frozen_bytes(model, recipe.lora),
     )
 
 

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from peer.errors import ExtraMissing, Fault, PathError, RunFileError, one_line
+from peer.optional import extra
 from peer.run_file.sections import HfModel, Lora
 
 NAMES_MAX = 5
@@ -51,9 +52,10 @@ def build_hf(
     model = _built(recipe, random_seed=random_seed, weights=weights, base=base)
     if recipe.lora is None:
         return model.float()
-    from peer.extras.bases.lora import with_adapters
-
-    return with_adapters(model, recipe.lora, random_seed=random_seed)
+    adapted: nn.Module = extra("bases.lora").with_adapters(
+        model, recipe.lora, random_seed=random_seed
+    )
+    return adapted
 
 
 def _built(recipe: HfModel, *, random_seed: int, weights: bool, base: Path | None) -> nn.Module:
@@ -89,15 +91,17 @@ def _loaded(lora: Lora | None, config: Any, base: Path) -> nn.Module:
     """The published weights. They must be those of the configuration, all of them."""
     import transformers
 
-    from peer.extras.bases.lora import check_quantizer, quantization
-
     options: dict[str, Any] = {"dtype": torch.float32}
     if lora is not None and lora.base_dtype != "fp32":
         options["dtype"] = torch.bfloat16
         if lora.base_dtype != "bf16":
-            check_quantizer(lora)
+            adapters = extra("bases.lora")
+            adapters.check_quantizer(lora)
             device = 0 if torch.cuda.is_available() else "cpu"
-            options |= {"quantization_config": quantization(lora), "device_map": {"": device}}
+            options |= {
+                "quantization_config": adapters.quantization(lora),
+                "device_map": {"": device},
+            }
     transformers.utils.logging.disable_progress_bar()
     try:
         model, told = transformers.AutoModelForCausalLM.from_pretrained(
