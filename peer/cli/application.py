@@ -234,8 +234,11 @@ def reported(work: Callable[[], object]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         complain(str(Interrupted()))
         return ExitCode.INTERRUPTED
-    except ModuleNotFoundError:
-        raise  # a bug, or a broken installation
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise  # a bug, or a broken installation
+        complain("this command needs torch, which a host of runs goes without: pip install shoal")
+        return ExitCode.USAGE
     except (ImportError, MemoryError) as error:
         # A library of torch that cannot be mapped under `ulimit -v`, for one.
         complain(

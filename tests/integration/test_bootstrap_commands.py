@@ -56,11 +56,11 @@ class Server:
 def start(tmp_path: Path) -> Iterator[object]:
     started: list[Server] = []
 
-    def starter(*arguments: str) -> Server:
+    def starter(*arguments: str, program: Sequence[str] = SHOAL) -> Server:
         errors = tmp_path / f"errors-{len(started)}.txt"
         with errors.open("w") as file:
             process = subprocess.Popen(
-                [*SHOAL, "bootstrap", "--data-dir", str(tmp_path / "data"), *arguments],
+                [*program, "bootstrap", "--data-dir", str(tmp_path / "data"), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=file,
@@ -162,6 +162,47 @@ def test_the_doctor_fails_without_a_seed_that_is_up(capfd: pytest.CaptureFixture
     assert code == 3
     assert "FAIL  seed" in output
     assert "->" in output.split("FAIL  seed")[1]
+
+
+WITHOUT_THE_REST = f"""
+import importlib.metadata, re, sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+listed = Path({str(EXAMPLE / "requirements.txt")!r}).read_text().splitlines()
+listed = {{"shoal", *(line for line in listed if line and not line.startswith("#"))}}
+plain = lambda name: re.sub("[-_.]+", "-", name).lower()
+origin = importlib.metadata.packages_distributions()
+
+class Listed(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        packages = origin.get(name.partition(".")[0], ["shoal"])
+        there = listed & set(map(plain, packages))
+        return super().find_spec(name, path, target) if there else None
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Listed
+from peer.cli import run
+sys.exit(run(sys.argv[1:]))
+"""
+"""The command line where only the packages of a host are installed."""
+
+
+def test_a_host_needs_the_packages_of_its_list_and_no_torch(start: object, tmp_path: Path) -> None:
+    assert callable(start)
+
+    def without(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", WITHOUT_THE_REST, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    server = start(*local(free_port()), program=(sys.executable, "-c", WITHOUT_THE_REST))
+    found = json.loads(without("doctor", server.line(), "--json").stdout)["findings"]
+    states = {finding["check"]: finding["state"] for finding in found}
+    assert states["seed"] == states["DHT"] == states["relay"] == "ok"
+    refused = without("demo")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "needs torch" in refused.stderr
+    assert server.stop(signal.SIGTERM) == (0, "")
 
 
 # BOOTSTRAP.md and the pages for hosts.

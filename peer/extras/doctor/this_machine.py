@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import shutil
@@ -117,6 +118,8 @@ def _used_in_container(path: Path) -> int:
 
 async def check_torch(script: str = ASK_TORCH) -> Finding:
     """The device torch would train on, asked in a process that a broken driver may crash."""
+    if importlib.util.find_spec("torch") is None:
+        return Finding("torch", "skipped", "not installed: this machine can host, and not train")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-c"),  # nothing of the current folder is imported
         END_WITH_PARENT + script,

@@ -448,6 +448,12 @@ def test_torch_is_asked_in_a_process_of_its_own_that_may_crash() -> None:
     assert "libcudart.so.13" in finding.text
 
 
+def test_a_host_without_torch_is_told_that_it_cannot_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    finding = asyncio.run(check_torch())
+    assert (finding.state, finding.text[:14]) == ("skipped", "not installed:")
+
+
 def test_the_doctor_says_which_codecs_a_peer_would_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(this_machine, "can_compile", lambda: True)
     monkeypatch.setattr(compiling, "IMPORT", "")
