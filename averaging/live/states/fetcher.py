@@ -6,20 +6,19 @@ others go on where it stopped, and verified pieces are kept for another attempt.
 
 The cost of a lying source is bounded by its bytes: a fetch takes at most 30 s and the time of its
 bytes on a slow line. A source that did not deliver is avoided by all fragments, twice as long each
-time. An idle source takes over from one that answers slowly, after 2 s and the time of a request at
-500 kB/s, or eight times the fastest source's time. Where the fastest is slower than that, the
-reader's own line is slow, and the others may take twice as long.
+time.
 
-Sources send at the rates of their lines: each is asked for half a second's worth of pieces at a
-time, and at least for one. Two begin, and one more for each that answers quickly: on a slow line
-more of them would only wait for one another, until all are given up.
+Two sources begin, and another one joins for each answer that is quick, for each source that fails,
+and while no answer comes: on a slow line more of them would only wait for one another. Each is
+asked for half a second's worth of pieces at a time, and at least for one. When all pieces are asked
+for, a source that has none to send is asked for one that is late at another.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -32,7 +31,6 @@ from averaging.history.replay import ReplayEntry, ReplayHead
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.states.fetch_server import (
-    SLOW_BYTES_S,
     AskManifest,
     AskPieces,
     AskReplay,
@@ -67,22 +65,20 @@ MANIFEST_TIMEOUT_S = 60.0
 """All of a manifest. The source reads its whole state to answer the first one who asks."""
 STRAGGLERS_S = 3.0
 """Once most of those who were asked agree, the others have so long to answer."""
+SOURCES_AT_FIRST = 2
+"""Sources that are asked for pieces before any has answered."""
 HURRY_S = 2.0
-"""Time that a request may take when another source has nothing to do, beside the time of its bytes
-at ``SLOW_BYTES_S``. Less if ``SLOWER_MAX`` says so."""
+"""Time that a piece may take before it is late, beside ``SLOWER_MAX`` times that of a piece from
+another source; or, while nothing was measured, that of all pieces on the way on the slowest line.
+Answers below it are quick."""
 SLOWER_MAX = 8.0
-"""Multiple of the fastest source's time that a request may take then."""
 REQUEST_S = 0.5
-"""A request is for as many pieces as its source sends in this time."""
+"""A request is for as many pieces as its source sends in this time. A source that sends more than
+one has two requests at a time, so that it never waits for one."""
 PIECES_PER_REQUEST = 16
 """A request is for at most this many pieces."""
 REPLAYS_MAX = 64
 """More rounds than this are not replayed one by one: the state is smaller."""
-ACTIVE_AT_FIRST = 2
-"""Sources that are asked for pieces before any has answered."""
-
-OWN_LINE_SLOWER_MAX = 2.0
-"""A source may always take so many times as long as the fastest."""
 
 DIGEST_BYTES = 32
 
@@ -154,135 +150,6 @@ class _Attempt:
         alike = Counter(manifest.identity() for manifest in self.manifests.values())
         alike.update(self.digests.values())
         return max(alike.values(), default=0)
-
-
-@dataclass(slots=True, eq=False)
-class _Source:
-    """One peer of several from whom pieces are fetched: what it owes, and how fast it is."""
-
-    peer: PeerId
-    task: asyncio.Task[None] | None = None
-    waiting: list[list[int]] = field(default_factory=list)
-    """Runs of pieces that were asked for and are not here, the oldest first."""
-    owed: int = 0
-    """Pieces in the oldest run, when it was asked for."""
-    asked_at: float = 0.0
-    """Time of the last question; or the time at which the piece before it was here."""
-    piece_s: float | None = None
-    """Seconds per piece in its fastest run."""
-    last_s: float | None = None
-    """Seconds per piece in its last run."""
-    too_slow: str | None = None
-    """The reason why it was told to stop."""
-
-    @property
-    def is_quick(self) -> bool:
-        return self.last_s is not None and self.last_s < HURRY_S
-
-    def asks(self, pieces: list[int], now: float) -> None:
-        self.waiting.append(pieces)
-        if len(self.waiting) == 1:
-            self.owed, self.asked_at = len(pieces), now
-
-    def has_answered(self, now: float) -> None:
-        """The oldest run is here."""
-        self.last_s = (now - self.asked_at) / self.owed
-        self.piece_s = self.last_s if self.piece_s is None else min(self.last_s, self.piece_s)
-        del self.waiting[0]
-        if self.waiting:
-            self.owed, self.asked_at = len(self.waiting[0]), now
-
-
-class _Crew:
-    """The sources of one state. An idle source takes over from a slow one."""
-
-    def __init__(self, partial: Partial, pieces_per_request: int) -> None:
-        self.sources: list[_Source] = []
-        self._partial = partial
-        self._pieces_per_request = pieces_per_request
-        self._changed = asyncio.Event()
-        self._active = 0
-        self._active_max = ACTIVE_AT_FIRST
-        self._answers = 0
-
-    def something_changed(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-    def _allowed_s(self, owed: int) -> float:
-        """Time that a run of pieces may take while another source is idle."""
-        measured = [source.piece_s for source in self.sources if source.piece_s is not None]
-        if not measured:
-            waiting = sum(len(run) for source in self.sources for run in source.waiting)
-            coming = max(1, self._active, waiting)
-            return HURRY_S + coming * PIECE_BYTES / SLOWEST_LINE_BYTES_S
-        fastest_s = min(measured)
-        slow_s = max(PIECE_BYTES / SLOW_BYTES_S, OWN_LINE_SLOWER_MAX * fastest_s)
-        return HURRY_S + owed * min(slow_s, SLOWER_MAX * fastest_s)
-
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait until one more source would not only slow down the others, as far as is known."""
-        while self._active >= self._active_max:
-            answers = self._answers
-            try:
-                async with asyncio.timeout(self._allowed_s(1)):
-                    await self._changed.wait()
-            except TimeoutError:
-                # No answer at all: the sources that were asked are slow.
-                self._active_max += answers == self._answers
-        self._active += 1
-        try:
-            yield
-        finally:
-            self._active -= 1
-            self.something_changed()
-
-    def run_length(self, source: _Source) -> int:
-        """Number of pieces to ask a source for: what it sends in a short time, and a fair share."""
-        if source.last_s is None:
-            return 1
-        share = len(self._partial.missing) / (2 * len(self.sources))
-        length = min(REQUEST_S / max(source.last_s, 1e-6), share)
-        return max(1, min(int(length), self._pieces_per_request))
-
-    def has_answered(self, source: _Source) -> None:
-        """A run of pieces is here from this source."""
-        source.has_answered(asyncio.get_running_loop().time())
-        self._answers += 1
-        if source.is_quick:
-            self._active_max += 1
-            self.something_changed()
-
-    def may_ask_again(self, source: _Source) -> bool:
-        """True if another request may be under way, so that the source does not wait for it."""
-        return not source.waiting or source.is_quick
-
-    def dismiss(self) -> None:
-        """Everything is here: nobody waits for the last words of a source."""
-        for source in self.sources:
-            if source.task is not None and source.task is not asyncio.current_task():
-                source.task.cancel()
-
-    async def look_at_the_slowest(self, *, besides: _Source) -> None:
-        """Return when there may be something to do. Ends a source that had its time."""
-        changed = self._changed
-        owing = [source for source in self.sources if source.waiting and source is not besides]
-        assert owing, "a piece that is neither here nor missing is owed by somebody"
-        slowest = min(owing, key=lambda source: source.asked_at + self._allowed_s(source.owed))
-        left_s = slowest.asked_at + self._allowed_s(slowest.owed)
-        left_s -= asyncio.get_running_loop().time()
-        if left_s <= 0.0 and slowest.task is not None and slowest.too_slow is None:
-            slowest.too_slow = (
-                f"it took over {self._allowed_s(slowest.owed):.1f} s for {slowest.owed} pieces, "
-                "and others had nothing to do"
-            )
-            slowest.task.cancel()
-        try:
-            async with asyncio.timeout(max(left_s, 0.0) if slowest.too_slow is None else None):
-                await changed.wait()
-        except TimeoutError:
-            return
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,11 +235,11 @@ class Fetcher:
             values, has_momentum = attempt.values, self.has_momentum
             partial = Partial.begin(manifest, values, self.floats, has_momentum=has_momentum)
             self._partials[fragment] = partial
-        self._report(partial, len(holders))
-        while not partial.done:
-            if not holders:
-                raise attempt.failed()
-            await self._pieces_from_all(partial, holders, attempt.reasons, asked)
+        self.report(partial, len(holders))
+        order = [peer for peer in asked if peer in holders]
+        await _Download(self, partial, order, attempt.reasons).run()
+        if not partial.done:
+            raise attempt.failed()
         del self._partials[fragment]
         self._blame(manifest, attempt)
         return partial.state()
@@ -472,7 +339,7 @@ class Fetcher:
     async def _all_of_manifest(
         self, peer: PeerId, fragment: int, values: int
     ) -> tuple[Manifest | bytes, Signatures]:
-        async with self._stream(peer, for_digest=True) as stream:
+        async with self.stream(peer, for_digest=True) as stream:
             await ask(stream, AskManifest(fragment))
             data = bytearray()
             timeout_s = MANIFEST_TIMEOUT_S
@@ -487,98 +354,6 @@ class Fetcher:
             if not stream.relayed:
                 manifest = read_manifest(bytes(data), fragment=fragment, values=values)
             return manifest, signatures
-
-    async def _pieces_from_all(
-        self,
-        partial: Partial,
-        holders: set[PeerId],
-        reasons: dict[PeerId, str],
-        asked: Sequence[PeerId],
-    ) -> None:
-        """Every holder takes runs of pieces until none is left; a holder that fails leaves
-        ``holders``.
-
-        ``asked``: the order in which they begin. Every reader has another.
-        """
-        order = [peer for peer in asked if peer in holders]
-        crew = _Crew(partial, self.pieces_per_request)
-
-        async def work(source: _Source) -> None:
-            peer = source.peer
-            try:
-                while not partial.done:
-                    if partial.missing:
-                        async with crew.turn():
-                            await self._pieces(partial, source, crew, len(holders))
-                    else:
-                        await crew.look_at_the_slowest(besides=source)
-            except _SOURCE_ERRORS as error:
-                left(peer, str(error))
-            except asyncio.CancelledError:
-                if source.too_slow is not None:
-                    left(peer, source.too_slow)
-                elif not partial.done:
-                    raise
-            finally:
-                if partial.done:
-                    crew.dismiss()
-
-        def left(peer: PeerId, reason: str) -> None:
-            reasons[peer] = reason
-            holders.discard(peer)
-            self.counters["sources_left"] += 1
-            logger.info(
-                "source_left fragment=%d peer=%s reason=%s", partial.manifest.fragment, peer, reason
-            )
-
-        async with asyncio.TaskGroup() as tasks:
-            for peer in order:
-                source = _Source(peer)
-                source.task = tasks.create_task(work(source))
-                crew.sources.append(source)
-
-    async def _pieces(
-        self, partial: Partial, source: _Source, crew: _Crew, sources_count: int
-    ) -> None:
-        """On a fast line two requests are under way, so that the source never waits for one."""
-        manifest = partial.manifest
-
-        async def request(stream: Stream) -> None:
-            if not crew.may_ask_again(source):
-                return
-            taken = partial.take(crew.run_length(source))
-            if taken:
-                source.asks(taken, asyncio.get_running_loop().time())
-                first, count = taken[0], len(taken)
-                await ask(stream, AskPieces(manifest.fragment, manifest.lineage, first, count))
-
-        if not partial.missing:
-            return
-        try:
-            async with self._stream(source.peer) as stream:
-                await request(stream)
-                while source.waiting:
-                    await request(stream)
-                    for index in list(source.waiting[0]):
-                        frame = await next_data(stream)
-                        wrong = await self.threads.run(partial.place, index, frame)
-                        if wrong is not None:
-                            self.counters["pieces_refused"] += 1
-                            fragment = partial.manifest.fragment
-                            self.on_wrong_bits(source.peer, fragment, wrong)
-                            raise BadMessage(wrong)
-                        partial.verified += 1
-                        source.waiting[0].remove(index)
-                        self._report(partial, sources_count)
-                    size, began = source.owed * PIECE_BYTES, source.asked_at
-                    crew.has_answered(source)
-                    self.line.transferred(source.peer, size, began=began, ended=_now())
-                    if not source.waiting:
-                        await request(stream)
-        finally:
-            partial.put_back(index for run in source.waiting for index in run)
-            source.waiting.clear()
-            crew.something_changed()
 
     async def replay(
         self,
@@ -614,7 +389,7 @@ class Fetcher:
         target: Lineage,
     ) -> tuple[ReplayEntry, ...]:
         entries: list[ReplayEntry] = []
-        async with self._stream(source) as stream:
+        async with self.stream(source) as stream:
             await ask(stream, AskReplay(fragment, standing.version, standing.lineage))
             while standing.lineage != target:
                 if len(entries) >= REPLAYS_MAX:
@@ -638,20 +413,175 @@ class Fetcher:
                     stream.abort()  # rounds since then would follow
         return tuple(entries)
 
-    def _report(self, partial: Partial, sources: int) -> None:
+    def report(self, partial: Partial, sources: int) -> None:
         manifest = partial.manifest
         self.on_progress(
             FetchProgress(
-                manifest.fragment, manifest.version, partial.verified, partial.count, sources
+                manifest.fragment, manifest.version, len(partial.here), partial.count, sources
             )
         )
 
     @asynccontextmanager
-    async def _stream(self, peer: PeerId, *, for_digest: bool = False) -> AsyncIterator[Stream]:
+    async def stream(self, peer: PeerId, *, for_digest: bool = False) -> AsyncIterator[Stream]:
         async with stream_to(self.host, peer, fetch_protocol(self.run)) as stream:
             if stream.relayed and not for_digest:
                 raise NotHere(RELAYED)
             yield stream
+
+
+@dataclass(slots=True, eq=False)
+class _Source:
+    """A peer from which pieces are fetched."""
+
+    peer: PeerId
+    runs: list[list[int]] = field(default_factory=list)
+    """Runs of pieces that were asked for and are not here, the oldest first."""
+    piece_s: float | None = None
+    """Seconds per piece in its last run."""
+
+
+class _Download:
+    """The missing pieces of a state on their way from several sources."""
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        partial: Partial,
+        holders: Sequence[PeerId],
+        reasons: dict[PeerId, str],
+    ) -> None:
+        """``holders``: in the order in which they begin; every reader has another. ``reasons``:
+        where the reason of each that failed is put."""
+        self._fetcher = fetcher
+        self._partial = partial
+        self._spare = deque(holders)
+        self._reasons = reasons
+        self._tasks = asyncio.TaskGroup()
+        self._working: set[asyncio.Task[None]] = set()
+        self._asked_at: dict[int, float] = {}
+        """The pieces that were asked for and are not here, and when."""
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Return when everything is here, or every source has failed."""
+        async with self._tasks:
+            for _ in range(SOURCES_AT_FIRST):
+                self._begin_another()
+
+    def _begin_another(self) -> None:
+        if self._spare and not self._partial.done:
+            task = self._tasks.create_task(self._work(_Source(self._spare.popleft())))
+            self._working.add(task)
+            task.add_done_callback(self._working.discard)
+
+    async def _work(self, source: _Source) -> None:
+        """Have pieces sent by one source until all are here."""
+        try:
+            while not self._partial.done:
+                await self._until_wanted(source)
+                await self._receive(source)
+        except _SOURCE_ERRORS as error:
+            self._reasons[source.peer] = str(error)
+            self._fetcher.counters["sources_left"] += 1
+            fragment = self._partial.manifest.fragment
+            said = "source_left fragment=%d peer=%s reason=%s"
+            logger.info(said, fragment, source.peer, error)
+            self._begin_another()
+        if self._partial.done:  # nobody waits for the last words of a source
+            for task in self._working - {asyncio.current_task()}:
+                task.cancel()
+
+    def _late_after_s(self, source: _Source) -> float:
+        """Time after which a piece is late, as far as this source can tell."""
+        if source.piece_s is None:
+            return HURRY_S + len(self._working) * PIECE_BYTES / SLOWEST_LINE_BYTES_S
+        return HURRY_S + SLOWER_MAX * source.piece_s
+
+    async def _until_wanted(self, source: _Source) -> None:
+        """Wait until a piece is missing, or late at another source."""
+        while not self._partial.missing and not self._partial.done:
+            late_at = min(self._asked_at.values()) + self._late_after_s(source)
+            if late_at <= _now():
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(late_at):
+                    await self._changed.wait()
+
+    def _next_run(self, source: _Source) -> list[int]:
+        """The pieces to ask a source for: what it sends in a short time, and a fair share; or one
+        that is late at another one."""
+        length = 1
+        if source.piece_s is not None:
+            share = len(self._partial.missing) / (2 * len(self._working))
+            sends = min(REQUEST_S / max(source.piece_s, 1e-6), share)
+            length = max(1, min(int(sends), self._fetcher.pieces_per_request))
+        run, now = self._partial.take(length), _now()
+        if not run and not source.runs:
+            late_s = self._late_after_s(source)
+            late = [piece for piece, asked_at in self._asked_at.items() if asked_at + late_s <= now]
+            run = sorted(late)[:1]
+        self._asked_at.update(dict.fromkeys(run, now))
+        return run
+
+    async def _ask(self, stream: Stream, source: _Source) -> None:
+        run = self._next_run(source)
+        if run:
+            source.runs.append(run)
+            manifest = self._partial.manifest
+            first, count = run[0], len(run)
+            await ask(stream, AskPieces(manifest.fragment, manifest.lineage, first, count))
+
+    async def _receive(self, source: _Source) -> None:
+        """Have pieces sent as long as there are any to ask for."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with self._fetcher.stream(source.peer) as stream:
+                await self._ask(stream, source)
+                while source.runs:
+                    began, count = _now(), len(source.runs[0])
+                    if source.piece_s is not None and source.piece_s < REQUEST_S:
+                        await self._ask(stream, source)
+                    late = loop.call_later(self._late_after_s(source), self._begin_another)
+                    try:
+                        while source.runs[0]:
+                            await self._receive_piece(stream, source)
+                    finally:
+                        late.cancel()
+                    del source.runs[0]
+                    size, now = count * PIECE_BYTES, _now()
+                    self._fetcher.line.transferred(source.peer, size, began=began, ended=now)
+                    source.piece_s = (now - began) / count
+                    if source.piece_s < HURRY_S:
+                        self._begin_another()
+                    if not source.runs:
+                        await self._ask(stream, source)
+        finally:
+            owed = [piece for run in source.runs for piece in run]
+            for piece in owed:
+                self._asked_at.pop(piece, None)
+            self._partial.put_back(owed)
+            source.runs.clear()
+            self._something_changed()
+
+    async def _receive_piece(self, stream: Stream, source: _Source) -> None:
+        fetcher, partial = self._fetcher, self._partial
+        piece, frame = source.runs[0][0], await next_data(stream)
+        if piece not in partial.here:
+            wrong = await fetcher.threads.run(partial.place, piece, frame)
+            if wrong is not None:
+                fetcher.counters["pieces_refused"] += 1
+                fetcher.on_wrong_bits(source.peer, partial.manifest.fragment, wrong)
+                raise BadMessage(wrong)
+            partial.here.add(piece)
+            self._asked_at.pop(piece, None)
+            fetcher.report(partial, len(self._working))
+            if partial.done:
+                self._something_changed()
+        source.runs[0].remove(piece)
+
+    def _something_changed(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
 
 def _now() -> float:

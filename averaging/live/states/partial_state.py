@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import blake3
 
@@ -23,7 +23,8 @@ class Partial:
     """Number of pieces that are wanted."""
     missing: list[int]
     """Pieces that nobody is fetching, in descending order."""
-    verified: int = 0
+    here: set[int] = field(default_factory=set)
+    """Pieces that are verified and in their place."""
 
     @classmethod
     def begin(
@@ -47,7 +48,7 @@ class Partial:
 
     @property
     def done(self) -> bool:
-        return self.verified == self.count
+        return len(self.here) == self.count
 
     def take(self, most: int) -> list[int]:
         """A run of consecutive missing pieces, for one request."""
@@ -55,11 +56,13 @@ class Partial:
         while self.missing and len(taken) < most:
             if taken and self.missing[-1] != taken[-1] + 1:
                 break
-            taken.append(self.missing.pop())
+            piece = self.missing.pop()
+            if piece not in self.here:  # it was asked for twice, and one who failed had it, too
+                taken.append(piece)
         return taken
 
     def put_back(self, indices: Iterable[int]) -> None:
-        self.missing = sorted({*self.missing, *indices}, reverse=True)
+        self.missing = sorted({*self.missing, *indices} - self.here, reverse=True)
 
     def place(self, index: int, data: bytes | memoryview) -> str | None:
         """Verify a piece and put it where it belongs; returns what is wrong with it, if so."""
