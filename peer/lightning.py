@@ -26,7 +26,7 @@ from peer.errors import ExtraMissing
 from peer.island import join
 from peer.island.follower import Follower
 from peer.run_file.sections import RunFile
-from peer.trainer.measuring import MeasureModel, in_evaluation
+from peer.trainer.own_loops import MeasureModel, in_evaluation
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings, settings_from
 

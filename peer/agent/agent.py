@@ -83,8 +83,7 @@ from peer.errors import REFUSALS, PeerError
 from peer.guest.enforcement import Guest
 from peer.quantities import peers_text
 from peer.rules.ending import Ending
-from peer.rules.given_up import GivenUpWork
-from peer.rules.ledger import APART
+from peer.rules.ledger import APART, GivenUpWork
 from peer.run_file.reading import from_canonical
 from peer.status import WORDS_MAX, HeldOut, PeerStatus, Training
 from peer.storage.home import KEY

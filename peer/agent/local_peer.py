@@ -38,16 +38,13 @@ from dht.membership.orders import NONE, Orders, Root, Value, settings_at
 from dht.records import Role
 from peer.agent.account import global_tokens
 from peer.agent.policies import round_orders
-from peer.agent.repeats import Repeats
-from peer.bridge.settings import PeerSettings
+from peer.bridge.settings import PeerSettings, default_name
 from peer.description import Described, Description, Kinds
 from peer.events.board import Board
 from peer.events.names import Names
-from peer.events.table import REPORTED, audience_of
-from peer.events.telling import in_story
+from peer.events.table import REPORTED, audience_of, in_story
 from peer.guest.enforcement import Guest
 from peer.guest.state_place import place_of_state
-from peer.joining.nickname import default_name
 from peer.quantities import listed
 from peer.rules.amendments import effective
 from peer.rules.ending import Ending, LastOffers, LastRounds
@@ -735,3 +732,28 @@ async def _unless(happens: asyncio.Future[Any], work: Coroutine[Any, Any, T]) ->
     finally:
         working.cancel()
         await asyncio.wait((working,))
+
+
+PAUSE_FIRST_S = 60.0
+PAUSE_MAX_S = 3600.0
+
+SENTENCES_MAX = 64
+"""Those that may be told again first are forgotten beyond it, and told anew."""
+
+
+class Repeats:
+    """Sentences that come again and again: told once, then after pauses that double."""
+
+    def __init__(self) -> None:
+        self._told = BoundedMapping[str, tuple[float, float]](
+            "sentences told", SENTENCES_MAX, worth=lambda _, told: told[0]
+        )
+        """Time at which each may be told again, and the pause after that."""
+
+    def is_due(self, sentence: str, *, now: float) -> bool:
+        """``True`` if the sentence is to be told, which is then noted."""
+        again_at, pause_s = self._told.get(sentence, (now, PAUSE_FIRST_S))
+        if now < again_at:
+            return False
+        self._told[sentence] = now + pause_s, min(PAUSE_MAX_S, 2 * pause_s)
+        return True

@@ -47,14 +47,13 @@ from peer.agent.local_peer import (
 from peer.agent.meetings import Meetings
 from peer.agent.policies import presence_settings
 from peer.bridge.messages import BATCH, SEED
-from peer.bridge.settings import PeerSettings
+from peer.bridge.settings import PeerSettings, is_default
 from peer.description import Difference
 from peer.errors import ModelMismatch, NotAdmitted
 from peer.extras.credit.accounting.wire import PROTOCOL as CREDIT_PROTOCOL
 from peer.extras.credit.accounting.wire import SUMMARY_MAX_BYTES
 from peer.extras.credit.service import Crediting, asked_at_once
 from peer.joining.link import short_link
-from peer.joining.nickname import is_default
 from peer.rules.ending import seconds_left
 from peer.rules.reach import Untested
 from peer.rules.releases import outdated

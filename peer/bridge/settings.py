@@ -1,11 +1,17 @@
-"""What the user of a peer chooses for it: one value from the options to the agent."""
+"""What the user of a peer chooses for it: one value from the options to the agent.
+
+Who chooses no name gets one that is made of the peer id.
+"""
 
 from __future__ import annotations
 
+import re
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from dht import addresses
+from dht.identity import PeerId
 from dht.libp2p.lane.settings import parse_lane
 from dht.records import name_problem, site_problem
 from peer.rules.state_place import check_wish
@@ -50,3 +56,29 @@ class PeerSettings:
         """These settings alone, for the agent, with the addresses that it tries."""
         own = {each.name: getattr(self, each.name) for each in fields(PeerSettings)}
         return PeerSettings(**{**own, "seeds": tuple(seeds)})
+
+
+_NAMES = (
+    "bold bright brisk calm clear eager early fair fleet gentle glad keen kind light lively loyal",
+    "bream carp crab dace eel gar goby gull heron ibis koi loach minnow otter perch pike plaice",
+)
+
+
+def default_name(peer_id: PeerId) -> str:
+    """A legible name made of the peer id and the host name."""
+    machine = re.sub(r"[^a-z0-9]", "", socket.gethostname().lower())[:8]
+    return _words_for(peer_id) + (f"-{machine}" if machine else "")
+
+
+def is_default(name: str, peer_id: PeerId) -> bool:
+    """Return whether nobody chose this name, on whatever machine it was made."""
+    words = _words_for(peer_id)
+    return name == words or name.startswith(f"{words}-")
+
+
+def _words_for(peer_id: PeerId) -> str:
+    number = int.from_bytes(peer_id.encode()[-6:], "big")
+    adjectives, animals = (words.split() for words in _NAMES)
+    adjective = adjectives[number % len(adjectives)]
+    animal = animals[number // len(adjectives) % len(animals)]
+    return f"{adjective}-{animal}"

@@ -15,7 +15,7 @@ import typer
 
 from peer.cli.application import SearchInterrupted, complain
 from peer.errors import NobodyToAsk, RunFileError, RunNotFound, SeedsElsewhere
-from peer.storage.here import with_own_peers
+from peer.storage.address import with_own_peers
 from peer.storage.home import has_been_there
 
 if TYPE_CHECKING:

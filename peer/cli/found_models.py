@@ -17,7 +17,7 @@ from peer.optional import extra
 from peer.quantities import bytes_text, plural
 from peer.run_file.base import base_of
 from peer.run_file.sections import CustomModel, RunFile
-from peer.storage.here import with_own_peers
+from peer.storage.address import with_own_peers
 from peer.storage.home import OUTER, data_cache, default_directory, keeper_directory
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from peer.errors import ExitCode, FolderInUse, PeerError, RunOver
 from peer.optional import extras
 from peer.quantities import plural
 from peer.run_file.sections import FilesData, HfData, RunFile, TextData
-from peer.storage.here import LOOKS_FIRST_S, peers_here, with_own_peers
+from peer.storage.address import LOOKS_FIRST_S, peers_here, with_own_peers
 from peer.storage.home import (
     OUTER,
     PEERS,

@@ -20,7 +20,7 @@ from peer.run_file.reading import parse
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
 from peer.storage.outer_state import export
-from peer.trainer.solo import train_alone
+from peer.trainer.loop import train_alone
 
 SMOOTHED_STEPS = 9
 SILENCE_S = 5.0

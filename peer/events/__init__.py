@@ -4,14 +4,13 @@ An event is a name and fields. It is emitted where something changes (the machin
 averager, presence, the station, the agent, the training process), and it is read as a dictionary:
 the fields, ``event`` and, in a log, ``at``.
 
-    table       every event: fields, sentence, audience. Start here; makes the page of events
+    table       every event: fields, sentence, audience, and its sentence in words. Start here
     sentences   sentences that depend on more than the values of the fields
-    telling     an event in words, for a story or for the screen
     logs        several peers' logs as one timeline
     names       names of peers in place of ids, and their texts made safe for terminals
     explain     stories from logs: ``shoal explain``
     board       what the page remembers of the last while
-    document    the text of that page, which ``python -m peer.events`` writes
+    __main__    the page of all events: ``python -m peer.events``
 
 In come dictionaries, out go sentences and lines. Files are read and written in ``peer.views``.
 No module here may use a clock, a file (except ``__main__``), a socket or a thread. An event is

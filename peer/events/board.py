@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from peer.events.names import Names
-from peer.events.table import Audience, audience_of
-from peer.events.telling import in_story
+from peer.events.table import Audience, audience_of, in_story
 
 EVENTS_MAX = 2000
 ROUNDS_MAX = 200

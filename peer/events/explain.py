@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from peer.errors import Unusable
-from peer.events.logs import Log, timeline
+from peer.events.logs import OPENED, Log, timeline
 from peer.events.names import Names, NothingFound
-from peer.events.sentences import Event
-from peer.events.table import OPENED, Audience, audience_of
-from peer.events.telling import in_story
+from peer.events.sentences import Fields
+from peer.events.table import Audience, audience_of, in_story
 from peer.quantities import bytes_text, count_text, duration_text, plural
 
 REASONS_MAX = 3
@@ -53,7 +52,7 @@ def overview(logs: Sequence[Log]) -> list[Line]:
     names = Names.of(logs)
     lines = []
     begin, end = events[0][1]["at"], events[-1][1]["at"]
-    rounds: dict[str, list[Event]] = defaultdict(list)
+    rounds: dict[str, list[Fields]] = defaultdict(list)
     for _, event in events:
         if event["event"] == "round":
             rounds[event["round"]].append(event)
@@ -90,12 +89,12 @@ def overview(logs: Sequence[Log]) -> list[Line]:
     return lines
 
 
-def _in_force(events: Sequence[tuple[Log, Event]]) -> list[str]:
+def _in_force(events: Sequence[tuple[Log, Fields]]) -> list[str]:
     """The last directive of each signer, in words. A peer tells it again when it starts.
 
     A delegate's directive counts until its delegation ends or the owner bans the delegate.
     """
-    newest: dict[str, Event] = {}
+    newest: dict[str, Fields] = {}
     for _, event in events:
         if event["event"] == "directive":
             known = newest.get(event["signer"])
@@ -169,13 +168,13 @@ def round_story(logs: Sequence[Log], wanted: str) -> list[Line]:
     return lines
 
 
-def _codecs(event: Event) -> str:
+def _codecs(event: Fields) -> str:
     """The codecs of a round: of uploads, and of merged slices if it is another one."""
     up, down = event["codec"], event.get("codec_down", event["codec"])
     return str(up) if up == down else f"{up} up, {down} down"
 
 
-def _one_round(reports: Sequence[tuple[Log, Event]], names: Names) -> list[Line]:
+def _one_round(reports: Sequence[tuple[Log, Fields]], names: Names) -> list[Line]:
     done = [event for _, event in reports if event["outcome"] == "finished"]
     first = done[0] if done else reports[0][1]
     members = first["members"]
@@ -213,9 +212,9 @@ def _one_round(reports: Sequence[tuple[Log, Event]], names: Names) -> list[Line]
     return lines
 
 
-def _steps_before(log: Log, report: Event) -> list[Event]:
+def _steps_before(log: Log, report: Fields) -> list[Fields]:
     """Events of the fragment in a log from the last time it was idle until the report."""
-    steps: list[Event] = []
+    steps: list[Fields] = []
     for event in log.events:
         if event is report:
             return steps
@@ -247,7 +246,7 @@ def peer_story(logs: Sequence[Log], wanted: str) -> list[Line]:
     names = Names.of(logs)
     peer = names.find(wanted)
     lines: list[Line] = []
-    busy: list[Event] = []
+    busy: list[Fields] = []
 
     def sum_up() -> None:
         if busy:
@@ -294,7 +293,7 @@ def _without_repeats(lines: Sequence[Line]) -> list[Line]:
     ]
 
 
-def _round_filter(wanted: str) -> Callable[[Event], bool]:
+def _round_filter(wanted: str) -> Callable[[Fields], bool]:
     if place := re.fullmatch(r"([0-9]{1,18})/([0-9]{1,18})", wanted):
         fragment, version = map(int, place.groups())
         return lambda event: (event["fragment"], event["version"]) == (fragment, version)

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, TypeGuard
 
-from peer.events.sentences import Event
-from peer.events.table import OPENED
+from peer.events.sentences import Fields
+
+OPENED = "log"
+"""The event that every file of an event log begins with."""
 
 CLOCK_OFF_MIN_S = 1.0
 """Smaller offsets are not corrected: peers see the end of a round at slightly different moments."""
@@ -28,17 +30,17 @@ class Log:
     peer: str
     """Id of the peer; the path of the log where its first line has no id."""
     name: str
-    events: tuple[Event, ...]
+    events: tuple[Fields, ...]
     clock_off_s: float = 0.0
     """Seconds added to the times of this log, to agree with the first one."""
 
 
-def read_logs(events: Iterable[Event], *, place: str) -> list[Log]:
+def read_logs(events: Iterable[Fields], *, place: str) -> list[Log]:
     """The logs in one file: one for each peer that has written it, as the key of a folder changes
     with its key file. ``place`` is the name of one that does not say who it is."""
     owners: dict[str, str] = {}
-    written: dict[str, list[Event]] = {}
-    early: list[Event] = []
+    written: dict[str, list[Fields]] = {}
+    early: list[Fields] = []
     mine = early
     for event in filter(_is_whole, events):
         if event["event"] == OPENED:
@@ -72,7 +74,7 @@ def aligned(logs: Sequence[Log]) -> list[Log]:
     return done
 
 
-def timeline(logs: Sequence[Log]) -> list[tuple[Log, Event]]:
+def timeline(logs: Sequence[Log]) -> list[tuple[Log, Fields]]:
     """All events of all logs in the order of their times."""
     pairs = [(log, event) for log in logs for event in log.events]
     return sorted(pairs, key=lambda pair: (pair[1]["at"], pair[0].peer))
@@ -103,7 +105,7 @@ _OF_A_ROUND: Mapping[str, type | tuple[type, ...]] = {
 }
 
 
-def _is_whole(event: Event) -> bool:
+def _is_whole(event: Fields) -> bool:
     """``True`` if a line has the fields that stories read without a check."""
     at, name = event.get("at"), event.get("event")
     if not (_is_number(at) and 0 <= at < AT_MAX and isinstance(name, str)):

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 from peer.quantities import bar_text, bytes_text, count_text, loss_at, peers_text
 
-Event: TypeAlias = Mapping[str, Any]
+Fields: TypeAlias = Mapping[str, Any]
 
-Sentence: TypeAlias = str | Callable[[Event], str]
+Sentence: TypeAlias = str | Callable[[Fields], str]
 """A format string over the fields, or a function of the event. The subject, which is the peer that
 the event happened to, is left out."""
 
@@ -26,7 +26,7 @@ class _Fields(dict[str, Any]):
         return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
-def worded(sentence: Sentence, event: Event) -> str | None:
+def worded(sentence: Sentence, event: Fields) -> str | None:
     """The sentence with the event's values; ``None`` if they are of other types than expected."""
     try:
         if callable(sentence):
@@ -36,7 +36,7 @@ def worded(sentence: Sentence, event: Event) -> str | None:
         return None  # a log of another version
 
 
-def round_in_story(event: Event) -> str:
+def round_in_story(event: Fields) -> str:
     """Outcome of the round, its duration, and the bytes transferred."""
     where = f"fragment {event['fragment']} version {event['version']}"
     if event["outcome"] != "finished":
@@ -53,7 +53,7 @@ def round_in_story(event: Event) -> str:
     return f"{where}: done {took} {part}; {traffic}"
 
 
-def round_on_screen(event: Event) -> str:
+def round_on_screen(event: Fields) -> str:
     """Version and number of peers, and whether this peer's work is part of it."""
     members = event.get("members")
     count = len(members) if isinstance(members, list) else members
@@ -62,7 +62,7 @@ def round_on_screen(event: Event) -> str:
     return f"fragment {event['fragment']} version {event['version']}: {peers}, {merged}"
 
 
-def offer_in_round(event: Event) -> str:
+def offer_in_round(event: Fields) -> str:
     """Result of this peer's offer in a finished round, with the reason if it was left out."""
     where = f"fragment {event['fragment']} version {event['version']}"
     if not event.get("contributed"):
@@ -74,22 +74,22 @@ def offer_in_round(event: Event) -> str:
     return f"merged into {where}, {weight:.0%} of the work of {peers_text(count)}"
 
 
-def link_on_screen(event: Event) -> str:
+def link_on_screen(event: Fields) -> str:
     """How others join. The model of some runs is in a program, which `shoal join` does not have."""
     by = "the same program and the link" if event.get("by_program") else "shoal join"
     return f"others join with: {by} '{event['link']}'"
 
 
-def measured(event: Event) -> str:
+def measured(event: Fields) -> str:
     """The held-out loss, and the run's tokens when it was measured."""
     return f"held-out loss {loss_at(float(event['loss']), int(event['tokens']))}"
 
 
-def measured_by(event: Event) -> str:
+def measured_by(event: Fields) -> str:
     return f"{measured(event)}, measured by {event['peer']}"
 
 
-def phase_on_screen(event: Event) -> str:
+def phase_on_screen(event: Fields) -> str:
     """Text of the phase, with the progress of a download."""
     text, done = str(event["text"]), event.get("done")
     if event.get("name") == "leaving":
@@ -99,7 +99,7 @@ def phase_on_screen(event: Event) -> str:
     return text
 
 
-def last_offers(event: Event) -> str:
+def last_offers(event: Fields) -> str:
     """Say whether the pending tokens of a peer were merged before it left, or how many were not."""
     if event["merged"] and event.get("alone"):
         return "all that was pending is in this peer's own state: no other trained here to merge it"
@@ -109,7 +109,7 @@ def last_offers(event: Event) -> str:
     return f"left before {tokens} tokens of this peer's work could be merged"
 
 
-def handing_over(event: Event) -> str:
+def handing_over(event: Fields) -> str:
     """Tokens that are pending as a peer begins to leave, and the time to have them merged."""
     left = tokens_left(float(event["tokens"]), float(event["seconds"]))
     return f"{left}; Ctrl-C again leaves them behind"
@@ -120,12 +120,12 @@ def tokens_left(tokens: float, seconds: float) -> str:
     return f"handing over {count_text(tokens)} tokens, about {max(1, round(seconds))} s"
 
 
-def resumed(event: Event) -> str:
+def resumed(event: Fields) -> str:
     """The field ``text`` if there is one, or ``training goes on``."""
     return str(event.get("text") or "training goes on")
 
 
-def state_adopted(event: Event) -> str:
+def state_adopted(event: Fields) -> str:
     """Fragment and version, and whether merges were replayed or a state downloaded."""
     fragment, version = event["fragment"], event["version"]
     if event.get("rebased"):
@@ -145,7 +145,7 @@ _HOW_LOST = {
 }
 
 
-def work_lost(event: Event) -> str:
+def work_lost(event: Fields) -> str:
     """The number of tokens that a fragment lost, and how."""
     reason = str(event["reason"])
     how = f"{_HOW_LOST[reason]} ({reason})" if reason in _HOW_LOST else reason
@@ -153,7 +153,7 @@ def work_lost(event: Event) -> str:
     return f"lost {lost} tokens of work in fragment {event['fragment']}: {how}"
 
 
-def given_up(event: Event) -> str:
+def given_up(event: Fields) -> str:
     """The number of tokens that this peer lost by changing sides, and why it did."""
     return (
         f"lost {count_text(float(event['tokens']))} tokens of its work (discarded: apart): they "
@@ -162,7 +162,7 @@ def given_up(event: Event) -> str:
     )
 
 
-def reachability(event: Event) -> str:
+def reachability(event: Fields) -> str:
     """Say whether other peers can connect to this one, without addresses."""
     if event["reachable"]:
         return "other peers can connect to this one"
@@ -174,33 +174,33 @@ def reachability(event: Event) -> str:
     return "it is not known any more whether other peers can connect to this one"
 
 
-def peer_joined(event: Event) -> str:
+def peer_joined(event: Fields) -> str:
     """The name of the peer, or its id, and ``joined``."""
     return _about_peer(event, "joined")
 
 
-def peer_left(event: Event) -> str:
+def peer_left(event: Fields) -> str:
     """The name of the peer, or its id, and ``left``."""
     return _about_peer(event, "left")
 
 
-def peer_lost(event: Event) -> str:
+def peer_lost(event: Fields) -> str:
     """The name of the peer, or its id, and ``lost``."""
     return _about_peer(event, "lost: no message from it for a while")
 
 
-def _about_peer(event: Event, what: str) -> str:
+def _about_peer(event: Fields, what: str) -> str:
     if not event.get("name") and event.get("text"):
         return str(event["text"])  # a bootstrap peer knows the name only here
     return f"{event.get('name') or event['peer']} {what}"
 
 
-def page(event: Event) -> str:
+def page(event: Fields) -> str:
     """Address of the page, and who can open it."""
     return f"web page: {page_text(event['url'])}"
 
 
-def run_page(event: Event) -> str:
+def run_page(event: Fields) -> str:
     """Address of the run's public page, and who can open it."""
     return f"public page of the run: {page_text(event['url'])}"
 

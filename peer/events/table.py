@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from enum import Flag, auto
 
 from peer.events import sentences
-from peer.events.sentences import Sentence
+from peer.events.logs import OPENED
+from peer.events.names import Names
+from peer.events.sentences import Fields, Sentence, worded
 from peer.status import FIGURES
-
-OPENED = "log"
-"""The event that every file of an event log begins with."""
 
 COMMON = {"at": "Unix time", "event": "text"}
 """Fields of every line of an event log."""
@@ -725,3 +724,35 @@ TABLE: Mapping[str, Event] = {
 def audience_of(name: str) -> Audience:
     """The audience of an event; events of other versions are part of every story."""
     return TABLE[name].audience if name in TABLE else ROUND | Audience.SCREEN
+
+
+def in_story(event: Fields, names: Names) -> str:
+    """The sentence of an event, with peers by name; the fields of an unknown event."""
+    row = TABLE.get(event["event"])
+    text = None if row is None else worded(row.sentence, event)
+    return names.within(_unknown(event) if text is None else text)
+
+
+def on_screen(event: Fields) -> str | None:
+    """The sentence on the screen of a peer's own part; ``None`` for what only programs get."""
+    row = TABLE.get(event["event"])
+    if row is None:
+        return _unknown(event)
+    if not row.audience & Audience.SCREEN:
+        return None
+    text = worded(row.on_screen or row.sentence, event)
+    return _unknown(event) if text is None else text
+
+
+def own_offer(event: Fields) -> str | None:
+    """The result of this peer's own offer, with the reason; ``None`` for other events."""
+    row = TABLE.get(event["event"])
+    return None if row is None or row.offer is None else worded(row.offer, event)
+
+
+def _unknown(event: Fields) -> str:
+    """An event of another version of Shoal: its ``text``, or its name and fields."""
+    if isinstance(event.get("text"), str):
+        return str(event["text"])
+    fields = [f"{key} {value}" for key, value in event.items() if key not in {*COMMON, "run"}]
+    return ", ".join([event["event"].replace("_", " "), *fields])

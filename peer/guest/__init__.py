@@ -3,8 +3,7 @@
     enforcement     ``Guest``: reads the limits, counts traffic, gives the verdict. Start here
     container       processors whose time a container may use
     state_place     facts that decide where the run's state is kept
-    other_programs  the shares of the processors that this peer and programs other than Shoal use
-    accelerators    the share of an accelerator that programs other than Shoal use
+    other_programs  the shares of processors and accelerators that programs other than Shoal use
 
 In come ``limits.json`` in the peer's folder, the traffic of its two gates, and the clock; out go
 verdicts (``Go`` or ``Rest``), rates and sizes. The decisions themselves are pure, in

@@ -18,24 +18,23 @@ from pathlib import Path
 from dht.throttled_host import Gate
 from dht.whole_files import new_file, write_whole
 from peer.guest import other_programs
-from peer.guest.accelerators import Accelerators
-from peer.guest.other_programs import OwnUse
+from peer.guest.other_programs import Accelerators, OwnUse
 from peer.rules.limits import (
     BadLimitsFile,
     DiskShares,
     Go,
     Limits,
+    MonthlyVolume,
     OthersBusy,
     Rest,
     decide,
     decode,
+    decode_volume,
     encode,
+    encode_volume,
     is_used_up,
     must_leave,
 )
-from peer.rules.monthly_volume import MonthlyVolume
-from peer.rules.monthly_volume import decode as decode_volume
-from peer.rules.monthly_volume import encode as encode_volume
 from peer.storage.home import folder_bytes
 
 logger = logging.getLogger(__name__)

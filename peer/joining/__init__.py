@@ -4,7 +4,6 @@
     find      ``find_run`` for processes without a network: a child process asks the peers
     fetch     that child process: ``python -m peer.joining.fetch LINK``
     visit     ``shoal status LINK``: the status of every peer of a run
-    nickname  the default name of a peer
 
 In comes what a person pasted, out goes a ``RunFile`` or the answers of peers. Content from the
 network is checked against the hash in the link. Nothing here joins a run: ``fetch`` and ``visit``

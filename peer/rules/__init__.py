@@ -1,8 +1,8 @@
 """Rules of one peer, apart from those of averaging. Pure.
 
-    limits      what the owner of a machine allows, and whether the peer may train now
+    limits      what the owner of a machine allows, the traffic of a month, and whether the peer
+                may train now
     ledger      the fate of every token that this peer processed: merged, pending or discarded
-    given_up    when to tell that merged work was lost with a side of a fork
     amendments  the settings of the run after its owner's orders
     ending      when a run is over, when a peer may leave, and how long it stays for its work
     held_out    which peer measures the held-out loss
@@ -10,7 +10,6 @@
     reach       what follows from who can be dialled
     rented      the public ports of a rented container, from its provider's variables
     releases    this peer's release beside those of the others
-    monthly_volume  the traffic of a calendar month
     state_place     memory or files for the run's state
     devices         names of the devices to train on
 

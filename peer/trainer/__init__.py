@@ -9,10 +9,9 @@ parameters of the run in the model, the learning rate, batches, events, statisti
 - ``learner``: the safe point, the only place where parameters are read or changed;
   ``device_copies``: its copies; ``parameters``: which parameters are exchanged;
 - ``trials``: spot checks of other peers' contributions;
-- ``news``: the agent's messages; ``pacing``: limits of the owner; ``synchronous``: rounds to await;
-  ``loop_checks``: mistakes of the caller's loop; ``first_batch``: whether peers draw the same;
-- ``loop``, ``preflight``, ``measuring``, ``solo``: the loop of the commands, checks before joining,
-  held-out loss, training without other peers;
+- ``news``: the agent's messages; ``pacing``: limits of the owner, and rounds to await;
+  ``loop_checks``: mistakes of the caller's loop, and whether peers draw the same batches;
+- ``loop``, ``preflight``: the loop of the commands, checks before joining;
 - ``computing``: how this machine computes the loop's steps; ``needs``: the memory that a run file
   asks for; ``own_loops``: ``computing`` for other programs.
 

@@ -31,16 +31,16 @@ from peer.joining.link import FoundRun, find_run
 from peer.model.recipes import embedding_names, head_names
 from peer.run_file.schedule import Rates
 from peer.run_file.sections import RunFile
+from peer.storage.address import LOOKS_FIRST_S, met_here, with_own_peers
 from peer.storage.credentials import own_credential
 from peer.storage.earlier import look_at_files
-from peer.storage.here import LOOKS_FIRST_S, met_here, with_own_peers
 from peer.storage.home import KEY, PEERS, occupied, occupied_free, peer_folder
 from peer.storage.inner_saves import InnerSaves
 from peer.storage.last_seen import load_last_seen
 from peer.storage.progress import ProgressFile
 from peer.trainer.learner import BUDGET_S, Learner
 from peer.trainer.news import News
-from peer.trainer.pacing import Pacer
+from peer.trainer.pacing import Pacer, SynchronousRounds
 from peer.trainer.parameters import (
     check_layout,
     check_program,
@@ -54,7 +54,6 @@ from peer.trainer.parameters import (
 )
 from peer.trainer.rank import Plan, RankParts
 from peer.trainer.settings import JoinSettings
-from peer.trainer.synchronous import SynchronousRounds
 
 STARTS_MAX = 4
 """Number of agents that may die without a word before no further one is started."""

@@ -48,8 +48,7 @@ from peer.bridge.messages import (
 from peer.data.batches.sequences import Data
 from peer.errors import ExitCode, LeftEarly, LoopWarning, RunLost
 from peer.events.sentences import worded
-from peer.events.table import TABLE, Audience, audience_of
-from peer.events.telling import on_screen
+from peer.events.table import TABLE, Audience, audience_of, on_screen
 from peer.joining.link import event_of, is_news
 from peer.rules.ending import Stay, stay
 from peer.run_file.reading import with_settings
@@ -59,8 +58,7 @@ from peer.storage.inner_state import Optimizers
 from peer.trainer.arguments import check_is_whole
 from peer.trainer.computing.late import LateValue
 from peer.trainer.computing.speed import first_merges, steps_to_merge
-from peer.trainer.first_batch import FirstBatch
-from peer.trainer.loop_checks import Mistake, restart_broken_moments
+from peer.trainer.loop_checks import FirstBatch, Mistake, restart_broken_moments
 from peer.trainer.news import News
 from peer.trainer.parts import Conditions, Parts, arrive, open_parts
 from peer.trainer.rank import Agreed, Plan, Rank, check_finished, entered, plan_of

@@ -10,7 +10,6 @@
     page.html   the page for people
     agent_page  checks, metrics and content of the pages of a learner or keeper
     sinks       curves in TensorBoard, Weights & Biases and Kubeflow
-    kubeflow    reports of progress to Kubeflow Trainer
 
 In come events, statuses and a ``Run``; out go text, files and answers to HTTP requests. Sentences
 of events come from ``peer.events``. A view changes nothing of what it shows, and a view that fails

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from peer.bridge.messages import Fields
 from peer.events.names import Names, printable
-from peer.events.telling import on_screen, own_offer
+from peer.events.table import on_screen, own_offer
 from peer.quantities import peers_text, rounded_shares
 from peer.status import PeerRow, PeerStatus
 from peer.views.event_log import plain

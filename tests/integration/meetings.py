@@ -39,7 +39,7 @@ import torch
 import peer.trainer.parts  # noqa: F401  # imported before the forks, as what the optimizer imports
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
-from peer.storage.here import LOOKS_FIRST_S
+from peer.storage.address import LOOKS_FIRST_S
 from peer.views.event_log import read_events
 from tests.integration.loopback import LOOPBACK, identity
 from tests.swarms import learner_process

@@ -20,7 +20,7 @@ from dht.whole_files import write_whole
 from peer.cli.application import complain, json_text, report_if_slow
 from peer.cli.finding import find
 from peer.cli.showing import usage_errors
-from peer.storage.here import with_own_peers
+from peer.storage.address import with_own_peers
 
 if TYPE_CHECKING:
     from dht.membership.credentials import Delegation, Directive, Signer

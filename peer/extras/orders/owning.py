@@ -31,7 +31,7 @@ from peer.extras.orders.directives import (
     signer_for,
 )
 from peer.run_file.sections import SEEDS_MAX
-from peer.storage.here import with_own_peers
+from peer.storage.address import with_own_peers
 
 commands = typer.Typer()
 runs = typer.Typer()

@@ -15,6 +15,7 @@ from dht.identity import PeerId
 from dht.membership.call_budget import CallRate
 from dht.whole_files import write_whole
 from peer.agent.online_peer import OnlinePeer
+from peer.bridge.settings import is_default
 from peer.extras.credit.accounting.contributors import (
     PER_MILLE,
     Contributor,
@@ -37,7 +38,6 @@ from peer.extras.site.run_page.content import (
 )
 from peer.extras.site.run_page.record import Record
 from peer.extras.site.run_page.server import FRESH_S, Site, serve_run_pages
-from peer.joining.nickname import is_default
 from peer.quantities import count_text, plural
 from peer.views.page_address import PageAddress
 

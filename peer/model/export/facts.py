@@ -13,9 +13,9 @@ from pathlib import Path
 
 from averaging.history.merged_map import MergedMap
 from dht.identity import PeerId
+from peer.bridge.settings import is_default
 from peer.extras.credit.accounting.contributors import Contributor, contributors
 from peer.extras.credit.kept import load_tally
-from peer.joining.nickname import is_default
 from peer.joining.visit import RunStatus
 from peer.storage.outer_state import OuterState
 from peer.views.event_log import read_events

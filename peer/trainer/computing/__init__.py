@@ -4,8 +4,8 @@ Start with ``engine``, which computes the gradients of a batch and applies them.
 
 - ``choices`` (precision, micro-batch, compiler) and ``speed`` decide and compute from facts that
   ``device_facts`` reads;
-- ``fitting``: a way to begin that is safe; ``tuning`` finds the best one while training, with
-  ``probing`` and ``compiling``;
+- ``fitting``: a way to begin that is safe; ``tuning`` finds the best one while training and
+  compiles for it, with ``probing``;
 - ``compiled_loss``; ``deferred_compiler``: torch's, imported when something compiles;
 - ``late``: values that nobody waits for.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,13 @@ from dht.memory.virtual_loop import run as virtual_run
 from peer.agent import local_peer
 from peer.agent.idleness import OwnersRest
 from peer.agent.local_peer import (
+    PAUSE_MAX_S,
+    SENTENCES_MAX,
     Delegate,
     Fields,
     LocalPeer,
     NotAveraging,
+    Repeats,
 )
 from peer.guest.enforcement import write_limits
 from peer.rules.ending import Ending
@@ -585,3 +589,17 @@ async def test_the_figures_in_the_folder_stay_when_the_peer_enters_another_phase
     state = load_state(local.directory)
     assert state is not None
     assert (state.name, state.figures) == ("leaving", {"steps": 7})
+
+
+def test_a_sentence_is_told_again_after_pauses_that_grow() -> None:
+    repeats = Repeats()
+    told = [now for now in range(0, 20_000, 10) if repeats.is_due("it broke", now=float(now))]
+    pauses = [later - before for before, later in pairwise(told)]
+    assert pauses == [60, 120, 240, 480, 960, 1920, *[PAUSE_MAX_S] * 4]
+
+
+def test_another_sentence_is_told_at_once_and_few_are_remembered() -> None:
+    repeats = Repeats()
+    assert repeats.is_due("it broke", now=0.0)
+    assert all(repeats.is_due(f"reason {n}", now=1.0) for n in range(2 * SENTENCES_MAX))
+    assert len(repeats._told) <= SENTENCES_MAX

@@ -10,8 +10,8 @@ import pytest
 from dht.addresses import parse
 from dht.membership.reachability import in_words
 from dht.membership.seeds import NobodyAnswered, Outcome
-from peer.events.sentences import Event
-from peer.events.telling import on_screen
+from peer.events.sentences import Fields
+from peer.events.table import on_screen
 from peer.rules.ending import who_leaves_too
 from peer.rules.reach import NobodyReduces
 from tests.peer.statuses import a_status
@@ -44,7 +44,7 @@ SILENT = Outcome(parse("/ip4/203.0.113.9/tcp/4001"), "seed", "failed", "no answe
         ),
     ],
 )
-def test_what_the_screen_says(event: Event, says: str) -> None:
+def test_what_the_screen_says(event: Fields, says: str) -> None:
     assert on_screen(event) == says
 
 
@@ -60,7 +60,7 @@ def test_what_the_screen_says(event: Event, says: str) -> None:
         {"event": "level", "fragment": 1, "before": "int4", "level": "int2"},
     ],
 )
-def test_what_the_screen_does_not_say(event: Event) -> None:
+def test_what_the_screen_does_not_say(event: Fields) -> None:
     assert on_screen(event) is None
 
 

@@ -33,11 +33,11 @@ import peer
 from dht.identity import PeerId
 from peer.bridge.agent_process import AgentProcess, LineSettings
 from peer.bridge.messages import Phase
+from peer.bridge.settings import default_name
 from peer.data import feed
 from peer.errors import Declined, DiskFull
 from peer.events.table import TABLE
 from peer.joining.link import FoundRun
-from peer.joining.nickname import default_name
 from peer.model.naming import local_part
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile

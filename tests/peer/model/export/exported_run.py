@@ -13,7 +13,7 @@ from torch import nn
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
 from dht.identity import Identity
-from peer.joining.nickname import default_name
+from peer.bridge.settings import default_name
 from peer.model.naming import named_parameters
 from peer.model.recipes import build_model
 from peer.run_file.sections import GptModel, HfModel, PythonStdlibData, RunFile
