@@ -82,9 +82,6 @@ ORDER = (
 all that stands before ``peer.extras``, does without it."""
 
 FROM_CORE_TO_EXTRAS = {
-    "peer.agent.keeper": {"peer.extras.site", "peer.extras.site.publishing"},
-    "peer.agent.online_peer": {"peer.extras.credit", "peer.extras.credit.accounting"},
-    "peer.cli.keeping": {"peer.extras.site", "peer.extras.site.publishing"},
     "peer.joining.visit": {"peer.extras.credit.accounting"},
     "peer.model.export.facts": {"peer.extras.credit", "peer.extras.credit.accounting"},
 }

@@ -13,8 +13,8 @@ A peer has three stages, each of them a complete object that the next one builds
 Around them: ``agent`` (with a trainer; the process) and ``keeper`` (without), ``entrance`` (the way
 into a run), ``slots`` (the trainer as averaging sees it), ``account`` (what became of its tokens),
 ``loss_gate`` (states of others that raise its loss), ``trials`` (spot checks), ``meetings`` (direct
-connections of peers behind routers), ``idleness``, ``policies`` (settings that follow from the run
-file).
+connections of peers behind routers), ``idleness``, ``services`` (work beside taking part),
+``policies`` (settings that follow from the run file).
 
 Start reading at ``Agent.run`` in ``agent``. Not allowed here: torch, imports of ``peer.trainer`` or
 ``peer.cli``, and blocking calls on the event loop (files go through ``asyncio.to_thread``).

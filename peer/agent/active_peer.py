@@ -112,9 +112,7 @@ class ActivePeer:
             "settle foundings": self._settle_foundings(),
             "follow orders": self._follow_orders(),
             "keep house": self._saver.keep_house(),
-            "credit": self._online.credit.run(
-                averager, self._online.ask_credit, self._online.followers
-            ),
+            **{each.name: each.run(averager) for each in self._online.services},
             **also,
         }
         if local.seat.settings.page is not None:
@@ -145,7 +143,8 @@ class ActivePeer:
                 task.cancel()
         await asyncio.wait(work)
         await self._saver.save()
-        await self._online.credit.save()
+        for service in self._online.services:
+            await service.save()
         if ending.finished:
             await self._saver.export(apart=self._apart)
         with contextlib.suppress(DhtError):

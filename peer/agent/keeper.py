@@ -36,9 +36,8 @@ from peer.agent.local_peer import (
     Seat,
 )
 from peer.agent.online_peer import OnlinePeer, go_online
+from peer.agent.services import Service
 from peer.errors import ExitCode
-from peer.extras.site.keepers_page import Showing, ShownRun
-from peer.extras.site.publishing.publisher import Publisher, Publishing
 from peer.guest.enforcement import Guest
 from peer.joining.link import event_of, is_news
 from peer.rules.ending import Ending
@@ -60,13 +59,10 @@ async def keep(
     on_event: Callable[[str, Fields], None] = lambda name, fields: None,
     *,
     until: datetime | None = None,
-    publishing: Publishing | None = None,
-    showing: Showing | None = None,
 ) -> Ending:
     """Keep a run's state until ``stop`` is set or the machine's owner asks to leave.
 
-    It ends with the run unless ``seat.stays``, and at ``until`` in any case. ``publishing``:
-    where to publish its model meanwhile; ``showing``: where to serve its public page.
+    It ends with the run unless ``seat.stays``, and at ``until`` in any case.
     ``on_event(name, fields)`` hears of events for people. Raises ``PeerError`` or ``DhtError``.
     """
     guest = Guest(seat.directory, trains=False)
@@ -84,8 +80,6 @@ async def keep(
                 guest,
                 on_event,
                 until=until,
-                publishing=publishing,
-                showing=showing,
             )
             ending = await keeper.run(stop)
             if not keeper.rests:
@@ -140,19 +134,13 @@ class Keeper(Delegate):
         on_event: Callable[[str, Fields], None] = lambda name, fields: None,
         *,
         until: datetime | None = None,
-        publishing: Publishing | None = None,
-        showing: Showing | None = None,
     ) -> None:
-        """``publishing``: folder in which to publish the run's model; ``showing``: address at which
-        to serve the run's public page."""
         with peer_folder(seat.directory):
             self.incarnation = begin_without_trainer(
                 seat.directory / "progress", wall_time_s=time.time()
             )
         self.local = LocalPeer(seat, layout, self, guest)
-        self._publishing = publishing
-        self._showing = showing
-        self._shown: ShownRun | None = None
+        self._services: Sequence[Service] = ()
         self.rests = False
         """True if it went off line only to rest, and comes back."""
         self._on_event = on_event
@@ -172,9 +160,7 @@ class Keeper(Delegate):
             stack.callback(local.log.close)
             check_subnormals()
             online = await stack.enter_async_context(go_online(local))
-            if self._showing is not None:
-                self._shown = ShownRun(online, self._showing)
-                await self._shown.open(stack)
+            self._services = online.services
             local.enter_phase("fetching", "looking for the run's state", 0.0)
             local.tell_place_of_state()
             outer = await asyncio.to_thread(local.load_checkpoint)
@@ -199,11 +185,6 @@ class Keeper(Delegate):
                         "follow": self._follow(online),
                         "watch machine": local.guest.watch_machine(),
                     }
-                    if self._publishing is not None:
-                        publisher = Publisher(self._publishing, local.directory, self.on_published)
-                        own["publish"] = publisher.run(lambda: local.ended_at is not None)
-                    if self._shown is not None:
-                        own["show"] = self._shown.run()
                     return await ActivePeer(online, averager).run(tasks, own)
                 finally:
                     for wish in wishes:
@@ -289,13 +270,9 @@ class Keeper(Delegate):
         return msgspec.structs.replace(status, staleness=self._behind)
 
     def on_event(self, name: str, fields: Fields) -> None:
-        if self._shown is not None:
-            self._shown.note(name, fields)
+        for service in self._services:
+            service.note(name, fields)
         self._on_event(name, fields)
-
-    def on_published(self, name: str, fields: Fields) -> None:
-        """A process that publishes the model reports an event."""
-        self.local.event(name, **fields)
 
     def on_phase(self, name: PhaseName, text: str, done: float) -> None:
         self._on_event("phase", {"name": name, "text": text, "done": done})

@@ -38,6 +38,7 @@ from dht.membership.orders import NONE, Orders, Root, Value, settings_at
 from dht.records import Role
 from peer.agent.account import global_tokens
 from peer.agent.policies import round_orders
+from peer.agent.services import Begin
 from peer.bridge.settings import PeerSettings, default_name
 from peer.description import Described, Description, Kinds
 from peer.events.board import Board
@@ -114,6 +115,8 @@ class Seat:
     """True if the peer serves the state and the history of the run after its end, too."""
     frozen: tuple[Described, ...] | None = None
     """The trainer's parameters that are not exchanged; ``None`` if they are not known."""
+    services: tuple[Begin, ...] = ()
+    """What this peer does besides, on line."""
     watch: Watch = field(default_factory=Watch)
     """Sees what the averager does, and may change it: for tests."""
 

@@ -46,13 +46,11 @@ from peer.agent.local_peer import (
 )
 from peer.agent.meetings import Meetings
 from peer.agent.policies import presence_settings
+from peer.agent.services import of_every_peer
 from peer.bridge.messages import BATCH, SEED
 from peer.bridge.settings import PeerSettings, is_default
 from peer.description import Difference
 from peer.errors import ModelMismatch, NotAdmitted
-from peer.extras.credit.accounting.wire import PROTOCOL as CREDIT_PROTOCOL
-from peer.extras.credit.accounting.wire import SUMMARY_MAX_BYTES
-from peer.extras.credit.service import Crediting, asked_at_once
 from peer.joining.link import short_link
 from peer.rules.ending import seconds_left
 from peer.rules.reach import Untested
@@ -70,6 +68,7 @@ from peer.views.pages import Content, serve_pages
 logger = logging.getLogger(__name__)
 
 ASK_EVERY_S = 10.0
+ASKED_AT_ONCE = 3
 SAME_BATCHES = {
     BATCH: "the first batch is the same",
     SEED: "the random seed is the same; it is no matter where the program divides its data itself",
@@ -112,6 +111,8 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
         stack.push_async_callback(online.presence.close)
         if settings.page is not None:
             await _open_page(online, stack, parse_page(settings.page))
+        for service in online.services:
+            await service.open(stack)
         local.enter_phase("connecting", "looking for peers", 0.5)
         yield online
 
@@ -219,15 +220,7 @@ class OnlinePeer:
         self._told_outdated = False
         """This peer's release was found to be older than those of most others."""
         self._banned: asyncio.Queue[tuple[PeerId, str]] = asyncio.Queue()
-        name = seat.name
-        self.credit = Crediting(
-            seat.identity,
-            local.run_id,
-            local.directory,
-            fragments=len(local.layout.fragments),
-            name="" if is_default(name, local.me) else name,
-            wall_time=self.swarm_time,
-        )
+        self.services = [begin(self) for begin in (*of_every_peer(), *seat.services)]
         self.losses = BoundedMapping[PeerId, tuple[float, float]](
             "losses", LOSSES_MAX, worth=by_age
         )
@@ -247,9 +240,6 @@ class OnlinePeer:
         await description.TENSORS.serve(host, run, self.answer_description)
         if self.local.good is not None:
             await attestable.CALL.serve(host, run, self.answer_attestable)
-        await host.serve_calls(
-            CREDIT_PROTOCOL, self.credit.answer, request_max_bytes=SUMMARY_MAX_BYTES
-        )
 
     def _presence_event(self, event: PresenceEvent) -> None:
         local, fields = self.local, dict(event.fields)
@@ -555,11 +545,6 @@ class OnlinePeer:
                 await self._tell_frozen_difference(answer)
                 self._tell_same_batches(answer)
 
-    async def ask_credit(self, peer: PeerId, summary: bytes) -> bytes:
-        """Ask a peer for what it knows of contributions. Raises ``DhtError``."""
-        await self.presence.connect(peer, timeout_s=STATUS_WITHIN_S)
-        return await self.host.call(peer, CREDIT_PROTOCOL, summary, timeout_s=STATUS_WITHIN_S)
-
     def _take_loss(self, answer: PeerStatus) -> None:
         """Note the training loss that a peer tells of."""
         self.losses.pop(PeerId(answer.peer), None)
@@ -677,3 +662,8 @@ def peer_view(member: Member, *, met: bool = False) -> PeerView:
         incarnation=record.incarnation,
         protocol=protocol.common(record.protocol) or protocol.OLDEST,
     )
+
+
+def asked_at_once(live: int) -> int:
+    """Number of live peers to ask in a turn: in a small swarm a quarter, as all soon had theirs."""
+    return min(ASKED_AT_ONCE, -(-live // 4))

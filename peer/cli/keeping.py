@@ -42,15 +42,14 @@ from peer.cli.learner_options import (
     page_of,
 )
 from peer.cli.models import Dtype
-from peer.cli.showing import print_summary, seconds
+from peer.cli.showing import print_summary
 from peer.errors import ExitCode
+from peer.optional import extra
 from peer.run_file.sections import CustomModel
-from peer.storage.home import OUTER, data_cache, keeper_directory, occupied
+from peer.storage.home import OUTER, keeper_directory, occupied
 
 if TYPE_CHECKING:
     from averaging.numbers.layout import Layout
-    from peer.extras.site.keepers_page import Showing
-    from peer.extras.site.publishing.publisher import Publishing
     from peer.joining.link import FoundRun
 
 commands = typer.Typer()
@@ -124,17 +123,24 @@ def keep(
     Example: shoal keep 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
     ends = _date(until)  # before libraries that take seconds to import
-    publishing = _publishing(publish, every, keep_exports, dtype, push)
+    options = {
+        "publish": publish,
+        "every": every,
+        "keep_exports": keep_exports,
+        "dtype": dtype,
+        "push": push,
+        "run_page": run_page,
+    }
+    is_public = any(value is not None for value in options.values())
+    public = extra("site.keeping").asked_for(**options) if is_public else None
     check_answerable(yes)
     start_logging(logging.WARNING)
     found = find_patiently(link, directory)
-    showing = _showing(run_page, publishing)
 
     from peer.agent import keeper
     from peer.agent.local_peer import Seat
     from peer.bridge.settings import PeerSettings
     from peer.event_loop import run_until_stopped
-    from peer.extras.site.publishing.publisher import check_publishing
     from peer.guest.enforcement import read_limits, write_limits
     from peer.rules.limits import parse_relay_rate
     from peer.storage.checkpoint import CheckpointFolder
@@ -150,8 +156,8 @@ def keep(
     check_somebody_to_ask(found, link, seeds, where)
     told = _told_layout(found, seeds, where)
     lines = check_keeper(found.run, where, told)
-    if publishing is not None:
-        check_publishing(publishing, found.run)
+    if public is not None:
+        public.check(found.run)
     for text in look_at_files(where).told:
         complain(text)
     if not yes:
@@ -193,13 +199,10 @@ def keep(
             role="keeper",
             credential=credential,
             stays=until != "end",
+            services=() if public is None else public.services(),
         )
         ALL.bytes_max = PROCESS_BYTES_MAX
-        ending = run_until_stopped(
-            lambda stop: keeper.keep(
-                seat, layout, stop, show, until=ends, publishing=publishing, showing=showing
-            )
-        )
+        ending = run_until_stopped(lambda stop: keeper.keep(seat, layout, stop, show, until=ends))
     if not as_json:
         saved = CheckpointFolder(where / OUTER).numbers()
         kept = (
@@ -209,58 +212,6 @@ def keep(
         )
         print(f"{ending.reason}; {kept}", flush=True)
     return ending.exit_code
-
-
-def _publishing(
-    folder: Path | None,
-    every: str | None,
-    keep: int | None,
-    dtype: Dtype | None,
-    push: str | None,
-) -> Publishing | None:
-    """Settings of ``--publish`` and its companions. Raises ``BadParameter`` or ``PeerError``."""
-    if folder is None:
-        given = {"--every": every, "--keep-exports": keep, "--dtype": dtype, "--push": push}
-        for option, value in given.items():
-            if value is not None:
-                raise typer.BadParameter(
-                    f"{option} is for what --publish writes; name a folder with --publish"
-                )
-        return None
-
-    from peer.extras.site.publishing.publisher import EVERY_MIN_S, Publishing
-
-    every_s = 3600.0 if every is None else seconds(every, option="--every")
-    if not every_s >= EVERY_MIN_S:
-        raise typer.BadParameter(f"--every is {every!r}; the shortest time is {EVERY_MIN_S:g}s")
-    if push is not None:
-        from peer.extras.site.publishing.hub import check_repository
-
-        check_repository(push)
-    return Publishing(
-        folder=folder,
-        every_s=every_s,
-        keep=3 if keep is None else keep,
-        repository=push,
-        cache=data_cache(),
-        dtype=(dtype or Dtype.BF16).value,
-    )
-
-
-def _showing(address: str | None, publishing: Publishing | None) -> Showing | None:
-    """Address at which the run's public page is served. Raises ``PageError``."""
-    if address is None and publishing is None:
-        return None
-    from peer.extras.site.keepers_page import Showing
-    from peer.extras.site.publishing.hub import address_of
-    from peer.views.page_address import parse_run_page
-
-    hub = "" if publishing is None or publishing.repository is None else publishing.repository
-    return Showing(
-        address=None if address is None else parse_run_page(address),
-        exports=None if publishing is None else publishing.folder,
-        hub=address_of(hub) if hub else "",
-    )
 
 
 def _told_layout(found: FoundRun, seeds: Sequence[str], where: Path) -> Layout | None:

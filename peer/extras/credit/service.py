@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from blake3 import blake3
 
@@ -21,11 +22,14 @@ from averaging.round.opinions.certificates import link_of
 from dht.errors import BUSY, DhtError
 from dht.identity import Identity, PeerId, RunId
 from dht.membership.call_budget import CallRate
+from peer.agent.online_peer import OnlinePeer, asked_at_once
+from peer.agent.services import Service
 from peer.extras.credit.accounting import wire
 from peer.extras.credit.accounting.proof import ProvenMap
 from peer.extras.credit.accounting.reports import DAY_S, day_of
 from peer.extras.credit.accounting.tally import Part, Tally
 from peer.extras.credit.kept import load_tally, read_wishes, save_tally
+from peer.joining.nickname import is_default
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +41,7 @@ ANSWERS = (1.0, 20.0)
 """Answers to one peer: per second, and at once."""
 
 ASK_EVERY_S = 10.0
-ASKED_AT_ONCE = 3
+ASK_WITHIN_S = 5.0
 REPORT_EVERY_S = 60.0
 SAVE_EVERY_S = 30.0
 
@@ -178,6 +182,48 @@ def to_ask(me: PeerId, live: Iterable[PeerId], turn: int) -> list[PeerId]:
     return ranked[: asked_at_once(len(ranked))]
 
 
-def asked_at_once(live: int) -> int:
-    """Number of live peers to ask in a turn: in a small swarm a quarter, as all soon had theirs."""
-    return min(ASKED_AT_ONCE, -(-live // 4))
+def begin(online: OnlinePeer) -> Service:
+    """The tally of a peer of a run."""
+    return Credited(online)
+
+
+class Credited:
+    """The tally of a peer on line, among the peers of its run."""
+
+    name = "credit"
+
+    def __init__(self, online: OnlinePeer) -> None:
+        local, name = online.local, online.local.seat.name
+        self._online = online
+        self.crediting = Crediting(
+            local.seat.identity,
+            local.run_id,
+            local.directory,
+            fragments=len(local.layout.fragments),
+            name="" if is_default(name, local.me) else name,
+            wall_time=online.swarm_time,
+        )
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        await self._online.guarded.serve_calls(
+            wire.PROTOCOL, self.crediting.answer, request_max_bytes=wire.SUMMARY_MAX_BYTES
+        )
+
+    async def run(self, averager: Averager) -> None:
+        await self.crediting.run(averager, self._call, self._online.followers)
+
+    async def _call(self, peer: PeerId, summary: bytes) -> bytes:
+        await self._online.presence.connect(peer, timeout_s=ASK_WITHIN_S)
+        return await self._online.host.call(peer, wire.PROTOCOL, summary, timeout_s=ASK_WITHIN_S)
+
+    async def save(self) -> None:
+        await self.crediting.save()
+
+    def note(self, name: str, fields: Mapping[str, Any]) -> None:
+        """No event counts."""
+
+
+def tally_of(online: OnlinePeer) -> Tally:
+    """The tally of a peer on line."""
+    (credited,) = (each for each in online.services if isinstance(each, Credited))
+    return credited.crediting.tally

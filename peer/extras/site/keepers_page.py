@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from averaging.live.averager import Averager
 from dht.errors import BUSY
 from dht.identity import PeerId
 from dht.membership.call_budget import CallRate
@@ -24,6 +25,7 @@ from peer.extras.credit.accounting.contributors import (
     tokens_by_day,
 )
 from peer.extras.credit.accounting.tally import Tally
+from peer.extras.credit.service import tally_of
 from peer.extras.site.publishing.shelf import published
 from peer.extras.site.run_page.content import (
     CALL,
@@ -68,6 +70,8 @@ class Showing:
 
 class ShownRun:
     """The public page of one run, as one keeper knows it."""
+
+    name = "show"
 
     def __init__(self, online: OnlinePeer, showing: Showing) -> None:
         self._online = online
@@ -114,10 +118,10 @@ class ShownRun:
         return self._told
 
     def note(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Take note of an event of this peer."""
+        """Keep an event of this peer that is of interest to everybody."""
         self._record.note({**fields, "event": name, "at": self._online.host.wall_time()})
 
-    async def run(self) -> None:
+    async def run(self, averager: Averager) -> None:
         """Keep the record up to date, for ever."""
         loop = asyncio.get_running_loop()
         saved_at, counted_at = loop.time(), float("-inf")
@@ -130,10 +134,11 @@ class ShownRun:
                 await self._count()
             if now - saved_at >= SAVE_EVERY_S:
                 saved_at = now
-                await self._save()
+                await self.save()
             await asyncio.sleep(SAMPLE_EVERY_S)
 
-    async def _save(self) -> None:
+    async def save(self) -> None:
+        """Write the record to the peer's folder."""
         try:
             await asyncio.to_thread(write_whole, self._file, self._record.encode())
         except OSError as error:
@@ -168,7 +173,7 @@ class ShownRun:
 
     async def _count(self) -> None:
         """Count the contributors, which takes seconds if there are thousands."""
-        tally = self._online.credit.tally.copied()
+        tally = tally_of(self._online).copied()
         self._rows, by_day = await asyncio.to_thread(_counted, tally)
         self._days = tuple(Day(date=date_of(day), tokens=n) for day, n in by_day)[-DAYS_MAX:]
         named = [(row.name, row.peers) for row in self._rows if row.name]

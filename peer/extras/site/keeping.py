@@ -1,0 +1,121 @@
+"""The public side of a keeper, as the options of ``shoal keep`` ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from averaging.live.averager import Averager
+from peer.agent.services import Begin
+from peer.cli.models import Dtype
+from peer.cli.showing import seconds
+from peer.extras.site.publishing.hub import address_of, check_repository
+from peer.extras.site.publishing.publisher import (
+    EVERY_MIN_S,
+    Publisher,
+    Publishing,
+    check_publishing,
+)
+from peer.run_file.sections import RunFile
+from peer.storage.home import data_cache
+from peer.views.page_address import PageAddress, parse_run_page
+
+if TYPE_CHECKING:
+    from peer.agent.online_peer import OnlinePeer
+
+
+@dataclass(frozen=True, slots=True)
+class PublicSide:
+    """What a keeper publishes."""
+
+    publishing: Publishing | None
+    """Exports of the model."""
+    page: PageAddress | None
+    """Where the page of the run is served; ``None``: at bootstrap peers only, which ask for it."""
+
+    def check(self, run: RunFile) -> None:
+        """Raise ``NotAShelf`` or ``Unusable`` if this cannot be published."""
+        if self.publishing is not None:
+            check_publishing(self.publishing, run)
+
+    def services(self) -> tuple[Begin, ...]:
+        """The work of it, for a peer on line."""
+        from peer.extras.site.keepers_page import Showing, ShownRun
+
+        what = self.publishing
+        hub = "" if what is None or what.repository is None else address_of(what.repository)
+        page = Showing(self.page, None if what is None else what.folder, hub)
+        shown = partial(ShownRun, showing=page)
+        return (shown,) if what is None else (shown, partial(Published, what=what))
+
+
+def asked_for(
+    *,
+    publish: Path | None,
+    every: str | None,
+    keep_exports: int | None,
+    dtype: Dtype | None,
+    push: str | None,
+    run_page: str | None,
+) -> PublicSide:
+    """The public side by its options. Raises ``BadParameter`` or ``PeerError``."""
+    page = None if run_page is None else parse_run_page(run_page)
+    if publish is None:
+        given = {
+            "--every": every,
+            "--keep-exports": keep_exports,
+            "--dtype": dtype,
+            "--push": push,
+        }
+        for option, value in given.items():
+            if value is not None:
+                raise typer.BadParameter(
+                    f"{option} is for what --publish writes; name a folder with --publish"
+                )
+        return PublicSide(None, page)
+    every_s = 3600.0 if every is None else seconds(every, option="--every")
+    if not every_s >= EVERY_MIN_S:
+        raise typer.BadParameter(f"--every is {every!r}; the shortest time is {EVERY_MIN_S:g}s")
+    if push is not None:
+        check_repository(push)
+    publishing = Publishing(
+        folder=publish,
+        every_s=every_s,
+        keep=3 if keep_exports is None else keep_exports,
+        repository=push,
+        cache=data_cache(),
+        dtype=(dtype or Dtype.BF16).value,
+    )
+    return PublicSide(publishing, page)
+
+
+class Published:
+    """Exports of the checkpoints of a peer on line."""
+
+    name = "publish"
+
+    def __init__(self, online: OnlinePeer, *, what: Publishing) -> None:
+        self._local = online.local
+        self._publisher = Publisher(what, self._local.directory, self.on_published)
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Nobody asks for them here."""
+
+    async def run(self, averager: Averager) -> None:
+        await self._publisher.run(lambda: self._local.ended_at is not None)
+
+    async def save(self) -> None:
+        """The last export has its files."""
+
+    def note(self, name: str, fields: Mapping[str, Any]) -> None:
+        """No event has anything to do with it."""
+
+    def on_published(self, name: str, fields: Mapping[str, Any]) -> None:
+        """A process that publishes the model reports an event."""
+        self._local.event(name, **fields)
