@@ -12,7 +12,8 @@
   a machine, ``use`` continues texts and measures losses, ``bases`` are published models and
   adapters on them.
 - ``documents``: pages and sections that messages name.
-- ``calls`` of peers of a run: ``status``, ``description``, ``attestable``. ``errors``: all
+- ``calls`` of peers of a run: ``status``, ``description``, ``attestable``. ``contributors``: rows
+  of who contributed what. ``errors``: all
   expected failures. ``results``: tables and plots. ``quantities``, ``signals``, ``processes``,
   ``descriptors``, ``optional``, ``https``, ``event_loop``, ``limited``: small parts that
   several rooms use.

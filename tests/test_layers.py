@@ -79,13 +79,7 @@ ORDER = (
     "peer.extras.use",
 )
 """Every room. A room may import itself and the rooms before it in this list: so the core, which is
-all that stands before ``peer.extras``, does without it."""
-
-FROM_CORE_TO_EXTRAS = {
-    "peer.joining.visit": {"peer.extras.credit.accounting"},
-    "peer.model.export.facts": {"peer.extras.credit", "peer.extras.credit.accounting"},
-}
-"""Modules of the core that import rooms of the extras nevertheless."""
+all that stands before ``peer.extras``, imports none of the extras."""
 
 ENTRANCES = ("peer", "peer.hf", "peer.lightning", "peer.simulate")
 """Modules at the top of a package that stand above its rooms: what user programs import."""
@@ -264,8 +258,6 @@ def imports_against_the_order(modules: Modules) -> list[str]:
             continue
         for name, line in targets(module, modules):
             room = modules[name].room
-            if room in FROM_CORE_TO_EXTRAS.get(module.name, ()):
-                continue
             if name in ENTRANCES or place.get(room, len(ORDER)) > place[module.room]:
                 wrong.append(f"{module.name}:{line} imports {name}")
     return wrong
@@ -318,7 +310,6 @@ def import_circles(modules: Modules) -> list[str]:
         if module.name in ENTRANCES:
             continue
         rooms = {modules[name].room for name, _ in targets(module, modules)}
-        rooms -= FROM_CORE_TO_EXTRAS.get(module.name, set())
         between_rooms.setdefault(module.room, set()).update(rooms - {module.room})
     return [
         "circle: " + ", ".join(circle)
@@ -902,20 +893,6 @@ def test_a_room_that_nobody_put_in_the_order_is_found() -> None:
     assert imports_against_the_order(planted(peer__attic__box="")) == [
         "peer.attic.box: peer.attic is not in ORDER"
     ]
-
-
-def test_the_core_imports_extras_nowhere_else() -> None:
-    """An arrow that is gone is taken off the list."""
-    modules = repository()
-    arrows = {
-        core: {
-            modules[name].room
-            for name, _ in targets(modules[core], modules)
-            if modules[name].room.startswith("peer.extras")
-        }
-        for core in FROM_CORE_TO_EXTRAS
-    }
-    assert arrows == FROM_CORE_TO_EXTRAS
 
 
 @pytest.mark.parametrize(

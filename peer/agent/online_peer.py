@@ -48,7 +48,7 @@ from peer.agent.meetings import Meetings
 from peer.agent.policies import presence_settings
 from peer.agent.services import of_every_peer
 from peer.bridge.messages import BATCH, SEED
-from peer.bridge.settings import PeerSettings, is_default
+from peer.bridge.settings import PeerSettings
 from peer.description import Difference
 from peer.errors import ModelMismatch, NotAdmitted
 from peer.joining.link import short_link

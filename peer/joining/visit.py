@@ -43,16 +43,13 @@ from dht.presence.presence import Presence
 from dht.records import PeerRecord
 from peer import attestable, status
 from peer.attestable import Kept
+from peer.contributors import Contributor, plain, sentence
 from peer.description import read_layout
 from peer.errors import NobodyMet, NotAdmitted
 from peer.events.names import printable
-from peer.extras.credit.accounting import wire
-from peer.extras.credit.accounting.contributors import Contributor, contributors, plain, sentence
-from peer.extras.credit.accounting.reports import day_of
-from peer.extras.credit.accounting.tally import Part, Tally, confirmed, everything, unproven
-from peer.extras.credit.accounting.wire import PROTOCOL as CREDIT_PROTOCOL
 from peer.joining.fetch import SeedFailures, check_seeds_run, observer
 from peer.joining.link import Link
+from peer.optional import extras
 from peer.quantities import bytes_text, count_text, duration_text, fates_text, peers_text, plural
 from peer.run_file.reading import from_canonical
 from peer.run_file.sections import RunFile
@@ -64,10 +61,7 @@ LEARNER = "learner"
 
 ASKED_AT_ONCE = 16
 OTHERS_ASKED_MAX = 3
-"""Number of peers that are asked for the status of one that is out of reach, and for credit."""
-
-CREDIT_ANSWERS_MAX = 8
-"""Answers to ask each peer for until the tally is complete."""
+"""Number of peers that are asked for the status of one that is out of reach."""
 
 ASK_TIMEOUT_S = 3.0
 FILE_TIMEOUT_S = 10.0
@@ -302,7 +296,10 @@ class Visitor:
             silent[peer] = Silent(record.name, record.role, record.step_time_s, reason, refuses)
         found.sort(key=lambda answer: (answer.name, answer.peer))
         in_force = await self._directives_in_force()
-        rows = contributors(await self._credit([PeerId(a.peer) for a in able]))
+        rows: list[Contributor] = []
+        for credit in extras("credit.asking"):
+            able_peers = [PeerId(answer.peer) for answer in able]
+            rows = await credit.contributors_told(self._host, self._link.run_id, able_peers)
         records = {peer: member.record for peer, member in members.items()}
         return RunStatus(self._link.run_id, tuple(found), silent, in_force, tuple(rows), records)
 
@@ -341,25 +338,6 @@ class Visitor:
             return Papers(run=run_id)
         credential = encode(admit(invite.invite, invite.secret, self._host.peer_id, run_id))
         return Papers(run=run_id, credential=credential)
-
-    async def _credit(self, peers: Sequence[PeerId]) -> Tally:
-        """The tally of contributions, as a few peers that answered have it."""
-        made = unproven(self._link.run_id)
-
-        async def ask(peer: PeerId) -> Part:
-            with suppress(DhtError, ValueError):
-                answer = await self._host.call(
-                    peer, CREDIT_PROTOCOL, wire.summary(made), timeout_s=ASK_TIMEOUT_S
-                )
-                return wire.decode(answer)
-            return Part()
-
-        for _ in range(CREDIT_ANSWERS_MAX):  # one is enough, unless there are thousands
-            parts = await _each(peers[:OTHERS_ASKED_MAX], ask)
-            told = [part for part in parts.values() if part != Part()]
-            if not made.unite(confirmed(told), today=day_of(time.time()), believes=everything):
-                break
-        return made
 
     def fetcher(self, threads: Threads) -> Fetcher:
         """Fetches parameters from peers that ``look`` has found, as one that catches up does."""

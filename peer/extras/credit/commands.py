@@ -17,7 +17,7 @@ from peer.quantities import plural
 from peer.storage.home import occupant_of, running_peers
 
 if TYPE_CHECKING:
-    from peer.extras.credit.accounting.contributors import Contributor
+    from peer.contributors import Contributor
 
 commands = typer.Typer()
 
@@ -88,7 +88,7 @@ def credit(
 
 
 def _record(rows: list[Contributor], own: str | None) -> dict[str, object]:
-    from peer.extras.credit.accounting.contributors import plain
+    from peer.contributors import plain
 
     return {"peer": own, "contributors": plain(rows)}
 
@@ -110,14 +110,13 @@ def _peer_of(folder: Path) -> PeerId:
 
 def _in_folder(folder: Path) -> list[Contributor]:
     """The contributors that a peer on this machine knows, as it last noted them."""
-    from peer.extras.credit.accounting.contributors import contributors
     from peer.extras.credit.accounting.tally import FRAGMENTS_MAX
-    from peer.extras.credit.kept import load_tally
+    from peer.extras.credit.kept import contributors_in
 
     who = occupant_of(folder)
     if who is None:
         return []
-    return contributors(load_tally(folder, RunId(who.run_id), None, FRAGMENTS_MAX))
+    return contributors_in(folder, RunId(who.run_id), FRAGMENTS_MAX)
 
 
 def _of_peers(where: str) -> list[Contributor]:

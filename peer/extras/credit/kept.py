@@ -10,7 +10,9 @@ import msgspec
 
 from dht.identity import PeerId, RunId
 from dht.whole_files import read_json, write_whole
+from peer.contributors import Contributor
 from peer.extras.credit.accounting import wire
+from peer.extras.credit.accounting.contributors import contributors
 from peer.extras.credit.accounting.reports import Report
 from peer.extras.credit.accounting.tally import Part, Tally, everything
 
@@ -62,3 +64,8 @@ def load_tally(folder: Path, run: RunId, me: PeerId | None, fragments: int) -> T
 
 def _day(report: Report) -> int:
     return report.day
+
+
+def contributors_in(folder: Path, run: RunId, fragments: int) -> list[Contributor]:
+    """All whose work is merged, the largest first, as a peer's folder has it."""
+    return contributors(load_tally(folder, run, None, fragments))

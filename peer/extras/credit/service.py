@@ -24,12 +24,12 @@ from dht.identity import Identity, PeerId, RunId
 from dht.membership.call_budget import CallRate
 from peer.agent.online_peer import OnlinePeer, asked_at_once
 from peer.agent.services import Service
+from peer.bridge.settings import is_default
 from peer.extras.credit.accounting import wire
 from peer.extras.credit.accounting.proof import ProvenMap
 from peer.extras.credit.accounting.reports import DAY_S, day_of
 from peer.extras.credit.accounting.tally import Part, Tally
 from peer.extras.credit.kept import load_tally, read_wishes, save_tally
-from peer.joining.nickname import is_default
 
 logger = logging.getLogger(__name__)
 

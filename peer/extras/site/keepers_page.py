@@ -17,13 +17,8 @@ from dht.membership.call_budget import CallRate
 from dht.whole_files import write_whole
 from peer.agent.online_peer import OnlinePeer
 from peer.bridge.settings import is_default
-from peer.extras.credit.accounting.contributors import (
-    PER_MILLE,
-    Contributor,
-    contributors,
-    date_of,
-    tokens_by_day,
-)
+from peer.contributors import PER_MILLE, Contributor, date_of
+from peer.extras.credit.accounting.contributors import contributors, tokens_by_day
 from peer.extras.credit.accounting.tally import Tally
 from peer.extras.credit.service import tally_of
 from peer.extras.site.publishing.shelf import published

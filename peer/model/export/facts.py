@@ -14,9 +14,9 @@ from pathlib import Path
 from averaging.history.merged_map import MergedMap
 from dht.identity import PeerId
 from peer.bridge.settings import is_default
-from peer.extras.credit.accounting.contributors import Contributor, contributors
-from peer.extras.credit.kept import load_tally
+from peer.contributors import Contributor
 from peer.joining.visit import RunStatus
+from peer.optional import extras
 from peer.storage.outer_state import OuterState
 from peer.views.event_log import read_events
 
@@ -59,8 +59,9 @@ def facts_in_folder(folder: Path, outer: OuterState) -> Facts:
             names[peer] = name
         if event.get("event") == "measured" and (one := _measured(event)) is not None:
             measured[one.version] = one
-    tally = load_tally(folder, outer.run.run_id, None, len(outer.states))
-    rows = contributors(tally)
+    rows: list[Contributor] = []
+    for credit in extras("credit.kept"):
+        rows = credit.contributors_in(folder, outer.run.run_id, len(outer.states))
     return _facts(outer, names, [measured[version] for version in sorted(measured)], rows)
 
 

@@ -2,44 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Sequence
 
 from dht.identity import PeerId
-from peer.extras.credit.accounting.reports import DAY_S
+from peer.contributors import PER_MILLE, Contributor
 from peer.extras.credit.accounting.statements import owners
 from peer.extras.credit.accounting.tally import Tally
-from peer.quantities import count_text, plural, rounded_shares
-
-SHORT_ID = 8
-LISTED_MAX = 5
-PER_MILLE = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Contributor:
-    """One owner of merged work, with all of its keys."""
-
-    peers: tuple[PeerId, ...]
-    """The contributor's keys, the one with the most tokens first."""
-    name: str
-    """Chosen by itself; empty if it has chosen none."""
-    tokens: int
-    per_mille: int
-    """Share of all merged tokens; the shares of all contributors sum to 1000."""
-    by_day: Mapping[int, int]
-    """Tokens by day since 1970, in UTC."""
-
-    @property
-    def shown(self) -> str:
-        """The contributor's name, or the end of its key, which differs where beginnings are
-        alike."""
-        return self.name or f"peer {self.peers[0][-SHORT_ID:]}"
-
-    @property
-    def share(self) -> str:
-        return f"{self.per_mille / 10:.1f}%"
+from peer.quantities import count_text, rounded_shares
 
 
 def contributors(tally: Tally) -> list[Contributor]:
@@ -72,35 +41,6 @@ def _name(tally: Tally, keys: frozenset[PeerId]) -> str:
 def tokens_by_day(tally: Tally) -> dict[int, int]:
     """Tokens of all peers on each day, the oldest first."""
     return {day: sum(gained.values()) for day, gained in sorted(tally.by_day().items())}
-
-
-def date_of(day: int) -> str:
-    return f"{datetime.fromtimestamp(day * DAY_S, UTC):%Y-%m-%d}"
-
-
-def plain(rows: Sequence[Contributor]) -> list[dict[str, object]]:
-    """The rows for ``--json`` and pages."""
-    return [
-        {
-            "name": row.shown,
-            "peers": list(row.peers),
-            "tokens": row.tokens,
-            "share": row.per_mille / PER_MILLE,
-            "by_day": {date_of(day): count for day, count in sorted(row.by_day.items())},
-        }
-        for row in rows
-    ]
-
-
-def sentence(rows: Sequence[Contributor]) -> str:
-    """``contributors: anna 61.2%, boris 30.0%, and 3 others``; empty without any."""
-    if not rows:
-        return ""
-    named = [f"{row.shown} {row.share}" for row in rows[:LISTED_MAX]]
-    more = len(rows) - len(named)
-    if more:
-        named.append(f"and {plural(more, 'other')}")
-    return "contributors: " + ", ".join(named)
 
 
 def lines(rows: Sequence[Contributor]) -> list[str]:

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from dht.identity import Identity
+from peer.contributors import sentence
 from peer.extras.credit.accounting import reports as days
 from peer.extras.credit.accounting import statements as words
-from peer.extras.credit.accounting.contributors import contributors, sentence, tokens_by_day
+from peer.extras.credit.accounting.contributors import contributors, tokens_by_day
 from peer.extras.credit.accounting.proof import ProvenMap, Totals
 from peer.extras.credit.accounting.reports import Report, report
 from peer.extras.credit.accounting.tally import Part, Tally, everything
