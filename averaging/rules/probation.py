@@ -199,10 +199,10 @@ class Probation:
     def saw_merged(
         self, contributors: Iterable[PeerId], live: Iterable[PeerId], now: float
     ) -> None:
-        """A round was merged with the work of these peers, while those were live."""
+        """A round was merged with the work of these peers, while those were live, too."""
         worked, live = set(contributors), set(live)
         if not self._rounds_seen and not self._rounds_unseen:
-            for peer in sorted(live):
+            for peer in sorted(worked | live):
                 self._seen[peer] = _Work(now, founding=True)
         self._rounds_seen += 1
         for peer in sorted(worked | live):

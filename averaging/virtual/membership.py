@@ -14,7 +14,7 @@ import msgspec
 
 from averaging.round.opinions.neighbourhood import median
 from averaging.rules.grouping import Names
-from averaging.rules.peer_view import SILENCE_MAX_S, PeerView
+from averaging.rules.peer_view import ESTABLISHED_AFTER_S, SILENCE_MAX_S, PeerView
 from averaging.rules.sites import site_pass
 from averaging.virtual.peer import Known, Peer, Swarm
 from dht.identity import PeerId
@@ -133,6 +133,7 @@ class Table(dict[PeerId, PeerView]):
         self.banned: set[PeerId] = set()
         self._until = -math.inf
         self._trainers = Names(())
+        self._electorate: frozenset[PeerId] = frozenset()
         self._sites: dict[PeerId, str] = {}
         self._median_s = 0.0
 
@@ -147,6 +148,10 @@ class Table(dict[PeerId, PeerView]):
         self._look(now)
         return self._trainers
 
+    def electorate(self, now: float) -> frozenset[PeerId]:
+        self._look(now)
+        return self._electorate
+
     def median_step_s(self, now: float) -> float:
         self._look(now)
         return self._median_s
@@ -156,15 +161,22 @@ class Table(dict[PeerId, PeerView]):
         return self._sites
 
     def _look(self, now: float) -> None:
-        """Recompute the totals, unless they still hold: until the first live peer would expire."""
-        if now <= self._until:
+        """Recompute the totals, unless they still hold: until the first live peer would expire, or
+        has been here for a while."""
+        if now < self._until:
             return
         live = {peer: seen for peer, seen in self.items() if seen.trains and seen.is_live(now)}
         self._trainers = _one_for_all(Names(live))
+        self._electorate = frozenset(p for p, seen in live.items() if seen.is_established(now))
         self._sites = {peer: seen.site for peer, seen in live.items() if seen.site is not None}
         self._median_s = median([seen.step_time_s for seen in live.values() if seen.step_time_s])
-        heard_at = min((seen.heard_at for seen in live.values()), default=math.inf)
-        self._until = heard_at + SILENCE_MAX_S
+        ends = [seen.heard_at + SILENCE_MAX_S for seen in live.values()]
+        begins = [
+            seen.first_seen + ESTABLISHED_AFTER_S
+            for peer, seen in live.items()
+            if peer not in self._electorate
+        ]
+        self._until = min([*ends, *begins], default=math.inf)
 
 
 @lru_cache(maxsize=64)

@@ -55,6 +55,10 @@ class Crowd(Protocol):
         """Live peers that train, sorted."""
         ...
 
+    def electorate(self, now: float) -> frozenset[PeerId]:
+        """Those of them that have been live for a while."""
+        ...
+
     def median_step_s(self, now: float) -> float: ...
 
     def sites(self, now: float) -> Mapping[PeerId, str]:
@@ -244,7 +248,9 @@ class Neighbourhood:
         self._vouchers.clear()
         for peer in contributors:
             self._merged_at[peer] = now
-        self.probation.saw_merged(contributors, self._all_live(now), now)
+        # Where all count it does not matter who missed a merge, and there may be thousands.
+        live = self._all_live(now) if self.probation.is_on else ()
+        self.probation.saw_merged(contributors, live, now)
         self._required = None
 
     def overstates(
@@ -412,19 +418,17 @@ class Neighbourhood:
         was cut off, and has yet to hear who is live, means all that it knew. Keepers count where no
         other peer trains.
         """
-        known = [
-            (peer, seen)
-            for peer, seen in self.view.items()
-            if peer != self._id.me and not seen.arrives
-        ]
-        live = [(peer, seen) for peer, seen in known if seen.is_live(now)]
-        long_here = [(peer, seen) for peer, seen in live if seen.is_established(now)]
+        me = self._id.me
+        if self.crowd is not None and (others := self.crowd.electorate(now) - {me}):
+            return others
+        known = {peer: seen for peer, seen in self.view.items() if peer != me and not seen.arrives}
+        live = {peer: seen for peer, seen in known.items() if seen.is_live(now)}
+        long_here = {peer: seen for peer, seen in live.items() if seen.is_established(now)}
         able = long_here
         if not self.probation.counts_all_at(now):
-            able = [(peer, seen) for peer, seen in long_here if self.is_established(peer, now)]
+            able = {p: seen for p, seen in long_here.items() if self.is_established(p, now)}
         able = able or long_here or live or known
-        trainers = frozenset([peer for peer, seen in able if seen.trains])
-        return trainers or frozenset([peer for peer, _ in able])
+        return frozenset(peer for peer, seen in able.items() if seen.trains) or frozenset(able)
 
     def may_lead(self, peer: PeerId, now: float) -> bool:
         """True if a peer that says that it leads may do so, whoever else may.
