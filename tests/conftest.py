@@ -42,10 +42,7 @@ gc.disable()
 
 
 LONGEST = (
-    "tests/integration/test_chaos.py",
     "tests/averaging/virtual/test_storms.py",
-    "tests/integration/test_bootstrap_commands.py",
-    "tests/peer/extras/site/publishing/test_publishing.py",
     "tests/peer/trainer/test_session.py",
 )
 """The longest modules. As the last ones they would leave the other worker without work."""

@@ -50,7 +50,7 @@ def test_the_notebook_trains_and_leaves(processes: Processes, tmp_path: Path) ->
     assert "held-out loss" in output
 
 
-@pytest.mark.slow  # the chaos run of the quick tests starts its founder by the same command
+@pytest.mark.slow  # the loop above founds a run with the same agent and daemon
 def test_tiny_gpt_starts_and_prints_its_link(processes: Processes, tmp_path: Path) -> None:
     tiny_gpt = (
         *("start", str(EXAMPLES / "tiny_gpt" / "run.toml"), "--listen", LOOPBACK),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import plistlib
 import re
 import shlex
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from peer import cli
 from peer.cli import FROM_ENVIRONMENT, command
 from peer.errors import ExitCode
 from peer.rules.ending import PATIENCE_S
@@ -90,23 +90,24 @@ def blocks_of(path: Path) -> list[str]:
     return [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
 
 
-def test_an_agents_commands_do_what_the_skill_says(tmp_path: Path) -> None:
+def test_an_agents_commands_do_what_the_skill_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Those that need no run. Whether the others exist is tested with all the rest."""
     lines = blocks_of(SKILL)
     needs_a_run = re.compile(r"shoal:|shoal (start|bootstrap|link|limits|pause|resume|leave|say)\b")
     alone = [line for line in lines if not needs_a_run.search(line)]
     assert len(alone) >= 4 and len(lines) - len(alone) >= 12
-    variables = {**os.environ, "XDG_DATA_HOME": str(tmp_path), "NO_COLOR": "1"}
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     for line in alone:
         words = shlex.split(line)
         assert words[0] == "shoal"
-        program = [sys.executable, "-m", "peer.cli", *words[1:]]
-        done = subprocess.run(
-            program, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, f"{line}\n{done.stderr}"
+        code = cli.run(words[1:])
+        printed = capsys.readouterr()
+        assert code == 0, f"{line}\n{printed.err}"
         if "--json" in words:
-            json.loads(done.stdout)
+            json.loads(printed.out)
 
 
 def test_the_skill_is_found_by_its_name_and_repeats_the_exit_codes() -> None:

@@ -88,6 +88,7 @@ def shoal(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return code, *capfd.readouterr()
 
 
+@pytest.mark.slow  # tests/peer/hosting; test_daemon.py: after SIGKILL nothing is left
 def test_a_bootstrap_peer_from_its_first_line_to_kill_minus_9_and_the_next_start(
     start: object, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -300,7 +301,7 @@ class Reader:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the text uses curl")
-@pytest.mark.slow  # the tests above start the same commands
+@pytest.mark.slow
 def test_every_command_of_the_text_works_in_the_order_of_the_text(
     processes: Processes, tmp_path: Path
 ) -> None:

@@ -333,6 +333,7 @@ def test_a_protocol_can_be_served_from_while_the_daemon_is_being_restarted() -> 
     run(scenario())
 
 
+@pytest.mark.slow  # tests/dht/libp2p/test_reachability.py
 def test_a_peer_that_nobody_can_dial_has_places_at_its_relays_and_its_daemon_runs_on() -> None:
     """It learns that while it runs. Earlier its daemon was started again for it, and whenever a
     relay had lost its place, which broke all streams."""
@@ -379,6 +380,7 @@ def test_a_peer_that_nobody_can_dial_has_places_at_its_relays_and_its_daemon_run
     run(scenario())
 
 
+@pytest.mark.slow
 def test_a_direct_connection_takes_the_place_of_a_relayed_one_which_stays_if_there_is_none() -> (
     None
 ):

@@ -30,7 +30,7 @@ WAYS = (
 ROUGH = Storm(peers=(4, 8), audit_rate=0.4)
 OCCASION_S = 250.0
 """Time in which a liar lies once, if it ever does."""
-QUICK, SOAK, CHUNK = 4, 10_000, 4
+QUICK, SOAK, CHUNK = 2, 10_000, 2
 
 
 def swarm_of(seed: int, how: Storm, lie: Lie) -> SwarmWithLiars:
@@ -116,16 +116,13 @@ def test_two_hundred_reducers_that_lie_are_found_within_ten_rounds_on_average() 
     assert mean <= 10.0
 
 
-@pytest.mark.parametrize("lie", PROVABLE, ids=lambda lie: lie.__name__)
-def test_every_provable_lie_is_proved_to_everybody(lie: Lie) -> None:
-    liars = caught = 0
-    for seed in range(3):
-        swarm = swarm_of(seed, replace(WAYS[seed % len(WAYS)], audit_rate=0.5), lie)
+def test_every_provable_lie_is_proved_to_everybody() -> None:
+    """Each in a swarm of another shape."""
+    for seed, lie in enumerate(PROVABLE):
+        swarm = swarm_of(seed, replace(WAYS[seed], audit_rate=0.5), lie)
         found = until_found(swarm, within_s=600.0)
-        liars += sum(each.lies > 0 for each in found.values())
-        caught += sum(each.convicted for each in found.values())
-    assert liars >= 2
-    assert caught >= liars - 1, f"{caught} of {liars}"
+        liars = [liar for liar, each in found.items() if each.lies]
+        assert liars and all(found[liar].convicted for liar in liars), lie.__name__
 
 
 def audited(seed: int) -> Counter[str]:

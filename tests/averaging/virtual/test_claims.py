@@ -20,7 +20,7 @@ STORMS = (
     replace(ALL_SPEEDS, probation=ProbationPolicy(rounds=8, seconds=40.0)),
     replace(ALL_SPEEDS, peers=(6, 9), group_size=4),
 )
-QUICK, CHUNK = 3, 3
+QUICK, CHUNK = 2, 2
 
 
 def refusals(swarm: Swarm) -> list[str]:

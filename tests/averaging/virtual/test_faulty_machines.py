@@ -23,7 +23,7 @@ ROT_EVERY_S = 3.0
 CLOCK_OFF_S = 1e5
 KEPT = 20
 """Uploads that are young enough to be asked for."""
-QUICK, SOAK, CHUNK = 4, 10_000, 4
+QUICK, SOAK, CHUNK = 2, 10_000, 2
 
 
 def rot(swarm: Swarm, rng: random.Random) -> None:

@@ -38,7 +38,7 @@ GROUPS = replace(
 """With probation, as in open runs: only there do strikes keep silent peers out of groups."""
 OPEN = replace(SHORT, probation=ProbationPolicy(rounds=6, seconds=10.0))
 QUICK, QUICK_VOTERS, SOAK, CHUNK = 16, 8, 10_000, 8
-QUICK_KEYS, CHUNK_OF_KEYS = 3, 3
+QUICK_KEYS, CHUNK_OF_KEYS = 1, 1
 """A storm with twenty keys of each liar takes 1.7 s. Each way to lie is in the others."""
 BEHAVIOURS = (*liars.BEHAVIOURS, *false_reducers.BEHAVIOURS)
 OF_VOTERS = (*usurpers.BEHAVIOURS, usurpers.deny_votes, usurpers.coordinate_without_sealing)

@@ -25,7 +25,7 @@ from tests.averaging.virtual.truth import Broken
 from tests.seeds import seeds
 
 ISSUED_AT = (20.0, 45.0, 70.0)
-QUICK, SOAK, CHUNK = 5, 1000, 5
+QUICK, SOAK, CHUNK = 3, 1000, 3
 
 
 def issue(swarm: Swarm, number: int, **orders: object) -> RoundOrders:
