@@ -80,7 +80,7 @@ class CycleLearner(QuadraticLearner):
         held.base, held.version, held.lineage = state.theta, state.version, state.lineage
 
 
-@pytest.mark.parametrize("rounds", [20, pytest.param(ROUNDS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [10, pytest.param(ROUNDS, marks=pytest.mark.slow)])
 async def test_rounds_of_eight_peers_have_the_bits_of_the_central_syncer(
     monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
@@ -122,4 +122,4 @@ async def test_rounds_of_eight_peers_have_the_bits_of_the_central_syncer(
                 assert np.array_equal(state.theta, syncer.theta), f"version {version}"
                 assert np.array_equal(state.momentum, syncer.momentum), f"version {version}"
         orders = {tuple(order) for order in rosters.values()}
-        assert len(orders) > 10, "the roster's order, and with it the sum's, goes round"
+        assert len(orders) > rounds / 2, "the roster's order, and with it the sum's, goes round"
