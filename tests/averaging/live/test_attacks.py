@@ -275,11 +275,10 @@ def _reduce_to(monkeypatch: pytest.MonkeyPatch, value: float, who: PeerId) -> No
     monkeypatch.setattr(Reducing, "_merge_chunks", lie)
 
 
-@pytest.mark.parametrize("value", [1e30, 1e6])
 async def test_a_reducer_that_returns_absurd_numbers_is_refused_and_replaced(
-    monkeypatch: pytest.MonkeyPatch, value: float
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    _reduce_to(monkeypatch, value, MALLORY.peer_id)
+    _reduce_to(monkeypatch, 1e30, MALLORY.peer_id)
 
     async with swarm(MemoryNetwork()) as made:
         peers = await honest(made)

@@ -13,7 +13,6 @@ import pytest
 from peer import cli
 from peer.simulate.report import cells, rows, simulate
 from peer.simulate.settings import Swarm, parse, sweep
-from peer.simulate.simulation import run
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SMALL = ("peers.count=5", "problem.size=2", "outer.fragments=1", "end.cycles=4")
@@ -41,16 +40,6 @@ def test_cells_are_labelled_by_what_is_swept() -> None:
     ]
     assert all(cell.experiment.peers.count == 4 for cell in todo)
     assert [cell.label for cell in cells(Swarm(name="x"), sweep([]), (0,))] == ["x"]
-
-
-def test_a_cell_gives_the_same_result_in_any_process() -> None:
-    experiment = Swarm().with_settings(dict(next(iter(sweep(SMALL)))))
-    todo = cells(experiment, sweep(["outer.momentum=0.0,0.5"]), (1,))
-
-    together = simulate(todo, workers=2)
-    assert [result.trace for result in together] == [
-        run(cell.experiment, cell.seed).trace for cell in todo
-    ]
 
 
 def test_a_sweep_leaves_tables_curves_plots_event_logs_and_one_page(tmp_path: Path) -> None:
@@ -99,16 +88,21 @@ def test_errors_are_reported_in_one_line(arguments: list[str], complaint: str) -
     assert complaint in output
 
 
-def test_a_part_of_ones_own_stands_beside_the_file_and_is_found_by_every_process() -> None:
+def test_a_part_of_ones_own_stands_beside_the_file_and_is_the_same_in_every_process() -> None:
     """Processes are spawned, so they import it themselves."""
-    code, output = swarm(
-        *(str(EXAMPLES / "swarm.toml"), "--set", "outer.merge=mean,own_merge_rule:Middle"),
-        *("--set", "event=[]", "--workers", "2", "--json"),
-    )
 
-    told = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
-    assert code == 0 and len({row["trace"] for row in told["rows"]}) == 2
-    assert all(row["loss"] < 1.0 for row in told["rows"])
+    def traces(workers: int) -> list[str]:
+        code, output = swarm(
+            *(str(EXAMPLES / "swarm.toml"), "--set", "outer.merge=mean,own_merge_rule:Middle"),
+            *("--set", "event=[]", "--workers", str(workers), "--json"),
+        )
+        told = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+        assert code == 0 and all(row["loss"] < 1.0 for row in told["rows"])
+        return [row["trace"] for row in told["rows"]]
+
+    together = traces(2)
+    assert len(set(together)) == 2
+    assert together == traces(1)
 
 
 def test_the_example_experiment_is_one() -> None:

@@ -84,9 +84,8 @@ def variances(
     return np.array(found), np.array(groups)
 
 
-@pytest.mark.parametrize(
-    ("count", "group_size"), [pytest.param(32, 8, marks=pytest.mark.slow), (20, 4)]
-)
+@pytest.mark.slow  # a figure; the arithmetic: averaging/rules/test_mixing.py
+@pytest.mark.parametrize(("count", "group_size"), [(32, 8), (20, 4)])
 def test_the_variance_falls_at_each_mixing_round_as_theory_says(
     count: int, group_size: int
 ) -> None:

@@ -14,7 +14,6 @@ from averaging.messages import Commit
 from averaging.round.interface.effects import Apply
 from averaging.virtual.peer import Peer
 from dht.identity import PeerId
-from peer.simulate.lifecycle import states_of
 from peer.simulate.settings import Swarm
 from peer.simulate.simulation import SimulatedSwarm
 
@@ -71,18 +70,6 @@ def test_bytes_over_the_slow_line_fall_by_the_number_of_peers_at_a_site(
     assert ratio == pytest.approx(SITE, rel=0.1) if kind == "merge" else ratio > SITE
 
 
-def test_a_merge_by_sites_equals_the_merge_of_all_peers() -> None:
-    thetas = []
-    for by_site in (True, False):
-        with SimulatedSwarm(experiment(rounds__by_site=by_site), 1) as swarm:
-            swarm.pass_time(26.0)  # one version of each fragment
-            states = [states_of(peer) for peer in swarm.alive]
-        assert {state.version for each in states for state in each} == {1}
-        assert len({state.digest() for each in states for state in each}) == 2
-        thetas.append(np.concatenate([state.theta for state in states[0]]))
-    np.testing.assert_allclose(thetas[0], thetas[1], atol=2e-6)
-
-
 class Timed(SimulatedSwarm):
     """Notes how long each peer takes from its own contribution to the end of the round."""
 
@@ -109,6 +96,7 @@ class Timed(SimulatedSwarm):
         super().applied(peer, apply, before, after, merged, maps)
 
 
+@pytest.mark.slow  # a figure
 def test_a_slow_upload_to_a_delegate_does_not_delay_the_round_until_its_deadline() -> None:
     with Timed(experiment(end__cycles=8.0), 1) as swarm:
         crawling = swarm.lives.slots[5].name
@@ -142,10 +130,8 @@ class Ambushed(SimulatedSwarm):
         self.lives.fail(self.lives.slot_of[self.victim], 0.0)
 
 
-@pytest.mark.parametrize(
-    "delay_s",
-    [0.06, *(pytest.param(delay_s, marks=pytest.mark.slow) for delay_s in (0.0, 0.02, 0.1, 0.2))],
-)
+@pytest.mark.slow  # averaging/live/test_averager_sites.py: a site goes on when its delegates die
+@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.06, 0.1, 0.2])
 def test_the_death_of_a_delegate_loses_only_its_own_work(delay_s: float) -> None:
     """The delegate dies before, during or after the uploads to it, or while it sends its bundle."""
     with Ambushed(experiment(end__cycles=8.0), 1) as swarm:
