@@ -120,7 +120,7 @@ async def test_a_peer_that_crashed_is_missed_by_all_within_a_minute_and_never_re
         within_s=MINUTE,
         what="it is lost",
     )
-    for _ in range(60):
+    for _ in range(30):
         await asyncio.sleep(5)
         assert not any(gone in peer.sees() for peer in swarm.members())
 
@@ -204,7 +204,7 @@ async def test_holders_without_a_peers_record_do_not_make_it_lost(
         return store(node, key, peer, record, ttl_s)
 
     monkeypatch.setattr(MemoryDirectory, "_store", forgetful)
-    until_s = loop.time() + 5 * MINUTE
+    until_s = loop.time() + 3 * MINUTE
     while loop.time() < until_s:
         await asyncio.sleep(1)
         assert swarm.all_see(swarm.members())
@@ -425,7 +425,7 @@ async def test_a_peer_that_changes_its_protocol_all_the_time_is_told_of_once(
         sealed = seal(record, identity_of("x"), key=key, sequence=number + 1, ttl_s=30)
         assert not anna.presence._intake.take(sealed)
     assert len(anna.told("hello_refused")) == 1
-    assert [each.theirs for each in anna.presence.misfits.values()] == ["1019 to 1019"]
+    assert [each.theirs for each in anna.presence.misfits.values()] == ["1019"]
 
 
 async def test_a_bootstrap_peer_that_is_busy_is_said_hello_to_again_in_a_moment(
@@ -463,7 +463,7 @@ async def test_strangers_do_not_set_the_clock_by_which_a_run_ends(swarm: Swarm) 
         await swarm.start(
             name, run=None, role="bootstrap", seeds=seeds, wall_offset_s=365 * 86_400.0
         )
-    await asyncio.sleep(10 * MINUTE)
+    await asyncio.sleep(5 * MINUTE)
     for peer in swarm.members()[:3]:
         assert len(peer.presence.connected) >= 8
         assert peer.presence.clock is not None and abs(peer.presence.clock.offset_s) < 1
@@ -479,7 +479,7 @@ async def test_newcomers_do_not_set_the_clock_where_others_have_worked(swarm: Sw
     seeds = await swarm.seed_addresses("peer0", "peer1", "peer2")
     for number in range(6):
         await swarm.start(f"new{number}", seeds=seeds, wall_offset_s=365 * 86_400.0)
-    await asyncio.sleep(10 * MINUTE)
+    await asyncio.sleep(5 * MINUTE)
     for peer in old:
         assert peer.presence.clock is not None and abs(peer.presence.clock.offset_s) < 1
         assert peer.presence.clock.peers == 2
@@ -517,7 +517,7 @@ def silent_directory(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_hellos_alone_keep_a_small_swarm_together(swarm: Swarm) -> None:
     await start_swarm(swarm, 8)
     forget_events(swarm)
-    await asyncio.sleep(5 * MINUTE)
+    await asyncio.sleep(3 * MINUTE)
     assert swarm.all_see(swarm.members())
     assert not any(peer.told("peer_lost") for peer in swarm.members())
 
@@ -529,7 +529,7 @@ async def test_two_peers_seldom_say_hello_to_each_other_in_the_same_heartbeat(sw
     forget_events(swarm)
     before = [peer.presence.stats for peer in swarm.members()]
     counted = [(stats.hellos_sent, stats.heartbeats) for stats in before]
-    await asyncio.sleep(10 * MINUTE)
+    await asyncio.sleep(5 * MINUTE)
     sent = beats = 0
     for peer, (hellos, heartbeats) in zip(swarm.members(), counted, strict=True):
         sent += peer.presence.stats.hellos_sent - hellos
@@ -617,7 +617,7 @@ async def test_others_find_out_who_can_be_dialled_and_who_cannot(swarm: Swarm) -
     assert reachability(shy) == [False] == decided
     assert "dial-out only" in shy.told("reachability")[0].text
 
-    await asyncio.sleep(10 * MINUTE)
+    await asyncio.sleep(5 * MINUTE)
     assert swarm.all_see(swarm.members())
     contacts = shy.presence.connected & shy.sees()
     assert len(contacts) >= shy.presence.settings.contacts.peers_min

@@ -254,21 +254,6 @@ async def test_only_an_established_peers_word_about_one_that_is_there_makes_a_pe
         assert dict(named) == {clara.id: {boris.id}}
 
 
-async def test_a_peer_of_an_older_protocol_is_told_of_no_suspects(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
-        anna, boris = await checking(made, *NAMES[:2])
-        await made.live(10.0)
-        sent: list[bytes] = []
-        monkeypatch.setattr(anna.averager.transport, "send", lambda to, data: sent.append(data))
-        for number in (1, 2):
-            seen = msgspec.structs.replace(anna.averager.around.view[boris.id], protocol=number)
-            monkeypatch.setitem(anna.averager.around.view, boris.id, seen)
-            anna.averager.send(boris.id, Suspected(0, MALLORY))
-            assert len(sent) == number - 1
-
-
 @pytest.mark.slow
 def test_a_poisoner_cannot_hide_behind_other_data_where_the_run_fixes_it(
     monkeypatch: pytest.MonkeyPatch,
