@@ -100,3 +100,8 @@ def fates_text(fates: Mapping[str, float]) -> str:
         f"{count_text(fates.get('pending', 0.0))} pending, "
         f"{count_text(sum(lost.values()))} discarded{reasons}"
     )
+
+
+def tokens_left(tokens: float, seconds: float) -> str:
+    """``handing over 43 k tokens, about 20 s``."""
+    return f"handing over {count_text(tokens)} tokens, about {max(1, round(seconds))} s"

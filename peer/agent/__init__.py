@@ -6,9 +6,12 @@ log, a local page.
 
 A peer has three stages, each of them a complete object that the next one builds upon:
 
-- ``local_peer``: settings, folder, log, view of the other peers, and why it is to end;
+- ``local_peer``: settings, folder, log, view of the other peers, and its ``Ending``;
 - ``online_peer``: host, presence, status, page. ``go_online`` opens and closes them;
-- ``active_peer``: averaging and the end of the run; ``saver`` writes its checkpoints.
+- ``active_peer``: averaging; ``saver`` writes its checkpoints.
+
+Whether the run is over, and whether this peer leaves, only ``peer.rules.ending`` decides:
+``end_of_run`` hears what happens from everywhere, ``leaving`` does what is to be done.
 
 Around them: ``agent`` (with a trainer; the process) and ``keeper`` (without), ``entrance`` (the way
 into a run), ``slots`` (the trainer as averaging sees it), ``account`` (what became of its tokens),

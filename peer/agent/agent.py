@@ -82,7 +82,8 @@ from peer.bridge.trainer_line import TrainerLine, hear_doorbell
 from peer.errors import REFUSALS, PeerError
 from peer.guest.enforcement import Guest
 from peer.quantities import peers_text
-from peer.rules.ending import Ending
+from peer.rules.ending import Heard, State
+from peer.rules.leaving import Departure
 from peer.rules.ledger import APART, GivenUpWork
 from peer.run_file.reading import from_canonical
 from peer.status import WORDS_MAX, HeldOut, PeerStatus, Training
@@ -163,7 +164,7 @@ class Agent(Delegate):
             self._adopted,
             on_not_finite=self._not_finite,
             statistics=frozenset(part.index for part in layout.fragments if part.has_statistics),
-            closed=self.local.closed,
+            closed=self.local.ending.closed,
             empties=self.local.state_files is not None,
         )
         self._begin = begin
@@ -200,7 +201,7 @@ class Agent(Delegate):
         """Serve the trainer from its first message to the agent's last one."""
         loop, local = asyncio.get_running_loop(), self.local
         for number in signals.asking():
-            loop.add_signal_handler(number, self._end, "asked to end", SIGNAL_WITHIN_S)
+            loop.add_signal_handler(number, self._leave, "asked to end", SIGNAL_WITHIN_S)
         async with AsyncExitStack() as stack:
             stack.callback(local.log.close)
             stack.callback(local.guest.save)
@@ -221,19 +222,20 @@ class Agent(Delegate):
                 ]
                 try:
                     online = await stack.enter_async_context(go_online(local))
-                    ending = await self._take_part(online, tasks)
+                    left = await self._take_part(online, tasks)
                 finally:
                     for helper in helpers:
                         helper.cancel()
-            local.event("agent_ended", reason=ending.reason, finished=ending.finished)
-            self._line.say(Over(ending.reason, ending.exit_code, ending.finished))
+            local.event("agent_ended", reason=left.reason, finished=left.finished)
+            self._line.say(Over(left.reason, left.exit_code, left.finished))
 
-    async def _take_part(self, online: OnlinePeer, tasks: asyncio.TaskGroup) -> Ending:
+    async def _take_part(self, online: OnlinePeer, tasks: asyncio.TaskGroup) -> Departure:
         local = self.local
         entrance = Entrance(online, self.port, self._memory, self._account, self._begin)
-        first = await local.unless_ending(entrance.first_states())
+        first = await local.end.unless_leaving(entrance.first_states())
         if first is None:
-            return local.ending.result()  # it has nothing to save, and nobody waits for it
+            assert local.ending.departure is not None
+            return local.ending.departure  # it has nothing to save, and nobody waits for it
         gate = open_gate(local, self.port, self._loss)
         averager = make_averager(
             online,
@@ -254,23 +256,25 @@ class Agent(Delegate):
             own["judge jumps"] = gate.run(averager)
         del first  # its states would take the memory of a model until the end of the run
         peer = ActivePeer(online, averager)
-        ending = await peer.run(tasks, own, until_adopted=self._until_adopted)
+        left = await peer.run(tasks, own, until_adopted=self._until_adopted)
         self._tell_given_up(self._tell_report(online), now=math.inf)
-        return ending
+        return left
 
     def _rang(self) -> None:
         """The trainer is at a safe point and has passed a slot on."""
         self.port.rang()
         self.local.averaging.look()
 
-    def _end(self, reason: str, timeout_s: float, patience_s: float = 0.0) -> None:
-        self.local.end(reason, 0, finished=False, timeout_s=timeout_s, patience_s=patience_s)
+    def _leave(self, reason: str, timeout_s: float, patience_s: float = 0.0) -> None:
+        self.local.end.hear(
+            Departure(reason, 0, finished=False, timeout_s=timeout_s, patience_s=patience_s)
+        )
 
     async def _listen(self, messages: AsyncIterator[FromTrainer]) -> None:
         async for message in messages:
             match message:
                 case Leave():
-                    self._end(
+                    self._leave(
                         "the training program asked to leave", message.timeout_s, message.patience_s
                     )
                 case Due():
@@ -297,8 +301,7 @@ class Agent(Delegate):
                 case Happened():
                     self.local.log.write(message.name, message.fields)
         _quit_at_the_latest(QUIT_WITHIN_S)
-        self._end("the training program is gone", 0.0)
-        self.local.hurry()
+        self.local.end.hear(Heard.TRAINER_GONE)
 
     async def _until_adopted(self, timeout_s: float) -> None:
         """Wait until the trainer has adopted the versions of the last rounds."""
@@ -349,7 +352,8 @@ class Agent(Delegate):
                 self._tell_given_up(status, now=asyncio.get_running_loop().time())
                 if turn % 8 == 0:
                     online.update_record(
-                        trains=local.is_leaving or (local.phase == "ready" and self._is_at_work()),
+                        trains=local.ending.offers_last
+                        or (local.phase == "ready" and self._is_at_work()),
                         step_time_s=status.step_time_s if status.step_time_s > 0 else None,
                         merged=status.fates["merged"],
                     )
@@ -359,7 +363,7 @@ class Agent(Delegate):
 
     @property
     def _why_no_steps(self) -> str | None:
-        if self.local.phase == "leaving" or self.local.is_leaving:
+        if not self.local.ending.trains_on:
             return "this peer leaves"
         return self._rest.reason
 
@@ -399,7 +403,7 @@ class Agent(Delegate):
                 local.log.write("work_lost", {"fragment": adopted.fragment, **lost})
             else:
                 local.event("work_lost", fragment=adopted.fragment, **lost)
-        if local.phase not in ("ready", "leaving"):
+        if local.ending.state is State.ARRIVING:
             held = sum(self.port.holds(index) for index in range(self._memory.fragments))
             if held == self._memory.fragments:
                 local.enter_phase("ready", "in the run", 1.0)

@@ -23,7 +23,7 @@ from dht import addresses as address_rules
 from dht.identity import PeerId
 from dht.presence.intake import Misfit
 from peer.agent.account import Account, merged_of
-from peer.agent.active_peer import send_standing
+from peer.agent.leaving import send_standing
 from peer.agent.online_peer import OnlinePeer
 from peer.agent.slots import SlotPort
 from peer.bridge.messages import Begin
@@ -39,6 +39,7 @@ from peer.errors import (
 from peer.quantities import duration_text, peers_text
 from peer.rules.ending import ended
 from peer.rules.foundings import first_asked, heaviest, may_found
+from peer.rules.leaving import Departure
 from peer.status import PeerStatus
 from peer.storage.home import PEERS
 from peer.storage.last_seen import NEVER_SEEN, date_text, recall
@@ -139,7 +140,7 @@ class Entrance:
             local.enter_phase("fetching", "going on from the last checkpoint", 0.0)
             return FirstStates(outer.states, settled=settled)
         if await self._somebody_has_a_state():
-            if not local.ending.done():
+            if local.ending.departure is None:
                 await self._online.until_dialled()
                 local.enter_phase("fetching", "downloading the state of the run", 0.0)
             return FirstStates()
@@ -160,7 +161,7 @@ class Entrance:
         found_at = math.inf if patience_s is None else began + patience_s
         misfit_since = math.inf
         self._tell_at = began + TOLD_AFTER_S
-        while not local.ending.done():
+        while local.ending.departure is None:
             members = online.live_members()
             live = [member.peer for member in members]
             asked = first_asked(live, rng)
@@ -289,7 +290,7 @@ class Entrance:
         states: list[FragmentState] = []
         for fragment in range(self._memory.fragments):
             values = None
-            while values is None and not local.ending.done():
+            while values is None and local.ending.departure is None:
                 values = await self._port.values(fragment, timeout_s=1.0)
             if values is None:
                 return FirstStates()
@@ -372,13 +373,11 @@ class Entrance:
             if any(member.record.versions for member in self._online.live_members()):
                 seen_at = loop.time()
             elif loop.time() - seen_at >= GONE_AFTER_S:
-                local.end(
+                nobody = (
                     f"nobody who has the run's state was there for {GONE_AFTER_S:.0f} s; "
-                    "join again when one of its peers is back",
-                    3,
-                    finished=False,
-                    timeout_s=0.0,
+                    "join again when one of its peers is back"
                 )
+                local.end.hear(Departure(nobody, 3, finished=False, timeout_s=0.0))
                 return
             await asyncio.sleep(1.0)
 

@@ -25,7 +25,8 @@ from averaging.numbers.arrays import check_subnormals
 from averaging.numbers.layout import Layout
 from dht.identity import PeerId
 from dht.records import unpack_versions
-from peer.agent.active_peer import ActivePeer, make_averager, send_standing
+from peer.agent.active_peer import ActivePeer, make_averager
+from peer.agent.leaving import send_standing
 from peer.agent.local_peer import (
     OBEY_EVERY_S,
     Delegate,
@@ -40,8 +41,8 @@ from peer.agent.services import Service
 from peer.errors import ExitCode
 from peer.guest.enforcement import Guest
 from peer.joining.link import event_of, is_news
-from peer.rules.ending import Ending
 from peer.rules.foundings import first_asked, heaviest
+from peer.rules.leaving import Departure
 from peer.rules.limits import Go, Rest
 from peer.status import PeerStatus
 from peer.storage.home import peer_folder
@@ -59,7 +60,7 @@ async def keep(
     on_event: Callable[[str, Fields], None] = lambda name, fields: None,
     *,
     until: datetime | None = None,
-) -> Ending:
+) -> Departure:
     """Keep a run's state until ``stop`` is set or the machine's owner asks to leave.
 
     It ends with the run unless ``seat.stays``, and at ``until`` in any case.
@@ -70,10 +71,10 @@ async def keep(
         while True:
             await _rest(guest, stop, on_event)
             if until is not None and datetime.now(UTC) >= until:
-                return Ending(_kept_until(until), 0, finished=False, timeout_s=0.0)
+                return Departure(_kept_until(until), 0, finished=False, timeout_s=0.0)
             if stop.is_set() or guest.must_leave:
                 code = ExitCode.INTERRUPTED if stop.is_set() else 0
-                return Ending("asked to end", code, finished=False, timeout_s=0.0)
+                return Departure("asked to end", code, finished=False, timeout_s=0.0)
             keeper = Keeper(
                 seat,
                 layout,
@@ -81,9 +82,9 @@ async def keep(
                 on_event,
                 until=until,
             )
-            ending = await keeper.run(stop)
-            if not keeper.rests:
-                return ending
+            left = await keeper.run(stop)
+            if not left.rests:
+                return left
     finally:
         guest.save()
 
@@ -141,8 +142,6 @@ class Keeper(Delegate):
             )
         self.local = LocalPeer(seat, layout, self, guest)
         self._services: Sequence[Service] = ()
-        self.rests = False
-        """True if it went off line only to rest, and comes back."""
         self._on_event = on_event
         self._until = until
         self._link: str | None = None
@@ -153,7 +152,7 @@ class Keeper(Delegate):
     def __repr__(self) -> str:
         return f"Keeper({self.local!r})"
 
-    async def run(self, stop: asyncio.Event) -> Ending:
+    async def run(self, stop: asyncio.Event) -> Departure:
         """Follow until the run is over or ``stop`` is set. Raises ``PeerError`` or ``DhtError``."""
         local = self.local
         async with AsyncExitStack() as stack:
@@ -180,7 +179,7 @@ class Keeper(Delegate):
                     tasks.create_task(local.compile_codecs(), name="compile codecs"),
                 ]
                 try:
-                    await local.unless_ending(self._meet(online))
+                    await local.end.unless_leaving(self._meet(online))
                     own = {
                         "follow": self._follow(online),
                         "watch machine": local.guest.watch_machine(),
@@ -211,19 +210,23 @@ class Keeper(Delegate):
 
     async def _stop_when(self, stop: asyncio.Event) -> None:
         await stop.wait()
-        self.local.end("asked to end", ExitCode.INTERRUPTED, finished=False, timeout_s=DRAIN_S)
+        self._leave("asked to end", ExitCode.INTERRUPTED)
+
+    def _leave(self, reason: str, exit_code: int = 0, *, rests: bool = False) -> None:
+        self.local.end.hear(
+            Departure(reason, exit_code, finished=False, timeout_s=DRAIN_S, rests=rests)
+        )
 
     async def _rest_when_told(self) -> None:
         """Go off line when the machine's owner wants it, or when the time of the keeper is up."""
         local = self.local
-        while not local.ending.done():
+        while local.ending.departure is None:
             verdict = local.guest.look()
             if self._until is not None and datetime.now(UTC) >= self._until:
-                local.end(_kept_until(self._until), 0, finished=False, timeout_s=DRAIN_S)
+                self._leave(_kept_until(self._until))
             elif isinstance(verdict, Rest):
-                self.rests = True
                 local.log.write("paused", {"reason": verdict.reason})
-                local.end(verdict.reason, 0, finished=False, timeout_s=DRAIN_S)
+                self._leave(verdict.reason, rests=True)
             await asyncio.sleep(OBEY_EVERY_S)
 
     async def _follow(self, online: OnlinePeer) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -37,6 +37,7 @@ from dht.membership.credentials import Directive, Refused, read_directive
 from dht.membership.orders import NONE, Orders, Root, Value, settings_at
 from dht.records import Role
 from peer.agent.account import global_tokens
+from peer.agent.end_of_run import EndOfRun
 from peer.agent.policies import round_orders
 from peer.agent.services import Begin
 from peer.bridge.settings import PeerSettings, default_name
@@ -48,9 +49,10 @@ from peer.guest.enforcement import Guest
 from peer.guest.state_place import place_of_state
 from peer.quantities import listed
 from peer.rules.amendments import effective
-from peer.rules.ending import Ending, LastOffers, LastRounds
+from peer.rules.ending import LAST_ROUND_S, CameToNothing, Ending, Heard, Merged
 from peer.rules.foundings import Founding
 from peer.rules.held_out import HeldOutLoss
+from peer.rules.leaving import Departure, LastOffers
 from peer.rules.reach import Reach, Untested
 from peer.run_file.sections import RunFile
 from peer.status import HeldOut, PeerStatus, merges_alone_from
@@ -64,11 +66,6 @@ from peer.views.event_log import EventLog
 T = TypeVar("T")
 
 OBEY_EVERY_S = 0.25
-LAST_ROUND_S = 30.0
-"""Time limit for a last round, and for leaving a run that has ended."""
-
-ENDED_BY_OWNER = "the run's owner has ended it"
-
 PEERS_REMEMBERED_MAX = 1024
 """Number of peers of whom something is remembered."""
 
@@ -253,18 +250,16 @@ class LocalPeer:
             "outcomes of offers", PEERS_REMEMBERED_MAX, worth=by_age
         )
         """The outcome of each peer's last offer, as this peer's rounds showed it."""
-        self.closed: set[int] = set()
-        """Fragments of which nothing is offered any more."""
-        self.last_rounds: LastRounds | None = None
-        """The rounds at the run's date; ``None`` before it."""
-        self.ends_alone = False
-        """The run has reached its date, and no other learner is here."""
-        self.ending: asyncio.Future[Ending] = loop.create_future()
-        self.hurried: asyncio.Future[None] = loop.create_future()
-        """Done once this peer is to leave without waiting for anything any more."""
         seen = load_last_seen(seat.directory, seat.run.run_id)
-        self.ended_at = None if seen is None else seen.ended_at
-        """Wall-clock time at which the run ended; ``None`` while it goes on."""
+        rounds = seat.run.rounds
+        self.ending = Ending(
+            fragments=len(layout.fragments),
+            learns=seat.role == "learner",
+            stays=seat.stays,
+            last_round_s=min(rounds.round_deadline_s, rounds.quorum_deadline_s + LAST_ROUND_S),
+            ended_at=None if seen is None else seen.ended_at,
+        )
+        self.end = EndOfRun(self.ending)
         self.apart = BoundedMapping[PeerId, None]("peers apart", PEERS_REMEMBERED_MAX, worth=by_age)
         """Peers whose history was founded apart from this peer's: one side has to give way."""
         self.batches = ""
@@ -316,28 +311,6 @@ class LocalPeer:
 
     # --- the end --------------------------------------------------------------------------------
 
-    def end(
-        self,
-        reason: str,
-        exit_code: int,
-        *,
-        finished: bool,
-        timeout_s: float,
-        patience_s: float = 0.0,
-    ) -> None:
-        """Leave the run. The first reason counts.
-
-        A second one asks for nothing new: systemd ends trainer and agent with a signal each, and
-        the trainer then asks its agent to leave.
-        """
-        if not self.ending.done():
-            self.ending.set_result(Ending(reason, exit_code, finished, timeout_s, patience_s))
-
-    def hurry(self) -> None:
-        """Stop waiting for anything: nobody wants what this peer would bring any more."""
-        if not self.hurried.done():
-            self.hurried.set_result(None)
-
     def offer_before_leaving(self) -> LastOffers:
         """Offer the trainer's work now, and tell what of it is not merged yet."""
         averaging = self.averaging
@@ -347,56 +320,15 @@ class LocalPeer:
             company_s=averaging.company_s(),
         )
 
-    @property
-    def is_leaving(self) -> bool:
-        """True while this peer makes no more steps, with work that may still be merged."""
-        if self.ends_alone:
-            return True
-        return self.phase == "leaving" and not self.ending.result().finished
-
-    def check_the_end(self) -> None:
-        """End if the run has used its tokens."""
-        if self.phase != "ready" or self.ending.done():
-            return
-        self.closed |= self.averaging.final_fragments
-        if self.last_rounds is None and len(self.closed) == len(self.layout.fragments):
-            ordered = self.orders.end is not None and self.orders.end.version is not None
-            self.finish(ENDED_BY_OWNER if ordered else "the run has used its tokens")
-
-    def finish_by_date(self) -> None:
-        """End at the date of the run file, or at the moment at which the run's owner ends it."""
-        ordered = self.orders.end is not None and self.orders.end.at is not None
-        self.finish(ENDED_BY_OWNER if ordered else "the run has reached its date")
-
-    def finish(self, reason: str) -> None:
-        """The run is over: leave it, or stay and serve what it ended with."""
-        is_news = self.ended_at is None
-        self.ended_at = self.ended_at or time.time()
-        if not self.seat.stays:
-            self.end(reason, 0, finished=True, timeout_s=LAST_ROUND_S)
-        elif is_news:
-            self.event("ended_here", reason=reason)
-
     async def leave_when_asked(self, timeout_s: float, *, patience_s: float = 0.0) -> None:
-        """End when the machine's owner asks for it (``shoal leave``), in whatever phase."""
+        """Leave when the machine's owner asks for it (``shoal leave``), in whatever phase."""
         while not self.guest.must_leave:
             self.guest.look()
             await asyncio.sleep(OBEY_EVERY_S)
-        self.end(
-            "its owner asked it to leave",
-            0,
-            finished=False,
-            timeout_s=timeout_s,
-            patience_s=patience_s,
+        asked = "its owner asked it to leave"
+        self.end.hear(
+            Departure(asked, 0, finished=False, timeout_s=timeout_s, patience_s=patience_s)
         )
-
-    async def unless_hurried(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """The result of ``work``; ``None``, with ``work`` cancelled, if there is no time for it."""
-        return await _unless(self.hurried, work)
-
-    async def unless_ending(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """The result of ``work``; ``None``, with ``work`` cancelled, if this peer ends first."""
-        return await _unless(self.ending, work)
 
     # --- the orders of the run's owner -----------------------------------------------------------
 
@@ -480,7 +412,7 @@ class LocalPeer:
 
     def came_back(self) -> None:
         """The run was taken back: its end, and the counts towards its end, are void."""
-        self.closed.clear()
+        self.end.hear(Heard.TAKEN_BACK)
         self._merged_tokens = 0
         # Later measurements are not of this run any more, and their versions are made anew.
         self.held_out = HeldOutLoss(self.run_id, self.me, self.run_file.evaluation.every_versions)
@@ -520,6 +452,8 @@ class LocalPeer:
         self.phase, self._phase_text = phase, text
         self.keep_state(text)
         self.log.write("phase", {"name": phase, "text": text})
+        if phase == "ready":
+            self.end.hear(Heard.ARRIVED)
         self.delegate.on_phase(phase, text, done)
 
     def keep_state(self, text: str | None = None) -> None:
@@ -572,8 +506,8 @@ class LocalPeer:
                 )
         if name == "folded":
             self._made_version(fields["fragment"], fields["version"])
-        if name == "void" and self.last_rounds is not None:
-            self.last_rounds.came_to_nothing(fields["fragment"])
+        if name == "void":
+            self.end.hear(CameToNothing(fields["fragment"]))
 
     def _could_not_fetch(self, fields: Fields) -> None:
         """Report why a state was not had, or not taken, once: every fragment has the same reason.
@@ -606,7 +540,9 @@ class LocalPeer:
         self.delegate.on_round({**fields, "contributed": contributed})
         if finished:
             self._made_version(fields["fragment"], fields["version"])
-            self.check_the_end()  # at once: no version must follow the final one
+            end = self.orders.end
+            by_owner = end is not None and end.version is not None
+            self.end.hear(Merged(self.averaging.final_fragments, by_owner))
             where = f"fragment {fields['fragment']}"
             for peer in fields["contributors"]:
                 self._remember_offer(peer, f"merged, {where}")
@@ -724,17 +660,6 @@ class LocalPeer:
             self.event("untested", text=str(news))
         elif news is not None:
             self.event("nobody_reduces", text=str(news), peers=news.peers)
-
-
-async def _unless(happens: asyncio.Future[Any], work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of ``work``; ``None``, with ``work`` cancelled, if the other happens first."""
-    working = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait((working, happens), return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
-    finally:
-        working.cancel()
-        await asyncio.wait((working,))
 
 
 PAUSE_FIRST_S = 60.0

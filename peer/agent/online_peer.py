@@ -53,6 +53,7 @@ from peer.description import Difference
 from peer.errors import ModelMismatch, NotAdmitted
 from peer.joining.link import short_link
 from peer.rules.ending import seconds_left
+from peer.rules.leaving import Departure
 from peer.rules.reach import Untested
 from peer.rules.releases import outdated
 from peer.status import BANNED_MAX, WORDS_MAX, PeerRow, PeerStatus
@@ -252,7 +253,9 @@ class OnlinePeer:
         if event.name == "directive":
             local.follow_directive(self.presence.door.admission.owners_directive)
         if event.name == "not_admitted":
-            local.end(event.text, NotAdmitted.exit_code, finished=False, timeout_s=0.0)
+            local.end.hear(
+                Departure(event.text, NotAdmitted.exit_code, finished=False, timeout_s=0.0)
+            )
 
     async def _reachable_changed(self, reachable: bool) -> None:
         # First the averager, which cannot fail: the host cannot act while its daemon is down.
@@ -471,7 +474,7 @@ class OnlinePeer:
             cycle_steps=0 if level is None else level[0].cycle_steps,
             model=local.model,
             founding=local.founding.name,
-            ended_at=local.ended_at,
+            ended_at=local.ending.ended_at,
             limits=tuple(words[:WORDS_MAX] for words in guest.words()),
             paths=lane.paths_by_name() if lane is not None else {},
             relayed_bytes=lane.relay.counters["bytes"] if lane is not None else 0,

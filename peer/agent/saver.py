@@ -85,7 +85,7 @@ class Saver:
             at=time.time(),
             tokens=global_tokens(local.states),
             names=tuple(others[:NAMES_MAX]),
-            ended_at=local.ended_at,
+            ended_at=local.ending.ended_at,
         )
         with contextlib.suppress(OSError):  # a full disk is reported with the checkpoint
             await asyncio.to_thread(save_last_seen, local.directory, seen)

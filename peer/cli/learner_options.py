@@ -23,7 +23,7 @@ from dht import addresses
 from peer.cli.application import JsonLines, Plain, complain
 from peer.cli.showing import usage_errors
 from peer.rules.devices import DeviceWish, wished_devices
-from peer.rules.ending import PATIENCE_S, check_patience
+from peer.rules.leaving import PATIENCE_S, check_patience
 from peer.trainer.computing.choices import Wishes, wishes_from
 from peer.views.sinks import check_curves
 

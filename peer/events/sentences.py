@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from peer.quantities import bar_text, bytes_text, count_text, loss_at, peers_text
+from peer.quantities import bar_text, bytes_text, count_text, loss_at, peers_text, tokens_left
 
 Fields: TypeAlias = Mapping[str, Any]
 
@@ -113,11 +113,6 @@ def handing_over(event: Fields) -> str:
     """Tokens that are pending as a peer begins to leave, and the time to have them merged."""
     left = tokens_left(float(event["tokens"]), float(event["seconds"]))
     return f"{left}; Ctrl-C again leaves them behind"
-
-
-def tokens_left(tokens: float, seconds: float) -> str:
-    """``handing over 43 k tokens, about 20 s``."""
-    return f"handing over {count_text(tokens)} tokens, about {max(1, round(seconds))} s"
 
 
 def resumed(event: Fields) -> str:

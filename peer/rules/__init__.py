@@ -4,7 +4,8 @@
                 may train now
     ledger      the fate of every token that this peer processed: merged, pending or discarded
     amendments  the settings of the run after its owner's orders
-    ending      when a run is over, when a peer may leave, and how long it stays for its work
+    ending      whether a run is over, and what a peer does from then on: one machine
+    leaving     how long a peer that leaves stays for its work, and for others that leave too
     held_out    which peer measures the held-out loss
     foundings   which history goes on when a run was founded twice
     reach       what follows from who can be dialled

@@ -79,7 +79,7 @@ WAIT_S = 30.0
 class DateOfEnd:
     """Makes the peers' last rounds from a date on, on a clock that is right.
 
-    Live peers do the same (``peer.agent.active_peer``). One that comes after the date makes none.
+    Live peers do the same (``peer.rules.ending``). One that comes after the date makes none.
     """
 
     def __init__(self, lives: Lives, date_s: float) -> None:

@@ -50,7 +50,7 @@ from peer.errors import ExitCode, LeftEarly, LoopWarning, RunLost
 from peer.events.sentences import worded
 from peer.events.table import TABLE, Audience, audience_of, on_screen
 from peer.joining.link import event_of, is_news
-from peer.rules.ending import Stay, stay
+from peer.rules.leaving import Stay, stay
 from peer.run_file.reading import with_settings
 from peer.run_file.sections import RunFile
 from peer.status import PeerRow, PeerStatus, Training

@@ -21,7 +21,7 @@ import yaml
 from peer import cli
 from peer.cli import FROM_ENVIRONMENT, command
 from peer.errors import ExitCode
-from peer.rules.ending import PATIENCE_S
+from peer.rules.leaving import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "examples/launch"

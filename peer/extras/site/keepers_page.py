@@ -152,7 +152,7 @@ class ShownRun:
             **described(local.run_now, parameters=count_text(local.layout.size)),
             link=online.public_link(),
             tokens=local.merged_tokens(),
-            ended_at=local.ended_at,
+            ended_at=local.ending.ended_at,
             learners=learners,
             keepers=keepers,
             others=len(live) + 1 - learners - keepers,

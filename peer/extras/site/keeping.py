@@ -108,7 +108,7 @@ class Published:
         """Nobody asks for them here."""
 
     async def run(self, averager: Averager) -> None:
-        await self._publisher.run(lambda: self._local.ended_at is not None)
+        await self._publisher.run(lambda: self._local.ending.ended_at is not None)
 
     async def save(self) -> None:
         """The last export has its files."""

@@ -29,6 +29,7 @@ from peer.agent.policies import averager_settings, presence_settings, round_poli
 from peer.agent.slots import Adopted
 from peer.bridge.messages import Phase
 from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors
+from peer.rules.ending import Ending, Heard, Merged
 from peer.rules.held_out import HeldOutLoss
 from peer.run_file.reading import parse
 from peer.status import HeldOut
@@ -415,7 +416,10 @@ def test_a_trainer_is_told_at_once_to_make_no_steps_when_its_peer_begins_to_leav
         assert not wanted.is_set()
         agent.Agent.on_phase(here, name, "the run has used its tokens", 0.0)  # type: ignore[arg-type]
     assert wanted.is_set() and [each.name for each in told] == ["ready", "leaving"]
-    for phase, finished, reason in (("ready", False, None), ("leaving", True, "this peer leaves")):
-        local = SimpleNamespace(phase=phase, is_leaving=phase == "leaving" and not finished)
-        resting = SimpleNamespace(local=local, _rest=SimpleNamespace(reason=None))
+    ending = Ending(fragments=1, learns=True)
+    resting = SimpleNamespace(
+        local=SimpleNamespace(ending=ending), _rest=SimpleNamespace(reason=None)
+    )
+    for heard, reason in ((Heard.ARRIVED, None), (Merged({0}, False), "this peer leaves")):
+        ending.hear(heard, now=0.0, wall_time=0.0)
         assert agent.Agent._why_no_steps.fget(resting) == reason  # type: ignore[attr-defined]

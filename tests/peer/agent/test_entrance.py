@@ -30,6 +30,7 @@ from peer.agent.slots import SlotPort
 from peer.bridge.settings import PeerSettings
 from peer.errors import RunEnded, RunOver, WeightsNotFinite
 from peer.rules.ending import Ending, seconds_left
+from peer.rules.leaving import Departure
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
 from peer.status import PeerStatus
@@ -100,7 +101,7 @@ class Lobby:
         self.run_file = RunFile()
         self.orders = NONE
         self.states: tuple[object, ...] = (None, None)
-        self.local = self
+        self.local = self.end = self
         self.ended: list[tuple[float, int]] = []
         self._holders_until = holders_until
 
@@ -119,9 +120,9 @@ class Lobby:
         )
         return [replace(member(), record=record)]
 
-    def end(self, reason: str, exit_code: int, *, finished: bool, timeout_s: float) -> None:
-        assert "join again" in reason
-        self.ended.append((asyncio.get_running_loop().time(), exit_code))
+    def hear(self, departure: Departure) -> None:
+        assert "join again" in departure.reason
+        self.ended.append((asyncio.get_running_loop().time(), departure.exit_code))
 
 
 def wait_in(lobby: Lobby, seconds: float) -> None:
@@ -214,7 +215,7 @@ class Hall(Desk):
     def __init__(self, pair: Pair) -> None:
         super().__init__([])
         self.run_file, self.layout = RunFile(), pair.layout
-        self.ending: asyncio.Future[Ending] = asyncio.Future()
+        self.ending = Ending(fragments=2, learns=True)
         self.floats = uninitialised_floats
         self.phase = "connecting"
 
@@ -352,7 +353,7 @@ class Street(Lobby):
         self.answers = answers
         self.silent = silent
         self.layout = SimpleNamespace(hash=bytes.fromhex("aa"))
-        self.ending: asyncio.Future[None] = asyncio.Future()
+        self.ending = Ending(fragments=2, learns=True)
         self.presence = SimpleNamespace(misfits={})
         self.me, self.run_id, self.directory = (
             PeerId("12D3KooWMe"),

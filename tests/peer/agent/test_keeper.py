@@ -28,23 +28,22 @@ from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from dht.record_keeper import RecordKeeper
 from dht.records import RUN_FILE_MAX_BYTES, Rejected, RunRecord, file_key, seal
-from peer.agent.active_peer import ActivePeer, lacks, make_averager
+from peer.agent.active_peer import ActivePeer, make_averager
 from peer.agent.keeper import Keeper, ahead, behind
-from peer.agent.local_peer import LAST_ROUND_S, Seat
+from peer.agent.local_peer import Seat
 from peer.agent.online_peer import GREETED_MAX, OnlinePeer, go_online
 from peer.bridge.settings import PeerSettings
 from peer.extras.site.keepers_page import Showing, ShownRun
 from peer.guest.enforcement import Guest
 from peer.joining.link import parse_link
-from peer.rules.ending import Ending, LastRounds
+from peer.rules.leaving import Departure
 from peer.run_file.reading import parse
-from peer.status import PeerStatus
 from peer.storage.progress import ProgressFile, read_progress
 from tests.dht.presence.presence_swarm import until
 from tests.peer.agent.example_peers import member
-from tests.peer.statuses import a_status
 from tests.swarms import learner_process
 
+AT_ONCE = Departure("the test is over", 0, finished=False, timeout_s=0.0)
 LAYOUT = Layout.build([TensorSpec("w", (4, 4), "float32")], 1)
 
 
@@ -126,25 +125,9 @@ async def test_a_run_page_does_not_claim_that_nobody_contributed_before_it_has_h
 
 async def taking_part(online: OnlinePeer, averager: Averager) -> None:
     """Take part, and leave at once."""
-    online.local.end("the test is over", 0, finished=False, timeout_s=0.0)
+    online.local.end.hear(AT_ONCE)
     async with asyncio.TaskGroup() as tasks:
         await ActivePeer(online, averager).run(tasks, {})
-
-
-@pytest.mark.parametrize("is_paused", [False, True])
-async def test_a_leaving_peer_does_not_wait_for_merges_in_a_run_that_its_owner_has_paused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_paused: bool
-) -> None:
-    async with keeper_online(tmp_path, monkeypatch) as (online, averager):
-        local = online.local
-        monkeypatch.setattr(local.delegate, "pending_tokens", lambda: 7)
-        local.paused = "its owner has paused it" if is_paused else None
-        loop = asyncio.get_running_loop()
-        loop.call_later(20.0, local.hurry)
-        began = loop.time()
-        ending = Ending("asked", 0, finished=False, timeout_s=30.0, patience_s=300.0)
-        await local.unless_hurried(ActivePeer(online, averager)._merge_pending(ending))
-        assert (loop.time() - began < 1.0) == is_paused
 
 
 def test_a_leaving_peer_greets_the_keepers_at_once_and_only_so_many_of_them(
@@ -159,7 +142,7 @@ def test_a_leaving_peer_greets_the_keepers_at_once_and_only_so_many_of_them(
         async with keeper_online(tmp_path, monkeypatch) as (online, averager):
             monkeypatch.setattr(OnlinePeer, "live_members", lambda self: members)
             monkeypatch.setattr(Presence, "greet", greet)
-            online.local.end("asked", 0, finished=False, timeout_s=1.0)
+            online.local.end.hear(Departure("asked", 0, finished=False, timeout_s=1.0))
             async with asyncio.TaskGroup() as tasks:
                 await ActivePeer(online, averager).run(tasks, {})
 
@@ -170,54 +153,6 @@ def test_a_leaving_peer_greets_the_keepers_at_once_and_only_so_many_of_them(
     ]
     run(main())
     assert greeted == [each.peer for each in members[1 : 1 + GREETED_MAX]]
-
-
-async def test_a_keeper_stays_open_after_the_date_until_all_learners_have_left_it_their_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It closed at the date, and refused the last round of a learner that can only dial out."""
-    boris = a_status(name="boris", phase="ready")
-
-    async def statuses(online: OnlinePeer, peers: Sequence[PeerId]) -> list[PeerStatus]:
-        return [boris] if peers else []
-
-    async with keeper_online(tmp_path, monkeypatch) as (online, averager):
-        local, loop = online.local, asyncio.get_running_loop()
-        monkeypatch.setattr(OnlinePeer, "statuses", statuses)
-        monkeypatch.setattr(local, "others_who_train", lambda: [PeerId("boris")])
-        last = asyncio.create_task(ActivePeer(online, averager)._make_last_rounds(LastRounds(())))
-        await asyncio.sleep(10.0)
-        assert not local.closed
-        boris = a_status(name="boris", phase="leaving", ended_at=2.0)
-        await asyncio.sleep(1.0)
-        assert last.done() and local.closed == {0}
-
-        boris = a_status(name="boris", phase="ready")  # and never ends
-        began = loop.time()
-        await ActivePeer(online, averager)._make_last_rounds(LastRounds(()))
-        rules = local.run_file.rounds
-        assert loop.time() - began <= rules.quorum_deadline_s + LAST_ROUND_S + 1.0
-
-
-async def test_a_learner_that_is_silent_at_the_date_is_waited_for_while_it_counts_as_live(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The only partner of a learner had died half a minute before. The learner took it for one that
-    had made its last rounds, but not for gone, and its own work was lost."""
-    others = [PeerId("boris")]
-
-    async def statuses(online: OnlinePeer, peers: Sequence[PeerId]) -> list[PeerStatus]:
-        return []
-
-    async with keeper_online(tmp_path, monkeypatch) as (online, averager):
-        monkeypatch.setattr(OnlinePeer, "statuses", statuses)
-        monkeypatch.setattr(online.local, "others_who_train", lambda: others)
-        last = asyncio.create_task(ActivePeer(online, averager)._make_last_rounds(LastRounds(())))
-        await asyncio.sleep(20.0)
-        assert not online.local.closed
-        others = []
-        await asyncio.sleep(1.0)
-        assert last.done() and online.local.closed == {0}
 
 
 def incarnation_of_a_life(directory: Path) -> int:
@@ -305,7 +240,7 @@ async def test_a_newcomer_that_hears_late_of_a_rollback_joins_the_rounds_after_i
             await asyncio.sleep(1.0)
             local.follow_directive(directive)
             await until(lambda: averager.is_after(7), within_s=10.0, what="it begins again")
-            local.end("the test is over", 0, finished=False, timeout_s=0.0)
+            local.end.hear(AT_ONCE)
             await part
 
 
@@ -365,13 +300,3 @@ def test_a_keeper_is_behind_by_the_versions_that_others_tell_of() -> None:
     assert behind((3, 4), [(3, 4), (3, 9), ()]) == 5
     assert behind((3, 4), [(2, 4)]) == 0
     assert behind((), [(2, 4)]) == 0
-
-
-@pytest.mark.parametrize(
-    ("theirs", "is_lacking"),
-    [((3, 4), False), ((4, 4), False), ((3, 3), True), ((), True), ((3,), True)],
-)
-def test_a_leaving_peer_waits_for_those_that_lack_a_version(
-    theirs: tuple[int, ...], is_lacking: bool
-) -> None:
-    assert lacks(theirs, (3, 4)) is is_lacking

@@ -21,7 +21,7 @@ from averaging.round.interface.phase import Phase as RoundPhase
 from averaging.rules.peer_view import PeerView
 from dht.identity import Identity, PeerId
 from dht.membership.credentials import Directive, Signer, encode
-from dht.membership.orders import NONE, Attested, End, Orders, Rollback, Root
+from dht.membership.orders import Attested, Orders, Rollback, Root
 from dht.memory.virtual_loop import run as virtual_run
 from peer.agent import local_peer
 from peer.agent.idleness import OwnersRest
@@ -35,7 +35,8 @@ from peer.agent.local_peer import (
     Repeats,
 )
 from peer.guest.enforcement import write_limits
-from peer.rules.ending import Ending
+from peer.rules.ending import Heard
+from peer.rules.leaving import Departure
 from peer.rules.limits import Limits
 from peer.run_file.reading import parse
 from peer.status import HeldOut
@@ -229,12 +230,12 @@ async def test_a_request_to_leave_is_obeyed_at_any_time(made: tuple[LocalPeer, H
     peer, _ = made
 
     write_limits(peer.directory, Limits(leave_at=time.time() + 60.0))
-    peer.ending = asyncio.get_running_loop().create_future()  # in this test's loop
     leaving = asyncio.create_task(peer.leave_when_asked(12.0))
     async with asyncio.timeout(60.0):
-        assert await peer.unless_ending(asyncio.sleep(3600.0, "slept")) is None
+        assert await peer.end.unless_leaving(asyncio.sleep(3600.0, "slept")) is None
     await leaving
-    assert peer.ending.result() == Ending("its owner asked it to leave", 0, False, 12.0)
+    asked = Departure("its owner asked it to leave", 0, finished=False, timeout_s=12.0)
+    assert peer.ending.departure == asked
 
 
 def a_round(**changes: Any) -> dict[str, Any]:
@@ -341,20 +342,6 @@ def test_the_tokens_that_people_see_do_not_fall_when_a_fork_is_given_up(
     assert shown == [100, 100, 130]
 
 
-@pytest.mark.parametrize(
-    ("orders", "reason"),
-    [(NONE, "the run has reached its date"), (Orders(end=End(at=1)), "the run's owner has ended")],
-)
-async def test_a_run_that_its_owner_has_ended_says_so(
-    orders: Orders, reason: str, made: tuple[LocalPeer, Hearing]
-) -> None:
-    """An end at once is one by date, and was told as if the run file had named the date."""
-    local, _ = made
-    local.directive = Directive(number=1, bans=(), orders=orders)
-    local.finish_by_date()
-    assert local.ending.result().reason.startswith(reason)
-
-
 def test_a_peer_that_trains_alone_measures_each_version_that_it_makes(
     made: tuple[LocalPeer, Hearing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,7 +359,7 @@ def test_a_peer_that_trains_alone_measures_each_version_that_it_makes(
     assert delegate.to_measure == [(1, 900), (2, 900)]
 
 
-def test_the_held_out_loss_is_measured_and_told_anew_after_a_rollback(
+async def test_the_held_out_loss_is_measured_and_told_anew_after_a_rollback(
     made: tuple[LocalPeer, Hearing],
 ) -> None:
     """Earlier, the loss of a version that was taken back stood until the run had come as far
@@ -473,22 +460,16 @@ def test_a_held_out_loss_of_the_far_future_is_believed_of_nobody(
     assert local.held_out.newest == HeldOut(60, 1.5, CLARA, 6000)
 
 
-async def test_only_one_that_hurries_it_ends_what_a_leaving_peer_waits_for(
+async def test_what_a_peer_waits_for_ends_when_it_is_void(
     made: tuple[LocalPeer, Hearing],
 ) -> None:
     peer, _ = made
-
-    loop = asyncio.get_running_loop()
-    peer.ending, peer.hurried = loop.create_future(), loop.create_future()
-    peer.end("first", 0, finished=False, timeout_s=30.0, patience_s=300.0)
-    # systemd signals trainer and agent: the agent is asked twice, which is one request.
-    peer.end("again", 0, finished=False, timeout_s=10.0)
-    assert await peer.unless_hurried(asyncio.sleep(0.0, "done")) == "done"
-    loop.call_later(0.01, peer.hurry)
+    end, loop = peer.end, asyncio.get_running_loop()
+    assert await end.unless_leaving(asyncio.sleep(0.0, "done")) == "done"
+    loop.call_later(0.01, end.hear, Heard.TRAINER_GONE)
     async with asyncio.timeout(60.0):
-        assert await peer.unless_hurried(asyncio.sleep(3600.0, "late")) is None
-    peer.hurry()
-    assert peer.ending.result() == Ending("first", 0, False, 30.0, 300.0)
+        assert await end.unless_leaving(asyncio.sleep(3600.0, "late")) is None
+    assert not await end.happens(within_s=0.01)
 
 
 @pytest.mark.parametrize("is_merged", [False, True])

@@ -29,7 +29,7 @@ from peer.cli.showing import bits_per_second, course
 from peer.errors import NobodyMet, RunNotFound
 from peer.joining.link import FoundRun, Link
 from peer.joining.visit import RunStatus, Silent
-from peer.rules.ending import Ending
+from peer.rules.leaving import Departure
 from peer.run_file.presets import preset
 from peer.run_file.reading import parse
 from peer.run_file.sections import SIZES, End, GptModel, MuonInner, RunFile
@@ -408,9 +408,9 @@ def test_a_run_with_a_custom_model_is_kept_once_its_peers_or_a_checkpoint_descri
 ) -> None:
     layouts: list[Layout] = []
 
-    async def kept(settings: object, layout: Layout, *_: object, **__: object) -> Ending:
+    async def kept(settings: object, layout: Layout, *_: object, **__: object) -> Departure:
         layouts.append(layout)
-        return Ending("asked to end", 130, finished=False, timeout_s=0.0)
+        return Departure("asked to end", 130, finished=False, timeout_s=0.0)
 
     monkeypatch.setattr("peer.agent.keeper.keep", kept)
     path, folder = tmp_path / "own.toml", tmp_path / "kept"
@@ -439,8 +439,8 @@ def test_a_run_with_a_custom_model_is_kept_once_its_peers_or_a_checkpoint_descri
 def test_a_keeper_without_a_checkpoint_says_so_at_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def kept(*_: object, **__: object) -> Ending:
-        return Ending("asked to end", 130, finished=False, timeout_s=0.0)
+    async def kept(*_: object, **__: object) -> Departure:
+        return Departure("asked to end", 130, finished=False, timeout_s=0.0)
 
     monkeypatch.setattr("peer.agent.keeper.keep", kept)
     (tmp_path / "a.toml").write_text(whole('name = "a"\n'), encoding="utf-8")

@@ -39,6 +39,7 @@ EMITTERS = {
     },
     "peer/extras/site": {"on_event", "on_published"},
     "peer/extras/site/publishing": {"_tell", "tell"},
+    "peer/rules": {"Tell"},
     "peer/storage": {"_tell"},
     "peer/trainer": {"_events.append", "add"},
     "peer/simulate": {"record"},
@@ -48,6 +49,7 @@ method of an event log, ``add`` takes a name and fields, and ``_events.append`` 
 
 PASSED_ON: dict[str, tuple[str, ...]] = {
     "effect": (),
+    "effect.name": (),
     "str(event['event'])": (),
     "event.name": (),
     "message.name": (),

@@ -12,7 +12,7 @@ from dht.membership.reachability import in_words
 from dht.membership.seeds import NobodyAnswered, Outcome
 from peer.events.sentences import Fields
 from peer.events.table import on_screen
-from peer.rules.ending import who_leaves_too
+from peer.rules.leaving import who_leaves_too
 from peer.rules.reach import NobodyReduces
 from tests.peer.statuses import a_status
 

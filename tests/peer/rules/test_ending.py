@@ -8,16 +8,31 @@ import msgspec
 import pytest
 
 from dht.membership.clock_offset import ClockEstimate
+from peer.rules import ending
 from peer.rules.ending import (
+    ENDED_BY_OWNER,
+    Adopt,
+    Answers,
+    Ask,
+    Do,
+    Drain,
+    Drained,
     Ending,
+    Enter,
+    Heard,
     LastRounds,
-    Stay,
+    Look,
+    MakeDue,
+    Merged,
+    Seen,
+    State,
+    Tell,
+    Whom,
     ended,
     seconds_left,
-    stay,
     who_differs,
-    who_leaves_too,
 )
+from peer.rules.leaving import Departure, LastOffers
 from peer.run_file.sections import End
 from peer.status import PeerStatus
 from tests.peer.statuses import a_status
@@ -115,38 +130,123 @@ def test_nobody_waits_for_a_keeper_that_stays_after_the_end() -> None:
     assert who_differs((3, 4), [stays], by_date=True) == []
 
 
-def test_merging_and_handing_over_share_the_patience_that_a_leaving_peer_has() -> None:
-    ending = Ending("its owner asked it to leave", 0, False, timeout_s=30.0, patience_s=300.0)
-    assert ending.patience_left_s(5.0) == 300.0
-    assert ending.patience_left_s(130.0) == 200.0
-    assert ending.patience_left_s(331.0) == 0.0
+ASKED = Departure("asked", 0, finished=False, timeout_s=30.0, patience_s=300.0)
+HERE = Seen(versions=(4, 4))
 
 
-def test_leaving_takes_no_longer_than_its_patience_and_the_end_of_it_is_for_saving() -> None:
-    assert stay(300.0, drain_s=30.0) == Stay(30.0, 260.0, last_words_s=10.0)
-    assert stay(30.0, drain_s=30.0) == Stay(20.0, 0.0, last_words_s=10.0)
-    assert stay(6.0, drain_s=30.0) == Stay(4.0, 0.0, last_words_s=2.0)
-    assert stay(300.0, drain_s=30.0).longest_s == 300.0
+def hear(machine: Ending, heard: ending.Input, *, now: float = 0.0) -> list[ending.Effect]:
+    return machine.hear(heard, now=now, wall_time=1000.0 + now)
 
 
-def leaver(versions: tuple[int, ...], pending: float = 0.0, model: str = "ab") -> PeerStatus:
-    fates = {"pending": pending}
-    return a_status(name="boris", phase="leaving", versions=versions, fates=fates, model=model)
+def in_the_run(*, learns: bool = True, stays: bool = False) -> Ending:
+    machine = Ending(fragments=2, learns=learns, stays=stays, last_round_s=20.0)
+    hear(machine, Heard.ARRIVED)
+    return machine
 
 
-def test_peers_that_leave_together_wait_for_work_and_for_one_model() -> None:
-    """Of five that left at once three kept other models than the last."""
-    same, keeper = leaver((3, 4)), a_status(role="keeper", versions=(3, 4), model="ab")
-    assert who_leaves_too((3, 4), [same, keeper], model="ab") == []
-    for other in (leaver((3, 4), pending=11.0), leaver((3, 5)), leaver((2, 4))):
-        assert len(who_leaves_too((3, 4), [same, other], model="ab")) == 1
-    assert who_leaves_too((3, 4), [leaver((3, 4), model="cd")], model="ab")
-    behind = a_status(role="keeper", versions=(3, 3), model="cd")
-    assert who_leaves_too((3, 4), [same, behind], model="ab")
+@pytest.mark.parametrize("by_owner", [True, False])
+def test_a_run_is_over_at_once_when_its_last_fragment_is_final(by_owner: bool) -> None:
+    machine = in_the_run()
+    assert hear(machine, Merged({1}, by_owner)) == []
+    assert machine.closed == {1} and machine.trains_on
+    reason = ENDED_BY_OWNER if by_owner else "the run has used its tokens"
+    assert hear(machine, Merged({0, 1}, by_owner), now=7.0) == [Enter("leaving", reason)]
+    assert machine.ended_at == 1007.0 and machine.departure == Departure(reason, 0, True, 30.0)
+    assert hear(machine, ASKED) == [], "the first reason counts"
 
 
-def test_nobody_stays_for_those_that_leave_while_another_trains_on() -> None:
-    stays = a_status(name="clara", phase="ready", versions=(3, 4))
-    assert who_leaves_too((3, 4), [leaver((3, 5)), stays], model="ab") == []
-    newcomer = a_status(name="dora", phase="fetching", versions=())
-    assert who_leaves_too((3, 4), [leaver((3, 5)), newcomer], model="ab")
+def test_the_date_that_an_owner_names_is_told_as_the_owners() -> None:
+    machine = in_the_run(learns=False)
+    over = Seen(versions=(4, 4), date_left_s=-2.0, owner_set_date=True)
+    assert hear(machine, Look(over)) == [
+        Do.GATHER,
+        Tell("last_round", {"versions": [4, 4], "peers": 0}),
+    ]
+    assert hear(machine, Look(over)) == [Ask(Whom.LEARNERS)]
+    assert hear(machine, Answers([], 0, over)) == [Drain(20.0)]
+    assert hear(machine, Drained(over)) == [Do.END_MERGES, Enter("leaving", ENDED_BY_OWNER)]
+
+
+def test_a_keeper_stays_open_after_the_date_until_all_have_made_their_last_rounds() -> None:
+    """It closed at the date, and refused the last round of a learner that can only dial out."""
+    boris = a_status(name="boris", phase="ready")
+    over = Seen(versions=(4, 4), date_left_s=-2.0, learners=1)
+    for answers in ([boris], []):  # one that does not answer may be busy, and counts as live
+        keeper = in_the_run(learns=False, stays=True)
+        hear(keeper, Look(over))
+        assert hear(keeper, Answers(answers, 1, over), now=10.0) == [] and not keeper.closed
+        gone = [a_status(name="boris", phase="leaving", ended_at=2.0)]
+        assert hear(keeper, Answers(gone, 1, over), now=11.0)[0] is Do.END_MERGES
+        assert keeper.closed == {0, 1} and keeper.departure is None
+    late = in_the_run(learns=False)
+    hear(late, Look(over))
+    assert hear(late, Look(over), now=20.0) == [Drain(1.0)], "boris never ends"
+
+
+def test_a_learner_makes_its_last_rounds_with_one_that_is_silent_while_it_counts_as_live() -> None:
+    """The only partner of a learner had died half a minute before. The learner took it for one that
+    had made its last rounds, but not for gone, and its own work was lost."""
+    machine = in_the_run()
+    over = Seen(versions=(4, 4), date_left_s=-2.0, learners=1, pending=7)
+    hear(machine, Look(over))
+    assert hear(machine, Answers([], 1, over), now=10.0) == [MakeDue((0, 1))]
+    alone = Seen(versions=(4, 4), date_left_s=-12.0, pending=7)
+    assert hear(machine, Answers([], 0, alone), now=11.0) == [Do.OFFER]
+    assert machine.offers_last and not machine.closed
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_leaving_peer_waits_for_merges_unless_the_owner_has_paused_the_run(
+    is_paused: bool,
+) -> None:
+    machine = in_the_run()
+    assert hear(machine, ASKED) == [Enter("leaving", "asked"), Do.GREET]
+    seen = Seen(versions=(4, 4), pending=7, paused=is_paused)
+    (effect,) = hear(machine, Look(seen))
+    assert (effect is Do.OFFER) is not is_paused
+
+
+def test_a_peer_that_leaves_is_done_step_by_step_and_tells_what_it_hands_over() -> None:
+    machine = in_the_run()
+    hear(machine, ASKED)
+    hear(machine, Look(Seen(versions=(4, 4), pending=7)))
+    told, progress = hear(machine, LastOffers(encoded_bytes=100, bytes_per_s=10.0))
+    assert told == Tell("handing_over", {"tokens": 7, "seconds": 12.5})
+    assert progress == Enter("leaving", "asked: handing over 7 tokens, about 12 s", 0.0)
+    (told,) = hear(machine, Look(HERE), now=9.0)
+    fields = {"merged": True, "alone": False, "tokens": 0, "seconds": 9.0}
+    assert told == Tell("last_offers", fields)
+    assert hear(machine, Look(HERE), now=9.0) == [Ask(Whom.FOLLOWERS)]
+    assert hear(machine, Answers([], 0, HERE), now=9.0) == [Drain(12.0)]
+    assert hear(machine, Drained(HERE), now=9.0) == []
+    assert hear(machine, Look(HERE), now=9.0) == [Ask(Whom.TAKERS)]
+    assert hear(machine, Answers([], 0, HERE), now=9.0) == [Adopt(2.0)]
+    assert hear(machine, Heard.ADOPTED) == [Do.STOP, Do.SAVE]
+    assert hear(machine, Heard.SAVED) == [Do.GOODBYE] and machine.state is State.GONE
+
+
+def test_a_trainer_that_is_gone_ends_every_wait_of_a_peer_that_leaves() -> None:
+    """systemd signals trainer and agent: the agent is asked twice, which is one request."""
+    machine = in_the_run()
+    hear(machine, ASKED)
+    assert hear(machine, Departure("again", 0, finished=False, timeout_s=10.0)) == []
+    assert hear(machine, Heard.TRAINER_GONE) == [Drain(0.0)] and machine.departure == ASKED
+    assert hear(machine, Drained(HERE)) == [Do.STOP, Do.SAVE]
+
+
+def test_a_run_that_is_taken_back_while_a_peer_leaves_it_as_over_goes_on() -> None:
+    machine = in_the_run()
+    hear(machine, Merged({0, 1}, owner_set_version=False))
+    assert hear(machine, Heard.TAKEN_BACK) == [Enter("ready", "in the run", 1.0)]
+    assert machine.trains_on and machine.departure is machine.ended_at is None
+    assert not machine.closed
+
+
+def test_a_peer_that_no_longer_can_stay_exports_nothing_of_what_was_taken_back() -> None:
+    machine = in_the_run()
+    hear(machine, Merged({0, 1}, owner_set_version=False))
+    hear(machine, Answers([], 0, HERE))
+    assert hear(machine, Heard.TAKEN_BACK) == [] and machine.state is State.DRAINING
+    hear(machine, Heard.TRAINER_GONE)
+    hear(machine, Drained(HERE))
+    assert hear(machine, Heard.SAVED) == [Do.GOODBYE]
