@@ -284,9 +284,9 @@ class Agent(Delegate):
                 case HasRead():
                     self._trials.heard_reading(message)
                 case Tried():
-                    self._trials.heard(message)
+                    self._line.answered(message.number, message)
                 case Measured() if message.asked.gate:
-                    self._loss.heard(message)
+                    self._line.answered(message.asked.gate, message)
                 case Measured():
                     asked, me = message.asked, self.local.me
                     measured = HeldOut(asked.version, message.loss, me, asked.tokens)

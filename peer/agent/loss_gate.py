@@ -28,11 +28,6 @@ class TrainersLoss:
         """``is_ready()``: true while the trainer trains in the run."""
         self._line = line
         self._is_ready = is_ready
-        self._asked = 0
-        self._answer: asyncio.Future[float | None] | None = None
-
-    def __repr__(self) -> str:
-        return f"TrainersLoss(asked={self._asked})"
 
     async def measure(self) -> float | None:
         """The loss at the trainer's next safe point; ``None`` if it cannot measure one.
@@ -41,16 +36,8 @@ class TrainersLoss:
         """
         if not self._is_ready():
             return None
-        self._asked += 1
-        self._answer = asyncio.get_running_loop().create_future()
-        self._line.say(Measure(0, gate=self._asked))
-        return await self._answer
-
-    def heard(self, measured: Measured) -> None:
-        """The trainer has answered. An answer that comes too late is dropped."""
-        waiting = self._answer
-        if measured.asked.gate == self._asked and waiting is not None and not waiting.done():
-            waiting.set_result(measured.loss if measured.sequences else None)
+        measured: Measured = await self._line.ask(lambda number: Measure(0, gate=number))
+        return measured.loss if measured.sequences else None
 
 
 def open_gate(local: LocalPeer, port: SlotPort, loss: TrainersLoss) -> LossGate | None:

@@ -44,21 +44,10 @@ class TrainersTrials:
         self._readings = BoundedMapping[int, Reading | None](
             "own readings", 4 * BACK_MAX, worth=by_age
         )
-        self._asked = 0
-        self._answer: asyncio.Future[Tried] | None = None
-
-    def __repr__(self) -> str:
-        return f"TrainersTrials(asked={self._asked})"
 
     def heard_reading(self, message: HasRead) -> None:
         self.judges = message.judges
         self._readings.update(sorted(message.steps.items()))
-
-    def heard(self, tried: Tried) -> None:
-        """The trainer has answered. An answer that comes too late is dropped."""
-        waiting = self._answer
-        if tried.number == self._asked and waiting is not None and not waiting.done():
-            waiting.set_result(tried)
 
     async def reading_of(self, step: int) -> Reading | None:
         async with asyncio.timeout(READ_WITHIN_S):
@@ -69,21 +58,19 @@ class TrainersTrials:
         return self._readings[step]
 
     async def judge(self, trial: Trial) -> Losses | OtherData | None:
-        self._asked += 1
-        self._answer = asyncio.get_running_loop().create_future()
+
+        def question(number: int) -> Try:
+            return Try(
+                number=number,
+                path=str(self._path),
+                fragment=trial.fragment,
+                author=trial.author,
+                reading=trial.reading,
+            )
+
         try:
             await asyncio.to_thread(self._write, trial)
-            self._line.say(
-                Try(
-                    number=self._asked,
-                    path=str(self._path),
-                    fragment=trial.fragment,
-                    author=trial.author,
-                    reading=trial.reading,
-                )
-            )
-            async with asyncio.timeout(TRIED_WITHIN_S):
-                tried = await self._answer
+            tried: Tried = await self._line.ask(question, within_s=TRIED_WITHIN_S)
         except (OSError, TimeoutError) as error:
             logger.warning("trial_not_made fragment=%d reason=%s", trial.fragment, error)
             return None

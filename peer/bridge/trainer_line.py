@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import msgspec
 
@@ -30,6 +31,10 @@ class TrainerLine:
         self._reader = reader
         self._writer = writer
         self.heard_at = asyncio.get_running_loop().time()
+        self._asked = 0
+        """Number of the question that was asked last."""
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        """Questions without an answer yet, by number."""
 
     @classmethod
     async def open(cls, descriptor: int) -> TrainerLine:
@@ -42,6 +47,25 @@ class TrainerLine:
         transport = self._writer.transport
         if not transport.is_closing() and transport.get_write_buffer_size() < MESSAGE_MAX_BYTES:
             self._writer.write(pack(message))
+
+    async def ask(
+        self, question: Callable[[int], FromAgent], *, within_s: float | None = None
+    ) -> Any:
+        """The answer to ``question(number)``, which is asked now. Raises ``TimeoutError``."""
+        self._asked = number = self._asked + 1
+        self._waiting[number] = answer = asyncio.get_running_loop().create_future()
+        try:
+            self.say(question(number))
+            async with asyncio.timeout(within_s):
+                return await answer
+        finally:
+            del self._waiting[number]
+
+    def answered(self, number: int, message: FromTrainer) -> None:
+        """The trainer has answered a question. An answer that comes too late is dropped."""
+        waiting = self._waiting.get(number)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(message)
 
     async def messages(self) -> AsyncIterator[FromTrainer]:
         """Messages of the trainer, until the line is closed. Raises ``OtherRelease`` at first."""

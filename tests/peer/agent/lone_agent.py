@@ -48,7 +48,6 @@ from peer.status import PeerRow, PeerStatus
 
 if TYPE_CHECKING:
     from averaging.live.checks.loss_gate import LossGate
-    from peer.agent.loss_gate import TrainersLoss
     from peer.agent.trials import TrainersTrials
 
 LINK = (
@@ -117,19 +116,17 @@ def write_final(begin: Begin, layout: Layout, states: list[FragmentState]) -> st
     return str(path)
 
 
-def a_gate(line: TrainerLine, port: SlotPort) -> tuple[TrainersLoss, LossGate]:
-    """The measurements of the loss gate, and the gate, which takes no state of others unjudged."""
+def a_gate(line: TrainerLine, port: SlotPort) -> LossGate:
+    """The loss gate, which takes no state of others unjudged."""
     from averaging.live.checks.loss_gate import GateSettings, LossGate
     from peer.agent.loss_gate import TrainersLoss
 
-    loss = TrainersLoss(line, is_ready=lambda: True)
-    gate = LossGate(
+    return LossGate(
         GateSettings(rise_max=0.25, measure_s=MEASURE_S, quiet_s=0.1, open_s=20.0, look_s=0.01),
-        measure=loss.measure,
+        measure=TrainersLoss(line, is_ready=lambda: True).measure,
         holds=port.holds,
         on_event=lambda name, fields: line.say(Happened(name, dict(fields))),
     )
-    return loss, gate
 
 
 def some_trials(line: TrainerLine, begin: Begin) -> TrainersTrials:
@@ -188,7 +185,7 @@ async def live(line: TrainerLine, bell_at: int, memory: SharedTensors) -> None:
     states: list[FragmentState] = []
     to_restore: set[int] = set()
     poisoned, tries = (os.environ.get(f"LONE_AGENT_{what}") for what in ("POISONED", "TRIES"))
-    gated = a_gate(line, port) if poisoned else None
+    gate = a_gate(line, port) if poisoned else None
     trials = some_trials(line, begin) if tries else None
     rounds = 0
 
@@ -255,8 +252,8 @@ async def live(line: TrainerLine, bell_at: int, memory: SharedTensors) -> None:
             line.say(Measure(rounds))
             if trials is not None and rounds == 2:
                 await try_own(trials, memory.step)
-            if gated is not None and rounds == 2:
-                await take_poison(gated[1])
+            if gate is not None and rounds == 2:
+                await take_poison(gate)
 
     async def try_own(trials: TrainersTrials, step: int) -> None:
         """Have a contribution tried that the trainer itself might have made, and one of poison."""
@@ -286,8 +283,8 @@ async def live(line: TrainerLine, bell_at: int, memory: SharedTensors) -> None:
 
     alone = Alone(port, states)
     tasks = [asyncio.create_task(play()), asyncio.create_task(line.beat(0.05))]
-    if gated is not None:
-        tasks.append(asyncio.create_task(gated[1].run(alone)))
+    if gate is not None:
+        tasks.append(asyncio.create_task(gate.run(alone)))
     async for message in messages:
         if isinstance(message, Leave):
             await asyncio.sleep(0.05)
@@ -310,9 +307,9 @@ async def live(line: TrainerLine, bell_at: int, memory: SharedTensors) -> None:
         if isinstance(message, HasRead) and trials is not None:
             trials.heard_reading(message)
         if isinstance(message, Tried) and trials is not None:
-            trials.heard(message)
-        if isinstance(message, Measured) and message.asked.gate and gated is not None:
-            gated[0].heard(message)
+            line.answered(message.number, message)
+        if isinstance(message, Measured) and message.asked.gate:
+            line.answered(message.asked.gate, message)
         elif isinstance(message, Measured):
             line.say(Happened("measured", {"loss": message.loss}))
     for task in tasks:

@@ -19,7 +19,7 @@ from dht.memory.virtual_loop import run as virtual
 from peer.agent.local_peer import Delegate, Fields
 from peer.agent.loss_gate import TrainersLoss, open_gate
 from peer.agent.slots import SlotPort
-from peer.bridge.messages import Measure, Measured
+from peer.bridge.messages import FromAgent, Measure, Measured
 from peer.bridge.trainer_line import TrainerLine
 from peer.run_file.merging import Outer
 from peer.run_file.sections import Evaluation, RunFile
@@ -27,11 +27,14 @@ from peer.views.event_log import read_events
 from tests.peer.agent.example_peers import local_peer
 
 
-class Line:
-    def __init__(self) -> None:
-        self.said: list[Measure] = []
+class Line(TrainerLine):
+    """A line to a trainer that is not there."""
 
-    def say(self, message: Measure) -> None:
+    def __init__(self) -> None:
+        super().__init__(cast(Any, None), cast(Any, None))
+        self.said: list[FromAgent] = []
+
+    def say(self, message: FromAgent) -> None:
         self.said.append(message)
 
 
@@ -39,18 +42,16 @@ def answer(gate: int, *, sequences: int = 7, loss: float = 2.5) -> Measured:
     return Measured(asked=Measure(0, gate=gate), loss=loss, sequences=sequences)
 
 
-def asked(*answers: Measured, ready: bool = True) -> tuple[Any, list[Measure]]:
-    line = Line()
-    loss = TrainersLoss(cast(TrainerLine, line), is_ready=lambda: ready)
-
-    async def main() -> Any:
-        waiting = asyncio.ensure_future(loss.measure())
+def asked(*answers: Measured, ready: bool = True) -> tuple[Any, list[FromAgent]]:
+    async def main() -> tuple[Any, list[FromAgent]]:
+        line = Line()
+        waiting = asyncio.ensure_future(TrainersLoss(line, is_ready=lambda: ready).measure())
         await asyncio.sleep(0)
-        for each in answers:
-            loss.heard(each)
-        return await asyncio.wait_for(waiting, 1.0)
+        for measured in answers:
+            line.answered(measured.asked.gate, measured)
+        return await asyncio.wait_for(waiting, 1.0), line.said
 
-    return asyncio.run(main()), line.said
+    return asyncio.run(main())
 
 
 def test_the_trainer_is_asked_and_its_answer_is_the_loss() -> None:

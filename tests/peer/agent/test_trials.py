@@ -15,38 +15,39 @@ from averaging.live.checks.spot_checking import Losses, OtherData, Trial
 from dht.identity import PeerId
 from dht.memory.virtual_loop import run as virtual
 from peer.agent.trials import READ_WITHIN_S, STATES, TRIED_WITHIN_S, TrainersTrials
-from peer.bridge.messages import HasRead, Tried, Try
+from peer.bridge.messages import FromAgent, HasRead, Tried, Try
 from peer.bridge.trainer_line import TrainerLine
 
 READING = Reading({"position": 12}, 4, bytes(32))
 BEFORE, AFTER = (np.arange(5, dtype=np.float32) + k for k in (0, 100))
 
 
-class Trainer:
-    """A trainer on the other end of the line, which answers in its own way."""
+class Trainer(TrainerLine):
+    """The line to a trainer that answers in its own way."""
 
     def __init__(self, answers: Callable[[Try], Tried | None]) -> None:
+        super().__init__(cast(Any, None), cast(Any, None))
         self._answers = answers
-        self.trials: TrainersTrials
         self.saw: list[np.ndarray] = []
 
-    def say(self, asked: Try) -> None:
-        self.saw.append(np.fromfile(asked.path, np.float32))
-        answer = self._answers(asked)
+    def say(self, message: FromAgent) -> None:
+        assert isinstance(message, Try)
+        self.saw.append(np.fromfile(message.path, np.float32))
+        answer = self._answers(message)
         if answer is not None:
-            self.trials.heard(answer)
+            self.answered(answer.number, answer)
 
 
 def judged(folder: Path, answers: Callable[[Try], Tried | None]) -> Any:
-    trainer = Trainer(answers)
+    async def main() -> tuple[Any, list[np.ndarray]]:
+        line = Trainer(answers)
+        trials = TrainersTrials(line, folder, same_data=True)
+        trial = Trial(2, PeerId("boris"), READING, BEFORE, AFTER)
+        return await trials.judge(trial), line.saw
 
-    async def main() -> Any:
-        trainer.trials = TrainersTrials(cast(TrainerLine, trainer), folder, same_data=True)
-        return await trainer.trials.judge(Trial(2, PeerId("boris"), READING, BEFORE, AFTER))
-
-    found = virtual(main())
+    found, saw = virtual(main())
     assert not list(folder.iterdir()), "the states are removed"
-    assert np.array_equal(trainer.saw[0], np.concatenate([BEFORE, AFTER]))
+    assert np.array_equal(saw[0], np.concatenate([BEFORE, AFTER]))
     return found
 
 
