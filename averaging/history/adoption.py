@@ -4,13 +4,11 @@ A learner keeps training while a round runs. When a new theta arrives, the steps
 merged must survive in its parameters exactly once, whether or not the version contains the part
 that was offered::
 
-    the offered snapshot is in it      parameters += theta' - snapshot   (rule "carry")
-                                       parameters  = theta'              (rule "replace")
-                                       parameters  = mean of the two     (rule "blend")
+    the offered snapshot is in it      parameters += theta' - snapshot
     none of the pending work is in it  parameters += theta' - base
     another side of a fork is taken    parameters += theta' - parting.theta
     neither can be told apart          parameters  = theta', and the pending steps are lost
-    statistics (rule "set")            values      = theta', and the accounts as for "carry"
+    statistics                         values      = theta', and the accounts as for parameters
 
 Statistics (running means and variances) are not moved by a difference: a variance that the learner
 has brought from 1 to 0.01 meanwhile would become negative. They forget within some steps in any
@@ -25,14 +23,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
-
-import numpy as np
 
 from averaging.history.state import FragmentState
 from averaging.numbers.arrays import Float32s
-
-AdoptionRule: TypeAlias = Literal["carry", "replace", "blend", "set"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +48,7 @@ class Origin(enum.Enum):
     BASE = "base"
     PARTING = "parting"
     NONE = "none"
-    """No difference can be formed: the parameters become theta itself, or are blended with it."""
+    """No difference can be formed: the parameters become theta itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +58,13 @@ class Change:
     origin: Origin
     mark: int | None = None
     """``None``: unchanged. Where parameters are overwritten, the step of the overwriting."""
-    blends: bool = False
     sets: bool = False
     """The values become theta itself; the origin is only that of the accounts."""
 
     @property
     def overwrites(self) -> bool:
         """True if the pending work is lost."""
-        return self.origin is Origin.NONE and not self.blends
+        return self.origin is Origin.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,29 +84,26 @@ class Held:
 def change_for(
     held: Held,
     *,
-    rule: AdoptionRule,
     contained: int | None,
     parting: Parting | None = None,
     gives_up: bool = False,
+    statistics: bool = False,
 ) -> Change:
     """Choose how a learner takes in a version.
 
     ``contained``: own work up to this step is newly in it; ``parting``: it is another side of a
     fork; ``gives_up``: pending work is to be overwritten.
     """
-    if rule == "set":
-        carried = change_for(
-            held, rule="carry", contained=contained, parting=parting, gives_up=gives_up
-        )
-        return replace(carried, sets=carried.origin is not Origin.NONE)
-    offered = contained is not None and contained == held.snapshot_mark and not gives_up
-    if offered and rule == "carry":
+    if statistics:
+        change = change_for(held, contained=contained, parting=parting, gives_up=gives_up)
+        return replace(change, sets=change.origin is not Origin.NONE)
+    if contained is not None and contained == held.snapshot_mark and not gives_up:
         return Change(Origin.SNAPSHOT, contained)
     if contained is None and held.knows_base and not gives_up:
         if parting is not None and (held.base_version or 0) > parting.version:
             return Change(Origin.PARTING, max(parting.merged_mark, held.overwritten_mark))
         return Change(Origin.BASE)
-    return Change(Origin.NONE, contained if offered else None, offered and rule == "blend")
+    return Change(Origin.NONE)
 
 
 class OwnWork:
@@ -124,9 +113,9 @@ class OwnWork:
     learner's own step counter at that moment.
     """
 
-    def __init__(self, state: FragmentState, *, step: int, rule: AdoptionRule = "carry") -> None:
+    def __init__(self, state: FragmentState, *, step: int, statistics: bool = False) -> None:
         """The parameters are ``state.theta`` now."""
-        self.rule: AdoptionRule = rule
+        self._statistics = statistics
         self.base = state.theta
         self.base_version, self.base_lineage = state.version, state.lineage
         self.merged_step = step
@@ -146,7 +135,7 @@ class OwnWork:
         self.snapshot = None
 
     def adopt(self, state: FragmentState, contained: int | None, *, step: int) -> Adopted:
-        change = change_for(self._held, rule=self.rule, contained=contained)
+        change = self._change(contained=contained)
         if change.overwrites and contained is not None:
             self.merged_step = max(self.merged_step, contained)  # merged, so not lost
         return self._take(state, change, None, step)
@@ -156,22 +145,30 @@ class OwnWork:
         known, and nothing was done."""
         if parting.version < self.overwritten_version:
             return None
-        change = change_for(self._held, rule=self.rule, contained=None, parting=parting)
+        change = self._change(contained=None, parting=parting)
         again = max(0, parting.given_up_mark - max(parting.merged_mark, self._overwritten_step))
         return Rebased(self._take(state, change, parting, step), again)
 
     def discard(self, state: FragmentState, *, step: int) -> Adopted:
         """Give up the pending work: the parameters become theta."""
-        change = change_for(self._held, rule=self.rule, contained=None, gives_up=True)
+        change = self._change(contained=None, gives_up=True)
         return self._take(state, change, None, step)
 
-    @property
-    def _held(self) -> Held:
-        return Held(
+    def _change(
+        self, *, contained: int | None, parting: Parting | None = None, gives_up: bool = False
+    ) -> Change:
+        held = Held(
             base_version=self.base_version,
             knows_base=True,
             snapshot_mark=None if self.snapshot is None else self.snapshot_step,
             overwritten_mark=self._overwritten_step,
+        )
+        return change_for(
+            held,
+            contained=contained,
+            parting=parting,
+            gives_up=gives_up,
+            statistics=self._statistics,
         )
 
     def _take(
@@ -204,19 +201,16 @@ class OwnWork:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adopted:
-    """A change of the parameters: add ``given``, set it, or blend with it."""
+    """A change of the parameters: add ``given``, or set it."""
 
     change: Change
     given: Float32s
     lost_steps: int
 
-    def apply(self, values: Float32s, *, alpha: float = 0.5) -> None:
+    def apply(self, values: Float32s) -> None:
         """Change ``values`` in place."""
         if self.change.origin is not Origin.NONE and not self.change.sets:
             values += self.given
-        elif self.change.blends:
-            values *= np.float32(alpha)
-            values += (np.float32(1) - np.float32(alpha)) * self.given
         else:
             values[:] = self.given
 

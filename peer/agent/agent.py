@@ -159,8 +159,6 @@ class Agent(Delegate):
         self.port = SlotPort(
             memory,
             self.local.me,
-            run.outer.adoption,
-            run.outer.blend_alpha,
             self._adopted,
             on_not_finite=self._not_finite,
             statistics=frozenset(part.index for part in layout.fragments if part.has_statistics),

@@ -4,7 +4,7 @@
 ``peer.bridge.shared_memory`` with the trainer, keeps the base of each fragment of the trainer's
 parameters, and turns an offered snapshot in place into the delta which the trainer adds::
 
-    merged       slot := theta' - snapshot      (carry; replace and blend: theta' itself)
+    merged       slot := theta' - snapshot      (steps made meanwhile stay)
     not merged   slot := theta' - base          the own displacement is kept whole
     rebased      slot := theta' - ancestor      so is the displacement since the fork
     base lost    slot := theta'                 only if an agent died at a bad moment
@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from averaging.history.adoption import AdoptionRule, Change, Held, Origin, Parting, change_for
+from averaging.history.adoption import Change, Held, Origin, Parting, change_for
 from averaging.history.state import FragmentState
 from averaging.live.learner_port import Progress, Snapshot
 from averaging.numbers.arrays import Float32s
@@ -51,8 +51,8 @@ CHECKED_AT_ONCE = 1 << 20
 class Adopted:
     """The trainer has adopted a version.
 
-    ``lost_tokens`` of its own were overwritten: by the run's rule (``replaced``), because an agent
-    died (``crash``), or for the reason given to ``discard``.
+    ``lost_tokens`` of its own were overwritten: because an agent died (``overwritten``), or for the
+    reason given to ``discard``.
     """
 
     fragment: int
@@ -125,13 +125,11 @@ class SlotPort:
 
     memory: SharedTensors
     peer: PeerId
-    rule: AdoptionRule = "carry"
-    alpha: float = 0.5
     on_adopted: Callable[[Adopted], None] = lambda adopted: None
     on_not_finite: Callable[[int], None] = lambda fragment: None
     """Called when the trainer's offer of a fragment is not finite, once until it is again."""
     statistics: frozenset[int] = frozenset()
-    """Fragments of statistics, whatever ``rule`` says (``averaging.history.adoption``)."""
+    """Fragments of statistics (``averaging.history.adoption``)."""
     empties: bool = False
     """Give the memory of slots back while nothing is in them."""
     closed: set[int] = field(default_factory=set)
@@ -441,7 +439,7 @@ class SlotPort:
                 snapshot_mark=offered_mark if offered else None,
                 overwritten_mark=entry.overwritten[0],
             ),
-            rule="set" if fragment in self.statistics else self.rule,
+            statistics=fragment in self.statistics,
             contained=new.contained,
             parting=new.parting,
             gives_up=given_up is not None,
@@ -452,20 +450,20 @@ class SlotPort:
         self.memory.pass_on(fragment, SlotState.TURNING)
         if new.keeping is not None:
             mark, tokens = new.keeping
-            operation, alpha = Adoption.ADD, self.alpha
+            operation = Adoption.ADD
             self._know_base(entry, state.theta)
             self.memory.slot(fragment).fill(0.0)
         else:
             if change.origin is Origin.PARTING and mark is not None:
                 tokens = self._tokens_since(fragment, mark) or 0
-            operation, alpha = self._fill(fragment, entry, state, change, new.parting)
+            operation = self._fill(fragment, entry, state, change, new.parting)
         given = entry.given = _Given(state, operation)
         if operation is Adoption.SET:
             entry.set_version = state.version
             if held is not None:
-                given.lost_reason = given_up or ("replaced" if is_snapshot else "overwritten")
-                given.lost_from = offered_tokens if is_snapshot else held.tokens
-        order = AdoptionOrder(operation, alpha, state.version, state.lineage, mark, tokens)
+                given.lost_reason = given_up or "overwritten"
+                given.lost_from = held.tokens
+        order = AdoptionOrder(operation, state.version, state.lineage, mark, tokens)
         self.memory.give(fragment, order)
 
     def _fill(
@@ -475,18 +473,18 @@ class SlotPort:
         state: FragmentState,
         change: Change,
         parting: Parting | None,
-    ) -> tuple[Adoption, float]:
+    ) -> Adoption:
         """Fill the slot with theta, or its difference to the origin of the change.
 
-        Returns how the trainer adopts it, with the ``alpha`` of a blend.
+        Returns how the trainer adopts it.
         """
         slot = self.memory.slot(fragment)
         if change.sets:
             np.copyto(slot, state.theta)
-            return Adoption.BLEND, 0.0  # SET would count as a loss
+            return Adoption.PUT
         if change.origin is Origin.NONE:
             np.copyto(slot, state.theta)
-            return Adoption.BLEND if change.blends else Adoption.SET, self.alpha
+            return Adoption.SET
         if change.origin is Origin.SNAPSHOT:
             self._set_reference(entry, slot)
             origin = slot
@@ -498,7 +496,7 @@ class SlotPort:
             assert entry.base is not None
             origin = entry.base
         np.subtract(state.theta, origin, out=slot)
-        return Adoption.ADD, self.alpha
+        return Adoption.ADD
 
     def _set_reference(self, entry: _Entry, snapshot: Float32s) -> None:
         if not self.memory.coarse:

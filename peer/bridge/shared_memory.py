@@ -73,8 +73,8 @@ class Adoption(enum.IntEnum):
     """now += slot. Steps made meanwhile stay."""
     SET = 1
     """now = slot. Steps made meanwhile are lost; also used to enter a run."""
-    BLEND = 2
-    """now = alpha * now + (1 - alpha) * slot."""
+    PUT = 2
+    """now = slot, and nothing counts as lost."""
 
 
 _HEADER = np.dtype(
@@ -117,8 +117,7 @@ _CONTROL = np.dtype(
         ("adopted_tokens", "<u8"),
         ("base_lineage", "u1", 32),
         # Written by the agent before ADOPT.
-        ("operation", "<u4"),
-        ("alpha", "<f4"),
+        ("operation", "<u8"),
         ("has_mark", "<u8"),
         ("new_version", "<u8"),
         ("new_mark", "<u8"),
@@ -161,7 +160,6 @@ class AdoptionOrder:
     """The agent's request to adopt a version."""
 
     operation: Adoption
-    alpha: float
     version: int
     lineage: bytes
     mark: int | None
@@ -347,7 +345,6 @@ class SharedTensors:
         block = self.control[fragment]
         return AdoptionOrder(
             operation=Adoption(int(block["operation"])),
-            alpha=float(block["alpha"]),
             version=int(block["new_version"]),
             lineage=bytes(block["new_lineage"]),
             mark=int(block["new_mark"]) if block["has_mark"] else None,
@@ -358,7 +355,6 @@ class SharedTensors:
         """Agent, with the slot filled: let the trainer adopt it."""
         block = self.control[fragment]
         block["operation"] = order.operation
-        block["alpha"] = order.alpha
         block["new_version"] = order.version
         block["new_lineage"] = np.frombuffer(order.lineage, np.uint8)
         block["has_mark"] = order.mark is not None

@@ -149,8 +149,8 @@ class Follower(Rank):
                 self._offer(unit)
             else:
                 assert kind is Command.ADOPT, kind
-                order = AdoptionOrder(Adoption(int(arguments[2])), arguments[3], 0, b"", None, 0)
-                self._adopt(unit, order, coarse=bool(arguments[4]))
+                order = AdoptionOrder(Adoption(int(arguments[2])), 0, b"", None, 0)
+                self._adopt(unit, order, coarse=bool(arguments[3]))
 
     def _offer(self, unit: SharedUnit) -> None:
         own = unit.own()

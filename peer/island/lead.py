@@ -101,9 +101,7 @@ class LeadPiece:
         if not self._lead.is_open:
             return  # without the other ranks it would tear the model apart
         unit = self.unit
-        self._lead.command(
-            Command.ADOPT, unit.fragment, unit.index, order.operation, order.alpha, coarse
-        )
+        self._lead.command(Command.ADOPT, unit.fragment, unit.index, order.operation, coarse)
         unit.distribute(part)
         answer = None
         if (held := unit.holders.get(0)) is not None:

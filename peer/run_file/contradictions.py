@@ -268,12 +268,6 @@ def _of_rounds(run: RunFile) -> Iterator[Contradiction]:
             f"rounds.quorum_deadline_s, {rounds.quorum_deadline_s:g}",
         )
     yield from _of_levels(run.outer)
-    if run.outer.feedback in ("on", "uploads") and run.outer.adoption != "carry":
-        yield (
-            "outer.feedback",
-            f"is {run.outer.feedback}; the loss of encoding stays in a learner's parameters, and "
-            f"outer.adoption = {run.outer.adoption!r} overwrites them: only 'carry' keeps it",
-        )
     if isinstance(rounds.quorum, int) and rounds.quorum > rounds.group_size:
         yield (
             "rounds.quorum",

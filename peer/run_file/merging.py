@@ -100,17 +100,8 @@ class Outer(Section, frozen=True, kw_only=True):
         LATER,
         "Error feedback: whether the loss of encoding an update, or a slice that the peer merges "
         "for others, is part of its next update (`uploads`: of updates alone). `auto`: where int2 "
-        "is one of the two encodings and updates are adopted by `carry`; with Muon of updates "
-        "alone.",
+        "is one of the two encodings; with Muon of updates alone.",
     ] = "auto"
-    adoption: Annotated[
-        Literal["carry", "replace", "blend"],
-        "How a learner takes in a merged fragment: `carry` adds the steps made meanwhile, "
-        "`replace` drops them, `blend` averages with the own value.",
-    ] = "carry"
-    blend_alpha: Annotated[float, Meta(ge=0.0, le=1.0), "Share of the own value, for `blend`."] = (
-        0.5
-    )
     buffers: Annotated[
         Literal["own", "mean"],
         LATER,
@@ -144,7 +135,7 @@ class Outer(Section, frozen=True, kw_only=True):
         pairs = (self.codecs, *self.smaller_pairs, self.embedding_pair or self.codecs)
         used = {codec for pair in pairs for codec in pair}
         if self.feedback == "auto":
-            return frozenset(used & {"int2"} if self.adoption == "carry" else ())
+            return frozenset(used & {"int2"})
         return frozenset(used if self.feedback in ("on", "uploads") else ())
 
     def feeds_back_merged(self, *, muon: bool) -> bool:

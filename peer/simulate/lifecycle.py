@@ -188,10 +188,9 @@ class Lives(virtual.Swarm):
     def _new_seat(self, slot: Slot, life: int, trainee: Trainee, state: FragmentState) -> Seat:
         outer = self.experiment.outer
         kept = {"keep": 1.0, "damp": 0.5, "drop": 0.0}[outer.missed]
-        rule, alpha = outer.adoption, outer.blend_alpha
         fragment = self.layout.fragments[state.fragment]
         upload = self._poison_of(slot, life, fragment) if slot.lies else None
-        return Seat(trainee, state, rule=rule, alpha=alpha, missed_kept=kept, upload=upload)
+        return Seat(trainee, state, missed_kept=kept, upload=upload)
 
     def _poison_of(
         self, slot: Slot, life: int, fragment: Fragment

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from averaging.history.adoption import Adopted, AdoptionRule, Origin, OwnWork, Parting
+from averaging.history.adoption import Adopted, Origin, OwnWork, Parting
 from averaging.history.state import FragmentState
 from averaging.numbers.arrays import Float32s
 from averaging.round.interface.inputs import Offer
@@ -51,8 +51,6 @@ class Seat:
         trainee: Trainee,
         state: FragmentState,
         *,
-        rule: AdoptionRule,
-        alpha: float,
         missed_kept: float = 1.0,
         upload: Callable[[Float32s, Float32s], Float32s] | None = None,
     ) -> None:
@@ -60,10 +58,9 @@ class Seat:
         displacement that it keeps when a version does not contain it; a live peer keeps all.
         ``upload(base, values)``: the values that a member that poisons uploads instead of its own.
         """
-        self.own = OwnWork(state, step=trainee.step, rule=rule)
+        self.own = OwnWork(state, step=trainee.step)
         self._trainee = trainee
         self._fragment = state.fragment
-        self._alpha = np.float32(alpha)
         self._missed_kept = np.float32(missed_kept)
         self._upload = upload
         self._made_up: Float32s | None = None
@@ -123,9 +120,6 @@ class Seat:
         trainee, change = self._trainee, adopted.change
         if change.origin is not Origin.NONE:
             trainee.places.add(self._fragment, trainee.values, adopted.given)
-        elif change.blends:
-            now = trainee.places.read(self._fragment, trainee.values)
-            self._set(self._alpha * now + (1 - self._alpha) * adopted.given)
         else:
             self._set(adopted.given)
 

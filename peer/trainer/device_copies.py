@@ -173,22 +173,16 @@ def adopt_values(
     """Change ``values`` as ordered, in fp32 arithmetic.
 
     Returns the trainer's answer for coarse parameters, whose values are rounded: for ADD the
-    difference by which the values really moved; for SET and BLEND the new base, which is the new
-    values without own work.
+    difference by which the values really moved; otherwise the new base, which is the new values.
     """
     if not values.is_floating_point():
         _adopt_counter(values, given, order)
         return given if coarse else None
-    # Times zero would keep what is not finite.
-    sets = order.operation is Adoption.SET or order.alpha == 0.0
     if not coarse:
         if order.operation is Adoption.ADD:
             values.add_(given)
-        elif sets:
-            values.copy_(given)
         else:
-            # Exactly alpha * now + (1 - alpha) * given, without a temporary.
-            values.mul_(order.alpha).add_(given, alpha=1.0 - order.alpha)
+            values.copy_(given)
         return None
     before = values.to(torch.float32)
     if values.dtype == torch.float32:
@@ -196,12 +190,8 @@ def adopt_values(
     if order.operation is Adoption.ADD:
         values.copy_(before + given)
         return values.to(torch.float32) - before
-    if sets:
-        values.copy_(given)
-        return values.to(torch.float32)
-    own = (before - given) * order.alpha
-    values.copy_(given + own)
-    return values.to(torch.float32) - own
+    values.copy_(given)
+    return values.to(torch.float32)
 
 
 def _adopt_counter(values: torch.Tensor, given: torch.Tensor, order: AdoptionOrder) -> None:

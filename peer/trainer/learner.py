@@ -50,7 +50,7 @@ unless a fragment would then take more than ``device_copies.STEPS_MAX`` safe poi
 takes a second, a copy of 4 ms that was spread over three of them was as many seconds late, and its
 round did not wait for it."""
 
-SET_VALUES = AdoptionOrder(Adoption.SET, 0.0, version=0, lineage=b"", mark=None, tokens=0)
+SET_VALUES = AdoptionOrder(Adoption.SET, version=0, lineage=b"", mark=None, tokens=0)
 """Sets values that are no version of the run's for the agent to know of."""
 
 

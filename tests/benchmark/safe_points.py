@@ -43,7 +43,7 @@ def measure(budget_s: float) -> Training:
             memory.pass_on(fragment, SlotState.WANTED)
         elif memory.state(fragment) is SlotState.OFFERED:
             np.multiply(memory.slot(fragment), np.float32(0.0), out=memory.slot(fragment))
-            order = AdoptionOrder(Adoption.ADD, 0.0, step, bytes(32), None, 0)
+            order = AdoptionOrder(Adoption.ADD, step, bytes(32), None, 0)
             memory.give(fragment, order)
         learner.step(1)
     training = learner.training

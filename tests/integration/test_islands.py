@@ -28,7 +28,6 @@ warmup_tokens = 100
 fragments = 3
 steps_per_cycle = 5
 overlap_steps = 2
-adoption = "carry"
 """
 
 

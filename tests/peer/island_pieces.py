@@ -30,8 +30,6 @@ from peer.trainer.rank import Agreed, Plan
 from peer.trainer.settings import JoinSettings
 from tests.peer.island_rank import Net, spread
 
-ALPHA = 0.25
-
 
 def whole(parameter: Any) -> torch.Tensor:
     """A copy of the whole parameter, gathered by a collective operation."""
@@ -80,7 +78,7 @@ def check(way: str, dtype: torch.dtype, settings: dict[str, Any]) -> None:
         )
         follower.__enter__()
     for operation in Adoption:
-        order = AdoptionOrder(operation, ALPHA, 1, b"", None, 0)
+        order = AdoptionOrder(operation, 1, b"", None, 0)
         slots = slots_of(layout, seed=operation)
         for n, fragment in enumerate(layout.fragments):
             for k, unit in enumerate(fragment.units):

@@ -69,8 +69,6 @@ SYNCHRONOUS = {
     "outer.waits": True,
     "rounds.quorum": "all",
 }
-STREAMING = {"outer.waits": True, "rounds.quorum": "all", "outer.adoption": "blend"}
-"""arXiv 2501.18512: fragments apart, overlapped, blended half and half on receipt."""
 
 
 PAIR = "int2 up, int4 down"
@@ -92,13 +90,10 @@ def cells(*, learners: Sequence[int]) -> list[Cell]:
         found += [
             Cell(factor, "data parallel", peers, synchronous, central=True),
             Cell(factor, synchronous, {**peers, **SYNCHRONOUS}),
-            Cell(factor, "streaming", {**peers, **STREAMING}, synchronous),
             Cell(factor, "decoupled", peers, synchronous, 0.01),
             Cell(factor, "decoupled, 30% fail", {**peers, **failing(count)}, "decoupled", 0.02),
         ]
     found += _factor("codec", CODECS, bounds={"int4": 0.005, PAIR: 0.003, "int2": 0.01})
-    found += _factor("adoption, tau = 2", _adoptions({}))
-    found += _factor(f"adoption, tau = H/2 = {HALF_CYCLE}", _adoptions(SLOW_LINES))
     found += _factor(
         "outer optimizer",
         [
@@ -285,10 +280,6 @@ def _inner(optimizer: str, rate: float) -> Mapping[str, Any]:
 def failing(learners: int) -> Mapping[str, Any]:
     """Settings with which about 30% of the contributions are missing."""
     return FAILING[min(FAILING, key=lambda count: abs(count - learners))]
-
-
-def _adoptions(others: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    return [(rule, {**others, "outer.adoption": rule}) for rule in ("carry", "replace", "blend")]
 
 
 def _factor(

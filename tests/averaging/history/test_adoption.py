@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from averaging.history.adoption import (
-    AdoptionRule,
     Change,
     Held,
     Origin,
@@ -34,37 +33,34 @@ def state(version: int, value: float) -> FragmentState:
 
 
 @pytest.mark.parametrize(
-    ("rule", "contained", "expected"),
+    ("statistics", "contained", "expected"),
     [
-        ("carry", 8, Change(Origin.SNAPSHOT, 8)),
-        ("replace", 8, Change(Origin.NONE, 8)),
-        ("blend", 8, Change(Origin.NONE, 8, blends=True)),
-        ("carry", 7, Change(Origin.NONE)),
-        ("carry", None, Change(Origin.BASE)),
-        ("replace", None, Change(Origin.BASE)),
-        ("set", 8, Change(Origin.SNAPSHOT, 8, sets=True)),
-        ("set", None, Change(Origin.BASE, sets=True)),
-        ("set", 7, Change(Origin.NONE)),
+        (False, 8, Change(Origin.SNAPSHOT, 8)),
+        (False, 7, Change(Origin.NONE)),
+        (False, None, Change(Origin.BASE)),
+        (True, 8, Change(Origin.SNAPSHOT, 8, sets=True)),
+        (True, None, Change(Origin.BASE, sets=True)),
+        (True, 7, Change(Origin.NONE)),
     ],
 )
-def test_the_change_of_parameters_follows_from_the_rule_and_the_contained_step(
-    rule: AdoptionRule, contained: int | None, expected: Change
+def test_the_change_of_parameters_follows_from_the_contained_step(
+    statistics: bool, contained: int | None, expected: Change
 ) -> None:
-    assert change_for(HELD, rule=rule, contained=contained) == expected
+    assert change_for(HELD, contained=contained, statistics=statistics) == expected
 
 
 def test_without_a_base_or_when_work_is_given_up_theta_overwrites_it() -> None:
     lost = Held(base_version=3, knows_base=False, snapshot_mark=8)
-    assert change_for(lost, rule="carry", contained=None).overwrites
-    assert change_for(HELD, rule="carry", contained=None, gives_up=True).overwrites
-    assert change_for(HELD, rule="carry", contained=8, gives_up=True).overwrites
+    assert change_for(lost, contained=None).overwrites
+    assert change_for(HELD, contained=None, gives_up=True).overwrites
+    assert change_for(HELD, contained=8, gives_up=True).overwrites
 
 
 def test_a_parting_counts_only_for_parameters_that_grew_from_a_later_version() -> None:
-    change = change_for(HELD, rule="carry", contained=None, parting=PARTING)
+    change = change_for(HELD, contained=None, parting=PARTING)
     assert change == Change(Origin.PARTING, 4)
     early = Held(base_version=2, knows_base=True, snapshot_mark=None)
-    assert change_for(early, rule="carry", contained=None, parting=PARTING) == Change(Origin.BASE)
+    assert change_for(early, contained=None, parting=PARTING) == Change(Origin.BASE)
 
 
 def test_steps_after_the_snapshot_stay_in_the_parameters_once() -> None:
@@ -81,7 +77,7 @@ def test_steps_after_the_snapshot_stay_in_the_parameters_once() -> None:
 
 
 def test_statistics_become_theta_and_never_cross_zero_on_the_way() -> None:
-    own, values = OwnWork(state(0, 1.0), step=0, rule="set"), vector(1.0)
+    own, values = OwnWork(state(0, 1.0), step=0, statistics=True), vector(1.0)
     own.offer(vector(0.8), step=2)
     values[:] = 0.01  # a variance that fell fast
     adopted = own.adopt(state(1, 0.5), 2, step=9)

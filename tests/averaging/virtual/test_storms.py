@@ -166,7 +166,7 @@ def test_no_storm_breaks_a_promise(first: int) -> None:
 def test_no_storm_loses_tokens_of_statistics_which_are_set(
     monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
-    monkeypatch.setattr(truth, "OwnWork", partial(OwnWork, rule="set"))
+    monkeypatch.setattr(truth, "OwnWork", partial(OwnWork, statistics=True))
     for seed in range(first, first + 3):
         weather_out(storm(seed))
 

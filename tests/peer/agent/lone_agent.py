@@ -177,7 +177,7 @@ async def live(line: TrainerLine, bell_at: int, memory: SharedTensors) -> None:
         line.say(Happened("not_finite", {"fragment": fragment}))
 
     port = SlotPort(
-        *(memory, me, run["outer"]["adoption"], run["outer"]["blend_alpha"], adopted, not_finite),
+        *(memory, me, adopted, not_finite),
         statistics=frozenset(part.index for part in layout.fragments if part.has_statistics),
     )
     stop_bell = hear_doorbell(bell_at, port.rang)

@@ -84,9 +84,7 @@ def test_work_that_was_overwritten_stays_discarded() -> None:
     made = memory()
     kept = account(made)
     processed(made, 90)
-    made.note_adoption(
-        0, AdoptionOrder(Adoption.SET, 0.0, 1, b"l" * 32, None, 0), step=9, tokens=90
-    )
+    made.note_adoption(0, AdoptionOrder(Adoption.SET, 1, b"l" * 32, None, 0), step=9, tokens=90)
     kept.lost(Adopted(0, 1, 90, "overwritten"))
     for _ in range(3):  # asking again changes nothing
         kept.update([state(0, MergedMap()), state(1, MergedMap())])
@@ -108,22 +106,16 @@ def test_work_that_is_lost_with_what_the_owner_takes_back_is_counted_as_that_onc
         links = {ChainLink(3, root.lineage, 0), ChainLink(version, lineage, merged.tokens)}
         return replace(state(0, merged), version=version, lineage=lineage, chain=Chain(links))
 
-    made.note_adoption(
-        0, AdoptionOrder(Adoption.SET, 0.0, 3, root.lineage, None, 0), step=9, tokens=90
-    )
+    made.note_adoption(0, AdoptionOrder(Adoption.SET, 3, root.lineage, None, 0), step=9, tokens=90)
     kept.lost(Adopted(0, 3, 50, "rolled back"))
     kept.update([after(root.lineage, 3, MergedMap()), None])
     assert kept.ledger.fate(0).discarded == {"rolled back": 90}
 
     processed(made, 150)
-    made.note_adoption(
-        0, AdoptionOrder(Adoption.ADD, 0.0, 4, b"a" * 32, 12, 120), step=15, tokens=150
-    )
+    made.note_adoption(0, AdoptionOrder(Adoption.ADD, 4, b"a" * 32, 12, 120), step=15, tokens=150)
     kept.update([after(b"a" * 32, 4, MergedMap().with_work(ME, INCARNATION, 12, 30)), None])
     assert kept.ledger.fate(0).merged == 30
-    made.note_adoption(
-        0, AdoptionOrder(Adoption.ADD, 0.0, 5, b"b" * 32, None, 120), step=15, tokens=150
-    )
+    made.note_adoption(0, AdoptionOrder(Adoption.ADD, 5, b"b" * 32, None, 120), step=15, tokens=150)
     kept.update([after(b"b" * 32, 5, MergedMap()), None])  # the heavier side of a later fork
     assert kept.ledger.fate(0).discarded == {"rolled back": 90, "apart": 30}
 
@@ -131,7 +123,7 @@ def test_work_that_is_lost_with_what_the_owner_takes_back_is_counted_as_that_onc
 def test_nothing_counts_as_given_up_while_a_new_agent_is_behind_its_trainer() -> None:
     made = memory()
     kept = account(made, {(0, 4): 40})
-    made.note_adoption(0, AdoptionOrder(Adoption.ADD, 0.0, 2, b"m" * 32, 4, 40), step=5, tokens=50)
+    made.note_adoption(0, AdoptionOrder(Adoption.ADD, 2, b"m" * 32, 4, 40), step=5, tokens=50)
     processed(made, 90)
     for _ in range(2):
         kept.update([state(0, MergedMap()), state(1, MergedMap())])
@@ -154,9 +146,7 @@ def test_work_that_an_agent_had_merged_before_it_died_is_not_counted_twice() -> 
     processed(made, 90)
     later = state(0, MergedMap().with_work(ME, INCARNATION, 6, 60))
     kept.update([later, None])  # the agent has it, the trainer not yet
-    made.note_adoption(
-        0, AdoptionOrder(Adoption.SET, 0.0, 1, b"l" * 32, None, 0), step=9, tokens=90
-    )
+    made.note_adoption(0, AdoptionOrder(Adoption.SET, 1, b"l" * 32, None, 0), step=9, tokens=90)
     kept.lost(Adopted(0, 1, 90, "overwritten"))
     kept.update([later, None])
 
@@ -172,9 +162,7 @@ def test_work_that_is_given_up_is_discarded_with_its_reason(told: str, reason: s
     made = memory()
     kept = account(made)
     processed(made, 50)
-    made.note_adoption(
-        0, AdoptionOrder(Adoption.SET, 0.0, 1, b"l" * 32, None, 0), step=5, tokens=50
-    )
+    made.note_adoption(0, AdoptionOrder(Adoption.SET, 1, b"l" * 32, None, 0), step=5, tokens=50)
     kept.lost(Adopted(0, 1, 50, told))
     assert kept.ledger.fate(0).discarded == {reason: 50}
 

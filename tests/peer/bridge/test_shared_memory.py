@@ -73,7 +73,7 @@ def test_another_process_sees_slots_counters_and_state_words() -> None:
         print(m.incarnation, m.coarse, m.layout == bytes(range(32)), m.step, m.tokens)
         print(m.state(1).name, m.offered(1), float(m.slot(1).sum()))
         m.slot(1)[:] *= 2
-        m.give(1, AdoptionOrder(Adoption.ADD, 0.5, 3, b"l" * 32, None, 8))
+        m.give(1, AdoptionOrder(Adoption.ADD, 3, b"l" * 32, None, 8))
         """,
     )
     out, _ = child.communicate(timeout=60)
@@ -82,7 +82,7 @@ def test_another_process_sees_slots_counters_and_state_words() -> None:
         "OFFERED (4, 90) 4498500.0",
     ]
     assert made.state(1) is SlotState.ADOPT
-    assert made.order(1) == AdoptionOrder(Adoption.ADD, 0.5, 3, b"l" * 32, None, 8)
+    assert made.order(1) == AdoptionOrder(Adoption.ADD, 3, b"l" * 32, None, 8)
     assert float(made.slot(1).sum()) == 2 * 4498500.0
     assert made.state(0) is SlotState.FREE
 
@@ -91,17 +91,17 @@ def test_an_adoption_moves_the_base_before_the_slot_is_passed_on() -> None:
     for coarse, turn in ((False, SlotState.FREE), (True, SlotState.BASE)):
         made = memory(coarse=coarse)
         assert made.base(0) is None
-        order = AdoptionOrder(Adoption.ADD, 0.0, 2, b"a" * 32, 10, 100)
+        order = AdoptionOrder(Adoption.ADD, 2, b"a" * 32, 10, 100)
         made.note_adoption(0, order, step=12, tokens=120)
         assert made.base(0) == Base(2, b"a" * 32, 10, 100)
         assert made.adopted_at(0) == (12, 120)
         assert made.state(0) is turn
         made.note_adoption(
-            0, AdoptionOrder(Adoption.ADD, 0.0, 3, b"b" * 32, None, 0), step=13, tokens=130
+            0, AdoptionOrder(Adoption.ADD, 3, b"b" * 32, None, 0), step=13, tokens=130
         )
         assert made.base(0) == Base(3, b"b" * 32, 10, 100)
         made.note_adoption(
-            0, AdoptionOrder(Adoption.SET, 0.0, 4, b"c" * 32, None, 0), step=14, tokens=140
+            0, AdoptionOrder(Adoption.SET, 4, b"c" * 32, None, 0), step=14, tokens=140
         )
         assert made.base(0) == Base(4, b"c" * 32, 14, 140)
 

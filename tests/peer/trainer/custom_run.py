@@ -17,9 +17,8 @@ warmup_tokens = 100
 fragments = 3
 steps_per_cycle = {cycle}
 overlap_steps = {overlap}
-adoption = "{adoption}"
 """
 
 
-def toml(*, overlap: int = 2, adoption: str = "carry", cycle: int = 5) -> str:
-    return TOML.format(overlap=overlap, adoption=adoption, cycle=cycle)
+def toml(*, overlap: int = 2, cycle: int = 5) -> str:
+    return TOML.format(overlap=overlap, cycle=cycle)

@@ -38,8 +38,6 @@ class Pair:
         self,
         *,
         dtype: torch.dtype = torch.float32,
-        rule: str = "carry",
-        alpha: float = 0.5,
         device: str = "cpu",
         norm: torch.nn.Module | None = None,
         buffers: Buffers = "own",
@@ -64,7 +62,7 @@ class Pair:
         )
         self.adopted: list[Adopted] = []
         self.port = SlotPort(
-            *(self.memory, ME, rule, alpha, self.adopted.append),  # type: ignore[arg-type]
+            *(self.memory, ME, self.adopted.append),
             statistics=frozenset(f.index for f in self.layout.fragments if f.has_statistics),
             empties=empties,
         )
@@ -141,7 +139,7 @@ def moved(state: FragmentState, by: float, merged: MergedMap | None = None) -> F
 
 
 def successor(pair: Pair, states: list[FragmentState | None]) -> SlotPort:
-    port = SlotPort(pair.memory, ME, "carry", 0.5, pair.adopted.append)
+    port = SlotPort(pair.memory, ME, pair.adopted.append)
     for fragment, state in enumerate(states):
         port.resume(fragment, None if state is None else state.theta)
     pair.port = port

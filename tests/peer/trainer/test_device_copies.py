@@ -78,15 +78,12 @@ def the_same(some: list[np.ndarray], others: list[np.ndarray]) -> bool:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES)
-@pytest.mark.parametrize("rule", ["carry", "replace", "blend"])
 @pytest.mark.parametrize("late", [0, 1, 7])
-def test_late_copies_give_the_same_as_direct_copies(
-    dtype: torch.dtype, rule: str, late: int
-) -> None:
+def test_late_copies_give_the_same_as_direct_copies(dtype: torch.dtype, late: int) -> None:
     queue = LateQueue(late)
-    slow = over(queue, Pair(dtype=dtype, rule=rule))
+    slow = over(queue, Pair(dtype=dtype))
     assert the_same(
-        asyncio.run(rounds(Pair(dtype=dtype, rule=rule))),
+        asyncio.run(rounds(Pair(dtype=dtype))),
         asyncio.run(rounds(slow)),
     )
     assert queue.asked >= 8 * (late + 1)
@@ -104,7 +101,7 @@ def test_a_fragment_that_waits_delays_no_other() -> None:
         queue.late = 0
         pair.memory.slot(1)[:] = 1.0
         before = pair.now(1)
-        pair.memory.give(1, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+        pair.memory.give(1, AdoptionOrder(Adoption.ADD, 1, b"x" * 32, None, 0))
         pair.idle()
         assert pair.memory.state(0) is SlotState.WANTED
         assert pair.memory.state(1) is SlotState.FREE
@@ -122,7 +119,7 @@ def test_a_learner_that_ends_finishes_its_adoptions() -> None:
         queue.late = 1000
         before = pair.now(0)
         pair.memory.slot(0)[:] = 1.0
-        pair.memory.give(0, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+        pair.memory.give(0, AdoptionOrder(Adoption.ADD, 1, b"x" * 32, None, 0))
         pair.learner.exchange()
         assert pair.memory.state(0) is SlotState.ADOPT
         pair.learner.close()
@@ -172,11 +169,10 @@ class OnCuda:
 
 @needs_cuda
 @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES)
-@pytest.mark.parametrize("rule", ["carry", "replace"])
-def test_cuda_copies_give_the_same_as_direct_copies(dtype: torch.dtype, rule: str) -> None:
-    on_device = Pair(dtype=dtype, rule=rule, device="cuda")
+def test_cuda_copies_give_the_same_as_direct_copies(dtype: torch.dtype) -> None:
+    on_device = Pair(dtype=dtype, device="cuda")
     assert the_same(
-        asyncio.run(rounds(Pair(dtype=dtype, rule=rule))),
+        asyncio.run(rounds(Pair(dtype=dtype))),
         asyncio.run(rounds(on_device, wait=torch.cuda.synchronize)),
     )
 
@@ -192,7 +188,7 @@ def test_no_safe_point_waits_for_the_device() -> None:
         if state is SlotState.WANTED:
             subject.memory.pass_on(0, state)
         else:
-            subject.memory.give(0, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+            subject.memory.give(0, AdoptionOrder(Adoption.ADD, 1, b"x" * 32, None, 0))
         torch.cuda.set_sync_debug_mode("error")
         began = time.perf_counter()
         try:

@@ -147,21 +147,6 @@ async def test_an_adoption_without_an_offer_adds_the_runs_progress() -> None:
     assert np.allclose(pair.now(1), before + 2.0, atol=1e-6)
 
 
-async def test_replace_gives_up_the_steps_made_meanwhile_and_says_how_many_tokens() -> None:
-    pair = Pair(rule="replace")
-    states = await pair.found()
-    snapshot = await pair.offer(0, amount=0.25)
-    pair.train(0.5)
-    after = moved(states[0], 1.0)
-    pair.port.adopt(0, after, contained=snapshot.mark)
-    pair.idle()
-
-    assert np.array_equal(pair.now(0), after.theta)
-    assert pair.adopted[-1] == Adopted(0, 1, 20, "replaced")
-    base = pair.memory.base(0)
-    assert base is not None and base.mark == 3
-
-
 async def test_work_that_is_too_old_is_given_up_and_counted() -> None:
     pair = Pair()
     states = await pair.found()
@@ -178,29 +163,12 @@ async def test_work_that_is_too_old_is_given_up_and_counted() -> None:
     assert np.array_equal(again.values, again.base)
 
 
-async def test_blend_mixes_own_and_merged_values() -> None:
-    pair = Pair(rule="blend", alpha=0.25)
-    states = await pair.found()
-    snapshot = await pair.offer(0, amount=0.25)
-    pair.train(0.5)
-    now = pair.now(0)
-    after = moved(states[0], 1.0)
-    pair.port.adopt(0, after, contained=snapshot.mark)
-    pair.idle()
-
-    assert np.allclose(pair.now(0), 0.25 * now + 0.75 * after.theta, atol=1e-6)
-
-
-@pytest.mark.parametrize("rule", ["carry", "replace"])
 @pytest.mark.parametrize("coarse", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
 async def test_a_coarse_learner_that_does_not_learn_contributes_exactly_nothing(
-    coarse: torch.dtype, rule: str
+    coarse: torch.dtype,
 ) -> None:
-    """Otherwise every round would drag theta back to this learner's grid.
-
-    Not so with blend, whose very idea is to keep a part of the own value as own work.
-    """
-    pair = Pair(dtype=coarse, rule=rule)
+    """Otherwise every round would drag theta back to this learner's grid."""
+    pair = Pair(dtype=coarse)
     states = await pair.found()
     state = states[0]
     rng = np.random.default_rng(5)
@@ -403,16 +371,16 @@ def test_adoption_follows_its_formulas_in_both_precisions() -> None:
         for operation, expected in (
             (Adoption.ADD, now + given),
             (Adoption.SET, given),
-            (Adoption.BLEND, 0.75 * now + 0.25 * given),
+            (Adoption.PUT, given),
         ):
             values = now.clone()
-            order = AdoptionOrder(operation, 0.75, 1, b"x" * 32, None, 0)
+            order = AdoptionOrder(operation, 1, b"x" * 32, None, 0)
             told = adopt_values(values, given.clone(), order, coarse=coarse)
             assert torch.equal(values, expected)
             assert (told is None) is not coarse
             if told is not None and operation is Adoption.ADD:
                 assert torch.equal(told, given)
-            if told is not None and operation is Adoption.BLEND:
+            if told is not None and operation is not Adoption.ADD:
                 assert torch.equal(told, given)
 
 
@@ -427,7 +395,7 @@ def test_exchanging_allocates_no_second_copy_of_a_large_fragment() -> None:
     tracemalloc.start()
     learner.step(1)
     np.subtract(np.float32(1), memory.slot(0), out=memory.slot(0))
-    memory.give(0, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, 1, 1))
+    memory.give(0, AdoptionOrder(Adoption.ADD, 1, b"x" * 32, 1, 1))
     learner.step(1)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -480,7 +448,7 @@ def test_a_large_fragment_is_offered_over_several_safe_points_as_of_the_first() 
 def test_a_large_version_is_added_over_several_safe_points_and_no_step_is_lost() -> None:
     learner, memory, model = large_pair(6, budget_s=0.003)
     memory.slot(0)[:] = 100.0
-    memory.give(0, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+    memory.give(0, AdoptionOrder(Adoption.ADD, 1, b"x" * 32, None, 0))
     steps = 0
     while memory.state(0) is SlotState.ADOPT:
         steps += 1
@@ -513,7 +481,7 @@ def test_while_parameters_must_stay_the_learner_offers_and_adopts_nothing() -> N
     learner.step(10)
     before = [values.detach().clone() for values in parameters.values()]
     memory.slot(0)[:] = 100.0
-    memory.give(0, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+    memory.give(0, AdoptionOrder(Adoption.ADD, 1, b"x" * 32, None, 0))
     memory.pass_on(1, SlotState.WANTED)
     learner.exchange(adopts=False)
     assert memory.state(1) is SlotState.OFFERED and rang
@@ -539,7 +507,7 @@ def test_where_steps_are_slow_a_copy_takes_one_safe_point() -> None:
     step()
     assert memory.state(0) is SlotState.OFFERED
     memory.slot(0)[:] = 100.0
-    memory.give(0, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+    memory.give(0, AdoptionOrder(Adoption.ADD, 1, b"x" * 32, None, 0))
     step()
     assert memory.state(0) is SlotState.FREE
     assert bool((model.weight == 100.0).all())
@@ -548,7 +516,7 @@ def test_where_steps_are_slow_a_copy_takes_one_safe_point() -> None:
 def test_an_adoption_that_overwrites_steps_takes_one_safe_point() -> None:
     learner, memory, model = large_pair(6, budget_s=0.0)
     memory.slot(0)[:] = 100.0
-    memory.give(0, AdoptionOrder(Adoption.SET, 0.0, 1, b"x" * 32, None, 0))
+    memory.give(0, AdoptionOrder(Adoption.SET, 1, b"x" * 32, None, 0))
     learner.step(1)
     assert memory.state(0) is SlotState.FREE
     assert bool((model.weight == 100.0).all())
@@ -557,7 +525,7 @@ def test_an_adoption_that_overwrites_steps_takes_one_safe_point() -> None:
 def test_a_version_that_is_half_adopted_at_the_end_is_adopted_whole() -> None:
     learner, memory, model = large_pair(6, budget_s=0.0)
     memory.slot(0)[:] = 100.0
-    memory.give(0, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+    memory.give(0, AdoptionOrder(Adoption.ADD, 1, b"x" * 32, None, 0))
     learner.step(1)
     assert memory.state(0) is SlotState.ADOPT
     learner.close()
