@@ -64,3 +64,24 @@ def test_the_core_is_imported_and_two_peers_merge(core: Path) -> None:
     done = run_in(core, "-c", PROGRAM)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "peer.extras.gguf" in done.stderr
+
+
+OF_THE_WHOLE = {
+    "tests/peer/agent/test_keeper.py": "the page that a keeper serves",
+    "tests/peer/cli": "the whole command line",
+    "tests/peer/test_releases.py": "figures of the whole command line",
+}
+"""Tests of rooms of the core that need the extras as well, and what for."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_the_tests_of_the_core_pass(core: Path) -> None:
+    left_out = shutil.ignore_patterns("extras", "__pycache__")
+    shutil.copytree(ROOT / "tests", core / "tests", ignore=left_out)
+    for name in ("pyproject.toml", "examples"):
+        (core / name).symlink_to(ROOT / name)
+    ignored = [f"--ignore={place}" for place in OF_THE_WHOLE]
+    options = ("-q", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider")
+    done = run_in(core, "-m", "pytest", *options, *ignored, "tests/peer")
+    assert done.returncode == 0, done.stdout + done.stderr

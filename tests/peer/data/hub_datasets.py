@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
+
 COMMIT = "c0ffee" + "0" * 34
 TIME = "2026-01-01T00:00:00.000Z"
 
@@ -147,3 +149,12 @@ def hub_server() -> Iterator[Hub]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def leave_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the hub an address at which nothing listens."""
+    hub = pytest.importorskip("huggingface_hub", reason="the extra 'hf' is not installed")
+    pytest.importorskip("datasets", reason="the extra 'hf' is not installed")
+    monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr(hub, "create_repo", hub.HfApi().create_repo)  # made with the endpoint
+    monkeypatch.setenv("HF_TOKEN", "hf_none")

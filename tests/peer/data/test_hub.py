@@ -20,12 +20,9 @@ from peer.data.batches.sequences import Data
 from peer.data.hub import check_files, checked_commit, commit_of, hub_tokenizer_file
 from peer.data.sources import open_data
 from peer.errors import DataUnavailable, ExtraMissing
-from peer.extras.bases.base_models import BaseUnavailable
-from peer.extras.bases.published import published
-from peer.extras.site.publishing.hub import NotPushed, push
 from peer.run_file.sections import Evaluation, HfData, RunFile
 from tests.peer.data.file_corpus import limit_workers
-from tests.peer.data.hub_datasets import COMMIT, Hub, hub_server
+from tests.peer.data.hub_datasets import COMMIT, Hub, hub_server, leave_hub_out_of_reach
 
 ANNA = PeerId("anna")
 
@@ -41,25 +38,13 @@ def test_a_missing_extra_is_one_line_that_names_it(monkeypatch: pytest.MonkeyPat
         )
 
 
-@pytest.fixture
-def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub at whose address nothing listens."""
-    hub = pytest.importorskip("huggingface_hub", reason="the extra 'hf' is not installed")
-    pytest.importorskip("datasets", reason="the extra 'hf' is not installed")
-    monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:1")
-    monkeypatch.setattr(hub, "create_repo", hub.HfApi().create_repo)  # made with the endpoint
-    monkeypatch.setenv("HF_TOKEN", "hf_none")
-
-
-@pytest.mark.usefixtures("no_hub")
-def test_a_hub_that_cannot_be_reached_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_hub_that_cannot_be_reached_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The hub's HTTP library has errors of its own, which ended `shoal run new` in a traceback."""
+    leave_hub_out_of_reach(monkeypatch)
     with pytest.raises(DataUnavailable, match="the commit of a/b is not known: "):
         commit_of("a/b")
-    with pytest.raises(BaseUnavailable, match="refused"):
-        published("a/b", cache_dir=tmp_path)
-    with pytest.raises(NotPushed, match="refused"):
-        push(tmp_path, "a/b", message="an export")
     with pytest.raises(DataUnavailable, match=r"a/b: .*refused"):
         open_data(
             RunFile(data=HfData(dataset="a/b")),

@@ -6,17 +6,14 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import uvloop
 from multiaddr import Multiaddr
 
 from dht.identity import Identity, PeerId
 from dht.presence.intake import Misfit
 from peer.errors import RunNotFound
-from peer.extras.hosting.bootstrap import BootstrapSettings, open_bootstrap
 from peer.joining import fetch
 from peer.joining.find import ask_peers
 from peer.joining.link import parse_link
@@ -122,34 +119,6 @@ def test_who_waits_for_a_run_file_is_told_why_from_the_third_second_on() -> None
         ask_peers(link, tell)
     (reason,) = told
     assert "no bootstrap address answered" in reason and "connection refused" in reason
-
-
-def test_a_bootstrap_host_that_knows_nobody_of_the_run_is_told_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A wrong digit in the run id left people with "still searching" for a minute."""
-
-    class Enough(Exception):
-        pass
-
-    def tell(reason: str) -> None:
-        raise Enough(reason)
-
-    async def told() -> str:
-        settings = BootstrapSettings(
-            data_directory=tmp_path, listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),)
-        )
-        async with open_bootstrap(settings) as host:
-            link = parse_link(f"shoal://{RUN}?seed={host.address}")
-            with pytest.raises(Enough) as reason:
-                await fetch.fetch_run_file(link, timeout_s=60.0, tell=tell)
-        return str(reason.value)
-
-    monkeypatch.setattr(fetch, "TOLD_AFTER_S", 120.0)  # such an answer does not wait
-    assert uvloop.run(told()) == (
-        "the bootstrap host answered, no peer of this run is known to it; "
-        "check the run id in the link"
-    )
 
 
 def test_several_bootstrap_hosts_and_a_peer_of_another_run_are_each_told() -> None:

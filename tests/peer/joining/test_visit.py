@@ -21,8 +21,8 @@ from dht.membership.reachability import in_words
 from dht.memory.host import EPOCH, identity_of
 from dht.presence.presence import Presence
 from peer import status
+from peer.contributors import Contributor
 from peer.errors import NobodyMet, NotAdmitted
-from peer.extras.credit.accounting.contributors import contributors
 from peer.joining.fetch import SeedFailures
 from peer.joining.link import Link
 from peer.joining.visit import (
@@ -41,7 +41,6 @@ from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
 from peer.storage.credentials import admission_terms, owner_key_path, owners_invite
 from tests.dht.presence.presence_swarm import RUN, Peer, Swarm, simulate
-from tests.peer.extras.credit.accounting.books import a_tally
 from tests.peer.statuses import BORIS, CLARA, a_status
 
 
@@ -169,7 +168,10 @@ def test_control_characters_in_a_status_are_refused(
 
 
 def test_the_largest_contributors_are_named_with_their_share() -> None:
-    rows = tuple(contributors(a_tally(fragments=1)))
+    rows = (
+        Contributor((PeerId("anna"),), "anna", 10, 667, {}),
+        Contributor((PeerId("boris"),), "boris", 5, 333, {}),
+    )
     seen = RunStatus("ab" * 32, (a_status(name="anna"),), {}, contributors=rows)
     assert "contributors: anna 66.7%, boris 33.3%" in status_lines(seen)
     told = seen.plain()["contributors"]

@@ -19,7 +19,6 @@ from peer.data.text.examples import example_tokens, packed
 from peer.data.text.formats import text_of
 from peer.data.text.tokenizing import ByteTokenizer, FileTokenizer
 from peer.errors import DataUnavailable, RunFileError
-from peer.extras.use.codec import ByteCodec, FormCodec
 from peer.model.recipes import build_model, build_optimizer, held_out_loss, next_token_loss
 from peer.model.recipes.chunked_loss import loss_in_chunks
 from peer.run_file.forms import Form, form_of
@@ -252,17 +251,6 @@ def test_micro_batches_have_the_gradient_of_the_whole_batch(tmp_path: Path, lean
     assert first is not None and bool(first.isfinite())
     model = build_model(run)
     torch.testing.assert_close(loss_in_chunks(model, batch), next_token_loss(model, batch))
-
-
-def test_messages_to_a_model_have_the_form_of_its_training() -> None:
-    codec = FormCodec(ByteCodec(), form_of("chat", None, None))
-    tokens = codec.messages(CHAT[1:4])
-    expected = "User: HÃ©?\nAssistant: Yes.0User: Why?\nAssistant: "
-    assert spoken([~token for token in tokens]) == expected
-    answer = FormCodec(
-        ByteCodec(), form_of("completion", None, {"prompt": "Q{content}A", "answer": "{content}"})
-    )
-    assert bytes(answer.messages([{"role": "user", "content": "?"}])) == b"Q?A"
 
 
 def test_the_exported_template_gives_the_text_of_the_training() -> None:

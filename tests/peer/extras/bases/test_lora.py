@@ -28,8 +28,8 @@ from peer.trainer.computing.engine import Engine
 from peer.trainer.computing.probing import probe
 from peer.trainer.needs import needs_of
 from peer.trainer.parameters import exchanged_tensors, frozen_parameters, recipe_layout
+from tests.peer.extras.bases.adapted_run import LORA, adapted_model, adapted_run
 from tests.peer.extras.bases.published_model import publish
-from tests.peer.model.adapted_run import LORA, adapted_model, adapted_run
 from tests.peer.model.export.exported_run import save_run
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")

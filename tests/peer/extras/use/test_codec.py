@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from peer.errors import DataUnavailable
-from peer.extras.use.codec import ByteCodec, Codec, codec_in, codec_of
+from peer.extras.use.codec import ByteCodec, Codec, FormCodec, codec_in, codec_of
 from peer.model.export.tokenizer import TokenizerFiles, bytes_tokenizer, tokenizer_of
+from peer.run_file.forms import form_of
 from tests.peer.model.export.exported_run import RUN
 
 pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
@@ -118,3 +119,18 @@ def test_pieces_of_a_tokenizer_with_merges_are_the_text(kind: str, tmp_path: Pat
     assert text.endswith("".join(shown)) and " words 🐟 written" in "".join(shown)
     assert all("\ufffd" not in piece for piece in shown)
     assert codec.size_bytes([*tokens, codec.end]) == len(text.encode())
+
+
+def test_messages_to_a_model_have_the_form_of_its_training() -> None:
+    codec = FormCodec(ByteCodec(), form_of("chat", None, None))
+    chat = [
+        {"role": "user", "content": "Hé?"},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": "Why?"},
+    ]
+    said = "User: Hé?\nAssistant: Yes.\0User: Why?\nAssistant: "
+    assert bytes(codec.messages(chat)).decode() == said
+    answer = FormCodec(
+        ByteCodec(), form_of("completion", None, {"prompt": "Q{content}A", "answer": "{content}"})
+    )
+    assert bytes(answer.messages([{"role": "user", "content": "?"}])) == b"Q?A"

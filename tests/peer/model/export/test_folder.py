@@ -15,8 +15,6 @@ from safetensors import safe_open
 
 from peer import cli
 from peer.errors import NotWritten, Unusable
-from peer.extras.credit.accounting import wire
-from peer.extras.credit.kept import save_tally
 from peer.model.export.card import card
 from peer.model.export.facts import Facts, Measured, facts_in_folder, spread
 from peer.model.export.folder import RUN_FILE, Export, check_exportable, write_folder
@@ -28,7 +26,6 @@ from peer.run_file.sections import CustomModel, RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
 from peer.storage.outer_state import load_outer
-from tests.peer.extras.credit.accounting.books import a_tally
 from tests.peer.model.export.exported_run import LLAMA, RUN, save_run, trained_model
 from tests.peer.model.export.full_disk import files_of_at_most
 
@@ -252,15 +249,3 @@ def test_a_run_without_a_tokenizer_is_exported_without_one(tmp_path: Path) -> No
     card = (tmp_path / "model" / "README.md").read_text()
     assert "AutoTokenizer" not in card and "names no tokenizer" in card
     assert not (tmp_path / "model" / "tokenizer.json").exists()
-
-
-def test_the_card_lists_contributors_by_the_names_that_they_signed(tmp_path: Path) -> None:
-    outer = save_run(tmp_path)
-    tally = a_tally(fragments=len(outer.states), run=RUN.run_id)
-    save_tally(tmp_path, wire.encode(tally.part))
-    facts = facts_in_folder(tmp_path, outer)
-    text = card(outer, facts, tokenizer="bytes", dtype="fp32", kind="Gpt")
-    assert "## Contributors\n" not in card(outer, Facts(), tokenizer=None, dtype="fp32", kind="Gpt")
-    assert "| anna | " in text and "| boris | 5 | " in text
-    assert "cla" not in text, "a name that its peer has not signed for this list"
-    assert "| peers | 2 peers, listed below |" in text

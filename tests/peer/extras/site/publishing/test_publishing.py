@@ -35,9 +35,9 @@ from peer.run_file.sections import CustomModel
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
 from peer.storage.outer_state import load_outer, outer_content
+from tests.peer.extras.bases.adapted_run import adapted_model, adapted_run
 from tests.peer.extras.bases.published_model import publish as publish_base
 from tests.peer.extras.site.publishing.hub_server import TOKEN, Hub, hub_server
-from tests.peer.model.adapted_run import adapted_model, adapted_run
 from tests.peer.model.export.exported_run import RUN, save_run
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="the extra 'hf' is not installed")

@@ -16,8 +16,8 @@ from peer.trainer.loop import Outcome, Stop, TrainerSettings, train
 from peer.trainer.preflight import examine
 from peer.trainer.settings import JoinSettings
 from tests.peer.agent.lone_agents import AGENT
+from tests.peer.extras.bases.adapted_run import adapted_run
 from tests.peer.extras.bases.published_model import publish
-from tests.peer.model.adapted_run import adapted_run
 
 pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="the extra 'hf' is not installed")
 """Not by an import, which takes two seconds in every worker that collects tests."""
