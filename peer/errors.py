@@ -36,6 +36,11 @@ class ExitCode(IntEnum):
         return self in (ExitCode.DONE, ExitCode.USAGE, ExitCode.REFUSED)
 
 
+def explained(text: str, section: str) -> str:
+    """A message, and the command that prints the section of the documents about it."""
+    return f"{text} (shoal docs {section})"
+
+
 def one_line(error: BaseException) -> str:
     """The text of an error of another library, for a sentence of ours."""
     return " ".join(str(error).split())[:300] or type(error).__name__

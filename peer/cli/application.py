@@ -20,7 +20,7 @@ from typer import Option
 from typer.core import TyperGroup
 
 from dht.errors import AddressError, DhtError, KeyFileError
-from peer.errors import ExitCode, PeerError
+from peer.errors import ExitCode, PeerError, explained
 
 Json = Annotated[bool, Option("--json", help="Print one JSON object.")]
 JsonLines = Annotated[bool, Option("--json", help="Print one JSON object per line.")]
@@ -270,7 +270,7 @@ def _with_section(error: Exception) -> str:
     from peer.documents import section_of
 
     section = section_of(error)
-    return f"{error} (shoal docs {section})" if section else str(error)
+    return explained(str(error), section) if section else str(error)
 
 
 # Since 0.16 typer has its own copy of click and exports only a subclass of this class.

@@ -152,8 +152,7 @@ def given_up(event: Fields) -> str:
     """The number of tokens that this peer lost by changing sides, and why it did."""
     return (
         f"lost {count_text(float(event['tokens']))} tokens of its work (discarded: apart): they "
-        "were merged in versions from which the others do not go on; see "
-        "'shoal docs nobody-on-line'"
+        "were merged in versions from which the others do not go on"
     )
 
 

@@ -299,7 +299,7 @@ _SHOWN_PROBLEMS_OF_A_ROUND = _rows(
             "peer, mine:tokens, theirs:tokens",
             "stays apart from the side of {peer}, with {theirs} tokens since the two parted and "
             "{mine} here: too few peers that count here have signed its version of fragment "
-            "{fragment}; see 'shoal docs nobody-on-line'",
+            "{fragment}",
         ),
         "work_lost": ("tokens, reason", sentences.work_lost),
     },
@@ -721,6 +721,21 @@ TABLE: Mapping[str, Event] = {
 }
 
 
+_WARNINGS = """
+agent_died cache_unreadable cache_unwritable catch_up_failed checkpoint_failed clock_off
+codecs_not_compiled compile_failed convicted discarded disk_full diverged drain_cut_short
+export_failed founded_apart frozen_differs given_up hello_refused identity_in_use invite_ends
+jump_allowed jump_refused left_apart link_limited loop_mistake nobody_reduces not_a_commit
+not_admitted not_finite not_measured optimizer_not_restored outdated page_not_served port_taken
+proof_not_kept publish_failed same_batches spot_check_failed state_in_memory stays_apart
+trainer_rests went_over work_lost
+"""
+
+EXPLAINED = frozenset(_WARNINGS.split())
+"""Warnings: somebody may have to act. The screen names their section of the documents, which has
+the name of the event with hyphens."""
+
+
 def audience_of(name: str) -> Audience:
     """The audience of an event; events of other versions are part of every story."""
     return TABLE[name].audience if name in TABLE else ROUND | Audience.SCREEN
@@ -741,7 +756,10 @@ def on_screen(event: Fields) -> str | None:
     if not row.audience & Audience.SCREEN:
         return None
     text = worded(row.on_screen or row.sentence, event)
-    return _unknown(event) if text is None else text
+    if text is None:
+        text = _unknown(event)
+    section = row.name.replace("_", "-")
+    return f"{text} (shoal docs {section})" if row.name in EXPLAINED else text
 
 
 def own_offer(event: Fields) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from peer.errors import LoopMistake, LoopWarning
+from peer.errors import LoopMistake, LoopWarning, explained
 from peer.model.naming import named_parameters
 from peer.trainer.parameters import is_whole, trained_parameters
 
@@ -77,7 +77,7 @@ def checked_optimizers(
     )
     if strict:
         raise LoopMistake("optimizer", text)
-    warnings.warn(text, LoopWarning, stacklevel=4)
+    warnings.warn(explained(text, "loop-mistake"), LoopWarning, stacklevel=4)
     return optimizers
 
 

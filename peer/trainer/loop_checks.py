@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
 from peer.bridge.messages import BATCH, SEED
-from peer.errors import LoopMistake, LoopWarning
+from peer.errors import LoopMistake, LoopWarning, explained
 from peer.model.naming import local_part, named_parameters, saved_buffers
 from peer.run_file.schedule import Rates
 from peer.trainer.arguments import listed
@@ -98,7 +98,7 @@ class LoopChecks:
         self._tell(mistake, text)
         if self._strict and mistake in STRICT:
             raise LoopMistake(mistake, text)
-        warnings.warn(text, LoopWarning, stacklevel=4)
+        warnings.warn(explained(text, "loop-mistake"), LoopWarning, stacklevel=4)
 
     # --- at each step -------------------------------------------------------------------------
 
@@ -302,8 +302,11 @@ def warn_unless_entered(optimizers: Sequence[torch.optim.Optimizer]) -> Callable
     def stepped(optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> None:
         hook.remove()
         warnings.warn(
-            "the run was joined and not entered, so nothing is exchanged: write "
-            "`with peer.join(...) as run:` around the loop",
+            explained(
+                "the run was joined and not entered, so nothing is exchanged: write "
+                "`with peer.join(...) as run:` around the loop",
+                "loop-mistake",
+            ),
             LoopWarning,
             stacklevel=3,
         )

@@ -24,7 +24,7 @@ from peer.bridge.agent_process import AgentProcess
 from peer.bridge.messages import Begin, Phase, Tensor
 from peer.bridge.shared_memory import SharedTensors
 from peer.data.feed import Feed
-from peer.errors import LeftEarly, RunUnreachable, remade
+from peer.errors import LeftEarly, RunUnreachable, explained, remade
 from peer.events.names import printable
 from peer.joining.find import ask_peers
 from peer.joining.link import FoundRun, find_run
@@ -244,7 +244,7 @@ def _open_home(settings: JoinSettings, found: FoundRun, stack: ExitStack) -> _Ho
         stack.enter_context(occupied(directory, found.run, "learner"))
     if not settings.quiet:
         for text in look_at_files(directory).told:
-            warnings.warn(text, stacklevel=2)
+            warnings.warn(explained(text, "checkpoint-damaged"), stacklevel=2)
     with peer_folder(directory):
         identity = Identity.load_or_create(directory / KEY)
         credential = own_credential(

@@ -29,7 +29,7 @@ from peer import signals
 from peer.bridge.messages import Fields
 from peer.data.batches.sequences import Data, Sequences
 from peer.data.feed import Feed
-from peer.errors import LoopWarning
+from peer.errors import LoopWarning, explained
 from peer.run_file.schedule import Rates
 from peer.run_file.sections import RunFile
 from peer.storage.inner_saves import InnerSaves
@@ -201,8 +201,11 @@ class Rank(abc.ABC):
         failed: BaseException | None = getattr(sys, "last_value", None)
         if failed is None and not self._terminated:
             warnings.warn(
-                "the program ends without run.close(), which is called now: call it after the "
-                "loop, and save the model after it",
+                explained(
+                    "the program ends without run.close(), which is called now: call it after the "
+                    "loop, and save the model after it",
+                    "loop-mistake",
+                ),
                 LoopWarning,
                 stacklevel=1,
             )

@@ -46,7 +46,7 @@ from peer.bridge.messages import (
     Restore,
 )
 from peer.data.batches.sequences import Data
-from peer.errors import ExitCode, LeftEarly, LoopWarning, RunLost
+from peer.errors import ExitCode, LeftEarly, LoopWarning, RunLost, explained
 from peer.events.sentences import worded
 from peer.events.table import TABLE, Audience, audience_of, on_screen
 from peer.joining.link import event_of, is_news
@@ -235,8 +235,11 @@ class Run(Rank):
             except (OSError, SafetensorError) as error:
                 problem = f"{self._news.exported}: {error}"
         warnings.warn(
-            f"the model holds this peer's own parameters and not the run's final ones: {problem}; "
-            "`shoal export` fetches the final ones",
+            explained(
+                "the model holds this peer's own parameters and not the run's final ones: "
+                f"{problem}; `shoal export` fetches the final ones",
+                "own-parameters",
+            ),
             stacklevel=3,
         )
 
@@ -378,8 +381,8 @@ class Run(Rank):
             self._stage.agent.send(Happened(str(event["event"]), fields))
 
     def _heard_same_batches(self, fields: Fields) -> None:
-        told = on_screen({"event": "same_batches", **fields})
-        warnings.warn(f"this peer {told}", LoopWarning, stacklevel=2)
+        told = f"this peer {on_screen({'event': 'same_batches', **fields})}"
+        warnings.warn(told, LoopWarning, stacklevel=2)
 
     def _heard_not_finite(self, fields: Fields) -> None:
         if self._checks is not None:

@@ -7,6 +7,7 @@ It is drawn from a ``View``, which ``shoal join`` and the demo fill. Texts of ot
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,9 @@ class View:
 NEWS_MIN, NEWS_MAX = 3, 12
 """Lines for events."""
 EVENT_LINES_MAX = 3
+SECTION = re.compile(r" \(shoal docs [\w-]+\)$")
+NAME_MAX = 24
+"""Of a section of the documents that a warning names, at most about this many letters."""
 FRAME = 2
 """Lines of a panel's border."""
 
@@ -114,8 +118,10 @@ def _own(view: View) -> list[str]:
 
 
 def _wrapped(text: str, width: int, *, most: int = 2) -> list[str]:
-    """``text`` wrapped to at most ``most`` lines."""
-    return textwrap.wrap(text, width, subsequent_indent="  ", max_lines=most, placeholder=" ...")
+    """``text`` wrapped to at most ``most`` lines. One that is cut keeps the section it names."""
+    section = SECTION.search(text) if width > 2 * NAME_MAX else None
+    end = f" ...{section[0]}" if section else " ..."
+    return textwrap.wrap(text, width, subsequent_indent="  ", max_lines=most, placeholder=end)
 
 
 def _lines(parts: Iterable[str], width: int) -> list[str]:

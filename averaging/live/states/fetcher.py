@@ -319,8 +319,12 @@ class Fetcher:
                     # Equal history and different bits: a bug, bad hardware, or a liar.
                     self.counters["digests_disagree"] += 1
                     reasons[peer] = "same lineage as the majority, other bits"
-                    said = "digests_disagree fragment=%d version=%d peer=%s"
-                    logger.warning(said, attempt.fragment, chosen.version, peer)
+                    logger.warning(
+                        "digests_disagree fragment=%d version=%d peer=%s",
+                        attempt.fragment,
+                        chosen.version,
+                        peer,
+                    )
                 else:
                     reasons[peer] = f"it has version {manifest.version}, most have another"
         return chosen

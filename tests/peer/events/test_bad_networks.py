@@ -25,7 +25,7 @@ SILENT = Outcome(parse("/ip4/203.0.113.9/tcp/4001"), "seed", "failed", "no answe
         (
             {"event": "work_lost", "fragment": 2, "tokens": 3136, "reason": "overwritten"},
             "lost 3.14 k tokens of work in fragment 2: its parameters were set to a version of the "
-            "others (overwritten)",
+            "others (overwritten) (shoal docs work-lost)",
         ),
         (
             {"event": "state_adopted", "fragment": 1, "version": 9, "how": "state"}

@@ -190,6 +190,13 @@ def test_a_long_event_is_shown_in_whole() -> None:
     assert event.replace(" ", "") in text.replace(" ", "")
 
 
+def test_a_warning_that_is_cut_keeps_the_section_that_it_names() -> None:
+    event = f"{'trouble ' * 40}(shoal docs disk-full)"
+    text = "\n".join(shown(replace(busy_view(), news=[event])))
+    assert "... (shoal docs disk-full)" in text
+    assert text.count("trouble") < 40
+
+
 def test_brackets_in_the_text_of_a_peer_are_not_markup() -> None:
     rude = row("[/x]", "[/]", None, None, None, 3, "[link=http://a.example]merged", 0.5)
     out = io.StringIO()
