@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# One more than there are processors: some tests wait. Two quiet processors take 4:20 to 4:50 with three, 5:10 beside other work.
-WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
+# Few tests wait, and each worker takes 20 s of a processor to collect them and to import torch and what belongs to it.
+WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() or 1))')
 INSTALLED := $(VENV)/.installed
 
 # Where it is set, every worker and every process of a test compiles all modules anew.

@@ -164,6 +164,7 @@ def test_a_host_that_closes_leaves_nothing_of_its_lane_behind() -> None:
     run(scenario())
 
 
+@pytest.mark.slow
 def test_a_peer_that_is_cut_off_loses_the_streams_of_its_lane() -> None:
     async def scenario() -> None:
         async with hosts(WITH_LANE, WITH_LANE) as (anna, boris):

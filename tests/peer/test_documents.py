@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 from dht.presence.dialler import DialLimited
@@ -37,6 +38,7 @@ INSIDE = {
 """Errors without a section, each with what happens instead of a message, or why it has none."""
 
 
+@cache
 def errors() -> set[str]:
     """The names of all classes of the source that extend an expected error."""
     bases: dict[str, set[str]] = {"ExpectedError": set()}
@@ -52,6 +54,7 @@ def errors() -> set[str]:
     return known
 
 
+@cache
 def sections() -> set[str]:
     """The names of sections that are given where an error is raised."""
     source = "\n".join(path.read_text() for path in (DOCS.parent / "peer").rglob("*.py"))

@@ -72,7 +72,7 @@ def assert_within_bound(name: str, values: Float32s, sizes: tuple[int, ...]) -> 
 
 
 @ALL
-@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e5, 1e37, 1e-30, 1e-37, 1e-44])
+@pytest.mark.parametrize("scale", [1.0, 1e37, 1e-37, 1e-44])
 def test_errors_are_within_the_stated_bound(name: str, scale: float) -> None:
     assert_within_bound(name, some_values(sum(SIZES), scale), SIZES)
 
@@ -184,7 +184,7 @@ def test_a_difference_is_encoded_as_if_it_had_been_made_first(name: str) -> None
 
 
 @ALL
-@pytest.mark.parametrize("weight", [1.0, 0.3, 1e-6, 1e20, 0.0])
+@pytest.mark.parametrize("weight", [0.3, 1e20, 0.0])
 @pytest.mark.parametrize("scale", [1.0, 1e10])
 def test_adding_multiplies_the_weight_into_the_scale(
     name: str, weight: float, scale: float
@@ -233,8 +233,8 @@ def scale_offsets(name: str, sizes: tuple[int, ...]) -> list[int]:
 
 
 @ALL
-@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("unit", [0, 4, 7, 11, 14])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("unit", [0, 7, 14])
 def test_a_value_that_is_not_finite_is_refused(name: str, bad: float, unit: int) -> None:
     values = some_values(sum(SIZES))
     values[sum(SIZES[:unit])] = bad

@@ -72,6 +72,7 @@ async def store_by_force(
     return bool(answer[0])
 
 
+@pytest.mark.slow  # six daemons; tests/contract/test_host.py finds records through others
 async def test_records_are_found_by_everybody_under_their_peers() -> None:
     async with hosts(6) as opened:
         stored = await asyncio.gather(

@@ -87,6 +87,7 @@ _watched(work, parse(TEXT), own, Options(plain=True))
 """
 
 
+@pytest.mark.slow  # tests/peer/test_signals.py: a second signal ends a process
 def test_a_second_signal_says_what_was_left_behind_and_is_no_crash(
     tmp_path: Path, processes: Processes
 ) -> None:

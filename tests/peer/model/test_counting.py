@@ -90,6 +90,7 @@ def count_huge(limit: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
         size_of(RunFile(model=HfModel(config=HUGE)))
 
 
+@pytest.mark.slow  # tests/peer/data/text/test_workers.py has the limits of a child
 def test_a_configuration_that_fills_the_memory_ends_only_the_child_and_fetches_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -641,7 +641,9 @@ async def newcomer_beside(greedy: int, *, since_s: float) -> float:
     return took_s
 
 
-@pytest.mark.parametrize(("greedy", "since_s"), [(4, 60.0), (40, 300.0)])
+@pytest.mark.parametrize(
+    ("greedy", "since_s"), [(4, 60.0), pytest.param(40, 300.0, marks=pytest.mark.slow)]
+)
 def test_greedy_identities_hardly_delay_a_newcomer_once_they_had_their_share(
     greedy: int, since_s: float
 ) -> None:

@@ -786,7 +786,8 @@ def test_no_size_that_is_measured_is_compiled_in_the_way_of_training(batch_size:
     assert set(compiling) == {"compile"}
 
 
-@pytest.mark.parametrize("most", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.slow  # what is remembered of memory that became less is shown below
+@pytest.mark.parametrize("most", [1, 3])
 def test_compiled_code_that_needs_more_memory_than_expected_is_made_for_fewer_sequences(
     most: int,
 ) -> None:
@@ -1309,6 +1310,7 @@ def test_a_micro_batch_that_ran_out_of_memory_is_not_chosen_after_comparing_prec
     assert engine.choices.micro_batch <= 3
 
 
+@pytest.mark.slow  # a compiler that fails, and two precisions, each by itself: above
 def test_a_processor_whose_compiler_fails_takes_the_faster_precision_all_the_same() -> None:
     torch._dynamo.reset()
 
