@@ -30,7 +30,7 @@ def ran(processes: Processes, home: Path, *command: str) -> str:
 
 
 def test_an_own_loop_founds_a_run_and_trains(processes: Processes, tmp_path: Path) -> None:
-    loop = (str(EXAMPLES / "own_loop.py"), "--steps", "150", "--pace", "0")
+    loop = (str(EXAMPLES / "own_loop.py"), "--steps", "80", "--pace", "0")
     output = ran(processes, tmp_path, *loop)
     assert "step 0  loss" in output
     assert output.count("others join with: the same program and the link 'shoal://") == 1

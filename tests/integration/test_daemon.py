@@ -310,6 +310,7 @@ def test_a_daemon_that_answers_no_longer_is_replaced(monkeypatch: pytest.MonkeyP
     run(scenario())
 
 
+@pytest.mark.slow  # dht/libp2p/test_hivemind_facts.py: protocols are served again
 def test_a_protocol_can_be_served_from_while_the_daemon_is_being_restarted() -> None:
     """A peer enters its run while its daemon restarts because nobody can dial it."""
 

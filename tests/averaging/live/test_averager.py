@@ -387,6 +387,7 @@ async def test_a_newcomer_on_a_slow_line_gets_a_state_that_takes_longer_than_cat
         assert clara.told("state_fetched") and not clara.told("fetch_failed")
 
 
+@pytest.mark.slow  # as a newcomer does, above
 async def test_a_peer_that_comes_back_on_a_slow_line_gets_a_state_that_takes_as_long() -> None:
     """It had the time of any line, and its pieces were of a version that was gone as well."""
     layout = Layout.build([TensorSpec("weight", (600, 500))], 1)
@@ -671,6 +672,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return known
 
 
+@pytest.mark.slow  # virtual/test_schedules.py: two leaders with split views make two versions
 async def test_two_halves_that_merged_apart_meld_and_agree_again(
     ahead: Counter[str], left: list[bool]
 ) -> None:

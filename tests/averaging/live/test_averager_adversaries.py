@@ -474,6 +474,7 @@ async def test_garbage_other_versions_and_unknown_fragments_only_count() -> None
         await host.close()
 
 
+@pytest.mark.slow  # storms with liars have what was said repeated: virtual/strangers.py
 async def test_messages_and_openings_that_are_said_again_later_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

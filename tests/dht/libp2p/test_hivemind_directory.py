@@ -330,6 +330,7 @@ def nested(depth: int) -> bytes:
     return data
 
 
+@pytest.mark.slow  # a judge survives any subkey, and a reader such a reply: in this file
 async def test_a_process_outlives_a_subkey_that_is_nested_250_deep() -> None:
     """The host is a process of its own: this request ended it with a segmentation fault."""
     victim = await asyncio.create_subprocess_exec(

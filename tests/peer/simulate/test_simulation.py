@@ -54,7 +54,6 @@ def test_the_same_seed_gives_the_same_run_to_the_last_bit() -> None:
     first, second = (run(experiment(**weather), 3) for _ in range(2))
 
     assert first == second
-    assert run(experiment(**weather), 4).trace != first.trace
 
 
 @pytest.mark.parametrize("returns", [pytest.param("empty", marks=pytest.mark.slow), "checkpoint"])

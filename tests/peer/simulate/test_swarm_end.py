@@ -87,7 +87,7 @@ def ended_by_date(*, count: int, group_size: int, seed: int, churn: float = 0.0)
     return result
 
 
-@pytest.mark.slow  # averaging/live/test_last_rounds.py: several groups end in agreement
+@pytest.mark.slow  # averaging/rules/test_final_mix.py: several groups end on one lineage
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_run_that_ends_by_date_has_one_model_soon_after_it(seed: int) -> None:
     result = ended_by_date(count=20, group_size=8, seed=seed, churn=0.03)

@@ -77,12 +77,12 @@ def of_empty_messages(folder: Path) -> FilesData:
 BOMBS = [
     of_text,
     pytest.param(of_one_batch, marks=pytest.mark.slow),
-    of_prefixes,
+    pytest.param(of_prefixes, marks=pytest.mark.slow),
     pytest.param(of_completions, marks=pytest.mark.slow),
     pytest.param(of_chats, marks=pytest.mark.slow),
     of_empty_messages,
 ]
-"""The slow ones are dictionaries as the first one is, in other places."""
+"""The slow ones are repetitions as the first one is, in other places."""
 
 
 def write(folder: Path, table: Any, **how: Any) -> None:

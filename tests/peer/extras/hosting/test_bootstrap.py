@@ -71,6 +71,7 @@ def test_a_bootstrap_peer_announces_the_given_addresses(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow  # dht/presence/test_presence.py: it introduces the members of each run
 def test_a_bootstrap_peer_introduces_the_peers_of_a_run_and_counts_them(tmp_path: Path) -> None:
     async def main() -> None:
         settings = replace(local(tmp_path), relay_bytes_s=2e6, lane_port=free_port())

@@ -1269,6 +1269,7 @@ def test_a_processor_with_two_precisions_takes_the_faster_one() -> None:
         assert kept[0].choices == engine.choices == Choices(precision=wanted, micro_batch=7)
 
 
+@pytest.mark.slow  # it computes for the time that it pretends to take
 def test_precisions_are_compared_by_so_many_sequences_that_casting_weights_counts_little(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
