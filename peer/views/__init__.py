@@ -8,6 +8,7 @@
     connections  bounds of the connections of a page's server
     page_address  where the pages are served
     page.html   the page for people
+    drawing.js  what this page and the public one of a run are drawn with
     agent_page  checks, metrics and content of the pages of a learner or keeper
     sinks       curves in TensorBoard, Weights & Biases and Kubeflow
 

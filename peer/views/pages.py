@@ -121,7 +121,7 @@ async def serve_pages(
 
     page, token = "", None
     if content is not None:
-        page = files("peer.views").joinpath("page.html").read_text(encoding="utf-8")
+        page = page_text()
         token = None if address.is_local else _token(content.token_file)
     application = web.Application(client_max_size=0, middlewares=[_guard(address, token)])
     application.add_routes(
@@ -136,6 +136,17 @@ async def serve_pages(
     )
     async with serve(application, address) as served:
         yield served.url + ("" if token is None else f"?token={token}")
+
+
+def drawing_text() -> str:
+    """The script that all pages are drawn with."""
+    return files("peer.views").joinpath("drawing.js").read_text(encoding="utf-8")
+
+
+def page_text() -> str:
+    """The page for people, in one file: it loads nothing."""
+    text = files("peer.views").joinpath("page.html").read_text(encoding="utf-8")
+    return text.replace("// drawing.js\n", drawing_text())
 
 
 @asynccontextmanager

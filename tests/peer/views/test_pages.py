@@ -9,7 +9,6 @@ import re
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,7 +18,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from dht.bounded_mapping import BoundedMapping
 from peer.views.page_address import PageAddress, PageError, parse_page
-from peer.views.pages import Check, Content, serve_pages, table_metrics
+from peer.views.pages import Check, Content, page_text, serve_pages, table_metrics
 
 Fetch = Callable[[str], Awaitable[tuple[int, str]]]
 
@@ -211,7 +210,7 @@ def test_what_peers_say_can_neither_load_nor_run_anything_on_the_page(tmp_path: 
 
 
 def test_the_page_loads_nothing_from_other_hosts() -> None:
-    page = files("peer.views").joinpath("page.html").read_text()
+    page = page_text()
     assert set(re.findall(r"https?://[^\"' ]+", page)) == {"http://www.w3.org/2000/svg"}
     assert "innerHTML" not in page, "what peers say must never become markup"
 

@@ -1,38 +1,8 @@
-"use strict";
-// Everything that peers say ends up in textContent: nothing of it is ever markup.
-const $ = id => document.getElementById(id);
-const svg = "http://www.w3.org/2000/svg";
 const wanted = new URLSearchParams(location.search).get("run");
 const of = path => wanted ? path + "?" + new URLSearchParams({run: wanted}) : path;
 let byTime = false, shown = null;
 
-function make(name, fields, ...inside) {
-  const element = document.createElement(name);
-  Object.assign(element, fields);
-  element.append(...inside);
-  return element;
-}
-function draw(parent, name, fields, text) {
-  const element = document.createElementNS(svg, name);
-  for (const [key, value] of Object.entries(fields)) element.setAttribute(key, value);
-  if (text !== undefined) element.textContent = text;
-  parent.append(element);
-  return element;
-}
-function short(value, units) {
-  let index = 0;
-  while (Math.abs(value) >= 1000 && index < units.length - 1) { value /= 1000; index++; }
-  return (value >= 100 || Number.isInteger(value) ? value.toFixed(0) : value.toPrecision(3)) + units[index];
-}
-const count = value => value == null ? "?" : short(value, ["", " k", " M", " G", " T"]);
-const bytes = value => short(value, [" B", " kB", " MB", " GB", " TB"]);
 const date = at => new Date(at * 1000).toISOString().slice(0, 16).replace("T", " ");
-function ago(seconds) {
-  const s = Math.max(0, seconds);
-  if (s < 90) return Math.round(s) + " s";
-  if (s < 5400) return Math.round(s / 60) + " min";
-  return s < 172800 ? Math.round(s / 3600) + " h" : Math.round(s / 86400) + " days";
-}
 // Only addresses that a browser opens as a page or a letter become links.
 function anchor(text, label) {
   if (/^[^\s@:\/]+@[^\s@]+$/.test(text)) return make("a", {href: "mailto:" + text, textContent: label || text});
@@ -73,16 +43,6 @@ function join(page) {
     $("code").src = of("qr.svg");
   }
 }
-// Pictures are drawn as wide as they are shown, so that their texts can be read on a phone.
-const wide = id => Math.max(280, $(id).clientWidth);
-// Round steps for an axis: 1, 2 or 5 times a power of ten.
-function steps(low, high, most) {
-  const raw = (high - low) / most || 1, power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].find(each => each * power >= raw) * power, found = [];
-  // Counted: of numbers that are too large for the step, the sum would stand still.
-  for (let at = Math.ceil(low / step) * step; at <= high + step / 1e6 && found.length <= 10 * most; at += step) found.push(at);
-  return found;
-}
 // The run's count stands still between merges: its losses meanwhile are one point, their mean.
 function perCount(points) {
   const found = [];
@@ -100,48 +60,42 @@ function chart(page) {
   const x = point => byTime ? point.at : point.tokens;
   const xs = all.map(x), ys = all.map(point => point.loss);
   const [x0, x1, y0, y1] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
-  const width = wide("loss"), [left, top, right, bottom] = [46, 8, width - 14, 230], pad = (y1 - y0 || 1) * .06;
+  const width = wide($("loss")), [left, top, right, bottom] = [46, 8, width - 14, 230], pad = (y1 - y0 || 1) * .06;
   const px = value => left + (right - left) * (x1 > x0 ? (value - x0) / (x1 - x0) : .5);
   const py = value => bottom - (bottom - top) * (value - y0 + pad) / (y1 - y0 + 2 * pad || 1);
-  const picture = document.createElementNS(svg, "svg");
-  picture.setAttribute("viewBox", "0 0 " + width + " 256");
-  picture.setAttribute("role", "img");
-  picture.setAttribute("aria-label", "loss over " + (byTime ? "time" : "tokens"));
-  for (const level of steps(y0 - pad, y1 + pad, 5)) {
-    draw(picture, "line", {class: "grid", x1: left, x2: right, y1: py(level), y2: py(level)});
-    draw(picture, "text", {class: "level", x: left - 6, y: py(level) + 4, "text-anchor": "end"}, String(+level.toPrecision(6)));
+  const drawn = picture(width, 256, "loss over " + (byTime ? "time" : "tokens"));
+  for (const level of ticks(y0 - pad, y1 + pad, 5).found) {
+    draw(drawn, "line", {class: "grid", x1: left, x2: right, y1: py(level), y2: py(level)});
+    draw(drawn, "text", {class: "level", x: left - 6, y: py(level) + 4, "text-anchor": "end"}, String(+level.toPrecision(6)));
   }
   const span = x1 - x0, label = at => byTime ? (span > 172800 ? date(at).slice(0, 10) : date(at).slice(5)) : count(at);
-  const marks = byTime ? [x0, (x0 + x1) / 2, x1] : steps(x0, x1, width / 130);
+  const marks = byTime ? [x0, (x0 + x1) / 2, x1] : ticks(x0, x1, width / 130).found;
   for (const [index, at] of (span ? marks : [x0]).entries()) {
     if (byTime && span && width < 420 && index === 1) continue;
     const anchored = byTime && span ? ["start", "middle", "end"][index] : px(at) > right - 24 ? "end" : px(at) < left + 24 ? "start" : "middle";
-    draw(picture, "text", {x: px(at), y: 250, "text-anchor": anchored}, label(at));
+    draw(drawn, "text", {x: px(at), y: 250, "text-anchor": anchored}, label(at));
   }
   for (const [name, points] of curves) {
-    draw(picture, "polyline", {class: name, points: points.map(p => px(x(p)).toFixed(1) + "," + py(p.loss).toFixed(1)).join(" ")});
+    draw(drawn, "polyline", {class: name, points: points.map(p => px(x(p)).toFixed(1) + "," + py(p.loss).toFixed(1)).join(" ")});
     if (points.length && (name === "held" || points.length === 1)) for (const p of points.length > 40 ? points.slice(-1) : points)
-      draw(picture, "circle", {class: name, cx: px(x(p)), cy: py(p.loss), r: 3});
+      draw(drawn, "circle", {class: name, cx: px(x(p)), cy: py(p.loss), r: 3});
   }
-  $("loss").replaceChildren(picture);
+  $("loss").replaceChildren(drawn);
   show("heldkey", page.held_out.length > 0);
 }
 function days(page) {
   if (!show("daysbox", page.days.length > 0)) return;
-  const width = wide("days"), list = page.days.slice(-Math.floor(width / 9)), most = Math.max(...list.map(day => day.tokens), 1);
-  const picture = document.createElementNS(svg, "svg"), step = Math.min(60, (width - 16) / list.length);
-  picture.setAttribute("viewBox", "0 0 " + width + " 150");
-  picture.setAttribute("role", "img");
-  picture.setAttribute("aria-label", "tokens merged on each day");
+  const width = wide($("days")), list = page.days.slice(-Math.floor(width / 9)), most = Math.max(...list.map(day => day.tokens), 1);
+  const drawn = picture(width, 150, "tokens merged on each day"), step = Math.min(60, (width - 16) / list.length);
   for (const [index, day] of list.entries()) {
     const height = 100 * day.tokens / most;
-    const bar = draw(picture, "rect", {class: "day", x: 8 + index * step, y: 124 - height, width: Math.max(1, step - 3), height, rx: 2});
+    const bar = draw(drawn, "rect", {class: "day", x: 8 + index * step, y: 124 - height, width: Math.max(1, step - 3), height, rx: 2});
     draw(bar, "title", {}, day.date + ": " + count(day.tokens));
   }
-  draw(picture, "text", {x: 8, y: 144}, list[0].date);
-  if (list.length > 4) draw(picture, "text", {x: 8 + list.length * step, y: 144, "text-anchor": "end"}, list.at(-1).date);
-  draw(picture, "text", {x: 8, y: 14}, "at most " + count(most) + "; " + list.at(-1).date + ": " + count(list.at(-1).tokens));
-  $("days").replaceChildren(picture);
+  draw(drawn, "text", {x: 8, y: 144}, list[0].date);
+  if (list.length > 4) draw(drawn, "text", {x: 8 + list.length * step, y: 144, "text-anchor": "end"}, list.at(-1).date);
+  draw(drawn, "text", {x: 8, y: 14}, "at most " + count(most) + "; " + list.at(-1).date + ": " + count(list.at(-1).tokens));
+  $("days").replaceChildren(drawn);
 }
 function latest(page) {
   const newest = page.latest;

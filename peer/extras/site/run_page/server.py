@@ -30,7 +30,7 @@ from aiohttp.typedefs import Handler
 from peer.extras.site.publishing.shelf import FEED, published
 from peer.extras.site.run_page.content import RunPage
 from peer.views.page_address import PageAddress, PageError
-from peer.views.pages import serve
+from peer.views.pages import drawing_text, serve
 
 FRESH_S = 5.0
 RATE_PER_S = 100.0
@@ -105,6 +105,8 @@ class _Server:
             path: (files("peer.extras.site.run_page").joinpath(name).read_bytes(), kind)
             for path, (name, kind) in _FILES.items()
         }
+        script, kind = self._files["/page.js"]
+        self._files["/page.js"] = drawing_text().encode() + script, kind
 
     def application(self) -> web.Application:
         made = web.Application(client_max_size=0, middlewares=[self._guard])
