@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, TypeAlias, get_type_hints
@@ -414,6 +414,24 @@ def merges_alone_from(at: float) -> str:
     begins = datetime.fromtimestamp(60 * math.ceil(at / 60)).astimezone()
     is_today = begins.date() == datetime.now().astimezone().date()
     return f"merges by itself from {begins:%H:%M}{'' if is_today else f' of {begins:%Y-%m-%d}'} on"
+
+
+def time_left_s(
+    *,
+    tokens_left: float | None,
+    step_tokens: float,
+    step_times_s: Sequence[float],
+    date_left_s: float | None,
+) -> float | None:
+    """Time until the run ends, by its tokens or its date; ``None`` if it has no end.
+
+    ``step_times_s``: those of all peers that train, each on ``step_tokens`` tokens a step.
+    """
+    speed = sum(step_tokens / step_s for step_s in step_times_s if step_s > 0)
+    ends = [] if date_left_s is None else [date_left_s]
+    if tokens_left is not None and speed > 0:
+        ends.append(tokens_left / speed)
+    return max(0.0, min(ends)) if ends else None
 
 
 def state_in_words(role: str, phase: str, *, rests: bool = False) -> str:

@@ -402,6 +402,17 @@ def torch_below_peer(modules: Modules) -> list[str]:
     ]
 
 
+def agents_with_a_trainer(modules: Modules) -> list[str]:
+    """The agent is a process without torch: it knows its trainer by messages alone."""
+    return [
+        f"{module.name}:{line} imports {target}"
+        for module in ours(modules)
+        if module.room == "peer.agent"
+        for target, line in targets(module, modules)
+        if target.startswith("peer.trainer")
+    ]
+
+
 def loops_elsewhere(modules: Modules) -> list[str]:
     return [
         f"{module.name}:{each.line} imports uvloop"
@@ -818,6 +829,10 @@ RULES: dict[Rule, Modules] = {
         averaging__live__averager="def run(machine):\n    machine._take()",
     ),
     hivemind_elsewhere: planted(dht__libp2p__hivemind_host="import hivemind.p2p"),
+    agents_with_a_trainer: planted(
+        peer__agent__agent="from peer.trainer.needs import needs_of",
+        peer__trainer__needs="",
+    ),
     torch_below_peer: planted(averaging__numbers__codec="from torch import Tensor"),
     loops_elsewhere: planted(peer__agent__station="import uvloop"),
     strange_extras: planted(peer__cli__families="extras('credit.comands')"),

@@ -56,12 +56,11 @@ from peer.rules.ending import seconds_left
 from peer.rules.leaving import Departure
 from peer.rules.reach import Untested
 from peer.rules.releases import outdated
-from peer.status import BANNED_MAX, WORDS_MAX, PeerRow, PeerStatus
+from peer.status import BANNED_MAX, WORDS_MAX, PeerRow, PeerStatus, time_left_s
 from peer.storage.address import keep_link, keep_port, kept_port, listen_briefly, with_port
 from peer.storage.credentials import DIRECTIVES_FILE, check_admitted
 from peer.storage.home import PEERS
 from peer.storage.proofs import ProofFolder
-from peer.trainer.computing.speed import time_left_s
 from peer.views import agent_page
 from peer.views.page_address import PageAddress, PageError, parse_page
 from peer.views.pages import Content, serve_pages

@@ -1,8 +1,7 @@
 """Enforcing the limits that the owner of a machine has set, while a peer runs.
 
     enforcement     ``Guest``: reads the limits, counts traffic, gives the verdict. Start here
-    container       processors whose time a container may use
-    state_place     facts that decide where the run's state is kept
+    state_place     memory and disk for a run's state, and the processors of a container
     other_programs  the shares of processors and accelerators that programs other than Shoal use
 
 In come ``limits.json`` in the peer's folder, the traffic of its two gates, and the clock; out go

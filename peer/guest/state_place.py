@@ -1,8 +1,11 @@
-"""The facts of this machine that decide where the run's state is kept."""
+"""What this machine, or its container, has: memory and disk for a run's state, and processors."""
 
 from __future__ import annotations
 
+import math
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import psutil
@@ -47,3 +50,25 @@ def file_system(folder: Path) -> str:
     whole = folder.resolve()
     mounted = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}
     return next((mounted[each] for each in (whole, *whole.parents) if each in mounted), "")
+
+
+TIME_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+"""Processor time that a container may use in each period, a file of Linux' control groups."""
+
+
+def container_processors(limit: Path = TIME_LIMIT) -> int | None:
+    """Number of processors whose time a container may use, rounded up; ``None`` without a limit.
+
+    Libraries do not look at it: torch begins a thread for each core that it may run on. Those are
+    no more than the processors that the container is bound to, which may be fewer than the limit.
+    """
+    try:
+        quota, period = limit.read_text(encoding="ascii").split()
+        processors = max(1, math.ceil(int(quota) / int(period)))
+    except (OSError, ValueError):  # no such limit, or "max"
+        return None
+    return min(processors, _bound_to())
+
+
+def _bound_to() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else sys.maxsize

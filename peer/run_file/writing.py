@@ -12,8 +12,13 @@ import msgspec
 
 from peer.run_file.declaring import fields_of
 from peer.run_file.sections import RunFile, default_of
-from peer.run_file.setting_rules import description_of, rule_of, section_in_list, sections_of
-from peer.run_file.toml_lines import TomlLines
+from peer.run_file.setting_rules import (
+    TomlLines,
+    description_of,
+    rule_of,
+    section_in_list,
+    sections_of,
+)
 
 _TITLES = {
     "model": "What is trained",

@@ -13,8 +13,7 @@ from peer.quantities import bytes_text, count_text, plural
 from peer.run_file.base import base_of
 from peer.run_file.merging import Outer
 from peer.run_file.sections import GptModel, HfModel, RunFile
-from peer.trainer.computing.choices import FREE_FRACTION
-from peer.trainer.computing.speed import flops_per_token, peak_flops
+from peer.trainer.computing.choices import FREE_FRACTION, flops_per_token, peak_flops
 from peer.trainer.parameters import recipe_layout, statistics_of
 
 AGENT_BYTES = 450e6

@@ -439,7 +439,7 @@ class Rank(abc.ABC):
         self._resting = tell
 
     def watch_device(self, use: Callable[[], DeviceUse]) -> None:
-        """Set a function that reads the state of the device, for ``speed``."""
+        """Set a function that reads the state of the device, for ``status``."""
         self._device_use = use
 
     @property

@@ -26,7 +26,7 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -57,7 +57,6 @@ from peer.status import PeerRow, PeerStatus, Training
 from peer.storage.inner_state import Optimizers
 from peer.trainer.arguments import check_is_whole
 from peer.trainer.computing.late import LateValue
-from peer.trainer.computing.speed import first_merges, steps_to_merge
 from peer.trainer.loop_checks import FirstBatch, Mistake, restart_broken_moments
 from peer.trainer.news import News
 from peer.trainer.parts import Conditions, Parts, arrive, open_parts
@@ -543,6 +542,19 @@ class Run(Rank):
     def run_now(self) -> RunFile:
         """The run file with the amendments of its owner that this trainer follows."""
         return self._run_now or self.run_file
+
+
+def steps_to_merge(merged_at: Sequence[int], *, cycle: int, steps: int) -> int:
+    """Own steps until the next merge is expected; 0 if one is due.
+
+    ``merged_at``: the step at which each fragment was last merged. Each is merged once per cycle.
+    """
+    return max(0, min(merged_at) + cycle - steps)
+
+
+def first_merges(fragments: int, cycle: int) -> list[int]:
+    """``merged_at`` of a peer that has just begun: its merges are spread over the first cycle."""
+    return [-(index * cycle) // fragments for index in range(fragments)]
 
 
 def _print(event: str, fields: Fields) -> None:

@@ -1,8 +1,8 @@
 """Views: what people and programs see of a running peer.
 
     event_log   ``events.jsonl``: writing and reading event logs
-    progress    figures of this peer's own part, for ``--json`` and as text
-    watch       reporters for ``shoal join``: screen, sentences, JSON lines. Start here
+    watch       reporters for ``shoal join``: screen, sentences, JSON lines with the figures.
+                Start here
     screen      drawing the screen from a ``View``
     pages       HTTP server of /healthz, /readyz, /metrics and the page for people
     connections  bounds of the connections of a page's server

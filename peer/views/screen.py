@@ -21,11 +21,23 @@ from rich.text import Text
 from peer.events.names import printable
 from peer.quantities import bytes_text, count_text, duration_text, fates_text, plural
 from peer.status import PeerRow, PeerStatus, merges_alone_from
-from peer.views.progress import ON_A_LINE
 
 _BARS = " ▁▂▃▄▅▆▇█"
 CURVE = 2
 """Rows of the loss curve."""
+
+
+ON_A_LINE = (
+    "tokens_per_s",
+    "share_of_peak",
+    "time_left_s",
+    "next_merge_s",
+    "processor_share",
+    "device_bytes",
+    "temperature_c",
+    "preparing",
+)
+"""Figures of the speed on the screen and on the line of progress, as far as they are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import msgspec
 from rich.live import Live
@@ -22,17 +23,10 @@ from rich.text import Text
 from peer.bridge.messages import Fields
 from peer.events.names import Names, printable
 from peer.events.table import on_screen, own_offer
-from peer.quantities import peers_text, rounded_shares
-from peer.status import PeerRow, PeerStatus
+from peer.quantities import bytes_text, count_text, fates_text, peers_text, plural, rounded_shares
+from peer.status import PeerRow, PeerStatus, merges_alone_from
 from peer.views.event_log import plain
-from peer.views.progress import (
-    cut_short_text,
-    done,
-    outcome_text,
-    progress,
-    progress_line,
-)
-from peer.views.screen import View, draw
+from peer.views.screen import ON_A_LINE, View, draw
 
 if TYPE_CHECKING:
     from peer.trainer.loop import Outcome
@@ -289,3 +283,58 @@ class ScreenReporter(Reporter):
 
     def done(self, outcome: Outcome) -> None:
         self._live.update(Text(outcome_text(outcome)), refresh=True)
+
+
+def progress(status: PeerStatus) -> dict[str, Any]:
+    """The record ``progress``, which ``--json`` prints once a second."""
+    return {"event": "progress", "peer": status.peer, **status.figures()}
+
+
+def done(outcome: Outcome) -> dict[str, Any]:
+    """The record ``done``, which ``--json`` prints at the end."""
+    return {
+        "event": "done",
+        "peer": outcome.status.peer,
+        "finished": outcome.finished,
+        "stopped": outcome.stopped,
+        "directory": str(outcome.directory),
+        **outcome.status.figures(),
+    }
+
+
+def progress_line(status: PeerStatus) -> str:
+    """The progress as a line of text."""
+    loss = "-" if status.loss is None else f"{status.loss:.3f}"
+    until = status.alone_until
+    alone = "" if until is None else f"  alone: {merges_alone_from(until)}"
+    return (
+        f"step {status.steps}  loss {loss}  {peers_text(status.peers)}  "
+        f"{count_text(status.global_tokens)} tokens merged  {plural(status.rounds, 'round')}"
+        f"  sent {bytes_text(status.bytes_sent)}  blocked {status.blocked_fraction:.2%}"
+        f"{''.join(f'  {text}' for text in status.words(ON_A_LINE))}{alone}"
+    )
+
+
+def cut_short_text(run: Run) -> str:
+    """The last line of a peer that was told twice to stop."""
+    pending = run.status.fates.get("pending", 0.0)
+    return (
+        f"stopped at once: {count_text(pending)} tokens of this peer were not merged and count as "
+        f"left too early; files in {run.directory}, from where the same command goes on"
+    )
+
+
+def outcome_text(outcome: Outcome) -> str:
+    how = "the run is over" if outcome.finished else "left the run"
+    status = outcome.status
+    held_out = "" if status.held_out is None else f", held-out loss {status.held_out}"
+    loss = "-" if status.loss is None else f"{status.loss:.3f}"
+    where, then = outcome.directory, ""
+    if outcome.finished:
+        then = f"; `shoal export {shlex.quote(str(where))} OUT` writes the model"
+    elif outcome.lost is None:
+        then = ", from where the same command goes on"
+    return (
+        f"{how}: {plural(status.steps, 'step')}, loss {loss}{held_out}; "
+        f"tokens: {fates_text(status.fates)}; files in {where}{then}"
+    )

@@ -28,11 +28,10 @@ from peer.model.recipes import build_model, build_optimizer, clip_gradients, nex
 from peer.run_file.reading import from_canonical
 from peer.run_file.schedule import Rates
 from peer.run_file.sections import GptModel, RunFile, vocabulary
-from peer.trainer.computing.choices import Precision
+from peer.trainer.computing.choices import Precision, flops_per_token, peak_flops
 from peer.trainer.computing.device_facts import facts_of
 from peer.trainer.computing.engine import autocast
 from peer.trainer.computing.fitting import Remembered, key_of
-from peer.trainer.computing.speed import flops_per_token, peak_flops
 from peer.trainer.loop import Stop, TrainerSettings, prepare_torch, train
 from peer.trainer.preflight import Preflight, examine
 from peer.trainer.session import Run, join

@@ -102,7 +102,7 @@ NOT_FROM_STRANGERS: dict[str, str] = {
     "peer/extras/site/publishing/__main__.py": OWN_PROCESS,
     "peer/extras/site/publishing/publisher.py": OWN_PROCESS,
     "peer/rules/limits.py": OWN_FILES,
-    "peer/run_file/toml_lines.py": "text that was read as TOML before",
+    "peer/run_file/setting_rules.py": "text that was read as TOML before",
     "peer/run_file/writing.py": "text that this module wrote",
     "peer/extras/site/run_page/record.py": OWN_FILES,
     "peer/simulate/settings.py": "an experiment that this peer's user names",

@@ -25,7 +25,7 @@ from peer import status
 from peer.agent.keeper import behind
 from peer.agent.online_peer import peer_view
 from peer.joining.visit import RunStatus, Silent, status_lines
-from peer.trainer.computing.speed import time_left_s
+from peer.status import time_left_s
 from peer.views.agent_page import _row
 from tests.fuzz.extremes import extremes
 from tests.fuzz.targets import ANNA, RUN

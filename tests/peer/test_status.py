@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.status import CALL, NOT_TOLD, Figure
+from peer.status import CALL, NOT_TOLD, Figure, time_left_s
 from tests.peer.statuses import a_status
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ from peer.storage.last_seen import State, save_state
 from peer.trainer.loop import Outcome
 from peer.trainer.news import News
 from peer.views import agent_page
-from peer.views.progress import done, progress, progress_line
+from peer.views.watch import done, progress, progress_line
 from peer.views.screen import View, draw
 from rich.console import Console
 
@@ -98,7 +98,7 @@ def test_a_figure_that_is_added_is_one_field_and_its_name_on_a_line(tmp_path: Pa
     for file, mark, added in (
         ("status.py", '    steps: Annotated[Count, Figure("Optimizer', FIELD.format(name="rods")),
         ("status.py", "    reachable: bool", FIELD.format(name="furlongs")),
-        ("views/progress.py", '    "tokens_per_s",\n', '    "rods",\n    "furlongs",\n'),
+        ("views/screen.py", '    "tokens_per_s",\n', '    "rods",\n    "furlongs",\n'),
     ):
         source = (copy / "peer" / file).read_text()
         assert source.count(mark) == 1, mark
@@ -180,3 +180,17 @@ def test_a_status_with_thousands_of_arrays_inside_one_another_is_refused() -> No
     data = msgspec.msgpack.encode([*fields, None])[:-1] + b"\x91" * 20_000 + b"\xc0"
     with pytest.raises(ValueError, match="not a status"):
         CALL.decode(data)
+
+
+def test_the_run_ends_by_tokens_at_the_speed_of_all_or_by_date() -> None:
+    def left(tokens: float | None, date: float | None, *times: float) -> float | None:
+        return time_left_s(
+            tokens_left=tokens, step_tokens=100.0, step_times_s=times, date_left_s=date
+        )
+
+    assert left(1000.0, None, 1.0) == 10.0
+    assert left(1000.0, None, 1.0, 0.25) == 2.0
+    assert left(1000.0, 5.0, 1.0) == 5.0
+    assert left(None, None, 1.0) is None
+    assert left(1000.0, None, 0.0) is None, "no step yet"
+    assert left(-50.0, None, 1.0) == 0.0

@@ -2,7 +2,7 @@
 
 Start with ``engine``, which computes the gradients of a batch and applies them.
 
-- ``choices`` (precision, micro-batch, compiler) and ``speed`` decide and compute from facts that
+- ``choices`` (precision, micro-batch, compiler, the device's peak) decides from facts that
   ``device_facts`` reads;
 - ``fitting``: a way to begin that is safe; ``tuning`` finds the best one while training and
   compiles for it, with ``probing``;

@@ -2,7 +2,8 @@
 
 These choices belong to the machine and never to the run: parameters and exchanged values are fp32,
 and a step has the run's ``batch_size``, whatever is chosen here. Everything in this module decides
-from facts that ``peer.trainer.computing.device_facts`` has read, and touches no device.
+from facts that ``peer.trainer.computing.device_facts`` has read, and touches no device. The peaks
+of devices are here for the figures of speed.
 
 ``compile = "auto"`` compiles on CUDA only. There a model of 124 million parameters trains 1.5 to
 1.9 times as fast for a minute of compiling. A CPU compiles for minutes, needs a C++ compiler, and
@@ -13,11 +14,12 @@ multiplied in bf16 (torch's precision ``medium``) are slower there than either o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from peer.quantities import plural
+from peer.run_file.sections import GptModel, RunFile
 
 Precision: TypeAlias = Literal["bf16", "fp16", "tf32", "fp32"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -218,3 +220,41 @@ def fastest(probes: Sequence[Probe], *, room_bytes: float) -> Probe | None:
         return None
     best = min(probe.per_sequence_s for probe in fitting)
     return next(probe for probe in fitting if probe.per_sequence_s <= (1.0 + GAIN_MIN) * best)
+
+
+PEAKS: Mapping[str, Mapping[Precision, float]] = {
+    "H200": {"bf16": 989e12, "fp16": 989e12, "tf32": 495e12, "fp32": 67e12},
+    "H100 PCIe": {"bf16": 756e12, "fp16": 756e12, "tf32": 378e12, "fp32": 51e12},
+    "H100": {"bf16": 989e12, "fp16": 989e12, "tf32": 495e12, "fp32": 67e12},
+    "B200": {"bf16": 2250e12, "fp16": 2250e12, "tf32": 1125e12, "fp32": 80e12},
+    "A100": {"bf16": 312e12, "fp16": 312e12, "tf32": 156e12, "fp32": 19.5e12},
+    "L40S": {"bf16": 362e12, "fp16": 362e12, "tf32": 183e12, "fp32": 91.6e12},
+    "L4": {"bf16": 121e12, "fp16": 121e12, "tf32": 60e12, "fp32": 30.3e12},
+    "A10G": {"bf16": 70e12, "fp16": 70e12, "tf32": 35e12, "fp32": 35e12},
+    "V100": {"fp16": 125e12, "fp32": 15.7e12},
+    "T4": {"fp16": 65e12, "fp32": 8.1e12},
+    "RTX 5090": {"bf16": 209.5e12, "fp16": 209.5e12, "tf32": 104.8e12, "fp32": 104.8e12},
+    "RTX 4090": {"bf16": 165.2e12, "fp16": 165.2e12, "tf32": 82.6e12, "fp32": 82.6e12},
+    "RTX 3090": {"bf16": 71e12, "fp16": 71e12, "tf32": 35.6e12, "fp32": 35.6e12},
+}
+"""Dense floating-point operations per second by part of the device's name and precision, from the
+vendor's data sheets, accumulating in fp32."""
+
+
+def peak_flops(device_name: str, precision: Precision) -> float | None:
+    """The peak of a device; ``None`` if it is not known. The longest matching name decides."""
+    words = f" {device_name.replace('-', ' ')} "
+    known = [name for name in PEAKS if f" {name} " in words]
+    if not known:
+        return None
+    return PEAKS[max(known, key=len)].get(precision)
+
+
+def flops_per_token(run: RunFile, parameters: int) -> float:
+    """Floating-point operations of forward and backward pass per token (arXiv 2204.02311, B).
+
+    Attention adds operations that no parameter stands for; those of other models are not known.
+    """
+    model, length = run.model, run.data.sequence_length
+    attention = model.layers * model.width * length if isinstance(model, GptModel) else 0
+    return 6.0 * parameters + 12.0 * attention

@@ -36,11 +36,10 @@ from peer.model.recipes import clip_gradients, held_out_loss, next_token_loss
 from peer.model.recipes.chunked_loss import can_chunk, loss_in_chunks
 from peer.model.recipes.gpt import Gpt
 from peer.run_file.sections import RunFile
-from peer.trainer.computing.choices import Choices, Precision, split
+from peer.trainer.computing.choices import Choices, Precision, flops_per_token, peak_flops, split
 from peer.trainer.computing.compiled_loss import Backend, Loss, compiled
 from peer.trainer.computing.device_facts import DeviceUse, device_name, temperature_c, used_bytes
 from peer.trainer.computing.late import Skips
-from peer.trainer.computing.speed import flops_per_token, peak_flops
 
 HELD_OUT_AT_ONCE = 32
 

@@ -18,7 +18,7 @@ from dht.identity import Identity
 from peer import cli
 from peer.extras.doctor.findings import Finding
 from peer.rules.limits import Limits
-from peer.status import PeerStatus
+from peer.status import NOT_TOLD, PeerStatus
 from tests.peer.run_file.whole import whole
 
 SEED = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGVBEgkHzjFQg5VNNCdTSh3MPQbYUsFKVpLLUwz3kk2fu"
@@ -201,7 +201,7 @@ def test_the_guide_has_the_fields_of_each_command() -> None:
         words = name.removeprefix("shoal ").split()
         if name not in WITHOUT_JSON:
             assert any(f"`{word}" in named for word in (" ".join(words), words[-1], words[0])), name
-    assert rows["its `peers`"] == set(PeerStatus.__struct_fields__)
+    assert rows["its `peers`"] == set(PeerStatus.__struct_fields__) - NOT_TOLD.keys()
     limits = rows["`limits`, `pause`, `resume`, `leave`"]
     assert limits == {*Limits.__struct_fields__, "month_used_bytes", "disk_used_bytes"}
     assert rows["`doctor`"] == {"ok", "findings", *(each.name for each in fields(Finding))}

@@ -39,7 +39,7 @@ from peer.run_file.sections import (
     SgdInner,
     TextData,
 )
-from peer.run_file.toml_lines import TomlLines
+from peer.run_file.setting_rules import TomlLines
 from peer.run_file.writing import differences, to_toml, with_owner
 
 GOLDEN_ID = "201dcbff9ced82d412ac4068ee31665243953206fe4f22761dade8507b13326a"

@@ -47,10 +47,10 @@ from peer.storage.progress import ProgressFile
 from peer.trainer.computing.device_facts import DeviceUse
 from peer.trainer.parts import Patience, found_after_s
 from peer.trainer.rank import Plan
-from peer.trainer.session import Run
+from peer.trainer.session import Run, first_merges, steps_to_merge
 from peer.trainer.settings import JoinSettings
 from peer.views import watch
-from peer.views.progress import progress
+from peer.views.watch import progress
 from tests.peer.agent import lone_agent
 from tests.peer.agent.lone_agents import AGENT, PROCESS, QUICK
 from tests.peer.trainer.custom_run import toml
@@ -1085,3 +1085,13 @@ def test_batches_are_of_no_concern_where_the_run_draws_the_order(start: Start) -
             one_step(run, model, optimizer)
 
         assert digest_told(run, step) == ""
+
+
+def test_merges_are_spread_over_a_cycle_and_each_fragment_has_one_per_cycle() -> None:
+    merged_at = first_merges(4, 24)
+    assert steps_to_merge(merged_at, cycle=24, steps=0) == 6
+    assert steps_to_merge(merged_at, cycle=24, steps=5) == 1
+    assert steps_to_merge(merged_at, cycle=24, steps=9) == 0, "it is late"
+    merged_at[3] = 9
+    assert steps_to_merge(merged_at, cycle=24, steps=9) == 3
+    assert steps_to_merge([7], cycle=24, steps=9) == 22

@@ -14,13 +14,16 @@ from peer.bridge.messages import Fields
 from peer.joining.link import only_from
 from peer.status import HeldOut, PeerRow
 from peer.trainer.loop import Outcome
-from peer.views.progress import ON_A_LINE, done, outcome_text, progress_line
+from peer.views.screen import ON_A_LINE
 from peer.views.watch import (
     LEAVING,
     JsonReporter,
     PlainReporter,
     ScreenReporter,
     Watch,
+    done,
+    outcome_text,
+    progress_line,
     sentence,
     with_whole_shares,
 )

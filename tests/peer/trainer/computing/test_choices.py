@@ -6,7 +6,10 @@ import math
 
 import pytest
 
+from peer.run_file.sections import GptModel, PythonStdlibData, RunFile
 from peer.trainer.computing.choices import (
+    PEAKS,
+    PRECISIONS,
     Choices,
     DeviceFacts,
     Probe,
@@ -14,7 +17,9 @@ from peer.trainer.computing.choices import (
     choose,
     cuda_precisions,
     fastest,
+    flops_per_token,
     next_size,
+    peak_flops,
     split,
     wishes_from,
 )
@@ -129,3 +134,21 @@ def test_one_sequence_is_tried_when_two_do_not_fit() -> None:
     assert best is not None
     assert best.size == 1
     assert fastest(measured(room=1.0, fixed=1.0, per_sequence=3.0), room_bytes=1.0) is None
+
+
+def test_peaks_are_known_by_name_and_otherwise_nothing_is_said() -> None:
+    assert peak_flops("NVIDIA H100 80GB HBM3", "bf16") == 989e12
+    assert peak_flops("NVIDIA H100 PCIe", "bf16") == 756e12
+    assert peak_flops("NVIDIA A100-SXM4-80GB", "tf32") == 156e12
+    assert peak_flops("NVIDIA GeForce RTX 4090", "bf16") == 165.2e12
+    assert peak_flops("Tesla T4", "bf16") is None
+    assert peak_flops("NVIDIA L40S", "bf16") != peak_flops("NVIDIA L4", "bf16")
+    assert peak_flops("CPU, 8 threads", "fp32") is None
+    assert all(set(peaks) <= set(PRECISIONS) for peaks in PEAKS.values())
+
+
+def test_the_share_of_the_peak_counts_attention() -> None:
+    model = GptModel(layers=12, width=768, context=1024)
+    run = RunFile(model=model, data=PythonStdlibData(sequence_length=1024))
+    flops = flops_per_token(run, 124_000_000)
+    assert 425e3 * flops / 989e12 == pytest.approx(0.368, abs=0.002)  # measured on an H100
