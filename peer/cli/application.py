@@ -72,7 +72,7 @@ OWN_A_RUN = "Own a run"
 SEE = "See what happens"
 YOUR_PEERS = "Your peers on this machine"
 USE_THE_MODEL = "Use the model"
-HOST = "Host a bootstrap peer"
+HOST = "Host a run or a bootstrap peer"
 MEASURE = "Try and measure"
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"

@@ -1,6 +1,7 @@
 """Hosting a bootstrap peer: a long-running process at a well-known address.
 
-    commands    ``shoal bootstrap``
+    commands    ``shoal bootstrap``, ``shoal host``
+    group       the parts of ``shoal host``: a bootstrap peer and a keeper as processes
     bootstrap   the peer, its checks, page and metrics. Start with ``serve``
     run_pages   public pages of the runs that meet here
     service     the systemd unit, and notifications to systemd

@@ -1,14 +1,15 @@
-"""``shoal bootstrap``: host a bootstrap peer."""
+"""``shoal bootstrap``: host a bootstrap peer. ``shoal host``: host all that a public run needs."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 from dht import addresses
 from peer.cli.application import (
@@ -23,10 +24,14 @@ from peer.cli.application import (
 from peer.cli.learner_options import setting
 from peer.storage.home import data_home
 
-if TYPE_CHECKING:
-    from peer.extras.hosting.bootstrap import BootstrapSettings
-
 commands = typer.Typer()
+
+InstallService = Annotated[
+    bool, Option("--install-service", help="Print a systemd unit for this command and exit.")
+]
+ServiceFile = Annotated[
+    Path | None, Option(help="With --install-service: write the unit to this file.")
+]
 
 
 def _key_file(path: Path | None) -> Path | None:
@@ -80,12 +85,8 @@ def bootstrap(
         Option(help="TCP port for --relay-bulk; by default the one after --port."),
     ] = None,
     as_json: Json = False,
-    install_service: Annotated[
-        bool, Option("--install-service", help="Print a systemd unit for this command and exit.")
-    ] = False,
-    service_file: Annotated[
-        Path | None, Option(help="With --install-service: write the unit to this file.")
-    ] = None,
+    install_service: InstallService = False,
+    service_file: ServiceFile = None,
 ) -> None:
     """Host a bootstrap peer: a stable address through which peers find each other.
 
@@ -112,7 +113,13 @@ def bootstrap(
         notify_socket=os.environ.get("NOTIFY_SOCKET"),
     )
     if install_service or service_file is not None:
-        _install_service(settings, service_file)
+        if identity is None:
+            _install_service(settings.arguments(), {}, service_file)
+        else:
+            key = ("--identity", "%d/identity.key")
+            _install_service(
+                (*settings.arguments(), *key), {"identity.key": identity}, service_file
+            )
         return
 
     def show(started: seeding.Bootstrap) -> None:
@@ -142,14 +149,90 @@ def bootstrap(
     run_until_stopped(lambda stop: seeding.serve(settings, stop=stop, on_ready=show))
 
 
-def _install_service(settings: BootstrapSettings, path: Path | None) -> None:
+@commands.command(rich_help_panel=HOST)
+def host(
+    run: Annotated[str, Argument(help="Run file, shoal:// link or https address.", metavar="RUN")],
+    domain: Annotated[
+        str | None,
+        Option(help="Name or number at which others reach this machine.", metavar="HOST"),
+    ] = None,
+    port: Annotated[int, Option(help="First of four TCP ports in a row to listen on.")] = 7700,
+    data_dir: Annotated[
+        Path | None, Option(help="Folder for keys, the run's state and its exports.")
+    ] = None,
+    relay_rate: Annotated[
+        str, Option("--relay-bulk", help="Rate of the relay, in bytes per second.", metavar="RATE")
+    ] = "2M",
+    run_page: Annotated[
+        str, Option(help="HOST:PORT of the public page of the run, safe behind a proxy.")
+    ] = "127.0.0.1:7780",
+    page: Annotated[
+        str, Option(help="HOST:PORT of a web page with /healthz and /readyz of all parts.")
+    ] = "127.0.0.1:9100",
+    as_json: Json = False,
+    install_service: InstallService = False,
+    service_file: ServiceFile = None,
+) -> None:
+    """Host a public run: a bootstrap peer, a relay, and a keeper that publishes the run.
+
+    Example: shoal host my.run.toml --domain run.example.org
+    """
+    from peer.cli.finding import link_of
+    from peer.event_loop import run_until_stopped
+    from peer.extras.hosting import group
+    from peer.extras.hosting.bootstrap import announced
+    from peer.joining.link import Link
+    from peer.rules.limits import parse_relay_rate
+    from peer.views.page_address import parse_page, parse_run_page
+
+    start_logging()
+    parse_relay_rate(relay_rate)  # refuses what is no rate
+    link = link_of(run)
+    if domain is not None:
+        announced(domain, port=port)  # refuses what nobody can dial
+    settings = group.GroupSettings(
+        run=run,
+        data_directory=data_dir or data_home(os.environ) / "hosting" / link.run_id[:16],
+        domain=domain,
+        port=port,
+        relay_rate=relay_rate,
+        run_page=parse_run_page(run_page),
+        page=parse_page(page),
+        notify_socket=os.environ.get("NOTIFY_SOCKET"),
+    )
+    if install_service or service_file is not None:
+        file = Path(run) if Path(run).is_file() else None
+        _install_service(
+            settings.arguments(run if file is None else "%d/run.toml"),
+            {} if file is None else {"run.toml": file},
+            service_file,
+        )
+        return
+
+    def show(address: str, health: str) -> None:
+        joins = str(Link(link.run_id, (addresses.parse(address),)))
+        if as_json:
+            record = {"link": joins, "address": address, "page": health}
+            record |= {"run_page": settings.run_page.url, "exports": str(settings.exports)}
+            print(json_text(record | {"ports": list(settings.ports)}), flush=True)
+            return
+        print(joins, flush=True)
+        for line in settings.advice(address, health):
+            print(line, file=sys.stderr, flush=True)
+
+    run_until_stopped(lambda stop: group.serve(settings, stop=stop, on_ready=show))
+
+
+def _install_service(
+    arguments: Sequence[str], credentials: Mapping[str, Path], path: Path | None
+) -> None:
     from peer.extras.hosting import service
 
     installation = service.own_installation()
     unit = service.service_unit(
         Path(sys.executable).absolute(),
-        settings.arguments(),
-        identity_path=settings.identity_path,
+        arguments,
+        credentials=credentials,
         installation=installation,
     )
     if path is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import stat
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -74,22 +74,20 @@ def service_unit(
     python: Path,
     arguments: Sequence[str],
     *,
-    identity_path: Path | None = None,
+    credentials: Mapping[str, Path] | None = None,
     installation: Iterable[Path] = (),
 ) -> str:
     """A hardened systemd unit that runs ``shoal`` with these arguments as a dynamic user.
 
-    A key outside the data folder is passed as a credential, as that user could not read it.
-    Home folders are hidden unless Python or another path of the ``installation`` is in one.
+    Files outside the data folder, which that user could not read, are passed as credentials: the
+    arguments name them as ``%d/NAME``. Home folders are hidden unless Python or another path of the
+    ``installation`` is in one.
     """
     command = [str(python), "-P", "-m", "peer.cli", *arguments, "--data-dir", STATE_FOLDER]
-    credential = ""
-    if identity_path is not None:
-        command += ["--identity", "%d/identity.key"]
-        credential = f"LoadCredential=identity.key:{identity_path.absolute()}\n"
+    passed = (credentials or {}).items()
     return UNIT.format(
         command=" ".join(_word(word) for word in command),
-        credential=credential,
+        credentials="".join(f"LoadCredential={name}:{path.absolute()}\n" for name, path in passed),
         protect_home="read-only" if any(map(lies_in_a_home, (python, *installation))) else "yes",
     )
 
@@ -133,7 +131,7 @@ StartLimitIntervalSec=0
 Type=notify
 NotifyAccess=main
 ExecStart={command}
-{credential}Restart=always
+{credentials}Restart=always
 RestartSec=2
 WatchdogSec=60
 TimeoutStopSec=20

@@ -43,11 +43,26 @@ def test_the_unit_runs_the_same_command_with_the_data_in_systemds_folder(
 
 
 def test_words_are_quoted_for_systemd_and_the_key_is_a_credential() -> None:
-    unit = service_unit(PYTHON, ["50%", "$HOME", 'a "b"'], identity_path=Path("/etc/my.key"))
+    words = ["50%", "$HOME", 'a "b"', "--identity", "%d/identity.key"]
+    unit = service_unit(PYTHON, words, credentials={"identity.key": Path("/etc/my.key")})
     assert '50%% $$HOME "a \\"b\\""' in line_of(unit, "ExecStart")
     assert "--identity %d/identity.key" in line_of(unit, "ExecStart")
     assert line_of(unit, "LoadCredential") == "identity.key:/etc/my.key"
     assert "LoadCredential" not in service_unit(PYTHON, ["bootstrap"])
+
+
+def test_the_unit_of_a_hosted_run_has_the_run_file_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "my.run.toml"
+    assert cli.run(["run", "new", str(file)]) == 0
+    capsys.readouterr()
+    assert cli.run(["host", str(file), "--domain", "run.example.org", "--install-service"]) == 0
+    unit = capsys.readouterr().out
+    command = line_of(unit, "ExecStart")
+    assert " -P -m peer.cli host %d/run.toml --port 7700 " in command
+    assert "--domain run.example.org --data-dir" in command
+    assert line_of(unit, "LoadCredential") == f"run.toml:{file}"
 
 
 def test_a_python_in_a_home_folder_is_not_hidden_from_its_own_service() -> None:

@@ -1,0 +1,116 @@
+"""``shoal host``: a killed part comes back, and all of it ends together."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from peer import cli
+from peer.processes import free_port
+from tests.processes import Processes, descendants, still_running
+
+pytestmark = pytest.mark.timeout(300)
+
+WAIT_S = 60.0
+
+
+def until(found: Callable[[], Any], text: str) -> Any:
+    deadline = time.monotonic() + WAIT_S
+    while not (value := found()):
+        assert time.monotonic() < deadline, text
+        time.sleep(0.2)
+    return value
+
+
+def get(url: str) -> Mapping[str, Any] | None:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            answer: Mapping[str, Any] = json.load(response)
+    except urllib.error.HTTPError as error:
+        answer = json.load(error)
+    except OSError:
+        return None
+    return answer
+
+
+def part(group: psutil.Process, command: str) -> psutil.Process | None:
+    for child in group.children():
+        with contextlib.suppress(psutil.ZombieProcess):
+            if command in child.cmdline():
+                return child
+    return None
+
+
+@pytest.mark.slow  # three processes that import torch
+def test_a_run_is_hosted_by_one_command(processes: Processes, tmp_path: Path) -> None:
+    run_file = tmp_path / "my.run.toml"
+    shoal = ("-m", "peer.cli")
+    assert cli.run(["run", "new", str(run_file)]) == 0
+    port, page = free_port(), free_port()
+    hosting = processes.python(
+        *(*shoal, "host", str(run_file), "--domain", "127.0.0.1", "--port", str(port)),
+        *("--page", f"127.0.0.1:{page}", "--run-page", f"127.0.0.1:{free_port()}"),
+        *("--data-dir", str(tmp_path / "host")),
+    )
+    link = processes.wait_for_line(hosting, "shoal://", timeout_s=WAIT_S)
+    assert f"/ip4/127.0.0.1/tcp/{port}/" in link
+    health = f"http://127.0.0.1:{page}/readyz"
+
+    learner = processes.python(
+        *(*shoal, "start", str(run_file), "--seed", link.partition("seed=")[2].strip()),
+        *("--directory", str(tmp_path / "learner"), "--listen", "/ip4/127.0.0.1/tcp/0"),
+        *("--page", "off", "--threads", "1", "--yes", "--json"),
+    )
+    until((tmp_path / "host/keeper/outer").is_dir, "the keeper has no state")
+    group = psutil.Process(hosting.pid)
+    killed = until(lambda: part(group, "keep"), "no keeper")
+    killed.kill()
+    until(
+        lambda: (again := part(group, "keep")) is not None and again.pid != killed.pid,
+        "the keeper is not started again",
+    )
+
+    def checks() -> Mapping[str, Any]:
+        return {check["name"]: check for check in (get(health) or {"checks": []})["checks"]}
+
+    until(lambda: checks().get("keeper", {}).get("ok"), f"not ready: {checks()}")
+    assert "started 2 times" in checks()["keeper"]["reason"]
+    below = descendants(hosting.pid)
+    learner.send_signal(signal.SIGTERM)
+    hosting.send_signal(signal.SIGTERM)
+    assert hosting.wait(WAIT_S) == 0, processes.output_of(hosting)[-3000:]
+    assert not still_running(below, timeout_s=WAIT_S)
+    assert learner.wait(WAIT_S) in (0, 130)
+
+
+def test_a_part_that_cannot_run_ends_the_group_with_its_reason(
+    processes: Processes, tmp_path: Path
+) -> None:
+    run_file = tmp_path / "my.run.toml"
+    assert cli.run(["run", "new", str(run_file)]) == 0
+    port = free_port()
+    taken = processes.python(
+        "-c",
+        f"import socket, time; held = socket.create_server(('', {port})); print('up', flush=True); "
+        "time.sleep(300)",
+    )
+    processes.wait_for_line(taken, "up", timeout_s=WAIT_S)
+    hosting = processes.python(
+        *("-m", "peer.cli", "host", str(run_file), "--port", str(port)),
+        *("--page", f"127.0.0.1:{free_port()}", "--data-dir", str(tmp_path / "host")),
+    )
+    until(lambda: hosting.poll() is not None, "it goes on")
+    assert hosting.returncode == 2
+    output = processes.output_of(hosting)
+    assert f"port {port} is taken" in output
+    assert "the bootstrap peer has ended with code 2" in output
