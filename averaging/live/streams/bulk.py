@@ -38,7 +38,7 @@ class TransportSettings:
     queue_max_messages: int = 256
     queue_max_bytes: int = 2 << 20
     heartbeat_s: float = 5.0
-    """A link on which nothing was said for so long says that it is alive."""
+    """How often a link on which nothing was said lately says that it is alive."""
     silence_max_s: float = 16.0
     """A link on which nothing was heard for so long is broken; three heartbeats and a bit."""
     idle_max_s: float = 120.0

@@ -85,19 +85,14 @@ class _LinkStream:
     stream: Stream
     opened_by_me: bool
     used_at: float
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
     ending: bool = False
     """True once it said END, or was dropped on purpose: nothing is lost when it ends."""
     said_at: float = 0.0
     """Time at which something was last sent on it."""
     is_sending: bool = False
-    """True while its task sends: nothing may overtake."""
-
-    def heard_the_last(self, listening: asyncio.Future[None]) -> None:
-        """Nobody listens any more, so that nobody need speak."""
-        if self.is_sending:
-            self.stream.abort()
-        self.wake.set()
+    """True while a task sends what could not be sent at once: nothing may overtake."""
+    failure: str | None = None
+    """The reason why nothing can be sent on it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -112,10 +107,6 @@ class _Link:
     """The first one, the newest, is spoken on; all are listened to."""
     dialling: bool = False
     used_at: float = 0.0
-
-    def wake(self) -> None:
-        if self.streams:
-            self.streams[0].wake.set()
 
     def forget_waiting(self) -> int:
         dropped = len(self.waiting)
@@ -235,11 +226,11 @@ class Transport:
         if dropped:
             self.counters["messages_dropped"] += dropped
             self._lost(peer, "its queue is full: it reads too slowly")
-        link.wake()
+        self._speak(link)
         self._dial_if_needed(link)
 
     def _say_at_once(self, link: _Link, message: bytes, now: float) -> bool:
-        """Send a message without waking the task of its stream, which is there for slow readers."""
+        """Send a message without a task, which is there for slow readers."""
         if link.waiting or not link.streams:
             return False
         held = link.streams[0]
@@ -303,13 +294,12 @@ class Transport:
             link.dialling = False
             self.counters["dials_failed"] += 1
             if link.streams:
-                link.wake()  # it dialled us meanwhile
-                return
+                return  # it dialled us meanwhile
             link.forget_waiting()
             self._lost(link.peer, str(error))
             return
         link.dialling = False
-        await self._hold(link, _LinkStream(stream, True, self._now))
+        await self._hold(link, _LinkStream(stream, True, self._now, said_at=self._now))
 
     async def _open(self, peer: PeerId, protocol: str, *, bulk: bool = False) -> Stream:
         timeout_s = OPEN_TIMEOUT_S
@@ -325,7 +315,8 @@ class Transport:
             earlier.stream.abort()
         if len(link.streams) >= self.settings.streams_max:
             return
-        await self._in_group(self._hold(link, _LinkStream(stream, False, self._now)))
+        held = _LinkStream(stream, False, self._now, said_at=self._now)
+        await self._in_group(self._hold(link, held))
 
     async def _in_group(self, work: Awaitable[None]) -> None:
         """Run a handler so that a bug in it ends our task group, and is not the host's to swallow.
@@ -343,70 +334,70 @@ class Transport:
             self._own.discard(task)
 
     async def _hold(self, link: _Link, held: _LinkStream) -> None:
-        """Speak and listen on one stream of a link until it breaks or is no longer needed."""
+        """Listen on one stream of a link until it breaks or is no longer needed."""
         link.streams.insert(0, held)
-        link.wake()
-        listening = asyncio.ensure_future(self._listen(link, held))
-        listening.add_done_callback(held.heard_the_last)
+        self._speak(link)
         reason: str | None = None
         try:
-            await self._speak(link, held, listening)
-            if held.ending and not listening.done():
-                # END is sent; messages that were sent before it arrived are still to be read.
-                await asyncio.wait((listening,), timeout=self.settings.silence_max_s)
+            await self._listen(link, held)
         except (StreamBroken, HostClosed) as broken:
-            reason = str(broken)
+            reason = held.failure or str(broken)
         finally:
-            listening.cancel()
-            await asyncio.wait((listening,))
             held.stream.abort()
-            if held in link.streams:
-                link.streams.remove(held)
-        error = None if listening.cancelled() else listening.exception()
-        if isinstance(error, StreamBroken | HostClosed):
-            reason = str(error)  # speaking ended because of it
-        elif error is not None:
-            raise error
+            link.streams.remove(held)
         if reason is not None and not held.ending and not self._closing:
             self._lost(link.peer, reason)
         if self._links.get(link.peer) is link:
-            link.wake()
+            self._speak(link)
             self._dial_if_needed(link)
 
-    async def _speak(self, link: _Link, held: _LinkStream, listening: asyncio.Future[None]) -> None:
-        """Send what could not be sent at once, and say that the link is alive, while somebody
-        listens."""
-        settings = self.settings
-        stream = held.stream
-        held.said_at = self._now
-        while not listening.done():
-            held.wake.clear()
-            while link.waiting and link.streams[0] is held:
+    def _speak(self, link: _Link) -> None:
+        """Send what waits for a link on its newest stream."""
+        if link.waiting and link.streams and not link.streams[0].is_sending:
+            self._send(link, link.streams[0])
+
+    def _send(self, link: _Link, held: _LinkStream, *first: bytes) -> None:
+        held.is_sending = True
+        self._spawn(self._send_all(link, held, *first), f"send to {link.peer}")
+
+    async def _send_all(self, link: _Link, held: _LinkStream, *first: bytes) -> None:
+        """Send a frame, if there is one, and then what waits for the link."""
+        timeout_s = self.settings.silence_max_s
+        try:
+            if first:
+                await held.stream.send(*first, timeout_s=timeout_s)
+            while link.waiting and link.streams and link.streams[0] is held:
                 message = link.waiting.popleft()
                 link.waiting_bytes -= len(message)
                 held.used_at = held.said_at = link.used_at = self._now
                 self.counters["messages_sent"] += 1
-                await self._say(held, _MESSAGE_PREFIX, message)
-            quiet_s = held.said_at + settings.heartbeat_s - self._now
-            if quiet_s > 0.0:
-                await _set_within(held.wake, quiet_s)
-                continue
-            unused_s = self._now - held.used_at
-            if held.opened_by_me and link.peer not in self._kept and unused_s > settings.idle_max_s:
-                held.ending = True
-                await stream.finish(timeout_s=settings.silence_max_s)
-                return
-            held.said_at = self._now
-            await self._say(held, _PING_FRAME)
-
-    async def _say(self, held: _LinkStream, *parts: bytes) -> None:
-        if held.stream.send_now(*parts):
-            return
-        held.is_sending = True
-        try:
-            await held.stream.send(*parts, timeout_s=self.settings.silence_max_s)
+                await held.stream.send(_MESSAGE_PREFIX, message, timeout_s=timeout_s)
+        except (StreamBroken, HostClosed) as broken:
+            held.failure = str(broken)
+            held.stream.abort()  # who listens on it hears the last
         finally:
             held.is_sending = False
+
+    async def _end(self, held: _LinkStream) -> None:
+        """Say END. Messages that were sent before it arrives are still read."""
+        try:
+            await held.stream.finish(timeout_s=self.settings.silence_max_s)
+        except (StreamBroken, HostClosed):
+            held.stream.abort()
+
+    def _tend(self, link: _Link, held: _LinkStream, now: float) -> None:
+        """Say that a stream is alive, or end it if it is not used any more."""
+        if held.ending or held.is_sending:
+            return
+        settings = self.settings
+        is_wanted = link.peer in self._kept or now - held.used_at <= settings.idle_max_s
+        if held.opened_by_me and not is_wanted:
+            held.ending = True
+            self._spawn(self._end(held), f"end of a link to {link.peer}")
+        elif now - held.said_at >= settings.heartbeat_s / 2:
+            held.said_at = now
+            if not held.stream.send_now(_PING_FRAME):
+                self._send(link, held, _PING_FRAME)
 
     async def _listen(self, link: _Link, held: _LinkStream) -> None:
         while True:
@@ -430,13 +421,17 @@ class Transport:
                 await asyncio.sleep(pause_s)
 
     async def _keep_links(self) -> None:
-        """Reopen kept links that broke. Ordinary ones are opened by the next message."""
+        """Reopen kept links that broke, and say that the others are alive. Ordinary ones are opened
+        by the next message."""
         while True:
             await asyncio.sleep(self.settings.heartbeat_s)
             for peer in sorted(self._kept):
                 self._dial_if_needed(self._link(peer))
-            horizon = self._now - self.settings.idle_max_s
+            now = self._now
+            horizon = now - self.settings.idle_max_s
             for peer, link in list(self._links.items()):
+                for held in list(link.streams):
+                    self._tend(link, held, now)
                 gone = not (link.streams or link.waiting or link.dialling)
                 if gone and link.used_at < horizon and peer not in self._kept:
                     del self._links[peer]
@@ -495,15 +490,6 @@ class Transport:
         finally:
             stream.abort()
             self._bulk_open.leave(place)
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> None:
-    """Wait until the event is set, for so long at most."""
-    timer = asyncio.get_running_loop().call_later(seconds, event.set)
-    try:
-        await event.wait()
-    finally:
-        timer.cancel()
 
 
 async def _raise(error: Exception) -> None:

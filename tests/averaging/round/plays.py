@@ -130,6 +130,18 @@ def one_withdraws(rounds: FragmentRounds) -> Input:
     return Received(member, messages.Withdraw(0, entry.join, entry.incarnation))
 
 
+def one_joins_anew(rounds: FragmentRounds) -> Input:
+    """A member that has given the round up."""
+    return asks(max(rounds.peers.view), standing("start"), number=7)
+
+
+def leads_one_and_is_due() -> FragmentRounds:
+    """The leader of a round of two, which has made the steps of another cycle meanwhile."""
+    rounds = leads_one()
+    rounds.handle(Progressed(60, 1.0), 62.0)
+    return rounds
+
+
 def mutual(rounds: FragmentRounds) -> Input:
     """The leader joins the machine that it has noted."""
     return asks(leader_of(rounds)[0], standing("start"))
@@ -426,7 +438,9 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     *((play, the_owner_pauses, 2.0) for play in (wanted, joining, promised)),
     (left_by_all, one_withdraws, 1.5 + POLICY.margin_s),
     (left_by_all, lambda rounds: LinkLost(max(rounds.peers.view)), 1.5 + POLICY.margin_s),
+    (left_by_all, one_joins_anew, 1.5 + POLICY.margin_s),
     (leads_one, that_one_declines, 2.0),
+    (leads_one_and_is_due, one_joins_anew, 63.0),
     (promised_to_one_of_lower_rank, mutual, 2.0),
     (promised, stream_with_a_false_commit, 2.0),
     (entered_with_slices_of_others, sealed_by_all, 2.0),

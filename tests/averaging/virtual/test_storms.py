@@ -32,6 +32,7 @@ QUICK, SOAK_SEEDS, CHUNK = 16, 6000, 8
 RARE = {
     18: "caught up, and already further behind",
     19: "found",
+    23: "a later ballot that gathers reports",
     24: "a join as a round is entered",
     27: "redirect",
     61: "closed meld",
