@@ -12,12 +12,13 @@ A meld or a fold replaces theta, so nothing can be replayed across one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Struct
 
 from averaging import messages
@@ -26,7 +27,7 @@ from averaging.history.lineage import Lineage
 from averaging.history.standing import Standing, after_commit
 from averaging.history.state import FragmentState
 from averaging.messages import Commit, Digest, Indices, unpacked
-from averaging.numbers.arrays import Buffer, Float32s
+from averaging.numbers.arrays import Buffer, Float32s, uninitialised_floats
 from averaging.numbers.chunks import digests_of_slices
 from averaging.numbers.codec import Codec, Scratch
 from averaging.numbers.codecs import codec_named, codec_names
@@ -152,21 +153,20 @@ def advance(
     sizes: Sequence[int],
     scratch: Scratch,
     *,
-    in_place: bool = False,
+    floats: Callable[[int], Float32s] = uninitialised_floats,
 ) -> FragmentState:
     """Return the state after a round. ``entry`` has been checked; ``sizes`` are the unit sizes.
 
-    ``in_place`` overwrites the numbers of ``state``, which must not be used any more. Nothing is
-    written if this raises ``LineageBroken`` or ``BadPayload``.
+    ``floats(count)``: memory for so many values. Raises ``LineageBroken`` or ``BadPayload``.
     """
     standing = entry.head.after(Standing.of(state))
     codec = entry.head.codec
     if len(entry.payload) != codec.encoded_size(sizes):
         raise BadPayload(codec.name, f"a payload of {len(entry.payload)} bytes")
-    theta = state.theta if in_place else state.theta.copy()
-    momentum = state.momentum if in_place else state.momentum.copy()
+    theta, momentum = floats(state.theta.size), floats(state.momentum.size)
+    np.copyto(momentum, state.momentum)
     commit = entry.head.commit
-    made, optimizer = Step(theta, theta, momentum), Nesterov(commit.eta, commit.mu)
+    made, optimizer = Step(state.theta, theta, momentum), Nesterov(commit.eta, commit.mu)
     step_encoded(made, codec, entry.payload, sizes, optimizer, scratch)
     return standing.state(state.fragment, theta, momentum)
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Sequence
 
 from averaging import messages as said
 from averaging.history.lineage import Lineage
@@ -82,7 +81,6 @@ class Averager(Services):
         self._draining = False
         self.goes_back = False
         """True while some fragments have begun again after a rollback, and others have yet to."""
-        self._pins = 0
         self._step_seen: int | None = None
         self._hurried: set[int] = set()
         """Fragments that were made due since another one is final."""
@@ -190,9 +188,7 @@ class Averager(Services):
     # ``fetch.Library``
 
     def state(self, fragment: int) -> FragmentState | None:
-        if fragment >= len(self._works) or self._works[fragment].changing:
-            return None
-        state = self._works[fragment].state
+        state = self._works[fragment].state if fragment < len(self._works) else None
         return None if state is None else self.around.watch.serves(state)
 
     def signatures(self, state: FragmentState) -> Signatures:
@@ -341,20 +337,6 @@ class Averager(Services):
         async with asyncio.timeout(timeout_s):
             await self.until(lambda: not (self.in_flight or self.rounds_kept))
 
-    @asynccontextmanager
-    async def pinned(self) -> AsyncIterator[tuple[FragmentState | None, ...]]:
-        """All states, with arrays that nobody writes to meanwhile: to read them in a thread.
-
-        Rounds go on; while states are pinned each costs a copy of its momentum. A reader that takes
-        long lets go of each array once it is read: the rounds may have a newer one by then.
-        """
-        self._pins += 1
-        try:
-            await self.until(lambda: not any(work.changing for work in self._works))
-            yield self.states
-        finally:
-            self._pins -= 1
-
     def changed(self) -> None:
         super().changed()
         if self._turns:
@@ -398,10 +380,6 @@ class Averager(Services):
         other = holder_that_gives_way(work.machine, holders, self.now())
         if other is not None:
             self._works[other.fragment].take(inputs.GiveWay(f"fragment {work.index} goes first"))
-
-    def may_step_in_place(self, state: FragmentState) -> bool:
-        """True if nobody but its owner reads this state's momentum."""
-        return not self._pins and not self._server.is_frozen(state)
 
     # Audits
 

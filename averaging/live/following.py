@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
-
-import numpy as np
 
 from averaging import messages as said
 from averaging.errors import AveragingError
@@ -342,7 +340,7 @@ class Following:
             entries += fetched
         if not entries or self._work.state is not before:
             return None
-        state = await averager.threads.run(self._copied, before)
+        state = before
         for entry in entries:
             state = await averager.threads.run(self._advance, state, entry)
             if averager.port is not None:
@@ -395,17 +393,10 @@ class Following:
             entries.append(entry)
         return entries, standing
 
-    def _copied(self, state: FragmentState) -> FragmentState:
-        """The state in vectors of its own, which may be written to."""
-        floats = self._averager.memory.floats
-        theta, momentum = floats(state.theta.size), floats(state.momentum.size)
-        np.copyto(theta, state.theta)
-        np.copyto(momentum, state.momentum)
-        return replace(state, theta=theta, momentum=momentum)
-
     def _advance(self, state: FragmentState, entry: ReplayEntry) -> FragmentState:
         scratch = self._averager.threads.scratch()
-        return advance(state, entry, self._work.fragment.unit_sizes, scratch, in_place=True)
+        sizes, floats = self._work.fragment.unit_sizes, self._averager.floats
+        return advance(state, entry, sizes, scratch, floats=floats)
 
     async def begin_from_nothing(self, *, gives_up: str | None = None) -> None:
         """Ask live peers for a first state until one has it, with a pause that grows.
@@ -494,10 +485,7 @@ class Following:
     async def take_digest(self, state: FragmentState, commit: Commit) -> None:
         """Tell the members of the round that made this state its digest, and hear the voters'."""
         averager = self._averager
-        async with averager.pinned():
-            if self._work.state is not state:
-                return  # too late: its momentum may have moved on
-            digest = await averager.threads.run(state.digest)
+        digest = await averager.threads.run(state.digest)
         bits = said.encode(said.Bits(self._work.index, state.lineage, digest))
         for entry in commit.members:
             if entry.peer != averager.life.peer:

@@ -8,7 +8,6 @@ asked for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -72,8 +71,6 @@ class FragmentWork:
         self.state: FragmentState | None = None
         self.earlier_tokens = 0
         """Tokens of this peer's earlier incarnations in the state that it follows."""
-        self.changing = False
-        """The state's arrays are being written to: nobody else may read them now."""
         self.replay: ReplayLog | None = None
         self.exchanges: dict[bytes, Exchange] = {}
         self.snapshot: Snapshot | None = None
@@ -157,7 +154,7 @@ class FragmentWork:
 
     def _rests_on(self, state: FragmentState) -> bool:
         """True if nothing that is under way goes on from this state, or has replaced it."""
-        moves_on = self._applying or self.changing or self.machine.phase is Phase.CATCHING
+        moves_on = self._applying or self.machine.phase is Phase.CATCHING
         return self.state is state and not moves_on
 
     def keep_for_replay(self, entry: ReplayEntry, lineage: Lineage) -> None:
@@ -191,7 +188,7 @@ class FragmentWork:
     async def begin_again(self, state: FragmentState | None, *, reason: str) -> None:
         """Go on from ``state`` with a machine that knows nothing; ``None``: fetch a first one."""
         averager = self.averager
-        await averager.until(lambda: not (self._applying or self.changing))
+        await averager.until(lambda: not self._applying)
         for exchange in self.exchanges.values():
             averager.spawn(exchange.close(), f"close exchange of fragment {self.index}")
         self.exchanges.clear()
@@ -260,15 +257,9 @@ class FragmentWork:
         """Keep a state that all peers keep, for the run's owner to attest."""
         averager, keep_state = self.averager, self.averager.around.keep_state
         if keep_state is not None and not state.version % GOOD_VERSIONS:
-            averager.spawn(self._keep(state, keep_state), f"keep a state of fragment {self.index}")
-
-    async def _keep(
-        self, state: FragmentState, keep_state: Callable[[FragmentState], None]
-    ) -> None:
-        async with self.averager.pinned():
-            if self.state is state:  # else its momentum may have moved on
-                # It writes to a disk: the threads are for work on numbers, which rounds wait for.
-                await asyncio.to_thread(keep_state, state)
+            # It writes to a disk: the threads are for work on numbers, which rounds wait for.
+            keeping = asyncio.to_thread(keep_state, state)
+            averager.spawn(keeping, f"keep a state of fragment {self.index}")
 
     @property
     def upload_bytes(self) -> int:
@@ -481,7 +472,7 @@ class FragmentWork:
         """Make the learner's parameters the state, as the only peer."""
         if self.snapshot is None or self.state is None:
             return  # the run was taken back meanwhile
-        values = self.averager.memory.floats(self.fragment.size)
+        values = self.averager.floats(self.fragment.size)
         np.copyto(values, self.snapshot.values)
         if not np.isfinite(values).all():
             self.event("not_finite", reason="fold")
@@ -556,15 +547,9 @@ class FragmentWork:
         jumps = averager.around.gate is not None and await exchange.is_unusual()
         if jumps and averager.around.gate is not None:
             await averager.around.gate.before_jump(before, effect.standing)
-        self.changing = True
-        try:
-            in_place = not jumps and averager.may_step_in_place(state)
-            state = await exchange.step(state, effect.standing, effect.seal, in_place=in_place)
-            if self.snapshot is not None:
-                await exchange.leave_rests(effect, self.snapshot.values)
-        finally:
-            self.changing = False
-            averager.changed()
+        state = await exchange.step(state, effect.standing, effect.seal)
+        if self.snapshot is not None:
+            await exchange.leave_rests(effect, self.snapshot.values)
         averager.around.watch.applied(
             effect, before, state, exchange.parts.merged_bytes, exchange.parts.maps
         )
@@ -578,6 +563,7 @@ class FragmentWork:
             self.keep_for_replay(ReplayEntry(head, exchange.parts.merged_bytes), state.lineage)
         self._own_round = None
         self._applying = False
+        averager.changed()
         self.adopt(state, contained=averager.life.contained_by(effect, state.merged, before.merged))
         averager.stats.rounds += 1
         averager.stats.contributed += effect.contained is not None

@@ -18,7 +18,6 @@ from typing import Any
 from averaging.audit.proofs import Court, Guilty
 from averaging.audit.spot_checks import SpotChecks, steps_between
 from averaging.audit.strikes import Strikes
-from averaging.history.state import FragmentState
 from averaging.live.checks.auditing import Auditing
 from averaging.live.checks.kept_proofs import ProofShelf
 from averaging.live.checks.spot_checking import Judge, SpotChecking
@@ -35,7 +34,6 @@ from averaging.live.settings import (
 from averaging.live.slices.evidence import Uploads
 from averaging.live.slices.parts import Workshop
 from averaging.live.states.fetcher import Fetcher
-from averaging.live.states.state_files import StateMemory
 from averaging.live.streams.buffers import Arena
 from averaging.live.streams.bulk import Bulk
 from averaging.live.streams.fair_shares import ByteBudget
@@ -96,7 +94,8 @@ class Services(ABC):
         # Enough for what one round of the largest fragment lets go: an old theta, three payloads.
         largest = max(fragment.size for fragment in terms.layout.fragments)
         self.arena = Arena(min(self.settings.spare_bytes_max, 10 * largest))
-        self.memory: StateMemory = around.state_files or self.arena
+        self.floats = (around.state_files or self.arena).floats
+        """Gives the memory of states."""
         self.uplink = Uplink(self._slow_uplink_bytes_s)
         self.transport = self._new_transport()
         judge = around.judge if terms.policy.spot_checks > 0 else None
@@ -114,7 +113,7 @@ class Services(ABC):
             on_progress=around.on_fetched,
             on_wrong_bits=self._wrong_bits,
             line=self.transport.down,
-            floats=self.memory.floats,
+            floats=self.floats,
         )
         self._told_not_a_commit: set[PeerId] = set()
         self._last_heard = LastHeard(self.worth)
@@ -182,7 +181,7 @@ class Services(ABC):
             transport=self.transport,
             threads=self.threads,
             arena=self.arena,
-            states=self.memory,
+            floats=self.floats,
             outside=outside,
             norm_ratio_max=self.settings.norm_ratio_max,
             sign=self.me.identity.sign,
@@ -400,12 +399,6 @@ class Services(ABC):
 
     @abstractmethod
     def uploads_of(self, round_id: bytes) -> Uploads | None: ...
-
-    @abstractmethod
-    def pinned(self) -> AbstractAsyncContextManager[tuple[FragmentState | None, ...]]: ...
-
-    @abstractmethod
-    def may_step_in_place(self, state: FragmentState) -> bool: ...
 
     @abstractmethod
     def set_timer(self) -> None: ...

@@ -242,7 +242,6 @@ class FragmentRounds(Fragment):
     def handle(self, given: Input, now: float) -> list[Effect]:
         """Take one input. Returns what to do, in order."""
         self.now = now
-        self.certificates.take_input()
         if self.phase is Phase.IDLE:
             self.doubting.presume_open(now)
         if self.standing is not None and self.ending.is_reached_by(self.standing):
@@ -253,6 +252,7 @@ class FragmentRounds(Fragment):
             self._receive(self.identity.me, self.own_messages.popleft(), now)
         self.lingering.ends_on(self.standing if self.ending.is_final(now) else None, now)
         self.deadline = self._next_at()
+        self.certificates.input_taken()
         effects, self.effects = self.effects, []
         return effects
 

@@ -96,19 +96,17 @@ class Saver:
         await self._note_seen()
         averager = self._averager
         try:
-            async with averager.pinned() as pinned:
-                if averager.goes_back or not averager.is_after(local.rollback):
-                    return  # some states are about to be taken back, and the directive is known
-                ledger = local.delegate.ledger()  # as of these states
-                states = [state for state in pinned if state is not None]
-                del pinned
-                directives = self._online.directives()
-                content = ([s.lineage for s in states], copy.deepcopy(ledger), directives)
-                is_whole = len(states) == len(local.layout.fragments)
-                if not is_whole or (content == self._saved and local.folder.numbers()):
-                    return
-                versions = [state.version for state in states]
-                path = await asyncio.to_thread(self._write, states, ledger, directives)
+            if averager.goes_back or not averager.is_after(local.rollback):
+                return  # some states are about to be taken back, and the directive is known
+            ledger = local.delegate.ledger()  # as of these states
+            states = [state for state in averager.states if state is not None]
+            directives = self._online.directives()
+            content = ([s.lineage for s in states], copy.deepcopy(ledger), directives)
+            is_whole = len(states) == len(local.layout.fragments)
+            if not is_whole or (content == self._saved and local.folder.numbers()):
+                return
+            versions = [state.version for state in states]
+            path = await asyncio.to_thread(self._write, states, ledger, directives)
         except DiskFull as error:
             self._tell_not_saved("disk_full", str(error), needed_bytes=error.needed_bytes)
         except OSError as error:

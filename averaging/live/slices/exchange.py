@@ -193,14 +193,10 @@ class Exchange:
         return sum(float(down.squares(chunk, merged[chunk.merged]).sum()) for chunk in chunks)
 
     async def step(
-        self, state: FragmentState, standing: Standing, seal: Sequence[int], *, in_place: bool
+        self, state: FragmentState, standing: Standing, seal: Sequence[int]
     ) -> FragmentState:
-        """The state after the round. ``in_place``: nobody reads ``state``'s momentum any more."""
-        memory = self.parts.states
-        theta = memory.floats(state.theta.size)
-        momentum = state.momentum
-        if self.parts.traffic.moves_states or not in_place or not memory.holds(momentum):
-            momentum = memory.floats(state.theta.size)
+        """The state after the round."""
+        theta, momentum = (self.parts.floats(state.theta.size) for _ in range(2))
         squares = np.zeros(len(self.parts.cutting.fragment.units))
         for chunks in self.parts.cutting.chunks:
             size = sum(theta[chunk.values].nbytes for chunk in chunks)
@@ -235,7 +231,7 @@ class Exchange:
         scratch = self.parts.threads.scratch()
         for chunk in chunks:
             part = chunk.values
-            if not self.parts.traffic.moves_states and momentum is not state.momentum:
+            if not self.parts.traffic.moves_states:
                 np.copyto(momentum[part], state.momentum[part])
             data, numbers = self.parts.merged_bytes[chunk.merged], self.parts.numbers
             numbers.step(chunk, data, Step(state.theta, theta, momentum), scratch)

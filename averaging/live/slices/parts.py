@@ -26,7 +26,6 @@ from averaging.errors import BadPayload, BulkRefused
 from averaging.history.parent_maps import MAPS_MAX_BYTES, ParentMap, read_maps
 from averaging.live.slices.evidence import Evidence, Uploads
 from averaging.live.slices.watch import Watch
-from averaging.live.states.state_files import StateMemory
 from averaging.live.streams.buffers import Abandoned, Arena, GrowingBytes
 from averaging.live.streams.bulk import Bulk
 from averaging.live.streams.fair_shares import ByteBudget
@@ -115,7 +114,7 @@ class Workshop:
     transport: Transport
     threads: Threads
     arena: Arena
-    states: StateMemory
+    floats: Callable[[int], Float32s]
     """Memory of the states that rounds make."""
     outside: ByteBudget
     """Memory for rounds of which this peer is neither member nor leader."""
@@ -167,7 +166,7 @@ class Parts:
         self.threads = workshop.threads
         self._refuses = workshop.refuses
         self.arena = workshop.arena
-        self.states = workshop.states
+        self.floats = workshop.floats
         self._outside = workshop.outside
         self._charged = 0
         self.closed = False

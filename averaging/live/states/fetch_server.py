@@ -105,7 +105,7 @@ class Library(Protocol):
     """The states and replay logs that a server serves."""
 
     def state(self, fragment: int) -> FragmentState | None:
-        """The current state; ``None`` while there is none or its arrays are being written."""
+        """The current state; ``None`` while there is none."""
         ...
 
     def signatures(self, state: FragmentState) -> Signatures:
@@ -206,20 +206,13 @@ class FetchServer:
     async def start(self) -> None:
         await self._host.serve_streams(self._protocol, self._serve)
 
-    def is_frozen(self, state: FragmentState) -> bool:
-        """True while a stream reads this state's momentum, which must not be written to then.
-
-        States may share it: a fold keeps that of the state before.
-        """
-        self._let_go()
-        return any(frozen.state.momentum is state.momentum for frozen in self._frozen.values())
-
     def _let_go(self) -> None:
+        """Let go of states that nobody reads: each may be the last of its version in memory."""
         now = asyncio.get_running_loop().time()
         idle_s, unread_s = FROZEN_IDLE_S, FROZEN_UNREAD_S
         for key, frozen in list(self._frozen.items()):
             idle_max_s = idle_s if frozen.is_wanted else min(idle_s, unread_s)
-            if frozen.read_at < now - idle_max_s and frozen.manifest.done():
+            if frozen.read_at <= now - idle_max_s and frozen.manifest.done():
                 del self._frozen[key]
 
     async def _serve(self, stream: Stream) -> None:
@@ -246,6 +239,8 @@ class FetchServer:
             for frozen in reader.reading:
                 frozen.readers.remove(peer)
             self._served.leave(place)
+            for idle_s in (FROZEN_UNREAD_S, FROZEN_IDLE_S):
+                asyncio.get_running_loop().call_later(idle_s, self._let_go)
 
     async def _answer(self, reader: _Reader, request: Request) -> None:
         if reader.stream.relayed:
@@ -286,7 +281,7 @@ class FetchServer:
     def _freeze(self, fragment: int, peer: PeerId) -> _Frozen:
         state = self._library.state(fragment)
         if state is None:
-            raise NotHere(f"no state of fragment {fragment} here, or it is changing just now")
+            raise NotHere(f"no state of fragment {fragment} here")
         self._let_go()
         now = asyncio.get_running_loop().time()
         key = (fragment, state.lineage)
@@ -355,9 +350,9 @@ class FetchServer:
             frozen.read_at = asyncio.get_running_loop().time()
             if self._served.gives_way(reader.place, frozen.read_at):
                 await asyncio.sleep(GIVE_WAY_S)
-            self._kept(request)  # a slow reader's is let go for others, and then written to
-            piece = bytes(pieces.view(index, theta, momentum))  # a copy: it may travel for long
-            await reader.tell(memoryview(piece))
+            self._kept(request)  # a slow reader's is let go for others
+            piece = pieces.view(index, theta, momentum)
+            await reader.tell(piece)
             frozen.served_bytes += len(piece)
             self.counters["pieces_served"] += 1
 

@@ -40,7 +40,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,18 +58,6 @@ SHARE_OF_DESCRIPTORS = 0.5
 
 TEND_EVERY_S = 0.25
 """Reading at 1 GB/s makes as much resident between two looks as may be."""
-
-
-class StateMemory(Protocol):
-    """Memory of a peer's states."""
-
-    def floats(self, count: int) -> Float32s:
-        """A vector of ``count`` values, uninitialised."""
-        ...
-
-    def holds(self, vector: Float32s) -> bool:
-        """True if the vector may stay where it is: a new one would be in no better place."""
-        ...
 
 
 class _Mapped(NamedTuple):
@@ -128,9 +116,6 @@ class StateFiles:
             return self._working.floats(count)
         raw = self._mapped(4 * count)
         return uninitialised_floats(count) if raw is None else raw.view(np.float32)
-
-    def holds(self, vector: Float32s) -> bool:
-        return not (_address(vector) in self._maps and self._has_working_memory(vector.nbytes))
 
     def is_put_away(self, vector: Float32s) -> bool:
         """True if the vector is where it is to stay."""

@@ -56,10 +56,6 @@ class Arena:
         array: Float32s = self._take(4 * count)[: 4 * count].view(np.float32)
         return array
 
-    def holds(self, vector: Float32s) -> bool:
-        """``StateMemory`` in ordinary memory: any vector may stay where it is."""
-        return True
-
     def uninitialised(self, size: int) -> memoryview:
         return self._take(size)[:size].data
 

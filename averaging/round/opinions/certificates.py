@@ -305,8 +305,8 @@ class Certificates:
     def _are_among_groups(self, now: float) -> bool:
         return self.among_groups or self._peers.lineages_part(now)
 
-    def take_input(self) -> None:
-        """The machine takes another input: this peer may see others than before."""
+    def input_taken(self) -> None:
+        """At the next input this peer may see others. Thousands of them are not kept until then."""
         self._counting = None
 
     def _electorate(self, now: float) -> frozenset[PeerId]:

@@ -67,9 +67,7 @@ class Group:
         for member, state in enumerate(self.states):
             scratch = Scratch()
             entry.check(FRAGMENT.unit_sizes, scratch)
-            self.states[member] = advance(
-                state, entry, FRAGMENT.unit_sizes, scratch, in_place=member % 2 == 0
-            )
+            self.states[member] = advance(state, entry, FRAGMENT.unit_sizes, scratch)
 
     def reduce(self, piece: Slice, weights: tuple[float, ...]) -> bytes:
         """Merge a slice as its reducer does: uploads arrive in any order, the roster's counts."""

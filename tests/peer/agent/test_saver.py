@@ -7,8 +7,6 @@ import errno
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +22,21 @@ from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import CheckpointFolder
 
 LAYOUT = Layout.build([TensorSpec("weight", (8,))], 1)
+
+
+class Averager:
+    """The states of a peer, as a saver sees them."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.goes_back = False
+        self._peer = peer
+
+    @property
+    def states(self) -> tuple[FragmentState]:
+        return (self._peer.state,)
+
+    def is_after(self, rollback: int) -> bool:
+        return rollback == self._peer.gone_back_to
 
 
 class Peer:
@@ -52,25 +65,13 @@ class Peer:
             rollback=0,
         )
         online = SimpleNamespace(local=local, directives=lambda: ())
-        self.averager = averager = SimpleNamespace(
-            pinned=self._pinned,
-            is_after=lambda rollback: rollback == self.gone_back_to,
-            goes_back=False,
-        )
-        self.heard_while_pinning: int | None = None
-        """A rollback of which the peer hears while it waits for rounds to let it read states."""
-        self.saver = Saver(online, averager)  # type: ignore[arg-type]
+        self.averager = Averager(self)
+        self.saver = Saver(online, self.averager)  # type: ignore[arg-type]
 
     @staticmethod
     def made_at(value: int) -> FragmentState:
         theta = np.full(8, value, dtype=np.float32)
         return FragmentState.founded(LAYOUT.hash, 0, theta)
-
-    @asynccontextmanager
-    async def _pinned(self) -> AsyncIterator[list[FragmentState]]:
-        if self.heard_while_pinning is not None:
-            self.local.rollback = self.heard_while_pinning
-        yield [self.state]
 
     def save(self) -> int:
         asyncio.run(self.saver.save())
@@ -100,9 +101,6 @@ def test_no_states_that_are_taken_back_are_saved_with_the_directive_that_does_so
     assert peer.save() == 0, "some fragments have gone back, others have yet to"
     peer.averager.goes_back = False
     assert peer.save() == 1
-    peer.ledger["pending"] = 4
-    peer.heard_while_pinning = 9
-    assert peer.save() == 1, "it hears of another one while it waits for the states"
 
 
 def test_a_checkpoint_that_was_removed_or_not_written_is_written_again(

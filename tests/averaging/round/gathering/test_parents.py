@@ -432,5 +432,5 @@ def test_a_stuck_peer_takes_the_word_of_one() -> None:
     for _ in range(3):
         assert not rounds.parents.may_join(link, late)
         rounds.catching_up.attempt_failed()
-    rounds.certificates.take_input()
+    rounds.certificates.input_taken()
     assert rounds.parents.may_join(link, late)

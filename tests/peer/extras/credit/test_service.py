@@ -117,12 +117,12 @@ async def test_work_that_the_owner_has_taken_back_is_credited_to_nobody(tmp_path
         part.look(averager)
         assert part.tally.totals.total > taken_to.total
 
-        averager._works[-1].changing = True
+        averager._works[-1]._applying = True
         back = averager.begin_again(roots, rollback=7, reason="rolled back")
         going = asyncio.create_task(back)
         await asyncio.sleep(0)
         part.look(averager)
-        averager._works[-1].changing = False
+        averager._works[-1]._applying = False
         averager.changed()
         await going
         part.look(averager)
