@@ -47,6 +47,9 @@ ALL_LEAVE_AT_S = 150.0
 """Time at which those are asked to leave whose run goes on, or that stay after its end."""
 
 OVER_AT_S = 600.0
+LEFT_OUT_SHARE = 0.15
+"""Share of peers that a round goes on without."""
+
 FORGOTTEN_AFTER_S = 5.0
 """Time for which a peer that has crashed counts as live."""
 
@@ -156,9 +159,12 @@ class Peer:
 
 
 class World:
-    """A run of a few peers that ends by tokens or by date, drawn from a seed."""
+    """A run of a few peers that ends by tokens or by date, drawn from a seed.
 
-    def __init__(self, seed: int) -> None:
+    ``evening``: it has no end, and all peers are asked to leave at the same time.
+    """
+
+    def __init__(self, seed: int, *, evening: bool = False) -> None:
         self.rng = rng = random.Random(seed)
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -168,6 +174,8 @@ class World:
         """Everything ends at about this time."""
         self.goal = rng.choice((None, int(15 * self.about), int(40 * self.about)))
         self.date = rng.choice((None, self.about + rng.uniform(-2.0, 2.0)))
+        if evening:
+            self.goal = self.date = None
         self.is_cut = False
         self.events: Counter[str] = Counter()
         learners, keepers = rng.choice((1, 2, 2, 3)), rng.choice((0, 0, 1, 1, 2))
@@ -178,6 +186,14 @@ class World:
         for peer in self.peers:
             self._at(peer.begins, self._arrive, peer)
         self._at(0.5, self._call)
+        happens = self._ask, self._lose_trainer, self._take_back
+        self._trap = rng.choice(list(State)), rng.choice(happens)
+        """What happens to the first peer that comes into a state."""
+        self._is_sprung = evening
+        if evening:
+            for peer in self.peers:
+                self._at(10.0 + rng.uniform(0.0, 0.05), self._ask, peer, 30.0)
+            return
         for peer in self.peers:
             self._plan(peer)
         if rng.random() < 0.25:
@@ -186,10 +202,6 @@ class World:
             self._at(self._soon(), self._cut, True)
             self._at(self._soon() + 20.0, self._cut, False)
         self._at(ALL_LEAVE_AT_S, self._ask_all)
-        happens = (self._ask, self._lose_trainer, self._take_back)
-        self._trap = rng.choice(list(State)), rng.choice(happens)
-        """What happens to the first peer that comes into a state."""
-        self._is_sprung = False
 
     def _peer(self, name: PeerId, *, learns: bool) -> Peer:
         rng = self.rng
@@ -248,8 +260,9 @@ class World:
         elif peer.is_there and peer.ending.state in (State.AGREEING, State.LAST_DRAIN):
             self._at(self.now + 1.0, self._step, peer)  # the owner may take the run back
 
-    def _ask(self, peer: Peer) -> None:
-        timeout_s = self.rng.choice((0.0, 10.0, 30.0))
+    def _ask(self, peer: Peer, timeout_s: float | None = None) -> None:
+        if timeout_s is None:
+            timeout_s = self.rng.choice((0.0, 10.0, 30.0))
         departure = Departure(
             "asked", 0, finished=False, timeout_s=timeout_s, patience_s=3 * timeout_s
         )
@@ -340,6 +353,7 @@ class World:
         training = [each for each in self.peers if each.trains and each.is_open]
         if training:
             self._offer(self.rng.choice(training), self.rng.randrange(FRAGMENTS))
+            self._compare(self.rng.choice(training), self.rng.choice(self.peers))
         if any(peer.is_there for peer in self.peers):
             self._at(self.now + self.rng.uniform(0.5, 2.0), self._call)
 
@@ -351,9 +365,15 @@ class World:
     def _offer(self, peer: Peer, fragment: int) -> None:
         if not self._may_offer(peer, fragment):
             return
-        members = [peer] + [
-            other for other in self._in_sight(peer) if other.is_open and fragment not in other.busy
-        ]
+        others = [other for other in self._in_sight(peer) if other.is_open]
+        free = [other for other in others if fragment not in other.busy]
+        called = [other for other in free if self.rng.random() > LEFT_OUT_SHARE]
+        most = 1 + len(others) // 2
+        if len(called) < most:
+            called = free[:most]
+        members = [peer, *called]
+        if 2 * len(members) <= 1 + len(others):
+            return  # two halves would make versions apart
         learners = [each for each in members if self._may_offer(each, fragment)]
         work = {each.name: each.trained for each in learners}
         for member in members:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
+from dht.identity import PeerId
 from dht.membership.clock_offset import ClockEstimate
 from peer.rules import ending
 from peer.rules.ending import (
@@ -25,6 +26,7 @@ from peer.rules.ending import (
     MakeDue,
     Merged,
     Seen,
+    Show,
     State,
     Tell,
     Whom,
@@ -164,6 +166,7 @@ def test_the_date_that_an_owner_names_is_told_as_the_owners() -> None:
     ]
     assert hear(machine, Look(over)) == [Ask(Whom.LEARNERS)]
     assert hear(machine, Answers([], 0, over)) == [Drain(20.0)]
+    assert machine.closed == {0, 1}, "no round that is called now makes a version after the end"
     assert hear(machine, Drained(over)) == [Do.END_MERGES, Enter("leaving", ENDED_BY_OWNER)]
 
 
@@ -223,6 +226,38 @@ def test_a_peer_that_leaves_is_done_step_by_step_and_tells_what_it_hands_over() 
     assert hear(machine, Answers([], 0, HERE), now=9.0) == [Adopt(2.0)]
     assert hear(machine, Heard.ADOPTED) == [Do.STOP, Do.SAVE]
     assert hear(machine, Heard.SAVED) == [Do.GOODBYE] and machine.state is State.GONE
+
+
+@pytest.mark.parametrize("by_date", [True, False])
+def test_a_peer_stays_after_the_end_until_the_others_have_its_versions(by_date: bool) -> None:
+    """By date it must see them there twice: one that answers may just be making another."""
+    machine = in_the_run()
+    over = Seen(versions=(4, 4), date_left_s=-2.0)
+    if by_date:
+        hear(machine, Look(over))
+        hear(machine, Answers([], 0, over))
+        hear(machine, Drained(over))
+    else:
+        hear(machine, Merged({0, 1}, owner_set_version=False))
+    behind, there = seen((4, 3)), seen((4, 4))
+    shown = Show((PeerId(behind.peer),))
+    assert hear(machine, Answers([behind], 1, over)) == [shown]
+    if by_date:
+        assert hear(machine, Answers([there], 1, over)) == [shown]
+        assert hear(machine, Answers([behind], 1, over)) == [shown]
+        assert hear(machine, Answers([there], 1, over)) == [shown]
+    assert hear(machine, Answers([there], 1, over)) == [Drain(12.0)]
+
+
+def test_a_peer_that_leaves_stays_until_one_other_has_its_versions() -> None:
+    machine = in_the_run()
+    hear(machine, ASKED)
+    hear(machine, Look(HERE))
+    hear(machine, Answers([], 0, HERE))
+    hear(machine, Drained(HERE))
+    behind, there = seen((4, 3), "ready"), seen((4, 4), "ready")
+    assert hear(machine, Answers([behind, behind], 2, HERE)) == [Show((PeerId(behind.peer),) * 2)]
+    assert hear(machine, Answers([behind, there], 2, HERE)) == [Adopt(2.0)]
 
 
 def test_a_trainer_that_is_gone_ends_every_wait_of_a_peer_that_leaves() -> None:

@@ -15,6 +15,7 @@ from tests.seeds import all_that_happens
 SEEDS = 600
 """Storms of every run of the tests: 5 s of processor time."""
 
+EVENINGS = 100
 DISTURBED = ("crash", "cut", "taken back")
 
 
@@ -52,8 +53,8 @@ def check_it_ended_in_order(peer: Peer) -> None:
 
 def check_the_final_model(world: World) -> None:
     """All that stayed to the end have one final model, unless they said that they have not."""
-    if world.events["cut"]:
-        return
+    if world.events["cut"] or (world.events["taken back"] and world.date is not None):
+        return  # whoever has ended by its date does not begin again
     models = {
         peer.exported[0].epoch: peer.exported
         for peer in world.peers
@@ -95,6 +96,16 @@ def test_peers_that_all_end_at_once_lose_nothing_and_end_with_one_model() -> Non
     assert {way for way in happened if "->" in way} == ways_in_the_table()
     told = {"last_round", "last_offers", "handing_over", "left_apart", "ended_here"}
     assert told | {"drain_cut_short", *DISTURBED} <= happened.keys()
+
+
+def test_peers_that_leave_at_the_same_moment_have_one_model_with_the_work_of_all() -> None:
+    """Of five that left at once three kept other models than the last."""
+    for seed in range(EVENINGS):
+        world = World(seed, evening=True)
+        world.run()
+        models = {peer.model for peer in world.peers if peer.has_state}
+        pending = [peer.pending(fragment) for peer in world.peers for fragment in range(FRAGMENTS)]
+        assert len(models) == 1 and not any(pending), f"seed {seed}: {world.peers}"
 
 
 @pytest.mark.soak
