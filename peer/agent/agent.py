@@ -207,23 +207,13 @@ class Agent(Delegate):
             check_subnormals()
             local.event("agent_started", pid=os.getpid(), restarts=self._begin.restarts)
             local.tell_place_of_state()
-            async with asyncio.TaskGroup() as tasks:
-                # From the first moment on the trainer and the machine's owner must be heard.
-                helpers = [
-                    tasks.create_task(self._line.beat(), name="beat"),
-                    tasks.create_task(self._listen(messages), name="listen"),
-                    tasks.create_task(local.compile_codecs(), name="compile codecs"),
-                    tasks.create_task(
-                        local.leave_when_asked(LEAVE_WITHIN_S, patience_s=LEAVE_PATIENCE_S),
-                        name="leave",
-                    ),
-                ]
-                try:
-                    online = await stack.enter_async_context(go_online(local))
-                    left = await self._take_part(online, tasks)
-                finally:
-                    for helper in helpers:
-                        helper.cancel()
+            async with local.watched(
+                self._line.beat(),
+                self._listen(messages),
+                local.leave_when_asked(LEAVE_WITHIN_S, patience_s=LEAVE_PATIENCE_S),
+            ) as tasks:
+                online = await stack.enter_async_context(go_online(local))
+                left = await self._take_part(online, tasks)
             local.event("agent_ended", reason=left.reason, finished=left.finished)
             self._line.say(Over(left.reason, left.exit_code, left.finished))
 
@@ -248,7 +238,6 @@ class Agent(Delegate):
             "report": self._report_always(online),
             "go on": entrance.go_on_from_checkpoint(averager, first),
             "get in": entrance.give_up_when_nobody_is_left(),
-            "watch machine": local.guest.watch_machine(),
         }
         if gate is not None:
             own["judge jumps"] = gate.run(averager)

@@ -171,23 +171,12 @@ class Keeper(Delegate):
                 incarnation=self.incarnation,
                 states=() if outer is None else await self._after_rollbacks(outer),
             )
-            async with asyncio.TaskGroup() as tasks:
-                wishes = [
-                    tasks.create_task(self._stop_when(stop), name="stop"),
-                    tasks.create_task(local.leave_when_asked(DRAIN_S), name="leave"),
-                    tasks.create_task(self._rest_when_told(), name="rest"),
-                    tasks.create_task(local.compile_codecs(), name="compile codecs"),
-                ]
-                try:
-                    await local.end.unless_leaving(self._meet(online))
-                    own = {
-                        "follow": self._follow(online),
-                        "watch machine": local.guest.watch_machine(),
-                    }
-                    return await ActivePeer(online, averager).run(tasks, own)
-                finally:
-                    for wish in wishes:
-                        wish.cancel()
+            async with local.watched(
+                self._stop_when(stop), local.leave_when_asked(DRAIN_S), self._rest_when_told()
+            ) as tasks:
+                await local.end.unless_leaving(self._meet(online))
+                own = {"follow": self._follow(online)}
+                return await ActivePeer(online, averager).run(tasks, own)
 
     async def _meet(self, online: OnlinePeer) -> None:
         """Wait a little for a peer to fetch from: without one, fetching would fail."""

@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -319,6 +320,19 @@ class LocalPeer:
             bytes_per_s=averaging.bytes_per_s,
             company_s=averaging.company_s(),
         )
+
+    @asynccontextmanager
+    async def watched(self, *also: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.TaskGroup]:
+        """A group for the tasks of this peer. Some of them run from its first moment on: ``also``,
+        which hear whether it is to leave, and what every peer does from then on."""
+        first = (*also, self.compile_codecs(), self.guest.watch_machine())
+        async with asyncio.TaskGroup() as tasks:
+            helpers = [tasks.create_task(work) for work in first]
+            try:
+                yield tasks
+            finally:
+                for helper in helpers:
+                    helper.cancel()
 
     async def leave_when_asked(self, timeout_s: float, *, patience_s: float = 0.0) -> None:
         """Leave when the machine's owner asks for it (``shoal leave``), in whatever phase."""
