@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import TensorSpec
 from dht.identity import PeerId
-from peer.data.batches.sequences import Sequences
+from peer.data.batches.sequences import Sequences, TokenStream
 from peer.data.sources import check_data, open_data
 from peer.errors import DataUnavailable
 from peer.model.recipes import (
@@ -137,6 +137,14 @@ class TextGpt:
     def learner(self, peers: Sequence[int], *, seed: int) -> LocalTraining:
         return _GptTraining(self, peers, seed)
 
+    def stream(self, peer: int, seed: int) -> TokenStream:
+        """This peer's endless sequences: the same for every optimizer."""
+        # They follow from the run's id.
+        of_data = replace(self.run(seed), inner=AdamwInner())
+        return open_data(
+            of_data, peer_id=PeerId(f"simulated-{peer}"), cache_dir=self.cache, data_dir=ROOT
+        ).train
+
     def evaluate(self, values: Float32s) -> float:
         with torch.no_grad():
             for parameter, part in _parts(self._judge, torch.from_numpy(values)):
@@ -185,17 +193,7 @@ class _GptTraining:
             parameter.data = part
         self._optimizer = build_optimizer(self._run, self._model)
         self._graph: _Graph | None = None
-        # A peer's data follow from the run's id: they are the same for every optimizer.
-        of_data = replace(self._run, inner=AdamwInner())
-        self._streams = [
-            open_data(
-                of_data,
-                peer_id=PeerId(f"simulated-{peer}"),
-                cache_dir=problem.cache,
-                data_dir=ROOT,
-            ).train
-            for peer in peers
-        ]
+        self._streams = [problem.stream(peer, seed) for peer in peers]
 
     def train(self, steps: int, *, rate: float = 1.0) -> float:
         for group in self._optimizer.param_groups:
