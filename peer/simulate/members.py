@@ -342,7 +342,7 @@ class _Swarm:
         trial = self.trial
         if not trial.central:
             for fragment in range(trial.fragments):
-                if (step - (fragment + 1) * trial.cycle // trial.fragments) % trial.cycle == 0:
+                if (step + fragment * trial.cycle // trial.fragments) % trial.cycle == 0:
                     self._merge(fragment, step)
             for fragment, state, contained in self._coming.pop(step, []):
                 for member in range(len(self._values)):
@@ -428,16 +428,14 @@ class _Swarm:
 
     def outcome(self, seconds: float) -> Outcome:
         evaluate = self._members.problem.evaluate
-        mean = np.mean(self._values, axis=0, dtype=np.float64).astype(np.float32)
         averages: dict[str, float] = {}
         if self.trial.averaged:
             for count in AVERAGES:
-                last = np.mean(self._versions[-count:], axis=0, dtype=np.float64)
-                averages[f"last {count}"] = evaluate(last.astype(np.float32))
+                averages[f"last {count}"] = evaluate(_mean(np.stack(self._versions[-count:])))
             for share, average in self._exponential.items():
                 averages[f"exponential {share:g}"] = evaluate(average.astype(np.float32))
         return Outcome(
-            loss=evaluate(mean),
+            loss=evaluate(_mean(self._values)),
             merged_loss=evaluate(self._merged),
             points=tuple(self._points),
             averages=averages,
@@ -446,6 +444,10 @@ class _Swarm:
             ),
             seconds=seconds,
         )
+
+
+def _mean(rows: Float32s) -> Float32s:
+    return np.asarray(rows.mean(axis=0, dtype=np.float64), np.float32)
 
 
 def noise_scale(

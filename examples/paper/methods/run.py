@@ -39,7 +39,7 @@ class Cell:
     idea: str
     name: str
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Of ``Trial``, against its defaults; ``batch``: sequences in a step of a member."""
+    """Of ``Trial``, against its defaults; ``longer``: factor on the tokens of a step."""
     control: str = ""
     """Name of the cell of the same idea that it is compared with; empty: it is a control."""
     prediction: str = ""
@@ -302,7 +302,7 @@ CELLS: Sequence[Cell] = (
     *late(),
     *averages(),
     *newcomers(),
-    *law("law, 1024 tokens", (8,), batch=16),
+    *law("law, 1024 tokens", (8,), longer=4),
 )
 
 
@@ -321,11 +321,11 @@ class Row:
 
 
 def problem_for(cell: Cell, size: TextGpt) -> TextGpt:
-    return replace(size, batch=cell.changes.get("batch", 4) * size.batch // 4)
+    return replace(size, batch=cell.changes.get("longer", 1) * size.batch)
 
 
 def trial_for(cell: Cell, seed: int) -> Trial:
-    return Trial(seed=seed, **{k: v for k, v in cell.changes.items() if k != "batch"})
+    return Trial(seed=seed, **{k: v for k, v in cell.changes.items() if k != "longer"})
 
 
 def needed(chosen: Sequence[Cell]) -> list[Cell]:
@@ -492,11 +492,9 @@ def main(
         ),
     ] = "",
     width: Annotated[int, Option(help="Width of the model.", min=8)] = 64,
-    layers: Annotated[int, Option(help="Blocks of the model.", min=1)] = 2,
-    length: Annotated[int, Option(help="Tokens of a sequence.", min=2)] = 64,
-    batch: Annotated[
-        int, Option(help="Sequences in a step of a member; more where an idea says so.", min=1)
-    ] = 4,
+    layers: Annotated[int, Option(help="Blocks of the model.", min=1)] = 1,
+    length: Annotated[int, Option(help="Tokens of a sequence.", min=2)] = 32,
+    batch: Annotated[int, Option(help="Sequences in a step of a member.", min=1)] = 8,
     compiled: Annotated[
         bool,
         Option("--compile", help="Compile the model first: a minute, then twice as fast."),

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from averaging.numbers.outer import Nesterov
+from peer.simulate import Swarm, run
+from peer.simulate.members import Late, Trial, mean_of_its_cycles, noise_scale, train
+from peer.simulate.paired import Job
+from peer.simulate.paired import train as train_job
+from peer.simulate.problems.text_gpt import TextGpt
+from peer.simulate.settings import ProblemChoice
+
+SMALL = TextGpt(layers=1, width=16, length=16, batch=4, optimizer="muon")
+CONSTANT = ProblemChoice(warmup_share=0.0, decay="constant")
+TRIAL = Trial(steps=64, members=3, cycle=16, overlap=0, schedule=CONSTANT, rate=3e-3)
+
+
+@pytest.fixture(scope="module")
+def simulated() -> Swarm:
+    return Swarm().with_settings(
+        {
+            "problem.name": "text_gpt",
+            "problem.optimizer": "muon",
+            "problem.learning_rate": TRIAL.rate,
+            "problem.layers": SMALL.layers,
+            "problem.size": SMALL.width,
+            "problem.length": SMALL.length,
+            "problem.batch": SMALL.batch,
+            "outer.steps_per_cycle": TRIAL.cycle,
+            "outer.late_work": "per_cycle",
+            "peers.count": TRIAL.members,
+            "measure.peers_max": 0,
+            "end.cycles": TRIAL.steps / TRIAL.cycle,
+            "end.time_s": TRIAL.steps + 0.9,
+        }
+    )
+
+
+def test_losses_are_those_of_a_swarm_of_live_averagers(simulated: Swarm) -> None:
+    [ours] = train([TRIAL], SMALL)
+    result = run(simulated, seed=0)
+    assert ours.loss == pytest.approx(result.learners_loss, rel=0.005)
+    assert ours.merged_loss == pytest.approx(result.final.loss, rel=0.005)
+
+
+def test_data_parallel_is_that_of_the_simulator(simulated: Swarm) -> None:
+    [ours] = train([replace(TRIAL, central=True)], SMALL)
+    assert ours.loss == pytest.approx(
+        train_job(Job("", simulated, 0, central=True)).loss, rel=0.002
+    )
+
+
+def test_a_trial_does_not_depend_on_those_beside_it() -> None:
+    short = replace(TRIAL, steps=20, cycle=8, misses=0.3)
+    others = [replace(short, seed=1), replace(short, central=True), short]
+    *_, beside = train(others, SMALL)
+    [alone] = train([short], SMALL)
+    assert beside.loss == pytest.approx(alone.loss, rel=1e-4)
+
+
+def test_functions_of_a_trial_are_those_that_merge() -> None:
+    short = replace(TRIAL, steps=16, cycle=8)
+    nothing = replace(short, late=lambda late: np.zeros_like(late.moved))
+    still = replace(short, outer=lambda part, version: Nesterov(1e-9, 0.0))
+    _, *unmoved = train([short, nothing, still], SMALL)
+    first = SMALL.evaluate(SMALL.first_values(0))
+    assert [one.merged_loss for one in unmoved] == pytest.approx([first, first], rel=1e-3)
+
+
+def test_newcomers_without_a_share_in_their_first_cycle_add_nothing_to_it() -> None:
+    trial = replace(
+        TRIAL, members=2, steps=16, cycle=8, half_replaced_at=8, measured_cycles=1, rate=0.05
+    )
+    silent, plain = train(
+        [replace(trial, newcomers="silent"), replace(trial, newcomers="plain")], SMALL
+    )
+    before, after = zip(silent.points, plain.points, strict=True)
+    assert before[0] == before[1]
+    assert after[0] != after[1]
+
+
+@pytest.mark.parametrize(("age", "kept"), [(0, 1.0), (1, 0.5), (3, 0.25)])
+def test_late_work_is_shortened_as_a_live_peer_does_it(age: int, kept: float) -> None:
+    moved = np.ones(3, np.float32)
+    assert mean_of_its_cycles(Late(moved, age, moved)).tolist() == [kept] * 3
+
+
+def test_the_noise_scale_is_the_batch_with_as_much_noise_as_gradient() -> None:
+    # A gradient of squared norm 4; each batch of 100 tokens has noise of squared norm 8.
+    batches = 5
+    small, large = 4 + 8, 4 + 8 / batches
+    assert noise_scale([(small, large)] * 2, batches, 100) == pytest.approx(200)
+    assert noise_scale([(small, 0.0)], batches, 100) is None, "no gradient above the noise"
+    assert noise_scale([], 1, 100) is None
