@@ -16,11 +16,14 @@ from examples.paper.bandwidth import run as bandwidth
 from examples.paper.compare import run as compare
 from examples.paper.goodput import run as goodput
 from examples.paper.heterogeneous import run as heterogeneous
+from examples.paper.methods import run as methods
 from examples.paper.quality import run as quality
 from peer.cli.application import command_of
+from peer.simulate.members import Late
 from peer.simulate.names import problem_of
 from peer.simulate.paired import LevelChange, Row
 from peer.simulate.problems.quadratic import Quadratic
+from peer.simulate.problems.text_gpt import TextGpt
 
 PAPER = Path(__file__).parents[2] / "examples" / "paper"
 FOLDERS = sorted(path.name for path in PAPER.iterdir() if path.is_dir())
@@ -323,3 +326,53 @@ def test_quick_shortens_only_what_is_not_given(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(RuntimeError, match="enough"):
             called(quality, "--quick", *given)
     assert asked == [((0,), (2, 4), 15), ((0, 1), (2, 4), 15), ((0,), (8,), 7)]
+
+
+# Methods
+
+
+def test_an_idea_has_a_control_and_a_prediction_from_before_it_was_trained() -> None:
+    names = {cell.full_name for cell in methods.CELLS}
+    assert len(names) == len(methods.CELLS)
+    for cell in methods.CELLS:
+        methods.trial_for(cell, 0)  # all of its settings are there
+        assert cell.trained in names
+        assert bool(cell.control) == bool(cell.prediction), cell.full_name
+        assert not cell.control or f"{cell.idea}/{cell.control}" in names
+
+
+def test_a_cell_is_trained_beside_its_control_and_kept(tmp_path: Path) -> None:
+    control, cell = (
+        methods.Cell("30% fail", name, {"steps": 4, "cycle": 4, "members": 2, **changes}, against)
+        for name, changes, against in (
+            ("mean of its cycles", {}, ""),
+            ("whole", {"rate": 1e-3}, "mean of its cycles"),
+        )
+    )
+    tiny = TextGpt(layers=1, width=16, length=8, batch=1, optimizer="muon")
+    made = [
+        methods.trained([control, cell], seeds=(0, 1), size=tiny, kept=tmp_path, compiled=False)
+        for _ in range(2)
+    ]
+    assert made[0] == made[1], "the second time nothing is trained"
+    rows = methods.table([control, cell], made[0], seeds=(0, 1))
+    assert [row.change is not None for row in rows] == [False, True]
+    losses = [made[0][f"30% fail/{name}", 1].loss for name in ("mean of its cycles", "whole")]
+    assert losses[0] < losses[1]
+
+
+@pytest.mark.parametrize(
+    ("rule", "moved", "kept"),
+    [
+        (methods.whole, [2.0, 2.0], [2.0, 2.0]),
+        (methods.by_angle, [2.0, 2.0], [1.0, 2.0]),
+        (methods.by_angle, [-2.0, 2.0], [0.0, 2.0]),
+        (methods.by_angle_shorter, [2.0, 2.0], [1.0, 1.0]),
+        (methods.by_angle_shorter, [-2.0, 2.0], [0.0, 1.0]),
+        (methods.by_root, [2.0, 2.0], [2.0 / 2**0.5] * 2),
+    ],
+)
+def test_rules_for_late_work(rule: Any, moved: list[float], kept: list[float]) -> None:
+    """Work that is one version late, while theta went along the first axis."""
+    late = Late(np.float32(moved), 1, np.float32([4.0, 0.0]))  # type: ignore[arg-type]
+    assert rule(late).tolist() == pytest.approx(kept)
