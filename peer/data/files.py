@@ -1,8 +1,14 @@
 """Files as one peer's stream over weighted sources, whatever the recipe.
 
-A source is read bundle by bundle, each bundle piece by piece, each piece window by window, in an
-order of this peer's own at every level; each pass over a source reads all of it once. Which source
-a sequence is from follows from its number. So a position is a few numbers per source.
+A source is read bundle by bundle, each bundle piece by piece, in an order of this peer's own at
+both levels, and the windows of some pieces at a time in an order of their own; each pass over a
+source reads all of it once. Which source a sequence is from follows from its number. So a position
+is a few numbers per source.
+
+Several pieces are read together because files of a folder differ: from pieces read one by one, a
+batch is of one subject, and each peer trains on another one for thousands of steps. Peers then
+drift apart, and merges keep little of what they learn (docs/research/results-muon.md). Files of the
+hub are read piece by piece: their rows come in no order, and each piece is fetched by itself.
 """
 
 from __future__ import annotations
@@ -55,6 +61,9 @@ from peer.run_file.sections import (
     TextData,
     vocabulary,
 )
+
+PIECES_TOGETHER = 8
+"""Pieces whose windows are read in one order."""
 
 HASHED_EARLY_BYTES = 1 << 30
 """Size of the local files whose hashes are checked before anything starts, which takes one or two
@@ -341,12 +350,14 @@ class SourceStream:
         self._number = number
         self._order = reader.order(pieces.bundles, number)
         self._visit = 0
-        """Number of bundles that have been read to the end."""
+        """Number of bundles before that of the first piece being read."""
         self._place = 0
-        """Number of pieces of the current bundle that have been read to the end."""
+        """Number of pieces of its bundle before it."""
         self._window = 0
-        """Number of sequences read of the current piece."""
+        """Number of sequences read of the pieces that are read together."""
         self._shard: Shard | Examples | None = None
+        self._next = 0, 0
+        """Visit and place of the first piece after them."""
 
     def next(self, sequences: int) -> Sequences:
         parts: list[Sequences] = []
@@ -359,7 +370,7 @@ class SourceStream:
                 sequences -= number
             if self._window >= shard.windows:
                 self._shard, self._window = None, 0
-                self._place += 1
+                self._visit, self._place = self._next
         return np.concatenate(parts)
 
     def state(self) -> dict[str, int]:
@@ -374,50 +385,72 @@ class SourceStream:
         self._visit, self._place, self._window, self._shard = visit, place, window, None
 
     def _current(self) -> Shard | Examples:
-        """The piece at the position, or the next one that is long enough for a sequence."""
+        """The pieces at the position, or the next ones that are long enough for a sequence."""
         length, empty_visits = self._reader.sequence_length, 0
         while self._shard is None:
-            bundle = self._bundle(self._visit)
-            count = self._pieces.count(bundle)
-            if self._place >= count:
-                self._visit, self._place = self._visit + 1, 0
-                empty_visits += 1
+            together = self._together()
+            tokens = [self._pieces.get(bundle, piece).train for bundle, piece in together]
+            enough = 1 if self._pieces.in_examples else 2 * length
+            if sum(piece.size for piece in tokens) < enough:
+                empty_visits += max(1, self._next[0] - self._visit)
                 if empty_visits > 2 * self._pieces.bundles:
                     raise unusable(
                         f"source {self._number} of data.sources has no text or tokens for a "
                         f"sequence of {length}: add data, or shorten data.sequence_length"
                     )
-                continue
-            tokens = self._pieces.get(bundle, self._piece(self._visit, self._place, count)).train
-            too_short = 1 if self._pieces.in_examples else 2 * length
-            if tokens.size < too_short:
-                self._place, self._window = self._place + 1, 0
+                (self._visit, self._place), self._window = self._next, 0
                 continue
             kind = Examples if self._pieces.in_examples else Shard
             self._shard = kind(
-                tokens,
+                np.concatenate(tokens),
                 sequence_length=length,
                 run_id=self._reader.run_id,
                 peer_id=self._reader.named(self._number, self._visit, self._place),
             )
             self._shard.restore({"position": self._window})
-            self._expect(count)
+            self._expect()
         return self._shard
 
-    def _expect(self, count: int) -> None:
-        """Have the following pieces prepared, as far as their bundles are open."""
-        visit, place, following = self._visit, self._place, self._pieces.ahead
-        known: int | None = count
-        while following:
+    def _together(self) -> list[tuple[int, int]]:
+        """Bundle and number of the pieces from the position on that are read together: none is of
+        the next pass over the source."""
+        visit, place = self._visit, self._place
+        pass_end = (visit // self._pieces.bundles + 1) * self._pieces.bundles
+        found: list[tuple[int, int]] = []
+        while visit < pass_end and len(found) < PIECES_TOGETHER:
+            bundle = self._bundle(visit)
+            if found and self._pieces.is_on_hub(bundle):
+                break
+            count = self._pieces.count(bundle)
+            if place >= count:
+                visit, place = visit + 1, 0
+                continue
+            found.append((bundle, self._piece(visit, place, count)))
             place += 1
-            if place >= (known or 0):
+            if self._pieces.is_on_hub(bundle):
+                break
+        self._next = visit, place
+        for bundle, piece in found[1:]:
+            self._pieces.expect(bundle, piece)
+        return found
+
+    def _expect(self) -> None:
+        """Have the following pieces prepared, as far as their bundles are open."""
+        visit, place = self._next
+        following = self._pieces.ahead
+        known = self._pieces.known_count(self._bundle(visit))
+        while following:
+            if known is None:
+                return
+            if place < known:
+                self._pieces.expect(self._bundle(visit), self._piece(visit, place, known))
+                place += 1
+                following -= 1
+            else:
                 visit, place = visit + 1, 0
                 known = self._pieces.known_count(self._bundle(visit))
-                if known is None:
-                    return
-            if place < (known or 0):
-                self._pieces.expect(self._bundle(visit), self._piece(visit, place, known or 0))
-            following -= 1
+                if known == 0:
+                    following -= 1
 
     def _bundle(self, visit: int) -> int:
         return int(self._order.at(visit, 1)[0])

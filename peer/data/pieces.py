@@ -123,6 +123,10 @@ class Pieces:
         """Number of pieces to expect ahead of the one in use."""
         return self._preparation.workers.count + 2
 
+    def is_on_hub(self, bundle: int) -> bool:
+        """True for a file of a dataset of the hub, which is fetched piece by piece."""
+        return self._bundles[bundle].places[0].is_on_hub
+
     def count(self, bundle: int) -> int:
         """Number of pieces of a bundle."""
         return self._open(bundle).result().pieces

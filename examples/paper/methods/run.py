@@ -62,7 +62,7 @@ class Cell:
 
 # Small steps: what each member adds
 
-MEMBERS = (2, 4, 8, 16)
+MEMBERS = (2, 4, 8)
 RATES = (6e-3, 1.2e-2, 2.4e-2)
 RATE = {"alone": 1.2e-2, "data parallel": 1.2e-2, "every 30": 1.2e-2, "every 8": 2.4e-2}
 """The best peak learning rates of those, with eight members."""
@@ -86,21 +86,23 @@ def rates() -> list[Cell]:
 
 def law(idea: str, members: Sequence[int], **others: Any) -> list[Cell]:
     """Losses by number of members, against data parallel."""
-    cells = [Cell(idea, "alone", {**ALONE, **others})]
+    cells = [Cell(idea, "alone", {**ALONE, **others}, seeds_max=1)]
     expected = {"every 30": {2: 4, 4: 14, 8: 25, 16: 35}, "every 8": {2: 2, 4: 8, 8: 15, 16: 22}}
     for count in members:
         for kind, changes in KINDS.items():
             control = "" if kind == "data parallel" else f"data parallel, M = {count}"
             prediction = f"+{expected[kind][count]}%" if control else ""
             settings = {**changes, "members": count, "rate": RATE[kind], **others}
-            cells.append(Cell(idea, f"{kind}, M = {count}", settings, control, prediction))
+            name = f"{kind}, M = {count}"
+            cells.append(Cell(idea, name, settings, control, prediction, seeds_max=1))
     return cells
 
 
 def longer() -> list[Cell]:
     """One member alone, for as long as it needs."""
     return [
-        Cell("alone, longer", f"{times} times", {**ALONE, "steps": times * 360}) for times in (2, 4)
+        Cell("alone, longer", f"{times} times", {**ALONE, "steps": times * 360}, seeds_max=1)
+        for times in (2, 4)
     ]
 
 
@@ -291,14 +293,15 @@ def newcomers() -> list[Cell]:
 
 
 CELLS: Sequence[Cell] = (
-    *rates(),
     *law("law, 256 tokens", MEMBERS),
     *longer(),
-    *short(),
-    *founder(),
     *late(),
+    *founder(),
+    *short(),
     *averages(),
     *newcomers(),
+    *law("law, 256 tokens, more members", (16,)),
+    *rates(),
     *law("law, 1024 tokens", (8,), longer=4),
 )
 

@@ -169,6 +169,19 @@ def test_each_pass_over_a_source_reads_all_of_it(tmp_path: Path) -> None:
     assert found > 0.6  # others lie across windows, which are in another order
 
 
+def test_a_batch_has_sequences_of_several_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier, a peer read one file to its end before the next one: batches were of one subject."""
+    for number in range(6):
+        write(tmp_path, f"{number}.bin", [f"file {number} " * 100])
+    run = run_of(FileSource(files=["*.bin"]), held_out=0.01)
+    monkeypatch.setattr(files, "PIECES_TOGETHER", 3)
+    seen = [set(re.findall(r"file (\d) ", text_of(opened(run, tmp_path, who).train.next(40))))
+            for who in (ANNA, BORIS)]  # fmt: skip
+    assert [len(numbers) for numbers in seen] == [3, 3]
+
+
 def test_a_position_that_cannot_be_is_refused(several: Path) -> None:
     stream = opened(run_of(*SEVERAL), several).train
     state = stream.state()
@@ -580,9 +593,10 @@ def wait_for_pieces() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("left", [600, 60, None])
 def test_a_file_that_changes_while_it_is_read_is_an_error(
-    name: str, left: int | None, tmp_path: Path
+    name: str, left: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Earlier, tokens of the new content were kept for those of the old one, or it crashed."""
+    monkeypatch.setattr(files, "PIECES_TOGETHER", 1)
     write(tmp_path, name, texts(600))
     run = run_of(FileSource(files=[name]))
     stream = opened(run, tmp_path).train
