@@ -108,7 +108,7 @@ def longer() -> list[Cell]:
 
 # Short runs and founders
 
-SHORT: Mapping[str, Any] = {"steps": 300, "rate": RATE["every 30"]}
+SHORT: Mapping[str, Any] = {"steps": 240, "cycle": 24, "rate": RATE["every 30"]}
 RESTART = Nesterov(1.0, 1e-30)
 """With a momentum of 0 the memory would stay as it is."""
 
@@ -152,8 +152,8 @@ def short() -> list[Cell]:
     alone = {**SHORT, **ALONE}
     parallel = {**SHORT, "central": True, "rate": RATE["data parallel"]}
     return [
-        Cell(twice, "data parallel", {**parallel, "steps": 600}, seeds_max=1),
-        Cell(twice, "eight", {**SHORT, "steps": 600}, "data parallel", "+12%", seeds_max=1),
+        Cell(twice, "data parallel", {**parallel, "steps": 480}, seeds_max=1),
+        Cell(twice, "eight", {**SHORT, "steps": 480}, "data parallel", "+12%", seeds_max=1),
         Cell(idea, "eight", SHORT),
         Cell(idea, "data parallel", parallel, "eight", "-22%"),
         Cell(idea, "one alone", alone, "eight", "+12%"),
@@ -182,7 +182,7 @@ def founder() -> list[Cell]:
 
 # Late and lost work
 
-LATE: Mapping[str, Any] = {"rate": RATE["every 30"], "misses": 0.3}
+LATE: Mapping[str, Any] = {**SHORT, "misses": 0.3}
 
 
 def whole(late: Late) -> Float32s:
@@ -245,7 +245,7 @@ def averages() -> list[Cell]:
     expected |= {"exponential 0.5": (-1.0, 0.5), "exponential 0.75": (0.0, 3.0)}
     for place, (decay, schedule) in enumerate({"constant": CONSTANT, "cosine": None}.items()):
         idea = f"averages, {decay} rate"
-        changes: dict[str, Any] = {"rate": RATE["every 30"], "averaged": True, "cycle": 15}
+        changes: dict[str, Any] = {**SHORT, "averaged": True, "cycle": 15}
         if schedule is not None:
             changes |= {"schedule": schedule, "rate": RATE["every 30"] / 2}
         newest = "newest version"
@@ -263,9 +263,9 @@ def average_named(name: str) -> Callable[[Outcome], float]:
 
 # Newcomers
 
-REPLACED_AT = 180
+REPLACED_AT = 120
 REPLACED: Mapping[str, Any] = {
-    "rate": RATE["every 30"],
+    **SHORT,
     "measured_cycles": 1,
     "half_replaced_at": REPLACED_AT,
 }
@@ -273,7 +273,7 @@ REPLACED: Mapping[str, Any] = {
 
 def after(outcome: Outcome) -> float:
     """Mean loss of the merged model in the three cycles after newcomers have come."""
-    losses = [loss for step, loss in outcome.points if REPLACED_AT < step <= REPLACED_AT + 90]
+    losses = [loss for step, loss in outcome.points if REPLACED_AT < step <= REPLACED_AT + 3 * 24]
     return float(np.mean(losses))
 
 
@@ -293,13 +293,13 @@ def newcomers() -> list[Cell]:
 
 
 CELLS: Sequence[Cell] = (
-    *law("law, 256 tokens", MEMBERS),
-    *longer(),
+    *averages(),
+    *short(),
     *late(),
     *founder(),
-    *short(),
-    *averages(),
     *newcomers(),
+    *law("law, 256 tokens", MEMBERS),
+    *longer(),
     *law("law, 256 tokens, more members", (16,)),
     *rates(),
     *law("law, 1024 tokens", (8,), longer=4),
@@ -355,8 +355,10 @@ def trained(
     """Train what is not in the folder ``kept``: the cells of one idea and seed together."""
     found: Outcomes = {}
     groups: dict[tuple[str, int, int, TextGpt], list[Cell]] = {}
-    for cell in cells:
-        for seed in seeds[: cell.seeds_max]:
+    for seed in seeds:
+        for cell in cells:
+            if seed not in seeds[: cell.seeds_max]:
+                continue
             known = None if kept is None else read_json(_file(kept, cell, seed), Outcome)
             if known is not None:
                 found[cell.full_name, seed] = known
