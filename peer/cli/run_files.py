@@ -18,6 +18,7 @@ from peer.cli.finding import check_new, no_peers
 from peer.cli.showing import usage_errors
 from peer.errors import DataUnavailable, Fault, NotWritten, RunFileError, RunFileUnreadable
 from peer.optional import extra
+from peer.run_file.contradictions import remarks
 from peer.run_file.presets import STDLIB, name_from, preset, starting
 from peer.run_file.sections import OWNED_HUB_NAME, CustomData, CustomModel, HfData, RunFile
 from peer.storage.home import data_cache
@@ -213,6 +214,9 @@ def run_check(
                 complain(f"{file}: {fault}")
         return error.exit_code
     run = found_run.run
+    if not as_json:
+        for remark in remarks(run):
+            complain(remark)
     told: dict[str, Any] = {"ok": True, "name": run.name, "run_id": run.run_id}
     lines: Sequence[str] = ()
     if not isinstance(run.model, CustomModel):

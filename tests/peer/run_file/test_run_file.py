@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.errors import RunFileError
+from peer.run_file.contradictions import remarks
 from peer.run_file.presets import preset, starting
 from peer.run_file.reading import (
     RUN_FILE_MAX_BYTES,
@@ -809,3 +810,22 @@ def test_a_key_of_many_parts_is_refused_before_it_takes_time_and_memory(
     with pytest.raises(RunFileError, match="nested too deeply"):
         parse(key.format(part * 10_000))
     assert parse("description = 'a.b.c. d'").description == "a.b.c. d"
+
+
+@pytest.mark.parametrize(
+    ("sequences", "cycle", "remarked"), [(8, 9, False), (7, 9, True), (7, 8, False)]
+)
+def test_long_cycles_of_short_steps_are_remarked_on(
+    sequences: int, cycle: int, remarked: bool
+) -> None:
+    run = parse(
+        f"data = {{ recipe = 'python_stdlib', sequence_length = 128 }}\n"
+        f"inner = {{ optimizer = 'muon', batch_size = {sequences} }}\n"
+        f"outer = {{ steps_per_cycle = {cycle} }}\n"
+    )
+    assert bool(list(remarks(run))) == remarked
+
+
+@pytest.mark.parametrize("run", [starting("a-run"), preset("124m")])
+def test_nothing_is_remarked_on_in_new_run_files(run: RunFile) -> None:
+    assert not list(remarks(run))
