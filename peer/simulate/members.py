@@ -334,7 +334,8 @@ class _Swarm:
     @property
     def _merged(self) -> Float32s:
         if self.trial.central:
-            return self._values[0].copy()
+            alone: Float32s = self._values[0].copy()
+            return alone
         return self._places.join([state.theta for state in self._states])
 
     def after(self, step: int) -> None:
