@@ -32,7 +32,8 @@ from averaging.numbers.codec import Addends, Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout
 from averaging.numbers.merge import Units, merge_encoded, rule_named
-from averaging.numbers.outer import Nesterov, Step, step_encoded
+from averaging.numbers.outer import Nesterov as Nesterov
+from averaging.numbers.outer import Step, step_encoded
 from averaging.rules.weights import Contribution, shares_of, uploaded_share
 from peer.data.batches.sequences import TokenStream
 from peer.model.muon import ADAMW_RMS, orthogonalised

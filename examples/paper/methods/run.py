@@ -19,14 +19,12 @@ import numpy as np
 import typer
 from typer import Option
 
-from averaging.numbers.arrays import Float32s
-from averaging.numbers.outer import Nesterov
-from dht.whole_files import read_json, write_whole
 from peer.cli.application import Json, run_program
 from peer.cli.experiments import FirstSeed, OutKept, PairedSeeds, seeds_from, show
 from peer.cli.showing import progress, usage_errors
 from peer.results import Mean, Section, as_png, new_figure, picture
-from peer.simulate.members import Late, Outcome, Trial, mean_of_its_cycles, train
+from peer.simulate import Float32s
+from peer.simulate.members import Late, Nesterov, Outcome, Trial, mean_of_its_cycles, train
 from peer.simulate.paired import shown
 from peer.simulate.problems.text_gpt import TextGpt
 from peer.simulate.settings import ProblemChoice
@@ -359,9 +357,8 @@ def trained(
         for cell in cells:
             if seed not in seeds[: cell.seeds_max]:
                 continue
-            known = None if kept is None else read_json(_file(kept, cell, seed), Outcome)
-            if known is not None:
-                found[cell.full_name, seed] = known
+            if kept is not None and (file := _file(kept, cell, seed)).exists():
+                found[cell.full_name, seed] = msgspec.json.decode(file.read_bytes(), type=Outcome)
             else:
                 shape = cell.idea, seed, trial_for(cell, seed).steps, problem_for(cell, size)
                 groups.setdefault(shape, []).append(cell)
@@ -377,7 +374,7 @@ def trained(
             found[cell.full_name, seed] = outcome
             if kept is not None:
                 kept.mkdir(parents=True, exist_ok=True)
-                write_whole(_file(kept, cell, seed), msgspec.json.encode(outcome))
+                _file(kept, cell, seed).write_bytes(msgspec.json.encode(outcome))
     return found
 
 
