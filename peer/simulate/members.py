@@ -317,6 +317,8 @@ class _Swarm:
         self._works = [
             [OwnWork(state, step=0) for state in self._states] for _ in range(len(self._values))
         ]
+        self._begun = [list(self._states) for _ in self._works]
+        """The version in which a member's work was merged last: its pending work began there."""
         self._coming: dict[int, list[tuple[int, FragmentState, frozenset[int]]]] = {}
         """Merges under way, by the step of their adoption, with those whose work is in them."""
         self._joined = [0] * len(self._values)
@@ -372,8 +374,9 @@ class _Swarm:
                 continue
             work, values = self._works[member][fragment], self._read(fragment, member)
             work.offer(values, step=step)
-            age = state.version - (work.base_version or 0)
-            late = Late(work.base - values, age, work.base - state.theta)
+            begun = self._begun[member][fragment]
+            age, meanwhile = state.version - begun.version, begun.theta - state.theta
+            late = Late(work.base - values, age, meanwhile)
             payload = bytearray(self._codec.encoded_size(sizes))
             self._codec.encode(trial.late(late), sizes, payload, self._scratch)
             payloads.append(payload)
@@ -402,9 +405,12 @@ class _Swarm:
         work, values = self._works[member][fragment], self._read(fragment, member)
         if self.trial.newcomers == "silent" and self._is_new(member, step):
             adopted = work.discard(state, step=step)
+            is_in = True
         else:
             contained = work.snapshot_step if is_in and work.snapshot is not None else None
             adopted = work.adopt(state, contained, step=step)
+        if is_in:
+            self._begun[member][fragment] = state
         adopted.apply(values)
         self._places.write(fragment, self._values[member], values)
 
@@ -414,6 +420,7 @@ class _Swarm:
         self._members.renew(self._rows.start + member)
         for fragment, state in enumerate(self._states):
             self._works[member][fragment] = OwnWork(state, step=step)
+            self._begun[member][fragment] = state
             self._places.write(fragment, self._values[member], state.theta)
 
     def _remember(self, step: int) -> None:

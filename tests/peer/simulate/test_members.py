@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from averaging.numbers.arrays import Float32s
 from averaging.numbers.outer import Nesterov
 from peer.simulate import Swarm, run
 from peer.simulate.members import Late, Trial, mean_of_its_cycles, noise_scale, train
@@ -68,6 +69,20 @@ def test_functions_of_a_trial_are_those_that_merge() -> None:
     _, *unmoved = train([short, nothing, still], SMALL)
     first = SMALL.evaluate(SMALL.first_values(0))
     assert [one.merged_loss for one in unmoved] == pytest.approx([first, first], rel=1e-3)
+
+
+def test_work_is_as_late_as_versions_have_passed_since_it_was_merged_last() -> None:
+    ages: list[int] = []
+    moved: list[float] = []
+
+    def noted(late: Late) -> Float32s:
+        ages.append(late.age)
+        moved.append(float(np.abs(late.meanwhile).sum()))
+        return late.moved
+
+    train([replace(TRIAL, steps=40, cycle=8, misses=0.5, late=noted)], SMALL)
+    assert {0, 1, 2} <= set(ages)
+    assert [bool(age) for age in ages] == [distance > 0 for distance in moved]
 
 
 def test_newcomers_without_a_share_in_their_first_cycle_add_nothing_to_it() -> None:
