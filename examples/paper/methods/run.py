@@ -292,10 +292,10 @@ def newcomers() -> list[Cell]:
 
 CELLS: Sequence[Cell] = (
     *averages(),
-    *short(),
     *late(),
-    *founder(),
     *newcomers(),
+    *founder(),
+    *short(),
     *law("law, 256 tokens", MEMBERS),
     *longer(),
     *law("law, 256 tokens, more members", (16,)),
