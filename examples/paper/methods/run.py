@@ -178,6 +178,21 @@ def founder() -> list[Cell]:
     ]
 
 
+def no_momentum(part: float, version: int) -> Nesterov:
+    return Nesterov(1.0, 0.0)
+
+
+def two() -> list[Cell]:
+    """A lone founder loses by outer momentum, which lengthens its steps: do two as well?"""
+    idea = "two members, 10 cycles"
+    pair = {**SHORT, "members": 2}
+    return [
+        Cell(idea, "eta 1, mu 0.5", pair),
+        Cell(idea, "eta 0.7, mu 0.5", {**pair, "outer": damped}, "eta 1, mu 0.5", "-1.5%"),
+        Cell(idea, "eta 1, mu 0", {**pair, "outer": no_momentum}, "eta 1, mu 0.5", "-1%"),
+    ]
+
+
 # Late and lost work
 
 LATE: Mapping[str, Any] = {**SHORT, "misses": 0.3}
@@ -291,9 +306,10 @@ def newcomers() -> list[Cell]:
 
 
 CELLS: Sequence[Cell] = (
-    *averages(),
+    *two(),
     *late(),
     *newcomers(),
+    *averages(),
     *founder(),
     *short(),
     *law("law, 256 tokens", MEMBERS),
