@@ -66,13 +66,21 @@ def spawn(
     prefix: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a command with its output appended to ``log``.
+    """Start one of Shoal's commands, or another ``module``, as ``launch`` does.
 
     ``prefix``: a program that starts it, with arguments, such as ``ip netns exec NAME``.
     """
+    command = [*prefix, sys.executable, *module, *arguments]
+    return launch(command, log, environment=environment)
+
+
+def launch(
+    command: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, with its output appended to ``log``."""
     with log.open("ab") as out:
         return subprocess.Popen(
-            [*prefix, sys.executable, *module, *arguments],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,

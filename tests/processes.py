@@ -5,6 +5,7 @@ A zombie (a process that has ended and waits for its parent) does not count as l
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,9 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import psutil
+
+from peer.processes import Output, kill_tree, launch
 
 RANKS_ALONE = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 """Environment of several ranks of an island on one machine."""
@@ -83,6 +86,21 @@ def described(processes: Iterable[psutil.Process]) -> list[str]:
     return lines
 
 
+def end_softly(process: subprocess.Popen[bytes], *, within_s: float) -> None:
+    """Ask a process to end, and kill it with its family after ``within_s``."""
+    process.terminate()
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        kill_tree(process)
+
+
+def said(output: str, kind: str) -> list[dict[str, Any]]:
+    """The objects after this word at the beginning of a line: helpers print such lines."""
+    lines = [line.partition(" ") for line in output.splitlines(keepends=True)]
+    return [json.loads(rest) for word, _, rest in lines if word == kind and rest.endswith("\n")]
+
+
 class Processes:
     """The processes of one test. On exit they are ended; fails if other processes are left.
 
@@ -109,22 +127,23 @@ class Processes:
     def start(
         self, command: Sequence[str], *, environment: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        path = self._directory / f"output-{len(self._started)}.txt"
-        with path.open("wb") as output:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**os.environ, **(environment or {})},
-            )
+        log = self._directory / f"output-{len(self._started)}.txt"
+        process = launch(command, log, environment=environment)
         self._started.append(process)
         return process
 
+    def _log_of(self, process: subprocess.Popen[bytes]) -> Path:
+        return self._directory / f"output-{self._started.index(process)}.txt"
+
     def output_of(self, process: subprocess.Popen[bytes]) -> str:
-        path = self._directory / f"output-{self._started.index(process)}.txt"
-        return path.read_text(errors="replace")
+        return self._log_of(process).read_text(errors="replace")
+
+    def records_of(
+        self, process: subprocess.Popen[bytes], event: str | None = None
+    ) -> list[dict[str, Any]]:
+        """The complete JSON lines of its output, oldest first."""
+        records = Output(self._log_of(process)).news()
+        return [record for record in records if event is None or record.get("event") == event]
 
     def wait_for_line(
         self, process: subprocess.Popen[bytes], beginning: str, *, timeout_s: float
@@ -165,12 +184,7 @@ class Processes:
         self.note()
         for process in self._started:
             if process.poll() is None:
-                process.terminate()
-                try:
-                    process.wait(timeout=30)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+                end_softly(process, within_s=30.0)
         left = still_running(self._seen, timeout_s=30)
         text = described(left)
         for orphan in left:

@@ -17,8 +17,9 @@ from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
 from tests.chaos.judging.schedule import Fault, FaultKind
 from tests.chaos.members import Learner
-from tests.chaos.process_swarm import ProcessSwarm, end_softly
+from tests.chaos.process_swarm import ProcessSwarm
 from tests.chaos.proxy import CLEAR, RULES
+from tests.processes import end_softly
 
 CRAWL_PERIOD_S = 0.5
 CRAWL_SHARE = 0.1

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from peer.processes import ProcessFailed, family, kill_tree, spawn
+from peer.processes import ProcessFailed, family, spawn
 from peer.run_file.sections import RunFile
 from peer.run_file.writing import to_toml
 from tests.chaos.composition import SwarmSettings, run_file
@@ -23,6 +23,7 @@ from tests.chaos.judging.evidence import HeldOutPoint, Leaks
 from tests.chaos.judging.lies import liars_of
 from tests.chaos.members import START_WITHIN_S, Bootstrap, Learner
 from tests.chaos.workspace import Workspace
+from tests.processes import end_softly
 
 LEAVE_WITHIN_S = 60.0
 BOOTSTRAPS = 2
@@ -234,11 +235,3 @@ class ProcessSwarm:
                 end_softly(stranger, within_s=10.0)
             self.leaks = self.workspace.close()
         return self.leaks
-
-
-def end_softly(process: subprocess.Popen[bytes], *, within_s: float) -> None:
-    """Ask a process to end, and kill it with its family after ``within_s``."""
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(within_s)
-    kill_tree(process)

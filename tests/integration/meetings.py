@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import re
 import signal
@@ -42,6 +41,7 @@ from dht.presence.settings import Profile
 from peer.storage.address import LOOKS_FIRST_S
 from peer.views.event_log import read_events
 from tests.integration.loopback import LOOPBACK, identity
+from tests.processes import said
 from tests.swarms import learner_process
 
 FRAGMENTS, CYCLE_STEPS, PACE_S = 3, 24, 0.05
@@ -178,8 +178,7 @@ class Learners:
     def said(self, number: int, kind: str) -> list[dict[str, Any]]:
         output = self._output(number)
         text = output.read_text(errors="replace") if output.exists() else ""
-        lines = [line.partition(" ") for line in text.splitlines(keepends=True)]
-        return [json.loads(rest) for word, _, rest in lines if word == kind and rest.endswith("\n")]
+        return said(text, kind)
 
     def stop(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -5,7 +5,6 @@ Slow: each test starts the examples as their READMEs do.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -71,13 +70,7 @@ class Learner:
         return self._processes.output_of(self.process)
 
     def said(self, event: str) -> list[dict[str, Any]]:
-        found = []
-        for line in self.output.splitlines(keepends=True):
-            if line.startswith('{"event"') and line.endswith("\n"):
-                record = json.loads(line)
-                if record["event"] == event:
-                    found.append(record)
-        return found
+        return self._processes.records_of(self.process, event)
 
     def link(self) -> str:
         until(lambda: bool(self.said("link")) or self.process.poll() is not None, "its link")

@@ -7,7 +7,6 @@ them with their child processes. Processes that are left behind fail the test
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 
 from peer.processes import kill_tree
-from tests.processes import Processes
+from tests.processes import Processes, said
 
 Record = dict[str, Any]
 
@@ -156,13 +155,7 @@ class Command:
 
     def records(self, event: str | None = None) -> list[Record]:
         """The complete JSON lines of the last start, oldest first."""
-        found = []
-        for line in self.output.splitlines(keepends=True):
-            if line.startswith("{") and line.endswith("\n"):
-                record = json.loads(line)
-                if event is None or record.get("event") == event:
-                    found.append(record)
-        return found
+        return self._processes.records_of(self.process, event)
 
     def wait_for(
         self, wanted: Callable[[Record], bool], what: str, *, timeout_s: float = 90.0
@@ -180,10 +173,8 @@ class Command:
 
     def wait_for_word(self, word: str, *, timeout_s: float = 90.0) -> Record:
         """The first object after ``word``, of a helper that prints such lines."""
-        line = self._processes.wait_for_line(self.process, f"{word} ", timeout_s=timeout_s)
-        found = json.loads(line.removeprefix(f"{word} "))
-        assert isinstance(found, dict)
-        return found
+        self._processes.wait_for_line(self.process, f"{word} ", timeout_s=timeout_s)
+        return said(self.output, word)[0]
 
     def wait(self, *, timeout_s: float = 60.0) -> int:
         return self.process.wait(timeout=timeout_s)

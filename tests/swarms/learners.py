@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.processes import Processes
+from tests.processes import Processes, said
 from tests.swarms import learner_process
 
 
@@ -29,12 +29,7 @@ class Learner:
         self.process = self._start()
 
     def said(self, kind: str) -> list[dict[str, Any]]:
-        found = []
-        for line in self._processes.output_of(self.process).splitlines(keepends=True):
-            word, _, rest = line.partition(" ")
-            if word == kind and line.endswith("\n"):
-                found.append(json.loads(rest))
-        return found
+        return said(self._processes.output_of(self.process), kind)
 
     def ready(self) -> dict[str, Any]:
         self._processes.wait_for_line(self.process, "step", timeout_s=120)
