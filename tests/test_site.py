@@ -124,6 +124,68 @@ def sentences(text: str) -> list[str]:
     ]
 
 
+PICTURED = {
+    "README.md": 1,
+    "docs/develop/map.md": 1,
+    "docs/lend/watching.md": 1,
+    "docs/research/claims.md": 1,
+    "docs/understand/pictures.md": 7,
+}
+"""Pages that promise pictures, and at least how many."""
+
+
+@pytest.mark.parametrize("name", PICTURED)
+def test_a_page_that_promises_a_picture_has_one(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    shown = re.findall(r"!\[[^\]]+\]\((\S+)\)", text)
+    assert len(shown) >= PICTURED[name]
+    assert all(((ROOT / name).parent / path).exists() for path in shown)
+
+
+GLOSSARY = DOCS / "understand/glossary.md"
+OUTSIDE = re.compile(
+    r"^```.*?^```|^#[^\n]*|^\s*<a id[^\n]*|`[^`]*`|!?\[[^\]]*\]\([^)]*\)", re.MULTILINE | re.DOTALL
+)
+"""Code, headings, anchors and links: what no word is looked for in."""
+
+
+def coined() -> list[str]:
+    """The words of the glossary that are ours."""
+    return re.findall(r"\*\*([a-z ]+)\*\*", GLOSSARY.read_text(encoding="utf-8"))
+
+
+def unexplained(text: str, words: list[str]) -> set[str]:
+    """Words that are used before a link to the glossary has them."""
+    prose = OUTSIDE.sub(lambda part: " " * len(part[0]), text)
+    missing = set()
+    for word in words:
+        form = word.replace(" ", r"\s+") + "s?"
+        used = re.search(rf"\b{form}\b", prose, re.IGNORECASE)
+        linked = re.search(rf"\[{form}\]\(\S*glossary\.md\)", text, re.IGNORECASE)
+        if used and (linked is None or used.start() < linked.start()):
+            missing.add(word)
+    return missing
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.stem not in GENERATED and page != GLOSSARY],
+    ids=named,
+)
+def test_the_first_use_of_a_word_of_ours_is_a_link_to_the_glossary(page: Path) -> None:
+    assert not unexplained(page.read_text(encoding="utf-8"), coined())
+
+
+def test_a_word_of_ours_without_a_link_is_found() -> None:
+    words = ["safe point", "meld"]
+    assert "meld" in coined() and "safe point" in coined()
+    assert unexplained("A meld at a safe\npoint.", words) == {"safe point", "meld"}
+    assert (
+        unexplained("## Meld\n\n`meld` [Melds](../understand/glossary.md), a meld", words) == set()
+    )
+    assert unexplained("a meld, a [meld](glossary.md)", words) == {"meld"}
+
+
 def test_long_sentences_are_found() -> None:
     long = "word " * 36
     assert [len(text.split()) for text in sentences(f"- {long}\n- one. two: {long}")] == [
