@@ -11,7 +11,7 @@ run goes over to another release peer by peer, and nobody has to stop.
   every member has signed its join. The commit names the number.
 - **Two numbers apart** is too far: such peers refuse each other, and say which side is too old.
 
-CONTRIBUTING.md says how a message is changed. Pure.
+docs/develop/messages.md says how a message is changed. Pure.
 """
 
 from __future__ import annotations

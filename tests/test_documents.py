@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LINES_MAX = {"README.md": 200}
+ENTRIES_MAX = 16
+"""Files and folders at the root."""
 RECORDS = ("CHANGELOG.md", "results")
 """Documents that describe earlier versions too, whose paths may be gone."""
 
@@ -35,6 +37,10 @@ def documents() -> list[Path]:
 
 def named(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
+
+
+def test_the_first_look_at_the_repository_shows_few_entries() -> None:
+    assert len({path.relative_to(ROOT).parts[0] for path in tracked()}) <= ENTRIES_MAX
 
 
 @pytest.mark.parametrize("name", LINES_MAX)
@@ -108,6 +114,11 @@ def test_the_map_of_a_room_names_its_modules_and_rooms(room: Path) -> None:
     folders = {path.parts[0] for path in inside if path.name == "__init__.py"} - {"__init__.py"}
     names = {name for name in modules | folders if not name.startswith("__")}
     assert not names - names_in(ast.get_docstring(ast.parse((room / "__init__.py").read_text())))
+
+
+def test_the_map_of_the_tree_names_every_room() -> None:
+    text = (ROOT / "docs/develop/map.md").read_text(encoding="utf-8")
+    assert not {named(room) for room in rooms() if not re.search(rf"\b{room.name}\b", text)}
 
 
 def names_in(text: str | None) -> set[str]:
