@@ -3,12 +3,13 @@ texts."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from docs.pictures import draw, screen
+from docs.pictures import curves, draw, screen
 from docs.site import reference
 
 ROOT = Path(__file__).parent.parent
@@ -44,6 +45,13 @@ def test_the_animated_screen_is_that_of_the_run_that_was_kept() -> None:
         kept.split(screen.PAGE)
     )
     assert "kill -9 learner-3" in kept
+
+
+@pytest.mark.parametrize("axis", curves.AXES)
+def test_curves_are_those_of_the_kept_points(axis: str) -> None:
+    kept = json.loads(curves.KEPT.read_text(encoding="utf-8"))
+    written = (DOCS / f"pictures/loss-by-{axis}.svg").read_text(encoding="utf-8")
+    assert written == curves.drawn(kept, axis), "run: python -m docs.pictures.curves"
 
 
 @pytest.mark.parametrize("picture", sorted((DOCS / "pictures").glob("*.svg")), ids=lambda p: p.stem)
@@ -130,6 +138,7 @@ PICTURED = {
     "docs/develop/map.md": 1,
     "docs/lend/watching.md": 1,
     "docs/research/claims.md": 1,
+    "docs/research/results-slow-links.md": 3,
     "docs/understand/pictures.md": 7,
 }
 """Pages that promise pictures, and at least how many."""
