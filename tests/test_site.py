@@ -161,7 +161,8 @@ OUTSIDE = re.compile(
 
 def coined() -> list[str]:
     """The words of the glossary that are ours."""
-    return re.findall(r"\*\*([a-z ]+)\*\*", GLOSSARY.read_text(encoding="utf-8"))
+    rows = re.findall(r"^\| [^|]*", GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE)
+    return re.findall(r"\*\*([a-z ]+)\*\*", "".join(rows))
 
 
 def unexplained(text: str, words: list[str]) -> set[str]:
