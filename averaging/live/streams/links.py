@@ -36,6 +36,7 @@ from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.guarded_host import REASON_MAX_BYTES, REFUSED
 from dht.host import Host, Stream
 from dht.identity import PeerId, RunId
+from dht.throttled_host import TokenBucket
 
 logger = logging.getLogger(__name__)
 
@@ -63,23 +64,6 @@ def bulk_protocol(run: RunId) -> str:
     return f"shoal/{run}/bulk/2"
 
 
-@dataclass(slots=True)
-class _Allowance:
-    """Token bucket: how many messages one peer may send now."""
-
-    per_s: float
-    burst: float
-    left: float
-    counted_at: float
-
-    def wait_s(self, now: float) -> float:
-        """Take one; returns how long to pause before reading on."""
-        self.left = min(self.burst, self.left + (now - self.counted_at) * self.per_s)
-        self.counted_at = now
-        self.left -= 1.0
-        return 0.0 if self.left >= 0 else -self.left / self.per_s
-
-
 @dataclass(slots=True, eq=False)
 class _LinkStream:
     stream: Stream
@@ -100,7 +84,8 @@ class _Link:
     """Everything between this peer and another one: queued messages and open streams."""
 
     peer: PeerId
-    allowance: _Allowance
+    received: TokenBucket
+    """How many messages the peer may send: it is read more slowly after that."""
     waiting: deque[bytes] = field(default_factory=deque)
     waiting_bytes: int = 0
     streams: list[_LinkStream] = field(default_factory=list)
@@ -254,13 +239,9 @@ class Transport:
         link = self._links.get(peer)
         if link is None:
             now = self._now
-            allowance = _Allowance(
-                self.settings.received_per_s,
-                self.settings.received_burst,
-                self.settings.received_burst,
-                now,
-            )
-            link = self._links[peer] = _Link(peer, allowance, used_at=now)
+            per_s, burst = self.settings.received_per_s, self.settings.received_burst
+            bucket = TokenBucket(per_s, burst, now, burst_s=burst / per_s)
+            link = self._links[peer] = _Link(peer, bucket, used_at=now)
             if len(self._links) > LINKS_MAX:
                 self._evict(besides=peer)
         return link
@@ -415,7 +396,8 @@ class Transport:
             now = self._now
             held.used_at = link.used_at = now
             self._message(link.peer, frame[1:])
-            pause_s = link.allowance.wait_s(now)
+            link.received.take(1, now)
+            pause_s = link.received.wait_s(now)
             if pause_s > 0:
                 self.counters["senders_slowed"] += 1
                 await asyncio.sleep(pause_s)
