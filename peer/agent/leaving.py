@@ -70,13 +70,14 @@ class Leaving:
 
     def _seen(self) -> Seen:
         local, averager, order = self._local, self._averager, self._local.orders.end
+        calm = self._ending.is_calm  # then a look costs little, whatever the run's size
         return Seen(
             versions=local.versions(),
-            model=local.model,
+            model="" if calm else local.model,
             final=averager.final_fragments,
             closed_ranks=averager.closed_ranks,
             in_flight=averager.in_flight,
-            pending=0 if self._ending.is_calm else local.delegate.pending_tokens(),
+            pending=0 if calm else local.delegate.pending_tokens(),
             folds=averager.stats.folds,
             paused=local.paused is not None,
             learners=len(local.others_who_train()),

@@ -414,7 +414,7 @@ class Ending:
 
     @property
     def is_calm(self) -> bool:
-        """True while its own pending work does not matter."""
+        """True while its model and its own pending work do not matter."""
         return self.state in (State.ARRIVING, State.TAKING_PART, State.GATHERED)
 
     @property
