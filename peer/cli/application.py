@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -173,6 +173,17 @@ def json_text(value: object, *, indent: int | None = None) -> str:
     from peer.views.event_log import plain
 
     return json.dumps(plain(value), indent=indent)
+
+
+def show(record: object, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print a result: one JSON object, or its lines, in which no text of a peer moves the cursor.
+
+    ``lines`` are made only where they are printed.
+    """
+    from peer.events.names import printable
+
+    for line in [json_text(record)] if as_json else map(printable, lines):
+        print(line, flush=True)
 
 
 def can_draw(stream: TextIO) -> bool:

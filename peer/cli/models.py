@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import USE_THE_MODEL, Json, json_text
+from peer.cli.application import USE_THE_MODEL, Json, show
 from peer.cli.found_models import check_link, check_there, find_model, parts_of
 from peer.optional import extra
 from peer.run_file.sections import RunFile
@@ -120,19 +120,17 @@ def export(
     else:
         write_model(outer, out)
     shutil.rmtree(parts_of(outer.run, out), ignore_errors=True)
-    if as_json:
-        record = {
-            "file": str(out),
-            "form": to.value,
-            "dtype": dtype.value,
-            "name": outer.run.name,
-            "run_id": outer.run.run_id,
-            "tokens": outer.global_tokens,
-            "model": outer.model,
-        }
-        print(json_text(record))
-        return
-    print(
+    record = {
+        "file": str(out),
+        "form": to.value,
+        "dtype": dtype.value,
+        "name": outer.run.name,
+        "run_id": outer.run.run_id,
+        "tokens": outer.global_tokens,
+        "model": outer.model,
+    }
+    text = (
         f"wrote {out}: run {outer.run.name}, {outer.global_tokens} tokens, model {outer.model} "
         "(peers with the same model name have the same bits)"
     )
+    show(record, [text], as_json=as_json)

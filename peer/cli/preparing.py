@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import Json, json_text, report_if_slow
+from peer.cli.application import Json, report_if_slow, show
 from peer.quantities import plural
 from peer.storage.home import data_cache
 
@@ -46,18 +46,18 @@ def prepare(
     chosen = tokenizer_named(tokenizer, end_token, data_cache())
     with report_if_slow("still tokenizing"):
         written = write_shards(texts, chosen, out, text_field=text_field)
-    if as_json:
-        record = {
-            "files": [str(path) for path in written.files],
-            "list": str(written.list_file),
-            "tokens": written.tokens,
-            "vocabulary": written.vocabulary,
-            "source": written.source,
-        }
-        print(json_text(record))
-        return
+    record = {
+        "files": [str(path) for path in written.files],
+        "list": str(written.list_file),
+        "tokens": written.tokens,
+        "vocabulary": written.vocabulary,
+        "source": written.source,
+    }
     shards = plural(len(written.files), "shard")
-    print(f"# {written.tokens} tokens of a vocabulary of {written.vocabulary}, in {shards}")
-    print("# For a run file, whose model.vocabulary is at least that; a URL may stand before")
-    print("# the name of the list. Peers with the files pass the folder above them with --data.")
-    print('[data]\nrecipe = "files"\n\n' + written.source, end="")
+    lines = (
+        f"# {written.tokens} tokens of a vocabulary of {written.vocabulary}, in {shards}",
+        "# For a run file, whose model.vocabulary is at least that; a URL may stand before",
+        "# the name of the list. Peers with the files pass the folder above them with --data.",
+        *('[data]\nrecipe = "files"\n\n' + written.source).splitlines(),
+    )
+    show(record, lines, as_json=as_json)

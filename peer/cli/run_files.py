@@ -13,7 +13,7 @@ import msgspec
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import Json, complain, json_text, report_if_slow
+from peer.cli.application import Json, complain, json_text, report_if_slow, show
 from peer.cli.finding import check_new, no_peers
 from peer.cli.showing import usage_errors
 from peer.errors import DataUnavailable, Fault, NotWritten, RunFileError, RunFileUnreadable
@@ -248,8 +248,5 @@ def run_check(
             faults = [{"line": None, "setting": "data", "fault": str(error)}]
             print(json_text({"ok": False, "faults": faults}))
             return error.exit_code
-    if as_json:
-        print(json_text(told))
-    else:
-        print("\n".join((*(f"{key}: {value}" for key, value in told.items()), *lines)))
+    show(told, (*(f"{key}: {value}" for key, value in told.items()), *lines), as_json=as_json)
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
@@ -27,6 +27,7 @@ from peer.cli.application import (
     json_text,
     report,
     report_if_slow,
+    show,
     start_logging,
 )
 from peer.cli.finding import link_of
@@ -49,6 +50,7 @@ commands = typer.Typer()
 
 
 WATCH_EVERY_S = 5.0
+NONE_HERE = "none of your peers is running on this machine"
 
 
 @commands.command("status", rich_help_panel=SEE)
@@ -123,31 +125,30 @@ def show_status(
 
 def _show_own_peers(*, watch: bool, ids: bool, as_json: bool) -> int:
     """Print what the peers of this machine do, from the files that they keep. No network."""
-    from peer.events.names import printable
-    from peer.storage.last_seen import date_text
-
     while True:
         rows = _own_peers()
-        if as_json:
-            print(json_text({"peers": rows}), flush=True)
-        for row in [] if as_json else rows:
-            merged = row["merged_tokens"]  # as last noted, now and then
-            in_run = f", at least {count_text(merged)} merged in the run" if merged else ""
-            lines = [
-                f"{row['run']}, {row['role']} for {duration_text(row['running_s'])}: "
-                f"{row['state'] or 'starting'}",
-                f"  {count_text(row['tokens'])} tokens of this peer{in_run}; {row['directory']}",
-            ]
-            if ids:
-                lines.append(f"  id {row['peer'] or 'not made yet'}")
-            if row["ended_at"] is not None:
-                lines.insert(1, f"  the run has ended on {date_text(row['ended_at'])}")
-            print("\n".join(map(printable, lines)), flush=True)
-        if not rows and not as_json:
-            print("none of your peers is running on this machine", flush=True)
+        lines = (line for row in rows for line in _own_lines(row, ids=ids))
+        show({"peers": rows}, lines if rows else [NONE_HERE], as_json=as_json)
         if not watch:
             return 0
         time.sleep(WATCH_EVERY_S)
+
+
+def _own_lines(row: Mapping[str, Any], *, ids: bool) -> Iterator[str]:
+    """What a peer of this machine does."""
+    from peer.storage.last_seen import date_text
+
+    merged = row["merged_tokens"]  # as last noted, now and then
+    in_run = f", at least {count_text(merged)} merged in the run" if merged else ""
+    yield (
+        f"{row['run']}, {row['role']} for {duration_text(row['running_s'])}: "
+        f"{row['state'] or 'starting'}"
+    )
+    if row["ended_at"] is not None:
+        yield f"  the run has ended on {date_text(row['ended_at'])}"
+    yield f"  {count_text(row['tokens'])} tokens of this peer{in_run}; {row['directory']}"
+    if ids:
+        yield f"  id {row['peer'] or 'not made yet'}"
 
 
 def _own_peers() -> list[dict[str, Any]]:
@@ -203,23 +204,17 @@ def show_peers(as_json: Json = False) -> None:
 
     Example: shoal ps
     """
-    from peer.events.names import printable
+
+    def line(row: Mapping[str, Any]) -> str:
+        done = f"{count_text(row['tokens'])} tokens" if row["role"] == "learner" else "no training"
+        return (
+            f"{row['pid']:>8}  {row['run']}  {row['role']}  for "
+            f"{duration_text(row['running_s'])}  {done}  {row['state'] or 'starting'}  "
+            f"{row['directory']}"
+        )
 
     rows = _own_peers()
-    if as_json:
-        print(json_text({"peers": rows}))
-        return
-    for row in rows:
-        done = f"{count_text(row['tokens'])} tokens" if row["role"] == "learner" else "no training"
-        print(
-            printable(
-                f"{row['pid']:>8}  {row['run']}  {row['role']}  for "
-                f"{duration_text(row['running_s'])}  {done}  {row['state'] or 'starting'}  "
-                f"{row['directory']}"
-            )
-        )
-    if not rows:
-        print("none of your peers is running on this machine")
+    show({"peers": rows}, map(line, rows) if rows else [NONE_HERE], as_json=as_json)
 
 
 @commands.command("link", rich_help_panel=YOUR_PEERS)
@@ -449,7 +444,6 @@ def explain(
     """
     from peer.events import explain as stories
     from peer.events import logs as event_logs
-    from peer.events.names import printable
     from peer.views.event_log import read_events
 
     read = []
@@ -468,10 +462,10 @@ def explain(
         story = stories.peer_story(known, peer)
     else:
         story = stories.everything(known) if timeline else stories.overview(known)
-    if as_json:
-        print(json_text({"story": [asdict(line) for line in story]}))
-        return
     width = max((len(line.who) for line in story), default=0)
-    for line in story:
-        at = datetime.fromtimestamp(line.at).isoformat(" ", "milliseconds")
-        print(printable(f"{at}  {line.who:{width}}  {line.text}"))
+    lines = (
+        f"{datetime.fromtimestamp(line.at).isoformat(' ', 'milliseconds')}  "
+        f"{line.who:{width}}  {line.text}"
+        for line in story
+    )
+    show({"story": [asdict(line) for line in story]}, lines, as_json=as_json)

@@ -15,8 +15,8 @@ from peer.cli.application import (
     Json,
     Plain,
     can_draw,
-    json_text,
     report_if_slow,
+    show,
     start_logging,
 )
 from peer.cli.showing import course, trial_folder
@@ -75,5 +75,5 @@ def demo(
         compared = demo_report.compare(settings, result)
     record = summary(settings, result, compared)
     demo_report.write(settings.directory, result, compared, record)
-    print(json_text(record) if as_json else summary_text(record), flush=True)
+    show(record, summary_text(record).splitlines(), as_json=as_json)
     return 0 if record["ok"] else 1

@@ -17,7 +17,7 @@ from dht.identity import Identity, PeerId, parse_peer_id, peer_id_of, public_key
 from dht.membership.orders import Orders
 from dht.records import name_problem
 from dht.whole_files import write_whole
-from peer.cli.application import OWN_A_RUN, Json, complain, json_text, start_logging
+from peer.cli.application import OWN_A_RUN, Json, complain, json_text, show, start_logging
 from peer.cli.finding import find
 from peer.cli.showing import usage_errors
 from peer.errors import Fault, NotOwner, NotWritten, RunFileError
@@ -111,11 +111,8 @@ def sign(
     elif not path.exists() or (owner := Identity.load(path).peer_id) != named:
         raise NotOwner(file.name, str(path), f"the owner in the file is {named}")
     run = parse_whole(read_text(file), source=str(file))
-    if as_json:
-        record = {"owner": owner, "run_id": run.run_id, "key": str(path)}
-        print(json_text(record))
-        return
-    print(f"owner: {owner}\nrun_id: {run.run_id}\nkey: {path}")
+    record = {"owner": owner, "run_id": run.run_id, "key": str(path)}
+    show(record, (f"{name}: {value}" for name, value in record.items()), as_json=as_json)
 
 
 def sign_if_owner_is_missing(file: Path) -> None:
@@ -211,7 +208,7 @@ def delegate(
         f"for {name}, until {date_text(until)}: with its own --key and this as --delegation it may "
         "use shoal invite and shoal run ban"
     )
-    print(json_text({"delegation": text, "key": name, "expires_at": until}) if as_json else text)
+    show({"delegation": text, "key": name, "expires_at": until}, [text], as_json=as_json)
 
 
 @runs.command("ban")

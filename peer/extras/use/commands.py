@@ -15,7 +15,7 @@ from unicodedata import category
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import USE_THE_MODEL, Json, json_text, report_if_slow
+from peer.cli.application import USE_THE_MODEL, Json, json_text, report_if_slow, show
 from peer.extras.use.finding import find_ready
 from peer.storage.home import data_cache
 
@@ -214,12 +214,13 @@ def evaluate(
         else:
             losses = [held_out_of_run(ready, cache_dir=data_cache())]
     run_id = None if ready.run is None else ready.run.run_id
-    if as_json:
-        print(json_text({"run_id": run_id, "losses": [_record(loss) for loss in losses]}))
-        return
-    for loss in losses:
-        bits = "" if loss.bits_per_byte is None else f", {loss.bits_per_byte:.4f} bits per byte"
-        print(f"{loss.data}: {loss.nats_per_token:.4f} nats per token{bits}; {loss.tokens} tokens")
+    record = {"run_id": run_id, "losses": [_record(loss) for loss in losses]}
+    show(record, map(_line, losses), as_json=as_json)
+
+
+def _line(loss: Loss) -> str:
+    bits = "" if loss.bits_per_byte is None else f", {loss.bits_per_byte:.4f} bits per byte"
+    return f"{loss.data}: {loss.nats_per_token:.4f} nats per token{bits}; {loss.tokens} tokens"
 
 
 def _record(loss: Loss) -> dict[str, Any]:
@@ -241,9 +242,9 @@ def _report_tasks(folder: Path, tasks: list[str], *, as_json: bool) -> None:
         why = "--tasks needs one that `shoal export ... --to hf` has written"
         raise ExportUnusable(str(folder), why)
     results = measured(folder, tasks)
-    if as_json:
-        print(json_text({"tasks": results}))
-        return
-    for task, figures in results.items():
-        for name, value in figures.items():
-            print(f"{task}  {name}  {value}")
+    lines = (
+        f"{task}  {name}  {value}"
+        for task, found in results.items()
+        for name, value in found.items()
+    )
+    show({"tasks": results}, lines, as_json=as_json)
