@@ -67,9 +67,10 @@ def test_the_core_is_imported_and_two_peers_merge(core: Path) -> None:
 
 
 OF_THE_WHOLE = {
-    "tests/peer/agent/test_keeper.py": "the page that a keeper serves",
     "tests/peer/cli": "the whole command line",
+    "tests/peer/events/test_table.py": "all events that are emitted",
     "tests/peer/test_releases.py": "figures of the whole command line",
+    "tests/peer/views/test_dashboard.py": "the figures of bootstrap peers",
 }
 """Tests of rooms of the core that need the extras as well, and what for."""
 

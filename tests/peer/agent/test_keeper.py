@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from blake3 import blake3
@@ -15,36 +13,26 @@ from multiaddr import Multiaddr
 
 from averaging import messages as said
 from averaging.live.averager import Averager
-from averaging.numbers.layout import Layout, TensorSpec
-from dht.addresses import peer_of, with_peer
+from dht.addresses import peer_of
 from dht.errors import HostClosed
-from dht.identity import Identity, PeerId, RunId
-from dht.libp2p.hivemind_host import HivemindHost
+from dht.identity import PeerId, RunId
 from dht.membership.credentials import Directive
 from dht.membership.orders import Orders, Rollback, Root
-from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
+from dht.memory.host import MemoryHost, identity_of
 from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
-from dht.presence.settings import Profile
-from dht.record_keeper import RecordKeeper
 from dht.records import RUN_FILE_MAX_BYTES, Rejected, RunRecord, file_key, seal
-from peer.agent.active_peer import ActivePeer, make_averager
-from peer.agent.keeper import Keeper, ahead, behind
-from peer.agent.local_peer import Seat
-from peer.agent.online_peer import GREETED_MAX, OnlinePeer, go_online
-from peer.bridge.settings import PeerSettings
-from peer.extras.site.keepers_page import Showing, ShownRun
-from peer.guest.enforcement import Guest
+from peer.agent.active_peer import ActivePeer
+from peer.agent.keeper import ahead, behind
+from peer.agent.online_peer import GREETED_MAX, OnlinePeer
 from peer.joining.link import parse_link
 from peer.rules.leaving import Departure
-from peer.run_file.reading import parse
 from peer.storage.progress import ProgressFile, read_progress
 from tests.dht.presence.presence_swarm import until
+from tests.peer.agent.example_keepers import keeper_in, keeper_online
 from tests.peer.agent.example_peers import member
-from tests.swarms import learner_process
 
 AT_ONCE = Departure("the test is over", 0, finished=False, timeout_s=0.0)
-LAYOUT = Layout.build([TensorSpec("w", (4, 4), "float32")], 1)
 
 
 @pytest.fixture
@@ -57,47 +45,6 @@ def acted_upon(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     monkeypatch.setattr(MemoryHost, "set_reachable", set_reachable, raising=False)
     return verdicts
-
-
-def keeper_in(directory: Path, seeds: tuple[str, ...] = (), policy: str = "") -> Keeper:
-    seat = Seat(
-        run=parse(learner_process.text() + policy),
-        identity=identity_of("keeper"),
-        directory=directory,
-        role="keeper",
-        settings=PeerSettings(name="keeper", seeds=seeds, listen=(), page=None),
-    )
-    return Keeper(seat, LAYOUT, Guest(directory, trains=False))
-
-
-@asynccontextmanager
-async def keeper_online(
-    directory: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    can_be_dialled_back: bool = True,
-    policy: str = "",
-) -> AsyncIterator[tuple[OnlinePeer, Averager]]:
-    """A keeper on a simulated network, with the averager that it makes, beside one other peer."""
-    network = MemoryNetwork()
-
-    async def opened(identity: Identity, *args: Any, keeper: RecordKeeper) -> MemoryHost:
-        return network.host(identity, keeper=keeper)
-
-    monkeypatch.setattr(HivemindHost, "open", opened)
-    monkeypatch.setattr(MemoryHost, "listen", (), raising=False)
-    monkeypatch.setattr(MemoryHost, "lane", None, raising=False)
-    helper = network.host("boris")
-    seeds = tuple(str(with_peer(at, helper.peer_id)) for at in await helper.addresses())
-    other = Presence(helper, identity_of("boris"), Profile(None))
-    await other.start()
-    keeper = keeper_in(directory, seeds if can_be_dialled_back else (), policy)
-    try:
-        async with go_online(keeper.local) as online:
-            yield online, make_averager(online, None, incarnation=keeper.incarnation, states=())
-    finally:
-        keeper.local.log.close()
-        await other.close()
 
 
 async def test_links_name_a_bootstrap_host_before_the_peer_itself(
@@ -114,13 +61,6 @@ async def test_links_name_a_bootstrap_host_before_the_peer_itself(
         await until(lambda: peer_of(host) in named(online.public_link()), within_s=30, what="it")
         assert named(online.public_link()) == [peer_of(host), online.local.me]
         assert named(online.link()) == [peer_of(host), online.local.me]
-
-
-async def test_a_run_page_does_not_claim_that_nobody_contributed_before_it_has_heard_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with keeper_online(tmp_path, monkeypatch) as (online, _):
-        assert ShownRun(online, Showing(None, None)).page().contributors_total is None
 
 
 async def taking_part(online: OnlinePeer, averager: Averager) -> None:

@@ -104,7 +104,8 @@ def test_the_plain_reporter_names_the_peers_that_it_has_met() -> None:
     reporter.on_event({"event": "hello_refused", "peer": peer, "text": f"{peer} refused the hello"})
     link = f"shoal://{'ab' * 32}?seed=/ip4/203.0.113.7/tcp/7700/p2p/{peer}"
     reporter.on_event({"event": "link", "link": link})
-    assert said[:2] == ["boris joined", "boris refused the hello"] and link in said[2]
+    assert said[0] == "boris joined" and said[1].startswith("boris refused the hello")
+    assert link in said[2]
 
 
 def test_the_plain_reporter_tells_a_phase_once() -> None:
