@@ -32,7 +32,6 @@ MESSAGE_MAX_BYTES = 64 << 10
 
 ROSTER_MAX = 64
 LINKS_MAX = 32
-FAILED_MAX = 16
 CODECS_MAX = 16
 
 DIRECTIVE_MAX_BYTES = 8 << 10
@@ -272,8 +271,8 @@ class Join(_Message, frozen=True):
     codecs: Annotated[tuple[Name, ...], Meta(max_length=CODECS_MAX)]
     level: Index = 0
     """Number of the first of the run's levels that the member's line carries."""
-    failed: Annotated[tuple[Peer, ...], Meta(max_length=FAILED_MAX)] = ()
-    """Leaders of higher rank that did not answer this member."""
+    attempt: Count = 0
+    """The attempt at the version that the member is at."""
     site: SitePass | None = None
     """Peers that prove the same site are near: one may carry the work of all over the slow link."""
     signatures: Annotated[tuple[tuple[Protocol, Signature], ...], Meta(max_length=2)] = ()
@@ -303,10 +302,12 @@ class Noted(_Message, frozen=True):
 
 
 class Redirect(_Message, frozen=True):
-    """Answer to ``Join``: the sender is not the leader; as far as it knows, ``leader`` is."""
+    """Answer to ``Join``: the sender is not the leader; as far as it knows, ``leader`` is, of this
+    attempt."""
 
     join: Count
     leader: Peer
+    attempt: Count = 0
 
 
 class Call(_Message, frozen=True):
@@ -314,6 +315,8 @@ class Call(_Message, frozen=True):
 
     head: Head | None
     wait_s: Seconds
+    attempt: Count = 0
+    """The attempt at the next version that it leads."""
     leaves: bool = False
     """A member is about to leave: little work is enough."""
 
@@ -345,7 +348,7 @@ class Withdraw(_Message, frozen=True):
 
 
 LEAVING = "leaving"
-"""The reason of a leader that takes part no more: its joiners go to the next in rank at once."""
+"""The reason of a leader that takes part no more: its joiners go to the next one at once."""
 
 
 class NoQuorum(_Message, frozen=True):
@@ -361,7 +364,7 @@ class Refused(_Message, frozen=True):
     join: Count
     reason: Reason
     behind: bool = False
-    """True if the sender has yet to fetch the member's version: the next in rank may lead."""
+    """True if the sender has yet to fetch the member's version: another one may lead."""
 
 
 class ParentCertificate(_Part, frozen=True):

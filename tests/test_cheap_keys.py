@@ -27,6 +27,7 @@ from averaging.live.checks.kept_proofs import Kept, Verdict
 from averaging.live.settings import AveragerStats
 from averaging.live.streams.fair_shares import Shares
 from averaging.round.gathering.catching_up import UnreliableSources
+from averaging.round.opinions.pacemaker import Distrust
 from averaging.round.opinions.silence import LastHeard
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import Probation, ProbationPolicy
@@ -108,8 +109,8 @@ def tables_of_a_machine() -> Iterator[Flood]:
         if table.name in HARMLESS or table.name in ("work seen", "tokens in states"):
             continue
         match table.name:
-            case "failed joins":
-                yield Flood(table, {LIAR: 3}, lambda number: (key(number), 1))
+            case "distrusted leaders":
+                yield Flood(table, {LIAR: Distrust(3)}, lambda number: (key(number), Distrust(1)))
             case "unreliable sources":
                 yield Flood(table, {LIAR: (99.0, 60.0)}, lambda number: (key(number), (9.0, 0.0)))
             case "early messages":

@@ -702,7 +702,6 @@ averaging.round.interface.open_roster.OpenRoster.called
 averaging.round.interface.open_roster.OpenRoster.coming""",
     "NAMERS_MAX for each author; leaders that this peer has asked; until a link has enough": """
 averaging.audit.spot_checks.SpotChecks._named
-averaging.round.opinions.neighbourhood.Neighbourhood._vouchers
 averaging.round.opinions.certificates.Certificates._kept""",
     "ROUNDS_MAX rounds at once, of leaders that may lead": """
 averaging.round.machine.FragmentRounds.rounds

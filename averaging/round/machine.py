@@ -10,28 +10,26 @@ dead leader. ``averaging.live.averager`` and the simulator run the same machine.
 
     IDLE      Nothing is under way. When due, or called with enough steps: ``TakeSnapshot``.
     WANTED    The learner was asked. With its offer the peer joins, or folds when it is alone.
-    JOINING   ``Join`` was sent to the leader that this peer believes in. ``Noted`` binds it;
-              ``Redirect`` names another leader. When the leader is silent or its link breaks, the
-              join is sent once more, and then to the next in rank; so in all fragments if that
-              leader alone is silent (``averaging.round.opinions.silence``). A leader with which
-              joins fail again and again is passed over.
+    JOINING   ``Join`` was sent to the leader of this peer's attempt
+              (``averaging.round.opinions.pacemaker``). ``Noted`` binds it; ``Redirect`` names
+              another leader. When the leader is silent or its link breaks, the join is sent once
+              more, and then to the leader of a later attempt; so in all fragments if that leader
+              alone is silent (``averaging.round.opinions.silence``).
     PROMISED  Bound to this leader and no other, until ``Withdraw`` is sent or ``Committed``,
               ``NoQuorum`` or ``Closed`` arrives. Another leader that calls is told ``Pass``, or
-              joined instead (after ``Withdraw``) if it ranks first by name.
+              joined instead (after ``Withdraw``) if its attempt is a later one.
     ENTERED   A commit that names this peer holds for it: a ``Participation`` is under way.
     CATCHING  Behind, or on the lighter side of a fork: the owner fetches; the peer joins nothing.
     FOLDING   Alone: the owner makes the learner's parameters the state.
 
-A peer that receives a ``Join`` and finds that it is the first in rank leads: it answers ``Noted``,
+A peer that receives a ``Join`` and finds that the attempt is its own leads: it answers ``Noted``,
 calls the live peers of the group, and those that come into sight while the roster is open, until
 each has answered, and closes it by ``averaging.rules.quorum``. A peer that is called answers
 ``Pass`` or ``Coming``; for the latter's snapshot the roster stays open. The leader needs no state
 for this. Any peer answers ``Behind`` to a ``Join`` from behind. A ``Join`` from ahead is held while
-the leader itself catches up, and sent to the next in rank if it does not. One from another lineage
-is told to compare (the lighter side rebases), or taken for a meld. Two leaders that meet settle it
-by rank: the lower one, when called, sends its members to the higher one; when the lower one calls,
-the higher one calls back, or goes over itself if the other one will not follow it and nobody else
-has joined it.
+the leader itself catches up, and sent to a later attempt if it does not. One from another lineage
+is told to compare (the lighter side rebases), or taken for a meld. Of two leaders that meet the one
+of the lower attempt sends its members to the other one.
 
 **Phases** (A message stands for ``Received``. ``RoundEnded`` stands for the input that ended a
 round: it may lead to catching up, or to the next round, at once. An input that is not listed does
@@ -55,7 +53,7 @@ compares this table with what machines do.)
     PROMISED  -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
     PROMISED  -> IDLE      Committed StreamOpened OrdersChanged Progressed
     ENTERED   -> IDLE      Applied Void Forswear Declined Join Withdraw MergedArrived SliceMerged
-    ENTERED   -> IDLE      Sealed LinkLost Tick
+    ENTERED   -> IDLE      Sealed LinkLost Tick Call
     CATCHING  -> IDLE      CaughtUp Tick
     FOLDING   -> IDLE      Folded Tick
 
@@ -119,7 +117,7 @@ from averaging import messages
 from averaging.history.standing import Standing
 from averaging.messages import Commit, Head, Link, Message, ParentCertificate
 from averaging.round.gathering.catching_up import ATTEMPTS_IN_VAIN, CatchingUp, UnreliableSources
-from averaging.round.gathering.joining import UNUSUAL_FAILURE, Called, Joining
+from averaging.round.gathering.joining import Called, Joining
 from averaging.round.gathering.leading import Leading
 from averaging.round.gathering.lingering import Lingering
 from averaging.round.gathering.objections import members_behind, objection, overstatement_of_leader
@@ -212,7 +210,6 @@ class FragmentRounds(Fragment):
             now=now,
         )
         self._took_state(None, standing)
-        self._look_for_own_work(standing)
         self._begun_at_step = step
         self.doubting = Doubting(self)
         self.joining = Joining(self, self.doubting)
@@ -469,7 +466,8 @@ class FragmentRounds(Fragment):
         if self.open_roster is not None:
             hurried = self.open_roster.is_hurried
             self.leading.review(now)
-            self.joining.join_caller(Called(self.identity.me, None, now, hurried), now)
+            me, attempt = self.identity.me, self.pacemaker.attempt
+            self.joining.join_caller(Called(me, attempt, None, now, hurried), now)
         elif call is not None and now < call.until:
             self.joining.join_caller(call, now)
 
@@ -526,6 +524,7 @@ class FragmentRounds(Fragment):
                 self.joining.redirected(sender, message, now)
             case messages.Call():
                 self._saw_head(message.head, now)
+                self._tell_rounds(inputs.Received(sender, message), now)
                 self.leading.called(sender, message, now)
             case messages.Coming():
                 self.leading.coming(sender, message, now)
@@ -804,7 +803,7 @@ class FragmentRounds(Fragment):
         )
         if self.own_round is participation:
             self.own_round = None
-            self.joining.led_to_version(participation.commit.leader)
+            self.pacemaker.led_to_version(participation.commit.leader)
             self.joining.become_idle("finished", retry=False)
         participation.finished(head)
         self.leading.tell_late(participation.id, head)
@@ -816,10 +815,6 @@ class FragmentRounds(Fragment):
             versions = after.version - (before.version if before is not None else 0)
             tokens = {peer: mark.tokens for peer, mark in after.merged.items()}
             self.peers.took_state(versions, tokens)
-
-    def _look_for_own_work(self, standing: Standing | None) -> None:
-        mine = standing.merged.get(self.identity.me) if standing is not None else None
-        self.peers.is_back = mine is not None and mine.incarnation != self.identity.incarnation
 
     def _saw_merged(self, participation: Participation, now: float) -> None:
         if participation.seal:
@@ -844,7 +839,7 @@ class FragmentRounds(Fragment):
         self.own_round = None
         commit = participation.commit
         failure = f"its round ended without a version: {reason}"
-        self.joining.join_failed(commit.leader, failure, weight=UNUSUAL_FAILURE)
+        self.joining.join_failed(commit.leader, failure)
         several = commit.version == self.several_groups_version
         elsewhere = may_be_finished and participation.may_contain_own_work()
         in_doubt = in_doubt or (elsewhere and several)
@@ -879,11 +874,10 @@ class FragmentRounds(Fragment):
             # A newcomer's work begins here as well.
             self.fresh_version, self.fresh_at = standing.version, now
         if before is None or standing.lineage != before.lineage:
-            self.peers.count_version()
+            self.pacemaker.next_version()
             self.joining.stands()
             self.catching_up.stands()
         self.certificates.standing = standing
-        self._look_for_own_work(standing)
         self._amend()
         self._consider_end(link_of(standing.head()), now)
         self.doubting.standing_changed(standing)

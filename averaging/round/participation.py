@@ -232,6 +232,8 @@ class Participation:
                 self._withdrawn(sender, message, now)
             case Received(sender, messages.Join() as message):
                 self._joins_again(sender, message, now)
+            case Received(sender, messages.Call() as message):
+                self._gathers_again(sender, message, now)
             case Received(sender, message):
                 if not self._receive(sender, message, now):
                     self._fragment.count("stranger")
@@ -444,6 +446,14 @@ class Participation:
             return
         entry = self.commit.members[index]
         if (join.incarnation, join.join) > (entry.incarnation, entry.join):
+            self._declined(sender, "it has given this round up", now, absent=False)
+
+    def _gathers_again(self, sender: PeerId, call: messages.Call, now: float) -> None:
+        """A member that leads a later attempt at this version has given the round up as well."""
+        if call.head is None or call.head.version >= self.commit.version or not self._waits:
+            return
+        is_later = call.attempt > self._fragment.pacemaker.attempt
+        if is_later and self.commit.index(sender) is not None:
             self._declined(sender, "it has given this round up", now, absent=False)
 
     def _declined(self, sender: PeerId, reason: str, now: float, *, absent: bool) -> None:

@@ -1,15 +1,15 @@
 """The peers of a group that may lead a round, and the order in which they follow one another.
 
-Leadership is a function of names, versions and the lineage that the round continues: peers with the
-same view agree on the leader without a message, and a peer with another view is redirected by the
-round. Nobody knows a lineage before its last round is merged, so no identity can be made
-beforehand that ranks first. Where peers share no lineage (several groups, two sides of a fork)
-names and versions decide alone.
+Leadership is a function of names, versions, attempts and the lineage that the round continues:
+peers with the same view agree on the leader without a message. What peers with other views do says
+``averaging.round.opinions.pacemaker``. Nobody knows a lineage before its last round is merged, so
+no identity can be made beforehand that ranks first. Where peers share no lineage (several groups,
+two sides of a fork) names and versions decide alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -30,12 +30,14 @@ def succession(
     fragment: int,
     version: int,
     lineage: Lineage = NO_LINEAGE,
+    attempt: int = 0,
 ) -> tuple[PeerId, ...]:
-    """Return the candidates by rank: the first leads, and the next takes over when it is dead.
+    """Return the candidates by rank: the first leads.
 
-    Rendezvous hashing: when a candidate leaves, the others keep their order.
+    Rendezvous hashing: when a candidate leaves, the others keep their order. Each ``attempt`` at a
+    version has an order of its own.
     """
-    return _ranked(Names(candidates), topic, fragment, version, lineage)
+    return _ranked(Names(candidates), topic, fragment, version, lineage, attempt)
 
 
 def leaders(
@@ -43,61 +45,41 @@ def leaders(
     view: Mapping[PeerId, PeerView],
     *,
     me: PeerId,
-    me_reachable: bool,
-    me_established: bool,
-    failed: Iterable[PeerId],
+    own: PeerView,
+    left_out: Collection[PeerId],
+    newcomers: Collection[PeerId] = (),
     now: float,
 ) -> tuple[PeerId, ...]:
-    """Return the peers of a group that may lead now: established ones, else any reachable.
+    """Return the peers of a group that may lead now: those that count (no ``newcomers``) and are
+    established, else any reachable.
 
-    If no peer of the group can be dialled, live peers without a learner are borrowed from outside
-    of it; if there are none of those either, no peer leads. The result has no order; ``succession``
-    ranks it.
+    ``own``: this peer as the others see it. If no peer of the group can be dialled, live peers
+    without a learner are borrowed from outside of it; if there are none of those either, no peer
+    leads. Those on slow lines, as their records say, do not lead others: all joins, calls and votes
+    of a round pass the leader's line, beside its own slices. The result has no order;
+    ``succession`` ranks it.
     """
-    down = set(failed)
-    members = [peer for peer in group if peer != me and peer not in down]
-    usable = [
-        peer
-        for peer in members
-        if peer in view and view[peer].reachable and view[peer].is_live(now)
-    ]
-    established = [peer for peer in usable if view[peer].is_established(now)]
-    if established and me in set(group) and me_reachable and me_established:
-        return (*established, me)
-    if established:
-        return tuple(established)
-    if me in set(group) and me_reachable:
-        return (*usable, me)
-    if usable:
-        return tuple(usable)
-    return tuple(
-        peer
+    members = {peer: own if peer == me else view.get(peer) for peer in group}
+    able = {
+        peer: seen
+        for peer, seen in members.items()
+        if seen is not None and peer not in left_out and seen.reachable and seen.is_live(now)
+    }
+    able = {peer: seen for peer, seen in able.items() if peer not in newcomers} or able
+    if any(seen.is_established(now) for peer, seen in able.items() if peer != me):
+        able = {peer: seen for peer, seen in able.items() if seen.is_established(now)}
+    able = able or {
+        peer: seen
         for peer, seen in sorted(view.items())
-        if not seen.trains and seen.reachable and seen.is_live(now) and peer not in down
-    )
-
-
-def on_usual_lines(
-    candidates: Iterable[PeerId],
-    view: Mapping[PeerId, PeerView],
-    *,
-    me: PeerId,
-    me_bytes_per_s: float | None,
-) -> tuple[PeerId, ...]:
-    """Return the candidates without those on slow lines, as their records say; never nobody.
-
-    All joins, calls and votes of a round pass the leader's line, beside its own slices.
-    """
-    able = tuple(candidates)
-    slow = slow_lines(
-        {peer: me_bytes_per_s if peer == me else view[peer].bytes_per_s for peer in able}
-    )
+        if not seen.trains and seen.reachable and seen.is_live(now) and peer not in left_out
+    }
+    slow = slow_lines({peer: seen.bytes_per_s for peer, seen in able.items()})
     return tuple(peer for peer in able if peer not in slow)
 
 
 @lru_cache(maxsize=2048)
 def _ranked(
-    candidates: Names, topic: bytes, fragment: int, version: int, lineage: Lineage
+    candidates: Names, topic: bytes, fragment: int, version: int, lineage: Lineage, attempt: int
 ) -> tuple[PeerId, ...]:
-    prefix = b"lead/" + topic + f"/{fragment}/{version}/".encode() + lineage
+    prefix = b"lead/" + topic + f"/{fragment}/{version}/{attempt}/".encode() + lineage
     return tuple(peer for _, peer in sorted((-hashed(prefix, peer), peer) for peer in candidates))

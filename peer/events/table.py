@@ -176,7 +176,6 @@ _REST_OF_A_ROUND = _rows(
     {
         "found": ("peers:peer ids", "called peers that came into sight: {peers}"),
         "withdrawn": ("peer", "{peer} withdrew its join"),
-        "mutual_join": ("peer", "leads {peer}: each had joined the other"),
         "strange_join": ("peer, reason", "refused the join of {peer}: {reason}"),
         "unproven_join": (
             "peer, version",

@@ -25,24 +25,14 @@ from averaging.round.interface.effects import (
 from averaging.round.interface.inputs import Offer
 from averaging.round.interface.phase import UNCOMMITTED, Phase, Timer
 from averaging.round.opinions.fragment import Fragment
+from averaging.round.opinions.pacemaker import Claim
 from averaging.round.sealing.doubt import Doubting
-from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 LEADERS_TRIED_MAX = 6
 """Leaders that one attempt may turn to, redirects included."""
-FAILED_JOINS_MAX = 9
-"""A leader with which this many joins failed is passed over at one version, ..."""
-PASSED_OVER_DOUBLINGS_MAX = 4
-"""... and at twice as many with each further one, up to this often.
-
-One that wastes joins on purpose took three quarters of the rounds from three others when it was
-asked anew at each version that it ranked first for."""
-UNUSUAL_FAILURE = 3
-"""Weight of a failure that an honest leader hardly causes, such as a redirect in a circle."""
 NO_ANSWER = "it does not answer"
 RESTARTED = "it was restarted and has lost my join"
-LEADERS_REMEMBERED_MAX = 64
 LEAVERS_WAIT_S = 0.25
 """Time between two attempts of a peer that leaves, after the first that failed, twice as long after
 each further one, ..."""
@@ -58,7 +48,6 @@ class Attempt(Struct, frozen=True):
     leaders_tried: int = 0
     resent: bool = False
     """True if the leader got the join a second time."""
-    first_leader: PeerId | None = None
     leader_life: int | None = None
     """The incarnation of the leader when it got the first join; ``None``: not known."""
     asked_at: float | None = None
@@ -71,6 +60,7 @@ class Called(Struct, frozen=True):
     """A leader, perhaps this peer itself, wants this peer in its round."""
 
     leader: PeerId
+    attempt: int
     head: Head | None
     """Where the leader stands, if it has a state."""
     until: float
@@ -89,6 +79,7 @@ class Joining:
         self._policy = fragment.policy
         self._peers = fragment.peers
         self._pace = fragment.pace
+        self._pacemaker = fragment.pacemaker
         self.attempt: Attempt | None = None
         self.call: Called | None = None
         """The leader that has called this peer, and until when it waits."""
@@ -107,9 +98,6 @@ class Joining:
         self._left_out_of = 0
         """The newest version whose roster closed without this peer."""
         self._joins = identity.first_number
-        self._failed_joins = BoundedMapping[PeerId, int](
-            "failed joins", LEADERS_REMEMBERED_MAX, worth=lambda _, count: count
-        )
 
     # The learner
 
@@ -189,10 +177,10 @@ class Joining:
         wants = self._pace.is_due or self.is_called(now)
         return wants and self._may_join(now) and not self._sits_out(now)
 
-    def _ask_learner(self, reason: str, now: float, *, caller: PeerId | None = None) -> None:
+    def _ask_learner(self, reason: str, now: float, *, caller: Called | None = None) -> None:
         self._pace.snapshot_asked(now)
         if caller is not None:
-            self._come_to(caller, now)
+            self._come_to(caller.leader, caller.attempt, now)
         self._fragment.phase = Phase.WANTED
         self._fragment.timers[Timer.SNAPSHOT] = now + self._policy.snapshot_s
         self._fragment.emit(TakeSnapshot(reason))
@@ -290,9 +278,11 @@ class Joining:
         if self._fragment.open_roster is not None:
             return self._id.me
         head = standing.head()
-        if call is not None and now <= call.until and self._peers.follows(call.leader, head, now):
+        pacemaker, is_waited_for = self._pacemaker, call is not None and now <= call.until
+        if call and is_waited_for and pacemaker.follows(call.leader, call.attempt, head, now):
+            pacemaker.comes_along(call.attempt)
             return call.leader
-        return self._peers.leader(head, (), now)
+        return pacemaker.leader(head, now)
 
     def has_made(self, entry: Entry) -> bool:
         """True if a roster names a join of this machine, and not one that was made before a restart
@@ -367,14 +357,11 @@ class Joining:
     # Finding the leader
 
     def _join(self, attempt: Attempt, now: float) -> None:
-        failed = self._peers.avoided()[-messages.FAILED_MAX :]
-        first_leader = attempt.first_leader
-        join = msgspec.structs.replace(attempt.join, failed=failed)
+        join = msgspec.structs.replace(attempt.join, attempt=self._pacemaker.attempt)
         attempt = msgspec.structs.replace(
             attempt,
             join=self._id.signed(join, attempt.leader),
             leaders_tried=attempt.leaders_tried + 1,
-            first_leader=attempt.leader if first_leader is None else first_leader,
             leader_life=self._peers.life_of(attempt.leader),
             asked_at=now,
             until=math.inf,
@@ -441,19 +428,23 @@ class Joining:
         return None not in (life, attempt.leader_life) and life != attempt.leader_life
 
     def _leave_leader(self, attempt: Attempt, reason: str, now: float) -> None:
-        standing = self._fragment.standing
-        assert standing is not None
         self._peers.mark_failed(attempt.leader, now)
         phase = str(self._fragment.phase)
         self._fragment.note("leader_silent", leader=attempt.leader, phase=phase)
-        self.join_failed(attempt.leader, reason, weight=UNUSUAL_FAILURE)
+        self.join_failed(attempt.leader, reason)
         self.withdraw(attempt)
-        leader = self._peers.leader(standing.head(), (), now)
-        if leader is None or attempt.leaders_tried >= LEADERS_TRIED_MAX:
-            self._give_up_offer("no leader answered")
+        self._join_another("no leader answered", now)
+
+    def _join_another(self, reason: str, now: float) -> None:
+        """Join the leader of a later attempt with the same offer: this one has come to nothing."""
+        attempt, standing = self.attempt, self._fragment.standing
+        assert attempt is not None and standing is not None
+        another = self._pacemaker.leader(standing.head(), now)
+        if another in (None, attempt.leader) or attempt.leaders_tried >= LEADERS_TRIED_MAX:
+            self._give_up_offer(reason)
             return
-        self._fragment.note("next_leader", leader=leader)
-        self._join(self._redirected(attempt, leader), now)
+        self._fragment.note("next_leader", leader=another)
+        self._join(self._redirected(attempt, another), now)
 
     def _redirected(self, attempt: Attempt, leader: PeerId) -> Attempt:
         """The same offer to another leader; the join gets a new number, the old one is void."""
@@ -466,25 +457,9 @@ class Joining:
         withdrawal = messages.Withdraw(self._id.fragment, attempt.join.join, incarnation)
         self._fragment.send(attempt.leader, withdrawal)
 
-    def join_failed(self, leader: PeerId, reason: str, *, weight: int = 1) -> None:
-        """A join with this leader led to no version. After several it is passed over.
-
-        First at this version, and after each further failure for longer, until this peer finishes
-        a round of it. It may be honest and see little of the swarm, or it may lie. It is
-        not accused: the next in rank leads instead. When this peer leads itself and gets no further
-        either, the others were not the reason: they are asked again.
-        """
-        if leader == self._id.me:
-            self._failed_joins.clear()
-            self._peers.passed_over.clear()
-            return
-        if leader in self._peers.passed_over:
-            return
-        count = self._failed_joins.pop(leader, 0) + weight
-        self._failed_joins[leader] = count
-        if count >= FAILED_JOINS_MAX:
-            doublings = min(count - FAILED_JOINS_MAX, PASSED_OVER_DOUBLINGS_MAX)
-            self._peers.pass_over(leader, versions=2**doublings)
+    def join_failed(self, leader: PeerId, reason: str) -> None:
+        """A join with this leader led to no version: the next attempt is another one's."""
+        if self._pacemaker.failed(leader) > 1:
             self._fragment.note("passed_over", leader=leader, reason=reason)
 
     def told_behind_in_vain(self, sender: PeerId, now: float) -> None:
@@ -501,12 +476,11 @@ class Joining:
         """Send the join to another leader."""
         attempt = self.attempt
         assert attempt is not None
-        if attempt.leaders_tried < LEADERS_TRIED_MAX:
+        if leader == self._id.me or attempt.leaders_tried < LEADERS_TRIED_MAX:
             self._join(self._redirected(attempt, leader), now)
             return
         reason = "sent from one leader to another too often"
-        if attempt.first_leader is not None:
-            self.join_failed(attempt.first_leader, reason, weight=UNUSUAL_FAILURE)
+        self.join_failed(attempt.leader, reason)
         self._give_up_offer(reason)
 
     # Messages of leaders
@@ -527,32 +501,22 @@ class Joining:
             return
         standing = self._fragment.standing
         head = standing.head() if standing is not None else None
-        if head is None or not self._peers.follows(leader, head, now):
+        pacemaker, to = self._pacemaker, Claim(called.attempt, leader)
+        if head is None or not pacemaker.follows(leader, called.attempt, head, now):
             self.pass_to(leader, "I follow another leader")
-        elif self._peers.outranks(leader, attempt.leader, head, head, now):
+        elif pacemaker.gives_way(attempt.leader, to, leader, head, called.head, now):
             self._fragment.note("changed_leader", to=leader)
             self.withdraw(attempt)
             self.change_leader(leader, now)
         else:
             self.pass_to(leader, "promised to another leader")
 
-    def has_caught_up(self, called: Called) -> bool:
-        """True if a leader that was passed over for being behind stands where this peer does.
-
-        Of a swarm of two the other one had opened a roster of its own by then, and each waited
-        in vain for the other until the quorum's deadline.
-        """
-        has_wasted_joins = self._failed_joins.get(called.leader, 0) >= FAILED_JOINS_MAX
-        mine, theirs = self._fragment.standing, called.head
-        stands_here = mine is not None and theirs is not None and theirs.lineage == mine.lineage
-        return stands_here and not has_wasted_joins
-
     def join_caller(self, called: Called, now: float) -> None:
         """Join the leader that called at once if there are enough steps, else pass."""
         leader, phase = called.leader, self._fragment.phase
         if phase is Phase.WANTED:
             self.call = called
-            self._come_to(leader, now)
+            self._come_to(leader, called.attempt, now)
             return
         enough = self._pace.answers_call(now, hurried=called.hurried)
         sits_out = self._sits_out(now, called=True) and not called.hurried
@@ -560,7 +524,7 @@ class Joining:
             self.call = called
             self._folds = False
             self._fragment.note("came_when_called", leader=leader)
-            self._ask_learner(f"called by {leader}", now, caller=leader)
+            self._ask_learner(f"called by {leader}", now, caller=called)
             return
         if leader == self._id.me:
             roster = self._fragment.open_roster
@@ -583,15 +547,15 @@ class Joining:
             reason = str(phase)
         self.pass_to(leader, reason)
 
-    def _come_to(self, leader: PeerId, now: float) -> None:
+    def _come_to(self, leader: PeerId, attempt: int, now: float) -> None:
         """Tell the leader that called when the snapshot is expected.
 
         A leader that this peer does not follow has called for a round all the same, with another.
         """
         standing = self._fragment.standing
         head = standing.head() if standing is not None else None
-        me = self._id.me
-        if head is None or not (leader == me or self._peers.follows(leader, head, now)):
+        follows = head is not None and self._pacemaker.follows(leader, attempt, head, now)
+        if leader != self._id.me and not follows:
             self.pass_to(leader, "I follow another leader")
             return
         if self._coming_to != leader:
@@ -640,24 +604,18 @@ class Joining:
             return
         if not self._is_answered():
             return
-        leader = message.leader
-        self._peers.vouch(sender, leader)
-        self._fragment.note("redirected", by=sender, to=leader)
-        if leader != self._id.me and not self._peers.may_lead(leader, now):
-            self.join_failed(sender, "it sends me to one that may not lead")
-            other = self._peers.next_voucher(leader, now)
-            if other is not None:
-                self.change_leader(other, now)
-            else:
-                self._give_up_offer("sent to one that may not lead")
-        elif leader == sender or self._peers.has_failed(leader):
-            reason = "it sends me to one that does not answer me"
-            self.join_failed(sender, reason, weight=UNUSUAL_FAILURE)
-            self._give_up_offer("sent to a leader that does not answer me")
+        pacemaker, standing = self._pacemaker, self._fragment.standing
+        assert standing is not None
+        self._fragment.note("redirected", by=sender, to=message.leader)
+        pacemaker.comes_along(message.attempt)
+        leader: PeerId | None = message.leader
+        if message.leader != self._id.me and pacemaker.shuns(message.leader, standing.head(), now):
+            # At a later attempt the same peer may lead.
+            self.join_failed(message.leader, "I do not follow it")
+            leader = pacemaker.leader(standing.head(), now)
+        if leader is None:
+            self._give_up_offer("sent to a leader that I do not follow")
         else:
-            # Others follow it: without this, those that passed it over and those that did not
-            # would gather apart for as long as neither are a quorum.
-            self._peers.stop_passing_over(leader)
             self.change_leader(leader, now)
 
     def turned_away(
@@ -667,17 +625,15 @@ class Joining:
             self._fragment.count("stale_answer")
             return
         self._fragment.note("turned_away", by=sender, reason=message.reason)
-        reason = f"it turned me away: {message.reason}"
+        self.join_failed(sender, f"it turned me away: {message.reason}")
         if isinstance(message, messages.Refused):
-            leads_on, weight = not message.behind, UNUSUAL_FAILURE
+            leads_on = not message.behind
         else:
-            leads_on, weight = message.reason != messages.LEAVING, 1
+            leads_on = message.reason != messages.LEAVING
         if leads_on:
-            self.join_failed(sender, reason, weight=weight)
             self._give_up_offer(message.reason)
         else:
-            self.join_failed(sender, reason)
-            self._pass_over(sender, message.reason, now)
+            self._join_another(message.reason, now)
 
     def commit_refused(self, commit: Commit, reason: str) -> None:
         """The commit of the leader that this peer is promised to does not hold.
@@ -693,23 +649,8 @@ class Joining:
         is_answer = (commit.leader, entry.join) == (attempt.leader, attempt.join.join)
         if is_answer and commit.parents[entry.parent].lineage == standing.lineage:
             failure = f"its commit does not hold: {reason}"
-            self.join_failed(commit.leader, failure, weight=UNUSUAL_FAILURE)
+            self.join_failed(commit.leader, failure)
             self._give_up_offer(f"I declined the commit: {reason}")
-
-    def _pass_over(self, behind: PeerId, reason: str, now: float) -> None:
-        """A leader is behind this peer, or leaves: join the next in rank, at this version or for
-        longer."""
-        attempt, standing = self.attempt, self._fragment.standing
-        assert attempt is not None and standing is not None
-        if behind not in self._peers.passed_over:
-            self._peers.pass_over(behind, versions=1)
-            self._fragment.note("passed_over", leader=behind, reason=reason)
-        leader = self._peers.leader(standing.head(), (), now)
-        if leader is None or leader == behind or attempt.leaders_tried >= LEADERS_TRIED_MAX:
-            self._give_up_offer(reason)
-            return
-        self._fragment.note("next_leader", leader=leader)
-        self._join(self._redirected(attempt, leader), now)
 
     def too_late(
         self, sender: PeerId, message: messages.Closed, now: float, *, knows_round: bool
@@ -769,11 +710,3 @@ class Joining:
     def entered(self) -> None:
         """A commit that names this peer holds: the attempt has reached its end."""
         self.attempt = None
-
-    def led_to_version(self, leader: PeerId) -> None:
-        """This peer has finished a round of a leader: its earlier failures are forgotten.
-
-        A commit alone is none: a leader that had each of its rounds sealed as void was never passed
-        over, and its fragment stood still at the version for which it ranked first.
-        """
-        self._failed_joins.pop(leader, None)

@@ -3,11 +3,6 @@
 The part of ``averaging.round.machine`` that answers joiners. It needs no state of the model. From
 the commit on ``averaging.round.participation`` goes on.
 
-A leader that is refused or never succeeds is passed over, not accused: after three refusals members
-follow the next in rank. With a leader that refuses every join, five peers made 2 versions in 300 s
-before, and 24 with it. A failure that honest leaders have too (no quorum, a void round) counts a
-third, and the next version clears it.
-
 A leader opens no roster beside a round that it leads for others: where two are a quorum that forked
 a swarm of twelve nearly every time (seed 7316). While its roster is open it calls every
 ``resend_s`` those that have not answered, newly visible peers among them. Two peers that both lead,
@@ -42,6 +37,7 @@ from averaging.round.interface.signed_commit import SignedCommit
 from averaging.round.opinions.certificates import link_of
 from averaging.round.opinions.fragment import Fragment
 from averaging.round.opinions.neighbourhood import median
+from averaging.round.opinions.pacemaker import Claim
 from averaging.round.sealing.seals import all_peers_of
 from averaging.rules import final_mix
 from averaging.rules.final_mix import RunsEnd
@@ -71,6 +67,7 @@ class Leading:
         self._policy = fragment.policy
         self._peers = peers = fragment.peers
         self._pace = fragment.pace
+        self._pacemaker = fragment.pacemaker
         self.timings = Timings()
         self._nonce = identity.first_number
         self._late = BoundedMapping[PeerId, bytes]("late peers", LATE_MAX, worth=peers.worth)
@@ -145,31 +142,39 @@ class Leading:
         """A join from a standing that this peer can be in a round with."""
         if self._answers_in_round(sender, join):
             return
-        attempt, me = self._joining.attempt, self._id.me
-        if attempt is not None and attempt.leader != me and sender != me:
-            if attempt.leader != sender:
-                self._redirect(sender, join, attempt.leader)
+        if sender != self._id.me and self._fragment.open_roster is None:
+            attempt, me = self._joining.attempt, self._id.me
+            claim = self._leader_for(sender, join, now)
+            if attempt is not None and claim.leader == sender:
+                self._fragment.count("mutual_join")  # it has this peer's join, or will have it
                 return
-            # The two have joined each other. The first in rank leads, whatever both see.
-            standing = self._fragment.standing
-            mine = standing.head() if standing is not None else None
-            if self._peers.outranks(sender, me, mine, join.head, now):
-                self._fragment.count("mutual_join")
-                return
-            self._fragment.note("mutual_join", peer=sender)
-            self._joining.withdraw(attempt)
-            self._open(sender, join, now)
-            self._joining.change_leader(me, now)
-        elif self._fragment.open_roster is None and sender != me:
-            leader = self._peers.leader_for(sender, join, now)
-            if leader is not None and leader != me:
-                self._fragment.note("redirect", peer=sender, to=leader)
-                self._redirect(sender, join, leader)
+            if claim.leader != me:
+                self._redirect(sender, join, claim)
                 return
             if not self._peers.reachable:
                 self._refuse(sender, join, "I can only dial out")
                 return
+            self._pacemaker.comes_along(claim.attempt)
+            if attempt is not None and attempt.leader != me:
+                self._fragment.note("changed_leader", to=me)
+                self._joining.withdraw(attempt)
+                self._open(sender, join, now)
+                self._joining.change_leader(me, now)
+        elif sender != self._id.me:
+            self._pacemaker.comes_along(join.attempt)
         self._admit(sender, join, now)
+
+    def _leader_for(self, sender: PeerId, join: Join, now: float) -> Claim:
+        """Who leads this joiner, which takes this peer for the leader."""
+        attempt, pacemaker = self._joining.attempt, self._pacemaker
+        if attempt is None or attempt.leader == self._id.me:
+            return pacemaker.leader_for(sender, join, now)
+        standing, mine = self._fragment.standing, Claim(join.attempt, self._id.me)
+        head = standing.head() if standing is not None else None
+        goes_over = self._peers.reachable and pacemaker.gives_way(
+            attempt.leader, mine, sender, head, join.head, now
+        )
+        return mine if goes_over else Claim(pacemaker.attempt, attempt.leader)
 
     def _elsewhere(self, sender: PeerId, join: Join, now: float) -> Callable[[], None] | None:
         """What to answer a joiner that stands elsewhere, by a call; ``None`` if it may join as it
@@ -297,7 +302,7 @@ class Leading:
     def _leads(self, sender: PeerId, join: Join, now: float) -> bool:
         """True if this peer leads the group of this joiner."""
         leads = self._fragment.open_roster is not None
-        return leads or self._peers.leader_for(sender, join, now) == self._id.me
+        return leads or self._pacemaker.leader_for(sender, join, now).leader == self._id.me
 
     def _admit(self, sender: PeerId, join: Join, now: float) -> None:
         """Count a join in the open roster; open one if there is none."""
@@ -361,8 +366,10 @@ class Leading:
     def _send_no_quorum(self, sender: PeerId, join: Join, reason: str) -> None:
         self._fragment.send(sender, messages.NoQuorum(self._id.fragment, join.join, reason))
 
-    def _redirect(self, sender: PeerId, join: Join, leader: PeerId) -> None:
-        self._fragment.send(sender, messages.Redirect(self._id.fragment, join.join, leader))
+    def _redirect(self, sender: PeerId, join: Join, to: Claim) -> None:
+        self._fragment.note("redirect", peer=sender, to=to.leader)
+        redirect = messages.Redirect(self._id.fragment, join.join, to.leader, to.attempt)
+        self._fragment.send(sender, redirect)
 
     # The open roster
 
@@ -391,7 +398,9 @@ class Leading:
     def _call_me(self, roster: OpenRoster, now: float) -> None:
         """Join the own roster if there is enough to offer."""
         until = roster.opened_at + self._policy.quorum.wait_s
-        self._joining.join_caller(Called(self._id.me, None, until, roster.is_hurried), now)
+        attempt = self._pacemaker.attempt
+        called = Called(self._id.me, attempt, None, until, roster.is_hurried)
+        self._joining.join_caller(called, now)
 
     def _is_in_a_hurry(self, sender: PeerId, join: Join, now: float) -> bool:
         """True if the others are to come at once, as a peer that counts is about to leave."""
@@ -425,7 +434,8 @@ class Leading:
         left_s = max(0.0, roster.opened_at + self._policy.quorum.wait_s - now)
         standing = self._fragment.standing
         where = standing.head() if standing else head
-        call = messages.Call(self._id.fragment, where, left_s, roster.is_hurried)
+        attempt = self._pacemaker.attempt
+        call = messages.Call(self._id.fragment, where, left_s, attempt, roster.is_hurried)
         for peer in peers:
             if peer != self._id.me:
                 roster.called.setdefault(peer, now)
@@ -530,55 +540,49 @@ class Leading:
         """Another leader has called."""
         if call.head is not None:
             self._catching_up.compare(sender, call.head, now)
-        self._answer_call(Called(sender, call.head, now + call.wait_s, call.leaves), now)
+        called = Called(sender, call.attempt, call.head, now + call.wait_s, call.leaves)
+        self._answer_call(called, now)
 
     def _answer_call(self, called: Called, now: float) -> None:
         """Join the leader that called, change to it, or pass; or have it come here."""
         leader, fragment, joining = called.leader, self._fragment, self._joining
-        if not self._peers.may_lead(leader, now):
-            fragment.count("call_of_no_leader")
-            joining.pass_to(leader, "you may not lead")
-            return
-        joining.caller = leader
-        gathers = fragment.open_roster is not None
-        if leader in self._peers.passed_over:
-            if not joining.has_caught_up(called):
-                joining.pass_to(leader, "I have joined you in vain")
-                # Of two that gather and have nobody else, one goes over, or both would wait.
-                if gathers and len(self._peers.trainers(now)) <= 2:
-                    self._call_leader(called, now)
-                return
-            self._peers.stop_passing_over(leader)
         standing = fragment.standing
         mine = standing.head() if standing is not None else None
-        if fragment.phase is Phase.CATCHING:
+        shunned = self._pacemaker.shuns(leader, mine, now)
+        if not shunned:
+            joining.caller = leader
+        if fragment.open_roster is not None and fragment.phase is not Phase.CATCHING:
+            self._meet(called, shunned, now)
+        elif shunned:
+            fragment.count("call_of_no_leader")
+            joining.pass_to(leader, "I do not follow you")
+        elif fragment.phase is Phase.CATCHING:
             joining.call = called
             # Near the end of the run the leader waits until this peer has caught up.
             if not self._pace.due_time.eager:
                 joining.pass_to(leader, "catching up")
-        elif not gathers:
-            joining.answer_call(called, now)
-        elif self._peers.outranks(leader, self._id.me, mine, called.head, now):
-            self._go_over(called, now)
         else:
-            self._call_leader(called, now)
+            joining.answer_call(called, now)
 
-    def _call_leader(self, called: Called, now: float) -> None:
-        """A leader of lower rank has called: call it, so that it sends its members here.
+    def _meet(self, called: Called, shunned: bool, now: float) -> None:
+        """Another leader has called: one of the two goes over to the other.
 
-        This peer may never have heard of it. One that has passed all the same, as it has joined
-        this peer in vain or does not see that it may lead, would wait for this peer as this peer
-        does for it: whom nobody has joined yet goes over.
+        It may never have heard of this peer. One that this peer does not follow is outbidden.
         """
-        roster, leader = self._fragment.open_roster, called.leader
+        fragment, leader, pacemaker = self._fragment, called.leader, self._pacemaker
+        roster, standing = fragment.open_roster, fragment.standing
         assert roster is not None
-        if self._peers.has_several_groups(now) and leader not in roster.group:
-            self._joining.pass_to(leader, "I lead a gathering of another group")
-        elif leader not in roster.passed:
-            self._call([leader], roster, self._reference(), now)
-        elif not roster.held and not roster.joins.keys() - {self._id.me}:
-            self._peers.stop_passing_over(leader)
+        mine = standing.head() if standing is not None else None
+        to, me = Claim(called.attempt, leader), self._id.me
+        is_elsewhere = self._peers.has_several_groups(now) and leader not in roster.group
+        if not shunned and pacemaker.gives_way(me, to, leader, mine, called.head, now):
             self._go_over(called, now)
+        elif is_elsewhere:
+            self._joining.pass_to(leader, "I lead a gathering of another group")
+        elif not shunned or pacemaker.moves(called.attempt + 1, leader, now):
+            self._call([leader], roster, self._reference(), now)
+        else:
+            self._joining.pass_to(leader, "I do not follow you")
 
     def _go_over(self, called: Called, now: float) -> None:
         """Another leader goes first: send the members of the open roster there, and go as well."""
@@ -588,7 +592,7 @@ class Leading:
         self._fragment.note("handed_over", to=leader, waited_s=now - roster.opened_at)
         for peer, join in joins:
             if peer != self._id.me:
-                self._redirect(peer, join, leader)
+                self._redirect(peer, join, Claim(called.attempt, leader))
         self._answer_call(called, now)
 
     # Answers to calls

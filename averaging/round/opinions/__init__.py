@@ -1,6 +1,6 @@
 """Opinions of a round machine about other peers, its learner and the run.
 
-- ``neighbourhood``: which peers live, answer, lead and are passed over;
+- ``neighbourhood``: which peers live, answer and count; ``pacemaker``: which of them leads;
 - ``certificates``: which versions of others count as signed by enough of those that count;
 - ``pace``: what the own learner will have to offer, and when; ``ending``: whether the run ends;
 - ``fragment``: all of that for one fragment, with where it stands and the effects that it wants;

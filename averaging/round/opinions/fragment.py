@@ -26,6 +26,7 @@ from averaging.round.opinions.certificates import Certificates
 from averaging.round.opinions.ending import Ending
 from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.round.opinions.pace import Pace
+from averaging.round.opinions.pacemaker import Pacemaker
 from averaging.rules.peer_view import PeerView
 from averaging.rules.probation import Probation
 from dht.identity import PeerId
@@ -52,6 +53,7 @@ class Fragment(ABC):
         """Time of the input that is being taken."""
         self.peers = Neighbourhood(identity, circumstances, view, now=now, probation=probation)
         """The other peers as this one sees them. The owner may replace ``view`` and ``crowd``."""
+        self.pacemaker = Pacemaker(identity, self.peers)
         self.certificates = Certificates(identity, self.peers, standing)
         self.pace = Pace(identity, self.peers, step=step, version=version + 1)
         self.ending = Ending(

@@ -1,4 +1,4 @@
-"""The peers around one peer, as it sees them: which are live, which have failed, which one leads.
+"""The peers around one peer, as it sees them: which are live, which count, which have failed.
 
 These are opinions: two peers may see different things, and the round is correct all the same. The
 owner keeps ``view`` up to date. Failures that this peer noticed itself are kept here; it is the
@@ -9,26 +9,21 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
 from averaging.history.merged_map import MergedMap
-from averaging.messages import ROSTER_MAX, Commit, Entry, Head, Join
+from averaging.messages import ROSTER_MAX, Commit, Entry, Join
 from averaging.round.interface.identity import Circumstances, Identity
 from averaging.rules.claims import overstated
 from averaging.rules.grouping import group_of, smallest_group
 from averaging.rules.mixing import MELD_LAG
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, SILENCE_MAX_S, PeerView
 from averaging.rules.probation import SEEN_MAX, SLACK, Probation, RequiredWork
-from averaging.rules.succession import NO_LINEAGE, leaders, on_usual_lines, succession
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
-
-VOUCHERS_MIN = 2
-"""Peers that count and must follow a newcomer as their leader before this peer does, where there
-are as many."""
 
 FAILED_MAX = 256
 """Failed peers that are remembered; beyond it those are forgotten that have worked the least."""
@@ -107,10 +102,6 @@ class Neighbourhood:
         self._required: tuple[float, RequiredWork] | None = None
         """Cache of ``required_work``, as of one moment."""
         self._policy = identity.policy
-        self._vouchers = BoundedMapping[PeerId, set[PeerId]](
-            "vouchers", FAILED_MAX, worth=self.worth
-        )
-        """Peers that have sent this one to a leader, by leader."""
         self._merged_at = BoundedMapping[PeerId, float]("last merges", SEEN_MAX, worth=self.worth)
         """Time at which this peer last saw work of each other one merged, in this fragment."""
         self._lives = BoundedMapping[PeerId, _Life]("lives", SEEN_MAX, worth=self.worth)
@@ -126,16 +117,10 @@ class Neighbourhood:
         """Used instead of ``view`` for questions about all peers."""
         self.closed_version = 0
         """The newest version of which a roster closed, as far as this peer heard."""
-        self.is_back = False
-        """True if work of an earlier life of this peer is merged, and none of this life yet."""
         self.started_at = now
         self.failed = BoundedMapping[PeerId, float]("failed peers", FAILED_MAX, worth=self.worth)
         """Peers whose last call failed, and when."""
         self._back: deque[PeerId] = deque(maxlen=BACK_MAX)
-        self.passed_over = BoundedMapping[PeerId, int](
-            "peers passed over", FAILED_MAX, worth=self.worth
-        )
-        """Peers that lead to no round, and at how many versions the next in rank leads instead."""
 
     def worth(self, peer: PeerId, value: object = None) -> float:
         """How much a peer's work counts here when there is no place for what is known of all."""
@@ -245,7 +230,6 @@ class Neighbourhood:
     def saw_merged(self, contributors: Iterable[PeerId], now: float) -> None:
         """A round was merged with the work of these peers."""
         contributors = tuple(contributors)
-        self._vouchers.clear()
         for peer in contributors:
             self._merged_at[peer] = now
         # Where all count it does not matter who missed a merge, and there may be thousands.
@@ -384,28 +368,6 @@ class Neighbourhood:
             return version
         return min(self.closed_version, version + MELD_LAG)
 
-    def pass_over(self, peer: PeerId, *, versions: int) -> None:
-        self.passed_over[peer] = versions
-
-    def count_version(self) -> None:
-        """This peer stands on another version. Some leaders were passed over for long enough."""
-        for peer, versions in list(self.passed_over.items()):
-            if versions > 1:
-                self.passed_over[peer] = versions - 1
-            else:
-                del self.passed_over[peer]
-
-    def stop_passing_over(self, peer: PeerId) -> None:
-        """Count a peer among the possible leaders again."""
-        self.passed_over.pop(peer, None)
-
-    def is_avoided(self, peer: PeerId) -> bool:
-        return peer in self.failed or peer in self.passed_over
-
-    def avoided(self) -> tuple[PeerId, ...]:
-        """Leaders not to join, the latest last: they failed, or no round came of joining them."""
-        return (*(peer for peer in self.failed if peer not in self.passed_over), *self.passed_over)
-
     def knows(self, peer: PeerId) -> bool:
         """True if this is a peer of the run, as far as this one sees: its messages may count."""
         return peer == self._id.me or peer in self.view
@@ -445,165 +407,20 @@ class Neighbourhood:
             and probation.progress(peer, self.required_work(now), now) < SLACK
         ):
             # Where no other can be dialled newcomers have to lead.
-            return self._is_vouched_for(peer, now) or not self._can_be_led(self.view, (), now)
+            return not self._counts_any_leader(now)
         if now - seen.first_seen >= ESTABLISHED_AFTER_S / 2:
             return True
         return not any(
             other.reachable and other.is_established(now) for other in self.view.values()
         )
 
-    def vouch(self, voucher: PeerId, leader: PeerId) -> None:
-        """A peer has sent this one to a leader, until the next merge."""
-        self._vouchers.setdefault(leader, set()).add(voucher)
-
-    def _is_vouched_for(self, leader: PeerId, now: float) -> bool:
-        """True if two that count follow this leader: they saw it work, and this peer did not.
-
-        Peers that came to a run in different order differ in who counts. Without this, a run whose
-        quorum is all would stand still where one of them passes over the leader of the others.
-        """
-        electorate = self.electorate(now)
-        vouchers = electorate & self._vouchers.get(leader, set())
-        return 0 < min(VOUCHERS_MIN, len(electorate)) <= len(vouchers)
-
-    def next_voucher(self, leader: PeerId, now: float) -> PeerId | None:
-        """A peer to ask next whom it follows, where others follow a leader on probation here."""
-        seen = self.view.get(leader)
-        if seen is None or not seen.reachable or self.probation.counts_all:
-            return None
-        vouchers = self._vouchers.get(leader, set())
-        others = sorted(self.electorate(now) - vouchers - {leader})
-        return next((peer for peer in others if not self.is_avoided(peer)), None)
-
-    def follows(self, peer: PeerId, head: Head, now: float) -> bool:
-        """True if this peer, which stands on ``head``, follows that leader.
-
-        It ranks first, or those that rank before it have failed this peer. Among several groups
-        it is enough that it may lead: peers differ for a heartbeat in who is in which group.
-        """
-        if self.is_avoided(peer) or not self.may_lead(peer, now):
-            return False
-        if self.has_several_groups(now):
-            return True
-        first = self.leader(head, (), now)
-        return first is None or first == peer or self.outranks(peer, first, head, head, now)
-
-    def leader(
-        self, head: Head, failed: tuple[PeerId, ...], now: float, *, is_joined: bool = False
-    ) -> PeerId | None:
-        """The leader of this peer's group, as far as it sees; ``None``: nobody can lead.
-
-        ``head``: where this peer stands. ``is_joined``: another peer has joined this one.
-        """
-        self.drop_outdated_failures()
-        group = self.group(self._id.me, head.version, now) if self.trains else ()
-        ranked = self._leaders_of(group, head, failed, now, is_joined=is_joined)
-        if not ranked and self.passed_over:
-            self.passed_over.clear()  # nobody else is left: ask them again
-            ranked = self._leaders_of(group, head, failed, now, is_joined=is_joined)
-        if not ranked and group:
-            # A group in which nobody can be dialled: another one's leader knows where the run is.
-            ranked = self._leaders_of(
-                tuple(sorted(self.view)), head, failed, now, is_joined=is_joined
-            )
-        if self.is_back and not is_joined and len(ranked) > 1:
-            # To itself the others are as new as it is to them, though they have been here for long.
-            ranked = [peer for peer in ranked if peer != self._id.me]
-        return ranked[0] if ranked else None
-
-    def _leaders_of(
-        self,
-        group: tuple[PeerId, ...],
-        head: Head,
-        failed: tuple[PeerId, ...],
-        now: float,
-        *,
-        is_joined: bool,
-    ) -> Sequence[PeerId]:
-        """The peers that can lead a group, the first in rank first."""
-        down = (*self.avoided(), *failed)
-        able = leaders(
-            self._candidates(group, down, now),
-            self.view,
-            me=self._id.me,
-            me_reachable=self.reachable,
-            # In a young swarm nobody is established; in an old one this peer is, if it has been
-            # here for long. A peer that joins it has seen it for long, even if this one began
-            # late: two peers that each take only the other for established would send the joiner
-            # to one another.
-            me_established=is_joined or now - self.started_at >= ESTABLISHED_AFTER_S,
-            failed=down,
-            now=now,
-        )
-        return self._ranked(self._on_usual_lines(able), head, now)
-
-    def leader_for(self, sender: PeerId, join: Join, now: float) -> PeerId | None:
-        """The leader of this joiner's group, as far as this peer sees."""
-        self.drop_outdated_failures()
-        group = self.group(sender, join.head.version, now)
-        failed = tuple(peer for peer in join.failed if peer != self._id.me)
-        if self.trains and self._id.me in group:
-            return self.leader(join.head, failed, now, is_joined=True)
-        down = (*self.failed, *failed)
-        able = leaders(
-            self._candidates(group, down, now),
-            self.view,
-            me=self._id.me,
-            me_reachable=self.reachable,
-            me_established=False,
-            failed=down,
-            now=now,
-        )
-        if not able or (not self.trains and all(not self.view[p].trains for p in able)):
-            return self._id.me  # an auxiliary peer leads where no trainer can
-        return self._ranked(self._on_usual_lines(able), join.head, now)[0]
-
-    def _on_usual_lines(self, able: Iterable[PeerId]) -> tuple[PeerId, ...]:
-        return on_usual_lines(able, self.view, me=self._id.me, me_bytes_per_s=self.bytes_per_s)
-
-    def _candidates(
-        self, group: tuple[PeerId, ...], down: Iterable[PeerId], now: float
-    ) -> tuple[PeerId, ...]:
-        """The peers of a group that count, or all if none of those can lead."""
-        newcomers = self.newcomers(group, now)
-        if newcomers and self._can_be_led((p for p in group if p not in newcomers), down, now):
-            return tuple(peer for peer in group if peer not in newcomers)
-        return group
-
-    def _can_be_led(self, peers: Iterable[PeerId], down: Iterable[PeerId], now: float) -> bool:
-        """True if any of these peers counts and can be dialled."""
-        able = set(peers).difference(down)
-        if self._id.me in able and self.reachable and self.is_established(self._id.me, now):
+    def _counts_any_leader(self, now: float) -> bool:
+        """True if any peer counts and can be dialled, this one included."""
+        if self.reachable and self.trains and self.is_established(self._id.me, now):
             return True
         return any(
-            self.view[peer].reachable and self.is_live(peer, now) and self.is_established(peer, now)
-            for peer in able
-            if peer in self.view
-        )
-
-    def outranks(
-        self, one: PeerId, other: PeerId, mine: Head | None, theirs: Head | None, now: float
-    ) -> bool:
-        """True if ``one`` leads when the views of two leaders differ.
-
-        Where the two stand on different versions (``mine``, ``theirs``) the rank goes by name
-        alone: each could take itself for the first, again and again.
-        """
-        if mine is not None and theirs is not None and mine.lineage == theirs.lineage:
-            return self._ranked((one, other), mine, now)[0] == one
-        topic, fragment = self._id.topic, self._id.fragment
-        by_name = succession(
-            (one, other), topic=topic, fragment=fragment, version=0, lineage=NO_LINEAGE
-        )
-        return by_name[0] == one
-
-    def _ranked(self, peers: Iterable[PeerId], head: Head, now: float) -> tuple[PeerId, ...]:
-        return succession(
-            peers,
-            topic=self._id.topic,
-            fragment=self._id.fragment,
-            version=self.epoch(head.version, now),
-            lineage=NO_LINEAGE if self.lineages_part(now) else head.lineage,
+            seen.reachable and self.is_live(peer, now) and self.is_established(peer, now)
+            for peer, seen in self.view.items()
         )
 
     def smallest_group(self, now: float) -> int:

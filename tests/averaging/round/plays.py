@@ -31,6 +31,7 @@ from averaging.round.interface.inputs import (
     Progressed,
     Received,
     SliceMerged,
+    StepsCounted,
     StreamOpened,
     Tick,
 )
@@ -121,6 +122,12 @@ def that_one_declines(rounds: FragmentRounds) -> Input:
     assert rounds.own_round is not None
     declined = messages.Declined(0, rounds.own_round.id, "not in my rounds", absent=False)
     return Received(max(rounds.peers.view), declined)
+
+
+def that_one_leads_a_later_attempt(rounds: FragmentRounds) -> Input:
+    rounds.handle(StepsCounted(48), 1.9)
+    later = rounds.pacemaker.attempt + 1
+    return Received(max(rounds.peers.view), messages.Call(0, standing("start").head(), 9.0, later))
 
 
 def one_withdraws(rounds: FragmentRounds) -> Input:
@@ -221,14 +228,7 @@ def other_than_leader(rounds: FragmentRounds) -> PeerId:
     return other
 
 
-def wary() -> FragmentRounds:
-    """A machine that has passed a leader over."""
-    rounds = promised()
-    rounds.peers.pass_over(other_than_leader(rounds), versions=1)
-    return rounds
-
-
-def sent_to_the_passed_over(rounds: FragmentRounds) -> Input:
+def sent_to_the_other(rounds: FragmentRounds) -> Input:
     leader, number = leader_of(rounds)
     return Received(leader, messages.Redirect(0, number, other_than_leader(rounds)))
 
@@ -441,6 +441,7 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     (left_by_all, one_joins_anew, 1.5 + POLICY.margin_s),
     (leads_one, that_one_declines, 2.0),
     (leads_one_and_is_due, one_joins_anew, 63.0),
+    (leads_one, that_one_leads_a_later_attempt, 2.0),
     (promised_to_one_of_lower_rank, mutual, 2.0),
     (promised, stream_with_a_false_commit, 2.0),
     (entered_with_slices_of_others, sealed_by_all, 2.0),
@@ -455,7 +456,8 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     (joining_a_last_time, lambda rounds: Tick(), LATE),
     (idle, lambda rounds: Due(), 2.0),
     (wanted, lambda rounds: Offered(None), 2.0),
-    (wary, sent_to_the_passed_over, 2.0),
+    (joining_after_many, sent_to_the_other, 2.0),
+    (promised_after_many, sent_to_the_other, 2.0),
     (joining, a_commit_that_does_not_hold, 2.0),
     (called, lambda rounds: Received(ANNA, messages.Closed(0, 1, bytes(32))), 2.0),
     (promised, lambda rounds: PeerSilent(leader_of(rounds)[0]), 2.0),

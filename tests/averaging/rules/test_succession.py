@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 from averaging.rules.peer_view import PeerView
-from averaging.rules.succession import leaders, on_usual_lines, succession
+from averaging.rules.succession import leaders, succession
 from dht.identity import PeerId
 
 TOPIC = bytes(16)
@@ -39,10 +39,10 @@ def test_leadership_rotates() -> None:
     assert min(first.values()) > 25
 
 
-def lead(view: dict[PeerId, PeerView], **me: bool) -> set[PeerId]:
+def lead(view: dict[PeerId, PeerView], **me: Any) -> set[PeerId]:
     group = (PeerId("me"), *(peer for peer in view if view[peer].trains))
-    facts = {"me_reachable": True, "me_established": True} | me
-    return set(leaders(group, view, me=PeerId("me"), failed=(), now=1000.0, **facts))
+    own = seen(**me)
+    return set(leaders(group, view, me=PeerId("me"), own=own, left_out=(), now=1000.0))
 
 
 ANNA, BORIS, KEEPER = PeerId("anna"), PeerId("boris"), PeerId("keeper")
@@ -52,49 +52,54 @@ def test_the_established_lead_before_the_young() -> None:
     view = {ANNA: seen(), BORIS: seen(since=3.0)}
 
     assert lead(view) == {ANNA, "me"}
-    assert lead(view, me_established=False) == {ANNA}
+    assert lead(view, since=3.0) == {ANNA}
 
 
 def test_in_a_young_swarm_any_reachable_peer_leads() -> None:
     view = {ANNA: seen(since=3.0), BORIS: seen(since=3.0, reachable=False)}
 
-    assert lead(view, me_established=False) == {ANNA, "me"}
+    assert lead(view, since=3.0) == {ANNA, "me"}
 
 
 def test_a_peer_that_only_dials_out_never_leads() -> None:
     view = {ANNA: seen(), BORIS: seen(reachable=False)}
 
-    assert lead(view, me_reachable=False) == {ANNA}
+    assert lead(view, reachable=False) == {ANNA}
 
 
 def test_a_group_that_nobody_can_reach_borrows_a_leader() -> None:
     view = {ANNA: seen(reachable=False), KEEPER: seen(trains=False)}
 
-    assert lead(view, me_reachable=False) == {KEEPER}
-    assert lead({ANNA: seen(reachable=False)}, me_reachable=False) == set()
+    assert lead(view, reachable=False) == {KEEPER}
+    assert lead({ANNA: seen(reachable=False)}, reachable=False) == set()
+
+
+def test_newcomers_lead_where_nobody_that_counts_can() -> None:
+    view, group = {ANNA: seen(), BORIS: seen()}, (ANNA, BORIS)
+    facts: dict[str, Any] = {"me": PeerId("me"), "own": seen(), "newcomers": {BORIS}}
+    facts["now"] = 1000.0
+
+    assert leaders(group, view, left_out=(), **facts) == (ANNA,)
+    assert leaders(group, view, left_out={ANNA}, **facts) == (BORIS,)
 
 
 def test_a_peer_on_a_slow_line_does_not_lead() -> None:
+    clara = PeerId("clara")
     view = {
         ANNA: seen(bytes_per_s=6e6),
         BORIS: seen(bytes_per_s=1.4e6),
-        KEEPER: seen(bytes_per_s=None),
+        clara: seen(bytes_per_s=None),
     }
 
-    def able(me_bytes_per_s: float) -> set[PeerId]:
-        me = PeerId("me")
-        return set(on_usual_lines((me, *view), view, me=me, me_bytes_per_s=me_bytes_per_s))
-
-    assert able(5.7e6) == {ANNA, KEEPER, "me"}
-    assert able(5.5e6) == {ANNA, BORIS, KEEPER, "me"}
-    assert able(1.3e6) == {ANNA, BORIS, KEEPER, "me"}, "the median is slow itself"
-    assert able(0.3e6) == {ANNA, BORIS, KEEPER}
-    assert able(0.0) == {ANNA, BORIS, KEEPER, "me"}
+    assert lead(view, bytes_per_s=5.7e6) == {ANNA, clara, "me"}
+    assert lead(view, bytes_per_s=5.5e6) == {ANNA, BORIS, clara, "me"}
+    assert lead(view, bytes_per_s=1.3e6) == {ANNA, BORIS, clara, "me"}, "the median is slow itself"
+    assert lead(view, bytes_per_s=0.3e6) == {ANNA, BORIS, clara}
+    assert lead(view, bytes_per_s=0.0) == {ANNA, BORIS, clara, "me"}
 
 
 def test_one_that_claims_an_absurd_line_leads_beside_the_others() -> None:
     view = {ANNA: seen(bytes_per_s=1e15), BORIS: seen(bytes_per_s=4e6)}
 
-    assert on_usual_lines(view, view, me=PeerId("me"), me_bytes_per_s=0.0) == (ANNA, BORIS)
-    three = on_usual_lines((*view, PeerId("me")), view, me=PeerId("me"), me_bytes_per_s=3e6)
-    assert three == (ANNA, BORIS, "me")
+    assert lead(view, reachable=False) == {ANNA, BORIS}
+    assert lead(view, bytes_per_s=3e6) == {ANNA, BORIS, "me"}

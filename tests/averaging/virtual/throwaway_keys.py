@@ -21,10 +21,9 @@ from tests.averaging.virtual.liars import SwarmWithLiars
 
 TABLES = frozenset(
     (
-        "early messages", "failed joins", "failed peers", "last heard", "last merges", "late peers",
-        "lives", "peers behind", "peers passed over", "strikes", "tokens in states",
-        "unreliable sources", "verdicts", "vouchers", "witnessed commits", "witnessed rounds",
-        "work seen",
+        "distrusted leaders", "early messages", "failed peers", "last heard", "last merges",
+        "late peers", "lives", "moved by", "peers behind", "strikes", "tokens in states",
+        "unreliable sources", "verdicts", "witnessed commits", "witnessed rounds", "work seen",
     )
 )  # fmt: skip
 """Tables that these keys fill ..."""

@@ -1,4 +1,4 @@
-"""Opinions of peers about the leader: they may differ, and a joiner still finds one."""
+"""Opinions of a peer about others: which of them count, have a part, and are gone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from averaging import messages as said
 from averaging.round.interface.identity import Circumstances
 from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.rules.peer_view import PeerView
-from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import Probation, ProbationPolicy
 from dht.identity import PeerId
 from tests.averaging.message_examples import EXAMPLES
@@ -32,45 +31,6 @@ def neighbourhood(me: PeerId, *, began: float) -> Neighbourhood:
         {peer: PeerView(first_seen=0.0, heard_at=40.0) for peer in PEERS if peer != me},
         now=began,
     )
-
-
-def test_two_peers_that_take_only_each_other_for_established_do_not_redirect_in_a_circle() -> None:
-    # A start on a busy machine: they have heard of each other for long, but are not in the run yet.
-    views = {peer: neighbourhood(peer, began=25.0) for peer in PEERS}
-    for version in range(20):
-        head = msgspec.structs.replace(JOIN.head, version=version)
-        join = msgspec.structs.replace(JOIN, head=head, failed=())
-        for joiner in PEERS:
-            asked = views[joiner].leader(head, (), 40.0)
-            turns = 0
-            while asked is not None and asked != joiner:
-                turns += 1
-                assert turns <= 2, f"version {version}: {joiner} is sent from one to another"
-                sent_to = views[asked].leader_for(joiner, join, 40.0)
-                if sent_to == asked:
-                    break
-                asked = sent_to
-
-
-def test_a_newcomer_leads_this_peer_once_two_that_count_follow_it() -> None:
-    """Peers that came in different order differ in who counts: one of them saw the leader work."""
-    anna, boris, clara, dora = PEERS
-    policy = RoundPolicy(probation=ProbationPolicy(rounds=8, seconds=40.0))
-    view = {peer: PeerView(first_seen=0.0, heard_at=40.0) for peer in (boris, clara, dora)}
-    peers = Neighbourhood(identity(anna, policy), Circumstances(), view, now=0.0)
-    del view[dora]
-    for _ in range(10):
-        peers.saw_merged([anna, boris, clara], 40.0)
-    view[dora] = PeerView(first_seen=0.0, heard_at=40.0)
-    assert not peers.may_lead(dora, 40.0)
-
-    peers.vouch(boris, dora)
-    peers.vouch(PeerId("stranger"), dora)
-    assert not peers.may_lead(dora, 40.0), "nobody's word alone"
-    peers.vouch(clara, dora)
-    assert peers.may_lead(dora, 40.0)
-    peers.saw_merged([anna, boris], 41.0)
-    assert not peers.may_lead(dora, 41.0), "until the next merge"
 
 
 def test_a_peer_with_too_many_strikes_leads_none_and_counts_in_no_round() -> None:
@@ -138,55 +98,6 @@ def test_a_peer_that_comes_back_again_and_again_waits_longer_for_a_part_each_tim
     assert rounds_without_part(11, stays=14) == 1, "the life before lasted"
     assert rounds_without_part(12, stays=30) == 2
     assert rounds_without_part(13) == 1
-
-
-def test_a_peer_that_is_back_joins_another_leader_as_all_are_new_to_it() -> None:
-    anna = PEERS[0]
-    peers = neighbourhood(anna, began=30.0)
-    peers.view = {peer: PeerView(first_seen=30.0, heard_at=40.0) for peer in PEERS if peer != anna}
-    heads = [msgspec.structs.replace(JOIN.head, version=version) for version in range(20)]
-    assert anna in {peers.leader(head, (), 40.0) for head in heads}
-
-    peers.is_back = True
-    assert anna not in {peers.leader(head, (), 40.0) for head in heads}
-    assert anna in {peers.leader(head, (), 40.0, is_joined=True) for head in heads}
-    peers.view = {}
-    assert {peers.leader(head, (), 40.0) for head in heads} == {anna}, "nobody else is there"
-
-
-def test_a_peer_sent_to_a_newcomer_asks_another_established_peer_whom_it_follows() -> None:
-    """Earlier, the peer asked the same one until it passed it over, and a quorum of all waited (342
-    s in storm 43 with probation)."""
-    anna, boris, clara, dora = PEERS
-    policy = RoundPolicy(probation=ProbationPolicy(rounds=8, seconds=40.0))
-    view = {peer: PeerView(first_seen=0.0, heard_at=40.0) for peer in (boris, clara)}
-    peers = Neighbourhood(identity(anna, policy), Circumstances(), view, now=0.0)
-    for _ in range(10):
-        peers.saw_merged([anna, boris, clara], 40.0)
-    assert peers.next_voucher(dora, 40.0) is None, "it is not in sight"
-    view[dora] = PeerView(first_seen=0.0, heard_at=40.0)
-
-    peers.vouch(boris, dora)
-    assert peers.next_voucher(dora, 40.0) == clara
-    peers.pass_over(clara, versions=1)
-    assert peers.next_voucher(dora, 40.0) is None
-
-
-def test_a_peer_that_only_dials_out_finds_a_leader_whatever_group_it_is_dealt_into() -> None:
-    others = [PeerId(f"peer {number}") for number in range(7)]
-    view = {
-        peer: PeerView(first_seen=0.0, heard_at=40.0, reachable=number < 2)
-        for number, peer in enumerate(others)
-    }
-    me, policy = PeerId("me"), RoundPolicy(group_size=4)
-    peers = Neighbourhood(identity(me, policy), Circumstances(reachable=False), view, now=0.0)
-    without = 0
-    for version in range(20):
-        head = msgspec.structs.replace(JOIN.head, version=version)
-        group = peers.group(me, version, 40.0)
-        without += not any(view[peer].reachable for peer in group if peer != me)
-        assert peers.leader(head, (), 40.0) in others[:2]
-    assert without, "each group has somebody who can be dialled"
 
 
 def test_a_round_is_deserted_when_its_majority_is_gone_and_others_are_left_to_merge_with() -> None:

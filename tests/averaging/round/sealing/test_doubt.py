@@ -32,7 +32,8 @@ LATE = 2.0 + POLICY.doubt_s
 
 def entered(group_size: int = 5) -> tuple[FragmentRounds, Commit, bytes]:
     """A machine that is in a round of one group of two, as it saw nobody else."""
-    rounds = machine(others=OTHERS[:1], policy=replace(POLICY, group_size=group_size))
+    policy = replace(POLICY, group_size=group_size)
+    rounds = machine(others=OTHERS[:1], policy=policy, reachable=False)
     message = committed(rounds, joined(rounds))
     rounds.handle(Received(OTHERS[0], message), 1.0)
     assert rounds.own_round is not None
