@@ -41,17 +41,17 @@ compares this table with what machines do.)
     WANTED    -> JOINING   Offered
     WANTED    -> FOLDING   Offered
     WANTED    -> CATCHING  Behind Call Compare Finished Join
-    WANTED    -> IDLE      Closed Offered Tick GiveWay Leave OrdersChanged
+    WANTED    -> IDLE      Closed Offered Tick GiveWay Leave OrdersChanged CaughtUp
     JOINING   -> PROMISED  Noted
     JOINING   -> ENTERED   Committed StreamOpened Join
     JOINING   -> CATCHING  Behind Call Compare Finished Join
     JOINING   -> IDLE      Refused NoQuorum Closed Redirect Call Committed Tick GiveWay Leave
-    JOINING   -> IDLE      Behind OrdersChanged
+    JOINING   -> IDLE      Behind OrdersChanged CaughtUp
     PROMISED  -> JOINING   Redirect Refused Behind Call Join Tick PeerSilent Progressed
     PROMISED  -> ENTERED   Committed StreamOpened Join Pass LinkLost Tick
     PROMISED  -> CATCHING  Behind Call Compare Finished Join LinkLost Pass Tick
     PROMISED  -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
-    PROMISED  -> IDLE      Committed StreamOpened OrdersChanged Progressed
+    PROMISED  -> IDLE      Committed StreamOpened OrdersChanged Progressed CaughtUp
     ENTERED   -> IDLE      Applied Void Forswear Declined Join Withdraw MergedArrived SliceMerged
     ENTERED   -> IDLE      Sealed LinkLost Tick Call
     CATCHING  -> IDLE      CaughtUp Tick
@@ -437,6 +437,8 @@ class FragmentRounds(Fragment):
         self._took_state(before, standing)
         if self.phase is not Phase.CATCHING:
             self.count("caught_up_late")
+            if standing is not None:
+                self.joining.leave("caught up late", retry=False)
             if standing is not None and self.phase is Phase.IDLE:
                 self.stand(standing, fresh=False)
         else:

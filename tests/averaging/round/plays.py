@@ -436,6 +436,7 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     ),
     *((play, lambda rounds: Tick(), LATE) for play in (wanted, catching, folding)),
     *((play, the_owner_pauses, 2.0) for play in (wanted, joining, promised)),
+    *((play, lambda rounds: CaughtUp(AHEAD), 2.0) for play in (wanted, joining, promised)),
     (left_by_all, one_withdraws, 1.5 + POLICY.margin_s),
     (left_by_all, lambda rounds: LinkLost(max(rounds.peers.view)), 1.5 + POLICY.margin_s),
     (left_by_all, one_joins_anew, 1.5 + POLICY.margin_s),

@@ -166,6 +166,30 @@ def test_a_leader_that_falls_behind_keeps_no_empty_roster_open() -> None:
     assert [type(message) for message in sent(effects, caller)] == [Join]
 
 
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_state_that_comes_when_the_next_round_is_wanted_is_where_the_peer_stands(
+    joins: bool,
+) -> None:
+    """The owner had taken it and the machine had not: all later work had a base that was not in its
+    chain, and nobody had a newer state. A run of several groups never ended for such a peer."""
+    rounds, ahead = machine(reachable=False), standing("start", "one")
+    rounds.handle(Received(ANNA, behind(ahead, ANNA)), 1.0)
+    assert rounds.phase is Phase.CATCHING
+    assert rounds.deadline is not None
+    now = rounds.deadline
+    for peer in (ANNA, BORIS):
+        seen_again(rounds, peer, at=now, life=1)
+    rounds.handle(Tick(), now)
+    rounds.handle(Due(), now)
+    if joins:
+        rounds.handle(Offered(offer(standing("start"))), now)
+    assert rounds.phase is (Phase.JOINING if joins else Phase.WANTED)
+
+    rounds.handle(CaughtUp(ahead), now + 1.0)
+
+    assert rounds.standing is ahead and phase(rounds) is Phase.IDLE
+
+
 def test_an_abandoned_offer_leaves_no_empty_roster_open() -> None:
     rounds = leading()
     rounds.handle(Due(), 1.0)
