@@ -142,6 +142,7 @@ OUTERS: Mapping[str, tuple[Callable[[float, int], Nesterov], str]] = {
     "momentum restarts every 4 versions": (restarted, "+1%"),
     "mu 0.7": (more_momentum, "-1%"),
     "mu falls from 0.7 to 0.3": (falling_momentum, "-1.5%"),
+    "eta 0.7, mu 0.5": (damped, "+2%"),
 }
 
 
@@ -182,14 +183,16 @@ def no_momentum(part: float, version: int) -> Nesterov:
     return Nesterov(1.0, 0.0)
 
 
-def two() -> list[Cell]:
-    """A lone founder loses by outer momentum, which lengthens its steps: do two as well?"""
-    idea = "two members, 10 cycles"
-    pair = {**SHORT, "members": 2}
+def few() -> list[Cell]:
+    """A lone founder loses by outer momentum, which lengthens its steps: do few members as well?"""
+    two, four, control = "two members, 10 cycles", "four members, 10 cycles", "eta 1, mu 0.5"
+    pair, more = {**SHORT, "members": 2}, {**SHORT, "members": 4}
     return [
-        Cell(idea, "eta 1, mu 0.5", pair),
-        Cell(idea, "eta 0.7, mu 0.5", {**pair, "outer": damped}, "eta 1, mu 0.5", "-1.5%"),
-        Cell(idea, "eta 1, mu 0", {**pair, "outer": no_momentum}, "eta 1, mu 0.5", "-1%"),
+        Cell(two, control, pair),
+        Cell(two, "eta 0.7, mu 0.5", {**pair, "outer": damped}, control, "-1.5%"),
+        Cell(two, "eta 1, mu 0", {**pair, "outer": no_momentum}, control, "-1%"),
+        Cell(four, control, more),
+        Cell(four, "eta 0.7, mu 0.5", {**more, "outer": damped}, control, "0%"),
     ]
 
 
@@ -306,7 +309,7 @@ def newcomers() -> list[Cell]:
 
 
 CELLS: Sequence[Cell] = (
-    *two(),
+    *few(),
     *late(),
     *newcomers(),
     *averages(),
