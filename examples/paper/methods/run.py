@@ -1,9 +1,10 @@
 """Ideas for a better loss, one cell each: `python examples/paper/methods/run.py --help`.
 
-``CELLS`` is the list: what is expected, what differs from the control in a few lines, what was
-decided. A cell and its control are trained with the same seeds, by ``peer.simulate.members``: the
-mergers, codecs, weights and outer steps of live peers, without their messages. A new idea is a new
-cell. Its prediction is committed before it is trained, and it stays in the list if it is no good.
+``CELLS`` is the list: what is expected, and what differs from the control in a few lines. README.md
+says what was found and decided. A cell and its control are trained with the same seeds, by
+``peer.simulate.members``: the merges, codecs, weights and outer steps of live peers, without their
+messages. A new idea is a new cell. Its prediction is committed before it is trained, and it stays
+in the list if it is no good.
 """
 
 from __future__ import annotations
@@ -46,8 +47,6 @@ class Cell:
     of: str = ""
     """Name of the cell whose trainings have the figure; empty: its own."""
     seeds_max: int = 3
-    verdict: str = ""
-    """What became of the idea."""
 
     @property
     def full_name(self) -> str:
@@ -442,7 +441,6 @@ def record(row: Row) -> dict[str, Any]:
         "seeds": row.seeds,
         "noise_tokens": row.noise_tokens,
         "seconds": row.seconds,
-        "verdict": row.cell.verdict,
     }
 
 
@@ -467,7 +465,6 @@ def section(rows: Sequence[Row], *, size: TextGpt) -> Section:
             "seeds": lambda row: str(row.seeds),
             "noise": lambda row: "" if row.noise_tokens is None else f"{row.noise_tokens:.0f}",
             "s": lambda row: f"{row.seconds:.0f}",
-            "verdict": lambda row: row.cell.verdict,
         },
     )
     return replace(table, picture_png=picture(_picture, rows))
