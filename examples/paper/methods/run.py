@@ -316,7 +316,7 @@ CELLS: Sequence[Cell] = (
     *short(),
     *law("law, 256 tokens", MEMBERS),
     *longer(),
-    *law("law, 256 tokens, more members", (16,)),
+    *law("law, more members", (16,)),
     *rates(),
     *law("law, 1024 tokens", (8,), longer=4),
 )
