@@ -266,7 +266,7 @@ async def test_a_peer_that_others_dial_does_not_look_for_those_who_left() -> Non
             await gone.stop()
             await gone.host.close()
             del clara.view[gone.id]  # as its presence does when they say goodbye
-        await made.live(20.0)
+        await made.live(240.0)  # a round that they have left is over
         before = len(clara.told("link_lost"))
         await made.live(120.0)
         assert len(clara.told("link_lost")) == before
