@@ -89,8 +89,8 @@ def drawn(kept: Mapping[str, Any], axis: str) -> str:
         for x, loss in zip(curve[series], curve["losses"], strict=True)
         if x > 0 and loss <= high
     ]
-    first = 10 ** math.floor(math.log10(min(xs))) if is_log else 0.0
-    last = 10 ** math.ceil(math.log10(max(xs))) if is_log else max(xs)
+    first = 10.0 ** math.floor(math.log10(min(xs))) if is_log else 0.0
+    last = 10.0 ** math.ceil(math.log10(max(xs))) if is_log else max(xs)
 
     def across(x: float) -> float:
         share = math.log(x / first) / math.log(last / first) if is_log else x / last
