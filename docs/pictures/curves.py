@@ -81,7 +81,7 @@ def drawn(kept: Mapping[str, Any], axis: str) -> str:
     """The SVG of all curves against one axis."""
     below, series, is_log = AXES[axis]
     curves = kept["curves"]
-    losses = [loss for curve in curves for loss in curve["losses"]]
+    losses: list[float] = [loss for curve in curves for loss in curve["losses"]]
     low, high = min(losses), LOSS_MAX
     xs = [
         x
