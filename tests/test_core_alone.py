@@ -38,6 +38,13 @@ assert not [name for name in sys.modules if name.startswith("peer.extras")]
 """
 
 
+NOT_INSTALLED = """
+import sys
+sys.meta_path[:] = [each for each in sys.meta_path if "_Editable" not in str(each)]
+"""
+"""An installation of the whole tree would find the parts that are left out of the copy."""
+
+
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the packages without ``peer/extras``."""
@@ -46,6 +53,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "peer", tree / "peer", ignore=left_out)
     for name in ("averaging", "dht", "docs"):
         (tree / name).symlink_to(ROOT / name)
+    (tree / "sitecustomize.py").write_text(NOT_INSTALLED)
     return tree
 
 

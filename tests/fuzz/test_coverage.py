@@ -107,6 +107,7 @@ NOT_FROM_STRANGERS: dict[str, str] = {
     "peer/extras/site/run_page/record.py": OWN_FILES,
     "peer/simulate/settings.py": "an experiment that this peer's user names",
     "peer/storage/checkpoint.py": OWN_FILES,
+    "peer/extras/hosting/group.py": OWN_PROCESS,
     "peer/storage/outer_state.py": OWN_MEMORY,
     "peer/storage/progress.py": OWN_FILES,
     "peer/storage/proofs.py": OWN_FILES,

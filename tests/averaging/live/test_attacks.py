@@ -26,12 +26,12 @@ from averaging.live.slices.reducing import Reducing
 from averaging.live.slices.uploading import Uploading
 from averaging.live.states.fetch_server import FetchServer
 from averaging.live.streams.threads import Threads
-from averaging.messages import Join, Message, Signatures
+from averaging.messages import Head, Join, Message, Signatures
 from averaging.numbers.codec import Scratch
 from averaging.numbers.piece_digests import digests_of
 from averaging.round.gathering import leading
 from averaging.round.gathering.roster import Leader, compose
-from averaging.round.opinions.neighbourhood import Neighbourhood
+from averaging.round.opinions.pacemaker import Claim, Pacemaker
 from averaging.rules.peer_view import PeerView
 from averaging.rules.probation import ProbationPolicy
 from dht.identity import Identity, PeerId
@@ -168,13 +168,18 @@ async def test_a_peer_that_always_calls_first_leads_no_more_than_its_turn_and_ch
     monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
     me = MALLORY.peer_id
-    for name in ("leader", "leader_for"):
-        ranks = getattr(Neighbourhood, name)
+    ranks, ranks_for = Pacemaker.leader, Pacemaker.leader_for
 
-        def mine(self: Neighbourhood, *args: Any, ranks: Any = ranks, **facts: Any) -> Any:
-            return me if self._id.me == me else ranks(self, *args, **facts)
+    def leader(self: Pacemaker, head: Head, now: float) -> PeerId | None:
+        return me if self._id.me == me else ranks(self, head, now)
 
-        monkeypatch.setattr(Neighbourhood, name, mine)
+    def leader_for(self: Pacemaker, sender: PeerId, join: Join, now: float) -> Claim:
+        if self._id.me == me:
+            return Claim(max(join.attempt, self.attempt), me)
+        return ranks_for(self, sender, join, now)
+
+    monkeypatch.setattr(Pacemaker, "leader", leader)
+    monkeypatch.setattr(Pacemaker, "leader_for", leader_for)
     composes = compose
 
     def alone(leader: Leader, *args: Any, **facts: Any) -> Any:
