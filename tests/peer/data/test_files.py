@@ -534,14 +534,16 @@ class Copied(Downloads):
         super().__init__(into)
         self.asked: list[str] = []
         self._from, self._into = folder, into
+        self._one_at_a_time = threading.Lock()
 
     def fetch(self, place: Place, *, tell: Tell | None = None) -> Path:
         assert place.sha256 is not None
         self._into.mkdir(exist_ok=True)
         path = self._into / place.sha256
-        if not path.exists():
-            self.asked.append(place.name)
-            path.write_bytes((self._from / place.name.rpartition("/")[2]).read_bytes())
+        with self._one_at_a_time:  # as the lock on the file that is downloaded to
+            if not path.exists():
+                self.asked.append(place.name)
+                path.write_bytes((self._from / place.name.rpartition("/")[2]).read_bytes())
         return path
 
 
