@@ -21,7 +21,7 @@ from tests.processes import Processes, descendants, still_running
 
 pytestmark = pytest.mark.timeout(300)
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 def until(found: Callable[[], Any], text: str) -> Any:
@@ -71,7 +71,7 @@ def test_a_run_is_hosted_by_one_command(processes: Processes, tmp_path: Path) ->
         *("--directory", str(tmp_path / "learner"), "--listen", "/ip4/127.0.0.1/tcp/0"),
         *("--page", "off", "--threads", "1", "--yes", "--json"),
     )
-    until((tmp_path / "host/keeper/outer").is_dir, "the keeper has no state")
+    until(lambda: "caught up" in processes.output_of(hosting), "the keeper has no state")
     group = psutil.Process(hosting.pid)
     killed = until(lambda: part(group, "keep"), "no keeper")
     killed.kill()
