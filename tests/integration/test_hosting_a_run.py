@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,11 @@ import pytest
 from peer import cli
 from peer.processes import free_port
 from tests.processes import Processes, descendants, still_running
+from tests.swarms.commands import until
 
 pytestmark = pytest.mark.timeout(300)
 
 WAIT_S = 120.0
-
-
-def until(found: Callable[[], Any], text: str) -> Any:
-    deadline = time.monotonic() + WAIT_S
-    while not (value := found()):
-        assert time.monotonic() < deadline, text
-        time.sleep(0.2)
-    return value
 
 
 def get(url: str) -> Mapping[str, Any] | None:
@@ -71,19 +63,23 @@ def test_a_run_is_hosted_by_one_command(processes: Processes, tmp_path: Path) ->
         *("--directory", str(tmp_path / "learner"), "--listen", "/ip4/127.0.0.1/tcp/0"),
         *("--page", "off", "--threads", "1", "--yes", "--json"),
     )
-    until(lambda: "caught up" in processes.output_of(hosting), "the keeper has no state")
+    until(
+        lambda: "caught up" in processes.output_of(hosting), "the keeper's state", timeout_s=WAIT_S
+    )
     group = psutil.Process(hosting.pid)
-    killed = until(lambda: part(group, "keep"), "no keeper")
+    killed = part(group, "keep")
+    assert killed is not None
     killed.kill()
     until(
         lambda: (again := part(group, "keep")) is not None and again.pid != killed.pid,
-        "the keeper is not started again",
+        "the keeper is started again",
+        timeout_s=WAIT_S,
     )
 
     def checks() -> Mapping[str, Any]:
         return {check["name"]: check for check in (get(health) or {"checks": []})["checks"]}
 
-    until(lambda: checks().get("keeper", {}).get("ok"), f"not ready: {checks()}")
+    until(lambda: checks().get("keeper", {}).get("ok"), "the keeper is ready", timeout_s=WAIT_S)
     assert "started 2 times" in checks()["keeper"]["reason"]
     below = descendants(hosting.pid)
     learner.send_signal(signal.SIGTERM)
@@ -109,8 +105,7 @@ def test_a_part_that_cannot_run_ends_the_group_with_its_reason(
         *("-m", "peer.cli", "host", str(run_file), "--port", str(port)),
         *("--page", f"127.0.0.1:{free_port()}", "--data-dir", str(tmp_path / "host")),
     )
-    until(lambda: hosting.poll() is not None, "it goes on")
-    assert hosting.returncode == 2
+    assert hosting.wait(WAIT_S) == 2
     output = processes.output_of(hosting)
     assert f"port {port} is taken" in output
     assert "the bootstrap peer has ended with code 2" in output

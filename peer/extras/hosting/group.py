@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -66,9 +66,15 @@ class GroupSettings:
     def exports(self) -> Path:
         return self.data_directory / "exports"
 
-    def url_of(self, number: int) -> str:
-        """The page of a part, for this machine only."""
-        return f"http://127.0.0.1:{self.page.port + number}/"
+    @property
+    def bootstrap_page(self) -> PageAddress:
+        """The page of the bootstrap peer, for this machine only."""
+        return PageAddress("127.0.0.1", self.page.port + 1)
+
+    @property
+    def keeper_page(self) -> PageAddress:
+        """The page of the keeper, for this machine only."""
+        return PageAddress("127.0.0.1", self.page.port + 2)
 
     def arguments(self, run: str) -> tuple[str, ...]:
         """The command line of these settings, without folder; ``run``: what names the run there."""
@@ -94,7 +100,7 @@ class GroupSettings:
         return [
             *("bootstrap", "--port", str(self.port), *announce, "--relay-bulk", self.relay_rate),
             *("--data-dir", str(self.data_directory / "bootstrap"), "--json"),
-            *("--page", f"127.0.0.1:{self.page.port + 1}"),
+            *("--page", str(self.bootstrap_page)),
         ]
 
     def keeper(self, seed: str) -> list[str]:
@@ -104,7 +110,7 @@ class GroupSettings:
         return [
             *("keep", self.run, "--seed", seed, "--yes", "--relay-bulk", self.relay_rate),
             *("--listen", f"/ip4/0.0.0.0/tcp/{self.ports[2]}", *announce),
-            *("--lane", str(self.ports[3]), "--page", f"127.0.0.1:{self.page.port + 2}"),
+            *("--lane", str(self.ports[3]), "--page", str(self.keeper_page)),
             *("--directory", str(self.data_directory / "keeper")),
             *("--publish", str(self.exports), "--run-page", str(self.run_page)),
         ]
@@ -142,8 +148,6 @@ class Part:
     trouble: str = "it has not answered yet"
     """Why it is not ready; empty if it is."""
 
-    _process: asyncio.subprocess.Process | None = field(default=None, repr=False)
-
     async def run(self) -> None:
         """Run it until this is cancelled, which ends it in order. Raises ``PartEnded``."""
         pause_s = 1.0
@@ -163,7 +167,7 @@ class Part:
 
     async def _run_once(self) -> int:
         self.starts += 1
-        self._process = process = await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-c", START, *self.arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -219,14 +223,14 @@ async def serve(
         if not address.done():
             address.set_result(json.loads(line)["address"])
 
-    first = Part("bootstrap peer", settings.bootstrap(), settings.url_of(1), heard)
+    first = Part("bootstrap peer", settings.bootstrap(), settings.bootstrap_page.url, heard)
     parts = [first]
 
     async def keep() -> None:
         seed = await address
         on_ready(seed, url)
         notifier.say("READY=1")
-        keeper = Part("keeper", settings.keeper(seed), settings.url_of(2), _pass_on)
+        keeper = Part("keeper", settings.keeper(seed), settings.keeper_page.url, _pass_on)
         parts.append(keeper)
         await keeper.run()
 
