@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import socket
+from contextlib import suppress
 
 from multiaddr import Multiaddr
 
@@ -19,6 +21,15 @@ class SettingError(PeerError):
     setting: str
     problem: str
     message = "{setting}: {problem}"
+
+
+def all_interfaces(port: int) -> tuple[Multiaddr, ...]:
+    """The addresses at which all networks of this machine can be listened to."""
+    listen = [Multiaddr(f"/ip4/0.0.0.0/tcp/{port}")]
+    with suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+        probe.bind(("::1", 0))  # IPv6 may be compiled in but disabled
+        listen.append(Multiaddr(f"/ip6/::/tcp/{port}"))
+    return tuple(listen)
 
 
 def try_to_listen(address: Multiaddr, *, option: str) -> None:

@@ -14,7 +14,6 @@ import logging
 import os
 import resource
 import shutil
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -36,7 +35,7 @@ from dht.libp2p.lane.settings import LaneSettings
 from dht.presence.events import Events, PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import PresenceSettings, Profile
-from peer.cli.listening import USUAL_PORT, SettingError, try_to_listen
+from peer.cli.listening import USUAL_PORT, SettingError, all_interfaces, try_to_listen
 from peer.errors import Unusable
 from peer.events.board import Board
 from peer.events.names import Names
@@ -57,6 +56,7 @@ CLOCK_OFF_MAX_S = 2.0
 DISK_FREE_MIN_BYTES = 50 << 20
 RUNS_SHOWN_MAX = 200
 WATCHDOG_PERIOD_S = 10.0
+END_WITHIN_S = 20.0
 
 WARNINGS = {"nobody_answered", "clock_off", "identity_in_use", "cache_unreadable"}
 """Events of the presence that an operator may have to act on."""
@@ -348,7 +348,7 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
     identity = load(settings.key_file)
     if is_new:
         _logger.info("key_made path=%s peer=%s", settings.key_file, identity.peer_id)
-    listen = settings.listen or _all_interfaces(settings.port)
+    listen = settings.listen or all_interfaces(settings.port)
     for address in listen:
         try_to_listen(address, option="--port")
     if settings.lane is not None:
@@ -476,14 +476,6 @@ def _prepare_folder(path: Path) -> None:
             "for this user, or choose another with --data-dir",
             section="data-directory-error",
         ) from error
-
-
-def _all_interfaces(port: int) -> tuple[Multiaddr, ...]:
-    listen = [Multiaddr(f"/ip4/0.0.0.0/tcp/{port}")]
-    with suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
-        probe.bind(("::1", 0))  # IPv6 may be compiled in but disabled
-        listen.append(Multiaddr(f"/ip6/::/tcp/{port}"))
-    return tuple(listen)
 
 
 def _allow_many_files() -> None:

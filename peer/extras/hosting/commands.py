@@ -113,13 +113,16 @@ def bootstrap(
         notify_socket=os.environ.get("NOTIFY_SOCKET"),
     )
     if install_service or service_file is not None:
-        if identity is None:
-            _install_service(settings.arguments(), {}, service_file)
-        else:
-            key = ("--identity", "%d/identity.key")
-            _install_service(
-                (*settings.arguments(), *key), {"identity.key": identity}, service_file
-            )
+        _install_service(
+            (
+                *settings.arguments(),
+                *(() if identity is None else ("--identity", "%d/identity.key")),
+            ),
+            {} if identity is None else {"identity.key": identity},
+            service_file,
+            description="Shoal bootstrap peer",
+            stop_s=seeding.END_WITHIN_S,
+        )
         return
 
     def show(started: seeding.Bootstrap) -> None:
@@ -179,8 +182,8 @@ def host(
     """
     from peer.cli.finding import link_of
     from peer.event_loop import run_until_stopped
+    from peer.extras.hosting import bootstrap as seeding
     from peer.extras.hosting import group
-    from peer.extras.hosting.bootstrap import announced
     from peer.joining.link import Link
     from peer.rules.limits import parse_relay_rate
     from peer.views.page_address import parse_page, parse_run_page
@@ -189,7 +192,7 @@ def host(
     parse_relay_rate(relay_rate)  # refuses what is no rate
     link = link_of(run)
     if domain is not None:
-        announced(domain, port=port)  # refuses what nobody can dial
+        seeding.announced(domain, port=port)  # refuses what nobody can dial
     settings = group.GroupSettings(
         run=run,
         data_directory=data_dir or data_home(os.environ) / "hosting" / link.run_id[:16],
@@ -206,25 +209,33 @@ def host(
             settings.arguments(run if file is None else "%d/run.toml"),
             {} if file is None else {"run.toml": file},
             service_file,
+            description="Shoal host of a run",
+            # Its parts end at the same time, and what is left of them is killed.
+            stop_s=group.END_WITHIN_S + seeding.END_WITHIN_S,
         )
         return
 
-    def show(address: str, health: str) -> None:
-        joins = str(Link(link.run_id, (addresses.parse(address),)))
+    def show(seeds: Sequence[str], health: str) -> None:
+        joins = str(Link(link.run_id, tuple(map(addresses.parse, seeds))))
         if as_json:
-            record = {"link": joins, "address": address, "page": health}
+            record = {"link": joins, "address": seeds[0], "page": health}
             record |= {"run_page": settings.run_page.url, "exports": str(settings.exports)}
             print(json_text(record | {"ports": list(settings.ports)}), flush=True)
             return
         print(joins, flush=True)
-        for line in settings.advice(address, health):
+        for line in settings.advice(seeds, health):
             print(line, file=sys.stderr, flush=True)
 
     run_until_stopped(lambda stop: group.serve(settings, stop=stop, on_ready=show))
 
 
 def _install_service(
-    arguments: Sequence[str], credentials: Mapping[str, Path], path: Path | None
+    arguments: Sequence[str],
+    credentials: Mapping[str, Path],
+    path: Path | None,
+    *,
+    description: str,
+    stop_s: float,
 ) -> None:
     from peer.extras.hosting import service
 
@@ -232,6 +243,8 @@ def _install_service(
     unit = service.service_unit(
         Path(sys.executable).absolute(),
         arguments,
+        description=description,
+        stop_s=stop_s,
         credentials=credentials,
         installation=installation,
     )

@@ -21,8 +21,10 @@ from pathlib import Path
 
 import aiohttp
 
+from peer.cli.listening import all_interfaces
 from peer.errors import ExitCode, Unusable
 from peer.extras.hosting.service import ServiceNotifier
+from peer.joining.link import SHORT_SEEDS
 from peer.views.page_address import PageAddress
 from peer.views.pages import Check, serve_pages
 
@@ -84,13 +86,14 @@ class GroupSettings:
             *(() if self.domain is None else ("--domain", self.domain)),
         )
 
-    def advice(self, address: str, health: str) -> Iterator[str]:
-        """What is left to do for whoever hosts the run. ``address``: of the bootstrap peer."""
+    def advice(self, seeds: Sequence[str], health: str) -> Iterator[str]:
+        """What is left to do for whoever hosts the run. ``seeds``: addresses of the group's
+        bootstrap peer."""
         if self.domain is None:
             yield "others dial this machine as above; give its name with --domain, if it has one"
         what = ", ".join(f"{port} {name}" for port, name in zip(self.ports, PORTS, strict=True))
         yield f"open to everybody, TCP: {what}"
-        yield f'in the run file: seeds = ["{address}"]'
+        yield f'in the run file: seeds = ["{seeds[0]}"]'
         yield f"page of the run, for a web server to pass on: {self.run_page.url}"
         yield f"exports of the model, for a web server to serve: {self.exports}"
         yield f"health: {health}readyz"
@@ -103,13 +106,20 @@ class GroupSettings:
             *("--page", str(self.bootstrap_page)),
         ]
 
-    def keeper(self, seed: str) -> list[str]:
-        """``seed``: the address of the group's bootstrap peer."""
-        before, _, after = seed.partition(f"/tcp/{self.port}/")
-        announce = ("--announce", f"{before}/tcp/{self.ports[2]}") if after else ()
+    def keeper(self, seeds: Sequence[str]) -> list[str]:
+        """``seeds``: the addresses of the group's bootstrap peer.
+
+        Without a domain it announces nothing, so what it knows of itself, as the bootstrap peer
+        does: all addresses of this machine, in IPv4 and IPv6.
+        """
+        before, _, after = seeds[0].partition(f"/tcp/{self.port}/")
+        named = self.domain is not None and after
+        listen = all_interfaces(self.ports[2])
         return [
-            *("keep", self.run, "--seed", seed, "--yes", "--relay-bulk", self.relay_rate),
-            *("--listen", f"/ip4/0.0.0.0/tcp/{self.ports[2]}", *announce),
+            *("keep", self.run, "--yes", "--relay-bulk", self.relay_rate),
+            *(word for seed in seeds for word in ("--seed", seed)),
+            *(word for address in listen for word in ("--listen", str(address))),
+            *(("--announce", f"{before}/tcp/{self.ports[2]}") if named else ()),
             *("--lane", str(self.ports[3]), "--page", str(self.keeper_page)),
             *("--directory", str(self.data_directory / "keeper")),
             *("--publish", str(self.exports), "--run-page", str(self.run_page)),
@@ -212,25 +222,25 @@ class Part:
 
 
 async def serve(
-    settings: GroupSettings, *, stop: asyncio.Event, on_ready: Callable[[str, str], None]
+    settings: GroupSettings, *, stop: asyncio.Event, on_ready: Callable[[Sequence[str], str], None]
 ) -> None:
-    """Run the group until ``stop`` is set. ``on_ready(address, page)`` is called once its bootstrap
-    peer has an address. Raises ``PartEnded`` or ``PageError``."""
+    """Run the group until ``stop`` is set. ``on_ready(addresses, page)`` is called once its
+    bootstrap peer has addresses. Raises ``PartEnded`` or ``PageError``."""
     notifier = ServiceNotifier(settings.notify_socket)
-    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    addresses: asyncio.Future[Sequence[str]] = asyncio.get_running_loop().create_future()
 
     def heard(line: str) -> None:
-        if not address.done():
-            address.set_result(json.loads(line)["address"])
+        if not addresses.done():
+            addresses.set_result(json.loads(line)["addresses"][:SHORT_SEEDS])
 
     first = Part("bootstrap peer", settings.bootstrap(), settings.bootstrap_page.url, heard)
     parts = [first]
 
     async def keep() -> None:
-        seed = await address
-        on_ready(seed, url)
+        seeds = await addresses
+        on_ready(seeds, url)
         notifier.say("READY=1")
-        keeper = Part("keeper", settings.keeper(seed), settings.keeper_page.url, _pass_on)
+        keeper = Part("keeper", settings.keeper(seeds), settings.keeper_page.url, _pass_on)
         parts.append(keeper)
         await keeper.run()
 

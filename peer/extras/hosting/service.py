@@ -1,4 +1,4 @@
-"""The systemd unit of a bootstrap peer, and notifications to systemd.
+"""The systemd unit of a bootstrap peer or a group, and notifications to systemd.
 
 Nothing is installed or started here: that is left to the administrator.
 """
@@ -15,8 +15,9 @@ from pathlib import Path
 from dht.whole_files import new_file
 from peer.errors import PathError, Unusable
 
-STATE_FOLDER = "%S/shoal-bootstrap"
-"""The data folder that systemd creates, usually /var/lib/shoal-bootstrap."""
+STATE_FOLDER = "%S/%N"
+"""The data folder that systemd creates, by the name of the unit's file: usually
+/var/lib/shoal-bootstrap. A second unit on one machine has another name, so another key."""
 
 HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
 TEMPORARY = (Path("/tmp"), Path("/var/tmp"))
@@ -74,10 +75,14 @@ def service_unit(
     python: Path,
     arguments: Sequence[str],
     *,
+    description: str,
+    stop_s: float,
     credentials: Mapping[str, Path] | None = None,
     installation: Iterable[Path] = (),
 ) -> str:
     """A hardened systemd unit that runs ``shoal`` with these arguments as a dynamic user.
+
+    ``stop_s``: the time that it may take to stop; systemd kills it then.
 
     Files outside the data folder, which that user could not read, are passed as credentials: the
     arguments name them as ``%d/NAME``. Home folders are hidden unless Python or another path of the
@@ -86,6 +91,8 @@ def service_unit(
     command = [str(python), "-P", "-m", "peer.cli", *arguments, "--data-dir", STATE_FOLDER]
     passed = (credentials or {}).items()
     return UNIT.format(
+        description=description,
+        stop_s=stop_s,
         command=" ".join(_word(word) for word in command),
         credentials="".join(f"LoadCredential={name}:{path.absolute()}\n" for name, path in passed),
         protect_home="read-only" if any(map(lies_in_a_home, (python, *installation))) else "yes",
@@ -112,8 +119,8 @@ def write_service(path: Path, unit: str) -> None:
 
 
 def _word(word: str) -> str:
-    """Quote one word for ExecStart (systemd.service(5)); a leading ``%S/`` or ``%d/`` is ours."""
-    specifier = word[:3] if word[:3] in ("%S/", "%d/") else ""
+    """Quote one word for ExecStart (systemd.service(5)); our specifiers stay as they are."""
+    specifier = next((each for each in (STATE_FOLDER, "%d/") if word.startswith(each)), "")
     rest = word[len(specifier) :].replace("\\", "\\\\").replace('"', '\\"')
     rest = rest.replace("$", "$$").replace("%", "%%")
     word = specifier + rest
@@ -122,7 +129,7 @@ def _word(word: str) -> str:
 
 UNIT = """\
 [Unit]
-Description=Shoal bootstrap peer
+Description={description}
 Wants=network-online.target
 After=network-online.target
 StartLimitIntervalSec=0
@@ -134,13 +141,14 @@ ExecStart={command}
 {credentials}Restart=always
 RestartSec=2
 WatchdogSec=60
-TimeoutStopSec=20
+TimeoutStopSec={stop_s:.0f}
 KillMode=mixed
 LimitNOFILE=65536
 
-# A dynamic user, which exists while the service runs; its data is in /var/lib/shoal-bootstrap.
+# A dynamic user, which exists while the service runs; its data is in /var/lib, in a folder with
+# the name of this file.
 DynamicUser=yes
-StateDirectory=shoal-bootstrap
+StateDirectory=%N
 StateDirectoryMode=0700
 UMask=0077
 Environment=PYTHONUNBUFFERED=1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from peer import cli
 from peer.errors import Unusable
 from peer.extras.doctor import this_machine
 from peer.extras.doctor.this_machine import check_service
-from peer.extras.hosting import service
+from peer.extras.hosting import group, service
 from peer.extras.hosting.service import (
     ServiceNotifier,
     check_seen,
@@ -22,6 +23,7 @@ from peer.extras.hosting.service import (
 )
 
 PYTHON = Path("/opt/shoal/bin/python")
+unit_of = partial(service_unit, description="A part of Shoal", stop_s=20.0)
 
 
 def line_of(unit: str, name: str) -> str:
@@ -36,19 +38,23 @@ def test_the_unit_runs_the_same_command_with_the_data_in_systemds_folder(
     assert (
         cli.run(["bootstrap", "--install-service", "--port", "7701", "--announce", announce]) == 0
     )
-    command = line_of(capsys.readouterr().out, "ExecStart")
+    unit = capsys.readouterr().out
+    command = line_of(unit, "ExecStart")
     assert " -P -m peer.cli bootstrap --port 7701 " in command
     assert "--announce /dns4/seed.example.org/tcp/7701" in command
-    assert command.endswith("--data-dir %S/shoal-bootstrap")
+    assert command.endswith("--data-dir %S/%N")
+    assert line_of(unit, "StateDirectory") == "%N"
+    assert line_of(unit, "Description") == "Shoal bootstrap peer"
+    assert line_of(unit, "TimeoutStopSec") == "20"
 
 
 def test_words_are_quoted_for_systemd_and_the_key_is_a_credential() -> None:
     words = ["50%", "$HOME", 'a "b"', "--identity", "%d/identity.key"]
-    unit = service_unit(PYTHON, words, credentials={"identity.key": Path("/etc/my.key")})
+    unit = unit_of(PYTHON, words, credentials={"identity.key": Path("/etc/my.key")})
     assert '50%% $$HOME "a \\"b\\""' in line_of(unit, "ExecStart")
     assert "--identity %d/identity.key" in line_of(unit, "ExecStart")
     assert line_of(unit, "LoadCredential") == "identity.key:/etc/my.key"
-    assert "LoadCredential" not in service_unit(PYTHON, ["bootstrap"])
+    assert "LoadCredential" not in unit_of(PYTHON, ["bootstrap"])
 
 
 def test_the_unit_of_a_hosted_run_has_the_run_file_with_it(
@@ -63,11 +69,21 @@ def test_the_unit_of_a_hosted_run_has_the_run_file_with_it(
     assert " -P -m peer.cli host %d/run.toml --port 7700 " in command
     assert "--domain run.example.org --data-dir" in command
     assert line_of(unit, "LoadCredential") == f"run.toml:{file}"
+    assert line_of(unit, "Description") == "Shoal host of a run"
+
+
+def test_the_service_of_a_hosted_run_is_not_killed_before_its_keeper_may_be(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    link = f"shoal://{'ab' * 32}"
+    assert cli.run(["host", link, "--install-service"]) == 0
+    stop_s = float(line_of(capsys.readouterr().out, "TimeoutStopSec"))
+    assert stop_s > group.END_WITHIN_S
 
 
 def test_a_python_in_a_home_folder_is_not_hidden_from_its_own_service() -> None:
-    assert line_of(service_unit(PYTHON, []), "ProtectHome") == "yes"
-    assert line_of(service_unit(Path("/home/me/bin/python"), []), "ProtectHome") == "read-only"
+    assert line_of(unit_of(PYTHON, []), "ProtectHome") == "yes"
+    assert line_of(unit_of(Path("/home/me/bin/python"), []), "ProtectHome") == "read-only"
 
 
 def test_a_unit_is_not_written_for_an_installation_that_it_could_not_see(
@@ -103,7 +119,7 @@ def test_an_installation_that_everybody_may_read_is_seen_by_a_service() -> None:
 
 
 def test_a_library_in_a_home_folder_is_not_hidden_from_the_service() -> None:
-    unit = service_unit(PYTHON, [], installation=[Path("/home/me/.pyenv/versions/3.12")])
+    unit = unit_of(PYTHON, [], installation=[Path("/home/me/.pyenv/versions/3.12")])
     assert line_of(unit, "ProtectHome") == "read-only"
 
 
@@ -111,7 +127,7 @@ def test_a_library_in_a_home_folder_is_not_hidden_from_the_service() -> None:
 def test_systemd_accepts_the_unit_and_rates_it_safe(tmp_path: Path) -> None:
     path = tmp_path / "shoal-bootstrap.service"
     # systemd checks that the command exists.
-    path.write_text(service_unit(Path("/bin/true"), ["bootstrap"]))
+    path.write_text(unit_of(Path("/bin/true"), ["bootstrap"]))
     checked = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(path)],
         check=False,
