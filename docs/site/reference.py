@@ -126,8 +126,8 @@ def api() -> str:
 
 FIGURES_TEXT = (
     "All figures of this peer. The records `progress` and `done` of `--json`, `state.json` of its "
-    "page and `shoal ps --json`\nhave them by these names, the curves those that are one number, "
-    "and `/metrics` the numbers by the names of their metrics."
+    "page and\n`shoal status --json` have them by these names, the curves those that are one "
+    "number, and `/metrics`\nthe numbers by the names of their metrics."
 )
 
 JOIN = {

@@ -482,7 +482,7 @@ class LocalPeer:
         await asyncio.to_thread(self._save_state)
 
     def _save_state(self) -> None:
-        with contextlib.suppress(OSError):  # only `shoal status` and `shoal ps` miss it
+        with contextlib.suppress(OSError):  # only `shoal status` misses it
             save_state(self.directory, self._state)
 
     def averager_event(self, name: str, fields: Fields) -> None:

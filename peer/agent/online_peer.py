@@ -415,7 +415,7 @@ class OnlinePeer:
         return str(short_link(self.local.run_id, seeds=first, own=mine))
 
     def _keep_link(self) -> None:
-        """Keep the link for ``shoal link``."""
+        """Keep the link for ``shoal status``."""
         link = self.link()
         if link and link != self._kept_link:
             self._kept_link = link

@@ -4,14 +4,15 @@ In: a command line. Out: text or JSON on stdout, errors as one line on stderr, a
 (``peer.errors.ExitCode``).
 
 Start with ``run`` below. Every command is one small function (load, run, report) in the module of
-its family: ``taking_part`` (start, join), ``keeping`` (keep), ``steering`` (status, ps, link,
-explain, pause, resume, leave, limits), ``run_files`` (run new, run check), ``models`` (export),
-``preparing`` (data prepare), ``trying`` (demo), ``simulating`` (simulate) and ``reading`` (docs);
-those of ``peer.extras`` are there. ``application`` has the Typer application, logging, what errors
-become, and the options that all commands share, ``learner_options`` those of peers, ``listening``
-an attempt to listen at their address, ``finding`` the run behind an argument, ``found_models`` the
-parameters that commands about models use, ``showing`` the output of experiments, ``experiments``
-the options of those that train, ``training`` the training of start and join.
+its family: ``taking_part`` (start, join), ``keeping`` (keep), ``steering`` (status, explain,
+pause, resume, leave, limits), ``run_lists`` (runs), ``run_files`` (run new, run check), ``models``
+(export), ``preparing`` (data prepare), ``trying`` (demo), ``simulating`` (simulate) and ``reading``
+(docs); those of ``peer.extras`` are there. ``application`` has the Typer application, logging,
+what errors become, and the options that all commands share, ``learner_options`` those of peers,
+``listening`` an attempt to listen at their address, ``finding`` the run behind an argument,
+``found_models`` the parameters that commands about models use, ``showing`` the output of
+experiments, ``experiments`` the options of those that train, ``training`` the training of start and
+join.
 
 Modules that take time to import are imported inside the function that needs them, so that ``shoal
 --help`` does not load numpy or torch. An expected error becomes one line on stderr here and nowhere
@@ -38,6 +39,7 @@ from peer.cli import (
     preparing,
     reading,
     run_files,
+    run_lists,
     simulating,
     steering,
     taking_part,
@@ -65,6 +67,7 @@ def command() -> Any:
     app.add_typer(preparing.data, name="data", rich_help_panel=OWN_A_RUN)
     for family in (
         steering,
+        run_lists,
         *extras("credit.commands"),
         models,
         *extras("use.commands", "hosting.commands", "doctor.commands"),
@@ -130,7 +133,7 @@ def main() -> NoReturn:
 
 
 def _open_closed_streams() -> None:
-    """Point closed standard streams (``shoal ps >&-``) to nowhere, here and in child processes.
+    """Point closed standard streams (``shoal status >&-``) to nowhere, here and in child processes.
 
     Else a socket would get the descriptor, and be taken for the stream.
     """

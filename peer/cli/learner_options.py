@@ -21,6 +21,7 @@ from typer.models import ArgumentInfo
 
 from dht import addresses
 from peer.cli.application import JsonLines, Plain, complain
+from peer.cli.run_lists import chosen_link
 from peer.cli.showing import usage_errors
 from peer.rules.devices import DeviceWish, wished_devices
 from peer.rules.leaving import PATIENCE_S, check_patience
@@ -383,29 +384,32 @@ def trains(
     """Decorator: a command with one argument and the options of a learner.
 
     ``founds``: it may found a run. If not, options that only a founder needs are refused, and are
-    not in its help.
+    not in its help, and without the argument the user chooses from a list of runs.
     """
 
     without = () if founds else OF_FOUNDERS
 
     def made(command: Callable[[str, Options], int]) -> Callable[..., int]:
-        def with_options(where: str, **options: Any) -> int:
+        def with_options(where: str | None, **options: Any) -> int:
             for name in without:
                 if options[name]:
                     raise typer.BadParameter(
                         f"--{name} is for `shoal start`: `shoal join` never founds a run"
                     )
-            return command(where, Options(**options))
+            chosen = Options(**options)
+            return command(chosen_link() if where is None else where, chosen)
 
         hints = get_type_hints(Options, include_extras=True)
         for name in without:
             hints[name] = _hidden(hints[name])
-        parameters = [Parameter("where", Parameter.POSITIONAL_OR_KEYWORD)]
+        first = Parameter("where", Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = [first if founds else first.replace(default=None)]
         parameters += [
             Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default)
             for field in fields(Options)
         ]
-        annotations = {"where": Annotated[str, argument], **hints}
+        kind = str if founds else str | None
+        annotations = {"where": Annotated[kind, argument], **hints}
         with_options.__signature__ = Signature(  # type: ignore[attr-defined]
             [each.replace(annotation=annotations[each.name]) for each in parameters]
         )

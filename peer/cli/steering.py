@@ -1,4 +1,4 @@
-"""``shoal status``, ``ps``, ``link``, ``explain``, ``pause``, ``resume``, ``leave``, ``limits``."""
+"""``shoal status``, ``explain``, ``pause``, ``resume``, ``leave`` and ``limits``."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from peer.quantities import count_text, duration_text
 from peer.storage.home import (
     IN_USE,
     KEY,
+    Occupant,
     check_no_other_files,
     folder_bytes,
     is_in_use,
@@ -58,9 +59,9 @@ def show_status(
     link: Annotated[
         str | None,
         Argument(
-            help="shoal:// link, https address or file of the run; without one, the peers of this "
-            "machine.",
-            metavar="LINK",
+            help="shoal:// link, https address or file of the run, or folder of one peer; by "
+            "default your running peers on this machine.",
+            metavar="LINK or RUN_DIR",
         ),
     ] = None,
     watch: Annotated[bool, Option("--watch", help="Repeat every few seconds.")] = False,
@@ -70,7 +71,8 @@ def show_status(
 ) -> int:
     """Print the status of a run as its peers report it, without taking part.
 
-    Without a link: the state of your peers on this machine, whatever their runs.
+    Without a link: your peers on this machine, whatever their runs, with process, folder, state,
+    and the link by which others join.
 
     Example: shoal status 'shoal://RUN_ID?seed=...' --watch
     """
@@ -80,8 +82,9 @@ def show_status(
     from peer.storage.last_seen import date_text, recall
 
     start_logging(logging.ERROR)
-    if link is None:
-        return _show_own_peers(watch=watch, ids=ids, as_json=as_json)
+    if link is None or Path(link).is_dir():
+        folder = None if link is None else Path(link)
+        return _show_own_peers(folder, watch=watch, ids=ids, as_json=as_json)
     wanted = link_of(link)
 
     async def look() -> None:
@@ -123,10 +126,19 @@ def show_status(
     return 0
 
 
-def _show_own_peers(*, watch: bool, ids: bool, as_json: bool) -> int:
-    """Print what the peers of this machine do, from the files that they keep. No network."""
+def _show_own_peers(folder: Path | None, *, watch: bool, ids: bool, as_json: bool) -> int:
+    """Print what peers of this machine do, from the files that they keep. No network."""
     while True:
-        rows = _own_peers()
+        if folder is None:
+            occupants = running_peers()
+        elif (occupant := occupant_of(folder)) is not None:
+            occupants = {folder: occupant}
+        else:
+            raise typer.BadParameter(
+                f"there is no peer in the folder {folder}; `shoal status` lists those of running "
+                "peers, and a peer that has just started needs a moment"
+            )
+        rows = [_own_peer(*each) for each in occupants.items()]
         lines = (line for row in rows for line in _own_lines(row, ids=ids))
         show({"peers": rows}, lines if rows else [NONE_HERE], as_json=as_json)
         if not watch:
@@ -136,50 +148,56 @@ def _show_own_peers(*, watch: bool, ids: bool, as_json: bool) -> int:
 
 def _own_lines(row: Mapping[str, Any], *, ids: bool) -> Iterator[str]:
     """What a peer of this machine does."""
+    from peer.joining.link import only_from
     from peer.storage.last_seen import date_text
 
     merged = row["merged_tokens"]  # as last noted, now and then
     in_run = f", at least {count_text(merged)} merged in the run" if merged else ""
-    yield (
-        f"{row['run']}, {row['role']} for {duration_text(row['running_s'])}: "
-        f"{row['state'] or 'starting'}"
-    )
+    if row["pid"] is None:
+        yield f"{row['run']}, {row['role']}: it does not run now; others find it when it does"
+    else:
+        yield (
+            f"{row['run']}, {row['role']} for {duration_text(row['running_s'])} as process "
+            f"{row['pid']}: {row['state'] or 'starting'}"
+        )
     if row["ended_at"] is not None:
         yield f"  the run has ended on {date_text(row['ended_at'])}"
     yield f"  {count_text(row['tokens'])} tokens of this peer{in_run}; {row['directory']}"
     if ids:
         yield f"  id {row['peer'] or 'not made yet'}"
+    if (link := row["link"]) is not None:
+        yield f"  {link}"
+        if row["pid"] is not None and (limit := only_from(link)) is not None:
+            yield f"  {limit}"
 
 
-def _own_peers() -> list[dict[str, Any]]:
-    """One row for each peer of this user that runs on this machine."""
+def _own_peer(folder: Path, occupant: Occupant) -> dict[str, Any]:
+    """A peer of this user on this machine."""
+    from peer.storage.address import kept_link
     from peer.storage.last_seen import load_last_seen, load_state
     from peer.storage.progress import read_progress
 
-    rows: list[dict[str, Any]] = []
-    for folder, occupant in running_peers().items():
-        progress, state = read_progress(folder / "progress"), load_state(folder)
-        seen = load_last_seen(folder, RunId(occupant.run_id))
-        if state is not None and state.at < occupant.since:
-            state = None  # that of an earlier process says nothing of this one
-        rows.append(
-            {
-                "pid": occupant.pid,
-                "peer": _peer_of(folder),
-                "run": occupant.run_name,
-                "run_id": occupant.run_id,
-                "role": occupant.role,
-                "running_s": round(max(0.0, time.time() - occupant.since), 1),
-                "state": state.text if state else None,
-                "steps": progress.step if progress else 0,
-                "tokens": progress.total_tokens if progress else 0,
-                "merged_tokens": (seen.tokens if seen else None) or 0,
-                "ended_at": seen.ended_at if seen else None,
-                "directory": str(folder),
-                "figures": state.figures if state else None,
-            }
-        )
-    return rows
+    runs = is_in_use(folder)
+    progress, state = read_progress(folder / "progress"), load_state(folder)
+    seen = load_last_seen(folder, RunId(occupant.run_id))
+    if state is not None and (state.at < occupant.since or not runs):
+        state = None  # that of an earlier process says nothing of this one
+    return {
+        "pid": occupant.pid if runs else None,
+        "peer": _peer_of(folder),
+        "run": occupant.run_name,
+        "run_id": occupant.run_id,
+        "role": occupant.role,
+        "running_s": round(max(0.0, time.time() - occupant.since), 1) if runs else 0.0,
+        "state": state.text if state else None,
+        "steps": progress.step if progress else 0,
+        "tokens": progress.total_tokens if progress else 0,
+        "merged_tokens": (seen.tokens if seen else None) or 0,
+        "ended_at": seen.ended_at if seen else None,
+        "directory": str(folder),
+        "link": kept_link(folder),
+        "figures": state.figures if state else None,
+    }
 
 
 def _peer_of(folder: Path) -> str | None:
@@ -193,74 +211,10 @@ def _peer_of(folder: Path) -> str | None:
 Folder = Annotated[
     Path | None,
     Option(
-        "--directory", help="Folder of one peer; by default all your running peers, see `shoal ps`."
+        "--directory",
+        help="Folder of one peer; by default all your running peers, see `shoal status`.",
     ),
 ]
-
-
-@commands.command("ps", rich_help_panel=YOUR_PEERS)
-def show_peers(as_json: Json = False) -> None:
-    """List your peers that run on this machine: process, run, role, tokens, state and folder.
-
-    Example: shoal ps
-    """
-
-    def line(row: Mapping[str, Any]) -> str:
-        done = f"{count_text(row['tokens'])} tokens" if row["role"] == "learner" else "no training"
-        return (
-            f"{row['pid']:>8}  {row['run']}  {row['role']}  for "
-            f"{duration_text(row['running_s'])}  {done}  {row['state'] or 'starting'}  "
-            f"{row['directory']}"
-        )
-
-    rows = _own_peers()
-    show({"peers": rows}, map(line, rows) if rows else [NONE_HERE], as_json=as_json)
-
-
-@commands.command("link", rich_help_panel=YOUR_PEERS)
-def show_link(
-    folder: Annotated[
-        Path | None,
-        Argument(
-            metavar="RUN_DIR",
-            help="Folder of one peer; by default all your running peers, see `shoal ps`.",
-        ),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Print the link by which others join the run of a peer of yours.
-
-    Example: shoal link
-    """
-    from peer.events.names import printable
-    from peer.joining.link import only_from
-    from peer.storage.address import kept_link
-
-    running = running_peers()
-    folders = sorted(running) if folder is None else [folder]
-    found: dict[Path, str] = {}
-    for each in folders:
-        link = kept_link(each)
-        if link is not None:
-            found[each] = link
-    if not found:
-        raise typer.BadParameter(
-            "none of your peers is running on this machine; name the folder of one"
-            if not folders
-            else f"there is no link of a peer in {', '.join(map(str, folders))}; "
-            "`shoal ps` lists the folders, and a peer that has just started needs a moment"
-        )
-    if as_json:
-        print(json_text({"links": {str(each): link for each, link in found.items()}}))
-        return
-    for each, link in found.items():
-        if len(found) > 1:
-            complain(printable(f"{running[each].run_name}, {each}:"))
-        print(link, flush=True)
-        if not is_in_use(each):
-            complain(f"the peer of {each} does not run now; others find it when it does")
-        elif (limit := only_from(link)) is not None:
-            complain(limit)
 
 
 @commands.command(rich_help_panel=YOUR_PEERS)
@@ -371,7 +325,7 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
         if not directory.is_dir() or (changes.keys() & {"paused", "leave_at"} and not is_peers):
             raise typer.BadParameter(
                 f"there is no peer in the folder {directory}: pass with --directory the folder "
-                "that was given to `shoal join`; `shoal ps` lists those of running peers"
+                "that was given to `shoal join`; `shoal status` lists those of running peers"
             )
         check_no_other_files(directory)
     if not folders:

@@ -141,7 +141,14 @@ def _check_first_start(found: FoundRun, file: str, options: Options, where: Path
 
 
 @commands.command(rich_help_panel=TAKE_PART)
-@trains(Argument(help="shoal:// link, https address, or run file.", metavar="LINK"), founds=False)
+@trains(
+    Argument(
+        help="shoal:// link, https address, or run file; without one you choose from the list of "
+        "SHOAL_RUNS, see `shoal runs`.",
+        metavar="LINK",
+    ),
+    founds=False,
+)
 def join(link: str, options: Options) -> int:
     """Join a training run and help train it.
 
@@ -179,8 +186,8 @@ def _in_free_folder(own: JoinSettings, run: RunFile) -> JoinSettings:
     folder = free_directory(run.run_id)
     if folder != default_directory(run.run_id):
         complain(
-            f"another peer of yours takes part in run {run.name!r} on this machine (`shoal ps`); "
-            f"this one is a second one, with the folder {folder}"
+            f"another peer of yours takes part in run {run.name!r} on this machine (`shoal "
+            f"status`); this one is a second one, with the folder {folder}"
         )
     return replace(own, directory=folder)
 

@@ -617,7 +617,7 @@ _THIS_PEER = (
             "port_taken": (
                 "port",
                 "another program uses port {port}, where this peer listened before: "
-                "links from before no longer lead to it, `shoal link` prints the new one",
+                "links from before no longer lead to it, `shoal status` prints the new one",
             ),
             "left_apart": (
                 "text, versions, model",

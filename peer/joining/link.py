@@ -198,7 +198,7 @@ def find_run(
         run = from_canonical(data, link.run_id)
         return FoundRun(run, link.seeds, "peers", invite=link.invite, by_link=True)
     if scheme in ("http", "https") and "://" in where:
-        data = _download(where.strip(), timeout_s=timeout_s, tls=tls)
+        data = download(where.strip(), timeout_s=timeout_s, tls=tls)
         return _found(_text(data, where.strip(), RunNotFound), where.strip())
     path = Path(where)
     if (problem := _no_path(where)) is not None and not path.is_file():
@@ -218,7 +218,7 @@ def _no_path(where: str) -> str | None:
 
 def read_text(path: Path) -> str:
     """The text of a local run file. Raises ``RunFileUnreadable``."""
-    return _text(_read(path), str(path), RunFileUnreadable)
+    return _text(read_file(path), str(path), RunFileUnreadable)
 
 
 def _found(text: str, source: str) -> FoundRun:
@@ -233,23 +233,27 @@ def _text(data: bytes, source: str, refusal: type[RunNotFound]) -> str:
         raise refusal(source, f"it is not UTF-8 text ({error.reason})") from error
 
 
-def _read(path: Path) -> bytes:
+def read_file(path: Path, *, bytes_max: int = TEXT_MAX_BYTES) -> bytes:
+    """The bytes of a local file. Raises ``RunFileUnreadable``."""
     try:
         if path.is_fifo():
             raise ValueError("it is a pipe, which may never end")
         with path.open("rb") as file:
             # One byte more than allowed shows that it is too long; a device or pipe may be endless.
-            data = file.read(TEXT_MAX_BYTES + 1)
+            data = file.read(bytes_max + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         told = f"{reason}; pass a file, an https URL or a link"
         raise RunFileUnreadable(str(path), told) from error
-    if len(data) > TEXT_MAX_BYTES:
-        raise RunFileUnreadable(str(path), f"it is longer than {TEXT_MAX_BYTES} bytes")
+    if len(data) > bytes_max:
+        raise RunFileUnreadable(str(path), f"it is longer than {bytes_max} bytes")
     return data
 
 
-def _download(url: str, *, timeout_s: float, tls: ssl.SSLContext | None) -> bytes:
+def download(
+    url: str, *, timeout_s: float, tls: ssl.SSLContext | None, bytes_max: int = TEXT_MAX_BYTES
+) -> bytes:
+    """What an ``https`` address has. Raises ``RunNotFound``."""
     if not url.lower().startswith("https://"):
         raise RunNotFound(url, "http is not protected against modification; use https")
     opener = https_opener(tls)
@@ -258,7 +262,7 @@ def _download(url: str, *, timeout_s: float, tls: ssl.SSLContext | None) -> byte
         with answers_checked(), opener.open(url, timeout=timeout_s) as response:
             # The socket's timeout is per read; a slow server needs a deadline for all reads.
             data = b""
-            while piece := response.read1(TEXT_MAX_BYTES + 1 - len(data)):
+            while piece := response.read1(bytes_max + 1 - len(data)):
                 data += piece
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"not complete after {timeout_s:g} s")
@@ -267,6 +271,6 @@ def _download(url: str, *, timeout_s: float, tls: ssl.SSLContext | None) -> byte
     except OSError as error:  # URLError and timeouts are, too
         told = f"{reason_of(error)}; check the address and this machine's connection"
         raise RunNotFound(url, told) from error
-    if len(data) > TEXT_MAX_BYTES:
-        raise RunNotFound(url, f"it is longer than {TEXT_MAX_BYTES} bytes")
+    if len(data) > bytes_max:
+        raise RunNotFound(url, f"it is longer than {bytes_max} bytes")
     return data

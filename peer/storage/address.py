@@ -1,7 +1,7 @@
 """The port and the link of a peer, kept in its folder so that a link outlives a restart.
 
 A peer that may listen at any port takes the one that it had before. The link is there to be printed
-again (``shoal link``), also while the peer does not run.
+again (``shoal status``), also while the peer does not run.
 
 The links of this user's other peers of a run on this machine are found in the same way, and one
 more joins them: whoever starts with a run file that names nobody would found the run again beside

@@ -95,6 +95,7 @@ from peer.description import Described, Description, Kinds
 from peer.errors import LinkError, RunFileError
 from peer.extras.credit.accounting import wire as credit
 from peer.extras.site.run_page import content as run_page
+from peer.joining import run_list
 from peer.joining.link import Link, parse_link
 from peer.run_file.reading import from_canonical, parse
 from peer.run_file.sections import FilesData, FileSource, HfModel, Lora, RunFile
@@ -546,6 +547,11 @@ TARGETS: dict[str, Target] = {
         [credit.summary(A_TALLY)], lambda data: credit.read_summary(data, CREDIT_RUN), ValueError
     ),
     "credit_part": Target([credit.encode(A_TALLY.part)], credit.decode, ValueError),
+    "run_list": Target(
+        [msgspec.json.encode({"who": "a host", "runs": [msgspec.to_builtins(a_page())]})],
+        run_list.decode,
+        ValueError,
+    ),
     "run_page": Target([run_page.CALL.encode(a_page())], run_page.CALL.decode, ValueError),
     "status": Target([status.CALL.encode(a_status())], status.CALL.decode, ValueError),
     "port_mapping": Target(

@@ -117,7 +117,7 @@ def test_a_run_follows_its_owner_who_is_at_no_peer(processes: Processes, tmp_pat
     # Attest what all keep alike; then go on, so that there is something to take back.
     attested = owner.orders("attest")["orders"]
     assert any(each.startswith("attested version") for each in attested)
-    owner.orders("resume")
+    owner.orders("pause", "--lift")
     top = max(before)
     until(lambda: newest(anna) >= top + 4, "the run goes on", timeout_s=120.0)
 

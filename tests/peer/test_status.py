@@ -32,7 +32,7 @@ from prometheus_client.exposition import generate_latest
 from peer.agent.agent import Agent
 from peer.bridge import messages
 from peer.bridge.shared_memory import SharedTensors
-from peer.cli.steering import _own_peers
+from peer.cli.steering import _own_peer
 from peer.events.board import Board
 from peer.events.names import Names
 from peer.events.table import TABLE
@@ -40,7 +40,7 @@ from peer.joining.visit import RunStatus
 from peer.rules.ledger import Fate
 from peer.run_file.sections import RunFile
 from peer.status import CALL, PeerStatus, Training
-from peer.storage.home import occupied
+from peer.storage.home import occupant_of, occupied
 from peer.storage.last_seen import State, save_state
 from peer.trainer.loop import Outcome
 from peer.trainer.news import News
@@ -74,7 +74,7 @@ page = agent_page.content(status, Board(Names({})), [], run_id="", run_name="", 
 folder, run = Path(os.environ["XDG_DATA_HOME"]) / "p", RunFile()
 with occupied(folder, run, "learner"):
     save_state(folder, State("ready", "in the run", time.time(), status.figures()))
-    (row,) = _own_peers()
+    row = _own_peer(folder, occupant_of(folder))
 asked = RunStatus("ab" * 32, (CALL.decode(CALL.encode(status.for_others())),), {})
 outcome = Outcome(
     finished=True, stopped=False, lost=None, status=at_the_trainer, directory=folder
@@ -83,7 +83,7 @@ console = Console(width=100, record=True, file=open(os.devnull, "w"))
 console.print(draw(View(title="x", elapsed_s=0.0, status=at_the_trainer), width=100))
 print(json.dumps({
     "progress": progress(at_the_trainer), "done": done(outcome), "page": page["figures"],
-    "ps": row["figures"], "status": asked.plain()["peers"][0], "curves": status.numbers(),
+    "status": row["figures"], "status LINK": asked.plain()["peers"][0], "curves": status.numbers(),
     "events": TABLE["progress"].fields.keys() | TABLE["done"].fields.keys(),
     "metrics": generate_latest(registry).decode(), "line": progress_line(at_the_trainer),
     "screen": console.export_text(),
@@ -115,7 +115,7 @@ def test_a_figure_that_is_added_is_one_field_and_its_name_on_a_line(tmp_path: Pa
     )
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
-    for name in ("progress", "done", "page", "ps", "status", "curves"):
+    for name in ("progress", "done", "page", "status", "status LINK", "curves"):
         assert (found[name]["rods"], found[name]["furlongs"]) == (7, 9), name
     assert {"rods", "furlongs"} <= set(found["events"])
     for name in ("line", "screen"):

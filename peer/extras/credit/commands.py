@@ -31,7 +31,7 @@ def credit(
         Argument(
             metavar="RUN_DIR|LINK",
             help="Folder of one peer, or shoal:// link or file of a run; by default your running "
-            "peers, see `shoal ps`.",
+            "peers, see `shoal status`.",
         ),
     ] = None,
     name: Annotated[
@@ -64,7 +64,8 @@ def credit(
     if where is not None and ("://" in where or Path(where).is_file()):
         if name is not None or also_mine:
             raise typer.BadParameter(
-                "--name and --also-mine are about a peer of yours: give its folder, see `shoal ps`"
+                "--name and --also-mine are about a peer of yours: give its folder, see `shoal "
+                "status`"
             )
         rows[where] = _of_peers(where)
         own: dict[str, str] = {}

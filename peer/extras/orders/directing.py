@@ -1,4 +1,4 @@
-"""``shoal run amend``, ``end``, ``pause``, ``resume``, ``attest`` and ``rollback``."""
+"""``shoal run amend``, ``end``, ``pause``, ``attest`` and ``rollback``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shlex
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -115,25 +114,22 @@ def end(
 
 
 @runs.command("pause")
-def pause(where: Where, key: KeyFile = None, seed: Seeds = None, as_json: Json = False) -> int:
+def pause(
+    where: Where,
+    lift: Annotated[bool, Option("--lift", help="Let a paused run go on instead.")] = False,
+    key: KeyFile = None,
+    seed: Seeds = None,
+    as_json: Json = False,
+) -> int:
     """Pause your run: no round begins, and training rests. Work that is not merged yet is kept.
 
-    Example: shoal run pause my.run.toml
+    Example: shoal run pause my.run.toml; later: shoal run pause my.run.toml --lift
     """
-    return _order(where, partial(_paused, True), key=key, seed=seed, as_json=as_json)
 
+    def change(orders: Orders, before: Before) -> Orders:
+        return msgspec.structs.replace(orders, paused=not lift)
 
-@runs.command("resume")
-def resume(where: Where, key: KeyFile = None, seed: Seeds = None, as_json: Json = False) -> int:
-    """Let your run go on after `shoal run pause`.
-
-    Example: shoal run resume my.run.toml
-    """
-    return _order(where, partial(_paused, False), key=key, seed=seed, as_json=as_json)
-
-
-def _paused(is_paused: bool, orders: Orders, before: Before) -> Orders:
-    return msgspec.structs.replace(orders, paused=is_paused)
+    return _order(where, change, key=key, seed=seed, as_json=as_json)
 
 
 @runs.command("attest")

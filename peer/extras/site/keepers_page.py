@@ -35,7 +35,8 @@ from peer.extras.site.run_page.content import (
 )
 from peer.extras.site.run_page.record import Record
 from peer.extras.site.run_page.server import FRESH_S, Site, serve_run_pages
-from peer.quantities import count_text, plural
+from peer.quantities import bytes_text, count_text, plural
+from peer.run_file.sections import CustomModel, RunFile
 from peer.views.page_address import PageAddress
 
 logger = logging.getLogger(__name__)
@@ -83,12 +84,14 @@ class ShownRun:
         self._told_until = float("-inf")
         self._rows: list[Contributor] = []
         self._days: tuple[Day, ...] = ()
+        self._needs = ""
 
     def __repr__(self) -> str:
         return f"ShownRun({self._local.run_id[:8]})"
 
     async def open(self, stack: AsyncExitStack) -> None:
         """Serve the page, and answer those who ask for it. Raises ``PageError``."""
+        self._needs = await asyncio.to_thread(needs_words, self._local.run_now)
         # Not through the guard: the page is for everybody.
         await CALL.serve(self._online.host, self._local.run_id, self._answer)
         if self._showing.address is None:
@@ -150,6 +153,7 @@ class ShownRun:
             run=local.run_id,
             at=online.host.wall_time(),
             **described(local.run_now, parameters=count_text(local.layout.size)),
+            needs=self._needs,
             link=online.public_link(),
             tokens=local.merged_tokens(),
             ended_at=local.ending.ended_at,
@@ -190,6 +194,21 @@ class ShownRun:
             path=f"exports/{entry.name}/{entry.weights}",
             url=showing.hub,
         )
+
+
+def needs_words(run: RunFile) -> str:
+    """What a machine needs that trains in a run; empty where only a program has the model."""
+    from peer.trainer.needs import needs_of  # with torch
+
+    if isinstance(run.model, CustomModel):
+        return ""
+    needs = needs_of(run)
+    return (
+        f"{bytes_text(needs.device_bytes)} of memory on the device and the activations of one "
+        f"sequence or more, {bytes_text(needs.agent_bytes)} of memory beside that, "
+        f"{bytes_text(needs.disk_bytes)} of disk; at most {bytes_text(needs.cycle_bytes)} up and "
+        f"as much down in {run.outer.steps_per_cycle} steps"
+    )
 
 
 def _counted(tally: Tally) -> tuple[list[Contributor], list[tuple[int, int]]]:

@@ -360,7 +360,7 @@ def test_each_expected_error_has_its_code(
         assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["ps", "simulate"])
+@pytest.mark.parametrize("command", ["status", "simulate"])
 def test_ctrl_c_is_told_and_not_only_an_exit_code(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,7 +224,7 @@ def test_the_guide_has_the_fields_that_are_printed(
         ("`invite`", "invite", str(good)),
         ("`run delegate`", "run", "delegate", str(good), peer),
         ("`data prepare`", "data", "prepare", str(text), "--out", str(tmp_path / "shards")),
-        ("`ps`, `status` without a link", "ps"),
+        ("`status` without a link, or with a folder", "status"),
     ):
         cli.run([*arguments, "--json"])
         printed = json.loads(capsys.readouterr().out)

@@ -71,14 +71,15 @@ def test_a_port_in_use_cannot_be_listened_at() -> None:
 def test_a_link_is_printed_again_from_the_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run(["link", str(tmp_path)]) == 2
-    assert "there is no link of a peer in" in capsys.readouterr().err
+    assert cli.run(["status", str(tmp_path)]) == 2
+    assert "there is no peer in the folder" in capsys.readouterr().err
     assert kept_link(tmp_path) is None
-    keep_link(tmp_path, LINK)
-    assert cli.run(["link", str(tmp_path)]) == 0
-    printed = capsys.readouterr()
-    assert printed.out == f"{LINK}\n"
-    assert "does not run now" in printed.err
+    with occupied(tmp_path, RunFile(name="one"), "keeper"):
+        keep_link(tmp_path, LINK)
+    assert cli.run(["status", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert f"  {LINK}\n" in printed
+    assert "it does not run now" in printed
 
 
 SEED = Multiaddr("/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGVBEgkHzjFQg5VNNCdTSh3MPQbYUsFKVpLLUwz3kk2fu")

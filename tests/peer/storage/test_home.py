@@ -193,7 +193,7 @@ def test_commands_without_a_folder_act_on_all_running_peers(
     for command in ("pause", "resume", "leave"):
         assert cli.run([command]) == 2
         assert "none of your peers is running" in capsys.readouterr().err
-    assert cli.run(["ps"]) == 0
+    assert cli.run(["status"]) == 0
     assert "none of your peers" in capsys.readouterr().out
     with (
         occupied(tmp_path / "a", run_named("one"), "learner"),
@@ -206,19 +206,20 @@ def test_commands_without_a_folder_act_on_all_running_peers(
             f"two, keeper, {tmp_path / 'b'}: paused",
         ]
         assert read_limits(tmp_path / "a").paused and read_limits(tmp_path / "b").paused
-        assert cli.run(["ps", "--json"]) == 0
+        assert cli.run(["status", "--json"]) == 0
         peers = json.loads(capsys.readouterr().out)["peers"]
         assert {each["run"]: each["role"] for each in peers} == {"one": "learner", "two": "keeper"}
         assert [each["peer"] for each in peers] == [None, None], "their keys are not there yet"
         me = Identity.load_or_create(tmp_path / "b" / "identity.key").peer_id
-        assert cli.run(["ps", "--json"]) == 0
+        assert cli.run(["status", "--json"]) == 0
         peers = json.loads(capsys.readouterr().out)["peers"]
         assert {each["run"]: each["peer"] for each in peers} == {"one": None, "two": me}
         text = "resting: paused; continue with `shoal resume`"
         save_state(tmp_path / "a", State("ready", text, time.time()))
-        assert cli.run(["ps"]) == 0
+        assert cli.run(["status"]) == 0
         listed = capsys.readouterr().out
-        assert f"{text}  {tmp_path / 'a'}" in listed and f"starting  {tmp_path / 'b'}" in listed
+        one, two = listed.split(f"{tmp_path / 'a'}")
+        assert f"as process {os.getpid()}: {text}" in one and ": starting" in two
         assert cli.run(["limits", "--up", "2M"]) == 0
         assert read_limits(tmp_path / "b").up_bytes_s == 2e6
     assert cli.run(["pause"]) == 2

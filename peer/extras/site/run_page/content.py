@@ -96,6 +96,8 @@ class RunPage(_Part, frozen=True, kw_only=True):
     discussion: Text = ""
     model: Text = ""
     data: Text = ""
+    needs: Text = ""
+    """What a machine needs that trains in the run."""
     link: Annotated[str, Meta(max_length=2000)] = ""
     """The link to join by; empty if this peer knows none."""
     tokens: Count | None = None

@@ -18,7 +18,7 @@ function about(page) {
   $("state").className = "pill" + (!ended && page.learners ? " good" : "");
   show("description", page.description);
   $("description").textContent = page.description;
-  const facts = [["model", page.model], ["data", page.data], ["licence", page.licence], ["homepage", page.homepage],
+  const facts = [["model", page.model], ["data", page.data], ["needs", page.needs], ["licence", page.licence], ["homepage", page.homepage],
     ["contact", page.contact], ["discussion", page.discussion], ["run", page.run.slice(0, 16) + "…"]];
   $("facts").replaceChildren(...facts.filter(([, text]) => text).flatMap(([name, text]) =>
     [make("dt", {textContent: name}), make("dd", {}, anchor(text))]));

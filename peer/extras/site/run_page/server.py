@@ -2,7 +2,7 @@
 
     /                       the page: of the run, or of all runs that this peer knows
     /page.js  /page.css     its parts; nothing is loaded from elsewhere
-    /runs.json              the runs, and who serves this
+    /runs.json              the runs, for `shoal runs`, and who serves this
     /run.json?run=ID        everything the page shows (``content.RunPage``)
     /qr.svg?run=ID          the join link as a QR code
     /exports/NAME/FILE      files of the exports that are listed
@@ -37,6 +37,12 @@ RATE_PER_S = 100.0
 BURST = 300.0
 DOWNLOADS_MAX = 4
 """Files of exports that are sent at once; a web server on the folder sends as many as it likes."""
+LISTED = (
+    *("run", "link", "name", "description", "model", "data", "needs", "licence"),
+    *("learners", "tokens", "tokens_goal"),
+)
+"""What ``runs.json`` has of each run: that of ``peer.joining.run_list``, and the id."""
+
 DOWNLOAD_S = 6 * 3600.0
 """A download that takes longer is cut off: it would hold one of few places."""
 
@@ -149,10 +155,7 @@ class _Server:
         return web.Response(body=data, content_type=kind, charset="utf-8")
 
     async def _runs(self, request: web.Request) -> web.Response:
-        runs = [
-            {"run": run, "name": page.name, "learners": page.learners, "tokens": page.tokens}
-            for run, page in self._fresh().items()
-        ]
+        runs = [{name: getattr(page, name) for name in LISTED} for page in self._fresh().values()]
         return _json({"who": self._site.who, "runs": runs})
 
     async def _run(self, request: web.Request) -> web.Response:

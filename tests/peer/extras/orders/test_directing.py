@@ -46,7 +46,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
     return code, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["pause", "resume", "end", "attest", "rollback"])
+@pytest.mark.parametrize("command", ["pause", "end", "attest", "rollback"])
 def test_a_run_without_an_owner_takes_no_orders(
     command: str, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,7 +146,7 @@ def ended(file: Path, monkeypatch: pytest.MonkeyPatch) -> type[Ended]:
     [
         ("amend", "--set", "inner.learning_rate=1e-3"),
         ("pause",),
-        ("resume",),
+        ("pause", "--lift"),
         ("attest",),
         ("rollback",),
     ],
@@ -172,7 +172,7 @@ def test_a_run_that_has_ended_can_be_ended_once_more(
 ) -> None:
     """A peer that missed the first order gets it."""
     assert said(capsys, "run", "end", str(file))[0] == 0
-    code, errors = said(capsys, "run", "resume", str(file))
+    code, errors = said(capsys, "run", "pause", str(file), "--lift")
     assert code == 4 and "has ended on" in errors
 
 
@@ -188,7 +188,9 @@ def test_an_end_that_nothing_bears_out_keeps_no_owner_from_its_run(
     monkeypatch.setattr(ended, "tokens", 3_000_000)
     assert said(capsys, "run", "amend", str(file), "--set", "end.tokens=4_000_000")[0] == 0
     monkeypatch.setattr(ended, "tokens", 4_000_000)
-    assert said(capsys, "run", "resume", str(file))[0] == 0  # the amendment is for later versions
+    assert (
+        said(capsys, "run", "pause", str(file), "--lift")[0] == 0
+    )  # the amendment is for later versions
     monkeypatch.setattr(ended, "versions", (30, 30))
     assert said(capsys, "run", "pause", str(file))[0] == 4
 

@@ -281,10 +281,13 @@ def test_the_links_of_two_runs_on_one_machine_are_told_apart(
             stack.enter_context(occupied(folder, run, "learner"))
             links[name] = str(Link(run.run_id, (Multiaddr(SEED),)))
             keep_link(folder, links[name])
-        code, output, errors = said(capsys, "link")
-    assert (code, output.split()) == (0, list(links.values()))
-    told_of = [line for line in errors.splitlines() if line.endswith(":")]
-    assert told_of == [f"shoal: {name}, {home / 'runs' / name}:" for name in links]
+        code, output, _ = said(capsys, "status")
+    assert code == 0
+    lines = [line.strip() for line in output.splitlines()]
+    for name, link in links.items():
+        where = lines.index(link)
+        assert lines[where - 1].endswith(str(home / "runs" / name))
+        assert lines[where - 2].startswith(f"{name}, learner")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 from peer.extras.site.publishing.shelf import Shelf
 from peer.extras.site.run_page import server
 from peer.extras.site.run_page.server import Rate, Site, qr_svg, serve_run_pages
+from peer.joining import run_list
 from peer.processes import free_port
 from peer.run_file.sections import RunFile
 from peer.views.page_address import PageError, parse_run_page
@@ -102,7 +103,9 @@ def test_a_host_of_several_runs_lists_them() -> None:
         assert (await get("run.json"))[0] == 404, "which of them?"
         assert b'"name":"other"' in (await get(f"run.json?run={OTHER}"))[2]
         assert (await get("run.json?run=" + "0" * 64))[0] == 404
-        assert (await get("runs.json"))[2].count(b'"run":') == 2
+        listed = run_list.decode((await get("runs.json"))[2]).runs
+        assert {each.name: each.link for each in listed}["other"] == TWO.pages()[OTHER].link
+        assert len(listed) == 2
 
     visit(TWO, look)
 
