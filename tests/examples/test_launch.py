@@ -28,6 +28,7 @@ LAUNCH = ROOT / "examples/launch"
 SKILL = LAUNCH / "agent/shoal/SKILL.md"
 FILES = sorted(path for path in LAUNCH.rglob("*") if path.suffix != ".md" and path.is_file())
 DOCKERFILES = [LAUNCH / "Dockerfile", ROOT / "examples/bootstrap_host/Dockerfile"]
+CHART = LAUNCH / "kubernetes/chart"
 OF_KUBERNETES = sorted((LAUNCH / "kubernetes").glob("*.yaml"))
 NO_START_HELPS = [int(code) for code in ExitCode if code.is_final and code is not ExitCode.DONE]
 KUBERNETES = "1.34"
@@ -65,7 +66,8 @@ def test_a_file_is_short_and_says_first_what_to_change(path: Path) -> None:
     assert len(lines) <= LINES_MAX
     if path.name != "Dockerfile":
         assert any("Change: " in line for line in lines[:8])
-    assert name_of(path).removeprefix("examples/launch/") in (LAUNCH / "README.md").read_text()
+    listed = CHART if CHART in path.parents else path
+    assert name_of(listed).removeprefix("examples/launch/") in (LAUNCH / "README.md").read_text()
 
 
 @pytest.mark.parametrize("path", [*FILES, LAUNCH / "README.md", SKILL], ids=name_of)
@@ -121,7 +123,8 @@ def test_the_skill_is_found_by_its_name_and_repeats_the_exit_codes() -> None:
 
 
 def test_most_files_start_a_peer_as_this_test_sees_it() -> None:
-    blind = {path.name for path in FILES if not [*commands_in(path)]}
+    whole = [path for path in FILES if CHART not in path.parents]
+    blind = {path.name for path in whole if not [*commands_in(path)]}
     assert blind == {"jobset.yaml", "ray_train.py"}, "these start a program of your own"
 
 
@@ -131,6 +134,52 @@ def test_kubernetes_takes_its_files(path: Path) -> None:
     for each in yaml.safe_load_all(path.read_text(encoding="utf-8")):
         for document in known_of(each):
             validate(document, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        "link=shoal://a",
+        "gpu=0,limits.up=2M,limits.hours=22-7,queue=mine",
+        "ends=true,limits.quota=200G,queue=mine",
+        "ends=true,claim=mine",
+    ],
+)
+def test_helm_makes_of_the_chart_what_the_plain_files_are(values: str) -> None:
+    helm = shutil.which("helm")
+    if helm is None:
+        pytest.skip("helm is not installed")
+    validate = pytest.importorskip("kubernetes_validate").validate
+    arguments = [helm, "template", "my-run", str(CHART), "--set", values]
+    rendered = subprocess.run(arguments, check=True, stdout=subprocess.PIPE, timeout=60).stdout
+    documents = {each["kind"]: each for each in yaml.safe_load_all(rendered)}
+    for each in documents.values():
+        validate(each, KUBERNETES, strict=True)
+    ends = "ends=true" in values
+    assert ("Secret" in documents) == ("link=" in values)
+    made = documents["Job" if ends else "StatefulSet"]
+    plain = {each["kind"]: each for each in yaml.safe_load_all(plain_of(ends))}[made["kind"]]
+    for path in ("podFailurePolicy", "podManagementPolicy", "backoffLimitPerIndex"):
+        assert made["spec"].get(path) == plain["spec"].get(path)
+    pod, same = (each["spec"]["template"]["spec"] for each in (made, plain))
+    assert pod["terminationGracePeriodSeconds"] == same["terminationGracePeriodSeconds"]
+    learner, other = pod["containers"][0], same["containers"][0]
+    for name in ("name", "args", "image", "volumeMounts"):
+        assert learner[name] == other[name]
+    assert [each["name"] for each in learner["env"]] == [each["name"] for each in other["env"]]
+    assert ("nvidia.com/gpu" in learner["resources"]["limits"]) == ("gpu=0" not in values)
+    assert (made["metadata"].get("labels") is not None) == ("queue=" in values)
+    for each in pod.get("initContainers", ()):
+        options = {option for parameter in limits_of() for option in parameter.opts}
+        assert {word.partition("=")[0] for word in each["args"]} <= options
+
+
+def plain_of(ends: bool) -> str:
+    return (LAUNCH / "kubernetes" / ("job.yaml" if ends else "learners.yaml")).read_text()
+
+
+def limits_of() -> Any:
+    return command().commands["limits"].params
 
 
 def known_of(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -225,6 +274,8 @@ def unit_of(path: Path) -> ConfigParser:
 def test_a_file_has_the_form_of_its_language(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     match path.suffix:
+        case _ if path.parent == CHART / "templates":  # no YAML before helm has rendered it
+            assert "{{" in text
         case ".yaml" | ".yml":
             assert [*yaml.safe_load_all(text)]
         case ".py":
