@@ -339,7 +339,7 @@ class Agent(Delegate):
                 self._tell_given_up(status, now=asyncio.get_running_loop().time())
                 if turn % 8 == 0:
                     online.update_record(
-                        trains=local.ending.offers_last
+                        trains=local.ending.offers_last(int(status.fates["pending"]))
                         or (local.phase == "ready" and self._is_at_work()),
                         step_time_s=status.step_time_s if status.step_time_s > 0 else None,
                         merged=status.fates["merged"],

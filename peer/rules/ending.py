@@ -417,11 +417,15 @@ class Ending:
         """True while its model and its own pending work do not matter."""
         return self.state in (State.ARRIVING, State.TAKING_PART, State.GATHERED)
 
-    @property
-    def offers_last(self) -> bool:
-        """True while this peer makes no more steps, with work that may still be merged."""
+    def offers_last(self, pending: int) -> bool:
+        """True while this peer makes no more steps, with work that may still be merged.
+
+        ``pending``: its tokens that are not merged. Without any it is no company: a round would
+        wait for it in vain, and another one that leaves would have its work merged too late.
+        """
         is_over = self.departure is not None and self.departure.finished
-        return self.state is State.LAST_WORK or (self.state in LEAVES and not is_over)
+        may_merge = self.state is State.LAST_WORK or (self.state in LEAVES and not is_over)
+        return may_merge and pending > 0
 
     @property
     def look_every_s(self) -> float:

@@ -137,7 +137,8 @@ class Peer:
     @property
     def trains(self) -> bool:
         on = self.ending.trains_on and self.ending.state is not State.ARRIVING
-        return self.learns and (on or self.ending.offers_last)
+        pending = sum(map(self.pending, range(FRAGMENTS)))
+        return self.learns and (on or self.ending.offers_last(pending))
 
     @property
     def versions(self) -> tuple[int, ...]:

@@ -195,7 +195,19 @@ def test_a_learner_makes_its_last_rounds_with_one_that_is_silent_while_it_counts
     assert hear(machine, Answers([], 1, over), now=10.0) == [MakeDue((0, 1))]
     alone = Seen(versions=(4, 4), date_left_s=-12.0, pending=7)
     assert hear(machine, Answers([], 0, alone), now=11.0) == [Do.OFFER]
-    assert machine.offers_last and not machine.closed
+    assert machine.offers_last(7) and not machine.closed
+
+
+def test_a_peer_that_leaves_counts_as_one_that_trains_only_while_it_has_work_to_be_merged() -> None:
+    """Of three that left together the last waited for two that had nothing to offer any more. They
+    went meanwhile, and kept another model than it."""
+    machine = in_the_run()
+    hear(machine, ASKED)
+    assert machine.offers_last(7), "at once, before it has looked"
+    hear(machine, Look(Seen(versions=(4, 4), pending=7)))
+    assert machine.offers_last(7) and not machine.offers_last(0)
+    hear(machine, Look(HERE))
+    assert machine.state is State.TOGETHER and not machine.offers_last(0)
 
 
 @pytest.mark.parametrize("is_paused", [False, True])
