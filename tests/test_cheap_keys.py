@@ -36,7 +36,7 @@ from dht.identity import PeerId
 from dht.libp2p.framing.sealing import Tickets
 from dht.membership.admission import Admission, Terms
 from dht.membership.call_budget import CallBudget, CallRate
-from peer.agent.local_peer import Repeats
+from peer.agent.peer import Repeats
 from tests.averaging.round.machines import machine
 
 ROOT = Path(__file__).parent.parent

@@ -649,9 +649,9 @@ dht.membership.known_runs.KnownRuns._known
 dht.membership.table.PeerTable._members
 dht.membership.table.PeerTable._present_before
 dht.membership.table.PeerTable._order
-peer.agent.local_peer.LocalPeer.view
-peer.agent.local_peer.LocalPeer.absent
-peer.agent.local_peer.LocalPeer.foundings
+peer.agent.peer.Peer.view
+peer.agent.peer.Peer.absent
+peer.agent.network.Network.foundings
 peer.extras.hosting.run_pages.RunPages._pages
 peer.extras.hosting.run_pages.RunPages._files
 peer.extras.hosting.run_pages.RunPages._keepers_since""",
@@ -681,7 +681,7 @@ averaging.live.states.fetch_server.FetchServer.counters
 averaging.live.states.fetcher.Fetcher.counters
 averaging.live.streams.links.Transport.counters
 averaging.round.opinions.fragment.Fragment.counters
-peer.agent.local_peer.LocalPeer.jumps""",
+peer.agent.peer.Peer.jumps""",
     "members of one roster, at most 64": """
 averaging.audit.witness._Round.votes
 averaging.audit.witness._Round.promises

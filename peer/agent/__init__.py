@@ -4,21 +4,23 @@ In: the messages of a trainer and its parameters in shared memory (``peer.bridge
 calls of other peers. Out: merged states for the trainer, facts and events, checkpoints, an event
 log, a local page.
 
-A peer has three stages, each of them a complete object that the next one builds upon:
+Every peer is a ``peer.Peer``: what it knows of itself, the run and the others. ``life`` takes it
+through its run. What it is there for is its ``Role``, that of the ``agent`` (with a trainer; the
+process) or of the ``keeper`` (without), and what it does besides are its ``services``, each with
+what its constructor gets:
 
-- ``local_peer``: settings, folder, log, view of the other peers, and its ``Ending``;
-- ``online_peer``: host, presence, status, page. ``go_online`` opens and closes them;
-- ``active_peer``: averaging; ``saver`` writes its checkpoints.
+- ``network``: host, presence, and who is there; ``meetings``: direct connections of peers behind
+  routers; ``questions`` that peers ask each other; ``page``;
+- ``owners_orders``: what the run's owner orders; ``histories``: states of another history;
+- ``saver``: checkpoints and logs; ``policies``: settings that follow from the run file.
 
 Whether the run is over, and whether this peer leaves, only ``peer.rules.ending`` decides:
 ``end_of_run`` hears what happens from everywhere, ``leaving`` does what is to be done.
 
-Around them: ``agent`` (with a trainer; the process) and ``keeper`` (without), ``entrance`` (the way
-into a run), ``slots`` (the trainer as averaging sees it), ``account`` (what became of its tokens),
-``loss_gate`` (states of others that raise its loss), ``trials`` (spot checks), ``meetings`` (direct
-connections of peers behind routers), ``idleness``, ``services`` (work beside taking part),
-``policies`` (settings that follow from the run file).
+Beside a trainer: ``entrance`` (the way into a run), ``slots`` (the trainer as averaging sees it),
+``account`` (what became of its tokens), ``loss_gate`` (states of others that raise its loss),
+``trials`` (spot checks), ``idleness``.
 
-Start reading at ``Agent.run`` in ``agent``. Not allowed here: torch, imports of ``peer.trainer`` or
+Start reading at ``live`` in ``life``. Not allowed here: torch, imports of ``peer.trainer`` or
 ``peer.cli``, and blocking calls on the event loop (files go through ``asyncio.to_thread``).
 """

@@ -4,10 +4,9 @@
 descriptors.
 
 One uvloop event loop owns everything. ``Agent`` is the trainer's side: line, doorbell, shared
-memory, account. Its ``run`` goes on line (``peer.agent.online_peer``), gets into the run
-(``peer.agent.entrance``), takes part (``peer.agent.active_peer``), and closes everything in reverse
-order. It ends when the trainer asks for it, when the trainer is gone (the line is closed: the agent
-saves, says goodbye and goes), or when the run is over.
+memory, account, and the way into the run (``peer.agent.entrance``). What it has in common with a
+keeper is in ``peer.agent.life``. It ends when the trainer asks for it, when the trainer is gone
+(the line is closed: the agent saves, says goodbye and goes), or when the run is over.
 
 If the agent is killed, only its connections are lost: the trainer continues and starts a new one.
 That finds the trainer's marks in the shared memory, its own states in the last checkpoint, and
@@ -23,8 +22,8 @@ import math
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -32,9 +31,9 @@ import blake3
 import msgspec
 import uvloop
 
+from averaging.live.averager import Averager
 from averaging.live.slices.watch import Watch
 from averaging.live.states.fetcher import FetchProgress
-from averaging.numbers.arrays import check_subnormals
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.bounded_mapping import ALL, PROCESS_BYTES_MAX
@@ -43,19 +42,13 @@ from dht.identity import Identity, RunId
 from dht.whole_files import append_whole
 from peer import signals
 from peer.agent.account import Account, fates
-from peer.agent.active_peer import ActivePeer, TrainerSide, make_averager
 from peer.agent.entrance import Entrance
 from peer.agent.idleness import IdleTrainer, OwnersRest
-from peer.agent.local_peer import (
-    Delegate,
-    Fields,
-    LocalPeer,
-    PhaseName,
-    Seat,
-)
+from peer.agent.life import live
 from peer.agent.loss_gate import TrainersLoss, open_gate
-from peer.agent.online_peer import OnlinePeer, go_online
+from peer.agent.peer import Peer
 from peer.agent.policies import fixes_its_data
+from peer.agent.services import Fields, FirstStates, Role, Seat
 from peer.agent.slots import Adopted, SlotPort
 from peer.agent.trials import TrainersTrials
 from peer.bridge.messages import (
@@ -116,8 +109,8 @@ because a person waits for it, and are no reason to give up later."""
 Watched: TypeAlias = Callable[[Identity], Watch]
 
 
-class Agent(Delegate):
-    """One agent beside one trainer."""
+class Agent(Role):
+    """The role of a peer beside one trainer."""
 
     def __init__(
         self,
@@ -155,32 +148,37 @@ class Agent(Delegate):
             last_offers_bytes=LAST_OFFERS_OF_MODEL * encoded,
             started_at=begin.started_at,
         )
-        self.local = LocalPeer(seat, layout, self, guest)
-        self.port = SlotPort(
+        self.peer = peer = Peer(seat, layout, guest, self)
+        self.port = self.learner = SlotPort(
             memory,
-            self.local.me,
+            peer.me,
             self._adopted,
             on_not_finite=self._not_finite,
             statistics=frozenset(part.index for part in layout.fragments if part.has_statistics),
-            closed=self.local.ending.closed,
-            empties=self.local.state_files is not None,
+            closed=peer.ending.closed,
+            empties=peer.state_files is not None,
         )
+        self.incarnation = memory.incarnation
         self._begin = begin
         self._line = line
         self._memory = memory
         self._bell = bell
         self._sizes = [fragment.size for fragment in layout.fragments]
         self._account = Account(
-            self.local.me,
+            peer.me,
             memory,
             self._sizes,
             self.port.tokens_at,
-            roots=lambda: self.local.root_links,
+            roots=lambda: peer.owner.root_links,
         )
-        self._trainer = IdleTrainer(self.local, memory, line)
-        self._rest = OwnersRest(self.local)
-        self._trials = TrainersTrials(line, self.local.directory, same_data=fixes_its_data(run))
-        self._loss = TrainersLoss(line, is_ready=lambda: self.local.phase == "ready")
+        self._entrance = Entrance(peer, self.port, memory, self._account, begin)
+        self._trainer = IdleTrainer(peer, memory, line)
+        self._rest = OwnersRest(peer)
+        self.judge = self._trials = TrainersTrials(
+            line, peer.directory, same_data=fixes_its_data(run)
+        )
+        loss = TrainersLoss(line, is_ready=lambda: peer.phase == "ready")
+        self.gate = open_gate(peer, self.port, loss)
         self._fetched: dict[int, float] = {}
         """The fetched part of each fragment's state."""
         self._report_wanted = asyncio.Event()
@@ -191,69 +189,53 @@ class Agent(Delegate):
         """Its account is not open yet while it is ``None``."""
 
     def __repr__(self) -> str:
-        return f"Agent({self.local!r})"
+        return f"Agent({self.peer!r})"
 
     # --- life -----------------------------------------------------------------------------------
 
     async def run(self, messages: AsyncIterator[FromTrainer]) -> None:
         """Serve the trainer from its first message to the agent's last one."""
-        loop, local = asyncio.get_running_loop(), self.local
+        loop, peer = asyncio.get_running_loop(), self.peer
         for number in signals.asking():
             loop.add_signal_handler(number, self._leave, "asked to end", SIGNAL_WITHIN_S)
-        async with AsyncExitStack() as stack:
-            stack.callback(local.log.close)
-            stack.callback(local.guest.save)
+        with ExitStack() as stack:
+            stack.callback(peer.guest.save)
             stack.callback(hear_doorbell(self._bell, self._rang))
-            check_subnormals()
-            local.event("agent_started", pid=os.getpid(), restarts=self._begin.restarts)
-            local.tell_place_of_state()
-            async with local.watched(
+            peer.event("agent_started", pid=os.getpid(), restarts=self._begin.restarts)
+            await live(
+                peer,
                 self._line.beat(),
                 self._listen(messages),
-                local.leave_when_asked(LEAVE_WITHIN_S, patience_s=LEAVE_PATIENCE_S),
-            ) as tasks:
-                online = await stack.enter_async_context(go_online(local))
-                left = await self._take_part(online, tasks)
-            local.event("agent_ended", reason=left.reason, finished=left.finished)
-            self._line.say(Over(left.reason, left.exit_code, left.finished))
+                peer.leave_when_asked(LEAVE_WITHIN_S, patience_s=LEAVE_PATIENCE_S),
+            )
 
-    async def _take_part(self, online: OnlinePeer, tasks: asyncio.TaskGroup) -> Departure:
-        local = self.local
-        entrance = Entrance(online, self.port, self._memory, self._account, self._begin)
-        first = await local.end.unless_leaving(entrance.first_states())
-        if first is None:
-            assert local.ending.departure is not None
-            return local.ending.departure  # it has nothing to save, and nobody waits for it
-        gate = open_gate(local, self.port, self._loss)
-        averager = make_averager(
-            online,
-            TrainerSide(self.port, gate, self._trials),
-            incarnation=self._memory.incarnation,
-            states=first.states,
-            founder=first.are_own(local.me),
-            closed=self._rest.why_closed,
-            on_fetched=self._fetch_progress,
-        )
+    async def first_states(self) -> FirstStates:
+        return await self._entrance.first_states()
+
+    def work(
+        self, averager: Averager, first: FirstStates
+    ) -> Mapping[str, Coroutine[Any, Any, None]]:
         own = {
-            "report": self._report_always(online),
-            "go on": entrance.go_on_from_checkpoint(averager, first),
-            "get in": entrance.give_up_when_nobody_is_left(),
+            "report": self._report_always(),
+            "go on": self._entrance.go_on_from_checkpoint(averager, first),
+            "get in": self._entrance.give_up_when_nobody_is_left(),
         }
-        if gate is not None:
-            own["judge jumps"] = gate.run(averager)
-        del first  # its states would take the memory of a model until the end of the run
-        peer = ActivePeer(online, averager)
-        left = await peer.run(tasks, own, until_adopted=self._until_adopted)
-        self._tell_given_up(self._tell_report(online), now=math.inf)
-        return left
+        return own if self.gate is None else {**own, "judge jumps": self.gate.run(averager)}
+
+    def left(self, departure: Departure) -> None:
+        self._tell_given_up(self._tell_report(), now=math.inf)
+        reason, finished = departure.reason, departure.finished
+        self.peer.event("agent_ended", reason=reason, finished=finished)
+        self._line.say(Over(reason, departure.exit_code, finished))
 
     def _rang(self) -> None:
         """The trainer is at a safe point and has passed a slot on."""
         self.port.rang()
-        self.local.averaging.look()
+        if self.peer.averager is not None:
+            self.peer.averager.look()
 
     def _leave(self, reason: str, timeout_s: float, patience_s: float = 0.0) -> None:
-        self.local.end.hear(
+        self.peer.end.hear(
             Departure(reason, 0, finished=False, timeout_s=timeout_s, patience_s=patience_s)
         )
 
@@ -264,8 +246,8 @@ class Agent(Delegate):
                     self._leave(
                         "the training program asked to leave", message.timeout_s, message.patience_s
                     )
-                case Due():
-                    self.local.averaging.make_due([message.fragment])
+                case Due() if self.peer.averager is not None:
+                    self.peer.averager.make_due([message.fragment])
                 case Progress():
                     self._training = message.training
                 case HasRead():
@@ -275,23 +257,22 @@ class Agent(Delegate):
                 case Measured() if message.asked.gate:
                     self._line.answered(message.asked.gate, message)
                 case Measured():
-                    asked, me = message.asked, self.local.me
+                    asked, me = message.asked, self.peer.me
                     measured = HeldOut(asked.version, message.loss, me, asked.tokens)
-                    self.local.take_held_out(measured)
+                    self.peer.take_held_out(measured)
                 case Restore():
                     self._to_restore |= set(range(self._memory.fragments))
                     self._report_wanted.set()
                 case Mistaken():
-                    self.local.event("loop_mistake", kind=message.kind, text=message.text)
+                    self.peer.event("loop_mistake", kind=message.kind, text=message.text)
                 case Batches():
-                    self.local.batches = message.digest
+                    self.peer.batches = message.digest
                 case Happened():
-                    self.local.log.write(message.name, message.fields)
+                    self.peer.log.write(message.name, message.fields)
         _quit_at_the_latest(QUIT_WITHIN_S)
-        self.local.end.hear(Heard.TRAINER_GONE)
+        self.peer.end.hear(Heard.TRAINER_GONE)
 
-    async def _until_adopted(self, timeout_s: float) -> None:
-        """Wait until the trainer has adopted the versions of the last rounds."""
+    async def until_adopted(self, timeout_s: float) -> None:
         deadline = asyncio.get_running_loop().time() + timeout_s
         while asyncio.get_running_loop().time() < deadline:
             self.port.rang()
@@ -299,48 +280,48 @@ class Agent(Delegate):
                 return
             await asyncio.sleep(0.01)
 
-    def _tell_report(self, online: OnlinePeer) -> PeerStatus:
+    def _tell_report(self) -> PeerStatus:
         """Tell the trainer the run as this peer sees it now. Returns this peer's status."""
-        local, limits = self.local, self.local.guest.limits
-        status = online.status()
-        others_train = any(seen.trains for seen in local.live_peers)
-        own, *others = sorted(online.peer_rows(status), key=lambda row: not row.you)
+        peer, limits = self.peer, self.peer.guest.limits
+        status = peer.status()
+        others_train = any(seen.trains for seen in peer.live_peers)
+        own, *others = sorted(peer.rows(status), key=lambda row: not row.you)
         self._line.say(
             Report(
                 status=status,
                 rows=(own, *others[:OTHERS_MAX]),
                 # Own work that is not merged yet is part of the run; of a lone peer it is all.
                 scheduled_tokens=status.global_tokens + int(status.fates["pending"]),
-                synchronous=local.phase == "ready" and others_train,
+                synchronous=peer.phase == "ready" and others_train,
                 others_train=others_train,
-                amended=local.amended,
-                gone_back=local.gone_back,
+                amended=peer.owner.amended,
+                gone_back=peer.owner.gone_back,
                 cpu_share=limits.share(accelerated=False),
                 accelerator_share=limits.share(accelerated=True),
                 threads=limits.threads,
-                inner_bytes=local.guest.disk.inner,
+                inner_bytes=peer.guest.disk.inner,
             )
         )
         return status
 
-    async def _report_always(self, online: OnlinePeer) -> None:
+    async def _report_always(self) -> None:
         """Report every second to the trainer, every other second to the other peers."""
-        local, turn = self.local, 0
+        peer, turn = self.peer, 0
         while True:
             self.port.rang()
             self._restore()
             if self._rest.obey():
                 self._report_wanted.set()
             if turn % 4 == 0:
-                online.refresh_view()
+                peer.refresh_view()
             if turn % 4 == 0 or self._report_wanted.is_set():
                 self._report_wanted.clear()
-                status = self._tell_report(online)
+                status = self._tell_report()
                 self._tell_given_up(status, now=asyncio.get_running_loop().time())
                 if turn % 8 == 0:
-                    online.update_record(
-                        trains=local.ending.offers_last(int(status.fates["pending"]))
-                        or (local.phase == "ready" and self._is_at_work()),
+                    peer.update_record(
+                        trains=peer.ending.offers_last(int(status.fates["pending"]))
+                        or (peer.phase == "ready" and self._is_at_work()),
                         step_time_s=status.step_time_s if status.step_time_s > 0 else None,
                         merged=status.fates["merged"],
                     )
@@ -350,7 +331,7 @@ class Agent(Delegate):
 
     @property
     def _why_no_steps(self) -> str | None:
-        if not self.local.ending.trains_on:
+        if not self.peer.ending.trains_on:
             return "this peer leaves"
         return self._rest.reason
 
@@ -364,16 +345,16 @@ class Agent(Delegate):
             if (opened := self._account.opened_with) is None:
                 return
             self._given_up = GivenUpWork(opened.discarded.get(APART, 0.0))
-        outer = self.local.run_file.outer
+        outer = self.peer.run_file.outer
         cycle_s = status.step_time_s * (outer.steps_per_cycle_max or outer.steps_per_cycle)
         tokens = status.fates.get(f"discarded.{APART}", 0.0)
         lost = self._given_up.look(tokens, now=now, cycle_s=cycle_s)
         if lost is not None:
-            self.local.event("given_up", tokens=lost)
+            self.peer.event("given_up", tokens=lost)
 
     def _restore(self) -> None:
         """Overwrite the trainer's parameters of fragments that no round is using, if it asked."""
-        for fragment, state in enumerate(self.local.states):
+        for fragment, state in enumerate(self.peer.states):
             if fragment not in self._to_restore or state is None:
                 continue
             if self.port.restore(fragment, state, reason="not finite"):
@@ -382,32 +363,32 @@ class Agent(Delegate):
     # --- the trainer ----------------------------------------------------------------------------
 
     def _adopted(self, adopted: Adopted) -> None:
-        local = self.local
+        peer = self.peer
         if adopted.lost_tokens:
             self._account.lost(adopted)
             lost = {"tokens": adopted.lost_tokens, "reason": adopted.reason}
             if adopted.reason == APART:  # ``given_up`` tells it once, for all fragments
-                local.log.write("work_lost", {"fragment": adopted.fragment, **lost})
+                peer.log.write("work_lost", {"fragment": adopted.fragment, **lost})
             else:
-                local.event("work_lost", fragment=adopted.fragment, **lost)
-        if local.ending.state is State.ARRIVING:
+                peer.event("work_lost", fragment=adopted.fragment, **lost)
+        if peer.ending.state is State.ARRIVING:
             held = sum(self.port.holds(index) for index in range(self._memory.fragments))
             if held == self._memory.fragments:
-                local.enter_phase("ready", "in the run", 1.0)
+                peer.enter_phase("ready", "in the run", 1.0)
                 self._report_wanted.set()
 
     def _not_finite(self, fragment: int) -> None:
-        self.local.event("not_finite", fragment=fragment, reason="parameters of its trainer")
+        self.peer.event("not_finite", fragment=fragment, reason="parameters of its trainer")
 
-    def _fetch_progress(self, progress: FetchProgress) -> None:
+    def on_fetched(self, progress: FetchProgress) -> None:
         self._fetched[progress.fragment] = progress.verified_pieces / max(1, progress.pieces)
-        if self.local.phase == "fetching":
+        if self.peer.phase == "fetching":
             sizes = self._sizes
             done = sum(sizes[index] * part for index, part in self._fetched.items()) / sum(sizes)
             text = f"downloading the state of the run from {peers_text(progress.sources)}"
             self._line.say(Phase(name="fetching", text=text, done=min(1.0, done)))
 
-    # --- the delegate's part --------------------------------------------------------------------
+    # --- what the peer asks of its trainer ------------------------------------------------------
 
     def with_training(self, status: PeerStatus) -> PeerStatus:
         memory, rest = self._memory, self._why_no_steps
@@ -426,29 +407,32 @@ class Agent(Delegate):
             status,
             **told,
             staleness=max([0, *behind]),
-            fates=fates(self._account.update(self.local.states)),
+            fates=fates(self._account.update(self.peer.states)),
             # Further work could not be merged any more.
             rest=None if rest is None else rest[:WORDS_MAX],
         )
 
+    def why_closed(self, protocol: str) -> str | None:
+        return self._rest.why_closed(protocol)
+
     def pending_tokens(self) -> int:
-        return int(self._account.update(self.local.states).pending)
+        return int(self._account.update(self.peer.states).pending)
 
     def ledger(self) -> Mapping[str, Any]:
-        self._account.update(self.local.states)
+        self._account.update(self.peer.states)
         return self._account.plain()
 
-    def on_event(self, name: str, fields: Fields) -> None:
-        values = {key: event_value(each) for key, each in fields.items()}
-        self._line.say(Happened(name, values))
-
-    def on_phase(self, name: PhaseName, text: str, done: float) -> None:
-        self._line.say(Phase(name=name, text=text, done=done))
-        if name == "leaving":
+    def note(self, name: str, fields: Fields) -> None:
+        if name != "phase":
+            values = {key: event_value(each) for key, each in fields.items()}
+            self._line.say(Happened(name, values))
+            return
+        self._line.say(Phase(**fields))
+        if fields["name"] == "leaving":
             self._report_wanted.set()  # nothing merges the steps that the trainer makes from now on
 
     def on_round(self, fields: Fields) -> None:
-        local = self.local
+        peer = self.peer
         finished = fields["outcome"] == "finished"
         weights = dict(zip(fields["contributors"], fields["weights"], strict=False))
         told = {
@@ -457,10 +441,10 @@ class Agent(Delegate):
             "members": len(fields["members"]),
             "contributors": len(fields["contributors"]),
             "contributed": fields["contributed"],
-            "reason": local.board.names.within(fields["reason"]),
+            "reason": peer.board.names.within(fields["reason"]),
             "seconds": fields["seconds"],
-            "weight": weights.get(local.me),
-            "left_out": local.board.names.within(fields["left_out"].get(local.me, "")),
+            "weight": weights.get(peer.me),
+            "left_out": peer.board.names.within(fields["left_out"].get(peer.me, "")),
         }
         self._line.say(Happened("round" if finished else "round_missed", told))
 
@@ -507,13 +491,7 @@ async def serve(line_at: int, bell_at: int, memory_at: int, watched: Watched) ->
             try:
                 await agent.run(messages)
             finally:
-                under_way |= agent.local.phase == "ready"
-        except BaseExceptionGroup as group:
-            # The trainer reports errors that a person can act on; all others are bugs.
-            expected, bugs = group.split((PeerError, DhtError))
-            if bugs is not None or expected is None:
-                raise
-            return _fail(line, _first_of(expected), under_way=under_way)
+                under_way |= agent.peer.phase == "ready"
         except (PeerError, DhtError) as error:
             return _fail(line, error, under_way=under_way)
     finally:
@@ -530,11 +508,6 @@ def _fail(line: TrainerLine, error: BaseException, *, under_way: bool) -> int:
         arguments = error.args if kind else ()
         line.say(Over(str(error), exit_code, finished=False, kind=kind, arguments=arguments))
     return int(exit_code)
-
-
-def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    first = group.exceptions[0]
-    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 class WholeLines(logging.Handler):

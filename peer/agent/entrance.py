@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -22,9 +22,11 @@ from averaging.round.interface.phase import Phase as RoundPhase
 from dht import addresses as address_rules
 from dht.identity import PeerId
 from dht.presence.intake import Misfit
-from peer.agent.account import Account, merged_of
+from peer.agent.account import Account
 from peer.agent.leaving import send_standing
-from peer.agent.online_peer import OnlinePeer
+from peer.agent.peer import Peer
+from peer.agent.questions import differences
+from peer.agent.services import FirstStates
 from peer.agent.slots import SlotPort
 from peer.bridge.messages import Begin
 from peer.bridge.shared_memory import SharedTensors
@@ -40,6 +42,7 @@ from peer.quantities import duration_text, peers_text
 from peer.rules.ending import ended
 from peer.rules.foundings import first_asked, heaviest, may_found
 from peer.rules.leaving import Departure
+from peer.rules.reach import Untested
 from peer.status import PeerStatus
 from peer.storage.home import PEERS
 from peer.storage.last_seen import NEVER_SEEN, date_text, recall
@@ -76,36 +79,18 @@ ASKED_EVERY_S = 1.0
 CAUGHT_UP_WITHIN_S = 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class FirstStates:
-    """The states to begin averaging with.
-
-    Only the averager may keep references to them: it replaces them by newer ones.
-    """
-
-    states: tuple[FragmentState, ...] = ()
-    settled: tuple[int, ...] | None = None
-    """Only from a checkpoint: own tokens of this incarnation, by fragment, that it accounts for as
-    merged or given up."""
-
-    def are_own(self, me: PeerId) -> bool:
-        """True if nobody else has worked in the run so far: it was founded here."""
-        return bool(self.states) and set(merged_of(self.states)) <= {me}
-
-
 class Entrance:
     """One agent's way into its run."""
 
     def __init__(
         self,
-        online: OnlinePeer,
+        peer: Peer,
         port: SlotPort,
         memory: SharedTensors,
         account: Account,
         begin: Begin,
     ) -> None:
-        self._online = online
-        self._local = online.local
+        self._peer = peer
         self._port = port
         self._memory = memory
         self._account = account
@@ -115,14 +100,14 @@ class Entrance:
         """Memory of the run on this machine, in words."""
 
     def __repr__(self) -> str:
-        return f"Entrance({self._online!r})"
+        return f"Entrance({self._peer!r})"
 
     async def first_states(self) -> FirstStates:
         """A checkpoint's states, a founder's own parameters, or nothing if others have a state."""
-        local = self._local
-        outer = await asyncio.to_thread(local.load_checkpoint)
+        here = self._peer
+        outer = await asyncio.to_thread(here.load_checkpoint)
         if outer is not None:
-            self._online.presence.door.take(outer.directives)
+            here.network.presence.door.take(outer.directives)
         self._account.open(
             None if outer is None else outer.ledger,
             earlier_tokens=self._begin.earlier_tokens,
@@ -132,19 +117,25 @@ class Entrance:
         settled = tuple(self._account.ledger.settled(fragment) for fragment in fragments)
         for fragment in fragments:
             self._port.resume(fragment, self._known_base(outer, fragment))
-        if outer is not None and local.was_taken_back(outer):
-            roots = await asyncio.to_thread(local.roots)
+        if outer is not None and here.owner.takes_back_checkpoint(outer):
+            roots = await asyncio.to_thread(here.owner.roots)
             states = tuple(root for root in roots if root is not None)
             outer = replace(outer, states=states) if len(states) == len(roots) else None
         if outer is not None:
-            local.enter_phase("fetching", "going on from the last checkpoint", 0.0)
+            here.enter_phase("fetching", "going on from the last checkpoint", 0.0)
             return FirstStates(outer.states, settled=settled)
         if await self._somebody_has_a_state():
-            if local.ending.departure is None:
-                await self._online.until_dialled()
-                local.enter_phase("fetching", "downloading the state of the run", 0.0)
+            if here.ending.departure is None:
+                await self._until_dialled()
+                here.enter_phase("fetching", "downloading the state of the run", 0.0)
             return FirstStates()
         return await self._found()
+
+    async def _until_dialled(self) -> None:
+        """Wait until it is known whether others can dial this peer, and say so."""
+        if not self._peer.network.dialled.is_set():
+            self._peer.enter_phase(self._peer.phase, str(Untested()), 0.0)
+        await self._peer.network.until_dialled()
 
     def _known_base(self, outer: OuterState | None, fragment: int) -> Float32s | None:
         held = self._memory.base(fragment)
@@ -154,21 +145,21 @@ class Entrance:
 
     async def _somebody_has_a_state(self) -> bool:
         """Look for peers that are in the run. ``False``: this peer has to found it."""
-        local, online = self._local, self._online
+        here, network = self._peer, self._peer.network
         loop, rng = asyncio.get_running_loop(), np.random.default_rng()
         patience_s = self._begin.found_after_s
         began = loop.time()
         found_at = math.inf if patience_s is None else began + patience_s
         misfit_since = math.inf
         self._tell_at = began + TOLD_AFTER_S
-        while local.ending.departure is None:
-            members = online.live_members()
+        while here.ending.departure is None:
+            members = network.live_members()
             live = [member.peer for member in members]
             asked = first_asked(live, rng)
-            answers = await online.statuses(asked)
+            answers = await network.statuses(asked)
             others = other_models(
-                local.layout.hash.hex(),
-                None if self._begin.allow_frozen_differences else local.description.frozen_hash,
+                here.layout.hash.hex(),
+                None if self._begin.allow_frozen_differences else here.description.frozen_hash,
                 answers,
             )
             if others is None:
@@ -190,7 +181,7 @@ class Entrance:
             rivals |= {PeerId(each.peer): each for each in answers if each.role == "learner"}
             waited = loop.time() >= found_at + ANSWERED_WITHIN_S
             is_there = any(member.record.versions for member in members)
-            is_first = not is_there and may_found(local.me, rivals, waited=waited)
+            is_first = not is_there and may_found(here.me, rivals, waited=waited)
             if is_late or (out_of_patience and is_first):
                 return False
             if patience_s is None:
@@ -204,20 +195,23 @@ class Entrance:
 
         Raises ``RunOver`` if the run has ended.
         """
-        local = self._local
+        here = self._peer
         over = ended(
-            local.run_now.end, answers, now=datetime.now(UTC), ordered=local.orders.end is not None
+            here.owner.run_now.end,
+            answers,
+            now=datetime.now(UTC),
+            ordered=here.owner.orders.end is not None,
         )
         if over is not None:
             at, tokens = over
-            raise RunOver(local.run_file.name, date_text(at), tokens)
-        local.follow(heaviest(answers))
+            raise RunOver(here.run_file.name, date_text(at), tokens)
+        here.network.follow(heaviest(answers))
 
     def _over_by_date(self) -> RunEnded | None:
-        left_s = self._online.seconds_left()
+        left_s = self._peer.seconds_left()
         if left_s is None or left_s > 0:
             return None
-        run = self._local.run_now
+        run = self._peer.owner.run_now
         return RunEnded(run.name, f"ended at {run.end.date:%Y-%m-%d %H:%M} UTC")
 
     def _check_known_end(self, waited_s: float, *, is_there: bool) -> None:
@@ -226,14 +220,14 @@ class Entrance:
         ``is_there``: a peer in sight has a state of it. An owner's order is heard from peers
         without a state as well, such as bootstrap peers.
         """
-        end = self._local.orders.end
+        end = self._peer.owner.orders.end
         if is_there or waited_s < TOLD_AFTER_S:
             return
         if (over := self._over_by_date()) is not None:
             raise over
         if end is not None and end.version is not None:
             how = f"was ended by its owner, at version {end.version}"
-            raise RunEnded(self._local.run_file.name, how)
+            raise RunEnded(self._peer.run_file.name, how)
 
     def _tell_of_waiting(self, waited_s: float, *, company: bool) -> None:
         """Say that nobody is here, and what is known of the run, at times ever further apart."""
@@ -241,14 +235,14 @@ class Entrance:
         if now < self._tell_at:
             return
         self._tell_at = now + max(TOLD_AFTER_S, min(waited_s, TOLD_EVERY_MAX_S))
-        local = self._local
+        here = self._peer
         if self._known is None:
-            seen = recall(local.run_id, [local.directory])
+            seen = recall(here.run_id, [here.directory])
             self._known = NEVER_SEEN if seen is None else seen.sentence
-            if not self._begin.settings.seeds and not (local.directory / PEERS).exists():
+            if not self._begin.settings.seeds and not (here.directory / PEERS).exists():
                 self._known += "; there is no address to ask: get a link with one"
         who = "nobody here has the state of this run" if company else "nobody of this run is here"
-        local.enter_phase(
+        here.enter_phase(
             "waiting",
             f"{who} ({self._known}); still looking after {duration_text(waited_s)}, and joins when "
             "somebody comes",
@@ -257,17 +251,18 @@ class Entrance:
 
     async def _mismatch(self, other: PeerStatus) -> ModelMismatch:
         """The error that says how this peer's model differs from that of ``other``."""
-        local = self._local
-        frozen = other.layout == local.layout.hash.hex()
-        ours, theirs = local.layout.hash.hex(), other.layout
+        here = self._peer
+        frozen = other.layout == here.layout.hash.hex()
+        ours, theirs = here.layout.hash.hex(), other.layout
         if frozen:
-            ours, theirs = local.description.frozen_hash, other.frozen
-        found = await self._online.differences_to(PeerId(other.peer))
-        return ModelMismatch(local.run_file.name, ours, theirs, found, len(found), frozen)
+            ours, theirs = here.description.frozen_hash, other.frozen
+        peer = PeerId(other.peer)
+        found = await differences(here.network, here.run_id, here.description, peer)
+        return ModelMismatch(here.run_file.name, ours, theirs, found, len(found), frozen)
 
     def _check_who_answered(self, *, out_of_patience: bool) -> None:
         seeds = {address_rules.peer_of(Multiaddr(seed)) for seed in self._begin.settings.seeds}
-        misfits = self._online.presence.misfits
+        misfits = self._peer.network.presence.misfits
         peer = wrong_peer(misfits, seeds, out_of_patience=out_of_patience)
         if peer is not None:
             misfit = misfits[peer]
@@ -280,30 +275,30 @@ class Entrance:
 
         Raises ``WeightsNotFinite``, or ``RunEnded``.
         """
-        local = self._local
+        here = self._peer
         if (over := self._over_by_date()) is not None:
             raise over
-        here = "nobody else is here"
-        if others := len(self._online.live_members()):
-            here = f"nobody has its state ({peers_text(others)} in sight)"
-        local.enter_phase("founding", f"{here}: founding the run", 0.0)
+        nobody = "nobody else is here"
+        if others := len(here.network.live_members()):
+            nobody = f"nobody has its state ({peers_text(others)} in sight)"
+        here.enter_phase("founding", f"{nobody}: founding the run", 0.0)
         states: list[FragmentState] = []
         for fragment in range(self._memory.fragments):
             values = None
-            while values is None and local.ending.departure is None:
+            while values is None and here.ending.departure is None:
                 values = await self._port.values(fragment, timeout_s=1.0)
             if values is None:
                 return FirstStates()
-            theta, layout = local.floats(values.size), local.layout.hash
+            theta, layout = here.floats(values.size), here.layout.hash
             np.copyto(theta, values)
             if not np.isfinite(theta).all():
-                units = local.layout.fragments[fragment].units
+                units = here.layout.fragments[fragment].units
                 bad = next(each for each in units if not np.isfinite(theta[each.values]).all())
-                raise WeightsNotFinite(local.run_file.name, bad.tensor)
+                raise WeightsNotFinite(here.run_file.name, bad.tensor)
             state = FragmentState.founded(layout, fragment, theta)
             states.append(state)
             self._port.adopt(fragment, state, contained=self._memory.offered(fragment)[0])
-        local.event("founded", fragments=len(states))
+        here.event("founded", fragments=len(states))
         return FirstStates(tuple(states))
 
     async def go_on_from_checkpoint(self, averager: Averager, first: FirstStates) -> None:
@@ -324,7 +319,7 @@ class Entrance:
             else:
                 # No live peer has this version: it was lost with the agent before this one.
                 since = state.version
-                self._local.event("kept", fragment=fragment, version=held.version, since=since)
+                self._peer.event("kept", fragment=fragment, version=held.version, since=since)
                 self._port.keep(fragment, state, tokens=first.settled[fragment])
 
     async def _compared(
@@ -332,7 +327,7 @@ class Entrance:
     ) -> dict[int, FragmentState]:
         """Ask other peers for newer states. Returns those for which none came, by fragment, but
         for those that the trainer has already."""
-        local, loop = self._local, asyncio.get_running_loop()
+        here, loop = self._peer, asyncio.get_running_loop()
         waiting = {state.fragment: state for state in states}
         asked, ask_at = 0, loop.time()
         deadline, last = loop.time() + self._patience_s(), loop.time() + CAUGHT_UP_WITHIN_S
@@ -340,11 +335,11 @@ class Entrance:
             fetches = any(averager.phases[each] is RoundPhase.CATCHING for each in waiting)
             if loop.time() >= (last if fetches else deadline):
                 break
-            self._online.refresh_view()
-            live = sorted(local.view)
+            here.refresh_view()
+            live = sorted(here.view)
             if live and loop.time() >= ask_at:
                 if not asked:
-                    await self._online.until_dialled()
+                    await self._until_dialled()
                     deadline = min(deadline, loop.time() + COMPARED_WITHIN_S)
                 for state in waiting.values():
                     send_standing(averager, live[(state.fragment + asked) % len(live)], state)
@@ -362,22 +357,22 @@ class Entrance:
         """Time to hear of states that are newer than those of the checkpoint."""
         if any(self._memory.base(each) is not None for each in range(self._memory.fragments)):
             return SETTLE_AFTER_S
-        has_friends = bool(self._begin.settings.seeds) or (self._local.directory / PEERS).exists()
+        has_friends = bool(self._begin.settings.seeds) or (self._peer.directory / PEERS).exists()
         return FRIENDS_WITHIN_S if has_friends else 0.0
 
     async def give_up_when_nobody_is_left(self) -> None:
         """End a newcomer's wait for a state when no live peer has one any more."""
-        local, loop = self._local, asyncio.get_running_loop()
+        here, loop = self._peer, asyncio.get_running_loop()
         seen_at = loop.time()
-        while local.phase == "fetching" and any(state is None for state in local.states):
-            if any(member.record.versions for member in self._online.live_members()):
+        while here.phase == "fetching" and any(state is None for state in here.states):
+            if any(member.record.versions for member in here.network.live_members()):
                 seen_at = loop.time()
             elif loop.time() - seen_at >= GONE_AFTER_S:
                 nobody = (
                     f"nobody who has the run's state was there for {GONE_AFTER_S:.0f} s; "
                     "join again when one of its peers is back"
                 )
-                local.end.hear(Departure(nobody, 3, finished=False, timeout_s=0.0))
+                here.end.hear(Departure(nobody, 3, finished=False, timeout_s=0.0))
                 return
             await asyncio.sleep(1.0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from averaging.live.streams.links import control_protocol
-from peer.agent.local_peer import LocalPeer
+from peer.agent.peer import Peer
 from peer.bridge.shared_memory import SharedTensors
 from peer.bridge.trainer_line import TrainerLine
 from peer.rules.limits import Rest
@@ -22,8 +22,8 @@ IDLE_AFTER_STEPS = 20
 class OwnersRest:
     """No steps while the limits of the machine's owner, or the orders of the run's, say so."""
 
-    def __init__(self, local: LocalPeer) -> None:
-        self._local = local
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
         self.reason: str | None = None
         """The reason for resting now; ``None``: no rest."""
         self._since = 0.0
@@ -31,34 +31,36 @@ class OwnersRest:
 
     def obey(self) -> bool:
         """Look at limits and orders. Returns whether ``reason`` has changed."""
-        local, verdict = self._local, self._local.guest.look()
+        peer, verdict = self._peer, self._peer.guest.look()
+        averager = peer.averager
+        assert averager is not None, "its limits are looked at from its first states on"
         reason = verdict.reason if isinstance(verdict, Rest) else None
-        reason = local.paused or reason
+        reason = peer.owner.paused or reason
         if reason is not None:
             self._hand_over()
         if reason == self.reason:
             return False
         if self.reason is None:
-            local.event("paused", reason=reason)
+            peer.event("paused", reason=reason)
             self._since = asyncio.get_running_loop().time()
             # Its work is offered now: later no other peer waits for this one.
-            local.averaging.make_due(range(len(local.layout.fragments)))
+            averager.make_due(range(len(peer.layout.fragments)))
             self._patience_s = OFFERED_WITHIN_S
         elif reason is None:
-            local.event("resumed")
-            local.averaging.stay()
+            peer.event("resumed")
+            averager.stay()
         self.reason = reason
-        local.keep_state(None if reason is None else f"resting: {reason}")
+        peer.keep_state(None if reason is None else f"resting: {reason}")
         return True
 
     @property
     def hands_over(self) -> bool:
         """True while a peer that begins to rest has work that the others may still merge."""
-        local = self._local
-        if self.reason is None or local.paused is not None or local.guest.is_used_up:
+        peer = self._peer
+        if self.reason is None or peer.owner.paused is not None or peer.guest.is_used_up:
             return False
         rested_s = asyncio.get_running_loop().time() - self._since
-        return rested_s < self._patience_s and local.delegate.pending_tokens() > 0
+        return rested_s < self._patience_s and peer.role.pending_tokens() > 0
 
     def _hand_over(self) -> None:
         """Offer pending work again before this peer rests, and wait as long as one that leaves.
@@ -66,7 +68,7 @@ class OwnersRest:
         Nothing is offered when the month's volume is used up.
         """
         if self.hands_over:
-            left = self._local.offer_before_leaving()
+            left = self._peer.offer_before_leaving()
             needed_s = left.patience_s(least_s=OFFERED_WITHIN_S, most_s=OFFERED_WITHIN_MAX_S)
             self._patience_s = max(self._patience_s, needed_s)
 
@@ -75,14 +77,15 @@ class OwnersRest:
         if self.reason is None:
             return False
         rested_s = asyncio.get_running_loop().time() - self._since
-        busy = rested_s < 1.0 or bool(self._local.averaging.in_flight)
+        averager = self._peer.averager
+        busy = rested_s < 1.0 or (averager is not None and averager.in_flight > 0)
         return not self.hands_over and (not busy or rested_s > OFFERED_WITHIN_S)
 
     def why_closed(self, protocol: str) -> str | None:
         """The reason to refuse a stream: the month's volume is used up, and all work is offered."""
-        if not (self._local.guest.is_used_up and self.is_away()):
+        if not (self._peer.guest.is_used_up and self.is_away()):
             return None
-        if protocol == control_protocol(self._local.run_id):
+        if protocol == control_protocol(self._peer.run_id):
             return None
         return "the volume that is allowed this month is used"
 
@@ -90,8 +93,8 @@ class OwnersRest:
 class IdleTrainer:
     """Notices when a trainer has made no step for long: other peers should not wait for it."""
 
-    def __init__(self, local: LocalPeer, memory: SharedTensors, line: TrainerLine) -> None:
-        self._local = local
+    def __init__(self, peer: Peer, memory: SharedTensors, line: TrainerLine) -> None:
+        self._peer = peer
         self._memory = memory
         self._line = line
         self._step_seen = -1
@@ -100,7 +103,7 @@ class IdleTrainer:
 
     def is_idle(self) -> bool:
         """True if it is idle now. To be asked again and again; a change is reported as an event."""
-        now, run = asyncio.get_running_loop().time(), self._local.run_file
+        now, run = asyncio.get_running_loop().time(), self._peer.run_file
         if self._memory.step != self._step_seen:
             self._step_seen, self._stepped_at = self._memory.step, now
         idle = now - self._stepped_at > max(
@@ -111,7 +114,7 @@ class IdleTrainer:
         )
         if idle != self._was_idle:
             self._was_idle = idle
-            self._local.event(
+            self._peer.event(
                 "trainer_rests" if idle else "trainer_steps_again",
                 silent_s=now - self._line.heard_at,
             )

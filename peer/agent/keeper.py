@@ -13,31 +13,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from averaging.history.state import FragmentState
-from averaging.numbers.arrays import check_subnormals
+from averaging.live.averager import Averager
 from averaging.numbers.layout import Layout
 from dht.identity import PeerId
 from dht.records import unpack_versions
-from peer.agent.active_peer import ActivePeer, make_averager
 from peer.agent.leaving import send_standing
-from peer.agent.local_peer import (
-    OBEY_EVERY_S,
-    Delegate,
-    Fields,
-    LocalPeer,
-    NotAveraging,
-    PhaseName,
-    Seat,
-)
-from peer.agent.online_peer import OnlinePeer, go_online
-from peer.agent.services import Service
+from peer.agent.life import live
+from peer.agent.peer import OBEY_EVERY_S, Peer
+from peer.agent.services import Fields, FirstStates, Role, Seat
 from peer.errors import ExitCode
 from peer.guest.enforcement import Guest
 from peer.joining.link import event_of, is_news
@@ -46,7 +36,6 @@ from peer.rules.leaving import Departure
 from peer.rules.limits import Go, Rest
 from peer.status import PeerStatus
 from peer.storage.home import peer_folder
-from peer.storage.outer_state import OuterState
 from peer.storage.progress import begin_without_trainer
 
 DRAIN_S = 10.0
@@ -124,8 +113,8 @@ def ahead(version: int, told: Iterable[tuple[PeerId, int]], *, turn: int) -> Pee
     return newer[turn % len(newer)] if newer else None
 
 
-class Keeper(Delegate):
-    """One session of a keeper on line in one run."""
+class Keeper(Role):
+    """The role of a peer that keeps one run, for one session on line."""
 
     def __init__(
         self,
@@ -140,8 +129,7 @@ class Keeper(Delegate):
             self.incarnation = begin_without_trainer(
                 seat.directory / "progress", wall_time_s=time.time()
             )
-        self.local = LocalPeer(seat, layout, self, guest)
-        self._services: Sequence[Service] = ()
+        self.peer = Peer(seat, layout, guest, self)
         self._on_event = on_event
         self._until = until
         self._link: str | None = None
@@ -150,121 +138,111 @@ class Keeper(Delegate):
         """Number of times that others were asked for newer versions."""
 
     def __repr__(self) -> str:
-        return f"Keeper({self.local!r})"
+        return f"Keeper({self.peer!r})"
 
     async def run(self, stop: asyncio.Event) -> Departure:
         """Follow until the run is over or ``stop`` is set. Raises ``PeerError`` or ``DhtError``."""
-        local = self.local
-        async with AsyncExitStack() as stack:
-            stack.callback(local.log.close)
-            check_subnormals()
-            online = await stack.enter_async_context(go_online(local))
-            self._services = online.services
-            local.enter_phase("fetching", "looking for the run's state", 0.0)
-            local.tell_place_of_state()
-            outer = await asyncio.to_thread(local.load_checkpoint)
-            if outer is not None:
-                online.presence.door.take(outer.directives)
-            averager = make_averager(
-                online,
-                None,
-                incarnation=self.incarnation,
-                states=() if outer is None else await self._after_rollbacks(outer),
-            )
-            async with local.watched(
-                self._stop_when(stop), local.leave_when_asked(DRAIN_S), self._rest_when_told()
-            ) as tasks:
-                await local.end.unless_leaving(self._meet(online))
-                own = {"follow": self._follow(online)}
-                return await ActivePeer(online, averager).run(tasks, own)
+        return await live(
+            self.peer,
+            self._stop_when(stop),
+            self.peer.leave_when_asked(DRAIN_S),
+            self._rest_when_told(),
+        )
 
-    async def _meet(self, online: OnlinePeer) -> None:
-        """Wait a little for a peer to fetch from: without one, fetching would fail."""
-        deadline = asyncio.get_running_loop().time() + MEET_WITHIN_S
-        while asyncio.get_running_loop().time() < deadline:
-            online.refresh_view()
-            if self.local.view:
+    async def first_states(self) -> FirstStates:
+        """The saved states, or those that the run's owner has taken the run back to.
+
+        It waits a little for a peer to fetch from: without one, fetching would fail.
+        """
+        peer = self.peer
+        peer.enter_phase("fetching", "looking for the run's state", 0.0)
+        outer = await asyncio.to_thread(peer.load_checkpoint)
+        if outer is not None:
+            peer.network.presence.door.take(outer.directives)
+        await self._meet()
+        if outer is None:
+            return FirstStates()
+        if not peer.owner.takes_back_checkpoint(outer):
+            return FirstStates(outer.states)
+        roots = await asyncio.to_thread(peer.owner.roots)
+        return FirstStates(tuple(root for root in roots if root is not None))
+
+    async def _meet(self) -> None:
+        peer, loop = self.peer, asyncio.get_running_loop()
+        deadline = loop.time() + MEET_WITHIN_S
+        while loop.time() < deadline:
+            peer.refresh_view()
+            if peer.view:
                 # Of a run that was founded twice, all of one founding's states.
-                asked = first_asked(online.followers(), np.random.default_rng())
-                self.local.follow(heaviest(await online.statuses(asked)))
+                asked = first_asked(peer.network.followers(), np.random.default_rng())
+                peer.network.follow(heaviest(await peer.network.statuses(asked)))
                 return
             await asyncio.sleep(0.1)
 
-    async def _after_rollbacks(self, outer: OuterState) -> Sequence[FragmentState]:
-        """The saved states, or those that the run's owner has taken the run back to."""
-        if not self.local.was_taken_back(outer):
-            return outer.states
-        roots = await asyncio.to_thread(self.local.roots)
-        return [root for root in roots if root is not None]
+    def work(
+        self, averager: Averager, first: FirstStates
+    ) -> Mapping[str, Coroutine[Any, Any, None]]:
+        return {"follow": self._follow(averager)}
 
     async def _stop_when(self, stop: asyncio.Event) -> None:
         await stop.wait()
         self._leave("asked to end", ExitCode.INTERRUPTED)
 
     def _leave(self, reason: str, exit_code: int = 0, *, rests: bool = False) -> None:
-        self.local.end.hear(
+        self.peer.end.hear(
             Departure(reason, exit_code, finished=False, timeout_s=DRAIN_S, rests=rests)
         )
 
     async def _rest_when_told(self) -> None:
         """Go off line when the machine's owner wants it, or when the time of the keeper is up."""
-        local = self.local
-        while local.ending.departure is None:
-            verdict = local.guest.look()
+        peer = self.peer
+        while peer.ending.departure is None:
+            verdict = peer.guest.look()
             if self._until is not None and datetime.now(UTC) >= self._until:
                 self._leave(_kept_until(self._until))
             elif isinstance(verdict, Rest):
-                local.log.write("paused", {"reason": verdict.reason})
+                peer.log.write("paused", {"reason": verdict.reason})
                 self._leave(verdict.reason, rests=True)
             await asyncio.sleep(OBEY_EVERY_S)
 
-    async def _follow(self, online: OnlinePeer) -> None:
+    async def _follow(self, averager: Averager) -> None:
         """Update the view of the other peers and this peer's own record once a second."""
-        local = self.local
+        peer = self.peer
         while True:
-            online.refresh_view()
-            if local.phase == "fetching" and local.versions():
-                local.enter_phase("ready", "keeping the run's state", 1.0)
-            online.update_record(trains=False, step_time_s=None, merged=0.0)
-            self._ask_those_ahead(online)
-            link = online.link()
+            peer.refresh_view()
+            if peer.phase == "fetching" and peer.versions():
+                peer.enter_phase("ready", "keeping the run's state", 1.0)
+            peer.update_record(trains=False, step_time_s=None, merged=0.0)
+            self._ask_those_ahead(averager)
+            link = peer.network.link()
             if link and is_news(link, self._link):
                 self._link = link
-                told = event_of(link, local.run_file)
+                told = event_of(link, peer.run_file)
                 self._on_event("link", told)
                 if told["limit"] is not None:
                     self._on_event("link_limited", {"text": told["limit"]})
             await asyncio.sleep(1.0)
 
-    def _ask_those_ahead(self, online: OnlinePeer) -> None:
+    def _ask_those_ahead(self, averager: Averager) -> None:
         """Compare each fragment with a peer that says it is ahead: it answers with what it has.
 
         A keeper is in no group, and hears of a new version by the records of others alone.
         """
-        local = self.local
-        if isinstance(local.averaging, NotAveraging):
-            return
-        told = {m.peer: unpack_versions(m.record.versions) for m in online.live_members()}
-        known = {p: each for p, each in told.items() if local.averaging.is_established(p)} or told
+        live = self.peer.network.live_members()
+        told = {member.peer: unpack_versions(member.record.versions) for member in live}
+        known = {p: each for p, each in told.items() if averager.is_established(p)} or told
         self._turn += 1
-        for state in local.states:
+        for state in averager.states:
             if state is None:
                 continue
             index = state.fragment
             versions = ((p, each[index]) for p, each in known.items() if index < len(each))
             if (peer := ahead(state.version, versions, turn=self._turn)) is not None:
-                send_standing(local.averaging, peer, state)
-        self._behind = behind(local.versions(), known.values())
-
-    # --- the delegate's part --------------------------------------------------------------------
+                send_standing(averager, peer, state)
+        self._behind = behind(self.peer.versions(), known.values())
 
     def with_training(self, status: PeerStatus) -> PeerStatus:
         return msgspec.structs.replace(status, staleness=self._behind)
 
-    def on_event(self, name: str, fields: Fields) -> None:
-        for service in self._services:
-            service.note(name, fields)
+    def note(self, name: str, fields: Fields) -> None:
         self._on_event(name, fields)
-
-    def on_phase(self, name: PhaseName, text: str, done: float) -> None:
-        self._on_event("phase", {"name": name, "text": text, "done": done})

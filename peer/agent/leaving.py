@@ -11,7 +11,7 @@ from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
 from dht.errors import DhtError
 from dht.identity import PeerId
-from peer.agent.online_peer import OnlinePeer
+from peer.agent.peer import Peer
 from peer.agent.saver import Saver
 from peer.rules import ending as rules
 from peer.rules.ending import Do, Effect, Heard, Input, Seen, State, Whom
@@ -28,27 +28,21 @@ class Leaving:
 
     def __init__(
         self,
-        online: OnlinePeer,
+        peer: Peer,
         averager: Averager,
         saver: Saver,
         *,
         begin: Callable[[str, Coroutine[Any, Any, None]], object],
         stop: Callable[[], Awaitable[None]],
-        until_adopted: Callable[[float], Awaitable[None]] | None,
     ) -> None:
-        """``begin(name, work)`` begins other work of this peer, and ``stop()`` ends all of it.
-
-        ``until_adopted(timeout_s)`` waits until the trainer has adopted the last versions.
-        """
-        self._online = online
-        self._local = online.local
-        self._end = online.local.end
-        self._ending = online.local.ending
+        """``begin(name, work)`` begins other work of this peer, and ``stop()`` ends all of it."""
+        self._peer = peer
+        self._end = peer.end
+        self._ending = peer.ending
         self._averager = averager
         self._saver = saver
         self._begin = begin
         self._stop = stop
-        self._until_adopted = until_adopted
 
     def __repr__(self) -> str:
         return f"Leaving({self._ending!r})"
@@ -69,28 +63,28 @@ class Leaving:
             end.hear(rules.Look(self._seen()))
 
     def _seen(self) -> Seen:
-        local, averager, order = self._local, self._averager, self._local.orders.end
+        peer, averager, order = self._peer, self._averager, self._peer.owner.orders.end
         calm = self._ending.is_calm  # then a look costs little, whatever the run's size
         return Seen(
-            versions=local.versions(),
-            model="" if calm else local.model,
+            versions=peer.versions(),
+            model="" if calm else peer.model,
             final=averager.final_fragments,
             closed_ranks=averager.closed_ranks,
             in_flight=averager.in_flight,
-            pending=0 if calm else local.delegate.pending_tokens(),
+            pending=0 if calm else peer.role.pending_tokens(),
             folds=averager.stats.folds,
-            paused=local.paused is not None,
-            learners=len(local.others_who_train()),
-            date_left_s=self._online.seconds_left(),
+            paused=peer.owner.paused is not None,
+            learners=len(peer.others_who_train()),
+            date_left_s=peer.seconds_left(),
             owner_set_version=order is not None and order.version is not None,
             owner_set_date=order is not None and order.at is not None,
-            state_bytes=8 * local.layout.size,
+            state_bytes=8 * peer.layout.size,
             round_bytes=averager.round_bytes(),
             bytes_per_s=averager.bytes_per_s,
         )
 
     async def _do(self, state: State, effect: Effect) -> None:
-        local, averager = self._local, self._averager
+        here, averager = self._peer, self._averager
         match effect:
             case rules.Ask(whom):
                 await self._wait_in(state, self._answers(whom))
@@ -106,9 +100,9 @@ class Leaving:
             case rules.MakeDue(fragments):
                 averager.make_due(fragments)
             case rules.Enter(phase, text, done):
-                local.enter_phase(phase, text, done)
+                here.enter_phase(phase, text, done)
             case rules.Tell():
-                local.event(effect.name, **effect.fields)
+                here.event(effect.name, **effect.fields)
             case rules.Export(apart):
                 await self._saver.export(apart=apart)
             case Do.HURRY:
@@ -116,21 +110,21 @@ class Leaving:
             case Do.GATHER:
                 averager.gather_everybody()
             case Do.OFFER:
-                self._end.hear(local.offer_before_leaving())
+                self._end.hear(here.offer_before_leaving())
             case Do.END_MERGES:
                 averager.end_merges()
             case Do.GREET:
-                self._begin("greet keepers", self._online.greet_keepers())
+                self._begin("greet keepers", here.network.greet_keepers())
             case Do.STOP:
                 await self._stop()
             case Do.SAVE:
                 await self._saver.save()
                 self._end.hear(Heard.SAVED)
             case Do.GOODBYE:
-                for service in self._online.services:
+                for service in here.services:
                     await service.save()
                 with contextlib.suppress(DhtError):
-                    await self._online.presence.leave()
+                    await here.network.presence.leave()
 
     async def _wait_in(self, state: State, work: Coroutine[Any, Any, Input]) -> None:
         """Hear what ``work`` has found, unless this peer is in another state before."""
@@ -139,17 +133,17 @@ class Leaving:
             self._end.hear(found)
 
     async def _answers(self, whom: Whom) -> rules.Answers:
-        local, online = self._local, self._online
-        online.refresh_view()
+        here, network = self._peer, self._peer.network
+        here.refresh_view()
         match whom:
             case Whom.LEARNERS:
-                peers = local.others_who_train()
+                peers = here.others_who_train()
             case Whom.FOLLOWERS:
-                peers = online.followers()
+                peers = network.followers()
             case Whom.TAKERS:
-                keepers = [m.peer for m in online.live_members() if m.record.role == "keeper"]
-                peers = [peer for peer in keepers if peer in local.view] or online.followers()
-        answers = await online.statuses(asked := peers[:ASKED_LAST])
+                keepers = [keeper for keeper in network.keepers() if keeper in here.view]
+                peers = keepers or network.followers()
+        answers = await network.statuses(asked := peers[:ASKED_LAST])
         return rules.Answers(answers, len(asked), self._seen())
 
     async def _drained(self, timeout_s: float) -> rules.Drained:
@@ -157,8 +151,7 @@ class Leaving:
         return rules.Drained(self._seen())
 
     async def _adopted(self, timeout_s: float) -> Heard:
-        if self._until_adopted is not None:
-            await self._until_adopted(timeout_s)
+        await self._peer.role.until_adopted(timeout_s)
         return Heard.ADOPTED
 
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from averaging.live.checks.loss_gate import GateSettings, LossGate
 from averaging.rules.loss_gate import Refusals
 from dht.membership.orders import Attested
+from peer.agent.peer import Peer
 from peer.agent.slots import SlotPort
 from peer.bridge.messages import Measure, Measured
 from peer.bridge.trainer_line import TrainerLine
 from peer.storage.proofs import keep_refusals, kept_refusals
-
-if TYPE_CHECKING:
-    from peer.agent.local_peer import LocalPeer
 
 logger = logging.getLogger(__name__)
 
@@ -40,22 +37,22 @@ class TrainersLoss:
         return measured.loss if measured.sequences else None
 
 
-def open_gate(local: LocalPeer, port: SlotPort, loss: TrainersLoss) -> LossGate | None:
+def open_gate(peer: Peer, port: SlotPort, loss: TrainersLoss) -> LossGate | None:
     """The gate of this peer; ``None`` where the run has none.
 
     A synchronous trainer waits for the very versions that would have to be judged.
     """
-    rise_max = local.run_file.evaluation.rise_max
-    if rise_max == "off" or local.run_file.synchronous:
+    rise_max = peer.run_file.evaluation.rise_max
+    if rise_max == "off" or peer.run_file.synchronous:
         return None
 
     def attested(fragment: int) -> Attested | None:
-        known = local.orders.attested
+        known = peer.owner.orders.attested
         return known[fragment] if fragment < len(known) else None
 
     async def keep(refusals: Refusals) -> None:
         try:
-            await asyncio.to_thread(keep_refusals, local.directory, refusals)
+            await asyncio.to_thread(keep_refusals, peer.directory, refusals)
         except OSError as error:
             logger.warning("refusals_not_kept reason=%s", error)
 
@@ -63,8 +60,8 @@ def open_gate(local: LocalPeer, port: SlotPort, loss: TrainersLoss) -> LossGate 
         GateSettings(rise_max=rise_max),
         measure=loss.measure,
         holds=port.holds,
-        refusals=kept_refusals(local.directory),
+        refusals=kept_refusals(peer.directory),
         attested=attested,
         keep=keep,
-        on_event=local.averager_event,
+        on_event=peer.averager_event,
     )

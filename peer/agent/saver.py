@@ -14,7 +14,7 @@ from typing import Any
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
 from peer.agent.account import global_tokens
-from peer.agent.online_peer import OnlinePeer
+from peer.agent.peer import Peer
 from peer.errors import DiskFull, PeerError
 from peer.guest.enforcement import trim_log
 from peer.quantities import bytes_text
@@ -36,13 +36,12 @@ DISK_LEAST_BYTES = 1 << 20
 class Saver:
     """The files of one peer that has states."""
 
-    def __init__(self, online: OnlinePeer, averager: Averager) -> None:
-        self._online = online
-        self._local = online.local
+    def __init__(self, peer: Peer, averager: Averager) -> None:
+        self._peer = peer
         self._averager = averager
-        guest = self._local.guest
+        guest = peer.guest
         self._inner_folder = CheckpointFolder(
-            self._local.directory / "inner", allowed_bytes=lambda: guest.disk.inner
+            peer.directory / "inner", allowed_bytes=lambda: guest.disk.inner
         )
         """The trainer's checkpoints."""
         self._saved: object = None
@@ -70,50 +69,50 @@ class Saver:
         while (left_s := until - loop.time()) > 0:
             await asyncio.sleep(min(LOOK_EVERY_S, left_s))
             had_company = self._had_company
-            self._had_company = bool(self._local.others_who_train())
+            self._had_company = bool(self._peer.others_who_train())
             if had_company and not self._had_company:
                 return
 
     async def _note_seen(self) -> None:
         """Keep what is known of the run for the time when nobody of it is on line."""
-        local = self._local
-        if not local.versions():
+        peer = self._peer
+        if not peer.versions():
             return
-        others = sorted(m.record.name for m in self._online.live_members() if m.record.name)
+        others = sorted(m.record.name for m in peer.network.live_members() if m.record.name)
         seen = LastSeen(
-            run=local.run_file.canonical().decode(),
+            run=peer.run_file.canonical().decode(),
             at=time.time(),
-            tokens=global_tokens(local.states),
+            tokens=global_tokens(peer.states),
             names=tuple(others[:NAMES_MAX]),
-            ended_at=local.ending.ended_at,
+            ended_at=peer.ending.ended_at,
         )
         with contextlib.suppress(OSError):  # a full disk is reported with the checkpoint
-            await asyncio.to_thread(save_last_seen, local.directory, seen)
+            await asyncio.to_thread(save_last_seen, peer.directory, seen)
 
     async def save(self) -> None:
         """Write a checkpoint, if there is a state of every fragment and something has changed."""
-        local = self._local
+        peer = self._peer
         await self._note_seen()
         averager = self._averager
         try:
-            if averager.goes_back or not averager.is_after(local.rollback):
+            if averager.goes_back or not averager.is_after(peer.owner.rollback):
                 return  # some states are about to be taken back, and the directive is known
-            ledger = local.delegate.ledger()  # as of these states
+            ledger = peer.role.ledger()  # as of these states
             states = [state for state in averager.states if state is not None]
-            directives = self._online.directives()
+            directives = peer.network.directives()
             content = ([s.lineage for s in states], copy.deepcopy(ledger), directives)
-            is_whole = len(states) == len(local.layout.fragments)
-            if not is_whole or (content == self._saved and local.folder.numbers()):
+            is_whole = len(states) == len(peer.layout.fragments)
+            if not is_whole or (content == self._saved and peer.folder.numbers()):
                 return
             versions = [state.version for state in states]
             path = await asyncio.to_thread(self._write, states, ledger, directives)
         except DiskFull as error:
             self._tell_not_saved("disk_full", str(error), needed_bytes=error.needed_bytes)
         except OSError as error:
-            self._tell_not_saved("checkpoint_failed", f"{local.folder.folder}: {error}")
+            self._tell_not_saved("checkpoint_failed", f"{peer.folder.folder}: {error}")
         else:
             self._saved, self._not_saved = content, ""
-            local.log.write("checkpoint", {"path": path, "versions": versions})
+            peer.log.write("checkpoint", {"path": path, "versions": versions})
 
     def _write(
         self,
@@ -123,54 +122,54 @@ class Saver:
     ) -> Path:
         """Write a checkpoint. ``states`` is emptied: rounds replace them while a slow disk writes,
         and each array is let go of when it is written."""
-        local = self._local
+        peer = self._peer
         tensors, meta = outer_content(
-            run=local.run_file,
-            layout=local.layout,
+            run=peer.run_file,
+            layout=peer.layout,
             states=states,
             ledger=ledger,
             directives=directives,
         )
         states.clear()
-        return local.folder.save(tensors, meta)
+        return peer.folder.save(tensors, meta)
 
     def _tell_not_saved(self, name: str, text: str, **fields: Any) -> None:
         """Report the first failure of several: saving is tried again every minute."""
         if not self._not_saved:
-            self._local.event(name, text=text, **fields)
+            self._peer.event(name, text=text, **fields)
         self._not_saved = text
 
     async def _look_at_disk(self) -> None:
         """Report a full disk once: the next checkpoint, which would tell, may be far off."""
-        local = self._local
+        peer = self._peer
         try:
-            free = (await asyncio.to_thread(shutil.disk_usage, local.directory)).free
+            free = (await asyncio.to_thread(shutil.disk_usage, peer.directory)).free
         except OSError:
             return  # of a network's file system, for a while
         was_full = self._disk_is_full
-        self._disk_is_full = free < DISK_LEAST_BYTES or bool(local.log.problem)
+        self._disk_is_full = free < DISK_LEAST_BYTES or bool(peer.log.problem)
         if self._disk_is_full and not was_full:
-            why = local.log.problem or f"{bytes_text(free)} are left"
+            why = peer.log.problem or f"{bytes_text(free)} are left"
             text = (
-                f"the disk of {local.directory} is full ({why}): events and checkpoints are not "
+                f"the disk of {peer.directory} is full ({why}): events and checkpoints are not "
                 "saved, and training goes on"
             )
-            local.event("disk_full", text=text, needed_bytes=DISK_LEAST_BYTES)
+            peer.event("disk_full", text=text, needed_bytes=DISK_LEAST_BYTES)
 
     async def keep_house(self) -> None:
         """Keep logs and checkpoints within the owner's limits, which may change at any time."""
-        local = self._local
+        peer = self._peer
         while True:
             await self._look_at_disk()
-            allowed = local.guest.disk.logs
-            local.log.keep_within(allowed and allowed / 2)
+            allowed = peer.guest.disk.logs
+            peer.log.keep_within(allowed and allowed / 2)
             # The second one is of each other process of an island.
-            logs = [local.directory / "agent.log", *sorted(local.directory.glob("rank-*.log"))]
+            logs = [peer.directory / "agent.log", *sorted(peer.directory.glob("rank-*.log"))]
             for log in logs:
                 await asyncio.to_thread(trim_log, log, allowed and allowed / 2 / len(logs))
-            prunes: list[Callable[[], None]] = [local.folder.prune, self._inner_folder.prune]
-            if local.good is not None:
-                prunes.insert(0, local.good.prune)
+            prunes: list[Callable[[], None]] = [peer.folder.prune, self._inner_folder.prune]
+            if peer.good is not None:
+                prunes.insert(0, peer.good.prune)
             for prune in prunes:
                 with contextlib.suppress(OSError):  # a failing disk is told with the checkpoint
                     await asyncio.to_thread(prune)
@@ -178,13 +177,11 @@ class Saver:
 
     async def export(self, *, apart: str) -> None:
         """Write the final model. ``apart``: peers that ended the run elsewhere, and how."""
-        local = self._local
-        out = local.directory / "model.safetensors"
+        peer = self._peer
+        out = peer.directory / "model.safetensors"
         try:
-            await asyncio.to_thread(export, local.folder, out, apart=apart)
+            await asyncio.to_thread(export, peer.folder, out, apart=apart)
         except (PeerError, OSError) as error:
-            local.event("export_failed", text=str(error))
+            peer.event("export_failed", text=str(error))
         else:
-            local.event(
-                "exported", path=str(out), versions=list(local.versions()), model=local.model
-            )
+            peer.event("exported", path=str(out), versions=list(peer.versions()), model=peer.model)

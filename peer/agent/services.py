@@ -1,19 +1,42 @@
-"""Work of a peer on line that is beside taking part: ``peer.extras`` has it, and names it here."""
+"""What one peer of a run consists of: its seat, its role, and services beside averaging.
+
+Every peer is the same ``peer.agent.peer.Peer``. What it is there for says its role: an agent's
+trains beside a program, a keeper's keeps the run. What a service may touch is what its constructor
+gets.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
 
+from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
+from averaging.live.checks.loss_gate import LossGate
+from averaging.live.checks.spot_checking import Judge
+from averaging.live.learner_port import LearnerPort
+from averaging.live.slices.watch import Watch
+from averaging.live.states.fetcher import FetchProgress
+from dht.identity import Identity, PeerId
+from dht.records import Role as RoleName
+from peer.agent.account import merged_of
+from peer.bridge.settings import PeerSettings, default_name
+from peer.description import Described
 from peer.optional import extras
+from peer.rules.leaving import Departure
+from peer.run_file.sections import RunFile
+from peer.status import PeerStatus
+
+Fields: TypeAlias = Mapping[str, Any]
 
 
-class Service(Protocol):
-    """One piece of such work, from the moment at which a peer is on line until it leaves."""
+class Service:
+    """One piece of a peer's work, from the moment at which it is on line. This one does nothing."""
 
-    name: str
+    name = "nothing"
 
     async def open(self, stack: AsyncExitStack) -> None:
         """Answer others from now on. What is put on the stack is closed before the host is."""
@@ -24,14 +47,119 @@ class Service(Protocol):
     async def save(self) -> None:
         """Write down what is to last, when the work is over."""
 
-    def note(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Hear of an event that a keeper tells people."""
+    def note(self, name: str, fields: Fields) -> None:
+        """Hear of an event that people may want to hear of."""
 
 
 Begin: TypeAlias = Callable[[Any], Service]
-"""Gets the ``OnlinePeer`` that the service belongs to."""
+"""Gets the ``Peer`` that the service belongs to, and gives the service what it needs of it."""
 
 
 def of_every_peer() -> list[Begin]:
     """The services that no setting asks for."""
     return [module.begin for module in extras("credit.service")]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStates:
+    """The states to begin averaging with.
+
+    Only the averager may keep references to them: it replaces them by newer ones.
+    """
+
+    states: tuple[FragmentState, ...] = ()
+    settled: tuple[int, ...] | None = None
+    """Only from a checkpoint: own tokens of this incarnation, by fragment, that it accounts for as
+    merged or given up."""
+
+    def are_own(self, me: PeerId) -> bool:
+        """True if nobody else has worked in the run so far: it was founded here."""
+        return bool(self.states) and set(merged_of(self.states)) <= {me}
+
+
+class Role:
+    """What a peer is there for. This one gets in without a state, and makes no steps."""
+
+    incarnation = 0
+    learner: LearnerPort | None = None
+    """Makes the steps that are merged."""
+    gate: LossGate | None = None
+    """Measures the loss before and after a state that others made."""
+    judge: Judge | None = None
+    """Judges the contributions of others."""
+
+    async def first_states(self) -> FirstStates:
+        """The way into the run, once the peer is on line."""
+        return FirstStates()
+
+    def work(
+        self, averager: Averager, first: FirstStates
+    ) -> Mapping[str, Coroutine[Any, Any, None]]:
+        """What the role does while it takes part, by name."""
+        return {}
+
+    def left(self, departure: Departure) -> None:
+        """The peer has left the run, and is about to go off line."""
+
+    async def until_adopted(self, timeout_s: float) -> None:
+        """Wait until the trainer has adopted the last versions."""
+
+    def why_closed(self, protocol: str) -> str | None:
+        """A reason to refuse streams of this protocol now."""
+        return None
+
+    def note(self, name: str, fields: Fields) -> None:
+        """Hear of an event that people may want to hear of, and of each phase of the peer."""
+
+    def on_fetched(self, progress: FetchProgress) -> None:
+        """Hear of a download."""
+
+    def on_round(self, fields: Fields) -> None:
+        """A round of this peer has ended, with or without a result."""
+
+    def on_turn_to_measure(self, version: int, tokens: int) -> None:
+        """It is this peer's turn to measure the held-out loss of the run.
+
+        ``version`` of the first fragment, ``tokens`` of the run.
+        """
+
+    def with_training(self, status: PeerStatus) -> PeerStatus:
+        """The status of this peer with what its role knows."""
+        return status
+
+    def pending_tokens(self) -> int:
+        """Tokens of the trainer that are not merged yet."""
+        return 0
+
+    def ledger(self) -> Fields | None:
+        """The trainer's ledger, for the checkpoint."""
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Who takes part in which run, and how."""
+
+    run: RunFile
+    identity: Identity
+    directory: Path
+    settings: PeerSettings
+    role: RoleName
+    credential: bytes = b""
+    """Proof that the run admits this peer (``dht.membership.credentials``)."""
+    stays: bool = False
+    """True if the peer serves the state and the history of the run after its end, too."""
+    frozen: tuple[Described, ...] | None = None
+    """The trainer's parameters that are not exchanged; ``None`` if they are not known."""
+    services: tuple[Begin, ...] = ()
+    """What this peer does besides, on line."""
+    watch: Watch = field(default_factory=Watch)
+    """Sees what the averager does, and may change it: for tests."""
+
+    @property
+    def me(self) -> PeerId:
+        return self.identity.peer_id
+
+    @property
+    def name(self) -> str:
+        return self.settings.name or default_name(self.me)

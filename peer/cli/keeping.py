@@ -138,7 +138,7 @@ def keep(
     found = find_patiently(link, directory)
 
     from peer.agent import keeper
-    from peer.agent.local_peer import Seat
+    from peer.agent.services import Seat
     from peer.bridge.settings import PeerSettings
     from peer.event_loop import run_until_stopped
     from peer.guest.enforcement import read_limits, write_limits

@@ -23,7 +23,7 @@ from dht.records import (
 )
 from peer import status
 from peer.agent.keeper import behind
-from peer.agent.online_peer import peer_view
+from peer.agent.network import peer_view
 from peer.joining.visit import RunStatus, Silent, status_lines
 from peer.status import time_left_s
 from peer.views.agent_page import _row

@@ -43,7 +43,7 @@ from dht.presence import door
 from dht.presence.events import Events, PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import PresenceSettings, Profile
-from peer.agent.online_peer import peer_view
+from peer.agent.network import peer_view
 from peer.run_file.merging import Outer
 from peer.run_file.sections import GptModel, PythonStdlibData, RunFile
 from peer.storage.checkpoint import CheckpointFolder

@@ -7,7 +7,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from dht.presence.settings import PresenceSettings
-from peer.agent import agent, online_peer, policies
+from peer.agent import agent, network, policies
 from peer.run_file.sections import RunFile
 
 
@@ -16,5 +16,5 @@ def later_settings(run: RunFile) -> PresenceSettings:
 
 
 if __name__ == "__main__":
-    with patch.object(online_peer, "presence_settings", later_settings):
+    with patch.object(network, "presence_settings", later_settings):
         raise SystemExit(agent.main(sys.argv[1:]))

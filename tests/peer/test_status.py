@@ -56,7 +56,7 @@ told = passed_on(messages.Progress(Training(rods=7)), messages.decode_from_train
 memory = SharedTensors.create([3], layout=bytes(32), incarnation=1, coarse=False)
 fate = Fate(processed=0.0, merged=0.0, pending=0.0, discarded={})
 agent = SimpleNamespace(
-    _memory=memory, _why_no_steps=None, _training=told.training, local=SimpleNamespace(states=()),
+    _memory=memory, _why_no_steps=None, _training=told.training, peer=SimpleNamespace(states=()),
     _account=SimpleNamespace(update=lambda states: fate),
 )
 status = Agent.with_training(agent, PeerStatus(peer="p", role="learner", phase="ready", furlongs=9))

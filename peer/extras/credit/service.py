@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from blake3 import blake3
 
@@ -22,7 +22,9 @@ from averaging.round.opinions.certificates import link_of
 from dht.errors import BUSY, DhtError
 from dht.identity import Identity, PeerId, RunId
 from dht.membership.call_budget import CallRate
-from peer.agent.online_peer import OnlinePeer, asked_at_once
+from peer.agent.network import Network
+from peer.agent.peer import Peer
+from peer.agent.questions import asked_at_once
 from peer.agent.services import Service
 from peer.bridge.settings import is_default
 from peer.extras.credit.accounting import wire
@@ -182,48 +184,46 @@ def to_ask(me: PeerId, live: Iterable[PeerId], turn: int) -> list[PeerId]:
     return ranked[: asked_at_once(len(ranked))]
 
 
-def begin(online: OnlinePeer) -> Service:
+def begin(peer: Peer) -> Service:
     """The tally of a peer of a run."""
-    return Credited(online)
+    name, network = peer.seat.name, peer.network
+    crediting = Crediting(
+        peer.seat.identity,
+        peer.run_id,
+        peer.directory,
+        fragments=len(peer.layout.fragments),
+        name="" if is_default(name, peer.me) else name,
+        wall_time=network.swarm_time,
+    )
+    return Credited(crediting, network)
 
 
-class Credited:
+class Credited(Service):
     """The tally of a peer on line, among the peers of its run."""
 
     name = "credit"
 
-    def __init__(self, online: OnlinePeer) -> None:
-        local, name = online.local, online.local.seat.name
-        self._online = online
-        self.crediting = Crediting(
-            local.seat.identity,
-            local.run_id,
-            local.directory,
-            fragments=len(local.layout.fragments),
-            name="" if is_default(name, local.me) else name,
-            wall_time=online.swarm_time,
-        )
+    def __init__(self, crediting: Crediting, network: Network) -> None:
+        self.crediting = crediting
+        self._network = network
 
     async def open(self, stack: AsyncExitStack) -> None:
-        await self._online.guarded.serve_calls(
+        await self._network.guarded.serve_calls(
             wire.PROTOCOL, self.crediting.answer, request_max_bytes=wire.SUMMARY_MAX_BYTES
         )
 
     async def run(self, averager: Averager) -> None:
-        await self.crediting.run(averager, self._call, self._online.followers)
+        await self.crediting.run(averager, self._call, self._network.followers)
 
     async def _call(self, peer: PeerId, summary: bytes) -> bytes:
-        await self._online.presence.connect(peer, timeout_s=ASK_WITHIN_S)
-        return await self._online.host.call(peer, wire.PROTOCOL, summary, timeout_s=ASK_WITHIN_S)
+        await self._network.presence.connect(peer, timeout_s=ASK_WITHIN_S)
+        return await self._network.host.call(peer, wire.PROTOCOL, summary, timeout_s=ASK_WITHIN_S)
 
     async def save(self) -> None:
         await self.crediting.save()
 
-    def note(self, name: str, fields: Mapping[str, Any]) -> None:
-        """No event counts."""
 
-
-def tally_of(online: OnlinePeer) -> Tally:
-    """The tally of a peer on line."""
-    (credited,) = (each for each in online.services if isinstance(each, Credited))
+def tally_of(services: Iterable[Service]) -> Tally:
+    """The tally of a peer with these services."""
+    (credited,) = (each for each in services if isinstance(each, Credited))
     return credited.crediting.tally

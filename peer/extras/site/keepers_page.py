@@ -15,7 +15,8 @@ from dht.errors import BUSY
 from dht.identity import PeerId
 from dht.membership.call_budget import CallRate
 from dht.whole_files import write_whole
-from peer.agent.online_peer import OnlinePeer
+from peer.agent.peer import Peer
+from peer.agent.services import Service
 from peer.bridge.settings import is_default
 from peer.contributors import PER_MILLE, Contributor, date_of
 from peer.extras.credit.accounting.contributors import contributors, tokens_by_day
@@ -64,16 +65,15 @@ class Showing:
     """Address of the run's repository on the hub."""
 
 
-class ShownRun:
+class ShownRun(Service):
     """The public page of one run, as one keeper knows it."""
 
     name = "show"
 
-    def __init__(self, online: OnlinePeer, showing: Showing) -> None:
-        self._online = online
-        self._local = online.local
+    def __init__(self, peer: Peer, showing: Showing) -> None:
+        self._peer = peer
         self._showing = showing
-        self._file = online.local.directory / FILE
+        self._file = peer.directory / FILE
         try:
             self._record = Record.decode(self._file.read_bytes())
         except OSError:
@@ -87,24 +87,24 @@ class ShownRun:
         self._needs = ""
 
     def __repr__(self) -> str:
-        return f"ShownRun({self._local.run_id[:8]})"
+        return f"ShownRun({self._peer.run_id[:8]})"
 
     async def open(self, stack: AsyncExitStack) -> None:
         """Serve the page, and answer those who ask for it. Raises ``PageError``."""
-        self._needs = await asyncio.to_thread(needs_words, self._local.run_now)
+        self._needs = await asyncio.to_thread(needs_words, self._peer.owner.run_now)
         # Not through the guard: the page is for everybody.
-        await CALL.serve(self._online.host, self._local.run_id, self._answer)
+        await CALL.serve(self._peer.network.host, self._peer.run_id, self._answer)
         if self._showing.address is None:
             return
-        name = self._local.seat.name
-        keeper = "a keeper" if is_default(name, self._local.me) else f"{name}, a keeper"
+        name = self._peer.seat.name
+        keeper = "a keeper" if is_default(name, self._peer.me) else f"{name}, a keeper"
         site = Site(
             who=f"Served by {keeper} of the run",
-            pages=lambda: {self._local.run_id: self.page()},
+            pages=lambda: {self._peer.run_id: self.page()},
             exports=self._showing.exports,
         )
         url = await stack.enter_async_context(serve_run_pages(self._showing.address, site))
-        self._local.delegate.on_event("run_page", {"url": url})
+        self._peer.note("run_page", {"url": url})
 
     async def _answer(self, peer: PeerId, detail: str) -> bytes:
         now = asyncio.get_running_loop().time()
@@ -117,16 +117,16 @@ class ShownRun:
 
     def note(self, name: str, fields: Mapping[str, Any]) -> None:
         """Keep an event of this peer that is of interest to everybody."""
-        self._record.note({**fields, "event": name, "at": self._online.host.wall_time()})
+        self._record.note({**fields, "event": name, "at": self._peer.network.host.wall_time()})
 
     async def run(self, averager: Averager) -> None:
         """Keep the record up to date, for ever."""
         loop = asyncio.get_running_loop()
         saved_at, counted_at = loop.time(), float("-inf")
         while True:
-            online, now = self._online, loop.time()
-            recent = [loss for at, loss in online.losses.values() if now - at <= LOSS_AGE_MAX_S]
-            self._record.sample(online.host.wall_time(), self._local.merged_tokens(), recent)
+            network, now = self._peer.network, loop.time()
+            recent = [loss for at, loss in network.losses.values() if now - at <= LOSS_AGE_MAX_S]
+            self._record.sample(network.host.wall_time(), self._peer.merged_tokens(), recent)
             if now - counted_at >= COUNT_EVERY_S:
                 counted_at = now
                 await self._count()
@@ -144,19 +144,19 @@ class ShownRun:
 
     def page(self) -> RunPage:
         """The page as it is now."""
-        local, online = self._local, self._online
-        live = [member.record for member in online.live_members()]
+        here, network = self._peer, self._peer.network
+        live = [member.record for member in network.live_members()]
         learners = sum(each.role == "learner" and each.trains for each in live)
         keepers = sum(each.role == "keeper" for each in live) + 1
         losses = self._record.losses
         return RunPage(
-            run=local.run_id,
-            at=online.host.wall_time(),
-            **described(local.run_now, parameters=count_text(local.layout.size)),
+            run=here.run_id,
+            at=network.host.wall_time(),
+            **described(here.owner.run_now, parameters=count_text(here.layout.size)),
             needs=self._needs,
-            link=online.public_link(),
-            tokens=local.merged_tokens(),
-            ended_at=local.ending.ended_at,
+            link=network.public_link(),
+            tokens=here.merged_tokens(),
+            ended_at=here.ending.ended_at,
             learners=learners,
             keepers=keepers,
             others=len(live) + 1 - learners - keepers,
@@ -172,11 +172,11 @@ class ShownRun:
 
     async def _count(self) -> None:
         """Count the contributors, which takes seconds if there are thousands."""
-        tally = tally_of(self._online).copied()
+        tally = tally_of(self._peer.services).copied()
         self._rows, by_day = await asyncio.to_thread(_counted, tally)
         self._days = tuple(Day(date=date_of(day), tokens=n) for day, n in by_day)[-DAYS_MAX:]
         named = [(row.name, row.peers) for row in self._rows if row.name]
-        self._record.meet(self._online.host.wall_time(), named[:ROWS_MAX])
+        self._record.meet(self._peer.network.host.wall_time(), named[:ROWS_MAX])
 
     def _latest(self) -> Latest | None:
         showing = self._showing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from averaging.live.averager import Averager
-from peer.agent.services import Begin
+from peer.agent.services import Begin, Service
 from peer.cli.models import Dtype
 from peer.cli.showing import seconds
 from peer.extras.site.publishing.hub import address_of, check_repository
@@ -22,12 +21,13 @@ from peer.extras.site.publishing.publisher import (
     Publishing,
     check_publishing,
 )
+from peer.rules.ending import Ending
 from peer.run_file.sections import RunFile
 from peer.storage.home import data_cache
 from peer.views.page_address import PageAddress, parse_run_page
 
 if TYPE_CHECKING:
-    from peer.agent.online_peer import OnlinePeer
+    from peer.agent.peer import Peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class PublicSide:
         hub = "" if what is None or what.repository is None else address_of(what.repository)
         page = Showing(self.page, None if what is None else what.folder, hub)
         shown = partial(ShownRun, showing=page)
-        return (shown,) if what is None else (shown, partial(Published, what=what))
+        return (shown,) if what is None else (shown, partial(_published, what=what))
 
 
 def asked_for(
@@ -95,27 +95,22 @@ def asked_for(
     return PublicSide(publishing, page)
 
 
-class Published:
+class Published(Service):
     """Exports of the checkpoints of a peer on line."""
 
     name = "publish"
 
-    def __init__(self, online: OnlinePeer, *, what: Publishing) -> None:
-        self._local = online.local
-        self._publisher = Publisher(what, self._local.directory, self.on_published)
-
-    async def open(self, stack: AsyncExitStack) -> None:
-        """Nobody asks for them here."""
+    def __init__(self, publisher: Publisher, ending: Ending) -> None:
+        self._publisher = publisher
+        self._ending = ending
 
     async def run(self, averager: Averager) -> None:
-        await self._publisher.run(lambda: self._local.ending.ended_at is not None)
+        await self._publisher.run(lambda: self._ending.ended_at is not None)
 
-    async def save(self) -> None:
-        """The last export has its files."""
 
-    def note(self, name: str, fields: Mapping[str, Any]) -> None:
-        """No event has anything to do with it."""
-
-    def on_published(self, name: str, fields: Mapping[str, Any]) -> None:
+def _published(peer: Peer, *, what: Publishing) -> Published:
+    def tell(name: str, fields: Mapping[str, Any]) -> None:
         """A process that publishes the model reports an event."""
-        self._local.event(name, **fields)
+        peer.event(name, **fields)
+
+    return Published(Publisher(what, peer.directory, tell), peer.ending)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from dht.record_keeper import RecordKeeper
-from peer.agent.active_peer import make_averager
 from peer.agent.keeper import Keeper
-from peer.agent.local_peer import Seat
-from peer.agent.online_peer import OnlinePeer, go_online
+from peer.agent.life import go_online, make_averager
+from peer.agent.peer import Peer
+from peer.agent.services import FirstStates, Seat
 from peer.bridge.settings import PeerSettings
 from peer.guest.enforcement import Guest
 from peer.rules.leaving import Departure
@@ -51,7 +51,7 @@ async def keeper_online(
     *,
     can_be_dialled_back: bool = True,
     policy: str = "",
-) -> AsyncIterator[tuple[OnlinePeer, Averager]]:
+) -> AsyncIterator[tuple[Peer, Averager]]:
     """A keeper on a simulated network, with the averager that it makes, beside one other peer."""
     network = MemoryNetwork()
 
@@ -65,10 +65,11 @@ async def keeper_online(
     seeds = tuple(str(with_peer(at, helper.peer_id)) for at in await helper.addresses())
     other = Presence(helper, identity_of("boris"), Profile(None))
     await other.start()
-    keeper = keeper_in(directory, seeds if can_be_dialled_back else (), policy)
+    peer = keeper_in(directory, seeds if can_be_dialled_back else (), policy).peer
     try:
-        async with go_online(keeper.local) as online:
-            yield online, make_averager(online, None, incarnation=keeper.incarnation, states=())
+        async with AsyncExitStack() as stack:
+            await go_online(peer, stack)
+            yield peer, make_averager(peer, FirstStates())
     finally:
-        keeper.local.log.close()
+        peer.log.close()
         await other.close()

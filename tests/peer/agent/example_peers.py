@@ -8,7 +8,8 @@ from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity, PeerId
 from dht.membership.table import Member
 from dht.records import PeerRecord
-from peer.agent.local_peer import Delegate, LocalPeer, Seat
+from peer.agent.peer import Peer
+from peer.agent.services import Role, Seat
 from peer.bridge.settings import PeerSettings
 from peer.guest.enforcement import Guest
 from peer.run_file.sections import RunFile
@@ -31,7 +32,7 @@ def member(**facts: object) -> Member:
     )
 
 
-def local_peer(folder: Path, delegate: Delegate, run: RunFile | None = None) -> LocalPeer:
+def peer_in(folder: Path, role: Role, run: RunFile | None = None) -> Peer:
     """A learner of one small fragment, without a network."""
     seat = Seat(
         run=run or RunFile(),
@@ -41,4 +42,4 @@ def local_peer(folder: Path, delegate: Delegate, run: RunFile | None = None) -> 
         settings=PeerSettings(name="anna", listen=(), page=None),
     )
     layout = Layout.build([TensorSpec("w", (4, 4), "float32")], 1)
-    return LocalPeer(seat, layout, delegate, Guest(folder))
+    return Peer(seat, layout, Guest(folder), role)

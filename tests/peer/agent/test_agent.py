@@ -24,7 +24,7 @@ from dht.membership.orders import Root
 from dht.records import PeerRecord
 from peer.agent import agent
 from peer.agent.account import Account, fates, global_tokens
-from peer.agent.online_peer import peer_view
+from peer.agent.network import peer_view
 from peer.agent.policies import averager_settings, presence_settings, round_policy
 from peer.agent.slots import Adopted
 from peer.bridge.messages import Phase
@@ -402,11 +402,12 @@ def test_a_trainer_is_told_at_once_to_make_no_steps_when_its_peer_begins_to_leav
     here = SimpleNamespace(_line=SimpleNamespace(say=told.append), _report_wanted=wanted)
     for name in ("ready", "leaving"):
         assert not wanted.is_set()
-        agent.Agent.on_phase(here, name, "the run has used its tokens", 0.0)  # type: ignore[arg-type]
+        fields = {"name": name, "text": "the run has used its tokens", "done": 0.0}
+        agent.Agent.note(here, "phase", fields)  # type: ignore[arg-type]
     assert wanted.is_set() and [each.name for each in told] == ["ready", "leaving"]
     ending = Ending(fragments=1, learns=True)
     resting = SimpleNamespace(
-        local=SimpleNamespace(ending=ending), _rest=SimpleNamespace(reason=None)
+        peer=SimpleNamespace(ending=ending), _rest=SimpleNamespace(reason=None)
     )
     for heard, reason in ((Heard.ARRIVED, None), (Merged({0}, False), "this peer leaves")):
         ending.hear(heard, now=0.0, wall_time=0.0)

@@ -25,7 +25,8 @@ from dht.membership.table import Member
 from dht.memory.virtual_loop import run
 from dht.presence.intake import Misfit
 from dht.records import PeerRecord, pack_versions
-from peer.agent.entrance import Entrance, FirstStates, other_models, wrong_peer
+from peer.agent.entrance import Entrance, other_models, wrong_peer
+from peer.agent.services import FirstStates
 from peer.agent.slots import SlotPort
 from peer.bridge.settings import PeerSettings
 from peer.errors import RunEnded, RunOver, WeightsNotFinite
@@ -101,7 +102,7 @@ class Lobby:
         self.run_file = RunFile()
         self.orders = NONE
         self.states: tuple[object, ...] = (None, None)
-        self.local = self.end = self
+        self.network = self.owner = self.end = self
         self.ended: list[tuple[float, int]] = []
         self._holders_until = holders_until
 
@@ -197,7 +198,9 @@ class Desk:
 
     def __init__(self, states: list[FragmentState]) -> None:
         self.states = tuple(states)
-        self.local = self
+        self.network = self
+        self.dialled = asyncio.Event()
+        self.dialled.set()
         self.view: dict[PeerId, object] = {}
         self.phases = [Phase.IDLE] * len(states)
         self.told: list[tuple[str, dict[str, object]]] = []

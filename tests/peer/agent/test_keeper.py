@@ -22,9 +22,11 @@ from dht.memory.host import MemoryHost, identity_of
 from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
 from dht.records import RUN_FILE_MAX_BYTES, Rejected, RunRecord, file_key, seal
-from peer.agent.active_peer import ActivePeer
 from peer.agent.keeper import ahead, behind
-from peer.agent.online_peer import GREETED_MAX, OnlinePeer
+from peer.agent.life import take_part
+from peer.agent.network import GREETED_MAX, Network
+from peer.agent.page import LocalPage
+from peer.agent.peer import Peer
 from peer.joining.link import parse_link
 from peer.rules.leaving import Departure
 from peer.storage.progress import ProgressFile, read_progress
@@ -51,23 +53,24 @@ async def test_links_name_a_bootstrap_host_before_the_peer_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page handed out its keeper's address alone, which leads nowhere once the keeper stops."""
-    async with keeper_online(tmp_path, monkeypatch) as (online, _):
-        [host] = map(Multiaddr, online.local.seat.settings.seeds)
-        await until(lambda: online.presence.addresses != (), within_s=30, what="own addresses")
+    async with keeper_online(tmp_path, monkeypatch) as (peer, _):
+        [host] = map(Multiaddr, peer.seat.settings.seeds)
+        network = peer.network
+        await until(lambda: network.presence.addresses != (), within_s=30, what="own addresses")
 
         def named(link: str) -> list[PeerId | None]:
             return [peer_of(seed) for seed in parse_link(link).seeds]
 
-        await until(lambda: peer_of(host) in named(online.public_link()), within_s=30, what="it")
-        assert named(online.public_link()) == [peer_of(host), online.local.me]
-        assert named(online.link()) == [peer_of(host), online.local.me]
+        await until(lambda: peer_of(host) in named(network.public_link()), within_s=30, what="it")
+        assert named(network.public_link()) == [peer_of(host), peer.me]
+        assert named(network.link()) == [peer_of(host), peer.me]
 
 
-async def taking_part(online: OnlinePeer, averager: Averager) -> None:
+async def taking_part(peer: Peer, averager: Averager) -> None:
     """Take part, and leave at once."""
-    online.local.end.hear(AT_ONCE)
+    peer.end.hear(AT_ONCE)
     async with asyncio.TaskGroup() as tasks:
-        await ActivePeer(online, averager).run(tasks, {})
+        await take_part(peer, averager, tasks, {})
 
 
 def test_a_leaving_peer_greets_the_keepers_at_once_and_only_so_many_of_them(
@@ -79,12 +82,12 @@ def test_a_leaving_peer_greets_the_keepers_at_once_and_only_so_many_of_them(
         greeted.extend(peers)
 
     async def main() -> None:
-        async with keeper_online(tmp_path, monkeypatch) as (online, averager):
-            monkeypatch.setattr(OnlinePeer, "live_members", lambda self: members)
+        async with keeper_online(tmp_path, monkeypatch) as (peer, averager):
+            monkeypatch.setattr(Network, "live_members", lambda self: members)
             monkeypatch.setattr(Presence, "greet", greet)
-            online.local.end.hear(Departure("asked", 0, finished=False, timeout_s=1.0))
+            peer.end.hear(Departure("asked", 0, finished=False, timeout_s=1.0))
             async with asyncio.TaskGroup() as tasks:
-                await ActivePeer(online, averager).run(tasks, {})
+                await take_part(peer, averager, tasks, {})
 
     members = [replace(member(role="learner"), peer=PeerId("clara"))]
     members += [
@@ -98,7 +101,7 @@ def test_a_leaving_peer_greets_the_keepers_at_once_and_only_so_many_of_them(
 def incarnation_of_a_life(directory: Path) -> int:
     async def life() -> int:
         keeper = keeper_in(directory)
-        keeper.local.log.close()
+        keeper.peer.log.close()
         return keeper.incarnation
 
     return run(life())
@@ -133,8 +136,8 @@ async def test_records_of_other_runs_take_little_of_a_members_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Anybody can make run files without end; a bootstrap peer keeps 64 MiB of them."""
-    async with keeper_online(tmp_path, monkeypatch) as (online, _):
-        keeper, kept = online.host.keeper, 0
+    async with keeper_online(tmp_path, monkeypatch) as (peer, _):
+        keeper, kept = peer.network.host.keeper, 0
         evicted: list[str] = []
         keeper.on_evicted = lambda key, peer: evicted.append(key)
         mallory, size = identity_of("mallory"), RUN_FILE_MAX_BYTES
@@ -149,11 +152,11 @@ async def test_records_of_other_runs_take_little_of_a_members_memory(
 async def test_a_verdict_between_building_the_averager_and_taking_part_is_not_lost(
     tmp_path: Path, acted_upon: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with keeper_online(tmp_path, monkeypatch) as (online, averager):
-        assert online.presence.reachable is None
+    async with keeper_online(tmp_path, monkeypatch) as (peer, averager):
+        assert peer.network.presence.reachable is None
         await until(lambda: bool(acted_upon), within_s=60.0, what="it knows")
         assert acted_upon == [True]
-        await taking_part(online, averager)
+        await taking_part(peer, averager)
         assert averager.reachable
 
 
@@ -161,8 +164,8 @@ async def test_a_peer_of_unknown_reachability_starts_as_one_that_only_dials_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = keeper_online(tmp_path, monkeypatch, can_be_dialled_back=False)
-    async with alone as (online, averager):
-        await taking_part(online, averager)
+    async with alone as (peer, averager):
+        await taking_part(peer, averager)
         assert not averager.reachable
 
 
@@ -171,16 +174,15 @@ async def test_a_newcomer_that_hears_late_of_a_rollback_joins_the_rounds_after_i
 ) -> None:
     """Earlier, it checked all signatures as those of before the rollback, and never got a state."""
     policy = f'\n[policy]\nowner = "{identity_of("owner").peer_id}"\n'
-    async with keeper_online(tmp_path, monkeypatch, policy=policy) as (online, averager):
-        local = online.local
+    async with keeper_online(tmp_path, monkeypatch, policy=policy) as (peer, averager):
         rollback = Rollback(number=7, roots=(Root(version=9, lineage=bytes(32)),))
         directive = Directive(number=8, bans=(), orders=Orders(rollback=rollback))
         async with asyncio.TaskGroup() as tasks:
-            part = tasks.create_task(ActivePeer(online, averager).run(tasks, {}))
+            part = tasks.create_task(take_part(peer, averager, tasks, {}))
             await asyncio.sleep(1.0)
-            local.follow_directive(directive)
+            peer.follow_directive(directive)
             await until(lambda: averager.is_after(7), within_s=10.0, what="it begins again")
-            local.end.hear(AT_ONCE)
+            peer.end.hear(AT_ONCE)
             await part
 
 
@@ -189,15 +191,24 @@ async def test_the_page_has_the_owners_bans_among_the_orders(
 ) -> None:
     """Earlier, a ban was shown by `shoal status` and `shoal explain` alone."""
     policy = f'\n[policy]\nowner = "{identity_of("owner").peer_id}"\n'
-    async with keeper_online(tmp_path, monkeypatch, policy=policy) as (online, averager):
-        await taking_part(online, averager)
-        assert online.page_state()["orders"] == []
+    async with keeper_online(tmp_path, monkeypatch, policy=policy) as (peer, averager):
+        await taking_part(peer, averager)
+        page = LocalPage(
+            seat=peer.seat,
+            board=peer.board,
+            status=peer.status,
+            rows=peer.rows,
+            keep_figures=peer.keep_figures,
+            served=print,
+            not_served=print,
+        )
+        assert page.state()["orders"] == []
         for bans, orders, shown in (
             ((bytes(32),), Orders(paused=True), ["1 ban", "paused"]),
             ((), Orders(), []),
         ):
-            online.local.follow_directive(Directive(number=1, bans=bans, orders=orders))
-            assert online.page_state()["orders"] == shown
+            peer.follow_directive(Directive(number=1, bans=bans, orders=orders))
+            assert page.state()["orders"] == shown
 
 
 async def test_a_verdict_reaches_rounds_although_the_daemon_is_just_down(
@@ -211,8 +222,8 @@ async def test_a_verdict_reaches_rounds_although_the_daemon_is_just_down(
 
     monkeypatch.setattr(MemoryHost, "set_reachable", set_reachable, raising=False)
 
-    async with keeper_online(tmp_path, monkeypatch) as (online, averager):
-        ActivePeer(online, averager)
+    async with keeper_online(tmp_path, monkeypatch) as (peer, averager):
+        peer.averager = averager
         averager.set_reachable(False)
         await until(lambda: bool(tried), within_s=60.0, what="the daemon is told")
         assert averager.reachable
@@ -221,9 +232,9 @@ async def test_a_verdict_reaches_rounds_although_the_daemon_is_just_down(
 async def test_the_clocks_of_those_that_have_worked_count_before_those_of_newcomers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acted_upon: list[bool]
 ) -> None:
-    async with keeper_online(tmp_path, monkeypatch) as (online, averager):
-        await taking_part(online, averager)
-        assert online.presence._greeting.has_worked == averager.is_established
+    async with keeper_online(tmp_path, monkeypatch) as (peer, averager):
+        await taking_part(peer, averager)
+        assert peer.network.presence._greeting.has_worked == averager.is_established
 
 
 def test_a_peer_that_overstates_its_version_is_asked_no_more_than_others() -> None:

@@ -16,15 +16,15 @@ from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.round.interface.phase import Phase
 from dht.memory.virtual_loop import run as virtual
-from peer.agent.local_peer import Delegate, Fields
 from peer.agent.loss_gate import TrainersLoss, open_gate
+from peer.agent.services import Fields, Role
 from peer.agent.slots import SlotPort
 from peer.bridge.messages import FromAgent, Measure, Measured
 from peer.bridge.trainer_line import TrainerLine
 from peer.run_file.merging import Outer
 from peer.run_file.sections import Evaluation, RunFile
 from peer.views.event_log import read_events
-from tests.peer.agent.example_peers import local_peer
+from tests.peer.agent.example_peers import peer_in
 
 
 class Line(TrainerLine):
@@ -92,19 +92,19 @@ def test_the_gate_of_a_peer_remembers_what_it_refused_before(tmp_path: Path) -> 
         def holds(self, fragment: int) -> bool:
             return True
 
-    class Hearing(Delegate):
-        def on_event(self, name: str, fields: Fields) -> None:
+    class Hearing(Role):
+        def note(self, name: str, fields: Fields) -> None:
             heard.append(name)
 
     async def live(*, jumps: bool) -> str | None:
-        local = local_peer(tmp_path, Hearing())
-        gate = open_gate(local, cast(SlotPort, Trainer()), cast(TrainersLoss, Trainer()))
+        peer = peer_in(tmp_path, Hearing())
+        gate = open_gate(peer, cast(SlotPort, Trainer()), cast(TrainersLoss, Trainer()))
         assert gate is not None
         if jumps:
             await gate.before_jump(before, after)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(gate.run(Still()), 30.0)
-        local.log.close()
+        peer.log.close()
         return gate.refuses(0, chain)
 
     assert virtual(live(jumps=True)) is not None

@@ -56,17 +56,17 @@ class Peer:
             folder=self.folder,
             good=None,
             directory=directory,
-            delegate=SimpleNamespace(ledger=lambda: self.ledger),
+            role=SimpleNamespace(ledger=lambda: self.ledger),
+            owner=SimpleNamespace(rollback=0),
+            network=SimpleNamespace(directives=lambda: (), live_members=lambda: ()),
             guest=SimpleNamespace(disk=SimpleNamespace(inner=None)),
             log=SimpleNamespace(write=lambda name, fields: self.log.append(name), problem=""),
             event=lambda name, **fields: self.told.append((name, fields["text"])),
             versions=lambda: (),
             others_who_train=lambda: self.learners,
-            rollback=0,
         )
-        online = SimpleNamespace(local=local, directives=lambda: ())
         self.averager = Averager(self)
-        self.saver = Saver(online, self.averager)  # type: ignore[arg-type]
+        self.saver = Saver(local, self.averager)  # type: ignore[arg-type]
 
     @staticmethod
     def made_at(value: int) -> FragmentState:
@@ -95,7 +95,7 @@ def test_no_states_that_are_taken_back_are_saved_with_the_directive_that_does_so
 ) -> None:
     """A checkpoint with the directive counts as one of after the rollback."""
     peer = Peer(tmp_path)
-    peer.local.rollback = 7
+    peer.local.owner.rollback = 7
     assert peer.save() == 0
     peer.gone_back_to, peer.averager.goes_back = 7, True
     assert peer.save() == 0, "some fragments have gone back, others have yet to"
@@ -175,7 +175,7 @@ async def test_a_disk_that_became_read_only_does_not_end_the_agent(
     for value in (1, 2):
         peer.state = peer.made_at(value)
         await peer.saver.save()
-    local: Any = peer.saver._local
+    local: Any = peer.saver._peer
     local.guest.disk.logs = None
     local.log.keep_within = lambda allowed: None
     local.folder = CheckpointFolder(tmp_path / "outer", allowed_bytes=lambda: 1)
@@ -198,7 +198,7 @@ async def test_a_full_disk_is_told_once_within_ten_seconds(
 ) -> None:
     """Training went on for over a minute, until a checkpoint was due, and nothing was said."""
     peer = Peer(tmp_path)
-    local: Any = peer.saver._local
+    local: Any = peer.saver._peer
     local.guest.disk.logs, local.log.keep_within = None, lambda allowed: None
     free = [50_000_000]
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free[0]))
@@ -224,7 +224,7 @@ async def test_the_logs_of_agent_and_ranks_are_kept_within_the_limit_together(
 ) -> None:
     """Those of ranks grew for as long as the run lasted."""
     peer = Peer(tmp_path)
-    local: Any = peer.saver._local
+    local: Any = peer.saver._peer
     local.guest.disk.logs, local.log.keep_within = 1200, lambda allowed: None
     for name in ("agent.log", "rank-1.log", "rank-2.log"):
         (local.directory / name).write_bytes(b"a" * 1000)

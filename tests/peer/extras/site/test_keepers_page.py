@@ -13,5 +13,5 @@ from tests.peer.agent.example_keepers import keeper_online
 async def test_a_run_page_does_not_claim_that_nobody_contributed_before_it_has_heard_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with keeper_online(tmp_path, monkeypatch) as (online, _):
-        assert ShownRun(online, Showing(None, None)).page().contributors_total is None
+    async with keeper_online(tmp_path, monkeypatch) as (peer, _):
+        assert ShownRun(peer, Showing(None, None)).page().contributors_total is None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -23,17 +24,10 @@ from dht.identity import Identity, PeerId
 from dht.membership.credentials import Directive, Signer, encode
 from dht.membership.orders import Attested, Orders, Rollback, Root
 from dht.memory.virtual_loop import run as virtual_run
-from peer.agent import local_peer
+from peer.agent import peer as peer_module
 from peer.agent.idleness import OwnersRest
-from peer.agent.local_peer import (
-    PAUSE_MAX_S,
-    SENTENCES_MAX,
-    Delegate,
-    Fields,
-    LocalPeer,
-    NotAveraging,
-    Repeats,
-)
+from peer.agent.peer import PAUSE_MAX_S, SENTENCES_MAX, Peer, Repeats
+from peer.agent.services import Fields, Role
 from peer.guest.enforcement import write_limits
 from peer.rules.ending import Heard
 from peer.rules.leaving import Departure
@@ -50,7 +44,7 @@ from tests.swarms import learner_process
 BORIS, CLARA = PeerId("12D3KooWBoris"), PeerId("12D3KooWClara")
 
 
-class Hearing(Delegate):
+class Hearing(Role):
     def __init__(self) -> None:
         self.heard: list[tuple[str, dict[str, Any]]] = []
         self.phases: list[tuple[str, str, float]] = []
@@ -60,22 +54,29 @@ class Hearing(Delegate):
     def on_turn_to_measure(self, version: int, tokens: int) -> None:
         self.to_measure.append((version, tokens))
 
-    def on_event(self, name: str, fields: Fields) -> None:
-        self.heard.append((name, dict(fields)))
-
-    def on_phase(self, name: str, text: str, done: float) -> None:
-        self.phases.append((name, text, done))
+    def note(self, name: str, fields: Fields) -> None:
+        if name == "phase":
+            self.phases.append((fields["name"], fields["text"], fields["done"]))
+        else:
+            self.heard.append((name, dict(fields)))
 
     def pending_tokens(self) -> int:
         return self.pending
 
 
-class Offering(NotAveraging):
-    """Counts the offers before a rest."""
+class Offering:
+    """An averager that counts the offers before a rest."""
 
+    states = ()
+    in_flight = 0
     bytes_per_s = 1000.0
     offers = 0
     stays = 0
+
+    def make_due(self, fragments: Iterable[int]) -> None: ...
+
+    def company_s(self) -> float:
+        return 0.0
 
     def offer_before_leaving(self) -> int:
         self.offers += 1
@@ -85,13 +86,13 @@ class Offering(NotAveraging):
         self.stays += 1
 
 
-async def a_peer(directory: Path, run: str) -> tuple[LocalPeer, Hearing]:
+async def a_peer(directory: Path, run: str) -> tuple[Peer, Hearing]:
     delegate = Hearing()
-    return example_peers.local_peer(directory, delegate, parse(run)), delegate
+    return example_peers.peer_in(directory, delegate, parse(run)), delegate
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[tuple[LocalPeer, Hearing]]:
+def made(tmp_path: Path) -> Iterator[tuple[Peer, Hearing]]:
     peer, delegate = asyncio.run(a_peer(tmp_path, learner_process.text()))
     yield peer, delegate
     peer.log.close()
@@ -111,7 +112,7 @@ def training(at: float) -> PeerView:
 
 
 def test_being_alone_is_reported_once_until_somebody_else_trains(
-    made: tuple[LocalPeer, Hearing],
+    made: tuple[Peer, Hearing],
 ) -> None:
     peer, delegate = made
 
@@ -133,7 +134,7 @@ def test_being_alone_is_reported_once_until_somebody_else_trains(
     assert "nobody else trains" in logged[0]["text"]
 
 
-def test_verdicts_of_the_loss_gate_are_counted(made: tuple[LocalPeer, Hearing]) -> None:
+def test_verdicts_of_the_loss_gate_are_counted(made: tuple[Peer, Hearing]) -> None:
     peer, _ = made
     told = {"before": 2.0, "after": 6.0, "reason": "it rose", "fragments": [0], "versions": [7]}
     peer.averager_event("jump_measured", told)
@@ -142,7 +143,7 @@ def test_verdicts_of_the_loss_gate_are_counted(made: tuple[LocalPeer, Hearing]) 
 
 
 async def test_a_founder_is_not_called_alone_while_another_peer_arrives(
-    made: tuple[LocalPeer, Hearing],
+    made: tuple[Peer, Hearing],
 ) -> None:
     peer, delegate = made
 
@@ -158,7 +159,7 @@ async def test_a_founder_is_not_called_alone_while_another_peer_arrives(
 
 
 def test_people_hear_of_peers_by_name_and_the_log_has_their_ids(
-    made: tuple[LocalPeer, Hearing],
+    made: tuple[Peer, Hearing],
 ) -> None:
     peer, delegate = made
     boris = Identity.from_seed(bytes([2]) * 32).peer_id
@@ -171,7 +172,7 @@ def test_people_hear_of_peers_by_name_and_the_log_has_their_ids(
 
 
 def test_a_failure_of_every_fragment_is_told_once_and_logged_each_time(
-    made: tuple[LocalPeer, Hearing],
+    made: tuple[Peer, Hearing],
 ) -> None:
     """A peer that could not fetch the state printed a line for each fragment, again and again."""
     peer, delegate = made
@@ -187,7 +188,7 @@ def test_a_failure_of_every_fragment_is_told_once_and_logged_each_time(
 
 
 def test_a_newcomer_says_why_it_takes_no_state_in_what_it_does(
-    made: tuple[LocalPeer, Hearing],
+    made: tuple[Peer, Hearing],
 ) -> None:
     """Of a state with NaN in it only the event log told, and the newcomer seemed to do nothing."""
     peer, delegate = made
@@ -203,7 +204,7 @@ def test_a_newcomer_says_why_it_takes_no_state_in_what_it_does(
 
 
 def test_a_ready_peer_says_that_nobody_reduces_among_peers_that_only_dial_out(
-    made: tuple[LocalPeer, Hearing], monkeypatch: pytest.MonkeyPatch
+    made: tuple[Peer, Hearing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer, delegate = made
     monkeypatch.setattr("peer.rules.reach.STUCK_AFTER_S", 0.0)
@@ -226,7 +227,7 @@ def test_a_ready_peer_says_that_nobody_reduces_among_peers_that_only_dial_out(
     assert name == "nobody_reduces" and fields["peers"] == 2 and "forward" in fields["text"]
 
 
-async def test_a_request_to_leave_is_obeyed_at_any_time(made: tuple[LocalPeer, Hearing]) -> None:
+async def test_a_request_to_leave_is_obeyed_at_any_time(made: tuple[Peer, Hearing]) -> None:
     peer, _ = made
 
     write_limits(peer.directory, Limits(leave_at=time.time() + 60.0))
@@ -254,7 +255,7 @@ def a_round(**changes: Any) -> dict[str, Any]:
 
 
 async def test_the_outcome_of_each_peers_last_offer_is_remembered(
-    made: tuple[LocalPeer, Hearing],
+    made: tuple[Peer, Hearing],
 ) -> None:
     peer, _ = made
 
@@ -272,25 +273,15 @@ async def test_the_outcome_of_each_peers_last_offer_is_remembered(
     assert len(peer.offer_outcomes) == 1024
 
 
-class Busy(NotAveraging):
-    """Does something about many fragments at once."""
-
-    phases = (
-        RoundPhase.CATCHING,
-        *[RoundPhase.ENTERED] * 3,
-        RoundPhase.IDLE,
-        RoundPhase.ENTERED,
-        *[RoundPhase.JOINING] * 12,
-    )
-
-
 def test_the_work_in_progress_is_in_words_with_few_of_many_fragments(
-    made: tuple[LocalPeer, Hearing],
+    made: tuple[Peer, Hearing],
 ) -> None:
     """It was "fragments 1 and 2 and 3 and 5 exchanging"."""
     peer, _ = made
     assert peer.in_flight() == ()
-    peer.averaging = Busy()
+    phases = [RoundPhase.CATCHING, *[RoundPhase.ENTERED] * 3, RoundPhase.IDLE, RoundPhase.ENTERED]
+    averager: Any = SimpleNamespace(phases=[*phases, *[RoundPhase.JOINING] * 12])
+    peer.averager = averager
     assert peer.in_flight() == (
         "fragment 0 catching up",
         "fragments 1, 2, 3 and 5 exchanging",
@@ -299,7 +290,7 @@ def test_the_work_in_progress_is_in_words_with_few_of_many_fragments(
 
 
 async def test_a_round_without_this_peers_work_is_counted_however_it_is_heard_of(
-    made: tuple[LocalPeer, Hearing],
+    made: tuple[Peer, Hearing],
 ) -> None:
     peer, _ = made
     adopted = {"fragment": 2, "version": 9, "how": "replay", "from_version": 7}
@@ -315,7 +306,7 @@ async def test_a_round_without_this_peers_work_is_counted_however_it_is_heard_of
 
 
 def test_an_offer_that_failed_before_a_round_is_reported_with_its_reason(
-    made: tuple[LocalPeer, Hearing],
+    made: tuple[Peer, Hearing],
 ) -> None:
     peer, delegate = made
 
@@ -329,26 +320,26 @@ def test_an_offer_that_failed_before_a_round_is_reported_with_its_reason(
 
 
 def test_the_tokens_that_people_see_do_not_fall_when_a_fork_is_given_up(
-    made: tuple[LocalPeer, Hearing],
+    made: tuple[Peer, Hearing],
 ) -> None:
     local, _ = made
     first = FragmentState.founded(local.layout.hash, 0, np.zeros(16, np.float32))
     shown = []
     for tokens in (100, 60, 130):
-        averaging = NotAveraging()
-        averaging.states = (moved(first, 1.0, MergedMap().with_work(BORIS, 1, 5, tokens)),)
-        local.averaging = averaging
+        state = moved(first, 1.0, MergedMap().with_work(BORIS, 1, 5, tokens))
+        averager: Any = SimpleNamespace(states=(state,))
+        local.averager = averager
         shown.append(local.merged_tokens())
     assert shown == [100, 100, 130]
 
 
 def test_a_peer_that_trains_alone_measures_each_version_that_it_makes(
-    made: tuple[LocalPeer, Hearing], monkeypatch: pytest.MonkeyPatch
+    made: tuple[Peer, Hearing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only rounds with others were measured: a lone learner had no held-out loss, and one whose
     partners had left showed theirs as the current one."""
     peer, delegate = made
-    monkeypatch.setattr(LocalPeer, "merged_tokens", lambda local: 900)
+    monkeypatch.setattr(Peer, "merged_tokens", lambda local: 900)
 
     async def live() -> None:
         for version in (1, 2):
@@ -360,7 +351,7 @@ def test_a_peer_that_trains_alone_measures_each_version_that_it_makes(
 
 
 async def test_the_held_out_loss_is_measured_and_told_anew_after_a_rollback(
-    made: tuple[LocalPeer, Hearing],
+    made: tuple[Peer, Hearing],
 ) -> None:
     """Earlier, the loss of a version that was taken back stood until the run had come as far
     again."""
@@ -375,7 +366,7 @@ async def test_the_held_out_loss_is_measured_and_told_anew_after_a_rollback(
 
 
 def test_a_peer_is_not_taken_back_again_when_its_chain_has_dropped_the_rollback(
-    made: tuple[LocalPeer, Hearing], monkeypatch: pytest.MonkeyPatch
+    made: tuple[Peer, Hearing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All peers of a swarm of sixty groups went back once more, 170 versions after a rollback."""
     monkeypatch.setattr("averaging.history.chain.CHAIN_MAX_LINKS", 12)
@@ -383,12 +374,12 @@ def test_a_peer_is_not_taken_back_again_when_its_chain_has_dropped_the_rollback(
     state = moved(FragmentState.founded(local.layout.hash, 0, np.zeros(16, np.float32)), 1.0)
     root = rolled_back(state, 7)
     rollback = Rollback(7, (Root(root.version, root.lineage),))
-    local.directive = Directive(number=7, bans=(), orders=Orders(rollback=rollback))
-    assert local.are_taken_back([moved(state, 1.0)])
+    local.owner.directive = Directive(number=7, bans=(), orders=Orders(rollback=rollback))
+    assert local.owner.takes_back([moved(state, 1.0)])
     for _ in range(20):
         root = moved(root, 1.0)
-        assert not local.are_taken_back([root])
-    assert local.are_taken_back([root], if_unknown=True), "it hears of the rollback only now"
+        assert not local.owner.takes_back([root])
+    assert local.owner.takes_back([root], if_unknown=True), "it hears of the rollback only now"
 
 
 def test_a_checkpoint_of_before_a_rollback_to_a_far_older_state_is_taken_back(
@@ -408,16 +399,16 @@ def test_a_checkpoint_of_before_a_rollback_to_a_far_older_state_is_taken_back(
     before = encode(issuer.directive(6, frozenset(), Orders(attested=attested)))
     orders = Orders(attested=attested, rollback=rollback, paused=True)
     amended = issuer.directive(8, frozenset(), orders)
-    local.directive = amended
+    local.owner.directive = amended
     for _ in range(20):
         state, root = moved(state, 1.0), moved(root, 1.0)
 
     def saved(state: FragmentState, *directives: bytes) -> OuterState:
         return OuterState(local.run_file, local.layout, (state,), None, tmp_path, directives)
 
-    assert local.was_taken_back(saved(state))
-    assert local.was_taken_back(saved(state, before))
-    assert not local.was_taken_back(saved(root, before, encode(amended)))
+    assert local.owner.takes_back_checkpoint(saved(state))
+    assert local.owner.takes_back_checkpoint(saved(state, before))
+    assert not local.owner.takes_back_checkpoint(saved(root, before, encode(amended)))
     local.log.close()
 
 
@@ -438,22 +429,22 @@ def test_a_peer_that_goes_back_when_it_starts_keeps_nothing_of_what_was_taken_ba
         attested=(Attested(state.version, state.lineage, kept.digest),),
         rollback=Rollback(7, (Root(root.version, root.lineage),)),
     )
-    local.directive = Directive(number=7, bans=(), orders=orders)
+    local.owner.directive = Directive(number=7, bans=(), orders=orders)
     for _ in range(2):  # it may be started again before it has saved where it has gone to
-        (found,) = local.roots()
+        (found,) = local.owner.roots()
         assert found is not None and found.lineage == root.lineage
         assert local.good.kept() == (kept,)
     local.log.close()
 
 
 def test_a_held_out_loss_of_the_far_future_is_believed_of_nobody(
-    made: tuple[LocalPeer, Hearing], monkeypatch: pytest.MonkeyPatch
+    made: tuple[Peer, Hearing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stood for ever, here and at everybody who asked: no honest one was newer."""
     local, hearing = made
     local.hear_held_out(HeldOut(0, 0.1, BORIS, 0))
-    monkeypatch.setattr(LocalPeer, "versions", lambda local: (60, 61))
-    monkeypatch.setattr(LocalPeer, "merged_tokens", lambda local: 6000)
+    monkeypatch.setattr(Peer, "versions", lambda local: (60, 61))
+    monkeypatch.setattr(Peer, "merged_tokens", lambda local: 6000)
     local.hear_held_out(HeldOut(2**61, 0.1, BORIS, 2**61))
     assert local.held_out.newest is None and not hearing.heard
     local.hear_held_out(HeldOut(60, 1.5, CLARA, 6000))
@@ -461,7 +452,7 @@ def test_a_held_out_loss_of_the_far_future_is_believed_of_nobody(
 
 
 async def test_what_a_peer_waits_for_ends_when_it_is_void(
-    made: tuple[LocalPeer, Hearing],
+    made: tuple[Peer, Hearing],
 ) -> None:
     peer, _ = made
     end, loop = peer.end, asyncio.get_running_loop()
@@ -474,11 +465,12 @@ async def test_what_a_peer_waits_for_ends_when_it_is_void(
 
 @pytest.mark.parametrize("is_merged", [False, True])
 async def test_a_peer_that_begins_to_rest_offers_its_work_until_it_is_merged_or_patience_ends(
-    made: tuple[LocalPeer, Hearing], is_merged: bool
+    made: tuple[Peer, Hearing], is_merged: bool
 ) -> None:
     local, trainer = made
 
-    local.averaging = offering = Offering()
+    offering: Any = Offering()
+    local.averager = offering
     trainer.pending, rest, looks = 7, OwnersRest(local), 0
     assert not rest.obey() and not rest.hands_over
     write_limits(local.directory, Limits(paused=True))
@@ -500,7 +492,7 @@ async def test_a_peer_that_begins_to_rest_offers_its_work_until_it_is_merged_or_
 
 @pytest.mark.parametrize("why", ["volume", "orders"])
 async def test_a_peer_at_rest_for_a_used_volume_or_a_paused_run_offers_nothing_again(
-    made: tuple[LocalPeer, Hearing], why: str
+    made: tuple[Peer, Hearing], why: str
 ) -> None:
     """Nor when the rest is over: it would fold its work, as no other trains yet."""
     local, trainer = made
@@ -510,12 +502,13 @@ async def test_a_peer_at_rest_for_a_used_volume_or_a_paused_run_offers_nothing_a
         assert state is not None
         return state.text
 
-    local.averaging = offering = Offering()
+    offering: Any = Offering()
+    local.averager = offering
     trainer.pending, rest = 7, OwnersRest(local)
     local.enter_phase("ready", "in the run", 1.0)
     assert not rest.obey()
     if why == "orders":
-        local.paused = "its owner has paused it"
+        local.owner.paused = "its owner has paused it"
     else:
         write_limits(local.directory, Limits(month_bytes=1_000_000))
         await local.guest.up.pass_through(1_000_000)
@@ -523,7 +516,7 @@ async def test_a_peer_at_rest_for_a_used_volume_or_a_paused_run_offers_nothing_a
     assert shown().startswith("resting: "), "`shoal status` says so, too"
     await asyncio.sleep(2.0)
     assert rest.is_away()
-    local.paused = None
+    local.owner.paused = None
     write_limits(local.directory, Limits())
     await asyncio.sleep(2.0)
     assert rest.obey() and shown() == "in the run"
@@ -532,7 +525,7 @@ async def test_a_peer_at_rest_for_a_used_volume_or_a_paused_run_offers_nothing_a
 
 @pytest.mark.parametrize("error", [None, CodecsNotCompiled("no room for the cache")])
 def test_a_peer_of_a_large_model_compiles_codecs_and_says_so_once(
-    made: tuple[LocalPeer, Hearing],
+    made: tuple[Peer, Hearing],
     monkeypatch: pytest.MonkeyPatch,
     error: CodecsNotCompiled | None,
 ) -> None:
@@ -544,24 +537,24 @@ def test_a_peer_of_a_large_model_compiles_codecs_and_says_so_once(
         if error is not None:
             raise error
 
-    monkeypatch.setattr(local_peer, "use_compiled_codecs", use)
-    monkeypatch.setattr(local_peer, "can_compile", lambda: True)
+    monkeypatch.setattr(peer_module, "use_compiled_codecs", use)
+    monkeypatch.setattr(peer_module, "can_compile", lambda: True)
     virtual_run(local.compile_codecs())
     assert not tries, "a small model gains nothing"
     values = sum(fragment.size for fragment in local.layout.fragments)
-    monkeypatch.setattr(local_peer, "COMPILE_FROM_VALUES", values)
+    monkeypatch.setattr(peer_module, "COMPILE_FROM_VALUES", values)
     virtual_run(local.compile_codecs())
     name = "codecs_compiled" if error is None else "codecs_not_compiled"
     ((told, fields),) = hearing.heard
     assert told == name and len(tries) == 1
     assert error is None or fields["reason"] == "no room for the cache"
-    monkeypatch.setattr(local_peer, "can_compile", lambda: False)
+    monkeypatch.setattr(peer_module, "can_compile", lambda: False)
     virtual_run(local.compile_codecs())
     assert len(tries) == 1
 
 
 async def test_the_figures_in_the_folder_stay_when_the_peer_enters_another_phase(
-    made: tuple[LocalPeer, Hearing],
+    made: tuple[Peer, Hearing],
 ) -> None:
     local, _ = made
     local.enter_phase("ready", "in the run", 1.0)

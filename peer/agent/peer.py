@@ -1,8 +1,7 @@
-"""This peer as it is before it has a network: settings, folder, log, and why it is to end.
+"""One peer of a run: what it knows of itself, of the run and of the others.
 
-``LocalPeer`` is the first of three stages. ``peer.agent.online_peer`` adds the network,
-``peer.agent.active_peer`` adds the states of the run and averaging. An agent has all three beside a
-trainer, a keeper without one. Each of them is the ``Delegate`` of its peer.
+``peer.agent.life`` takes it through its run. It is the same for an agent, which trains beside a
+program, and for a keeper: they differ by their ``Role`` and their services.
 """
 
 from __future__ import annotations
@@ -11,60 +10,62 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 import msgspec
 
 from averaging.errors import CodecsNotCompiled
-from averaging.history.attested import grew_from
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
 from averaging.live.compiling import COMPILE_FROM_VALUES, can_compile, use_compiled_codecs
 from averaging.live.settings import AveragerStats
-from averaging.live.slices.watch import Watch
 from averaging.live.states.state_files import StateFiles, working_bytes
 from averaging.numbers.arrays import Float32s, uninitialised_floats
 from averaging.numbers.layout import Layout
 from averaging.round.interface.phase import Phase as RoundPhase
-from averaging.rules.orders import RoundOrders
 from averaging.rules.peer_view import PeerView
 from dht.bounded_mapping import BoundedMapping, by_age
-from dht.identity import Identity, PeerId
-from dht.membership.credentials import Directive, Refused, read_directive
-from dht.membership.orders import NONE, Orders, Root, Value, settings_at
-from dht.records import Role
-from peer.agent.account import global_tokens
+from dht.identity import PeerId
+from dht.membership.admission import parts_told
+from dht.membership.credentials import Directive
+from dht.presence.events import PresenceEvent
+from dht.records import ContributionCounters
+from peer.agent.account import global_tokens, merged_of
 from peer.agent.end_of_run import EndOfRun
-from peer.agent.policies import round_orders
-from peer.agent.services import Begin
-from peer.bridge.settings import PeerSettings, default_name
-from peer.description import Described, Description, Kinds
+from peer.agent.network import Network
+from peer.agent.owners_orders import OwnersOrders
+from peer.agent.services import Fields, Role, Seat, Service
+from peer.description import Description, Kinds
+from peer.errors import NotAdmitted
 from peer.events.board import Board
 from peer.events.names import Names
 from peer.events.table import REPORTED, audience_of, in_story
 from peer.guest.enforcement import Guest
 from peer.guest.state_place import place_of_state
 from peer.quantities import listed
-from peer.rules.amendments import effective
-from peer.rules.ending import LAST_ROUND_S, CameToNothing, Ending, Heard, Merged
+from peer.rules.ending import LAST_ROUND_S, CameToNothing, Ending, Heard, Merged, seconds_left
 from peer.rules.foundings import Founding
 from peer.rules.held_out import HeldOutLoss
 from peer.rules.leaving import Departure, LastOffers
 from peer.rules.reach import Reach, Untested
-from peer.run_file.sections import RunFile
-from peer.status import HeldOut, PeerStatus, merges_alone_from
+from peer.status import (
+    BANNED_MAX,
+    WORDS_MAX,
+    HeldOut,
+    PeerRow,
+    PeerStatus,
+    merges_alone_from,
+    time_left_s,
+)
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.good_states import GoodStates
 from peer.storage.home import GOOD, OUTER
 from peer.storage.last_seen import State, load_last_seen, save_state
 from peer.storage.outer_state import OuterState, founding_name, load_outer, model_name
+from peer.views import agent_page
 from peer.views.event_log import EventLog
-
-T = TypeVar("T")
 
 OBEY_EVERY_S = 0.25
 PEERS_REMEMBERED_MAX = 1024
@@ -95,116 +96,26 @@ TEXTS = ("reason", "text")
 """Fields of events that are texts for people."""
 
 PhaseName = Literal["connecting", "waiting", "fetching", "founding", "ready", "leaving"]
-Fields = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """Who takes part in which run, and how."""
+class Peer:
+    """One peer of a run. It has no network until it is on line, and no averager until it is in."""
 
-    run: RunFile
-    identity: Identity
-    directory: Path
-    settings: PeerSettings
-    role: Role
-    credential: bytes = b""
-    """Proof that the run admits this peer (``dht.membership.credentials``)."""
-    stays: bool = False
-    """True if the peer serves the state and the history of the run after its end, too."""
-    frozen: tuple[Described, ...] | None = None
-    """The trainer's parameters that are not exchanged; ``None`` if they are not known."""
-    services: tuple[Begin, ...] = ()
-    """What this peer does besides, on line."""
-    watch: Watch = field(default_factory=Watch)
-    """Sees what the averager does, and may change it: for tests."""
+    network: Network
+    """There from the moment at which the peer is on line."""
 
-    @property
-    def name(self) -> str:
-        return self.settings.name or default_name(self.identity.peer_id)
-
-
-class Delegate:
-    """The agent or keeper that a peer belongs to, as the peer sees it. This one does nothing."""
-
-    def with_training(self, status: PeerStatus) -> PeerStatus:
-        """The status of this peer with what its own trainer decides."""
-        return status
-
-    def pending_tokens(self) -> int:
-        """Tokens of the trainer that are not merged yet."""
-        return 0
-
-    def ledger(self) -> Mapping[str, Any] | None:
-        """The trainer's ledger, for the checkpoint."""
-        return None
-
-    def on_event(self, name: str, fields: Fields) -> None:
-        """An event happened that a person may want to hear of."""
-
-    def on_phase(self, name: PhaseName, text: str, done: float) -> None:
-        """The peer entered a phase."""
-
-    def on_round(self, fields: Fields) -> None:
-        """A round of this peer has ended, with or without a result."""
-
-    def on_turn_to_measure(self, version: int, tokens: int) -> None:
-        """It is this peer's turn to measure the held-out loss of the run.
-
-        ``version`` of the first fragment, ``tokens`` of the run.
-        """
-
-
-class NotAveraging:
-    """Stands for the averager of a peer that has no states yet."""
-
-    states: tuple[FragmentState | None, ...] = ()
-    phases: tuple[RoundPhase, ...] = ()
-    final_fragments: frozenset[int] = frozenset()
-    in_flight = 0
-    alone_until: float | None = None
-    bytes_per_s = 0.0
-    stats = AveragerStats()
-
-    def look(self) -> None: ...
-
-    def level(self) -> None: ...
-
-    def make_due(self, fragments: Iterable[int]) -> None: ...
-
-    def offer_before_leaving(self) -> int:
-        return 0
-
-    def company_s(self) -> float:
-        return 0.0
-
-    def stay(self) -> None: ...
-
-    def set_reachable(self, reachable: bool) -> None: ...
-
-    def follow(self, orders: RoundOrders) -> None: ...
-
-
-class LocalPeer:
-    """One peer of a run, without its network."""
-
-    def __init__(self, seat: Seat, layout: Layout, delegate: Delegate, guest: Guest) -> None:
+    def __init__(self, seat: Seat, layout: Layout, guest: Guest, role: Role) -> None:
         loop = asyncio.get_running_loop()
         self.seat = seat
         self.layout = layout
         self.description = Description.of(layout.specs, seat.frozen, Kinds.of(layout))
-        self.delegate = delegate
         self.guest = guest
+        self.role = role
+        self.services: list[Service] = []
         self.run_file = seat.run
         self.run_id = seat.run.run_id
         self.directory = seat.directory
-        self.directive: Directive | None = None
-        """The directive of the run's owner that this peer follows."""
-        self.gone_back = 0
-        """The directive that took this peer back last, while it was running; 0: none."""
-        self.paused: str | None = None
-        """Reason why its owner has paused the run; ``None``: it goes on."""
-        self._amended: tuple[tuple[Directive | None, int], RunFile] = (None, 0), seat.run
-        self.me = seat.identity.peer_id
+        self.me = seat.me
         self.board = Board(Names({self.me: seat.name}))
         self.log = EventLog(
             seat.directory / "events.jsonl",
@@ -235,6 +146,9 @@ class LocalPeer:
             self.good = GoodStates(
                 seat.directory / GOOD, layout, allowed_bytes=lambda: guest.disk.outer
             )
+        self.owner = OwnersOrders(
+            run=seat.run, fragments=len(layout.fragments), good=self.good, versions=self.versions
+        )
         self.folder = CheckpointFolder(seat.directory / OUTER, allowed_bytes=self._checkpoint_bytes)
         self.view: dict[PeerId, PeerView] = {}
         """The live peers as averaging sees them. It stays the same object."""
@@ -243,7 +157,8 @@ class LocalPeer:
         self.phase: PhaseName = "connecting"
         self._phase_text = ""
         self._state = State(self.phase, "", 0.0)
-        self.averaging: Averager | NotAveraging = NotAveraging()
+        self.averager: Averager | None = None
+        """There from the moment at which the peer has its first states, or looks for them."""
         self.rounds_missed = 0
         self.jumps: Counter[str] = Counter()
         """Verdicts of the loss gate, by the name of their event."""
@@ -265,10 +180,6 @@ class LocalPeer:
         """Peers whose history was founded apart from this peer's: one side has to give way."""
         self.batches = ""
         """Digest of the random seed by which its program draws batches; empty if unknown."""
-
-        self.foundings: dict[PeerId, str] = {}
-        """The names of the foundings that other peers stand on, as they say."""
-        self._followed = ""
         self.held_out = HeldOutLoss(self.run_id, self.me, self.run_file.evaluation.every_versions)
         self.began_at = loop.time()
         self._merged_tokens = 0
@@ -277,7 +188,7 @@ class LocalPeer:
         self._reach = Reach()
 
     def __repr__(self) -> str:
-        return f"LocalPeer({self.me}, run={self.run_id[:8]}, phase={self.phase})"
+        return f"Peer({self.me}, run={self.run_id[:8]}, phase={self.phase})"
 
     def floats(self, count: int) -> Float32s:
         """Memory for a vector of a state."""
@@ -314,25 +225,13 @@ class LocalPeer:
 
     def offer_before_leaving(self) -> LastOffers:
         """Offer the trainer's work now, and tell what of it is not merged yet."""
-        averaging = self.averaging
+        averager = self.averager
+        assert averager is not None, "what is offered was trained from the first states on"
         return LastOffers(
-            encoded_bytes=averaging.offer_before_leaving(),
-            bytes_per_s=averaging.bytes_per_s,
-            company_s=averaging.company_s(),
+            encoded_bytes=averager.offer_before_leaving(),
+            bytes_per_s=averager.bytes_per_s,
+            company_s=averager.company_s(),
         )
-
-    @asynccontextmanager
-    async def watched(self, *also: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.TaskGroup]:
-        """A group for the tasks of this peer. Some of them run from its first moment on: ``also``,
-        which hear whether it is to leave, and what every peer does from then on."""
-        first = (*also, self.compile_codecs(), self.guest.watch_machine())
-        async with asyncio.TaskGroup() as tasks:
-            helpers = [tasks.create_task(work) for work in first]
-            try:
-                yield tasks
-            finally:
-                for helper in helpers:
-                    helper.cancel()
 
     async def leave_when_asked(self, timeout_s: float, *, patience_s: float = 0.0) -> None:
         """Leave when the machine's owner asks for it (``shoal leave``), in whatever phase."""
@@ -346,91 +245,13 @@ class LocalPeer:
 
     # --- the orders of the run's owner -----------------------------------------------------------
 
-    @property
-    def orders(self) -> Orders:
-        return NONE if self.directive is None else self.directive.orders
-
-    @property
-    def run_now(self) -> RunFile:
-        """The run file with the amendments that every fragment of this peer has come to."""
-        key = self.directive, self._next_version
-        if key != self._amended[0]:
-            self._amended = key, effective(self.run_file, self.orders, key[1])
-        return self._amended[1]
-
-    @property
-    def amended(self) -> dict[str, Value]:
-        """The settings that differ from the run file's for this peer's trainer."""
-        return settings_at(self.orders, self._next_version)
-
-    @property
-    def _next_version(self) -> int:
-        """The version that the fragment which is least far makes next."""
-        return 1 + min(self.versions(), default=0)
-
-    @property
-    def rollback(self) -> int:
-        """The directive that took the run back to the states it goes on from; 0: none."""
-        return 0 if self.orders.rollback is None else self.orders.rollback.number
-
-    @property
-    def root_links(self) -> tuple[Root, ...]:
-        """The states that every history grows out of after a rollback, one for each fragment."""
-        return () if self.orders.rollback is None else self.orders.rollback.roots
-
-    def are_taken_back(
-        self, states: Iterable[FragmentState | None], *, if_unknown: bool = False
-    ) -> bool:
-        """True if the run's owner has taken back the history of one of these states.
-
-        ``if_unknown``: the answer for states whose chains do not reach back so far.
-        """
-        roots = dict(enumerate(self.root_links))
-        for state in states:
-            if state is None or (root := roots.get(state.fragment)) is None:
-                continue
-            grew = grew_from(state.chain, root.version, root.lineage)
-            if grew is False or (grew is None and if_unknown):
-                return True
-        return False
-
-    def was_taken_back(self, outer: OuterState) -> bool:
-        """True if the run's owner has taken back the history of a checkpoint.
-
-        Where its chains do not reach back so far, it is of the time before the rollback unless its
-        peer had heard of that.
-        """
-        heard = self.rollback in map(self._rollback_of, outer.directives)
-        return self.are_taken_back(outer.states, if_unknown=not heard)
-
-    def _rollback_of(self, data: bytes) -> int | None:
-        """The directive that took the run back, as this one tells; ``None`` if it tells of none."""
-        owner = self.run_file.policy.owner
-        if owner is None:
-            return None
-        directive = read_directive(data, run=self.run_id, owner=PeerId(owner))
-        if isinstance(directive, Refused) or directive.orders.rollback is None:
-            return None
-        return directive.orders.rollback.number
-
-    def roots(self) -> list[FragmentState | None]:
-        """The states that a rollback goes on from, as far as they are kept here.
-
-        Later ones are forgotten, or the run's owner might attest one of them.
-        """
-        assert self.good is not None, "a run without an owner is never taken back"
-        self.good.pin(self.orders.attested)
-        found = self.good.roots(self.orders)
-        self.good.forget_recent()
-        return found
-
     def came_back(self) -> None:
         """The run was taken back: its end, and the counts towards its end, are void."""
         self.end.hear(Heard.TAKEN_BACK)
         self._merged_tokens = 0
         # Later measurements are not of this run any more, and their versions are made anew.
         self.held_out = HeldOutLoss(self.run_id, self.me, self.run_file.evaluation.every_versions)
-        self.gone_back = self.rollback
+        self.owner.gone_back = self.owner.rollback
 
     def _checkpoint_bytes(self) -> float | None:
         allowed = self.guest.disk.outer
@@ -438,21 +259,21 @@ class LocalPeer:
             return allowed
         return allowed - self.good.used_bytes
 
-    def round_orders(self) -> RoundOrders:
-        return round_orders(self.run_file, self.directive, fragments=len(self.layout.fragments))
-
     def follow_directive(self, directive: Directive | None) -> None:
         """Follow the newest directive of the run's owner from now on."""
-        if directive != self.directive:
-            self.directive = directive
-            orders = self.round_orders()
-            self.paused = orders.paused
-            self.averaging.follow(orders)
+        orders = self.owner.follow(directive)
+        if orders is not None and self.averager is not None:
+            self.averager.follow(orders)
+
+    def tell_reachable(self, serves: bool) -> None:
+        """Whether the other peers reach this one, so that it may lead and reduce."""
+        if self.averager is not None:
+            self.averager.set_reachable(serves)
 
     # --- events ---------------------------------------------------------------------------------
 
     def event(self, name: str, /, **fields: Any) -> None:
-        """Report an event to the log and to the delegate."""
+        """Report an event to the log, and to those who tell it people."""
         self.log.write(name, fields)
         # People know peers by name; the log keeps their ids.
         shown = {
@@ -460,7 +281,29 @@ class LocalPeer:
             for key in TEXTS
             if isinstance(text := fields.get(key), str)
         }
-        self.delegate.on_event(name, {**fields, **shown})
+        self.note(name, {**fields, **shown})
+
+    def note(self, name: str, fields: Fields) -> None:
+        """Report an event to the role and the services, and not to the log."""
+        for service in self.services:
+            service.note(name, fields)
+        self.role.note(name, fields)
+
+    def hear_presence(self, event: PresenceEvent) -> None:
+        """Report what has happened among the peers of the run, and do what follows from it."""
+        fields = dict(event.fields)
+        peer = fields.get("peer")
+        if isinstance(peer, str):
+            member = self.network.presence.table.get(PeerId(peer))
+            if member is not None:
+                fields["name"] = member.record.name
+        self.event(event.name, text=event.text, **fields)
+        if event.name == "directive":
+            self.follow_directive(self.network.presence.door.admission.owners_directive)
+        if event.name == "not_admitted":
+            self.end.hear(
+                Departure(event.text, NotAdmitted.exit_code, finished=False, timeout_s=0.0)
+            )
 
     def enter_phase(self, phase: PhaseName, text: str, done: float) -> None:
         self.phase, self._phase_text = phase, text
@@ -468,7 +311,7 @@ class LocalPeer:
         self.log.write("phase", {"name": phase, "text": text})
         if phase == "ready":
             self.end.hear(Heard.ARRIVED)
-        self.delegate.on_phase(phase, text, done)
+        self.note("phase", {"name": phase, "text": text, "done": done})
 
     def keep_state(self, text: str | None = None) -> None:
         """Write what this peer does into its folder; ``None``: what its phase says."""
@@ -486,7 +329,7 @@ class LocalPeer:
             save_state(self.directory, self._state)
 
     def averager_event(self, name: str, fields: Fields) -> None:
-        """Report an event of the averager to the log, and some of them to the delegate."""
+        """Report an event of the averager to the log, and some of them to people."""
         if name == "state_adopted":
             # The rounds of rosters that closed without this peer: no other event tells of them.
             self.rounds_missed += fields["missed"]
@@ -515,9 +358,7 @@ class LocalPeer:
             self.log.write(name, fields)
             if name in NOT_MERGED_EVENTS:
                 why = in_story({**fields, "event": name}, self.board.names)
-                self.delegate.on_event(
-                    "not_merged", {"fragment": fields["fragment"], "reason": why}
-                )
+                self.note("not_merged", {"fragment": fields["fragment"], "reason": why})
         if name == "folded":
             self._made_version(fields["fragment"], fields["version"])
         if name == "void":
@@ -551,12 +392,13 @@ class LocalPeer:
             self.rounds_missed += 1  # one that was given up here is made up for, or void
         sent_for = dict(self.guest.up.sent_for)
         self.log.write("round", {**fields, "contributed": contributed, "sent_for": sent_for})
-        self.delegate.on_round({**fields, "contributed": contributed})
+        self.role.on_round({**fields, "contributed": contributed})
         if finished:
             self._made_version(fields["fragment"], fields["version"])
-            end = self.orders.end
+            end = self.owner.orders.end
             by_owner = end is not None and end.version is not None
-            self.end.hear(Merged(self.averaging.final_fragments, by_owner))
+            final = () if self.averager is None else self.averager.final_fragments
+            self.end.hear(Merged(frozenset(final), by_owner))
             where = f"fragment {fields['fragment']}"
             for peer in fields["contributors"]:
                 self._remember_offer(peer, f"merged, {where}")
@@ -566,7 +408,7 @@ class LocalPeer:
     def _made_version(self, fragment: int, version: int) -> None:
         """This peer has made a version, in a round or alone."""
         if fragment == 0 and self.held_out.is_my_turn(version, self.others_who_train()):
-            self.delegate.on_turn_to_measure(version, self.merged_tokens())
+            self.role.on_turn_to_measure(version, self.merged_tokens())
 
     def _remember_offer(self, peer: PeerId, outcome: str) -> None:
         self.offer_outcomes.pop(peer, None)  # its entry becomes the youngest
@@ -590,7 +432,7 @@ class LocalPeer:
 
     @property
     def states(self) -> tuple[FragmentState | None, ...]:
-        return self.averaging.states
+        return () if self.averager is None else self.averager.states
 
     def versions(self) -> tuple[int, ...]:
         """The version of each fragment; empty until there is a state of every one."""
@@ -617,18 +459,11 @@ class LocalPeer:
         name = founding_name(states) if self.versions() else ""
         return Founding(global_tokens(states), name)
 
-    def follow(self, founding: str) -> None:
-        """Begin with the states of this founding of the run, if it is known."""
-        self._followed = founding
-
-    def is_followed(self, peer: PeerId) -> bool:
-        """True unless a peer is known to stand on another founding than the one to begin with."""
-        return self.foundings.get(peer, self._followed) == self._followed or not self._followed
-
     def in_flight(self) -> tuple[str, ...]:
         """The work in progress, in words: ``fragments 0 and 2 exchanging``."""
         found: dict[str, list[str]] = {}
-        for index, phase in enumerate(self.averaging.phases):
+        phases = () if self.averager is None else self.averager.phases
+        for index, phase in enumerate(phases):
             if phase in WORK_IN_PROGRESS:
                 found.setdefault(WORK_IN_PROGRESS[phase], []).append(str(index))
         return tuple(
@@ -639,7 +474,7 @@ class LocalPeer:
     @property
     def alone_until(self) -> float | None:
         """Unix time from which this peer merges by itself; ``None``: it does, or others train."""
-        until = self.averaging.alone_until
+        until = None if self.averager is None else self.averager.alone_until
         if until is None:
             return None
         return time.time() + until - asyncio.get_running_loop().time()
@@ -653,6 +488,17 @@ class LocalPeer:
     def others_who_train(self) -> list[PeerId]:
         now = asyncio.get_running_loop().time()
         return [p for p, seen in sorted(self.view.items()) if seen.trains and seen.is_live(now)]
+
+    def refresh_view(self) -> None:
+        """Look at who is here now, and report what people have to know about it."""
+        network = self.network
+        network.refresh()
+        if (text := network.found_outdated()) is not None:
+            self.event("outdated", text=text)
+        self.notice_company(
+            reachable=True if network.can_serve else network.presence.reachable,
+            connected=bool(network.presence.connected),
+        )
 
     def notice_company(self, *, reachable: bool | None, connected: bool) -> None:
         """Take note of who is here now, and report what the owner has to know about it.
@@ -674,6 +520,106 @@ class LocalPeer:
             self.event("untested", text=str(news))
         elif news is not None:
             self.event("nobody_reduces", text=str(news), peers=news.peers)
+
+    def ban(self, peer: PeerId, what: str) -> None:
+        """Have nothing to do with a peer that is proved to have lied."""
+        banned = self.network.presence.door.admission.convicted
+        if self.averager is not None:
+            for gone in banned.keys() - self.averager.audits.convicted.keys():
+                del banned[gone]  # its verdict gave way to one that is worth more
+        self.network.ban(peer, what)
+
+    def hear_status(self, answer: PeerStatus) -> None:
+        """Take note of another peer's status."""
+        if answer.directive >= self.owner.rollback:
+            self.hear_held_out(answer.held_out)
+
+    # --- what it tells of itself ----------------------------------------------------------------
+
+    def seconds_left(self) -> float | None:
+        """Time until the run's date by the swarm's clock; ``None`` for a run without a date."""
+        end, clock = self.owner.run_now.end, self.network.presence.clock
+        return seconds_left(end, clock, now=datetime.now(UTC))
+
+    def update_record(self, *, trains: bool, step_time_s: float | None, merged: float) -> None:
+        """Publish what other peers read of this one."""
+        averager = self.averager
+        assert averager is not None, "it publishes itself from its first states on"
+        self.network.presence.update(
+            trains=trains,
+            step_time_s=step_time_s,
+            link_bytes_s=averager.bytes_per_s or None,
+            versions=self.versions(),
+            counters=ContributionCounters(
+                rounds=averager.stats.contributed,
+                tokens=int(merged),
+                bytes_sent=self.guest.sent_bytes,
+            ),
+        )
+        self.network.keep_link()
+
+    def status(self) -> PeerStatus:
+        """All figures of this peer."""
+        guest, network, averager = self.guest, self.network, self.averager
+        stats, lane = AveragerStats() if averager is None else averager.stats, network.host.lane
+        directive, goal = self.owner.directive, self.owner.run_now.end.tokens
+        level = None if averager is None else averager.level()
+        status = PeerStatus(
+            peer=self.me,
+            name=self.seat.name,
+            role=self.seat.role,
+            phase=self.phase,
+            held_out=self.held_out.newest,
+            global_tokens=self.merged_tokens(),
+            tokens_goal=goal if isinstance(goal, int) else None,
+            versions=self.versions(),
+            peers=1 + len(self.live_peers),
+            rounds=stats.rounds,
+            rounds_missed=self.rounds_missed,
+            bytes_sent=guest.sent_bytes,
+            bytes_received=guest.received_bytes,
+            up_s=asyncio.get_running_loop().time() - self.began_at,
+            reachable=network.presence.reachable,
+            layout=self.layout.hash.hex(),
+            frozen=self.description.frozen_hash,
+            directive=0 if directive is None else directive.number,
+            orders=() if directive is None else tuple(parts_told(directive)),
+            merging="" if level is None else f"{level[0]}: {level[1].reason}"[:WORDS_MAX],
+            cycle_steps=0 if level is None else level[0].cycle_steps,
+            model=self.model,
+            founding=self.founding.name,
+            ended_at=self.ending.ended_at,
+            limits=tuple(words[:WORDS_MAX] for words in guest.words()),
+            paths=lane.paths_by_name() if lane is not None else {},
+            relayed_bytes=lane.relay.counters["bytes"] if lane is not None else 0,
+            alone_until=self.alone_until,
+            jumps_judged=self.jumps.total(),
+            jumps_refused=self.jumps[JUMP_REFUSED],
+            batches=self.batches,
+            banned=tuple(sorted(network.presence.door.admission.convicted)[:BANNED_MAX]),
+            link=network.link(),
+            in_flight=self.in_flight(),
+            processor_share=guest.processor_share,
+        )
+        status = self.role.with_training(status)
+        return msgspec.structs.replace(status, time_left_s=self._time_left_s(status))
+
+    def _time_left_s(self, status: PeerStatus) -> float | None:
+        """Time until the run ends at the present speed of all peers; ``None`` if it has no end."""
+        goal = status.tokens_goal
+        times = [member.record.step_time_s for member in self.network.live_members()]
+        return time_left_s(
+            tokens_left=None if goal is None else goal - status.global_tokens,
+            step_tokens=status.tokens / status.steps if status.steps else 0.0,
+            step_times_s=[status.step_time_s, *(each for each in times if each is not None)],
+            date_left_s=self.seconds_left(),
+        )
+
+    def rows(self, status: PeerStatus) -> list[PeerRow]:
+        """All peers in rows for people, the largest contributors first."""
+        now, live = asyncio.get_running_loop().time(), self.network.live_members()
+        known = agent_page.KnownPeers(live, merged_of(self.states), self.offer_outcomes, now)
+        return agent_page.peer_rows(status, known, self.board.names)
 
 
 PAUSE_FIRST_S = 60.0

@@ -1,0 +1,150 @@
+"""The questions that the peers of a run ask each other, asked and answered by one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from averaging.live.averager import Averager
+from dht.errors import DhtError
+from dht.identity import PeerId, RunId, parse_peer_id
+from peer import attestable, description, status
+from peer.agent.network import STATUS_WITHIN_S, Network
+from peer.agent.services import Seat, Service
+from peer.bridge.messages import BATCH, SEED
+from peer.description import Description, Difference
+from peer.errors import ModelMismatch
+from peer.status import PeerStatus
+from peer.storage.good_states import GoodStates
+
+logger = logging.getLogger(__name__)
+
+ASK_EVERY_S = 10.0
+ASKED_AT_ONCE = 3
+SAME_BATCHES = {
+    BATCH: "the first batch is the same",
+    SEED: "the random seed is the same; it is no matter where the program divides its data itself",
+}
+
+ASKED_FOR_OTHERS_S = 2.0
+ASKED_FOR_OTHERS_MAX = 16
+"""Limit of members that are asked for their status at once, on behalf of other peers."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Questions(Service):
+    """Answers about this peer, and asks a few others after each other for their status."""
+
+    network: Network
+    seat: Seat
+    status: Callable[[], PeerStatus]
+    description: Description
+    good: GoodStates | None
+    """The states that it keeps for the run's owner."""
+    live: Collection[PeerId]
+    """The other live peers."""
+    tell: Callable[..., None]
+    """Reports an event by its name, with fields as keywords."""
+    heard: Callable[[PeerStatus], None]
+    """Takes note of the status of another peer."""
+    _asking_for_others: int = 0
+    _told_frozen: bool = False
+    """A peer with other frozen parameters was reported."""
+    _told_batches: bool = False
+    """A peer with the same random seed was reported."""
+
+    # --- answers --------------------------------------------------------------------------------
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        host = self.network.guarded
+        await status.CALL.serve(host, self.seat.run.run_id, self.answer_status)
+        await description.TENSORS.serve(host, self.seat.run.run_id, self._answer_description)
+        if self.good is not None:
+            await attestable.CALL.serve(host, self.seat.run.run_id, self._answer_attestable)
+
+    async def answer_status(self, peer: PeerId, asked: str) -> bytes:
+        """Answer another peer's call of ``peer.status``, perhaps about a third peer."""
+        about = parse_peer_id(asked) if asked else None
+        if about is None or about == self.seat.me:
+            return status.CALL.encode(self.status().for_others())
+        return status.CALL.encode(await self._status_for_another(about))
+
+    async def _status_for_another(self, about: PeerId) -> PeerStatus:
+        """Ask a member for its status on behalf of a peer that cannot reach it."""
+        presence = self.network.presence
+        if presence.table.get(about) is None:
+            raise ValueError(f"this peer knows no member {about}")
+        if self._asking_for_others >= ASKED_FOR_OTHERS_MAX:
+            raise ValueError("this peer asks for too many others at the moment; ask again")
+        self._asking_for_others += 1
+        try:
+            await presence.connect(about, timeout_s=ASKED_FOR_OTHERS_S)
+            return await status.ask(
+                self.network.host, about, self.seat.run.run_id, timeout_s=ASKED_FOR_OTHERS_S
+            )
+        finally:
+            self._asking_for_others -= 1
+
+    async def _answer_description(self, peer: PeerId, asked: str) -> bytes:
+        return description.answer(self.description, asked)
+
+    async def _answer_attestable(self, peer: PeerId, asked: str) -> bytes:
+        assert self.good is not None
+        kept = await asyncio.to_thread(self.good.kept)
+        return attestable.CALL.encode(tuple(kept)[-attestable.STATES_MAX :])
+
+    # --- questions ------------------------------------------------------------------------------
+
+    async def run(self, averager: Averager) -> None:
+        """Ask a few peers after the other, for ever, so that the newest held-out loss spreads."""
+        turn = 0
+        while True:
+            await asyncio.sleep(ASK_EVERY_S)
+            live = sorted(self.live)
+            chosen = [live[(turn + index) % len(live)] for index in range(asked_at_once(len(live)))]
+            turn += len(chosen)
+            batches = self.status().batches
+            for answer in await self.network.statuses(chosen):
+                self.heard(answer)
+                await self._tell_frozen_difference(answer)
+                self._tell_same_batches(answer, batches)
+
+    async def _tell_frozen_difference(self, answer: PeerStatus) -> None:
+        """Report the first peer whose frozen parameters are not this peer's."""
+        ours = self.description.frozen_hash
+        if self._told_frozen or not ours or answer.frozen in ("", ours):
+            return
+        self._told_frozen = True
+        found = await differences(
+            self.network, self.seat.run.run_id, self.description, PeerId(answer.peer)
+        )
+        names = [name for name, _, _ in found[: ModelMismatch.SHOWN]]
+        self.tell("frozen_differs", peer=answer.peer, name=answer.name, parameters=", ".join(names))
+
+    def _tell_same_batches(self, answer: PeerStatus, ours: str) -> None:
+        """Report the first peer whose program trains on the same batches."""
+        if self._told_batches or not ours or answer.batches != ours:
+            return
+        self._told_batches = True
+        how = SAME_BATCHES.get(ours.partition(" ")[0], "")
+        self.tell("same_batches", peer=answer.peer, name=answer.name, how=how)
+
+
+async def differences(
+    network: Network, run: RunId, ours: Description, peer: PeerId
+) -> tuple[Difference, ...]:
+    """The tensors that differ here and at ``peer``; empty if it does not say."""
+    try:
+        theirs = await description.ask(network.host, peer, run, timeout_s=STATUS_WITHIN_S)
+    except (DhtError, ValueError) as error:
+        logger.info("description_not_had peer=%s reason=%s", peer, error)
+        return ()
+    return ours.differences(theirs)
+
+
+def asked_at_once(live: int) -> int:
+    """Number of live peers to ask in a turn: in a small swarm a quarter, as all soon had theirs."""
+    return min(ASKED_AT_ONCE, -(-live // 4))
