@@ -39,7 +39,7 @@ class Kept(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         return bound(self.history, self.merged)
 
 
-CALL: Call[tuple[Kept, ...]] = Call(
+CALL: Call[str, tuple[Kept, ...]] = Call(
     "/shoal/attestable/1",
     Annotated[tuple[Kept, ...], Meta(max_length=STATES_MAX)],
     "a list of kept states",

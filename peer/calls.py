@@ -1,6 +1,6 @@
-"""The questions that peers of a run ask each other: of each, its protocol, limits and codec.
+"""The questions that peers of a run ask each other: of each, its protocol, limits and types.
 
-A request is the run's id and, after a space, what is asked for in particular. Answers are claims of
+A request is the run's id and what is asked for in particular. Requests and answers are claims of
 strangers: they have a type, a largest size, and a check where a type does not say it all.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from types import GenericAlias
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -17,14 +18,13 @@ from dht.guarded_host import GuardedHost
 from dht.host import Host
 from dht.identity import PeerId, RunId
 
-REQUEST_MAX_BYTES = 256
-
+Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[Answer]):
-    """One question, and the type of its answers."""
+class Call(Generic[Asked, Answer]):
+    """One question, what may be asked for in particular, and the type of its answers."""
 
     protocol: str
     type: Any
@@ -33,6 +33,25 @@ class Call(Generic[Answer]):
     answer_max_bytes: int
     check: Callable[[Answer], None] = lambda answer: None
     """Raises ``ValueError`` for an answer that has the type and is none."""
+    asks: Any = str
+    """The type of what is asked for in particular; an empty text: of nothing."""
+    request_max_bytes: int = 256
+
+    def request(self, run: RunId, asked: Asked) -> bytes:
+        return msgspec.msgpack.encode((run, asked))
+
+    def asked(self, request: bytes, run: RunId) -> Asked:
+        """What a request asks for. Raises ``ValueError``, also for one of another run."""
+
+        def read(content: bytes) -> Any:
+            return msgspec.msgpack.decode(content, type=expected)
+
+        expected: Any = GenericAlias(tuple, (str, self.asks))
+        theirs, asked = decoded(request, read, "a question", max_bytes=self.request_max_bytes)
+        if theirs != run:
+            raise ValueError(f"this peer is in run {run}, not {theirs[:64]!r}")
+        particular: Asked = asked
+        return particular
 
     def encode(self, answer: Answer) -> bytes:
         return msgspec.msgpack.encode(answer)
@@ -48,29 +67,21 @@ class Call(Generic[Answer]):
         return answer
 
     async def ask(
-        self, host: Host, peer: PeerId, run: RunId, detail: object = "", *, timeout_s: float
+        self, host: Host, peer: PeerId, run: RunId, asked: Asked, *, timeout_s: float
     ) -> Answer:
         """Raises ``DhtError``, or ``ValueError`` for an answer that is none."""
-        request = f"{run} {detail}".rstrip().encode()
+        request = self.request(run, asked)
         return self.decode(await host.call(peer, self.protocol, request, timeout_s=timeout_s))
 
     async def serve(
         self,
         host: Host | GuardedHost,
         run: RunId,
-        answer: Callable[[PeerId, str], Awaitable[bytes]],
+        answer: Callable[[PeerId, Asked], Awaitable[bytes]],
     ) -> None:
         """Answer from now on; ``answer`` gets who asks, and for what in particular."""
 
         async def answered(peer: PeerId, request: bytes) -> bytes:
-            return await answer(peer, detail_of(request, run))
+            return await answer(peer, self.asked(request, run))
 
-        await host.serve_calls(self.protocol, answered, request_max_bytes=REQUEST_MAX_BYTES)
-
-
-def detail_of(request: bytes, run: RunId) -> str:
-    """What a request asks for in particular. Raises ``ValueError`` for one of another run."""
-    asked, _, detail = bytes(request).decode("ascii", "replace").partition(" ")
-    if asked != run:
-        raise ValueError(f"this peer is in run {run}, not {asked[:64]!r}")
-    return detail
+        await host.serve_calls(self.protocol, answered, request_max_bytes=self.request_max_bytes)

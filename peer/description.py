@@ -127,11 +127,11 @@ def _check(told: tuple[bool, Sequence[Described]]) -> None:
 
 
 _PROTOCOL = "/shoal/model/1"
-TENSORS: Call[tuple[bool, Sequence[Described]]] = Call(
+TENSORS: Call[str, tuple[bool, Sequence[Described]]] = Call(
     _PROTOCOL, tuple[bool, list[Described]], "a description", 2 * PAGE_BYTES, _check
 )
 """In particular: the number of the first tensor, or ``KINDS`` for an answer of the next call."""
-KINDS_OF_TENSORS: Call[Kinds] = Call(_PROTOCOL, Kinds, "the kinds of tensors", 2 * PAGE_BYTES)
+KINDS_OF_TENSORS: Call[str, Kinds] = Call(_PROTOCOL, Kinds, "the kinds of tensors", 2 * PAGE_BYTES)
 
 
 def page(description: Description, start: int) -> bytes:
@@ -161,7 +161,7 @@ async def ask(host: Host, peer: PeerId, run: RunId, *, timeout_s: float) -> Desc
     knows_frozen = True
     for _ in range(PAGES_MAX):
         place = len(tensors)
-        knows_frozen, more = await TENSORS.ask(host, peer, run, place, timeout_s=timeout_s)
+        knows_frozen, more = await TENSORS.ask(host, peer, run, str(place), timeout_s=timeout_s)
         if not more:
             break
         tensors += more

@@ -460,7 +460,7 @@ def _check(status: PeerStatus) -> None:
     check("" if status.held_out is None else status.held_out.peer)
 
 
-CALL: Call[PeerStatus] = Call("/shoal/status/1", PeerStatus, "a status", 64 << 10, _check)
+CALL: Call[str, PeerStatus] = Call("/shoal/status/1", PeerStatus, "a status", 64 << 10, _check)
 """In particular: the peer that it is about, unless that is the one asked."""
 
 

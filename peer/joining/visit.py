@@ -355,7 +355,7 @@ class Visitor:
             try:
                 await self._presence.connect(peer, timeout_s=ASK_TIMEOUT_S)
                 return await attestable.CALL.ask(
-                    self._host, peer, self._link.run_id, timeout_s=ASK_TIMEOUT_S
+                    self._host, peer, self._link.run_id, "", timeout_s=ASK_TIMEOUT_S
                 )
             except (DhtError, ValueError):
                 return ()

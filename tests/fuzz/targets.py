@@ -544,12 +544,19 @@ TARGETS: dict[str, Target] = {
         ValueError,
     ),
     "credit_summary": Target(
-        [credit.summary(A_TALLY)], lambda data: credit.read_summary(data, CREDIT_RUN), ValueError
+        [credit.CALL.request(CREDIT_RUN, credit.summary(A_TALLY))],
+        lambda data: credit.CALL.asked(data, CREDIT_RUN),
+        ValueError,
     ),
     "credit_part": Target([credit.encode(A_TALLY.part)], credit.decode, ValueError),
     "run_list": Target(
         [msgspec.json.encode({"who": "a host", "runs": [msgspec.to_builtins(a_page())]})],
         run_list.decode,
+        ValueError,
+    ),
+    "question": Target(
+        [status.CALL.request(CREDIT_RUN, "anna")],
+        lambda data: status.CALL.asked(data, CREDIT_RUN),
         ValueError,
     ),
     "run_page": Target([run_page.CALL.encode(a_page())], run_page.CALL.decode, ValueError),

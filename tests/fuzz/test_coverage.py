@@ -52,7 +52,10 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "averaging/numbers/codec.py": tuple(f"payload_{name}" for name in codec_names()),
     "averaging/numbers/norm_bounds.py": ("payload_int4", "payload_int8"),
     "averaging/numbers/block_codecs.py": tuple(f"payload_{name}" for name in codec_names()),
-    "peer/calls.py": ("status", "description", "kinds", "attestable", "run_page"),
+    "peer/calls.py": (
+        *("status", "description", "kinds", "attestable", "run_page"),
+        *("question", "credit_summary"),
+    ),
     "peer/extras/credit/accounting/wire.py": ("credit_summary", "credit_part"),
     "peer/description.py": ("description", "kinds"),
     "peer/extras/site/run_page/content.py": ("run_page",),

@@ -5,17 +5,22 @@ from __future__ import annotations
 import pytest
 
 from dht.identity import RunId
-from peer.calls import Call, detail_of
+from peer.calls import Call
 
 OURS, OTHER = RunId("ab" * 32), RunId("cd" * 32)
 
 
 def test_a_request_names_the_run_and_perhaps_something_in_it() -> None:
-    assert detail_of(OURS.encode(), OURS) == ""
-    assert detail_of(f"{OURS} a peer".encode(), OURS) == "a peer"
-    for wrong in (OTHER.encode(), b"", b"\xff" * 300):
-        with pytest.raises(ValueError, match="this peer is in run abab"):
-            detail_of(wrong, OURS)
+    call: Call[str, int] = Call("/x/1", int, "a number", 5)
+    assert call.asked(call.request(OURS, ""), OURS) == ""
+    assert call.asked(call.request(OURS, "a peer"), OURS) == "a peer"
+    for wrong, words in (
+        (call.request(OTHER, ""), "this peer is in run abab"),
+        (call.request(OURS, "x" * 300), "a question of 3[0-9]+ bytes; at most 256"),
+        (b"", "not a question"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call.asked(wrong, OURS)
 
 
 def test_an_answer_of_another_type_or_size_or_against_the_check_is_refused() -> None:
@@ -23,7 +28,7 @@ def test_an_answer_of_another_type_or_size_or_against_the_check_is_refused() -> 
         if number % 2:
             raise ValueError("it is odd")
 
-    call = Call("/x/1", int, "a number", 5, check)
+    call: Call[str, int] = Call("/x/1", int, "a number", 5, check)
     assert call.decode(call.encode(4)) == 4
     for data, words in (
         (call.encode(3), "odd"),

@@ -12,7 +12,6 @@ from dht.errors import CallRefused
 from dht.identity import PeerId, RunId
 from dht.memory.virtual_loop import run
 from peer import description
-from peer.calls import detail_of
 from peer.description import Described, Description, Kinds
 from peer.errors import ModelMismatch, remade
 
@@ -56,7 +55,7 @@ class Lines:
     async def call(self, peer: PeerId, protocol: str, request: bytes, *, timeout_s: float) -> bytes:
         self.calls += 1
         try:
-            return description.answer(self.there, detail_of(request, RUN))
+            return description.answer(self.there, description.TENSORS.asked(request, RUN))
         except ValueError as error:
             raise CallRefused(peer, protocol, str(error)) from error
 
@@ -111,7 +110,7 @@ def test_kinds_of_tensors_that_are_not_are_refused(answer: bytes) -> None:
         async def call(self, peer: PeerId, protocol: str, request: bytes, **given: float) -> bytes:
             if request.endswith(b"kinds"):
                 return answer
-            return description.answer(self.there, detail_of(request, RUN))
+            return description.answer(self.there, description.TENSORS.asked(request, RUN))
 
     liar: Any = Liar(made({"a": (2,)}))
     with pytest.raises(ValueError, match="not the kinds of tensors"):

@@ -29,10 +29,9 @@ async def contributors_told(host: Host, run: RunId, peers: Sequence[PeerId]) -> 
 
     async def ask(peer: PeerId) -> Part:
         with suppress(DhtError, ValueError):
-            answer = await host.call(
-                peer, wire.PROTOCOL, wire.summary(tally), timeout_s=ASK_TIMEOUT_S
-            )
-            return wire.decode(answer)
+            asked = wire.summary(tally)
+            told = await wire.CALL.ask(host, peer, run, asked, timeout_s=ASK_TIMEOUT_S)
+            return wire.unpacked(told)
         return Part()
 
     for _ in range(ANSWERS_MAX):  # one is enough, unless there are thousands

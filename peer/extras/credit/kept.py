@@ -51,7 +51,7 @@ def load_tally(folder: Path, run: RunId, me: PeerId | None, fragments: int) -> T
     tally = Tally(run, me, fragments)
     try:
         data = (folder / TALLY_FILE).read_bytes()
-        part = wire.decode(data, max_bytes=wire.FILE_MAX_BYTES)
+        part = wire.decode(data)
     except (OSError, ValueError):
         return tally
     tally.follow(part.topic)

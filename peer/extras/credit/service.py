@@ -35,8 +35,8 @@ from peer.extras.credit.kept import load_tally, read_wishes, save_tally
 
 logger = logging.getLogger(__name__)
 
-Call: TypeAlias = Callable[[PeerId, bytes], Awaitable[bytes]]
-"""Sends a summary to a peer and returns its answer. Raises ``DhtError``."""
+Ask: TypeAlias = Callable[[PeerId, wire.Summary], Awaitable[wire.Packed]]
+"""Asks a peer for what a summary lacks. Raises ``DhtError`` or ``ValueError``."""
 
 LOOK_EVERY_S = 1.0
 ANSWERS = (1.0, 20.0)
@@ -76,12 +76,11 @@ class Crediting:
     def __repr__(self) -> str:
         return f"Crediting({self.tally!r})"
 
-    async def answer(self, peer: PeerId, request: bytes) -> bytes:
+    async def answer(self, peer: PeerId, asked: wire.Summary) -> bytes:
         """Answer another peer's summary with what it lacks. Raises ``ValueError``."""
         if not self._rate.spend(peer.encode(), asyncio.get_running_loop().time()):
             raise ValueError(f"{BUSY}; ask again in a moment")
-        summary = wire.read_summary(request, self.tally.run)
-        return wire.encode_some(wire.missing(self.tally, summary))
+        return wire.encode_some(wire.missing(self.tally, asked))
 
     def look(self, averager: Averager) -> None:
         """Take what this peer's own states show, and what its owner wants to have said."""
@@ -130,17 +129,15 @@ class Crediting:
             proven.fragment, proven.link, proven.signatures
         )
 
-    async def ask(self, call: Call, peer: PeerId) -> None:
+    async def ask(self, ask: Ask, peer: PeerId) -> None:
         """Take what a peer knows and this one does not."""
         try:
-            answer = await call(peer, wire.summary(self.tally))
-            self._unite(await asyncio.to_thread(wire.decode, answer))
+            told = await ask(peer, wire.summary(self.tally))
+            self._unite(await asyncio.to_thread(wire.unpacked, told))
         except (DhtError, ValueError) as error:
             logger.info("credit_not_had peer=%s reason=%s", peer, error)
 
-    async def run(
-        self, averager: Averager, call: Call, live: Callable[[], Iterable[PeerId]]
-    ) -> None:
+    async def run(self, averager: Averager, ask: Ask, live: Callable[[], Iterable[PeerId]]) -> None:
         """Keep the tally up to date, for ever."""
         loop = asyncio.get_running_loop()
         asked_at = reported_at = saved_at = loop.time()
@@ -155,7 +152,7 @@ class Crediting:
                 asked_at = now
                 chosen = to_ask(self._identity.peer_id, live(), turn)
                 turn += 1
-                await asyncio.gather(*(self.ask(call, peer) for peer in chosen))
+                await asyncio.gather(*(self.ask(ask, peer) for peer in chosen))
             if now - saved_at >= SAVE_EVERY_S:
                 saved_at = now
                 await self.save()
@@ -195,7 +192,7 @@ def begin(peer: Peer) -> Service:
         name="" if is_default(name, peer.me) else name,
         wall_time=network.swarm_time,
     )
-    return Credited(crediting, network)
+    return Credited(crediting, network, peer.run_id)
 
 
 class Credited(Service):
@@ -203,21 +200,21 @@ class Credited(Service):
 
     name = "credit"
 
-    def __init__(self, crediting: Crediting, network: Network) -> None:
+    def __init__(self, crediting: Crediting, network: Network, run: RunId) -> None:
         self.crediting = crediting
         self._network = network
+        self._run = run
 
     async def open(self, stack: AsyncExitStack) -> None:
-        await self._network.guarded.serve_calls(
-            wire.PROTOCOL, self.crediting.answer, request_max_bytes=wire.SUMMARY_MAX_BYTES
-        )
+        await wire.CALL.serve(self._network.guarded, self._run, self.crediting.answer)
 
     async def run(self, averager: Averager) -> None:
-        await self.crediting.run(averager, self._call, self._network.followers)
+        await self.crediting.run(averager, self._ask, self._network.followers)
 
-    async def _call(self, peer: PeerId, summary: bytes) -> bytes:
+    async def _ask(self, peer: PeerId, known: wire.Summary) -> wire.Packed:
         await self._network.presence.connect(peer, timeout_s=ASK_WITHIN_S)
-        return await self._network.host.call(peer, wire.PROTOCOL, summary, timeout_s=ASK_WITHIN_S)
+        host = self._network.host
+        return await wire.CALL.ask(host, peer, self._run, known, timeout_s=ASK_WITHIN_S)
 
     async def save(self) -> None:
         await self.crediting.save()

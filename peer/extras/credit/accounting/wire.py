@@ -18,7 +18,8 @@ from averaging.errors import BadPayload
 from averaging.history.parent_maps import decode_maps, encode_maps
 from averaging.messages import ROSTER_MAX, Count, Index, Link, Peer, Signature, Signatures
 from dht.decoding import decoded
-from dht.identity import PeerId, RunId
+from dht.identity import PeerId
+from peer.calls import Call
 from peer.extras.credit.accounting.proof import ProvenMap, Totals
 from peer.extras.credit.accounting.reports import DAYS_MAX, DAYS_TOLD, KEPT_PER_DAY, Report
 from peer.extras.credit.accounting.statements import Statement
@@ -27,9 +28,6 @@ from peer.extras.credit.accounting.tally import Part, Tally
 T = TypeVar("T")
 
 VERSION: Final = 1
-PROTOCOL: Final = "/shoal/credit/1"
-"""The call by which a peer asks another one: a summary, answered with a part."""
-
 SUMMARY_MAX_BYTES: Final = 64 << 10
 PART_MAX_BYTES: Final = 960 << 10
 """Largest answer to a summary. The rest is answered to the next one."""
@@ -59,8 +57,6 @@ class _Seen(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 class Summary(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Digests of what a peer knows: the answer is what it lacks."""
 
-    version: Annotated[int, Meta(ge=VERSION, le=VERSION)]
-    run: Annotated[str, Meta(max_length=64)]
     maps: Annotated[tuple[_Seen, ...], Meta(max_length=2**16)]
     first_day: Day
     days: Annotated[bytes, Meta(max_length=_DAY * DAYS_TOLD)]
@@ -93,7 +89,9 @@ class _Report(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     signature: Signature
 
 
-class _Part(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Packed(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A part of a tally, as it travels and lies in a file."""
+
     version: Annotated[int, Meta(ge=VERSION, le=VERSION)]
     peers: Annotated[tuple[Peer, ...], Meta(max_length=_PEERS_MAX)]
     maps: Annotated[tuple[_Maps, ...], Meta(max_length=4096)]
@@ -104,12 +102,21 @@ class _Part(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_summaries = msgspec.msgpack.Decoder(Summary)
-_parts = msgspec.msgpack.Decoder(_Part)
+_parts = msgspec.msgpack.Decoder(Packed)
+
+CALL: Call[Summary, Packed] = Call(
+    "/shoal/credit/1",
+    Packed,
+    "a part of a tally",
+    PART_MAX_BYTES,
+    asks=Summary,
+    request_max_bytes=SUMMARY_MAX_BYTES,
+)
+"""In particular: what the asking peer knows. The answer is what it lacks."""
 
 
-def summary(tally: Tally) -> bytes:
-    """Request of a peer for the parts that it lacks."""
+def summary(tally: Tally) -> Summary:
+    """What a peer knows, to ask for the parts that it lacks."""
     seen = tuple(
         _Seen(each.fragment, tokens, version, lineage[:_SHORT])
         for _, each in sorted(tally.maps.items())
@@ -120,15 +127,7 @@ def summary(tally: Tally) -> bytes:
     last = min(max(tally.reports, default=first - 1), first + DAYS_TOLD - 1)
     days = b"".join(_day_digest(tally.reports.get(day, ())) for day in range(first, last + 1))
     short = b"".join(_bucket_digests(tally))
-    return _encoder.encode(Summary(VERSION, tally.run, seen, first, days, short))
-
-
-def read_summary(data: bytes, run: RunId) -> Summary:
-    """Decode another peer's summary. Raises ``ValueError``."""
-    found = decoded(data, _summaries.decode, "a summary of a tally", max_bytes=SUMMARY_MAX_BYTES)
-    if found.run != run:
-        raise ValueError(f"this peer is in run {run}, not {found.run!r}")
-    return found
+    return Summary(seen, first, days, short)
 
 
 def _day_digest(reports: Sequence[Report]) -> bytes:
@@ -213,7 +212,7 @@ def encode(part: Part) -> bytes:
         for each in part.reports
     )
     return _encoder.encode(
-        _Part(
+        Packed(
             VERSION,
             tuple(peers),
             tuple(_encoded_maps(part.maps)),
@@ -241,9 +240,13 @@ def _encoded_maps(maps: Sequence[ProvenMap]) -> Iterable[_Maps]:
         maps = maps[max(1, count) :]
 
 
-def decode(data: bytes, *, max_bytes: int = PART_MAX_BYTES) -> Part:
-    """Decode a part without comparing it with anything. Raises ``ValueError``."""
-    found = decoded(data, _parts.decode, "a part of a tally", max_bytes=max_bytes)
+def decode(data: bytes) -> Part:
+    """Decode the part in a file. Raises ``ValueError``."""
+    return unpacked(decoded(data, _parts.decode, CALL.what, max_bytes=FILE_MAX_BYTES))
+
+
+def unpacked(found: Packed) -> Part:
+    """A part, which is compared with nothing. Raises ``ValueError``."""
     try:
         maps = tuple(each for table in found.maps for each in _read_maps(table))
     except BadPayload as error:

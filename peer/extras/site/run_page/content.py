@@ -120,12 +120,12 @@ class RunPage(_Part, frozen=True, kw_only=True):
     """Facts that the peer that serves the page cannot know, in words."""
 
 
-CALL: Call[RunPage] = Call("/shoal/run-page/1", RunPage, "the page of a run", PAGE_MAX_BYTES)
+CALL: Call[str, RunPage] = Call("/shoal/run-page/1", RunPage, "the page of a run", PAGE_MAX_BYTES)
 
 
 async def ask(host: Host, peer: PeerId, run: RunId, *, timeout_s: float) -> RunPage:
     """Ask a peer for the page of its run. Raises ``DhtError`` or ``ValueError``."""
-    page = await CALL.ask(host, peer, run, timeout_s=timeout_s)
+    page = await CALL.ask(host, peer, run, "", timeout_s=timeout_s)
     if page.run != run:
         raise ValueError(f"the page of run {page.run[:16]}, not {run[:16]}")
     return page

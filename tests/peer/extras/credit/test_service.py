@@ -14,7 +14,7 @@ from dht.memory.host import MemoryNetwork, identity_of
 from peer.agent.account import merged_of
 from peer.extras.credit.accounting.contributors import contributors
 from peer.extras.credit.accounting.proof import Totals
-from peer.extras.credit.accounting.wire import PROTOCOL, SUMMARY_MAX_BYTES
+from peer.extras.credit.accounting.wire import CALL, Packed, Summary
 from peer.extras.credit.kept import Wishes, load_tally, write_wishes
 from peer.extras.credit.service import Crediting, to_ask
 from tests.averaging.live.quadratic import RUN, Peer, Swarm, swarm
@@ -36,7 +36,7 @@ async def credited(made: Swarm, peer: Peer, folder: Path, *, name: str = "") -> 
         name=name,
         wall_time=lambda: 20_000 * DAY_S + loop.time(),
     )
-    await peer.host.serve_calls(PROTOCOL, part.answer, request_max_bytes=SUMMARY_MAX_BYTES)
+    await CALL.serve(peer.host, RUN, part.answer)
     return part
 
 
@@ -44,10 +44,10 @@ def keeping_tallies(
     tasks: asyncio.TaskGroup, peers: Sequence[Peer], parts: Sequence[Crediting]
 ) -> list[asyncio.Task[None]]:
     def started(peer: Peer, part: Crediting) -> asyncio.Task[None]:
-        async def call(other: PeerId, summary: bytes) -> bytes:
-            return await peer.host.call(other, PROTOCOL, summary, timeout_s=5.0)
+        async def ask(other: PeerId, summary: Summary) -> Packed:
+            return await CALL.ask(peer.host, other, RUN, summary, timeout_s=5.0)
 
-        return tasks.create_task(part.run(peer.averager, call, lambda: peer.view))
+        return tasks.create_task(part.run(peer.averager, ask, lambda: peer.view))
 
     return [started(peer, part) for peer, part in zip(peers, parts, strict=True)]
 

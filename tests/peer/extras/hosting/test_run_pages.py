@@ -13,7 +13,6 @@ from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
-from peer.calls import REQUEST_MAX_BYTES
 from peer.extras.hosting.run_pages import NO_FILE, NO_KEEPER, NOBODY, OWN_WORDS, RunPages
 from peer.extras.site.run_page.content import CALL, RunPage
 from peer.run_file.sections import RunFile
@@ -64,9 +63,9 @@ def test_a_page_is_what_a_keeper_publishes_and_otherwise_what_records_say() -> N
             page = a_page(run=RUN.run_id, link="shoal://a keeper's own", homepage="https://evil")
             return CALL.encode(page)
 
-        await keeper.serve_calls(CALL.protocol, answer, request_max_bytes=REQUEST_MAX_BYTES)
+        await keeper.serve_calls(CALL.protocol, answer, request_max_bytes=CALL.request_max_bytes)
         found = await look()
-        assert asked == [RUN.run_id.encode()]
+        assert asked == [CALL.request(RUN.run_id, "")]
         assert found.unknown == () and len(found.contributors) == 4
         assert str(own[0]) in found.link, "others join by this host"
         assert (found.name, found.homepage) == ("ours", ""), "the run file says it"
@@ -108,7 +107,9 @@ def test_a_keeper_that_came_last_or_overstates_the_tokens_makes_no_page() -> Non
             async def answer(peer: PeerId, request: bytes) -> bytes:
                 return CALL.encode(a_page(run=RUN.run_id, tokens=tokens))
 
-            await keeper.serve_calls(CALL.protocol, answer, request_max_bytes=REQUEST_MAX_BYTES)
+            await keeper.serve_calls(
+                CALL.protocol, answer, request_max_bytes=CALL.request_max_bytes
+            )
             profile = Profile(RUN.run_id, role="keeper", run_file=RUN.canonical())
             member = Presence(keeper, identity_of(name), profile, seeds=own)
             await member.start()
@@ -140,7 +141,7 @@ def test_a_keeper_that_answers_nonsense_is_no_keeper_that_publishes() -> None:
         async def answer(peer: PeerId, request: bytes) -> bytes:
             return msgspec.msgpack.encode({"run": "ab" * 32, "at": 0.0, "name": "x" * 10_000})
 
-        await keeper.serve_calls(CALL.protocol, answer, request_max_bytes=REQUEST_MAX_BYTES)
+        await keeper.serve_calls(CALL.protocol, answer, request_max_bytes=CALL.request_max_bytes)
         await until(lambda: bool(presence.tables), within_s=60.0, what="the keeper is met")
         pages = RunPages(host, presence, own)
         await pages.look()

@@ -90,7 +90,7 @@ class Books:
         return self.tally(node).unite(part, today=self.day(), believes=believes)
 
     def ask(self, node: Peer, other: Peer) -> None:
-        asked = wire.read_summary(wire.summary(self.tally(node)), RUN)
+        asked = wire.summary(self.tally(node))
         answer = wire.encode_some(wire.missing(self.tally(other), asked))
         self.unite(node, wire.decode(answer))
 

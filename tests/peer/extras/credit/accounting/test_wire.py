@@ -24,8 +24,8 @@ def example() -> Tally:
 
 
 def asks(asking: Tally, answering: Tally) -> Part:
-    summary = wire.read_summary(wire.summary(asking), answering.run)
-    return wire.decode(wire.encode_some(wire.missing(answering, summary)))
+    data = wire.encode_some(wire.missing(answering, wire.summary(asking)))
+    return wire.unpacked(wire.CALL.decode(data))
 
 
 def test_a_part_is_what_it_was_before_it_was_encoded() -> None:
@@ -76,7 +76,7 @@ def test_a_tally_that_does_not_fit_an_answer_arrives_in_several() -> None:
 
 
 def test_the_summary_of_a_long_run_is_small() -> None:
-    assert len(wire.summary(example())) < 2000
+    assert len(wire.CALL.request(RUN, wire.summary(example()))) < 2000
 
 
 @pytest.mark.parametrize("day", [0, 10_957, DAY - 5000])
@@ -116,7 +116,7 @@ def test_bytes_that_are_no_part_are_refused(data: bytes) -> None:
 def test_a_summary_of_another_run_is_refused() -> None:
     other = Tally(RunId("ab" * 32), ANNA.peer_id, fragments=1)
     with pytest.raises(ValueError, match="this peer is in run 5f5f"):
-        wire.read_summary(wire.summary(other), RUN)
+        wire.CALL.asked(wire.CALL.request(other.run, wire.summary(other)), RUN)
 
 
 def test_a_tally_survives_in_a_folder(tmp_path) -> None:  # type: ignore[no-untyped-def]
