@@ -78,6 +78,11 @@ class _LinkStream:
     failure: str | None = None
     """The reason why nothing can be sent on it."""
 
+    @property
+    def takes_more(self) -> bool:
+        """True if something may be sent on it now."""
+        return not (self.ending or self.is_sending)
+
 
 @dataclass(slots=True, eq=False)
 class _Link:
@@ -219,7 +224,7 @@ class Transport:
         if link.waiting or not link.streams:
             return False
         held = link.streams[0]
-        if held.ending or held.is_sending or not held.stream.send_now(_MESSAGE_PREFIX, message):
+        if not (held.takes_more and held.stream.send_now(_MESSAGE_PREFIX, message)):
             return False
         held.used_at = held.said_at = now
         self.counters["messages_sent"] += 1
@@ -333,8 +338,8 @@ class Transport:
             self._dial_if_needed(link)
 
     def _speak(self, link: _Link) -> None:
-        """Send what waits for a link on its newest stream."""
-        if link.waiting and link.streams and not link.streams[0].is_sending:
+        """Send what waits for a link on its newest stream. One that ends is waited for."""
+        if link.waiting and link.streams and link.streams[0].takes_more:
             self._send(link, link.streams[0])
 
     def _send(self, link: _Link, held: _LinkStream, *first: bytes) -> None:
@@ -368,7 +373,7 @@ class Transport:
 
     def _tend(self, link: _Link, held: _LinkStream, now: float) -> None:
         """Say that a stream is alive, or end it if it is not used any more."""
-        if held.ending or held.is_sending:
+        if not held.takes_more:
             return
         settings = self.settings
         is_wanted = link.peer in self._kept or now - held.used_at <= settings.idle_max_s

@@ -14,6 +14,7 @@ from dht.guarded_host import GuardedHost
 from dht.host import Stream
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import CALM, Weather
+from dht.memory.stream import MemoryStream
 from dht.memory.virtual_loop import run
 from tests.averaging.live.links import RUN, introduce, linked
 from tests.dht.membership.signers import only
@@ -104,6 +105,31 @@ async def test_an_idle_link_is_closed_without_anybody_being_lost() -> None:
         assert anna.transport.linked() == (boris.peer,)
         await asyncio.sleep(30.0)
         assert anna.transport.linked() == boris.transport.linked() == ()
+        assert not anna.lost and not boris.lost
+    for host in hosts:
+        await host.close()
+
+
+async def test_a_message_that_is_said_while_its_link_ends_opens_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was sent on the stream that had said END, which ended the peer."""
+    network = MemoryNetwork()
+    hosts = network.host("anna"), network.host("boris")
+    await introduce(*hosts)
+    finish = MemoryStream.finish
+    async with linked(*hosts, settings=SETTINGS) as (anna, boris):
+
+        async def finish_and_say(stream: MemoryStream, *, timeout_s: float) -> None:
+            asyncio.get_running_loop().call_soon(anna.transport.send, boris.peer, b"one more")
+            await finish(stream, timeout_s=timeout_s)
+
+        anna.transport.send(boris.peer, b"once")
+        await asyncio.sleep(25.0)
+        with monkeypatch.context() as patched:
+            patched.setattr(MemoryStream, "finish", finish_and_say)
+            await asyncio.sleep(20.0)
+        assert boris.said() == [b"once", b"one more"]
         assert not anna.lost and not boris.lost
     for host in hosts:
         await host.close()
