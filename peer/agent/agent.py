@@ -298,6 +298,7 @@ class Agent(Role):
                 gone_back=peer.owner.gone_back,
                 cpu_share=limits.share(accelerated=False),
                 accelerator_share=limits.share(accelerated=True),
+                free_accelerator=limits.free_gpu,
                 threads=limits.threads,
                 inner_bytes=peer.guest.disk.inner,
             )

@@ -158,6 +158,8 @@ class Report(_Message, frozen=True, kw_only=True):
     """Part of the time that the trainer may work on a CPU."""
     accelerator_share: float = 1.0
     """Part of the time that the trainer may work on an accelerator."""
+    free_accelerator: bool = False
+    """True if the trainer is to give the accelerator's memory back while it rests."""
     threads: int | None = None
     """Number of CPU threads that the trainer may use."""
     inner_bytes: float | None = None

@@ -266,10 +266,29 @@ def limits(
     gpu: Annotated[
         str | None, Option(help="Share of the time spent on training on an accelerator.")
     ] = None,
+    free_gpu: Annotated[
+        str | None,
+        Option(
+            help="Give the accelerator's memory back while training rests: on or off.",
+            metavar="on|off",
+        ),
+    ] = None,
     threads: Annotated[str | None, Option(help="CPU threads for training, such as 4.")] = None,
     idle_only: Annotated[
         str | None,
-        Option(help="Train only while other programs use less CPU than this, such as 25%."),
+        Option(help="Train only while other programs use less of CPU and GPU, such as 25%."),
+    ] = None,
+    not_while: Annotated[
+        str | None,
+        Option(help="Do not train while one of these programs runs, such as blender,steam."),
+    ] = None,
+    battery: Annotated[
+        str | None,
+        Option(help="On battery train only while it holds more than this, such as 60%."),
+    ] = None,
+    celsius: Annotated[
+        str | None,
+        Option(help="Train only while processors and accelerators are below this, such as 80."),
     ] = None,
     disk: Annotated[
         str | None,
@@ -297,8 +316,12 @@ def limits(
         "hours": (hours, rules.parse_hours, None),
         "cpu_share": (cpu, partial(rules.parse_share, "--cpu"), 1.0),
         "gpu_share": (gpu, partial(rules.parse_share, "--gpu"), 1.0),
+        "free_gpu": (free_gpu, partial(rules.parse_switch, "--free-gpu"), False),
         "threads": (threads, rules.parse_threads, None),
         "idle_below": (idle_only, partial(rules.parse_share, "--idle-only", most=99), None),
+        "not_while": (not_while, rules.parse_programs, ()),
+        "battery_above": (battery, partial(rules.parse_share, "--battery"), None),
+        "celsius_below": (celsius, rules.parse_celsius, None),
         "disk_bytes": (disk, rules.parse_disk, None),
         "relay_bytes_s": (relay_bulk, rules.parse_relay_rate, None),
     }

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from dht.throttled_host import Gate
 from dht.whole_files import new_file, write_whole
-from peer.guest import other_programs
-from peer.guest.other_programs import Accelerators, OwnUse
+from peer.guest import other_programs, sensors
+from peer.guest.accelerators import Accelerators
+from peer.guest.other_programs import OwnUse
 from peer.rules.limits import (
     BadLimitsFile,
     DiskShares,
@@ -26,7 +27,9 @@ from peer.rules.limits import (
     Limits,
     MonthlyVolume,
     OthersBusy,
+    Peak,
     Rest,
+    Sensed,
     decide,
     decode,
     decode_volume,
@@ -86,6 +89,8 @@ class Guest:
         self._trains = trains
         self._others = OthersBusy()
         self._accelerators = Accelerators()
+        self._heat = Peak()
+        self._sensed = Sensed()
         self._disk_used: int | None = None
         self._own_use = OwnUse(os.getppid() if trains else os.getpid())
         self.state_bytes: Callable[[], int] | None = None
@@ -156,6 +161,7 @@ class Guest:
             month_used_bytes=self.month_bytes,
             last_offers_bytes=self._last_offers_bytes,
             others=self._others,
+            sensed=self._sensed,
         )
         if time.monotonic() - self._saved_at > SAVE_EVERY_S:
             self.save()
@@ -167,18 +173,7 @@ class Guest:
         measured_at = float("-inf")
         while True:
             self.processor_share = await asyncio.to_thread(self._own_use.look)
-            if self.limits.idle_below is None:
-                before = None
-                self._others.forget()
-            else:
-                after = await asyncio.to_thread(other_programs.look)
-                if before is not None:
-                    share = other_programs.others_share(before, after)
-                    on_devices = await asyncio.to_thread(
-                        self._accelerators.others_share, after.processes
-                    )
-                    self._others.note(max(share, on_devices), now=time.monotonic())
-                before = after
+            before = await asyncio.to_thread(self._sense, before)
             if self.limits.disk_bytes is None:
                 self._disk_used = None
             elif time.monotonic() - measured_at >= MEASURE_DISK_S:
@@ -186,6 +181,36 @@ class Guest:
                 nameless = 0 if self.state_bytes is None else self.state_bytes()
                 self._disk_used = nameless + await asyncio.to_thread(folder_bytes, self._folder)
             await asyncio.sleep(LOOK_AT_MACHINE_S)
+
+    def _sense(self, before: other_programs.Sample | None) -> other_programs.Sample | None:
+        """Look at that part of the machine for which there are limits.
+
+        Takes the sample of processes of the last look, and returns that of this one.
+        """
+        limits, now = self.limits, time.monotonic()
+        after, on_devices = None, 0.0
+        if limits.idle_below is not None or limits.not_while:
+            after = other_programs.look()
+        if limits.idle_below is not None or limits.celsius_below is not None:
+            processes = {} if after is None else after.processes
+            on_devices = self._accelerators.others_share(processes)
+        if limits.idle_below is None:
+            self._others.forget()
+        elif before is not None and after is not None:
+            share = other_programs.others_share(before, after)
+            self._others.note(max(share, on_devices), now=now)
+        degrees = None
+        if limits.celsius_below is not None:
+            found = (sensors.celsius(), self._accelerators.celsius)
+            degrees = max((each for each in found if each is not None), default=None)
+        self._sensed = Sensed(
+            programs=other_programs.names_of_others(after.processes)
+            if after is not None and limits.not_while
+            else frozenset(),
+            battery=None if limits.battery_above is None else sensors.battery(),
+            celsius=self._heat.note(degrees, now=now),
+        )
+        return after
 
     @property
     def relay_bytes_s(self) -> float | None:

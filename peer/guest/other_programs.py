@@ -3,14 +3,13 @@
 All peers on the machine count as Shoal: trainers (the parents of agents, and processes with the
 same command, which are other ranks), agents, daemons, keepers, and their children. So two peers
 that give way to other programs do not give way to each other.
-
-Of NVIDIA's accelerators their driver counts what each process uses.
 """
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import psutil
@@ -73,6 +72,17 @@ def others_share(before: Sample, after: Sample) -> float:
     return min(1.0, max(0.0, (after.busy_s - before.busy_s - shoal_s) / all_s))
 
 
+def names_of_others(processes: Mapping[int, Process]) -> frozenset[str]:
+    """Names of the programs other than Shoal that run, in small letters and without ``.exe``.
+
+    The first two words of a command count: the second one may be the program of an interpreter.
+    """
+    others = processes.keys() - set(shoal_processes(processes))
+    words = (word for pid in others for word in processes[pid].command[:2])
+    names = (re.split(r"[/\\]", word)[-1].lower() for word in words)
+    return frozenset(name.removesuffix(".exe") for name in names)
+
+
 def shoal_processes(processes: Mapping[int, Process]) -> Collection[int]:
     """Ids of the processes that belong to Shoal."""
     trainers = {
@@ -131,78 +141,3 @@ class OwnUse:
             except psutil.Error:  # it has ended
                 continue
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """One process on one device, in one of the driver's periods."""
-
-    device: int
-    pid: int
-    at_us: int
-    share: float
-    """Share of the period in which it computed."""
-
-
-def share_of_accelerators(uses: Sequence[Use], processes: Mapping[int, Process]) -> float:
-    """Share of the busiest device that other programs use, 0 to 1.
-
-    A process that is not in ``processes`` counts for nobody: in a container the driver tells ids
-    from outside, where this peer's own trainer has another one.
-    """
-    others = processes.keys() - set(shoal_processes(processes))
-    shares: dict[tuple[int, int], list[float]] = {}
-    for use in uses:
-        if use.pid in others:
-            shares.setdefault((use.device, use.pid), []).append(use.share)
-    devices: dict[int, float] = {}
-    for (device, _), seen in shares.items():
-        devices[device] = devices.get(device, 0.0) + sum(seen) / len(seen)
-    return min(1.0, max(devices.values(), default=0.0))
-
-
-class Accelerators:
-    """Asks the driver what its devices did since the last question."""
-
-    def __init__(self, read: Callable[[int], Sequence[Use]] | None = None) -> None:
-        self._read = read or _read
-        self._seen_us = 0
-
-    def others_share(self, processes: Mapping[int, Process]) -> float:
-        uses = self._read(self._seen_us)
-        fresh = self._seen_us > 0
-        self._seen_us = max((use.at_us for use in uses), default=self._seen_us)
-        # At the first question the driver tells what it remembers, of whatever time.
-        return share_of_accelerators(uses, processes) if fresh else 0.0
-
-
-def _read(since_us: int) -> Sequence[Use]:
-    """What the driver knows since then; nothing where there is none, or it does not tell."""
-    try:
-        import pynvml
-    except ImportError:
-        return ()
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
-    try:
-        return [
-            use for device in range(pynvml.nvmlDeviceGetCount()) for use in _of(device, since_us)
-        ]
-    except pynvml.NVMLError:
-        return ()
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _of(device: int, since_us: int) -> Iterator[Use]:
-    import pynvml
-
-    handle = pynvml.nvmlDeviceGetHandleByIndex(device)
-    try:
-        found = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
-    except pynvml.NVMLError:  # nobody used it
-        return
-    for each in found:
-        yield Use(device, each.pid, each.timeStamp, each.smUtil / 100)

@@ -40,6 +40,13 @@ STATE_OF_DISK = 0.25
 """Share of the allowed disk space for the state, where that is in files: as much as a
 checkpoint."""
 
+CELSIUS_MIN, CELSIUS_MAX = 40.0, 110.0
+
+HOT_FOR_S = 60.0
+"""A machine that was too hot rests for so long after it was so last."""
+
+PROGRAMS_MAX = 50
+
 DESKTOP_NICENESS = 10
 """Nice level of a trainer on a desktop, behind the programs of its owner."""
 
@@ -83,11 +90,19 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     """Share of the time that the trainer computes. It sleeps between steps for the rest."""
     gpu_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """The same for the time of an accelerator."""
+    free_gpu: bool = False
+    """Give the accelerator's memory to other programs while training rests."""
     threads: Annotated[int, Meta(ge=1)] | None = None
     """Largest number of CPU threads of the trainer."""
     idle_below: Annotated[float, Meta(gt=0, lt=1)] | None = None
     """Train only while other programs use less than this share of all processors, and of each
     accelerator."""
+    not_while: Annotated[tuple[str, ...], Meta(max_length=PROGRAMS_MAX)] = ()
+    """Names of programs beside which this peer does not train."""
+    battery_above: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """On battery train only while it holds more than this share; with 1.0 never."""
+    celsius_below: Annotated[float, Meta(ge=CELSIUS_MIN, le=CELSIUS_MAX)] | None = None
+    """Train only while processors and accelerators are cooler."""
     disk_bytes: Annotated[float, Meta(ge=DISK_MIN_BYTES)] | None = None
     """Size of all files in the peer's folder."""
     relay_bytes_s: Annotated[float, Meta(ge=RATE_MIN_BYTES_S)] | None = None
@@ -115,10 +130,19 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
             found.append(f"training {self.cpu_share:.0%} of the time")
         if self.gpu_share < 1:
             found.append(f"{self.gpu_share:.0%} of the accelerator's time")
+        if self.free_gpu:
+            found.append("accelerator's memory given back while resting")
         if self.threads is not None:
             found.append(plural(self.threads, "thread"))
         if self.idle_below is not None:
             found.append(f"only while other programs use less than {self.idle_below:.0%}")
+        if self.not_while:
+            # Without their names: other peers are told these words.
+            found.append(f"not beside {plural(len(self.not_while), 'program')} of your list")
+        if self.battery_above is not None:
+            found.append(f"on battery only above {self.battery_above:.0%}")
+        if self.celsius_below is not None:
+            found.append(f"only below {self.celsius_below:g} degrees Celsius")
         if self.disk_bytes is not None:
             found.append(f"{_used(disk_used_bytes)}{_gigabytes(self.disk_bytes)} of disk")
         if self.relay_bytes_s is not None:
@@ -171,6 +195,33 @@ class OthersBusy:
         elif fmean([used for _, used in self._samples]) < share:
             self._is_busy = False
         return self._is_busy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensed:
+    """What else was last seen of the machine. Empty: nothing, or there was no reason to look."""
+
+    programs: frozenset[str] = frozenset()
+    """Names of other programs that run, in small letters."""
+    battery: float | None = None
+    """What the battery holds, 0 to 1; ``None`` on mains power."""
+    celsius: float | None = None
+    """The highest temperature of the last ``HOT_FOR_S``."""
+
+
+class Peak:
+    """The highest of the values of the last ``HOT_FOR_S``."""
+
+    def __init__(self) -> None:
+        self._values: deque[tuple[float, float]] = deque()
+
+    def note(self, value: float | None, *, now: float) -> float | None:
+        """Add a value, if there is one, and return the highest."""
+        if value is not None:
+            self._values.append((now, value))
+        while self._values and self._values[0][0] <= now - HOT_FOR_S:
+            self._values.popleft()
+        return max((value for _, value in self._values), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +280,7 @@ def decide(
     month_used_bytes: float,
     last_offers_bytes: float = 0.0,
     others: OthersBusy,
+    sensed: Sensed = Sensed(),
 ) -> Go | Rest:
     """Decide whether this peer may train now. ``now`` is local time.
 
@@ -244,6 +296,14 @@ def decide(
     if limits.idle_below is not None and others.above(limits.idle_below):
         share = f"{limits.idle_below:.0%}"
         return Rest(f"other programs use {share} of the processors or of an accelerator, or more")
+    if not sensed.programs.isdisjoint(limits.not_while):
+        return Rest("a program runs beside which it does not train (--not-while)")
+    least, held = limits.battery_above, sensed.battery
+    if least is not None and held is not None and held <= least:
+        return Rest(f"on battery, which holds {held:.0%}; above {least:.0%} it trains")
+    most, celsius = limits.celsius_below, sensed.celsius
+    if most is not None and celsius is not None and celsius >= most:
+        return Rest(f"too hot: {celsius:.0f} degrees Celsius in the last minute, below {most:g}")
     return Go()
 
 
@@ -328,6 +388,33 @@ def parse_threads(text: str) -> int:
     if not re.fullmatch(r"[1-9]\d{0,3}", text.strip()):
         raise BadLimit("--threads", text, "write a number such as 4")
     return int(text)
+
+
+def parse_programs(text: str) -> tuple[str, ...]:
+    """Names of programs such as ``blender,my-game``. Raises ``BadLimit``."""
+    names = tuple(name.strip().lower().removesuffix(".exe") for name in text.split(","))
+    if len(names) > PROGRAMS_MAX or not all(re.fullmatch(r"[^/\\\x00-\x1f]+", n) for n in names):
+        raise BadLimit(
+            "--not-while", text, f"write names such as blender,steam, {PROGRAMS_MAX} at most"
+        )
+    return names
+
+
+def parse_switch(setting: str, text: str) -> bool:
+    """``on``; ``off`` is no value but lifts a limit. Raises ``BadLimit``."""
+    if text.strip() != "on":
+        raise BadLimit(setting, text, "write on or off")
+    return True
+
+
+def parse_celsius(text: str) -> float:
+    """A temperature such as ``80``. Raises ``BadLimit``."""
+    found = re.fullmatch(r"(\d{1,3})( ?[Cc])?", text.strip())
+    if found is None or not CELSIUS_MIN <= int(found[1]) <= CELSIUS_MAX:
+        raise BadLimit(
+            "--celsius", text, f"write degrees from {CELSIUS_MIN:g} to {CELSIUS_MAX:g}, such as 80"
+        )
+    return float(found[1])
 
 
 def parse_quota(text: str) -> float:

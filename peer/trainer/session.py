@@ -57,6 +57,7 @@ from peer.status import PeerRow, PeerStatus, Training
 from peer.storage.inner_state import Optimizers
 from peer.trainer.arguments import check_is_whole
 from peer.trainer.computing.late import LateValue
+from peer.trainer.given_back import GivenBack
 from peer.trainer.loop_checks import FirstBatch, Mistake, restart_broken_moments
 from peer.trainer.news import News
 from peer.trainer.parts import Conditions, Parts, arrive, open_parts
@@ -320,10 +321,15 @@ class Run(Rank):
 
     def _rest(self) -> None:
         """Make no steps while the machine's owner wants none. Offers and adoptions continue."""
-        rested = False
+        rested, plan = False, self._parts.plan
+        held = GivenBack(plan.model, plan.optimizers)
         told_at = time.monotonic()
         while self.rest is not None and self._news.over is None and not self._asked_to_leave():
             rested = True
+            if self._ranks is None and self._news.report.free_accelerator:
+                held.give()
+            else:
+                held.take()
             if self._ranks is not None and time.monotonic() - told_at >= STILL_HERE_S:
                 self._ranks.wait()
                 told_at = time.monotonic()
@@ -331,6 +337,7 @@ class Run(Rank):
             self._tell()
             self._resting()
             time.sleep(REST_LOOK_S)
+        held.take()
         if rested:
             self._parts.pacer.forget()
             if self._checks is not None:

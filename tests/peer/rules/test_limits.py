@@ -31,7 +31,9 @@ from peer.rules.limits import (
     Manners,
     MonthlyVolume,
     OthersBusy,
+    Peak,
     Rest,
+    Sensed,
     decide,
     decode,
     decode_volume,
@@ -39,8 +41,10 @@ from peer.rules.limits import (
     encode_volume,
     manners,
     must_leave,
+    parse_celsius,
     parse_disk,
     parse_hours,
+    parse_programs,
     parse_quota,
     parse_rate,
     parse_share,
@@ -62,9 +66,10 @@ def verdict_of(
     now: datetime | None = None,
     used: float = 0,
     others: OthersBusy | None = None,
+    sensed: Sensed | None = None,
 ) -> Go | Rest:
-    busy = others or OthersBusy()
-    return decide(limits, now=now or at(1), month_used_bytes=used, others=busy)
+    busy, seen = others or OthersBusy(), sensed or Sensed()
+    return decide(limits, now=now or at(1), month_used_bytes=used, others=busy, sensed=seen)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +111,55 @@ def test_the_reserve_for_last_offers_is_at_most_half_of_the_volume() -> None:
     assert rests(9.9e9, 0.1e9)
     assert not rests(5e9 - 1, 100e9)
     assert rests(5e9, 100e9)
+
+
+@pytest.mark.parametrize(
+    ("limits", "sensed", "reason"),
+    [
+        (Limits(not_while=("steam",)), Sensed(programs=frozenset({"bash"})), None),
+        (Limits(not_while=("blender", "steam")), Sensed(programs=frozenset({"steam"})), "program"),
+        (Limits(battery_above=0.5), Sensed(), None),
+        (Limits(battery_above=0.5), Sensed(battery=0.51), None),
+        (Limits(battery_above=0.5), Sensed(battery=0.5), "on battery, which holds 50%"),
+        (Limits(battery_above=1.0), Sensed(battery=1.0), "on battery"),
+        (Limits(celsius_below=80), Sensed(), None),
+        (Limits(celsius_below=80), Sensed(celsius=79.9), None),
+        (Limits(celsius_below=80), Sensed(celsius=80.0), "too hot: 80 degrees"),
+        (Limits(), Sensed(programs=frozenset({"steam"}), battery=0.1, celsius=99.0), None),
+    ],
+)
+def test_a_program_a_battery_and_heat_are_reasons_to_rest_where_there_is_a_limit(
+    limits: Limits, sensed: Sensed, reason: str | None
+) -> None:
+    verdict = verdict_of(limits, sensed=sensed)
+    assert verdict == Go() if reason is None else reason in getattr(verdict, "reason", "")
+
+
+def test_other_peers_are_not_told_which_programs_run_here() -> None:
+    limits = Limits(not_while=("steam",))
+    verdict = verdict_of(limits, sensed=Sensed(programs=frozenset({"steam"})))
+    assert isinstance(verdict, Rest)
+    assert "steam" not in verdict.reason + " ".join(limits.words())
+
+
+def test_a_machine_that_was_hot_counts_as_hot_for_a_minute() -> None:
+    heat = Peak()
+    assert heat.note(None, now=0.0) is None
+    assert heat.note(85.0, now=5.0) == 85.0
+    assert heat.note(60.0, now=64.9) == 85.0
+    assert heat.note(None, now=65.0) == 60.0
+
+
+@pytest.mark.parametrize("text", ["", "steam,", "/usr/bin/steam", "a\nb", ",".join(["a"] * 51)])
+def test_what_is_no_list_of_programs_is_refused(text: str) -> None:
+    with pytest.raises(BadLimit, match="--not-while"):
+        parse_programs(text)
+
+
+@pytest.mark.parametrize("text", ["", "39", "111", "1e2", "warm"])
+def test_what_is_no_temperature_is_refused(text: str) -> None:
+    with pytest.raises(BadLimit, match="--celsius"):
+        parse_celsius(text)
 
 
 def busy(*shares: float, every_s: float = 5.0) -> OthersBusy:
@@ -442,10 +496,19 @@ def test_the_commands_write_what_the_peer_reads(
     assert read_limits(tmp_path) == Limits()
     capsys.readouterr()
     more = ["--threads", "2", "--gpu", "50%", "--idle-only", "25%", "--disk", "1G"]
-    more += ["--relay-bulk", "2M"]
+    more += ["--relay-bulk", "2M", "--not-while", "Steam,Blender.exe", "--battery", "60%"]
+    more += ["--celsius", "80", "--free-gpu", "on"]
     assert cli.run(["limits", *folder, *more]) == 0
     assert read_limits(tmp_path) == Limits(
-        threads=2, gpu_share=0.5, idle_below=0.25, disk_bytes=1e9, relay_bytes_s=2e6
+        threads=2,
+        gpu_share=0.5,
+        idle_below=0.25,
+        not_while=("steam", "blender"),
+        battery_above=0.6,
+        celsius_below=80.0,
+        free_gpu=True,
+        disk_bytes=1e9,
+        relay_bytes_s=2e6,
     )
     said = capsys.readouterr().out
     assert (
