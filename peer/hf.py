@@ -33,7 +33,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from peer.bridge.messages import Fields
-from peer.data.batches.sampling import order_for_peer
+from peer.data.feed import order_for_peer
 from peer.errors import ExtraMissing, Unusable
 from peer.island import join
 from peer.island.follower import Follower

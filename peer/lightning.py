@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from peer.bridge.messages import Fields
-from peer.data.batches.sampling import order_for_peer
+from peer.data.feed import order_for_peer
 from peer.errors import ExtraMissing
 from peer.island import join
 from peer.island.follower import Follower

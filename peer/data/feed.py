@@ -1,29 +1,36 @@
-"""Batches for a learner until the run is over."""
+"""Batches for a learner until the run is over, on the device on which they are used.
+
+For a CUDA device a batch is copied from page-locked memory on a stream of its own, while the device
+computes; the stream that uses the batch waits for the copy, the host never does. Frameworks draw
+the order of a dataset from a seed that is the same at every peer, so that all peers would train on
+the same batches: ``order_for_peer`` gives their sampler a seed of this peer's own.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, RandomSampler
+from blake3 import blake3
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
 
 from averaging.audit.readings import Reading
 from dht.identity import PeerId
-from peer.data.batches.device_batches import Placing, placing
-from peer.data.batches.order import Order
 from peer.data.batches.prefetch import Prefetched, in_background
-from peer.data.batches.sampling import order_for_peer
-from peer.data.batches.sequences import Data, Sequences
+from peer.data.batches.sequences import Data, Order, Sequences
 from peer.data.sources import open_data
 from peer.errors import RunRefused
 from peer.run_file.places import Place
 from peer.run_file.sections import RunFile
 from peer.storage.home import data_cache
+
+logger = logging.getLogger(__name__)
 
 Batch = TypeVar("Batch")
 
@@ -241,3 +248,104 @@ class Feed:
 
 def _has_items(dataset: object) -> bool:
     return isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")
+
+
+# --- batches on a device ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A batch whose copy may be under way."""
+
+    tokens: torch.Tensor
+    arrived: torch.cuda.Event | None = None
+
+
+class Placing(Protocol):
+    def start(self, batch: Sequences) -> Placed:
+        """Begin to bring a batch to the device. Called by any one thread."""
+        ...
+
+    def finish(self, placed: Placed) -> torch.Tensor:
+        """The batch, for use on the caller's current stream."""
+        ...
+
+
+class CudaBatches:
+    """Copies from page-locked memory on a side stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def start(self, batch: Sequences) -> Placed:
+        # torch reuses page-locked memory only when the copies out of it are complete.
+        pinned = torch.from_numpy(batch).pin_memory()
+        with torch.cuda.stream(self._stream):
+            tokens = pinned.to(self._device, non_blocking=True)
+            return Placed(tokens, self._stream.record_event())
+
+    def finish(self, placed: Placed) -> torch.Tensor:
+        assert placed.arrived is not None
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(placed.arrived)
+        # The memory belongs to the side stream: it must outlive what the current one does with it.
+        placed.tokens.record_stream(current)
+        return placed.tokens
+
+
+class PlainBatches:
+    """Batches for the CPU, and copies to other devices when they are used."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def start(self, batch: Sequences) -> Placed:
+        return Placed(torch.from_numpy(batch))
+
+    def finish(self, placed: Placed) -> torch.Tensor:
+        return placed.tokens.to(self._device)
+
+
+def placing(device: torch.device) -> Placing:
+    return CudaBatches(device) if device.type == "cuda" else PlainBatches(device)
+
+
+# --- orders of other frameworks ----------------------------------------------------------------
+
+
+def order_for_peer(loader: Any, *, run_id: str, peer_id: str, seed: int) -> bool:
+    """Seed the sampler of a ``DataLoader`` for this peer; the seed is the same after a restart.
+
+    Returns ``False``, with a warning that says what to do, if the loader has no sampler that
+    draws an order. All processes of one peer must call it alike.
+    """
+    key = f"{seed}/{run_id}/{peer_id}".encode()
+    own_seed = int.from_bytes(blake3(key).digest(length=7), "little")
+    sampler = _sampler_of(loader)
+    if hasattr(sampler, "initial_seed"):  # of accelerate, which adds the epoch
+        sampler.initial_seed = own_seed
+    elif isinstance(sampler, RandomSampler):
+        sampler.generator = torch.Generator().manual_seed(own_seed)
+    elif isinstance(sampler, DistributedSampler) and sampler.shuffle:
+        sampler.seed = own_seed
+    else:
+        logger.warning(
+            "order_not_ours sampler=%s; make sure that every peer trains on different data: "
+            "shuffle, or give each peer a part of the dataset",
+            type(sampler).__name__,
+        )
+        return False
+    return True
+
+
+def _sampler_of(loader: Any) -> Any:
+    """The innermost sampler: batch samplers wrap it, and sharding samplers wrap those."""
+    found = getattr(loader, "sampler", None)
+    if found is None or isinstance(found, BatchSampler):
+        found = getattr(loader, "batch_sampler", found)
+    outer = getattr(loader, "batch_sampler", None)
+    while outer is not None:
+        found = getattr(outer, "sampler", found)
+        outer = getattr(outer, "batch_sampler", None)
+    return found

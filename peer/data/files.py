@@ -23,14 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dht.identity import PeerId, RunId
-from peer.data.batches.order import Order
 from peer.data.batches.sequences import (
     Data,
-    Examples,
+    Order,
     Sequences,
-    Shard,
-    evenly_chosen,
+    Shuffled,
     evenly_spaced,
+    step_of,
 )
 from peer.data.finding import Located, files_of, text_files
 from peer.data.hub import hub_host, hub_tokenizer_file
@@ -355,21 +354,21 @@ class SourceStream:
         """Number of pieces of its bundle before it."""
         self._window = 0
         """Number of sequences read of the pieces that are read together."""
-        self._shard: Shard | Examples | None = None
+        self._shuffled: Shuffled | None = None
         self._next = 0, 0
         """Visit and place of the first piece after them."""
 
     def next(self, sequences: int) -> Sequences:
         parts: list[Sequences] = []
         while sequences:
-            shard = self._current()
-            number = min(sequences, shard.windows - self._window)
+            shuffled = self._current()
+            number = min(sequences, shuffled.count - self._window)
             if number > 0:
-                parts.append(shard.next(number))
+                parts.append(shuffled.at(self._window, number))
                 self._window += number
                 sequences -= number
-            if self._window >= shard.windows:
-                self._shard, self._window = None, 0
+            if self._window >= shuffled.count:
+                self._shuffled, self._window = None, 0
                 self._visit, self._place = self._next
         return np.concatenate(parts)
 
@@ -382,34 +381,33 @@ class SourceStream:
             raise ValueError(
                 f"{dict(state)} is not a position of a source; no number in it may be negative"
             )
-        self._visit, self._place, self._window, self._shard = visit, place, window, None
+        self._visit, self._place, self._window, self._shuffled = visit, place, window, None
 
-    def _current(self) -> Shard | Examples:
+    def _current(self) -> Shuffled:
         """The pieces at the position, or the next ones that are long enough for a sequence."""
         length, empty_visits = self._reader.sequence_length, 0
-        while self._shard is None:
+        while self._shuffled is None:
             together = self._together()
             tokens = [self._pieces.get(bundle, piece).train for bundle, piece in together]
-            enough = 1 if self._pieces.in_examples else 2 * length
-            if sum(piece.size for piece in tokens) < enough:
-                empty_visits += max(1, self._next[0] - self._visit)
-                if empty_visits > 2 * self._pieces.bundles:
-                    raise unusable(
-                        f"source {self._number} of data.sources has no text or tokens for a "
-                        f"sequence of {length}: add data, or shorten data.sequence_length"
-                    )
-                (self._visit, self._place), self._window = self._next, 0
-                continue
-            kind = Examples if self._pieces.in_examples else Shard
-            self._shard = kind(
-                np.concatenate(tokens),
+            shuffled = Shuffled(
+                np.concatenate(tokens or [np.empty(0, np.uint8)]),
                 sequence_length=length,
+                in_examples=self._pieces.in_examples,
                 run_id=self._reader.run_id,
                 peer_id=self._reader.named(self._number, self._visit, self._place),
             )
-            self._shard.restore({"position": self._window})
-            self._expect()
-        return self._shard
+            if shuffled.count:
+                self._shuffled = shuffled
+                self._expect()
+                break
+            empty_visits += max(1, self._next[0] - self._visit)
+            if empty_visits > 2 * self._pieces.bundles:
+                raise unusable(
+                    f"source {self._number} of data.sources has no text or tokens for a "
+                    f"sequence of {length}: add data, or shorten data.sequence_length"
+                )
+            (self._visit, self._place), self._window = self._next, 0
+        return self._shuffled
 
     def _together(self) -> list[tuple[int, int]]:
         """Bundle and number of the pieces from the position on that are read together: none is of
@@ -516,12 +514,13 @@ def _held_out(
     parts = []
     for source, weight in zip(sources, weights, strict=True):
         wanted = max(1, round(sequences * weight / sum(weights)))
-        # Sequences of whole examples share no token with the next one.
-        count = wanted * (length + 1) if source.in_examples else wanted * length + 1
-        tokens = _held_out_tokens(source, count)
+        step = step_of(length, in_examples=source.in_examples)
+        tokens = _held_out_tokens(source, (wanted - 1) * step + length + 1)
         if tokens.size > length:
-            spread = evenly_chosen if source.in_examples else evenly_spaced
-            parts.append(spread(tokens, wanted, sequence_length=length))
+            spread = evenly_spaced(
+                tokens, wanted, sequence_length=length, in_examples=source.in_examples
+            )
+            parts.append(spread)
     return np.concatenate(parts)[:sequences] if parts else None
 
 

@@ -15,10 +15,9 @@ import numpy as np
 from blake3 import blake3
 
 from dht.bounded_mapping import BoundedMapping, by_age
-from peer.data.batches.order import is_held_out, rank
 from peer.data.batches.prefetch import in_background
+from peer.data.batches.sequences import is_held_out, rank
 from peer.data.text.downloads import PAUSES_S, Downloads, KnownHashes
-from peer.data.text.examples import signed
 from peer.data.text.formats import (
     DataFile,
     Unreached,
@@ -27,7 +26,7 @@ from peer.data.text.formats import (
     unreadable,
 )
 from peer.data.text.token_cache import PieceTokens, TokenCache
-from peer.data.text.tokenizing import Facts
+from peer.data.text.tokenizing import Facts, signed
 from peer.data.text.workers import Job, Workers, carry_out
 from peer.errors import DataUnavailable
 from peer.run_file.forms import Form

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from peer.data.batches.sampling import order_for_peer
+from peer.data.feed import order_for_peer
 from peer.errors import ExtraMissing, Unusable
 from peer.model.recipes import build_optimizer
 from peer.run_file.reading import parse

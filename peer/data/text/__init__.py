@@ -2,7 +2,7 @@
 
 ``downloads`` brings files, ``formats`` reads documents out of them, ``tokenizing`` turns these into
 tokens, as a checked ``tokenizer_json`` says, in several ``workers``, and the ``token_cache`` keeps
-those. ``examples`` are tokens of which only the answers are predicted.
+those.
 
 Which files these are, and which part of them a peer reads, is decided in ``peer.data``.
 """

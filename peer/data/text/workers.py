@@ -24,7 +24,6 @@ import msgspec
 
 from dht.public_ip import is_public
 from peer.data.text.downloads import Host
-from peer.data.text.examples import sequences_of
 from peer.data.text.formats import (
     DataFile,
     Unreached,
@@ -33,7 +32,14 @@ from peer.data.text.formats import (
     unreadable,
 )
 from peer.data.text.token_cache import TokenCache
-from peer.data.text.tokenizing import ByteTokenizer, Facts, FileTokenizer, Tokenizer, tokens_of
+from peer.data.text.tokenizing import (
+    ByteTokenizer,
+    Facts,
+    FileTokenizer,
+    Tokenizer,
+    sequences_of,
+    tokens_of,
+)
 from peer.errors import DataUnavailable, PeerError, one_line
 from peer.limited import ended_by_limit, limit_memory, limit_processor, refuse_network
 

@@ -16,8 +16,8 @@ import pytest
 
 from dht.identity import PeerId
 from peer.data import files, pieces
-from peer.data.batches.order import is_held_out
 from peer.data.batches.prefetch import Prefetched
+from peer.data.batches.sequences import is_held_out
 from peer.data.files import hosts_of
 from peer.data.sources import check_data, open_data
 from peer.data.text import downloads, formats, token_cache

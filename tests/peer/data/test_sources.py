@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dht.identity import PeerId
-from peer.data.batches.order import is_held_out
+from peer.data.batches.sequences import is_held_out
 from peer.data.finding import stdlib_files
 from peer.data.sources import check_cache, check_data, open_data
 from peer.data.text.formats import CHUNK_BYTES

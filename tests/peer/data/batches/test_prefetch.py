@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.data.batches import prefetch
-from peer.data.batches.device_batches import placing
 from peer.data.batches.prefetch import BATCHES_MAX, Prefetched
 from peer.data.batches.sequences import Sequences
+from peer.data.feed import placing
 
 
 class Counting:

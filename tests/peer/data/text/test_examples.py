@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from dht.identity import PeerId
 from peer.data.sources import open_data
-from peer.data.text.examples import example_tokens, packed
 from peer.data.text.formats import text_of
-from peer.data.text.tokenizing import ByteTokenizer, FileTokenizer
+from peer.data.text.tokenizing import ByteTokenizer, FileTokenizer, example_tokens, packed
 from peer.errors import DataUnavailable, RunFileError
 from peer.model.recipes import build_model, build_optimizer, held_out_loss, next_token_loss
 from peer.model.recipes.chunked_loss import loss_in_chunks
