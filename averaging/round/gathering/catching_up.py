@@ -5,7 +5,8 @@ rebase. Fetching is the owner's, and so is the check of what was fetched.
 
 A head is followed only if it is certified (``averaging.round.opinions.certificates``). A peer that
 is shown one that is not asks the other peers where they stand. Where too few are left to certify
-anything, as after a partition into many small sides, nobody could ever go on: a peer that was in
+anything, as after a partition into many small sides, or to hold the same bits of what is certified,
+as when its other holders came back with older states, nobody could ever go on: a peer that was in
 vain for ``doubt_s``, and whose own attempts fail, takes the word of one. A peer whose own state is
 certified never does: enough others stand with it to go on. So nobody who stops the rounds of others
 for long can replace their state. A leader that stands on what too few have signed is passed over.
@@ -176,8 +177,8 @@ class CatchingUp:
         """Time at which the last ``CatchUp`` or ``Rebase`` began."""
         self._asked_at = -math.inf
         """Time at which other peers were last asked where they stand."""
-        self._uncertified_since: float | None = None
-        """Time at which an uncertified head ahead of this peer's standing was first shown."""
+        self._unproven_since: float | None = None
+        """Time at which a head that is not certified, or cannot be fetched, was first shown."""
         self._apart_since: float | None = None
         """Time at which a side of comparable weight was first met."""
         self._parted = -1
@@ -187,7 +188,7 @@ class CatchingUp:
         self.attempts_failed = 0
         """Own attempts that led to no version since this peer stands where it does."""
         self._in_vain = 0
-        """Attempts among these since a head was shown that is not certified."""
+        """Attempts among these since such a head was shown."""
         self._told_apart_at = -math.inf
         """Time at which this peer last said that it stays apart from a side that it cannot judge.
         """
@@ -330,13 +331,13 @@ class CatchingUp:
     def attempt_failed(self) -> None:
         """An own attempt to get into a round led to no version."""
         self.attempts_failed += 1
-        if self._uncertified_since is not None:
+        if self._unproven_since is not None:
             self._in_vain += 1
         self._rounds_apart += 1
 
     def stands(self) -> None:
         """This peer stands on another version now."""
-        self._uncertified_since = self._settles_since = None
+        self._unproven_since = self._settles_since = None
         self.attempts_failed = self._in_vain = 0
         self._behind.clear()
         self._rounds_apart += 1
@@ -350,9 +351,9 @@ class CatchingUp:
         return self._certificates.holds(parent, now, by_one=self._is_stuck(now))
 
     def met_unproven(self, now: float) -> None:
-        """Note that another peer stands on a link under which too few have signed."""
-        if self._uncertified_since is None:
-            self._uncertified_since = now
+        """Note that too few have signed, or still hold, the state of another peer."""
+        if self._unproven_since is None:
+            self._unproven_since = now
 
     def refused(self, now: float) -> None:
         """A leader refused this peer's join: it may not know the state that this peer stands on."""
@@ -462,7 +463,7 @@ class CatchingUp:
         return 1 if self._is_stuck(now) else self._certificates.holders_min(now)
 
     def _is_stuck(self, now: float) -> bool:
-        since = self._uncertified_since
+        since = self._unproven_since
         waited = since is not None and now - since >= self._policy.doubt_s
         in_vain = waited and self._in_vain >= ATTEMPTS_IN_VAIN
         return in_vain and not self._certificates.is_certifiable(now)
@@ -576,6 +577,7 @@ class CatchingUp:
             self._apart_since = None
             self._sources.delivered(source)
             return source, messages.Compare(self._id.fragment, standing.head())
+        self.met_unproven(now)
         # It may have lied about what it has: ask others before it is believed again.
         waited_s = now - self.began_at if held_s is None else held_s
         self._sources.failed(source, held_s=waited_s, now=now)

@@ -14,9 +14,9 @@ from averaging.history.standing import IAmBehind, Standing, relate
 from averaging.messages import Head, Link, Signatures
 from averaging.round.gathering.catching_up import ATTEMPTS_IN_VAIN
 from averaging.round.interface.effects import CatchUp, Rebase
-from averaging.round.interface.inputs import Received
+from averaging.round.interface.inputs import CaughtUp, Received
 from averaging.round.machine import FragmentRounds
-from averaging.round.opinions.certificates import LINKS_KEPT, link_of
+from averaging.round.opinions.certificates import HOLDERS_MIN, LINKS_KEPT, link_of
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, PeerView
 from averaging.rules.quorum import QuorumPolicy, Required
 from dht.identity import PeerId
@@ -249,6 +249,27 @@ def test_a_peer_that_gets_nowhere_takes_the_word_of_one_in_the_end() -> None:
     assert not moves(rounds, EVE, with_signatures(head, under(TIP, EVE)), late)
     assert not moves(rounds, ANNA, head, late - 1.0)
     assert moves(rounds, ANNA, head, late)
+
+
+def test_a_peer_that_cannot_fetch_a_certified_state_takes_the_bits_of_one_in_the_end() -> None:
+    """Boris has signed it and come back with an older one: only Anna still holds its bits. Three
+    peers stood on three versions for ever, each of them certified (storm 62)."""
+    rounds = machine(others=FIVE)
+    head = certified(AHEAD, (ANNA, BORIS))
+    late = 2.0 + POLICY.doubt_s
+    assert isinstance(rounds.peers.view, dict)
+    for peer, seen in rounds.peers.view.items():
+        rounds.peers.view[peer] = msgspec.structs.replace(seen, heard_at=late)
+
+    assert moves(rounds, ANNA, head)
+    rounds.handle(CaughtUp(None, reason="1 of 2 peers that must hold the same bits"), 2.0)
+    for _ in range(ATTEMPTS_IN_VAIN - 1):  # the fetch was one
+        assert rounds.catching_up.holders_min(late) == HOLDERS_MIN
+        fails(rounds, late)
+
+    assert moves(rounds, ANNA, head, late)
+    assert rounds.catching_up.holders_min(late - 0.1) == HOLDERS_MIN
+    assert rounds.catching_up.holders_min(late) == 1
 
 
 @pytest.mark.parametrize(
