@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -108,8 +108,8 @@ class _Attempt:
     began: float
     asked_at: float
     """Time since which the source is waited for, turns at other fragments not included."""
-    replays: bool = True
-    """True unless a whole state is fetched."""
+    replayed: list[tuple[ReplayEntry, Lineage]] = field(default_factory=list)
+    """The rounds that led to the state, with their lineages; none if a whole state was fetched."""
 
 
 class Following:
@@ -148,27 +148,41 @@ class Following:
             return
         if work.machine is not attempt.machine:
             return  # the run was taken back meanwhile
-        if not attempt.replays and not self._is_newer(Standing.of(state), effect=effect):
+        replayed = attempt.replayed
+        if not replayed and not self._is_newer(Standing.of(state), effect=effect):
             held_s = averager.now() - attempt.asked_at
             work.take(CaughtUp(None, held_s=held_s, reason="nothing newer there"))
             return
         await work.stop_encoding()
         parted = None
-        if not attempt.replays:
+        if not replayed:
             parted = await self._parted(effect, before, state)
             await self._before_jump(before, state)
-            if work.machine is not attempt.machine:
-                return
-            refused = self._refused(state.chain)
-            if work.state is not before:
-                refused = "things have moved on"
-            if refused is not None:
-                work.take(CaughtUp(None, held_s=0.0, reason=refused))
-                return
+        if work.machine is not attempt.machine:
+            return
+        refused = self._refused(state.chain)
+        if self._has_moved_on(before):
+            refused = "things have moved on"
+        if refused is not None:
+            work.take(CaughtUp(None, held_s=0.0, reason=refused))
+            return
+        for entry, lineage in replayed:
+            work.keep_for_replay(entry, lineage)
+        if replayed:
+            work.state = state
+        else:
             work.set_state(state)
         averager.tell_line_speed()
         self._report(attempt, state, parted)
         self._taken(state, before, parted)
+
+    def _has_moved_on(self, before: FragmentState | None) -> bool:
+        """True if the fragment has another state than ``before``, or is on its way to one.
+
+        The machine waits for a state for a limited time, and may be in a round when it comes.
+        """
+        goes_on = self._work.machine.phase in (Phase.ENTERED, Phase.FOLDING)
+        return goes_on or self._work.state is not before
 
     async def _obtain(self, attempt: _Attempt) -> FragmentState:
         """Replay up to the state, or fetch it. Raises ``FetchFailed``."""
@@ -181,8 +195,8 @@ class Following:
             if isinstance(effect, CatchUp) and before is not None:
                 replayed = await self._replay_to(effect, before)
                 if replayed is not None:
-                    return replayed
-            attempt.replays = False
+                    state, attempt.replayed = replayed
+                    return state
             sources = self._sources(effect.source)
             trust = _Trust(self._work, partial(self._is_newer, effect=effect))
             async with averager.fetching_state():
@@ -203,7 +217,7 @@ class Following:
         effect, before = attempt.effect, attempt.before
         self._work.event(
             "state_adopted",
-            how="replay" if attempt.replays else "state",
+            how="replay" if attempt.replayed else "state",
             version=state.version,
             from_version=None if before is None else before.version,
             missed=self._missed(effect, before, state),
@@ -320,8 +334,13 @@ class Following:
         self._work.take(CaughtUp(Standing.of(state), taken.since))
         self._work.keep_if_good(state)
 
-    async def _replay_to(self, effect: CatchUp, before: FragmentState) -> FragmentState | None:
-        """Replay up to the lineage asked for; ``None`` when only a whole state will do."""
+    async def _replay_to(
+        self, effect: CatchUp, before: FragmentState
+    ) -> tuple[FragmentState, list[tuple[ReplayEntry, Lineage]]] | None:
+        """Replay up to the lineage asked for; ``None`` when only a whole state will do.
+
+        Returns the state and the rounds that led to it, with their lineages.
+        """
         averager = self._averager
         if averager.around.gate is not None and averager.around.gate.refuses_any(self._work.index):
             return None  # a state shows its history before it is fetched
@@ -338,7 +357,7 @@ class Following:
             if fetched is None:
                 return None
             entries += fetched
-        if not entries or self._work.state is not before:
+        if not entries or self._has_moved_on(before):
             return None
         state = before
         for entry in entries:
@@ -346,14 +365,8 @@ class Following:
             if averager.port is not None:
                 averager.port.passed(self._work.index, state)
         await self._before_unusual_steps(before, state, steps=len(entries))
-        if self._work.state is not before:
-            return None
-        assert self._work.replay is not None
-        for entry in entries:
-            lineage = state.lineage if entry is entries[-1] else _lineage_after(entry, state)
-            self._work.keep_for_replay(entry, lineage)
-        self._work.state = state
-        return state
+        lineages = [_lineage_after(entry, state) for entry in entries[:-1]] + [state.lineage]
+        return state, list(zip(entries, lineages, strict=True))
 
     async def _replayed(
         self, effect: CatchUp, reached: Standing, sizes: Sequence[int], missed_bytes: int

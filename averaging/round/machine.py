@@ -439,7 +439,7 @@ class FragmentRounds(Fragment):
             self.count("caught_up_late")
             if standing is not None:
                 self.joining.leave("caught up late", retry=False)
-            if standing is not None and self.phase is Phase.IDLE:
+                assert self.phase is Phase.IDLE, "a round or a fold goes on from the own state"
                 self.stand(standing, fresh=False)
         else:
             call = self.joining.take_call()

@@ -14,8 +14,9 @@ import pytest
 
 from averaging import messages as said
 from averaging.history.state import FragmentState
+from averaging.live.states.fetcher import Fetcher
 from averaging.messages import Message
-from averaging.round.interface.effects import Effect, Merge, Note
+from averaging.round.interface.effects import Effect, Merge, Note, Rebase
 from averaging.round.interface.inputs import Leave, Received
 from averaging.rules.peer_view import SILENCE_MAX_S
 from averaging.rules.quorum import QuorumPolicy
@@ -803,6 +804,40 @@ def test_a_late_joiner_is_told_closed_and_then_finished() -> None:
     swarm.run(100.0)
 
     seen(swarm, "told_closed", "heard Closed", "heard Finished", "behind", "caught_up")
+    settle(swarm)
+
+
+def test_a_state_that_comes_while_a_round_is_under_way_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The owner took it and the machine did not, so the outer step was taken from other numbers
+    than those that the round goes on from: other bits under the same lineage."""
+    swarm = swarm_of(3)
+    swarm.run(30.0)
+    one, _, late = swarm.names
+    early = swarm.nodes[late].state
+    assert early is not None
+    swarm.run(45.0)
+    fetched: list[FragmentState] = []
+
+    async def fetch(*_: object, **__: object) -> FragmentState:
+        fetched.append(early)
+        return early
+
+    def as_if_asked_for_before(peer: Peer, effect: Effect) -> Effect:
+        entered = isinstance(effect, Note) and effect.event == "entered"
+        if fetched or not entered or peer.name != late:
+            return effect
+        reason = "a fetch that the machine waits for no longer"
+        return Rebase(
+            one, early.version, early.lineage, None, reason, others_follow=True, gives_way=True
+        )
+
+    monkeypatch.setattr(Fetcher, "state", fetch)
+    swarm.on_effect = as_if_asked_for_before
+    swarm.run(80.0)
+
+    assert fetched
     settle(swarm)
 
 
