@@ -188,7 +188,9 @@ def test_a_leader_that_wastes_joins_costs_three_others_a_third_of_their_rounds_a
     swarm.run(400.0)
 
     others = [node.state for node in swarm.trainers() if node.name != wasteful]
-    assert min(state.version for state in others if state) >= versions_of_three(400.0) * 2 / 3
+    made, usual = min(state.version for state in others if state), versions_of_three(400.0)
+    print(f"{answer.__name__}: {made} versions of {usual}")  # noqa: T201
+    assert made >= usual * 2 / 3
 
 
 @pytest.mark.parametrize("passes", [pytest.param(False, marks=pytest.mark.slow), True])
