@@ -9,8 +9,8 @@ through its run. What it is there for is its ``Role``, that of the ``agent`` (wi
 process) or of the ``keeper`` (without), and what it does besides are its ``services``, each with
 what its constructor gets:
 
-- ``network``: host, presence, and who is there; ``meetings``: direct connections of peers behind
-  routers; ``questions`` that peers ask each other; ``page``;
+- ``network``: host, presence, who is there, and direct connections of peers behind routers;
+  ``questions`` that peers ask each other; ``page``;
 - ``owners_orders``: what the run's owner orders; ``histories``: states of another history;
 - ``saver``: checkpoints and logs; ``policies``: settings that follow from the run file.
 
@@ -18,8 +18,8 @@ Whether the run is over, and whether this peer leaves, only ``peer.rules.ending`
 ``end_of_run`` hears what happens from everywhere, ``leaving`` does what is to be done.
 
 Beside a trainer: ``entrance`` (the way into a run), ``slots`` (the trainer as averaging sees it),
-``account`` (what became of its tokens), ``loss_gate`` (states of others that raise its loss),
-``trials`` (spot checks), ``idleness``.
+``account`` (what became of its tokens), ``judging`` (what it thinks of the work of others),
+``idleness``.
 
 Start reading at ``live`` in ``life``. Not allowed here: torch, imports of ``peer.trainer`` or
 ``peer.cli``, and blocking calls on the event loop (files go through ``asyncio.to_thread``).

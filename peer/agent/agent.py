@@ -44,13 +44,12 @@ from peer import signals
 from peer.agent.account import Account, fates
 from peer.agent.entrance import Entrance
 from peer.agent.idleness import IdleTrainer, OwnersRest
+from peer.agent.judging import TrainersLoss, TrainersTrials, open_gate
 from peer.agent.life import live
-from peer.agent.loss_gate import TrainersLoss, open_gate
 from peer.agent.peer import Peer
 from peer.agent.policies import fixes_its_data
 from peer.agent.services import Fields, FirstStates, Role, Seat
 from peer.agent.slots import Adopted, SlotPort
-from peer.agent.trials import TrainersTrials
 from peer.bridge.messages import (
     Batches,
     Begin,

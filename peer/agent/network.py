@@ -25,6 +25,7 @@ from dht.guarded_host import GuardedHost
 from dht.identity import PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
+from dht.libp2p.lane.lane import Lane
 from dht.libp2p.lane.relaying import MEMBERS_ONLY
 from dht.libp2p.lane.settings import parse_lane
 from dht.membership.admission import Admission
@@ -34,12 +35,12 @@ from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from dht.record_keeper import KeeperLimits, RecordKeeper
 from peer import status
-from peer.agent.meetings import Meetings
 from peer.agent.policies import presence_settings
 from peer.agent.services import Seat
 from peer.bridge.settings import PeerSettings
 from peer.guest.enforcement import Guest
 from peer.joining.link import short_link
+from peer.rules.reach import hubs, to_meet
 from peer.rules.releases import outdated
 from peer.status import PeerStatus
 from peer.storage.address import keep_link, keep_port, kept_port, listen_briefly, with_port
@@ -56,6 +57,9 @@ GREETED_MAX = 32
 """Limit of keepers that are greeted at once: any member may call itself one."""
 
 PORT_FREE_WITHIN_S = 2.0
+MEET_EVERY_S = 3.0
+CONNECT_WITHIN_S = 10.0
+AT_ONCE = 4
 KEEPS = KeeperLimits(records_max=8192, bytes_max=8 << 20)
 """Limits of the records that a member keeps for the swarm. Records of other runs are free to make:
 at a bootstrap peer's limit, strangers could make each member larger by more than its model."""
@@ -108,6 +112,79 @@ def _host_settings(settings: PeerSettings, listen: tuple[Multiaddr, ...]) -> Hos
         relays=tuple(seed for seed in seeds if address_rules.peer_of(seed) is not None),
         lane=parse_lane(settings.lane),
     )
+
+
+class Meetings:
+    """The peers with which direct connections could be opened, and those with which not.
+
+    While a member of the run can be dialled, nothing is done here: it leads and reduces, and the
+    others need no connections with each other. Otherwise this peer opens direct connections with
+    all others (``dht.libp2p.lane.punching``), and counts as reachable if none of them fails. A peer
+    whose router lets no connection with some other one through does not lead: that one could not
+    follow it. In a large run only some peers are met by everybody, and lead
+    (``peer.rules.reach.hubs``).
+    """
+
+    def __init__(
+        self,
+        presence: Presence,
+        *,
+        me: PeerId,
+        members: Callable[[], Mapping[PeerId, bool | None]],
+    ) -> None:
+        """``members``: the other live members, and whether they can be dialled."""
+        self._me = me
+        self._is_hub = False
+        self.met: frozenset[PeerId] = frozenset()
+        self.failed: frozenset[PeerId] = frozenset()
+        self._presence = presence
+        self._members = members
+
+    def __repr__(self) -> str:
+        return f"Meetings(met={len(self.met)}, failed={len(self.failed)})"
+
+    @property
+    def complete(self) -> bool:
+        """Say whether the others reach this peer although it cannot be dialled."""
+        return self._is_hub and bool(self.met) and not self.failed
+
+    async def run(self, lane: Lane, changed: Callable[[], None]) -> None:
+        """Meet the others for ever. ``changed`` is called after every change."""
+        while True:
+            before = self.met, self.failed, self._is_hub
+            members = self._members()
+            wanted = to_meet(self._presence.reachable, members, me=self._me)
+            self._is_hub = self._me in hubs((self._me, *members))
+            self.met, self.failed = self.met & wanted, self.failed & wanted
+            turns = asyncio.Semaphore(AT_ONCE)
+            async with asyncio.TaskGroup() as group:
+                for peer in sorted(wanted):
+                    group.create_task(self._meet(peer, lane, turns))
+            if (self.met, self.failed, self._is_hub) != before:
+                changed()
+            await asyncio.sleep(MEET_EVERY_S)
+
+    async def _meet(self, peer: PeerId, lane: Lane, turns: asyncio.Semaphore) -> None:
+        """Make sure of a direct connection, unless that failed lately."""
+        if lane.is_doubted(peer):
+            self._note(peer, met=False)
+            return
+        if lane.has_connection(peer):
+            self._note(peer, met=True)
+            return
+        async with turns:
+            try:
+                await self._presence.connect(peer, timeout_s=CONNECT_WITHIN_S)
+                reason = await lane.reach(peer)
+            except DhtError as error:
+                reason = str(error)
+        if reason is not None:
+            logger.info("not_met peer=%s reason=%s", peer, reason)
+        self._note(peer, met=reason is None)
+
+    def _note(self, peer: PeerId, *, met: bool) -> None:
+        self.met = self.met | {peer} if met else self.met - {peer}
+        self.failed = self.failed - {peer} if met else self.failed | {peer}
 
 
 class Network:

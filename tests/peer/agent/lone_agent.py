@@ -48,7 +48,7 @@ from peer.status import PeerRow, PeerStatus
 
 if TYPE_CHECKING:
     from averaging.live.checks.loss_gate import LossGate
-    from peer.agent.trials import TrainersTrials
+    from peer.agent.judging import TrainersTrials
 
 LINK = (
     f"shoal://{'ab' * 32}?seed=/ip4/203.0.113.7/tcp/7700/p2p/"
@@ -119,7 +119,7 @@ def write_final(begin: Begin, layout: Layout, states: list[FragmentState]) -> st
 def a_gate(line: TrainerLine, port: SlotPort) -> LossGate:
     """The loss gate, which takes no state of others unjudged."""
     from averaging.live.checks.loss_gate import GateSettings, LossGate
-    from peer.agent.loss_gate import TrainersLoss
+    from peer.agent.judging import TrainersLoss
 
     return LossGate(
         GateSettings(rise_max=0.25, measure_s=MEASURE_S, quiet_s=0.1, open_s=20.0, look_s=0.01),
@@ -130,7 +130,7 @@ def a_gate(line: TrainerLine, port: SlotPort) -> LossGate:
 
 
 def some_trials(line: TrainerLine, begin: Begin) -> TrainersTrials:
-    from peer.agent.trials import TrainersTrials
+    from peer.agent.judging import TrainersTrials
 
     return TrainersTrials(line, Path(begin.directory), same_data=True)
 

@@ -1,7 +1,9 @@
-"""Spot checks of an agent: its trainer tries contributions, and tells what it has read itself.
+"""What an agent's trainer judges: states of others by its loss, and their contributions.
 
-The two states of a trial are as large as two fragments, so they go by a file in the peer's folder,
-which is removed when the answer is there or no longer waited for.
+**The loss gate** asks for the held-out loss before and after a state that others made; what it
+refuses is remembered in the peer's folder. **Spot checks** have the trainer try a contribution on
+its author's own data. The two states of a trial are as large as two fragments, so they go by a file
+in the peer's folder, which is removed when the answer is there or no longer waited for.
 """
 
 from __future__ import annotations
@@ -9,16 +11,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from averaging.audit.readings import Reading
 from averaging.audit.spot_checks import BACK_MAX
+from averaging.live.checks.loss_gate import GateSettings, LossGate
 from averaging.live.checks.spot_checking import Losses, OtherData, Trial
+from averaging.rules.loss_gate import Refusals
 from dht.bounded_mapping import BoundedMapping, by_age
-from peer.bridge.messages import HasRead, Tried, Try
+from dht.membership.orders import Attested
+from peer.agent.peer import Peer
+from peer.agent.slots import SlotPort
+from peer.bridge.messages import HasRead, Measure, Measured, Tried, Try
 from peer.bridge.trainer_line import TrainerLine
+from peer.storage.proofs import keep_refusals, kept_refusals
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +38,55 @@ TRIED_WITHIN_S = 240.0
 READ_WITHIN_S = 10.0
 """Time for the trainer to tell what it has read: it does so once a second."""
 LOOK_S = 0.1
+
+
+class TrainersLoss:
+    """The held-out loss of the trainer's parameters, measured on request."""
+
+    def __init__(self, line: TrainerLine, *, is_ready: Callable[[], bool]) -> None:
+        """``is_ready()``: true while the trainer trains in the run."""
+        self._line = line
+        self._is_ready = is_ready
+
+    async def measure(self) -> float | None:
+        """The loss at the trainer's next safe point; ``None`` if it cannot measure one.
+
+        A trainer that is not in the run yet has no parameters that a loss could be compared with.
+        """
+        if not self._is_ready():
+            return None
+        measured: Measured = await self._line.ask(lambda number: Measure(0, gate=number))
+        return measured.loss if measured.sequences else None
+
+
+def open_gate(peer: Peer, port: SlotPort, loss: TrainersLoss) -> LossGate | None:
+    """The gate of this peer; ``None`` where the run has none.
+
+    A synchronous trainer waits for the very versions that would have to be judged.
+    """
+    rise_max = peer.run_file.evaluation.rise_max
+    if rise_max == "off" or peer.run_file.synchronous:
+        return None
+
+    def attested(fragment: int) -> Attested | None:
+        known = peer.owner.orders.attested
+        return known[fragment] if fragment < len(known) else None
+
+    async def keep(refusals: Refusals) -> None:
+        try:
+            await asyncio.to_thread(keep_refusals, peer.directory, refusals)
+        except OSError as error:
+            logger.warning("refusals_not_kept reason=%s", error)
+
+    return LossGate(
+        GateSettings(rise_max=rise_max),
+        measure=loss.measure,
+        holds=port.holds,
+        refusals=kept_refusals(peer.directory),
+        attested=attested,
+        keep=keep,
+        on_event=peer.averager_event,
+    )
 
 
 class TrainersTrials:

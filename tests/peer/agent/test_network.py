@@ -1,10 +1,11 @@
-"""The peers behind routers that open direct connections, and those that may serve by them."""
+"""Peers behind routers that open direct connections, and a peer that was not upgraded."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +14,9 @@ from dht.identity import PeerId
 from dht.libp2p.lane.lane import Lane
 from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
-from peer.agent.meetings import MEET_EVERY_S, Meetings
+from dht.protocol import NEWEST, UPGRADE
+from dht.records import PeerRecord
+from peer.agent.network import MEET_EVERY_S, Meetings, Network
 from peer.rules.reach import HUBS_MAX, hubs, to_meet
 
 ANNA, BORIS = PeerId("12D3KooWAnna"), PeerId("12D3KooWBoris")
@@ -36,7 +39,7 @@ def test_in_a_large_run_everybody_meets_the_same_few() -> None:
     assert sum(map(len, met)) < 200 * HUBS_MAX
 
 
-class Network:
+class Homes:
     """Stands for the presence and the lane of a peer that can only dial out."""
 
     def __init__(self) -> None:
@@ -67,7 +70,7 @@ class Network:
 
 
 def after(
-    network: Network,
+    network: Homes,
     members: dict[PeerId, bool | None],
     *steps: Callable[[], object],
     me: PeerId = ANNA,
@@ -95,14 +98,14 @@ def after(
 
 
 def test_a_peer_serves_once_it_has_met_all_others_and_keeps_the_connections() -> None:
-    network = Network()
+    network = Homes()
     meetings, seen = after(network, {BORIS: False, CLARA: False}, lambda: None)
     assert meetings.met == {BORIS, CLARA} and seen == [True, True]
     assert sorted(network.tried) == [BORIS, CLARA], "connections that are there are not opened anew"
 
 
 def test_a_peer_that_cannot_meet_one_of_the_others_does_not_serve() -> None:
-    network = Network()
+    network = Homes()
     network.apart.add(CLARA)
     members: dict[PeerId, bool | None] = {BORIS: False, CLARA: False}
     meetings, seen = after(network, members, lambda: members.pop(CLARA))
@@ -110,7 +113,7 @@ def test_a_peer_that_cannot_meet_one_of_the_others_does_not_serve() -> None:
     assert network.tried.count(CLARA) == 1, "it is doubted, and not tried again at once"
     assert meetings.met == {BORIS}
 
-    gone = Network()
+    gone = Homes()
     gone.gone.add(BORIS)
     assert after(gone, {BORIS: False})[1] == [False]
 
@@ -119,19 +122,37 @@ def test_a_peer_that_not_everybody_meets_does_not_serve_in_a_large_run() -> None
     many: dict[PeerId, bool | None] = {
         PeerId(f"12D3KooWMany{index:02}"): False for index in range(HUBS_MAX)
     }
-    _, seen = after(Network(), many, many.popitem, me=ZOE)
+    _, seen = after(Homes(), many, many.popitem, me=ZOE)
     assert seen == [False, True], "until the run is small enough"
-    assert after(Network(), many, me=ANNA)[1] == [True]
+    assert after(Homes(), many, me=ANNA)[1] == [True]
 
 
 def test_a_connection_that_is_lost_is_opened_again() -> None:
-    network = Network()
+    network = Homes()
     after(network, {BORIS: False}, network.connections.clear)
     assert network.tried == [BORIS, BORIS]
 
 
 def test_meetings_end_when_a_member_comes_that_can_be_dialled() -> None:
-    network = Network()
+    network = Homes()
     members: dict[PeerId, bool | None] = {BORIS: False}
     meetings, seen = after(network, members, lambda: members.update({CLARA: True}))
     assert seen == [True, False] and not meetings.met
+
+
+def test_a_peer_that_is_behind_most_others_says_so_once_with_the_command() -> None:
+    members: list[SimpleNamespace] = []
+    me: Any = SimpleNamespace(_told_outdated=False, live_members=lambda: members)
+
+    def look(*newest: int) -> str | None:
+        members[:] = [
+            SimpleNamespace(record=PeerRecord(protocol=(1, number), role="learner", incarnation=1))
+            for number in newest
+        ]
+        return Network.found_outdated(me)
+
+    assert look(NEWEST, NEWEST + 1) is None
+    text = look(NEWEST, NEWEST + 1, NEWEST + 1, NEWEST + 1)
+    assert look(NEWEST + 1, NEWEST + 1, NEWEST + 1, NEWEST + 1) is None
+    assert text is not None and f"{UPGRADE}" in text
+    assert text.startswith(f"3 of 4 other peers run protocol {NEWEST + 1}, this one {NEWEST}")
