@@ -108,7 +108,7 @@ def _page(peer: Peer) -> LocalPage:
         rows=peer.rows,
         keep_figures=peer.keep_figures,
         # Not to the log: the address has the token in it.
-        served=lambda url: peer.note("page", {"url": url}),
+        served=lambda url: peer.tell("page", {"url": url}),
         not_served=lambda reason: peer.event("page_not_served", text=reason),
     )
 

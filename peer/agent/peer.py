@@ -281,9 +281,9 @@ class Peer:
             for key in TEXTS
             if isinstance(text := fields.get(key), str)
         }
-        self.note(name, {**fields, **shown})
+        self.tell(name, {**fields, **shown})
 
-    def note(self, name: str, fields: Fields) -> None:
+    def tell(self, name: str, fields: Fields) -> None:
         """Report an event to the role and the services, and not to the log."""
         for service in self.services:
             service.note(name, fields)
@@ -311,7 +311,7 @@ class Peer:
         self.log.write("phase", {"name": phase, "text": text})
         if phase == "ready":
             self.end.hear(Heard.ARRIVED)
-        self.note("phase", {"name": phase, "text": text, "done": done})
+        self.tell("phase", {"name": phase, "text": text, "done": done})
 
     def keep_state(self, text: str | None = None) -> None:
         """Write what this peer does into its folder; ``None``: what its phase says."""
@@ -358,7 +358,7 @@ class Peer:
             self.log.write(name, fields)
             if name in NOT_MERGED_EVENTS:
                 why = in_story({**fields, "event": name}, self.board.names)
-                self.note("not_merged", {"fragment": fields["fragment"], "reason": why})
+                self.tell("not_merged", {"fragment": fields["fragment"], "reason": why})
         if name == "folded":
             self._made_version(fields["fragment"], fields["version"])
         if name == "void":

@@ -104,7 +104,7 @@ class ShownRun(Service):
             exports=self._showing.exports,
         )
         url = await stack.enter_async_context(serve_run_pages(self._showing.address, site))
-        self._peer.note("run_page", {"url": url})
+        self._peer.tell("run_page", {"url": url})
 
     async def _answer(self, peer: PeerId, detail: str) -> bytes:
         now = asyncio.get_running_loop().time()

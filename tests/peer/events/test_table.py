@@ -98,7 +98,7 @@ def test_events_that_an_agent_passes_on_have_that_audience() -> None:
         for each in in_source()
         if isinstance(each, Emission)
         and each.place.startswith("peer/agent/")
-        and each.called.endswith((".event", ".told", "on_event", "Happened"))
+        and each.called.endswith((".event", ".told", ".tell", "_on_event", "Happened"))
     }
     assert reported
     assert not [name for name in reported if not TABLE[name].audience & REPORTED]
