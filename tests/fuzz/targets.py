@@ -59,7 +59,7 @@ from dht.libp2p.hivemind_patches import (
     _parsed,
     dht_pb2,
 )
-from dht.libp2p.lane import nat_pmp, upnp
+from dht.libp2p.lane import nat_pmp
 from dht.libp2p.lane import wire as lane_wire
 from dht.libp2p.lane.port_lease import NotMapped
 from dht.membership import credentials, hello
@@ -564,21 +564,6 @@ TARGETS: dict[str, Target] = {
     "port_mapping": Target(
         [struct.pack("!BBHIHHI", 0, 130, 0, 1000, 7700, 7701, 3600)],
         lambda data: nat_pmp.read_reply(data, 7700),
-        NotMapped,
-    ),
-    "upnp_answer": Target(
-        [
-            f"HTTP/1.1 200 OK\r\nST: {upnp.DEVICES[0]}\r\nLOCATION: http://10.0.0.1/d\r\n\r\n".encode()
-        ],
-        upnp.read_answer,
-    ),
-    "upnp_description": Target(
-        [
-            b"<root xmlns='urn:schemas-upnp-org:device-1-0'><device><serviceList><service>"
-            b"<serviceType>urn:schemas-upnp-org:service:WANIPConnection:1</serviceType>"
-            b"<controlURL>/control</controlURL></service></serviceList></device></root>"
-        ],
-        upnp.read_description,
         NotMapped,
     ),
     "frames": Target([_FRAMES], _frames),

@@ -38,7 +38,6 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "dht/libp2p/hivemind_patches.py": ("directory_value", "directory_store", "directory_found"),
     "dht/libp2p/directory_wire.py": ("directory_packed", "directory_subkey"),
     "dht/libp2p/lane/nat_pmp.py": ("port_mapping",),
-    "dht/libp2p/lane/upnp.py": ("upnp_answer", "upnp_description"),
     "dht/libp2p/lane/wire.py": tuple(f"lane_{type(each).__name__.lower()}" for each in LANE),
     "averaging/messages.py": ("message", "commit", "opening", "signatures"),
     "averaging/history/replay.py": ("replay_head",),

@@ -4,13 +4,12 @@ The daemon's port and the lane's are each mapped: the daemon has no UDP to ask b
 (``dht.libp2p.confinement``). The default gateway is asked with NAT-PMP
 (``dht.libp2p.lane.nat_pmp``), then over UPnP (``dht.libp2p.lane.upnp``), which most home routers
 have instead. The mapping ends by itself unless it is renewed, and is removed when the lane is
-closed. The library for this in most programs, miniupnpc, is a C extension; aioupnp is not
-maintained.
+closed.
 
 A router that lies makes peers dial a wrong port, which they give up as one that does not answer.
-Nothing but the default gateway is believed, or sent anything beyond the search for it. The address
-of a machine without a router in front is public; then nothing is asked. Gateways are found on Linux
-only. PCP, the successor of NAT-PMP, is not spoken: routers that have it answer NAT-PMP too.
+Only the default gateway is asked to map a port. The address of a machine without a router in front
+is public; then nothing is asked. Gateways are found on Linux only. PCP, the successor of NAT-PMP,
+is not spoken: routers that have it answer NAT-PMP too.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ ROUTES = Path("/proc/net/route")
 ASK_AGAIN_S = 300.0
 """Pause after a router that does not answer, or refuses."""
 
-REMOVE_WITHIN_S = 1.0
+REMOVE_WITHIN_S = 2.5
 """Time for removing the mapping at the end; it ends by itself soon after."""
 
 _GATEWAY_FLAG = 0x2

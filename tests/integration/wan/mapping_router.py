@@ -17,8 +17,8 @@ import subprocess
 import sys
 import time
 
-from tests.dht.libp2p.gateway_device import GatewayDevice
 from tests.integration.namespace_peer import say
+from tests.integration.wan.gateway_device import GatewayDevice
 
 PORT = 5351
 SHIFT = 1000
@@ -73,7 +73,7 @@ async def answer_upnp(address: str, taken: int) -> None:
 
     device = GatewayDevice(address, added=added, removed=removed)
     device.mapped[taken] = "192.168.1.200", taken, 0
-    await device.open(1900, in_group=True)
+    await device.open()
     say("router", device.port)
     await asyncio.Event().wait()
 

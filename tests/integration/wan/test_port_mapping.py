@@ -48,6 +48,8 @@ def test_both_dial_each_other_where_the_router_maps_no_ports(processes: Processe
 def test_a_peer_outside_dials_the_lane_of_a_home_whose_router_maps_ports(
     processes: Processes, speaks: str
 ) -> None:
+    if speaks == "UPnP":
+        pytest.importorskip("miniupnpc")
     with internet(two_sites()) as net:
         options = ["upnp", str(LANE_PORT)] if speaks == "UPnP" else []
         command = [*PREFIX, "tests.integration.wan.mapping_router", "192.168.1.1", *options]

@@ -108,8 +108,7 @@ async def mapping(
     transport, _ = await loop.create_datagram_endpoint(lambda: router, local_addr=(HERE, 0))
     monkeypatch.setattr(nat_pmp, "ROUTER_PORT", transport.get_extra_info("sockname")[1])
     monkeypatch.setattr(nat_pmp, "ANSWER_FIRST_S", 0.02)
-    monkeypatch.setattr(upnp, "SEARCH_PORT", 9)
-    monkeypatch.setattr(upnp, "ANSWER_S", 0.02)
+    monkeypatch.setattr(upnp, "LIBRARY", "a_library_that_nobody_has")
     told: asyncio.Queue[int | None] = asyncio.Queue()
     keeping = asyncio.create_task(keep_mapped(HERE, PORT, told.put_nowait))
     try:

@@ -1,303 +1,159 @@
-"""Asking a router for a port over UPnP: what is read, and a router of our own on loopback."""
+"""Asking a router for a port over UPnP, with a library that stands in for ``miniupnpc``.
+
+``tests/integration/wan/test_port_mapping.py`` asks a router with the library itself.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import ClassVar
 
 import pytest
-import uvloop
 
-from dht.libp2p.lane import nat_pmp, upnp
+from dht.libp2p.lane import upnp
 from dht.libp2p.lane.port_lease import LIFE_S, Mapped, NotMapped
-from dht.libp2p.lane.port_mapping import keep_mapped
-from dht.libp2p.lane.upnp import (
-    DEVICES,
-    DOCUMENT_MAX_BYTES,
-    OTHER_PORTS,
-    Control,
-    Place,
-    Refused,
-    Upnp,
-    control_of,
-    place_at,
-    read_answer,
-    read_description,
-    search,
-)
-from tests.dht.libp2p.gateway_device import DESCRIPTION, DEVICE, SERVICE, GatewayDevice
+from dht.libp2p.lane.upnp import OTHER_PORTS, PORTS_TRIED_MAX, SEARCH_MS, TAKEN, Upnp, ask
 from tests.dht.libp2p.lane_ends import HERE
-from tests.integration.loopback import WAIT_S, run
 
 PORT = 7710
-ROUTER = "192.168.1.1"
-ROOT = f"http://{ROUTER}:5000/root.xml"
+ELSEWHERE = "192.168.1.9"
 
 
-def answer(status: str = "HTTP/1.1 200 OK", device: str = DEVICE, location: str = ROOT) -> bytes:
-    return f"{status}\r\nST: {device}\r\nLOCATION: {location}\r\n\r\n".encode()
+class Router:
+    """The library, and the one router that it finds."""
+
+    lanaddr = HERE
+    control = f"http://{HERE}:5000/ctl/IPConn"
+    mapped: ClassVar[dict[int, tuple[str, int, int]]] = {}
+    """Address and port inside, and the lease, by outer port."""
+
+    refuses = ""
+    asked = 0
+
+    def __init__(self, multicastif: str, discoverdelay: int) -> None:
+        assert (multicastif, discoverdelay) == (HERE, SEARCH_MS)
+
+    def discover(self) -> int:
+        return 1
+
+    def selectigd(self) -> str:
+        return self.control
+
+    def addportmapping(
+        self, outer: int, kind: str, client: str, port: int, what: str, remote: str, lease_s: int
+    ) -> None:
+        Router.asked += 1
+        assert (kind, what, remote) == ("TCP", "shoal", "")
+        taken = outer in self.mapped and self.mapped[outer][:2] != (client, port)
+        if refusal := self.refuses or TAKEN * taken:
+            raise Exception(refusal)  # as the library does
+        self.mapped[outer] = client, port, lease_s
+
+    def deleteportmapping(self, outer: int, kind: str) -> None:
+        assert kind == "TCP"
+        del self.mapped[outer]
 
 
-def test_a_search_names_the_kind_of_device_that_is_wanted() -> None:
-    assert search(DEVICES[0]).decode().split("\r\n") == [
-        "M-SEARCH * HTTP/1.1",
-        "HOST: 239.255.255.250:1900",
-        'MAN: "ssdp:discover"',
-        "MX: 1",
-        "ST: urn:schemas-upnp-org:device:InternetGatewayDevice:1",
-        "",
-        "",
-    ]
+@pytest.fixture
+def router(monkeypatch: pytest.MonkeyPatch) -> type[Router]:
+    library = ModuleType("miniupnpc")
+    library.UPnP = Router  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "miniupnpc", library)
+    monkeypatch.setattr(Router, "mapped", {})
+    monkeypatch.setattr(Router, "asked", 0)
+    return Router
 
 
-def test_an_answer_names_the_address_of_the_description() -> None:
-    assert read_answer(answer()) == ROOT
-    assert read_answer(answer("HTTP/1.1 404 Not Found")) is None
-    assert read_answer(answer(device="urn:schemas-upnp-org:device:MediaServer:1")) is None
-    assert read_answer(b"NOTIFY * HTTP/1.1\r\nLOCATION: http://192.168.1.1/\r\n\r\n") is None
-    assert read_answer(b"") is None
-    assert read_answer(b"\xff" * 100) is None
+def test_a_port_is_mapped_with_a_lease_and_the_mapping_removed(router: type[Router]) -> None:
+    assert ask(HERE, "map", PORT, PORT) == PORT
+    assert router.mapped == {PORT: (HERE, PORT, LIFE_S)}
+    ask(HERE, "remove", PORT, PORT)
+    assert router.mapped == {}
 
 
-def test_only_addresses_on_the_router_are_asked() -> None:
-    assert place_at(ROUTER, ROOT) == Place(5000, "/root.xml")
-    assert place_at(ROUTER, f"http://{ROUTER}") == Place(80, "/")
-    assert place_at(ROUTER, f"http://{ROUTER}/a?b=c") == Place(80, "/a?b=c")
+def test_a_port_that_leads_elsewhere_already_is_left_to_its_owner(router: type[Router]) -> None:
+    router.mapped[PORT] = theirs = ELSEWHERE, PORT, 0
+    other = ask(HERE, "map", PORT, PORT)
+    assert other in OTHER_PORTS
+    assert router.mapped == {PORT: theirs, other: (HERE, PORT, LIFE_S)}
+
+
+@pytest.mark.parametrize("refusal", [TAKEN, "OnlyPermanentLeasesSupported"])
+def test_a_refusal_is_told_after_a_few_requests(
+    router: type[Router], monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    monkeypatch.setattr(Router, "refuses", refusal)
+    with pytest.raises(Exception, match=refusal):
+        ask(HERE, "map", PORT, PORT)
+    assert router.asked == (PORTS_TRIED_MAX if refusal == TAKEN else 1)
 
 
 @pytest.mark.parametrize(
-    "address",
-    [
-        "http://192.168.1.2:5000/root.xml",
-        "http://192.168.1.1.example.org/root.xml",
-        "http://192.168.1.1@example.org/root.xml",
-        "https://192.168.1.1/root.xml",
-        "file:///etc/passwd",
-        "http://192.168.1.1:70000/",
-        "http://[192.168.1.1/",
-        "http://192.168.1.1/a b",
-        "http://192.168.1.1/" + "a" * 600,
-        "/root.xml",
-        "",
-    ],
+    "control", [f"http://{ELSEWHERE}:5000/ctl", f"http://{HERE}.example.org/", "", "file:///x"]
 )
-def test_an_address_elsewhere_or_a_malformed_one_is_not_asked(address: str) -> None:
-    with pytest.raises(NotMapped):
-        place_at(ROUTER, address)
+def test_a_control_point_that_is_not_on_the_router_is_not_asked(
+    router: type[Router], monkeypatch: pytest.MonkeyPatch, control: str
+) -> None:
+    monkeypatch.setattr(Router, "control", control)
+    with pytest.raises(NotMapped, match="not on the router"):
+        ask(HERE, "map", PORT, PORT)
+    assert not router.asked
 
 
-def test_the_service_that_maps_ports_is_found_in_the_description() -> None:
-    found = control_of(ROUTER, ROOT, DESCRIPTION.encode())
-    assert found == Control(Place(5000, "/ctl/IPConn"), SERVICE)
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Writes the library for the process that is started."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+
+    def write(text: str) -> None:
+        (tmp_path / "miniupnpc.py").write_text(text)
+
+    return write
 
 
-def test_control_addresses_may_be_relative_to_an_address_of_the_description() -> None:
-    with_base = DESCRIPTION.replace(
-        "<device>", f"<URLBase>http://{ROUTER}:6000</URLBase><device>", 1
+async def test_the_library_is_asked_in_a_process_of_its_own(library: Callable[[str], None]) -> None:
+    library(
+        "class UPnP:\n"
+        "    lanaddr = 'here'\n"
+        "    def __init__(self, **_): pass\n"
+        "    def discover(self): return 1\n"
+        f"    def selectigd(self): return 'http://{HERE}/'\n"
+        "    def addportmapping(self, *said):\n"
+        f"        assert said == ({PORT}, 'TCP', 'here', {PORT}, 'shoal', '', {LIFE_S})\n"
+        "    def deleteportmapping(self, *said): raise Exception('NoSuchEntryInArray')\n"
     )
-    assert control_of(ROUTER, ROOT, with_base.encode()).place == Place(6000, "/ctl/IPConn")
+    assert await Upnp(HERE).map(PORT, outer_port=PORT) == Mapped(PORT, LIFE_S)
+    assert "miniupnpc" not in sys.modules
+    with pytest.raises(NotMapped, match="over UPnP: NoSuchEntryInArray"):
+        await Upnp(HERE).remove(PORT, outer_port=PORT)
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("/ctl/IPConn", "http://192.168.1.2/ctl"),
-        ("<device>", "<URLBase>http://192.168.1.2/</URLBase><device>"),
-        ("WANIPConnection", "WANCableLink"),
-        ("<root", '<!DOCTYPE root [<!ENTITY a "aaaa">]><root'),
-        ("</root>", ""),
-        ("<?xml version", "\0"),
-        ('<?xml version="1.0"', '<?xml version="1.0" encoding="unheard-of"'),
-        ('<?xml version="1.0"', '<?xml version="1.0" encoding="utf-7"'),
-        ("/ctl/IPConn", "//[x"),
-        ("/ctl/IPConn", "http://[::1/"),
-    ],
+    ("does", "said"),
+    [("os.abort()", "ended with status -6"), ("raise OSError('no lo')", "over UPnP: no lo")],
 )
-def test_a_description_without_a_usable_service_on_the_router_is_refused(
-    old: str, new: str
+async def test_a_library_that_crashes_costs_a_mapping_and_nothing_else(
+    library: Callable[[str], None], does: str, said: str
 ) -> None:
-    assert old in DESCRIPTION
-    with pytest.raises(NotMapped):
-        control_of(ROUTER, ROOT, DESCRIPTION.replace(old, new, 1).encode())
+    library(f"import os; {does}")
+    with pytest.raises(NotMapped, match=said):
+        await Upnp(HERE).map(PORT, outer_port=PORT)
 
 
-def test_a_description_of_many_nested_elements_is_read_quickly() -> None:
-    deep = b"<service>" * 7000
-    with pytest.raises(NotMapped):
-        read_description(deep[:DOCUMENT_MAX_BYTES])
-
-
-@asynccontextmanager
-async def device(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GatewayDevice]:
-    """A router on loopback; what is asked with NAT-PMP goes nowhere."""
-    router = GatewayDevice(HERE)
-    await router.open()
-    monkeypatch.setattr(upnp, "SEARCH_PORT", router.search_port)
-    monkeypatch.setattr(upnp, "ANSWER_S", 0.3)
-    monkeypatch.setattr(nat_pmp, "ROUTER_PORT", 9)
-    monkeypatch.setattr(nat_pmp, "TRIES", 1)
-    try:
-        yield router
-    finally:
-        await router.close()
-
-
-@pytest.mark.parametrize("run_in", [run, uvloop.run])
-def test_a_port_is_mapped_with_a_lease_renewed_and_removed(
-    monkeypatch: pytest.MonkeyPatch, run_in: Callable[[Coroutine[Any, Any, None]], None]
+async def test_a_router_that_never_answers_is_given_up(
+    library: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with device(monkeypatch) as router:
-            way = Upnp(HERE)
-            for _ in range(2):
-                assert await way.map(PORT, outer_port=PORT) == Mapped(PORT, LIFE_S)
-            assert router.mapped == {PORT: (HERE, PORT, LIFE_S)}
-            assert router.requests["/root.xml"] == 1, "it is found once"
-            await way.remove(PORT, outer_port=PORT)
-            assert router.mapped == {}
-
-    run_in(main())
+    monkeypatch.setattr(upnp, "WITHIN_S", 1.0)
+    library("import signal; signal.pause()")
+    with pytest.raises(TimeoutError):
+        await Upnp(HERE).map(PORT, outer_port=PORT)
 
 
-async def test_a_router_without_nat_pmp_is_asked_over_upnp_until_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with device(monkeypatch) as router:
-        told: asyncio.Queue[int | None] = asyncio.Queue()
-        keeping = asyncio.create_task(keep_mapped(HERE, PORT, told.put_nowait))
-        assert await asyncio.wait_for(told.get(), WAIT_S) == PORT
-        assert router.mapped == {PORT: (HERE, PORT, LIFE_S)}
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
-        assert router.mapped == {}
-
-
-async def test_a_port_that_leads_elsewhere_already_is_left_to_its_owner(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with device(monkeypatch) as router:
-        router.mapped[PORT] = "192.168.1.9", PORT, 0
-        mapped = await Upnp(HERE).map(PORT, outer_port=PORT)
-        assert mapped.port in OTHER_PORTS
-        assert router.mapped[PORT][0] == "192.168.1.9"
-        assert router.mapped[mapped.port] == (HERE, PORT, LIFE_S)
-
-
-@pytest.mark.parametrize("code", [606, 718, 725])
-async def test_a_refusal_is_told_after_a_few_requests(
-    monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    async with device(monkeypatch) as router:
-        router.refuses = code
-        with pytest.raises(Refused, match=f"AddPortMapping: status 500, error {code}"):
-            await Upnp(HERE).map(PORT, outer_port=PORT)
-        asked = router.requests["AddPortMapping"]
-        assert asked == (upnp.PORTS_TRIED_MAX if code == upnp.TAKEN else 1)
-
-
-async def test_a_router_that_was_started_again_is_found_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with device(monkeypatch) as first:
-        way = Upnp(HERE)
-        await way.map(PORT, outer_port=PORT)
-        await first.close()
-        async with device(monkeypatch) as second:
-            assert second.port != first.port
-            assert await way.map(PORT, outer_port=PORT) == Mapped(PORT, LIFE_S)
-            assert second.mapped == {PORT: (HERE, PORT, LIFE_S)}
-
-
-async def test_an_answer_from_another_address_than_the_routers_is_not_believed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with device(monkeypatch) as router:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as forger:
-            forger.bind(("127.0.0.2", 0))
-            forged = 0
-
-            def forge(searcher: tuple[str, int]) -> bool:
-                nonlocal forged
-                forged += 1
-                forger.sendto(router.answer(), searcher)
-                return False
-
-            router.on_search = forge
-            with pytest.raises(NotMapped, match="does not answer"):
-                await Upnp(HERE).map(PORT, outer_port=PORT)
-            assert forged
-            assert not router.requests
-
-
-async def test_a_description_elsewhere_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with device(monkeypatch) as router:
-        other = GatewayDevice("127.0.0.2")
-        await other.open()
-        router.location = f"http://127.0.0.2:{other.port}/root.xml"
-        with pytest.raises(NotMapped, match="not on the router"):
-            await Upnp(HERE).map(PORT, outer_port=PORT)
-        assert not other.requests
-        await other.close()
-
-
-def chunked(content: bytes) -> bytes:
-    pieces = [content[at : at + 100] for at in range(0, len(content), 100)]
-    body = b"".join(b"%x;name=value\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
-    return b"Transfer-Encoding: chunked\r\n\r\n" + body + b"0\r\n\r\n"
-
-
-def unframed(content: bytes) -> bytes:
-    return b"\r\n" + content
-
-
-@pytest.mark.parametrize("frame", [chunked, unframed])
-async def test_answers_are_read_in_each_framing_of_http(
-    monkeypatch: pytest.MonkeyPatch, frame: Callable[[bytes], bytes]
-) -> None:
-    async with device(monkeypatch) as router:
-        router.frame = frame
-        assert await Upnp(HERE).map(PORT, outer_port=PORT) == Mapped(PORT, LIFE_S)
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        b"Content-Length: 65537\r\n\r\n" + b" " * 65537,
-        b"Content-Length: -1\r\n\r\n",
-        b"Content-Length: 100\r\n\r\n",
-        b"\r\n" + b" " * 65537,
-        b"Transfer-Encoding: chunked\r\n\r\nffffffff\r\n",
-        b"Transfer-Encoding: chunked\r\n\r\nx\r\n",
-        b"X: y\r\n" * 70 + b"\r\n",
-        b"X: " + b"y" * 10_000 + b"\r\n\r\n",
-    ],
-)
-async def test_an_answer_that_is_too_long_or_malformed_is_refused(
-    monkeypatch: pytest.MonkeyPatch, message: bytes
-) -> None:
-    async with device(monkeypatch) as router:
-        router.frame = lambda _: message
-        with pytest.raises(NotMapped, match="answer cannot be read"):
-            await Upnp(HERE).map(PORT, outer_port=PORT)
-
-
-async def test_an_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upnp, "REQUEST_S", 0.2)
-
-    left = asyncio.Event()
-
-    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
-        left.set()
-
-    server = await asyncio.start_server(hang, HERE, 0)
-    async with device(monkeypatch) as router:
-        router.location = f"http://{HERE}:{server.sockets[0].getsockname()[1]}/"
-        with pytest.raises(TimeoutError):
-            await Upnp(HERE).map(PORT, outer_port=PORT)
-        await asyncio.wait_for(left.wait(), WAIT_S)  # the connection is closed
-    server.close()
+async def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upnp, "LIBRARY", "a_library_that_nobody_has")
+    with pytest.raises(NotMapped, match=r"shoal\[upnp\]"):
+        await Upnp(HERE).map(PORT, outer_port=PORT)

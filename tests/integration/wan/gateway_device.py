@@ -1,7 +1,6 @@
 """A router that maps TCP ports over UPnP: the part of an Internet Gateway Device that peers use.
 
-Serves ``tests/dht/libp2p/lane/test_upnp.py`` on loopback, and a home's router in network
-namespaces.
+A home's router in network namespaces is one.
 """
 
 from __future__ import annotations
@@ -9,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections import Counter
 from collections.abc import Callable
+from typing import cast
 
 DEVICE = "urn:schemas-upnp-org:device:InternetGatewayDevice:1"
 SERVICE = "urn:schemas-upnp-org:service:WANIPConnection:1"
 GROUP = "239.255.255.250"
+SEARCH_PORT = 1900
 EXTERNAL = "203.0.113.7"
 
 DESCRIPTION = f"""\
@@ -47,7 +47,7 @@ _FAULT = (
 
 
 class GatewayDevice(asyncio.DatagramProtocol):
-    """One router. ``open`` it, and ``close`` it in the end."""
+    """One router, until its process ends."""
 
     def __init__(
         self,
@@ -61,62 +61,42 @@ class GatewayDevice(asyncio.DatagramProtocol):
         self.mapped: dict[int, tuple[str, int, int]] = {}
         """Address and port inside, and the lease, by outer port."""
 
-        self.requests: Counter[str] = Counter()
-        """The paths that were asked for, and the actions that were called."""
-
-        self.description = DESCRIPTION.encode()
-        self.location: str | None = None
-        """The address that it names in place of its own."""
-
-        self.refuses: int | None = None
-        """The error with which every new mapping is refused."""
-
-        self.frame: Callable[[bytes], bytes] = _with_length
-        """Makes an HTTP message of a content, from its last headers on."""
-
-        self.on_search: Callable[[tuple[str, int]], bool] = lambda _: True
-        """Says whether to answer a search of this address."""
-
         self._added = added
         self._removed = removed
 
-    async def open(self, search_port: int = 0, *, in_group: bool = False) -> None:
+    async def open(self) -> None:
         listening = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         listening.setblocking(False)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if in_group:
-            membership = socket.inet_aton(GROUP) + socket.inet_aton(self.address)
-            listening.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, membership)
+        membership = socket.inet_aton(GROUP) + socket.inet_aton(self.address)
+        listening.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, membership)
         # Packets for the group come only to a socket that is bound to no address of its own.
-        listening.bind(("0.0.0.0" if in_group else self.address, search_port))
-        self.search_port: int = listening.getsockname()[1]
+        listening.bind(("0.0.0.0", SEARCH_PORT))
         loop = asyncio.get_running_loop()
-        self._searched, _ = await loop.create_datagram_endpoint(lambda: self, sock=listening)
-        self._server = await asyncio.start_server(self._serve, self.address, 0)
-        self.port: int = self._server.sockets[0].getsockname()[1]
-
-    async def close(self) -> None:
-        self._searched.close()
-        self._server.close()
-        await asyncio.sleep(0)
+        await loop.create_datagram_endpoint(lambda: self, sock=listening)
+        server = await asyncio.start_server(self._serve, self.address, 0)
+        self.port: int = server.sockets[0].getsockname()[1]
+        self._open = server
 
     def answer(self, device: str = DEVICE) -> bytes:
         """The gateway's answer to a search."""
-        location = self.location or f"http://{self.address}:{self.port}/root.xml"
         lines = (
             "HTTP/1.1 200 OK",
             "CACHE-CONTROL: max-age=120",
             f"ST: {device}",
             f"USN: uuid:1::{device}",
             "EXT:",
-            f"LOCATION: {location}",
+            f"LOCATION: http://{self.address}:{self.port}/root.xml",
         )
         return "\r\n".join([*lines, "", ""]).encode()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._searched = cast(asyncio.DatagramTransport, transport)
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         wanted = re.search(r"^ST: *(\S+)", data.decode(), re.MULTILINE | re.IGNORECASE)
         searched = data.startswith(b"M-SEARCH * HTTP/1.1\r\n") and b'"ssdp:discover"' in data
-        if searched and wanted is not None and wanted[1] == DEVICE and self.on_search(addr):
+        if searched and wanted is not None and wanted[1] == DEVICE:
             self._searched.sendto(self.answer(), addr)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,14 +104,13 @@ class GatewayDevice(asyncio.DatagramProtocol):
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             length = re.search(r"^Content-Length: *(\d+)", head, re.MULTILINE | re.IGNORECASE)
             body = (await reader.readexactly(int(length[1]) if length else 0)).decode()
-            method, path, _ = head.split(" ", 2)
+            method, _, _ = head.split(" ", 2)
             if method == "GET":
-                self.requests[path] += 1
-                status, content = 200, self.description
+                status, content = 200, DESCRIPTION.encode()
             else:
                 status, content = self._call(head, body, writer.get_extra_info("peername")[0])
             start = f"HTTP/1.1 {status} OK\r\nContent-Type: text/xml\r\nConnection: close\r\n"
-            writer.write(start.encode() + self.frame(content))
+            writer.write(start.encode() + b"Content-Length: %d\r\n\r\n" % len(content) + content)
             await writer.drain()
         except (EOFError, OSError):
             pass
@@ -142,7 +121,6 @@ class GatewayDevice(asyncio.DatagramProtocol):
         called = re.search(r'^SOAPAction: *"([^"#]+)#(\w+)"', head, re.MULTILINE | re.IGNORECASE)
         assert called is not None, head
         service, action = called.groups()
-        self.requests[action] += 1
         arguments = dict(re.findall(r"<(New\w+)>([^<]*)</", body))
         code, result = self._carry_out(action, arguments, caller)
         if service != SERVICE or code is not None:
@@ -157,12 +135,18 @@ class GatewayDevice(asyncio.DatagramProtocol):
         match action:
             case "GetExternalIPAddress":
                 return None, f"<NewExternalIPAddress>{EXTERNAL}</NewExternalIPAddress>"
+            case "GetStatusInfo":
+                return None, (
+                    "<NewConnectionStatus>Connected</NewConnectionStatus>"
+                    "<NewLastConnectionError>ERROR_NONE</NewLastConnectionError>"
+                    "<NewUptime>60</NewUptime>"
+                )
             case "AddPortMapping" if arguments["NewProtocol"] == "TCP":
                 client, lease_s = arguments["NewInternalClient"], int(arguments["NewLeaseDuration"])
                 inner, outer = int(arguments["NewInternalPort"]), int(arguments["NewExternalPort"])
                 taken = outer in self.mapped and self.mapped[outer][:2] != (client, inner)
-                if self.refuses or taken or client != caller:
-                    return self.refuses or (718 if taken else 606), ""
+                if taken or client != caller:
+                    return 718 if taken else 606, ""
                 self.mapped[outer] = client, inner, lease_s
                 self._added(client, inner, outer, lease_s)
                 return None, ""
@@ -173,7 +157,3 @@ class GatewayDevice(asyncio.DatagramProtocol):
                 self._removed(*found[:2], int(arguments["NewExternalPort"]))
                 return None, ""
         return 401, ""
-
-
-def _with_length(content: bytes) -> bytes:
-    return b"Content-Length: %d\r\n\r\n" % len(content) + content
