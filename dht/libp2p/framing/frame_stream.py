@@ -11,8 +11,7 @@ DONE, sent by the side that served a stream which both sides have ended, says th
 the next one. The daemon encrypts its streams; on our own connections each frame is sealed
 (``dht.libp2p.framing.sealing``).
 
-On lines through the internet large frames are packed, where both sides read that
-(``dht.libp2p.framing.packing``).
+On lines through the internet large frames are packed (``dht.libp2p.framing.packing``).
 
 Bytes are read from the socket directly into the caller's buffer, and written from the caller's
 memory: beside the daemon's own work this costs next to nothing.
@@ -68,7 +67,7 @@ class FrameType(IntEnum):
     DONE = 3
     PREAMBLE = 4
     PACKED = 5
-    """Like DATA, and packed. Sent only to a side that has said that it reads them."""
+    """Like DATA, and packed. On sealed connections only."""
 
 
 class Carrier(Protocol):
@@ -130,7 +129,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self._peer = PeerId("")
         self._relayed = False
         self.packs = False
-        """Pack large frames that get smaller by it. Only a carrier's other side may read them."""
+        """Pack large frames that get smaller by it. Only a carrier's other side reads them."""
 
         self.on_closed: Callable[[], None] | None = None
         """Called once the stream holds no connection any more."""

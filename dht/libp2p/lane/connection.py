@@ -90,8 +90,6 @@ class Connection:
         """Closes the connection if no stream uses it."""
 
         self.rests_since = 0.0
-        self.reads_packed = False
-        """The other side has said that it reads packed frames."""
 
     @property
     def dialled(self) -> bool:
@@ -158,9 +156,8 @@ class Connection:
         try:
             stream.write_raw(bytes((NUMBER_BYTES,)) + number)
             stream.seal(ticket.seals(dialled=True))
-            stream.write_preamble(encode(Begin(reads_packed=True)))
+            stream.write_preamble(encode(Begin()))
             answer = decode(Answer, await self.next_preamble())
-            self.reads_packed = answer.reads_packed
             if answer.refused:
                 raise ValueError(answer.refused)
         except BaseException:

@@ -373,7 +373,7 @@ class Lane:
         self.rest(connection)
         stream.expect_preamble(connection.on_preamble)
         ip, port = connection.seen
-        stream.write_preamble(encode(Answer(seen_ip=ip, seen_port=port, reads_packed=True)))
+        stream.write_preamble(encode(Answer(seen_ip=ip, seen_port=port)))
         return None
 
     def _made_room(self, peer: PeerId) -> bool:
@@ -400,7 +400,6 @@ class Lane:
             return
         if peer is None:
             assert connection.ticket is not None
-            connection.reads_packed = begin.reads_packed
             refusal = self._hear_stranger(connection, connection.ticket)
             if refusal is not None:
                 _logger.debug("lane_turned_away reason=%r", refusal)
@@ -418,8 +417,7 @@ class Lane:
 
     def _packs(self, connection: Connection) -> bool:
         """Say whether large frames are packed on the next stream of a connection."""
-        slow = self._pacer.pace.best < PACK_BELOW_BYTES_S
-        return slow and connection.reads_packed and connection.is_far
+        return connection.is_far and self._pacer.pace.best < PACK_BELOW_BYTES_S
 
     # --- dialling --------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ from dht.libp2p.lane.wire import (
     encode,
     is_outer,
 )
-from dht.membership.call_budget import CallBudget
+from dht.limits import Rate
 
 _logger = logging.getLogger("dht.libp2p.lane.meetings")
 
@@ -109,8 +109,8 @@ class Meetings:
         default_factory=lambda: BoundedMapping("relays that refused", REFUSALS_MAX, worth=by_age)
     )
     """Peers that refused to relay, and to whom; until when they are not asked again, and why."""
-    _calls: CallBudget = field(default_factory=lambda: CallBudget(MEETINGS_PER_MINUTE))
-    _dials: CallBudget = field(default_factory=lambda: CallBudget(MEETINGS_PER_MINUTE))
+    _calls: Rate[PeerId] = field(default_factory=lambda: Rate.in_a_minute(MEETINGS_PER_MINUTE))
+    _dials: Rate[str] = field(default_factory=lambda: Rate.in_a_minute(MEETINGS_PER_MINUTE))
     _under_way: int = 0
     """Number of meetings to which other peers have called."""
 
@@ -160,8 +160,8 @@ class Meetings:
         """Dial a peer while it dials this one."""
         opening = Opening()
         try:
-            async with self.observers.outer_addresses(opening) as (own, other):
-                punch = Punch(*own, *other)
+            async with self.observers.outer_addresses(opening) as own:
+                punch = Punch(own)
                 offer = decode(
                     PunchOffer, await self.outside.call(peer, PUNCH_PROTOCOL, encode(punch))
                 )
@@ -287,12 +287,11 @@ class Meetings:
             opening = Opening()
             async with (
                 asyncio.timeout(self.settings.dial_timeout_s),
-                self.observers.outer_addresses(opening) as (own, other),
+                self.observers.outer_addresses(opening) as own,
                 opening.meeting(addresses) as found,
             ):
                 number, ticket = self.lane.issue(peer)
-                keys = ticket.dialler_key, ticket.listener_key
-                offer = PunchOffer(*own, number, *keys, *other)
+                offer = PunchOffer(own, number, ticket.dialler_key, ticket.listener_key)
                 if ready.done():
                     return  # the call was given up
                 ready.set_result(encode(offer))

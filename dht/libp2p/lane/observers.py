@@ -20,7 +20,6 @@ from dht.libp2p.lane.punching import Opening
 from dht.libp2p.lane.wire import (
     KNOCK_PROTOCOL,
     LET_IN,
-    NO_ADDRESS,
     Knock,
     Offer,
     decode,
@@ -123,20 +122,18 @@ class Observers:
             opening.close()
 
     @asynccontextmanager
-    async def outer_addresses(self, opening: Opening) -> AsyncIterator[tuple[Address, Address]]:
-        """The outer addresses of a port; the second may be ``NO_ADDRESS``.
+    async def outer_addresses(self, opening: Opening) -> AsyncIterator[tuple[Address, ...]]:
+        """The outer addresses of a port, one or two. Raises ``OSError`` if there is none.
 
         One of IPv4 that a peer outside sees, which a connection to that peer keeps open, and this
         machine's own of IPv6, which needs nobody: routers translate no address of IPv6.
         """
-        ipv6 = (opening.ipv6, opening.port) if opening.ipv6 else NO_ADDRESS
+        ipv6 = (opening.ipv6, opening.port) if opening.ipv6 else None
         async with self._seen_address(opening) as seen:
-            if seen is not None:
-                yield seen, ipv6
-            elif ipv6 != NO_ADDRESS:
-                yield ipv6, NO_ADDRESS
-            else:
+            known = tuple(address for address in (seen, ipv6) if address is not None)
+            if not known:
                 raise OSError("no connected peer can tell this peer's outer address")
+            yield known
 
     @asynccontextmanager
     async def _seen_address(self, opening: Opening) -> AsyncIterator[Address | None]:

@@ -34,7 +34,7 @@ CIRCUIT_PROTOCOL = "/shoal/circuit/1"
 VIA_PROTOCOL = "/shoal/via/1"
 """Unary call over libp2p with a ``Via``, answered with a ``ViaOffer``."""
 
-PUNCH_MAX_BYTES = 64
+PUNCH_MAX_BYTES = 80
 KNOCK_MAX_BYTES = 16
 CIRCUIT_MAX_BYTES = 160
 PREAMBLE_MAX_BYTES = 512
@@ -50,11 +50,13 @@ _OuterPort = Annotated[int, msgspec.Meta(ge=OUTER_PORT_MIN, le=65535)]
 """Port that others are asked to dial at any address: routers give no lower one to a connection from
 a high port (RFC 4787, 4.2.1), and services of third parties listen there."""
 
-NO_ADDRESS = ("", OUTER_PORT_MIN)
-"""Stands for a second address where there is none."""
-
 _IP_MAX = 45
 _IP = Annotated[str, msgspec.Meta(max_length=_IP_MAX)]
+_OuterAddresses = Annotated[
+    tuple[tuple[_IP, _OuterPort], ...], msgspec.Meta(min_length=1, max_length=2)
+]
+"""Of IPv4, of IPv6, or both."""
+
 _Number = Annotated[bytes, msgspec.Meta(min_length=NUMBER_BYTES, max_length=NUMBER_BYTES)]
 _Key = Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 
@@ -78,8 +80,6 @@ class Begin(msgspec.Struct, frozen=True, array_like=True):
     """
 
     protocol: Annotated[str, msgspec.Meta(max_length=PROTOCOL_MAX)] = ""
-    reads_packed: bool = False
-    """True if the sender reads packed frames; in the first request only."""
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -90,43 +90,20 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     seen_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
     """Address of the dialling side as the listening side sees it; in the first answer only."""
 
-    reads_packed: bool = False
-    """True if the sender reads packed frames; in the first answer only."""
-
 
 class Punch(msgspec.Struct, frozen=True, array_like=True):
     """Request to dial these addresses now, and to be dialled from them."""
 
-    ip: _IP
-    port: _OuterPort
-    other_ip: _IP = NO_ADDRESS[0]
-    """Peers of older releases do not read the second address."""
-    other_port: _OuterPort = NO_ADDRESS[1]
-
-    @property
-    def addresses(self) -> list[tuple[str, int]]:
-        return _addresses(self)
+    addresses: _OuterAddresses
 
 
 class PunchOffer(msgspec.Struct, frozen=True, array_like=True):
     """Answer to ``Punch``: the addresses to dial, and a ticket for the connection."""
 
-    ip: _IP
-    port: _OuterPort
+    addresses: _OuterAddresses
     number: _Number
     dialler_key: _Key
     listener_key: _Key
-    other_ip: _IP = NO_ADDRESS[0]
-    other_port: _OuterPort = NO_ADDRESS[1]
-
-    @property
-    def addresses(self) -> list[tuple[str, int]]:
-        return _addresses(self)
-
-
-def _addresses(named: Punch | PunchOffer) -> list[tuple[str, int]]:
-    found = [(named.ip, named.port), (named.other_ip, named.other_port)]
-    return found if named.other_ip else found[:1]
 
 
 class Knock(msgspec.Struct, frozen=True, array_like=True):

@@ -16,10 +16,9 @@ from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
 from dht.libp2p.framing.frame_stream import HEADER, FrameStream, FrameType
 from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES
-from dht.libp2p.lane import connection as lane_connection
 from dht.libp2p.lane.connection import Connection, Path
 from dht.libp2p.lane.settings import CONNECTIONS_MAX, LaneSettings, parse_lane
-from dht.libp2p.lane.wire import Begin, Offer, decode, encode
+from dht.libp2p.lane.wire import Offer
 from dht.throttled_host import Gate, ThrottledStream
 from tests.dht.libp2p.lane_ends import (
     ANNA,
@@ -542,29 +541,22 @@ async def test_done_means_nothing_where_there_is_no_connection_of_our_own() -> N
     await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("reads", [(True, True), (True, False), (False, True)])
-async def test_large_frames_are_packed_on_a_far_line_if_the_other_side_reads_that(
-    monkeypatch: pytest.MonkeyPatch, reads: tuple[bool, bool]
-) -> None:
+async def test_large_frames_are_packed_on_a_far_line(monkeypatch: pytest.MonkeyPatch) -> None:
     content = bytes(i % 7 for i in range(300_000))
 
     monkeypatch.setattr(Connection, "is_far", True)
     async with pair() as (anna, boris):
         ours = await opened(anna)
         theirs = await boris.served.get()
-        ours.packs, theirs.packs = ours.packs and reads[1], theirs.packs and reads[0]
         target = memoryview(bytearray(len(content)))
-        for one, other, lane, is_packed in (
-            (ours, theirs, anna.lane, reads[1]),
-            (theirs, ours, boris.lane, reads[0]),
-        ):
+        for one, other, lane in ((ours, theirs, anna.lane), (theirs, ours, boris.lane)):
             before = lane.sent_bytes
             _, size = await asyncio.gather(
                 one.send(content, timeout_s=WAIT_S),
                 other.receive_into(target, timeout_s=WAIT_S),
             )
             assert size == len(content) and target == content
-            assert (lane.sent_bytes - before < len(content) / 2) == is_packed
+            assert lane.sent_bytes - before < len(content) / 2
             _, whole = await asyncio.gather(
                 one.send(content, timeout_s=WAIT_S), other.receive(timeout_s=WAIT_S)
             )
@@ -593,28 +585,6 @@ async def test_a_volume_counts_what_went_over_the_line(monkeypatch: pytest.Monke
         assert up.sent_for == {"bulk": up.bucket.passed}
         assert down.bucket.passed == 0
         ours.abort()
-
-
-@pytest.mark.parametrize("knows", [True, False])
-async def test_a_peer_of_the_release_before_is_sent_no_packed_frames(
-    monkeypatch: pytest.MonkeyPatch, knows: bool
-) -> None:
-    """A peer of that release reads the first words of both sides without what they say of
-    packing."""
-
-    class OldBegin(msgspec.Struct, frozen=True, array_like=True):
-        protocol: str = ""
-
-    monkeypatch.setattr(Connection, "is_far", True)
-    if not knows:
-        monkeypatch.setattr(lane_connection, "Begin", lambda **said: OldBegin())
-    async with pair() as (anna, boris):
-        ours = await opened(anna)
-        theirs = await boris.served.get()
-        assert ours.packs and theirs.packs == knows
-        ours.cut()
-    new = encode(Begin("/x", reads_packed=True))
-    assert decode(OldBegin, new).protocol == "/x"  # type: ignore[type-var]
 
 
 async def test_nothing_is_packed_on_a_near_or_a_fast_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,9 @@ def _has_ipv6() -> bool:
 
 needs_ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6, as a container")
 
-OFFER = PunchOffer("203.0.113.7", 7700, bytes(NUMBER_BYTES), bytes(KEY_BYTES), bytes(KEY_BYTES))
+OFFER = PunchOffer(
+    (("203.0.113.7", 7700),), bytes(NUMBER_BYTES), bytes(KEY_BYTES), bytes(KEY_BYTES)
+)
 
 
 @pytest.fixture(autouse=True)
@@ -243,10 +245,10 @@ async def test_peers_that_see_an_address_of_ipv6_do_not_hide_that_of_ipv4(
     found = {DORA: HERE, CLARA: HERE}  # its daemon is connected over both, its lane is off
     named.append(await addresses_of(anna))
     await closed(anna, dora)
-    assert [ip for (ip, _), _ in named] == [HERE, HERE]
+    assert [addresses[0][0] for addresses in named] == [HERE, HERE]
 
 
-async def addresses_of(end: End) -> tuple[tuple[str, int], tuple[str, int]]:
+async def addresses_of(end: End) -> tuple[tuple[str, int], ...]:
     """What an end names in a call to a meeting."""
     opening = Opening()
     asks = end.lane._meetings.observers  # type: ignore[union-attr]
@@ -275,17 +277,12 @@ async def test_an_opening_dials_over_ipv6_from_no_address_but_the_one_that_it_na
         opening.close()
 
 
-async def test_a_peer_of_an_older_release_reads_the_first_address_alone() -> None:
-    class OldPunch(msgspec.Struct, array_like=True):
-        ip: str
-        port: int
-
-    longest = Punch("203.100.114.107", 65535, "2606:4700:4700:4700:4700:4700:4700:4700", 65535)
-    assert len(encode(longest)) <= PUNCH_MAX_BYTES, "which is all that an older release reads"
-    old = msgspec.msgpack.decode(encode(longest), type=OldPunch)
-    assert (old.ip, old.port) == longest.addresses[0]
-    assert decode(Punch, msgspec.msgpack.encode(old)).addresses == longest.addresses[:1]
-    assert decode(Punch, encode(longest)).addresses == longest.addresses
+def test_the_longest_addresses_fit_into_a_request() -> None:
+    longest = Punch(
+        (("203.100.114.107", 65535), ("2606:4700:4700:4700:4700:4700:4700:4700", 65535))
+    )
+    assert len(encode(longest)) <= PUNCH_MAX_BYTES
+    assert decode(Punch, encode(longest)) == longest
 
 
 async def test_a_stranger_at_the_port_of_a_meeting_does_not_spoil_it(
@@ -335,13 +332,13 @@ async def test_nobody_is_sent_to_dial_a_private_address_or_into_too_many_meeting
     anna, boris, _ = hidden(LaneSettings(meetings_max=1, dial_timeout_s=0.5))
     for ip in ("192.168.1.1", "10.0.0.1", "0.0.0.0", "169.254.169.254"):
         with pytest.raises(ValueError, match="no public address"):
-            await boris.lane.meet(ANNA, encode(Punch(ip, 7700)))
+            await boris.lane.meet(ANNA, encode(Punch(((ip, 7700),))))
     with pytest.raises(ValueError, match="no Punch"):
         await boris.lane.meet(ANNA, b"\xc1")
-    offer = decode(PunchOffer, await boris.lane.meet(ANNA, encode(Punch(HERE, 1024))))
-    assert offer.ip == HERE
+    offer = decode(PunchOffer, await boris.lane.meet(ANNA, encode(Punch(((HERE, 1024),)))))
+    assert [ip for ip, _ in offer.addresses] == [HERE]
     with pytest.raises(ValueError, match="more than 1 meetings"):
-        await boris.lane.meet(ANNA, encode(Punch(HERE, 1024)))
+        await boris.lane.meet(ANNA, encode(Punch(((HERE, 1024),))))
     await closed(anna, boris)
 
 
@@ -357,7 +354,7 @@ async def test_nobody_is_sent_to_services_of_its_own_machine(
 
         async def named(peer: PeerId, protocol: str, message: bytes) -> bytes:
             there = HERE_IPV6, service.getsockname()[1]
-            return encode(PunchOffer(*there, b"flush_all\r\n.....", bytes(32), bytes(32)))
+            return encode(PunchOffer((there,), b"flush_all\r\n.....", bytes(32), bytes(32)))
 
         monkeypatch.setattr(anna.lane._meetings.outside, "call", named)  # type: ignore[union-attr]
         reason = await anna.lane.reach(BORIS)
@@ -372,11 +369,11 @@ async def test_one_member_has_a_third_party_dialled_a_few_times_a_minute() -> No
     port = 1024  # nobody listens there, and no opening gets it
     anna, boris, _ = hidden(LaneSettings(meetings_max=1000, dial_timeout_s=0.5))
     for _ in range(MEETINGS_PER_MINUTE):
-        await boris.lane.meet(ANNA, encode(Punch(HERE, port)))
+        await boris.lane.meet(ANNA, encode(Punch(((HERE, port),))))
     with pytest.raises(ValueError, match=f"more than {MEETINGS_PER_MINUTE} calls"):
-        await boris.lane.meet(ANNA, encode(Punch("203.0.114.7", port)))
+        await boris.lane.meet(ANNA, encode(Punch((("203.0.114.7", port),))))
     with pytest.raises(ValueError, match=f"more than {MEETINGS_PER_MINUTE} meetings at {HERE}"):
-        await boris.lane.meet(CLARA, encode(Punch(HERE, port)))
+        await boris.lane.meet(CLARA, encode(Punch(((HERE, port),))))
     await closed(anna, boris)
 
 
@@ -384,11 +381,11 @@ async def test_dials_over_ipv6_are_limited_by_the_network_of_one_owner() -> None
     anna, boris, _ = hidden(LaneSettings(meetings_max=1000, dial_timeout_s=0.5))
     for number in range(MEETINGS_PER_MINUTE):
         caller = ANNA if number % 2 else CLARA
-        await boris.lane.meet(caller, encode(Punch(f"2a00:78:1:{number:x}::2", 7700)))
+        await boris.lane.meet(caller, encode(Punch(((f"2a00:78:1:{number:x}::2", 7700),))))
     with pytest.raises(ValueError, match=f"more than {MEETINGS_PER_MINUTE} meetings at 2a00:78:1:"):
-        await boris.lane.meet(CLARA, encode(Punch("2a00:78:1:99::2", 7700)))
+        await boris.lane.meet(CLARA, encode(Punch((("2a00:78:1:99::2", 7700),))))
     with pytest.raises(ValueError, match="no public address"):
-        await boris.lane.meet(CLARA, encode(Punch("fd00::1", 7700)))
+        await boris.lane.meet(CLARA, encode(Punch((("fd00::1", 7700),))))
     await closed(anna, boris)
 
 
@@ -406,12 +403,12 @@ async def test_an_address_that_is_not_dialled_does_not_stop_a_meeting_at_the_oth
     monkeypatch.setattr(meetings, "Opening", Noted)
     anna, boris, _ = hidden(LaneSettings(meetings_max=1000, dial_timeout_s=0.5))
     for number in range(MEETINGS_PER_MINUTE):
-        punch = Punch(f"203.0.114.{number}", 7700, f"2a00:78:1:{number:x}::2", 7700)
+        punch = Punch(((f"203.0.114.{number}", 7700), (f"2a00:78:1:{number:x}::2", 7700)))
         await boris.lane.meet(ANNA, encode(punch))
     await asyncio.sleep(0.01)
     dialled.clear()
-    await boris.lane.meet(CLARA, encode(Punch("203.0.114.99", 7700, "2a00:78:1:99::2", 7700)))
-    await boris.lane.meet(CLARA, encode(Punch("203.0.114.100", 7700, "fd00::1", 7700)))
+    for one, other in (("203.0.114.99", "2a00:78:1:99::2"), ("203.0.114.100", "fd00::1")):
+        await boris.lane.meet(CLARA, encode(Punch(((one, 7700), (other, 7700)))))
     await asyncio.sleep(0.2)
     assert {"203.0.114.99", "203.0.114.100"} <= dialled
     assert not {"2a00:78:1:99::2", "fd00::1"} & dialled
@@ -420,12 +417,12 @@ async def test_an_address_that_is_not_dialled_does_not_stop_a_meeting_at_the_oth
 
 async def test_a_meeting_for_which_there_is_no_room_does_not_count_as_dials() -> None:
     anna, boris, _ = hidden(LaneSettings(meetings_max=1, dial_timeout_s=0.3))
-    await boris.lane.meet(ANNA, encode(Punch("203.0.114.1", 7700)))
+    await boris.lane.meet(ANNA, encode(Punch((("203.0.114.1", 7700),))))
     for number in range(MEETINGS_PER_MINUTE):
         with pytest.raises(ValueError, match="more than 1 meetings"):
-            await boris.lane.meet(PeerId(f"peer{number}"), encode(Punch(HERE, 1024)))
+            await boris.lane.meet(PeerId(f"peer{number}"), encode(Punch(((HERE, 1024),))))
     await asyncio.sleep(0.5)
-    await boris.lane.meet(CLARA, encode(Punch(HERE, 1024)))
+    await boris.lane.meet(CLARA, encode(Punch(((HERE, 1024),))))
     await closed(anna, boris)
 
 
@@ -492,11 +489,13 @@ def test_an_address_of_ipv6_that_stands_for_one_of_ipv4_is_not_outer() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"port": 0},
-        {"port": 443},
-        {"port": 1023},
-        {"port": 65536},
-        {"ip": "1" * 46},
+        {"addresses": ()},
+        {"addresses": 3 * OFFER.addresses},
+        {"addresses": (("203.0.113.7", 0),)},
+        {"addresses": (("203.0.113.7", 443),)},
+        {"addresses": (("203.0.113.7", 1023),)},
+        {"addresses": (("203.0.113.7", 65536),)},
+        {"addresses": (("1" * 46, 7700),)},
         {"number": b""},
         {"dialler_key": b"x"},
     ],
