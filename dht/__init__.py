@@ -9,7 +9,8 @@ Start reading at ``host`` (the interface of a network host; everything above use
 ``forwarding_host`` is the base of hosts that change a part of another one, as ``throttled_host``
 and ``guarded_host`` do. ``record_keeper`` decides which records a node keeps for the swarm,
 ``protocol`` numbers the forms of messages, and ``decoding`` reads what others sent;
-``bounded_mapping`` and ``whole_files`` are used by all packages. The rooms:
+``limits`` has what others may have of this peer, and ``bounded_mapping`` and ``whole_files`` are
+used by all packages. The rooms:
 
 - ``membership``: pure decisions about the members of a run, the next contacts, and reachability;
 - ``presence``: carries these decisions out over any host, with timers and calls;

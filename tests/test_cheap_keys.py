@@ -25,7 +25,6 @@ from averaging.history.audit import Audit
 from averaging.live.checks.auditing import Auditing
 from averaging.live.checks.kept_proofs import Kept, Verdict
 from averaging.live.settings import AveragerStats
-from averaging.live.streams.fair_shares import Shares
 from averaging.round.gathering.catching_up import UnreliableSources
 from averaging.round.opinions.pacemaker import Distrust
 from averaging.round.opinions.silence import LastHeard
@@ -34,8 +33,8 @@ from averaging.rules.probation import Probation, ProbationPolicy
 from dht.bounded_mapping import ALL, BoundedMapping
 from dht.identity import PeerId
 from dht.libp2p.framing.sealing import Tickets
+from dht.limits import Rate
 from dht.membership.admission import Admission, Terms
-from dht.membership.call_budget import CallBudget, CallRate
 from peer.agent.peer import Repeats
 from tests.averaging.round.machines import machine
 
@@ -218,16 +217,9 @@ def tables_of_work() -> Iterator[Flood]:
 
 def tables_of_limits() -> Iterator[Flood]:
     """Those that have used up what they may are not forgotten for those that have used little."""
-    budget = CallBudget(16, peers_max=64)
-    assert [budget.spend("liar", 0.0) for _ in range(17)].count(True) == 16
-    yield Flood(budget._calls, dict(budget._calls), lambda number: spent_once(budget, number))
-    rate = CallRate(1.0, 16.0, peers_max=64)
-    for _ in range(20):
-        rate.spend(b"liar", 0.0)
-    yield Flood(rate._left, dict(rate._left), lambda number: (str(number).encode(), (15.0, 1.0)))
-    shares = Shares(share_bytes=100.0)
-    shares.use(LIAR, 250, 0.0)
-    yield Flood(shares._used, dict(shares._used), lambda number: (key(number), (1.0, 1.0)))
+    rate = Rate[PeerId](1.0, 16.0, authors_max=64)
+    assert [rate.spend(LIAR, 0.0) for _ in range(17)].count(True) == 16
+    yield Flood(rate._left, dict(rate._left), lambda number: spent_once(rate, number))
     tickets = Tickets(life_s=30.0, per_peer_max=8, tickets_max=128)
 
     def issued_to(peer: PeerId) -> Any:
@@ -250,9 +242,9 @@ def tables_of_limits() -> Iterator[Flood]:
     )
 
 
-def spent_once(budget: CallBudget, number: int) -> tuple[str, Any]:
-    budget.spend(f"key{number}", 1.0)
-    return f"key{number}", budget._calls[f"key{number}"]
+def spent_once(rate: Rate[PeerId], number: int) -> tuple[PeerId, Any]:
+    rate.spend(key(number), 1.0)
+    return key(number), rate._left.get(key(number))
 
 
 FLOODS = (

@@ -599,13 +599,9 @@ dht.presence.greeting.Greeting._not_to_greet""",
     "peers that this one says hello to: some at each heartbeat, remembered for four": """
 dht.presence.greeting.Greeting._asked""",
     "streams and calls at once, so many of each peer; the peer with the most makes room": """
-dht.libp2p.hivemind_host.HivemindHost._open
-dht.libp2p.hivemind_patches.SteadyControlClient._serving
-dht.membership.call_budget.CallQueue._frugal
-dht.membership.call_budget.CallQueue._others
+dht.limits.FairQueue._waiting
 averaging.live.streams.fair_shares.ByteBudget._held""",
-    "calls of one peer in a minute, or holders of one record: a few": """
-dht.membership.call_budget.CallBudget._calls
+    "holders of one record: a few": """
 dht.membership.holders.Holders._known""",
     "bytes that wait in one stream or link, at most so many": """
 dht.libp2p.framing.frame_stream.FrameStream._queue
@@ -615,7 +611,6 @@ averaging.live.streams.links.Transport._links""",
     "peers that this one dials; connections are closed with what is forgotten": """
 dht.libp2p.lane.lane.Lane._peers""",
     "64 circuits; the peer with the most makes room with the longest unused": """
-dht.libp2p.lane.relaying.FairQueue._waiting
 dht.libp2p.lane.relaying._Circuit.legs
 dht.libp2p.lane.relaying.Relay._circuits
 dht.libp2p.lane.relaying.Relay._legs""",
@@ -624,8 +619,8 @@ dht.libp2p.lane.pacing.Pace._best""",
     "settings, files and links of this peer, and what it is asked to serve": """
 dht.libp2p.hivemind_host.HivemindHost._calls
 dht.libp2p.hivemind_host.HivemindHost._streams
-dht.libp2p.places.Places._at
-dht.libp2p.places.Places._kept
+dht.libp2p.places.RelayPlaces._at
+dht.libp2p.places.RelayPlaces._kept
 dht.membership.seeds.SeedPlanner._entries
 dht.presence.greeting.Greeting.bootstrap_peers
 peer.extras.site.run_page.server._Server._codes""",

@@ -73,7 +73,8 @@ from dht.libp2p.lane.wire import (
     is_outer,
 )
 from dht.libp2p.names import by_ip
-from dht.libp2p.places import HOP_PROTOCOL, RESERVE, Places
+from dht.libp2p.places import HOP_PROTOCOL, RESERVE, RelayPlaces
+from dht.limits import Place, Places
 from dht.record_keeper import RecordKeeper
 
 _logger = logging.getLogger("dht.host")
@@ -172,14 +173,18 @@ class HivemindHost:
         self._records = HivemindDirectory(identity.peer_id, keeper)
         self._calls: dict[str, _CallServer] = {}
         self._streams: dict[str, StreamHandler] = {}
-        self._open: dict[PeerId, list[FrameStream]] = {}
-        """Streams that each peer has opened, the oldest first."""
+        self._open = Places[Place[PeerId]](
+            settings.streams_max,
+            settings.streams_per_peer_max,
+            prefers=lambda peer: self.prefers(peer),  # noqa: PLW0108  # it is set later
+        )
+        """Streams that other peers have opened."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._supervisor: asyncio.Task[None] | None = None
         self._known = BoundedMapping[PeerId, tuple[Multiaddr, ...]](
             "known addresses", KNOWN_PEERS_MAX, worth=by_age
         )
-        self._places = Places(
+        self._places = RelayPlaces(
             settings.relays,
             connected=self._connected,
             connect=partial(self.connect, timeout_s=DAEMON_TIMEOUT_S),
@@ -257,7 +262,7 @@ class HivemindHost:
 
     @property
     def inbound_streams(self) -> int:
-        return sum(map(len, self._open.values()))
+        return len(self._open)
 
     def wall_time(self) -> float:
         return time.time()
@@ -669,41 +674,18 @@ class HivemindHost:
         """Start the handler of an incoming stream, or return the reason of a refusal."""
         peer = stream.remote
         handler = self._streams.get(protocol)
-        over = len(self._open.get(peer, ())) >= self._settings.streams_per_peer_max or (
-            self.inbound_streams >= self._settings.streams_max and not self._made_room(peer)
-        )
-        if handler is None or over or self._closed:
-            self.refused_streams += 1
-            _logger.debug("stream_refused peer=%s protocol=%s over=%s", peer, protocol, over)
-            return "too many streams" if over else NOT_SERVED
-        self._open.setdefault(peer, []).append(stream)
-        stream.on_closed = lambda: self._stream_closed(peer, stream)
-        self._spawn(self._serve_stream(stream, protocol, handler), f"the handler of {protocol}")
-        return None
-
-    def _made_room(self, peer: PeerId) -> bool:
-        """Cut the oldest stream of the peer with the most, unless the asking one has as many.
-
-        Peers that are preferred have theirs cut for one another only, and after all others.
-        """
-
-        def rank(each: PeerId, more: int = 0) -> tuple[bool, int]:
-            return not self.prefers(each), len(self._open.get(each, ())) + more
-
-        most = max(self._open, key=rank)
-        if rank(most) <= rank(peer, more=1):
-            return False
-        oldest = self._open[most][0]
-        self._stream_closed(most, oldest)
-        oldest.cut()
-        return True
-
-    def _stream_closed(self, peer: PeerId, stream: FrameStream) -> None:
-        streams = self._open.get(peer, [])
-        if stream in streams:
-            streams.remove(stream)
-        if not streams:
-            self._open.pop(peer, None)
+        place = Place(peer, stream.cut)
+        if handler is None or self._closed:
+            reason = NOT_SERVED
+        elif not self._open.take(place):
+            reason = "too many streams"
+        else:
+            stream.on_closed = lambda: self._open.leave(place)
+            self._spawn(self._serve_stream(stream, protocol, handler), f"the handler of {protocol}")
+            return None
+        self.refused_streams += 1
+        _logger.debug("stream_refused peer=%s protocol=%s reason=%r", peer, protocol, reason)
+        return reason
 
     async def _serve_stream(
         self, stream: FrameStream, protocol: str, handler: StreamHandler

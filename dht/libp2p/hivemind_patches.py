@@ -33,7 +33,7 @@ from uuid import UUID, uuid4
 from dht.errors import BUSY
 from dht.libp2p import directory_wire
 from dht.libp2p.directory_wire import MalformedMessage
-from dht.membership.call_budget import CallQueue, CallRate
+from dht.limits import FairQueue, Place, Places, Rate
 
 WRITTEN_FOR = ("1.1.12",)
 """Versions of hivemind that these patches were written for."""
@@ -172,6 +172,10 @@ class MalformedCall(RefusedByHandler):
     """A request that no program of ours sends: it counts as many calls of its peer."""
 
 
+_Call = tuple[UUID, Any, Place[bytes]]
+"""A call that waits: its number, its request and its place."""
+
+
 class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is untyped
     """hivemind's persistent connection to the daemon, which fails loudly instead of hanging.
 
@@ -204,14 +208,15 @@ class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is u
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._rate = CallRate(self.CALLS_PER_S, self.CALLS_BURST)
-        self._waiting: CallQueue[tuple[UUID, Any]] = CallQueue()
+        # At most a second of debt: who goes on calling beyond his rate is not heard meanwhile.
+        self._rate = Rate[bytes](self.CALLS_PER_S, self.CALLS_BURST, debt=self.CALLS_PER_S)
+        self._frugal, self._others = FairQueue[bytes, _Call](), FairQueue[bytes, _Call]()
+        """Calls that wait: of peers with half of what they may spend at once, and of others."""
+
         self.lost = asyncio.Event()
         """Set when the connection to the daemon has ended."""
-        self._serving: dict[bytes, int] = {}
-        """Number of calls of each peer that wait or are under way."""
-        self._begun: dict[UUID, bytes] = {}
-        """The callers of those under way, the oldest first."""
+        self._calls = Places[Place[bytes]](self.CALLS_MAX, self.CALLS_PER_PEER_MAX)
+        """Those that wait or are under way; only those under way make room."""
 
     async def _ensure_persistent_conn(self) -> None:
         await super()._ensure_persistent_conn()
@@ -267,49 +272,46 @@ class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is u
         if not self._rate.spend(peer, now):
             self._reply(call_id, error=f"{BUSY} of yours: over {self.CALLS_PER_S:g} in a second")
             return
-        under_way = len(self._handler_tasks) + len(self._waiting)
-        if under_way >= self.CALLS_MAX and not self._made_room(peer):
+        if self._calls.held(peer) >= self._calls.of_each:
+            self._reply(call_id, error=f"{BUSY} of yours: over {self._calls.of_each} at once")
+            return
+        place = Place(peer)
+        if not self._calls.take(place):
             self._reply(call_id, error=f"{BUSY} at once")
             return
-        if self._serving.get(peer, 0) >= self.CALLS_PER_PEER_MAX:
-            self._reply(call_id, error=f"{BUSY} of yours: over {self.CALLS_PER_PEER_MAX} at once")
-            return
-        self._serving[peer] = self._serving.get(peer, 0) + 1
-        if not self._waiting:
+        if not self._frugal and not self._others:
             loop.call_soon(self._begin_some)
-        self._waiting.put(peer, (call_id, request), is_frugal=self._rate.is_frugal(peer, now))
-
-    def _made_room(self, peer: bytes) -> bool:
-        """End a call of the peer with the most under way, unless the asking one has as many."""
-        most = max(self._begun.values(), key=lambda each: self._serving[each], default=peer)
-        if self._serving.get(most, 0) <= self._serving.get(peer, 0) + 1:
-            return False
-        oldest = next(call_id for call_id, caller in self._begun.items() if caller == most)
-        del self._begun[oldest]
-        self._handler_tasks[oldest].cancel()
-        self._reply(oldest, error=f"{BUSY} at once")
-        return True
+        is_frugal = self._rate.left(peer, now) >= self.CALLS_BURST / 2
+        (self._frugal if is_frugal else self._others).push(peer, (call_id, request, place))
 
     def _begin_some(self) -> None:
-        for peer, (call_id, request) in self._waiting.take(self.BEGUN_AT_ONCE):
+        """Begin the next calls: some of frugal peers, and one of the others.
+
+        So a peer that asks little waits for one call of the others, however many identities they
+        have and whatever their calls cost.
+        """
+        calls = [self._frugal.pop() for _ in range(self.BEGUN_AT_ONCE) if self._frugal]
+        if self._others:
+            calls.append(self._others.pop())
+        for _, (call_id, request, place), _ in calls:
             if self.lost.is_set():
-                self._served(peer)
+                self._calls.leave(place)
                 continue
             task = asyncio.ensure_future(self._handle_persistent_request(call_id, request))
-            self._handler_tasks[call_id], self._begun[call_id] = task, peer
-            task.add_done_callback(partial(self._end_request, call_id, peer))
-        if self._waiting:
+            self._handler_tasks[call_id] = task
+            place.end = partial(self._give_up, call_id)
+            task.add_done_callback(partial(self._end_request, call_id, place))
+        if self._frugal or self._others:
             asyncio.get_running_loop().call_soon(self._begin_some)
 
-    def _end_request(self, call_id: UUID, peer: bytes, task: asyncio.Task[None]) -> None:
-        del self._handler_tasks[call_id]
-        self._begun.pop(call_id, None)
-        self._served(peer)
+    def _give_up(self, call_id: UUID) -> None:
+        """End a call of the peer with the most under way, for one of another peer."""
+        self._handler_tasks[call_id].cancel()
+        self._reply(call_id, error=f"{BUSY} at once")
 
-    def _served(self, peer: bytes) -> None:
-        self._serving[peer] -= 1
-        if not self._serving[peer]:
-            del self._serving[peer]
+    def _end_request(self, call_id: UUID, place: Place[bytes], task: asyncio.Task[None]) -> None:
+        del self._handler_tasks[call_id]
+        self._calls.leave(place)
 
     async def _handle_persistent_request(self, call_id: UUID, request: Any) -> None:
         handler = self.unary_handlers.get(request.proto)

@@ -31,7 +31,7 @@ LOOK_S = 2.0
 STATUS_FIELD, STATUS_OK = 5, 100
 
 
-class Places:
+class RelayPlaces:
     """The relays that keep a place for this peer."""
 
     def __init__(

@@ -10,8 +10,8 @@ one table for each run. ``contacts`` and ``seeds`` choose peers to connect to, `
 record that this peer publishes, ``admission`` decides who may take part by the signatures in
 ``credentials``, ``orders`` is what the run's owner says besides bans, ``hello`` is the wire format
 of direct messages, ``replicas`` chooses the nodes that hold a key, ``holders`` remembers which ones
-answered for it, ``call_budget`` limits calls, ``clock_offset`` compares wall clocks, and
-``peer_cache`` is the format of the file of known peers.
+answered for it, ``clock_offset`` compares wall clocks, and ``peer_cache`` is the format of the file
+of known peers.
 
 Randomness is passed in as a generator. Nothing here may wait, send, read a clock or open a file.
 """

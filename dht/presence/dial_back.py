@@ -47,8 +47,8 @@ from dht.addresses import (
 from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
 from dht.host import Host
 from dht.identity import PeerId, parse_peer_id
+from dht.limits import Rate
 from dht.membership import hello as wire
-from dht.membership.call_budget import CallBudget
 from dht.presence.dialler import Dialler
 
 THIRD_PEERS_MAX = 3
@@ -101,7 +101,7 @@ class DialBacks:
     dialler: Dialler
     own_addresses: Callable[[], Sequence[Multiaddr]]
     rng: np.random.Generator
-    budget: CallBudget
+    budget: Rate[PeerId]
     call_timeout_s: float
     asked: int = 0
     """Number of dial-backs requested from other peers."""

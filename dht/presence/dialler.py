@@ -28,7 +28,7 @@ from dht.bounded_mapping import BoundedMapping, by_age
 from dht.errors import PeerUnreachable
 from dht.host import Connection
 from dht.identity import PeerId
-from dht.membership.call_budget import CallBudget
+from dht.limits import Rate
 from dht.presence.this_peer import ThisPeer
 
 ANSWERED_MAX = 4096
@@ -68,7 +68,7 @@ class Dialler:
         """Direct addresses of peers connected by a relay that were tried, this peer's own at that
         time, and until when they are not tried again."""
 
-        self._dials = CallBudget(DIALS_PER_MINUTE)
+        self._dials = Rate[str].in_a_minute(DIALS_PER_MINUTE)
         self._met_at = BoundedMapping[str, None]("met addresses", MET_MAX, worth=by_age)
         """IP addresses from which peers were connected."""
 

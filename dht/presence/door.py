@@ -23,9 +23,9 @@ from dht.bounded_mapping import BoundedMapping, by_age
 from dht.errors import BUSY, DhtError, HostClosed
 from dht.host import Host
 from dht.identity import PeerId
+from dht.limits import Rate
 from dht.membership import hello as wire
 from dht.membership.admission import Admission, Taken, banned_names, role_of, told
-from dht.membership.call_budget import CallBudget
 from dht.membership.credentials import Refused
 from dht.presence.settings import DIRECTORY_TIMEOUT_S
 from dht.presence.this_peer import ThisPeer
@@ -64,7 +64,7 @@ class Door:
         self,
         this: ThisPeer,
         admission: Admission,
-        budget: CallBudget,
+        budget: Rate[PeerId],
         *,
         connected: Callable[[], Collection[PeerId]],
     ) -> None:

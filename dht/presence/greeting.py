@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from dht.bounded_mapping import BoundedMapping, by_age
 from dht.errors import BUSY, NOT_SERVED, CallRefused, DhtError, HostClosed, PeerUnreachable
 from dht.identity import PeerId
+from dht.limits import Rate
 from dht.membership import hello as wire
-from dht.membership.call_budget import CallBudget
 from dht.membership.clock_offset import ClockEstimate, ClockOffsets, sample
 from dht.membership.contacts import contacts_to_make, peers_to_greet
 from dht.presence.announcement import Announcement
@@ -52,7 +52,7 @@ class Greeting:
     intake: Intake
     announcement: Announcement
     run_files: RunFiles
-    budget: CallBudget
+    budget: Rate[PeerId]
     has_worked: Callable[[PeerId], bool] = lambda peer: True
     """True if the clock of a member counts before those of members that only just came."""
 

@@ -24,8 +24,8 @@ from dht.addresses import deduplicate, is_dialable, is_loopback, pack, peer_of, 
 from dht.errors import HostClosed
 from dht.host import Host
 from dht.identity import Identity, PeerId, RunId
+from dht.limits import Rate
 from dht.membership.admission import Admission, Terms
-from dht.membership.call_budget import CallBudget
 from dht.membership.clock_offset import ClockEstimate
 from dht.membership.known_runs import KnownRuns
 from dht.membership.own_record import OwnRecord
@@ -106,20 +106,20 @@ class Presence:
             self._dialler,
             own_addresses=lambda: own.addresses,
             rng=rng,
-            budget=CallBudget(max(1, settings.calls_per_minute // 10)),
+            budget=Rate.in_a_minute(max(1, settings.calls_per_minute // 10)),
             call_timeout_s=settings.call_timeout_s,
         )
         self._checks = ReachabilityChecks(
             this, reachability, self._dialler, self._dial_backs, self._announcement
         )
         self._intake = Intake(this, self._announcement, self._checks)
-        budget = CallBudget(settings.calls_per_minute)
+        budget = Rate.in_a_minute(settings.calls_per_minute)
         self._door: Door | None = None
         if profile.run is not None:
             self._door = Door(
                 this,
                 admission or Admission(Terms(profile.run)),
-                CallBudget(settings.calls_per_minute),
+                Rate.in_a_minute(settings.calls_per_minute),
                 connected=lambda: self._dialler.connected,
             )
             runs.judge_own_run(self._door.judge)

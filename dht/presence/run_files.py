@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 from dht.errors import BUSY, CallRefused, DhtError, HostClosed, PeerUnreachable, RunFileUnavailable
 from dht.identity import PeerId
+from dht.limits import Rate
 from dht.membership import hello as wire
-from dht.membership.call_budget import CallBudget
 from dht.presence.dialler import Dialler
 from dht.presence.settings import DIRECTORY_TIMEOUT_S
 from dht.presence.this_peer import ThisPeer
@@ -35,7 +35,7 @@ RETRY_S = 1.0
 class RunFiles:
     """Both sides of the exchange on one host."""
 
-    def __init__(self, this: ThisPeer, dialler: Dialler, budget: CallBudget) -> None:
+    def __init__(self, this: ThisPeer, dialler: Dialler, budget: Rate[PeerId]) -> None:
         self._host = this.host
         self._run = this.profile.run
         self._content = this.profile.run_file

@@ -23,7 +23,7 @@ from multiaddr import Multiaddr
 
 from dht.identity import Identity, PeerId
 from dht.libp2p.hivemind_patches import PeerID, p2pd_pb2
-from dht.membership.call_budget import CallRate
+from dht.limits import Rate
 from peer.extras.hosting.bootstrap import BootstrapSettings, open_bootstrap
 from tests.chaos.attackers.hostile_requests import KINDS, Attacker
 
@@ -77,7 +77,7 @@ async def measure(count: int) -> dict[str, float]:
         async with open_bootstrap(settings) as bootstrap:
             requests = await made(bootstrap.peer_id, count)
             control = bootstrap.host._daemon._client.control  # type: ignore[union-attr]
-            control._rate = CallRate(1e9, 1e9)
+            control._rate = Rate(1e9, 1e9)
             for kind, request in requests:
                 began = time.process_time()
                 control._begin_request(uuid4(), request)

@@ -58,7 +58,7 @@ from averaging.live.checks.kept_proofs import (
 )
 from averaging.live.slices.evidence import Uploads
 from averaging.live.slices.parts import Parts
-from averaging.live.streams.fair_shares import Place, Places
+from averaging.live.streams.fair_shares import ServedPlace, ServedPlaces
 from averaging.live.streams.questions import (
     DATA,
     REFUSE_WITHIN_S,
@@ -276,12 +276,12 @@ class Auditing:
         """The proof that is fetched from each peer."""
         self._turn = asyncio.Semaphore(AUDITS_MAX)
         self._waiting = 0
-        self._served = Places(
+        self._served = ServedPlaces(
             SERVED_MAX,
             SERVED_PER_PEER_MAX,
             grace_s=10.0,
             slow_bytes_s=0.0,
-            prefers=around.is_established,
+            preferred=around.is_established,
             idle_max_s=IDLE_MAX_S,
             on_idle=partial(self.suspect, reason="it holds places and asks nothing", fragment=0),
         )
@@ -342,7 +342,7 @@ class Auditing:
         if stream.relayed:
             await refuse(stream, RELAYED, timeout_s=REFUSE_WITHIN_S)
             return
-        place = self._served.take(peer, now=now, end=stream.abort)
+        place = self._served.admit(peer, now=now, end=stream.abort)
         if place is None:
             await tell_busy(stream)
             return
@@ -356,7 +356,7 @@ class Auditing:
         finally:
             self._served.leave(place)
 
-    async def _answer_at(self, place: Place, stream: Stream, request: Request) -> None:
+    async def _answer_at(self, place: ServedPlace, stream: Stream, request: Request) -> None:
         place.idle_since = math.inf
         await self._answer(stream, request)
         place.idle_since = self._around.now()

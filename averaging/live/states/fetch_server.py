@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -23,7 +22,7 @@ from averaging.history.lineage import Lineage
 from averaging.history.manifest import Pieces, as_bytes, describe, identity_of
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
-from averaging.live.streams.fair_shares import Place, Places, Shares
+from averaging.live.streams.fair_shares import ServedPlace, ServedPlaces
 from averaging.live.streams.questions import (
     DATA,
     REFUSE_WITHIN_S,
@@ -41,6 +40,7 @@ from dht.errors import HostClosed, StreamBroken
 from dht.guarded_host import refuse
 from dht.host import Host, Stream
 from dht.identity import PeerId, RunId
+from dht.limits import Rate
 
 logger = logging.getLogger(__name__)
 
@@ -144,8 +144,8 @@ class _Reader:
     """A stream being answered."""
 
     stream: Stream
-    place: Place
-    places: Places
+    place: ServedPlace
+    places: ServedPlaces
     line: LineSpeed | None
     reading: list[_Frozen] = field(default_factory=list)
     """States that it asked for."""
@@ -162,7 +162,7 @@ class _Reader:
     def begins(self, frozen: _Frozen) -> None:
         """Note that it reads this state from now on, until it ends."""
         if all(frozen is not other for other in self.reading):
-            frozen.readers.append(self.place.peer)
+            frozen.readers.append(self.place.author)
             self.reading.append(frozen)
 
 
@@ -177,14 +177,14 @@ class FetchServer:
         library: Library,
         threads: Threads,
         prefers: Callable[[PeerId], bool] = lambda peer: False,
-        state_bytes: float = math.inf,
+        state_bytes: float | None = None,
         line: LineSpeed | None = None,
         uplink: Uplink | None = None,
     ) -> None:
         """``prefers``: whether this peer is served even when all others would have to wait.
 
-        ``state_bytes``: size of the states of all fragments. ``line``: hears what is sent.
-        ``uplink``: the order of replays beside what rounds send.
+        ``state_bytes``: size of the states of all fragments; ``None``: nobody has a share.
+        ``line``: hears what is sent. ``uplink``: the order of replays beside what rounds send.
         """
         self.counters: Counter[str] = Counter()
         self._host = host
@@ -194,13 +194,13 @@ class FetchServer:
         self._line = line
         self._uplink = uplink or Uplink()
         self._frozen: OrderedDict[tuple[int, Lineage], _Frozen] = OrderedDict()
-        self._served = Places(
+        self._served = ServedPlaces(
             SERVED_MAX,
             SERVED_PER_PEER_MAX,
-            SERVED_GRACE_S,
-            SLOW_BYTES_S,
-            prefers,
-            Shares(SHARE_STATES * state_bytes, SHARE_S),
+            grace_s=SERVED_GRACE_S,
+            slow_bytes_s=SLOW_BYTES_S,
+            shares=None if state_bytes is None else _shares(SHARE_STATES * state_bytes),
+            preferred=prefers,
         )
 
     async def start(self) -> None:
@@ -218,7 +218,7 @@ class FetchServer:
     async def _serve(self, stream: Stream) -> None:
         peer = stream.remote
         now = asyncio.get_running_loop().time()
-        place = self._served.take(peer, now=now, end=stream.abort)
+        place = self._served.admit(peer, now=now, end=stream.abort)
         if place is None:
             self.counters["fetches_refused"] += 1
             await refuse(
@@ -248,7 +248,7 @@ class FetchServer:
                 raise NotHere(RELAYED)
             await self._confirm(reader, request)
         elif isinstance(request, AskManifest):
-            frozen = self._freeze(request.fragment, reader.place.peer)
+            frozen = self._freeze(request.fragment, reader.place.author)
             if len(frozen.awaited) < ASKERS_MAX:
                 frozen.awaited.add(reader.stream.remote)
                 frozen.asked.add(reader.stream.remote)
@@ -272,7 +272,7 @@ class FetchServer:
 
     async def _confirm(self, reader: _Reader, request: AskManifest) -> None:
         """Tell the identity of a manifest in its place: relays carry little."""
-        frozen = self._freeze(request.fragment, reader.place.peer)
+        frozen = self._freeze(request.fragment, reader.place.author)
         data = await asyncio.shield(frozen.manifest)
         await reader.tell(encode_signatures(self._library.signatures(frozen.state)))
         await reader.tell(identity_of(data))
@@ -364,7 +364,7 @@ class FetchServer:
             head, payload = entry.to_wire()
             await reader.tell(head)
             for part in in_frames(memoryview(payload).cast("B")):
-                async with self._turn(reader.place.peer, len(part)):
+                async with self._turn(reader.place.author, len(part)):
                     await reader.tell(part)
         await reader.tell()
 
@@ -372,8 +372,13 @@ class FetchServer:
         """A turn to send a part of a replay: before what rounds send, to a peer that has not had
         its share."""
         now, served = asyncio.get_running_loop().time(), self._served
-        goes_first = served.prefers(peer) and not served.shares.is_used_up(peer, now)
+        goes_first = served.preferred(peer) and not served.had_its_share(peer, now)
         return self._uplink.turn(size, since=FIRST if goes_first else now)
+
+
+def _shares(share_bytes: float) -> Rate[PeerId]:
+    """At most a second share of debt: a peer goes first again after twice the time."""
+    return Rate(share_bytes / SHARE_S, share_bytes, debt=share_bytes)
 
 
 def fetch_protocol(run: RunId) -> str:

@@ -28,7 +28,6 @@ from typing import Any
 
 from averaging.errors import BulkRefused
 from averaging.live.streams.bulk import HEADER_MAX_BYTES, Bulk, TransportSettings
-from averaging.live.streams.fair_shares import Places
 from averaging.live.streams.questions import RELAYED
 from averaging.live.streams.uplink import Uplink
 from averaging.rules.line_speed import paired
@@ -36,7 +35,7 @@ from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.guarded_host import REASON_MAX_BYTES, REFUSED
 from dht.host import Host, Stream
 from dht.identity import PeerId, RunId
-from dht.throttled_host import TokenBucket
+from dht.limits import Place, Places, Rate
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +88,6 @@ class _Link:
     """Everything between this peer and another one: queued messages and open streams."""
 
     peer: PeerId
-    received: TokenBucket
-    """How many messages the peer may send: it is read more slowly after that."""
     waiting: deque[bytes] = field(default_factory=deque)
     waiting_bytes: int = 0
     streams: list[_LinkStream] = field(default_factory=list)
@@ -141,12 +138,11 @@ class Transport:
         self._kept: frozenset[PeerId] = frozenset()
         self._prefers = prefers
         # A stream that waits for a seal is idle for long, so none is too slow to keep its place.
-        self._bulk_open = Places(
-            BULK_PLACES_MAX,
-            self.settings.bulk_streams_max,
-            grace_s=math.inf,
-            slow_bytes_s=0.0,
-            prefers=prefers,
+        self._bulk_open = Places[Place[PeerId]](
+            BULK_PLACES_MAX, self.settings.bulk_streams_max, prefers=prefers
+        )
+        self._received = Rate[PeerId](
+            self.settings.received_per_s, self.settings.received_burst, debt=math.inf
         )
         self._uplink = uplink or Uplink()
         self.up, self.down = paired()
@@ -243,10 +239,7 @@ class Transport:
     def _link(self, peer: PeerId) -> _Link:
         link = self._links.get(peer)
         if link is None:
-            now = self._now
-            per_s, burst = self.settings.received_per_s, self.settings.received_burst
-            bucket = TokenBucket(per_s, burst, now, burst_s=burst / per_s)
-            link = self._links[peer] = _Link(peer, bucket, used_at=now)
+            link = self._links[peer] = _Link(peer, used_at=self._now)
             if len(self._links) > LINKS_MAX:
                 self._evict(besides=peer)
         return link
@@ -401,9 +394,8 @@ class Transport:
             now = self._now
             held.used_at = link.used_at = now
             self._message(link.peer, frame[1:])
-            link.received.take(1, now)
-            pause_s = link.received.wait_s(now)
-            if pause_s > 0:
+            self._received.spend(link.peer, now)
+            if (pause_s := self._received.wait_s(link.peer, now)) > 0:
                 self.counters["senders_slowed"] += 1
                 await asyncio.sleep(pause_s)
 
@@ -457,8 +449,8 @@ class Transport:
     async def _receive_bulk(self, stream: Stream) -> None:
         peer = stream.remote
         bulk = self._over(stream)
-        place = self._bulk_open.take(peer, now=self._now, end=stream.abort)
-        if place is None:
+        place = Place(peer, stream.abort)
+        if not self._bulk_open.take(place):
             most = f"{self.settings.bulk_streams_max} of yours, {BULK_PLACES_MAX} in all"
             await bulk.refuse(f"too many bulk streams at once: at most {most}")
             return

@@ -24,6 +24,7 @@ from dht.libp2p.lane.wire import (
     decode,
     encode,
 )
+from dht.limits import Place
 from dht.public_ip import is_public
 
 
@@ -86,6 +87,9 @@ class Connection:
         self.said: asyncio.Future[bytes] | None = None
         """Receives the next preamble, if one is expected."""
 
+        self.place: Place[PeerId] | None = None
+        """Its place among those that other peers have dialled, once their peers are known."""
+
         self.resting: asyncio.TimerHandle | None = None
         """Closes the connection if no stream uses it."""
 
@@ -117,6 +121,8 @@ class Connection:
         self.stream.cut()
 
     def wake(self) -> None:
+        if self.place is not None:
+            self.place.end = None
         if self.resting is not None:
             self.resting.cancel()
             self.resting = None

@@ -30,6 +30,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import socket
 from collections import Counter, OrderedDict
@@ -58,6 +59,7 @@ from dht.libp2p.lane.settings import (
     LaneSettings,
 )
 from dht.libp2p.lane.wire import REASON_MAX, Answer, Begin, Circuit, Leg, Offer, decode, encode
+from dht.limits import Place, Places
 
 _logger = logging.getLogger("dht.libp2p.lane.lane")
 
@@ -111,11 +113,19 @@ class Lane:
         """Port of the router's public address that leads to this lane."""
 
         self._peers: OrderedDict[PeerId, Partner] = OrderedDict()
-        self._served: dict[Connection, PeerId | None] = {}
-        """Connections that other peers have dialled; ``None``: the peer is not known yet."""
+        self._served: dict[Connection, None] = {}
+        """Connections that other peers have dialled."""
 
-        self._strangers: dict[Connection, socket.socket] = {}
-        """Those whose peer is not known yet, oldest first."""
+        self._strangers: dict[Connection, tuple[socket.socket, Place[str]]] = {}
+        """Those whose peer is not known yet."""
+
+        # Who has a ticket shows it at once. So a flood from few addresses drops only its own
+        # connections, and one from many has to be as quick as an honest peer's round trip.
+        self._arriving = Places[Place[str]](settings.strangers_max, math.inf, newest_first=True)
+        """The addresses of strangers."""
+
+        self._places = Places[Place[PeerId]](CONNECTIONS_MAX, settings.per_peer_max)
+        """The peers of the others; only unused connections make room."""
 
         self._pacer = Pacer(self._sockets)
         self._sent_before = 0
@@ -237,7 +247,7 @@ class Lane:
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
-        for dialled in self._strangers.values():
+        for dialled, _ in self._strangers.values():
             dialled.close()  # of a task that never began
         for connection in [*self._served, *(c for p in self._peers.values() for c in p.dialled)]:
             connection.stream.cut()
@@ -281,27 +291,24 @@ class Lane:
 
     def admit(self, dialled: socket.socket, path: Path) -> Connection:
         """Make room for a connection of a peer that is not known yet."""
-        if len(self._strangers) >= self.settings.strangers_max:
-            self._drop_a_stranger()
         connection = Connection(self, path, dialled=False)
+
+        def drop() -> None:
+            self.counters["refused"] += 1
+            del self._served[connection], self._strangers[connection]
+            with contextlib.suppress(OSError):
+                dialled.shutdown(socket.SHUT_RDWR)  # it is read as an end
+
+        arriving = Place(_place_at(dialled), drop)
+        self._arriving.take(arriving)
         self._served[connection] = None
-        self._strangers[connection] = dialled
+        self._strangers[connection] = dialled, arriving
         return connection
 
-    def _drop_a_stranger(self) -> None:
-        """Drop the oldest connection from the place that has the most strangers.
-
-        Who has a ticket shows it at once. So a flood from few places drops only its own
-        connections, and one from many has to be as quick as an honest peer's round trip.
-        """
-        places = {each: _place_at(dialled) for each, dialled in self._strangers.items()}
-        counts = Counter(places.values())
-        most = max(counts, key=counts.__getitem__)
-        oldest = next(each for each, place in places.items() if place == most)
-        self.counters["refused"] += 1
-        del self._served[oldest]
-        with contextlib.suppress(OSError):
-            self._strangers.pop(oldest).shutdown(socket.SHUT_RDWR)  # it is read as an end
+    def _is_known(self, connection: Connection) -> None:
+        """A connection is no stranger's any more: its peer is known, or it is gone."""
+        if (known := self._strangers.pop(connection, None)) is not None:
+            self._arriving.leave(known[1])
 
     async def greet(self, connection: Connection, dialled: socket.socket) -> None:
         """Close a connection whose peer does not prove in time that it has a ticket's keys."""
@@ -309,7 +316,7 @@ class Lane:
             if await self._redeem(connection, dialled):
                 await self._hear_proof(connection, dialled)
         finally:
-            self._strangers.pop(connection, None)
+            self._is_known(connection)
             if connection.peer is None:
                 self._served.pop(connection, None)
 
@@ -360,14 +367,14 @@ class Lane:
         Returns the reason of a refusal, if any.
         """
         stream, peer = connection.stream, ticket.peer
-        if sum(other == peer for other in self._served.values()) >= self.settings.per_peer_max:
-            return f"more than {self.settings.per_peer_max} connections with {peer}"
-        known = len(self._served) - len(self._strangers)
-        if known >= CONNECTIONS_MAX and not self._made_room(peer):
+        place = Place(peer)
+        if self._places.held(peer) >= self._places.of_each:
+            return f"more than {self._places.of_each} connections with {peer}"
+        if not self._places.take(place):
             self.counters["refused"] += 1
-            return f"more than {CONNECTIONS_MAX} connections"
-        connection.peer = self._served[connection] = peer
-        self._strangers.pop(connection, None)
+            return f"more than {self._places.in_all} connections"
+        connection.peer, connection.place = peer, place
+        self._is_known(connection)
         connection.greeted.set()
         self.counters["accepted"] += 1
         self.rest(connection)
@@ -375,17 +382,6 @@ class Lane:
         ip, port = connection.seen
         stream.write_preamble(encode(Answer(seen_ip=ip, seen_port=port)))
         return None
-
-    def _made_room(self, peer: PeerId) -> bool:
-        """Close an unused connection of the peer with the most, if that has more than this one."""
-        held = Counter(self._served.values())
-        unused = [each for each in self._served if each.resting is not None]
-        most = max(unused, key=lambda each: held[each.peer], default=None)
-        if most is None or held[most.peer] <= held[peer] + 1:
-            return False
-        most.cut()
-        self._served.pop(most, None)
-        return True
 
     def heard(self, connection: Connection, message: bytes) -> None:
         """Take a preamble of the dialling side, which begins a stream once it is identified."""
@@ -634,12 +630,17 @@ class Lane:
         loop = asyncio.get_running_loop()
         connection.rests_since = loop.time()
         connection.resting = loop.call_later(most_s, connection.cut)
+        if connection.place is not None:
+            connection.place.end = connection.cut
+            self._places.used(connection.place)
 
     def lost(self, connection: Connection) -> None:
         """Forget a connection that is gone."""
         connection.wake()
         self._sent_before += connection.sent_bytes
         self._served.pop(connection, None)
+        if connection.place is not None:
+            self._places.leave(connection.place)
         known = self._peers.get(connection.peer) if connection.peer is not None else None
         if known is not None:
             known.dialled.discard(connection)

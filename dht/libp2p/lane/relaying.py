@@ -19,13 +19,13 @@ import asyncio
 import contextlib
 import secrets
 import socket
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 from dht.identity import PeerId
 from dht.libp2p.framing.sealing import NUMBER_BYTES
+from dht.limits import FairQueue, Place, Places
 from dht.throttled_host import Gate
 
 JOINED = b"\x01"
@@ -45,7 +45,6 @@ NO_BULK = "this peer does not relay bulk data"
 MEMBERS_ONLY = "it relays for members of one run alone"
 """Beginning of the refusal of a relay that does not know both ends as such."""
 
-T = TypeVar("T")
 Pair = tuple[PeerId, PeerId]
 
 Judge = Callable[[PeerId, PeerId], Awaitable[str | None]]
@@ -63,49 +62,14 @@ async def nobody(peer: PeerId, other: PeerId) -> str | None:
 async def _unmetered(count: int) -> None: ...
 
 
-class FairQueue(Generic[T]):
-    """Requests of several pairs, in an order that gives each pair the same number of bytes.
-
-    Start-time fair queueing: the pair that was served least goes first, and a pair that comes
-    back is treated as if it had been served as much as the one served last. Pure.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: dict[Pair, deque[tuple[int, T]]] = {}
-        self._served: dict[Pair, int] = {}
-        self._level = 0
-        """Bytes served to the pair that was served last, before that."""
-
-    def __len__(self) -> int:
-        return sum(len(requests) for requests in self._waiting.values())
-
-    def push(self, pair: Pair, size: int, request: T) -> None:
-        if pair not in self._waiting:
-            self._waiting[pair] = deque()
-            self._served[pair] = max(self._level, self._served.get(pair, 0))
-        self._waiting[pair].append((size, request))
-
-    def pop(self) -> tuple[int, T]:
-        """The next request with its size. Raises ``IndexError`` if there is none."""
-        if not self._waiting:
-            raise IndexError("no request waits")
-        pair = min(self._waiting, key=lambda each: (self._served[each], each))
-        size, request = self._waiting[pair].popleft()
-        self._level = self._served[pair]
-        self._served[pair] += size
-        if not self._waiting[pair]:
-            del self._waiting[pair]
-            self._served = {
-                p: n for p, n in self._served.items() if p in self._waiting or p == pair
-            }
-        return size, request
-
-
 @dataclass(slots=True, eq=False)
 class _Circuit:
     """The connection of two peers through this one."""
 
     pair: Pair
+    place: Place[PeerId]
+    """That of the peer which asked for it first."""
+
     legs: dict[PeerId, bytes] = field(default_factory=dict)
     """The number that each end was given."""
 
@@ -143,7 +107,8 @@ class Relay:
         self._legs: dict[bytes, _Circuit] = {}
         """Circuits by the number of a leg that has not come yet."""
 
-        self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
+        self._places = Places[Place[PeerId]](self.settings.circuits_max, self.settings.per_peer_max)
+        self._queue = FairQueue[Pair, asyncio.Future[None]]()
         self._serving: asyncio.Task[None] | None = None
         self._carrying: dict[_Circuit, asyncio.Task[None]] = {}
 
@@ -181,9 +146,9 @@ class Relay:
             circuit = self._circuits.get((pair, number))
             if circuit is not None and peer in circuit.legs:
                 raise ValueError("this end of the circuit was asked for already")
-            # What others ask for takes none of a peer's places before it comes.
-            if self._asked()[peer] >= self.settings.per_peer_max:
-                raise ValueError(f"this peer relays {self.settings.per_peer_max} of yours already")
+            # What others ask for takes none of a peer's places.
+            if self._places.held(peer) >= self._places.of_each:
+                raise ValueError(f"this peer relays {self._places.of_each} of yours already")
             circuit = circuit or self._begin(peer, pair, number)
         except ValueError:
             self.counters["refused"] += 1
@@ -192,40 +157,30 @@ class Relay:
         self._legs[leg] = circuit
         return leg
 
-    def _asked(self) -> Counter[PeerId]:
-        """Number of circuits that each peer has asked for."""
-        return Counter(peer for circuit in self._circuits.values() for peer in circuit.legs)
-
     def _begin(self, peer: PeerId, pair: Pair, number: bytes) -> _Circuit:
         """Begin a circuit for which ``peer`` is the first to ask. Raises ``ValueError``."""
-        if len(self._circuits) >= self.settings.circuits_max:
-            self._make_room(peer)
-        circuit = _Circuit(pair, active_at=asyncio.get_running_loop().time())
+        place = Place(peer)
+        if not self._places.take(place):
+            raise ValueError(f"this peer relays {self._places.in_all} connections already")
+        circuit = _Circuit(pair, place, active_at=asyncio.get_running_loop().time())
         self._circuits[pair, number] = circuit
         carrying = asyncio.create_task(self._carry(circuit), name=f"circuit {pair}")
         self._carrying[circuit] = carrying
         carrying.add_done_callback(lambda task: self._ended(circuit, number, task))
+        place.end = carrying.cancel
         return circuit
 
-    def _make_room(self, peer: PeerId) -> None:
-        """Close the longest unused circuit of the peer that has asked for the most of them.
-
-        Raises ``ValueError`` if ``peer`` would then have as many itself.
-        """
-        asked = self._asked()
-        most = max(asked, key=asked.__getitem__)
-        if asked[most] <= asked[peer] + 1:
-            raise ValueError(f"this peer relays {self.settings.circuits_max} connections already")
-        of_most = {key: each for key, each in self._circuits.items() if most in each.legs}
-        unused = min(of_most, key=lambda key: of_most[key].active_at)
-        self._carrying[self._circuits.pop(unused)].cancel()
+    def _used(self, circuit: _Circuit) -> None:
+        """Note that a byte passed just now."""
+        circuit.active_at = asyncio.get_running_loop().time()
+        self._places.used(circuit.place)
 
     def _ended(self, circuit: _Circuit, number: bytes, task: asyncio.Task[None]) -> None:
         del self._carrying[circuit]
-        if self._circuits.get((circuit.pair, number)) is circuit:
-            del self._circuits[circuit.pair, number]
+        del self._circuits[circuit.pair, number]
         for leg in circuit.legs.values():
             self._legs.pop(leg, None)
+        self._places.leave(circuit.place)
         for each in circuit.sockets:
             each.close()
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -258,7 +213,7 @@ class Relay:
         except (TimeoutError, OSError):
             return
         self.counters["circuits"] += 1
-        circuit.active_at = loop.time()
+        self._used(circuit)
         one, other = circuit.sockets
         pumps = {
             asyncio.create_task(self._pump(circuit, one, other)),
@@ -283,17 +238,17 @@ class Relay:
         chunk = memoryview(bytearray(CHUNK_BYTES))
         with contextlib.suppress(OSError):  # an end is gone
             while count := await loop.sock_recv_into(source, chunk):
-                circuit.active_at = loop.time()
+                self._used(circuit)
                 await self._pass_through(circuit.pair, count)
                 await loop.sock_sendall(target, chunk[:count])
-                circuit.active_at = loop.time()
+                self._used(circuit)
                 self.counters["bytes"] += count
 
     async def _pass_through(self, pair: Pair, count: int) -> None:
         """Wait until these bytes may pass, by the owner's limits and this pair's share."""
         await self.meter(count)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.push(pair, count, turn)
+        self._queue.push(pair, turn, count)
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve(), name="relay turns")
         await turn
@@ -302,7 +257,7 @@ class Relay:
         """Let requests pass at the rate, until none waits."""
         try:
             while self._queue:
-                size, turn = self._queue.pop()
+                _, turn, size = self._queue.pop()
                 if not turn.done():  # else its circuit is closed
                     await self._gate.pass_through(size)
                 if not turn.done():

@@ -21,7 +21,7 @@ from averaging.live.averager import Averager
 from averaging.round.opinions.certificates import link_of
 from dht.errors import BUSY, DhtError
 from dht.identity import Identity, PeerId, RunId
-from dht.membership.call_budget import CallRate
+from dht.limits import Rate
 from peer.agent.network import Network
 from peer.agent.peer import Peer
 from peer.agent.questions import asked_at_once
@@ -68,7 +68,7 @@ class Crediting:
         self._wall_time = wall_time
         self.tally: Tally = load_tally(folder, run, identity.peer_id, fragments)
         self._averager: Averager | None = None
-        self._rate = CallRate(*ANSWERS)
+        self._rate = Rate[PeerId](*ANSWERS)
         self._is_saved = True
         self._refused = ""
         """The reason why the owner's wishes could not be stated."""
@@ -78,7 +78,7 @@ class Crediting:
 
     async def answer(self, peer: PeerId, asked: wire.Summary) -> bytes:
         """Answer another peer's summary with what it lacks. Raises ``ValueError``."""
-        if not self._rate.spend(peer.encode(), asyncio.get_running_loop().time()):
+        if not self._rate.spend(peer, asyncio.get_running_loop().time()):
             raise ValueError(f"{BUSY}; ask again in a moment")
         return wire.encode_some(wire.missing(self.tally, asked))
 

@@ -13,7 +13,7 @@ from typing import Any
 from averaging.live.averager import Averager
 from dht.errors import BUSY
 from dht.identity import PeerId
-from dht.membership.call_budget import CallRate
+from dht.limits import Rate
 from dht.whole_files import write_whole
 from peer.agent.peer import Peer
 from peer.agent.services import Service
@@ -78,7 +78,7 @@ class ShownRun(Service):
             self._record = Record.decode(self._file.read_bytes())
         except OSError:
             self._record = Record()
-        self._rate = CallRate(*ANSWERS)
+        self._rate = Rate[PeerId](*ANSWERS)
         self._told = b""
         """The answer to those who ask, which is made once for all of them."""
         self._told_until = float("-inf")
@@ -108,7 +108,7 @@ class ShownRun(Service):
 
     async def _answer(self, peer: PeerId, detail: str) -> bytes:
         now = asyncio.get_running_loop().time()
-        if not self._rate.spend(peer.encode(), now):
+        if not self._rate.spend(peer, now):
             raise ValueError(f"{BUSY}; ask again in a moment")
         if now >= self._told_until:
             self._told_until = now + FRESH_S

@@ -102,7 +102,7 @@ async def test_slow_calls_of_few_keys_do_not_take_the_places_of_all_calls() -> N
         control._begin_request(uuid4(), request)
         await asyncio.sleep(0)
 
-    control.CALLS_MAX = 64
+    control._calls.in_all = 64
     for number in range(64):
         await ask(b"key%d" % (number % 8), b"slow")
     for _ in range(3):

@@ -10,7 +10,7 @@ from multiaddr import Multiaddr
 
 from dht.errors import PeerUnreachable
 from dht.identity import Identity, PeerId
-from dht.libp2p.places import LOOK_S, RENEW_S, Places, is_granted
+from dht.libp2p.places import LOOK_S, RENEW_S, RelayPlaces, is_granted
 from dht.memory.virtual_loop import run
 
 RELAY = Identity.from_seed(b"r" * 32).peer_id
@@ -46,7 +46,7 @@ async def _story() -> None:
             raise PeerUnreachable(peer, "it was restarted")
         return answer
 
-    places = Places(AT, connected=connected, connect=connect, ask=ask)
+    places = RelayPlaces(AT, connected=connected, connect=connect, ask=ask)
     circuits = [Multiaddr(f"{at}/p2p-circuit") for at in AT]
     keeping = asyncio.ensure_future(places.keep())
     await asyncio.sleep(600)

@@ -15,8 +15,8 @@ from dht.addresses import pack, parse, without_peer
 from dht.errors import CallRefused, DhtError, PeerUnreachable, RunFileUnavailable
 from dht.host import Connection, Stream
 from dht.identity import Identity, PeerId, RunId
+from dht.limits import Rate
 from dht.membership import hello as wire
-from dht.membership.call_budget import CallBudget
 from dht.membership.contacts import ContactSettings
 from dht.membership.table import bucket_key
 from dht.memory.directory import MemoryDirectory
@@ -435,7 +435,7 @@ async def test_a_bootstrap_peer_that_is_busy_is_said_hello_to_again_in_a_moment(
     seed = await swarm.start_bootstrap("seed")
     addresses = await swarm.seed_addresses("seed")
     greeting = seed.presence._greeting
-    usual, greeting.budget = greeting.budget, CallBudget(0, peers_max=16)
+    usual, greeting.budget = greeting.budget, Rate(1.0, 0.0)
     anna = await swarm.start("anna", seeds=addresses)
     await asyncio.sleep(30.0)
     answered = anna.presence._greeting.bootstrap_peers

@@ -19,7 +19,7 @@ import asyncio
 import io
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
@@ -27,6 +27,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from dht.limits import Rate
 from peer.extras.site.publishing.shelf import FEED, published
 from peer.extras.site.run_page.content import RunPage
 from peer.views.page_address import PageAddress, PageError
@@ -34,6 +35,8 @@ from peer.views.pages import drawing_text, serve
 
 FRESH_S = 5.0
 RATE_PER_S = 100.0
+"""Limit of requests, for all visitors together."""
+
 BURST = 300.0
 DOWNLOADS_MAX = 4
 """Files of exports that are sent at once; a web server on the folder sends as many as it likes."""
@@ -78,31 +81,10 @@ class Site:
     """The folder in which the run's exports are published."""
 
 
-@dataclass(slots=True)
-class Rate:
-    """A token bucket for all requests together."""
-
-    per_s: float = RATE_PER_S
-    burst: float = BURST
-    _left: float = field(init=False)
-    _at: float = field(init=False, default=0.0)
-
-    def __post_init__(self) -> None:
-        self._left = self.burst
-
-    def allows(self, now: float) -> bool:
-        self._left = min(self.burst, self._left + (now - self._at) * self.per_s)
-        self._at = now
-        if self._left < 1.0:
-            return False
-        self._left -= 1.0
-        return True
-
-
 class _Server:
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._rate = Rate()
+        self._rate = Rate[None](RATE_PER_S, BURST)
         self._fresh_until = 0.0
         self._pages: Mapping[str, RunPage] = {}
         self._downloads = 0
@@ -132,7 +114,7 @@ class _Server:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not self._rate.allows(asyncio.get_running_loop().time()):
+        if not self._rate.spend(None, asyncio.get_running_loop().time()):
             raise web.HTTPTooManyRequests(text="too many requests\n", headers={"Retry-After": "2"})
         return await handler(request)
 

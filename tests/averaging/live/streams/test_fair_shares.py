@@ -4,13 +4,12 @@ import pytest
 
 from averaging.live.streams.fair_shares import (
     SERVED_LATELY_S,
-    SHARES_MAX,
     ByteBudget,
-    Place,
-    Places,
-    Shares,
+    ServedPlace,
+    ServedPlaces,
 )
 from dht.identity import PeerId
+from dht.limits import Rate
 
 ANNA, BORIS, CLARA = (PeerId(name) for name in ("anna", "boris", "clara"))
 
@@ -32,12 +31,17 @@ class Served:
 
     def __init__(self, *preferred: PeerId) -> None:
         self.lost: list[PeerId] = []
-        self.places = Places(
-            2, 1, 10.0, 100.0, lambda peer: peer in preferred, Shares(1000.0, regained_s=100.0)
+        self.places = ServedPlaces(
+            2,
+            1,
+            grace_s=10.0,
+            slow_bytes_s=100.0,
+            shares=Rate(10.0, 1000.0, debt=1000.0),
+            preferred=lambda peer: peer in preferred,
         )
 
-    def take(self, peer: PeerId, now: float) -> Place | None:
-        return self.places.take(peer, now=now, end=lambda: self.lost.append(peer))
+    def take(self, peer: PeerId, now: float) -> ServedPlace | None:
+        return self.places.admit(peer, now=now, end=lambda: self.lost.append(peer))
 
 
 def test_a_peer_that_is_served_slowly_loses_its_place_to_a_newcomer_after_the_grace() -> None:
@@ -62,25 +66,6 @@ def test_a_preferred_peer_takes_any_others_place_and_keeps_its_own() -> None:
     assert served.take(CLARA, 0.0) is not None
     assert served.lost == [ANNA]
     assert served.take(ANNA, 1000.0) is None
-
-
-def test_a_share_is_regained_with_time() -> None:
-    shares = Shares(1000.0, regained_s=100.0)
-    shares.use(ANNA, 1000, 0.0)
-    assert not shares.is_used_up(ANNA, 0.0)
-    shares.use(ANNA, 100, 0.0)
-    assert shares.is_used_up(ANNA, 9.9) and not shares.is_used_up(ANNA, 10.0)
-    assert not shares.is_used_up(BORIS, 0.0)
-    shares.use(ANNA, 10**9, 10.0)
-    assert shares.is_used_up(ANNA, 109.0) and not shares.is_used_up(ANNA, 110.0)
-
-
-def test_shares_of_many_identities_take_bounded_memory() -> None:
-    shares = Shares(10.0)
-    for number in range(2 * SHARES_MAX):
-        shares.use(PeerId(str(number)), 20, 0.0)
-    assert len(shares._used) == SHARES_MAX
-    assert shares.is_used_up(PeerId(str(2 * SHARES_MAX - 1)), 0.0)
 
 
 def test_a_peer_that_had_its_share_loses_its_place_at_once_and_takes_none() -> None:

@@ -19,6 +19,7 @@ from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES
 from dht.libp2p.lane.connection import Connection, Path
 from dht.libp2p.lane.settings import CONNECTIONS_MAX, LaneSettings, parse_lane
 from dht.libp2p.lane.wire import Offer
+from dht.limits import Place
 from dht.throttled_host import Gate, ThrottledStream
 from tests.dht.libp2p.lane_ends import (
     ANNA,
@@ -384,13 +385,13 @@ async def test_keys_that_hold_all_connections_and_use_none_make_room() -> None:
     async with pair() as (anna, boris):
         for number in range(CONNECTIONS_MAX):
             held = Connection(boris.lane, Path.DIRECT, dialled=False)
-            held.peer = boris.lane._served[held] = PeerId(f"key{number % 32}")
+            held.peer = PeerId(f"key{number % 32}")
+            held.place = Place(held.peer)
+            assert boris.lane._places.take(held.place)
             boris.lane.rest(held)
         await one_round(anna, boris, 1)
-        assert list(boris.lane._served.values()).count(ANNA) == 1
-        assert len(boris.lane._served) == CONNECTIONS_MAX
-        boris.lane._served = dict.fromkeys(boris.lane._served, ANNA)
-        assert not boris.lane._made_room(ANNA), "it has the most itself"
+        assert boris.lane._places.held(ANNA) == 1
+        assert len(boris.lane._places) == CONNECTIONS_MAX
 
 
 class From(socket.socket):

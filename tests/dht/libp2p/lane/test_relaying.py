@@ -15,7 +15,7 @@ from dht.libp2p.framing.sealing import NUMBER_BYTES
 from dht.libp2p.lane import meetings, observers
 from dht.libp2p.lane.connection import Path
 from dht.libp2p.lane.lane import Lane
-from dht.libp2p.lane.relaying import FairQueue, Relay, RelaySettings, nobody
+from dht.libp2p.lane.relaying import Relay, RelaySettings, nobody
 from dht.libp2p.lane.settings import LaneSettings
 from dht.libp2p.lane.wire import CIRCUIT_PROTOCOL, PUNCH_PROTOCOL, Circuit, Leg, Via, decode, encode
 from tests.dht.libp2p.lane_ends import (
@@ -39,39 +39,6 @@ APART = LaneSettings(meeting_s=0.2, wait_s=0.0)
 
 def number() -> bytes:
     return secrets.token_bytes(NUMBER_BYTES)
-
-
-# --- the order of requests ----------------------------------------------------------------------
-
-
-def test_pairs_get_equal_shares_whatever_number_of_circuits_they_have() -> None:
-    queue: FairQueue[str] = FairQueue()
-    for index in range(6):
-        queue.push((ANNA, BORIS), 100, f"many{index}")
-    queue.push((ANNA, CLARA), 100, "few0")
-    queue.push((ANNA, CLARA), 100, "few1")
-    order = [queue.pop()[1] for _ in range(len(queue))]
-    assert order[:4] == ["many0", "few0", "many1", "few1"]
-    with pytest.raises(IndexError):
-        queue.pop()
-
-
-def test_a_share_is_counted_in_bytes_and_a_pair_that_paused_saves_none_up() -> None:
-    queue: FairQueue[str] = FairQueue()
-    for _ in range(3):
-        queue.push((ANNA, BORIS), 300, "large")
-    for _ in range(9):
-        queue.push((ANNA, CLARA), 100, "small")
-    assert [queue.pop()[1] for _ in range(8)].count("small") == 6
-    while queue:
-        queue.pop()
-    for _ in range(100):
-        queue.push((ANNA, BORIS), 300, "busy")
-        queue.pop()
-    for _ in range(4):
-        queue.push((ANNA, BORIS), 300, "busy")
-        queue.push((ANNA, CLARA), 300, "back")
-    assert [queue.pop()[1] for _ in range(4)].count("back") == 2
 
 
 # --- the relay ----------------------------------------------------------------------------------
