@@ -590,7 +590,7 @@ dht.bounded_mapping.Tables.dropped""",
     "peers connected now, which the daemon limits": """
 dht.libp2p.hivemind_directory.HivemindDirectory._connected
 dht.libp2p.hivemind_directory.HivemindDirectory._not_nodes
-dht.membership.proximity.Proximity.present
+dht.membership.reachability.Proximity.present
 dht.presence.dialler.Dialler.connected
 dht.presence.dialler.Dialler._networks
 dht.presence.door.Door._let_in
@@ -602,7 +602,7 @@ dht.presence.greeting.Greeting._asked""",
 dht.limits.FairQueue._waiting
 averaging.live.streams.fair_shares.ByteBudget._held""",
     "holders of one record: a few": """
-dht.membership.holders.Holders._known""",
+dht.membership.replicas.Holders._known""",
     "bytes that wait in one stream or link, at most so many": """
 dht.libp2p.framing.frame_stream.FrameStream._queue
 averaging.live.streams.links._Link.waiting""",

@@ -33,8 +33,7 @@ from dht.libp2p.hivemind_patches import (
     PeerID,
     RecordValidatorBase,
 )
-from dht.membership.holders import Holders
-from dht.membership.replicas import SEEDS_MAX
+from dht.membership.replicas import SEEDS_MAX, Holders
 from dht.record_keeper import Admitted, RecordKeeper
 from dht.records import Rejected, check
 

@@ -19,8 +19,7 @@ from multiaddr import Multiaddr
 from dht.addresses import network_of
 from dht.errors import HostClosed
 from dht.identity import PeerId
-from dht.membership.holders import Holders
-from dht.membership.replicas import SEEDS_MAX, apart
+from dht.membership.replicas import SEEDS_MAX, Holders, apart
 from dht.memory.network import SimulatedNetwork
 from dht.record_keeper import Admitted, RecordKeeper
 from dht.records import Rejected, check

@@ -19,12 +19,11 @@ from dht.limits import Rate
 from dht.membership import hello as wire
 from dht.membership.clock_offset import ClockEstimate, ClockOffsets, sample
 from dht.membership.contacts import contacts_to_make, peers_to_greet
-from dht.presence.announcement import Announcement
 from dht.presence.dialler import Dialler, DialLimited
 from dht.presence.intake import Intake, Misfit
 from dht.presence.run_files import RunFiles
 from dht.presence.settings import GOODBYE_TIMEOUT_S
-from dht.presence.this_peer import ThisPeer
+from dht.presence.this_peer import Announcement, ThisPeer
 
 CALLERS_MAX = 4096
 """Peers whose last hello is remembered; another one is said hello to once more."""

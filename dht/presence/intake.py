@@ -14,11 +14,10 @@ from dht import protocol
 from dht.errors import DhtError
 from dht.identity import PeerId, RunId
 from dht.membership.table import bucket_key
-from dht.presence.announcement import Announcement
 from dht.presence.reachability_checks import ReachabilityChecks
 from dht.presence.run_files import RunFiles
 from dht.presence.settings import DIRECTORY_TIMEOUT_S
-from dht.presence.this_peer import ThisPeer
+from dht.presence.this_peer import Announcement, ThisPeer
 from dht.records import PeerRecord, Sealed, check
 
 OVERRULED_MAX = 3

@@ -21,7 +21,7 @@ from dht.membership.peer_cache import (
     encode_cache,
 )
 from dht.membership.table import Member, PeerTable
-from dht.presence.events import Events
+from dht.presence.this_peer import Events
 from dht.whole_files import write_whole
 
 FEW = 8

@@ -32,11 +32,9 @@ from dht.membership.own_record import OwnRecord
 from dht.membership.reachability import Reachability
 from dht.membership.seeds import Outcome
 from dht.membership.table import PeerTable
-from dht.presence.announcement import Announcement
 from dht.presence.dial_back import DialBacks
 from dht.presence.dialler import Dialler
 from dht.presence.door import Door
-from dht.presence.events import Events
 from dht.presence.greeting import Greeting
 from dht.presence.intake import BucketReading, Intake, Misfit
 from dht.presence.kept_peers import KeptPeers
@@ -44,7 +42,7 @@ from dht.presence.reachability_checks import ReachabilityChecks
 from dht.presence.run_files import RunFiles
 from dht.presence.seeking import Seeking
 from dht.presence.settings import GOODBYE_TIMEOUT_S, PresenceSettings, Profile
-from dht.presence.this_peer import PresenceStats, ThisPeer, pause
+from dht.presence.this_peer import Announcement, Events, PresenceStats, ThisPeer, pause
 from dht.records import ADDRESS_MAX_BYTES, ADDRESSES_MAX, ContributionCounters, Reason
 
 
@@ -113,7 +111,7 @@ class Presence:
             this, reachability, self._dialler, self._dial_backs, self._announcement
         )
         self._intake = Intake(this, self._announcement, self._checks)
-        budget = Rate.in_a_minute(settings.calls_per_minute)
+        budget = Rate[PeerId].in_a_minute(settings.calls_per_minute)
         self._door: Door | None = None
         if profile.run is not None:
             self._door = Door(

@@ -15,12 +15,10 @@ from multiaddr import Multiaddr
 from dht.addresses import Scope, is_relayed
 from dht.errors import HostClosed
 from dht.identity import PeerId
-from dht.membership.proximity import Proximity
-from dht.membership.reachability import HELPERS_PER_CHECK, NO_ADDRESS, Reachability
-from dht.presence.announcement import Announcement
+from dht.membership.reachability import HELPERS_PER_CHECK, NO_ADDRESS, Proximity, Reachability
 from dht.presence.dial_back import DialBacks, NotReached, Reached
 from dht.presence.dialler import Dialler
-from dht.presence.this_peer import ThisPeer, pause
+from dht.presence.this_peer import Announcement, ThisPeer, pause
 
 LOOK_AGAIN_S = 5.0
 """Time after which a peer that is alone looks for one that could help. A new member wakes it."""

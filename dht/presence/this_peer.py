@@ -1,20 +1,57 @@
-"""State that all parts of one presence share."""
+"""State that all parts of one presence share, its events, and the signed record of this peer."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from dht.errors import DhtError
 from dht.host import Host
 from dht.identity import PeerId
 from dht.membership.known_runs import KnownRuns
 from dht.membership.own_record import OwnRecord
-from dht.membership.table import PeerTable
-from dht.presence.events import Events
-from dht.presence.settings import PresenceSettings, Profile
+from dht.membership.reachability import Reachability
+from dht.membership.table import PeerTable, bucket_key
+from dht.presence.settings import DIRECTORY_TIMEOUT_S, PresenceSettings, Profile
+
+_logger = logging.getLogger("dht.presence")
+
+Fact = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class PresenceEvent:
+    """Something that a human may want to know. ``text`` is one line."""
+
+    name: str
+    """``connected``, ``nobody_answered``, ``peer_joined``, ``peer_left``, ``peer_lost``,
+    ``reachability``, ``hello_refused``, ``other_run``, ``clock_off``, ``identity_in_use``,
+    ``cache_unreadable``, ``cache_unwritable``, ``directive``, ``invite_ends`` or
+    ``not_admitted``."""
+
+    text: str
+    fields: Mapping[str, Fact] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Reports the events of one presence to its owner and to the log."""
+
+    on_event: Callable[[PresenceEvent], None] | None = None
+    on_reachable: Callable[[bool], Awaitable[None]] | None = None
+    """Told ``True`` when others can dial this peer, ``False`` when not, or no longer known."""
+
+    def tell(self, event: str, text: str, **fields: Fact) -> None:
+        """Log an event and pass it to the owner."""
+        _logger.info("%s %s", event, " ".join(f"{name}={fields[name]}" for name in fields))
+        if self.on_event is not None:
+            self.on_event(PresenceEvent(event, text, fields))
 
 
 @dataclass(slots=True)
@@ -67,3 +104,52 @@ async def pause(event: asyncio.Event, pause_s: float) -> None:
         async with asyncio.timeout(pause_s):
             await event.wait()
     event.clear()
+
+
+class Announcement:
+    """Signs the own record and publishes it in the directory."""
+
+    def __init__(self, this: ThisPeer, reachability: Reachability) -> None:
+        self.wanted = asyncio.Event()
+        """Set when the next heartbeat should come at once."""
+
+        self.hurried_at = -math.inf
+        """Time at which that was last so."""
+
+        self._this = this
+        self._reachability = reachability
+        self._key = ""
+        self._sealed: bytes | None = None
+        """``None`` once a fact in it has changed."""
+
+    def hurry(self) -> None:
+        """Have the next heartbeat at once: a fact changed for which no peer should wait."""
+        self.hurried_at = self._this.now()
+        self.wanted.set()
+
+    def outdate(self) -> None:
+        """Note that a fact changed: the next hello carries a new record."""
+        self._sealed = None
+
+    def renew(self) -> bytes:
+        """Sign a new record. Each heartbeat has a new sequence number."""
+        this = self._this
+        assert this.profile.run is not None
+        this.own.reachable = self._reachability.reachable
+        self._key = bucket_key(this.profile.run, this.table.own_bucket(this.now()))
+        self._sealed = this.own.renew(self._key, wall_time=this.host.wall_time())
+        return self._sealed
+
+    def current(self) -> bytes:
+        """The record to put into a hello; empty for a peer that is no member."""
+        if not self._this.profile.is_member:
+            return b""
+        return self._sealed if self._sealed is not None else self.renew()
+
+    async def publish(self, sealed: bytes) -> None:
+        """Store a record that ``renew`` returned. A failure is made good at the next heartbeat."""
+        ttl_s = self._this.settings.membership.expiry_s
+        with contextlib.suppress(DhtError):
+            await self._this.host.directory.publish(
+                self._key, sealed, ttl_s=ttl_s, timeout_s=DIRECTORY_TIMEOUT_S
+            )

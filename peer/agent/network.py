@@ -30,9 +30,9 @@ from dht.libp2p.lane.relaying import MEMBERS_ONLY
 from dht.libp2p.lane.settings import parse_lane
 from dht.membership.admission import Admission
 from dht.membership.table import Member
-from dht.presence.events import Events, PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
+from dht.presence.this_peer import Events, PresenceEvent
 from dht.record_keeper import KeeperLimits, RecordKeeper
 from peer import status
 from peer.agent.policies import presence_settings

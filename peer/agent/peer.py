@@ -30,7 +30,7 @@ from dht.bounded_mapping import BoundedMapping, by_age
 from dht.identity import PeerId
 from dht.membership.admission import parts_told
 from dht.membership.credentials import Directive
-from dht.presence.events import PresenceEvent
+from dht.presence.this_peer import PresenceEvent
 from dht.records import ContributionCounters
 from peer.agent.account import global_tokens, merged_of
 from peer.agent.end_of_run import EndOfRun

@@ -24,9 +24,9 @@ from dht.errors import DhtError, RunFileUnavailable
 from dht.identity import Identity, PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.presence.events import Events, PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
+from dht.presence.this_peer import Events, PresenceEvent
 from peer.errors import NobodyMet, PeerError, RunNotFound, SeedsElsewhere
 from peer.joining.link import ELSEWHERE, MEANWHILE, NOBODY_YET, Link, parse_link
 

@@ -61,7 +61,7 @@ from dht.libp2p.hivemind_patches import (
 )
 from dht.libp2p.lane import nat_pmp
 from dht.libp2p.lane import wire as lane_wire
-from dht.libp2p.lane.port_lease import NotMapped
+from dht.libp2p.lane.nat_pmp import NotMapped
 from dht.membership import credentials, hello
 from dht.membership.credentials import (
     InviteKey,

@@ -40,9 +40,9 @@ from dht.membership.table import MembershipSettings
 from dht.memory.host import EPOCH, MemoryHost, MemoryNetwork, identity_of
 from dht.memory.network import CALM
 from dht.presence import door
-from dht.presence.events import Events, PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import PresenceSettings, Profile
+from dht.presence.this_peer import Events, PresenceEvent
 from peer.agent.network import peer_view
 from peer.run_file.merging import Outer
 from peer.run_file.sections import GptModel, PythonStdlibData, RunFile

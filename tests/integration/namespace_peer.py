@@ -23,9 +23,9 @@ from dht.identity import PeerId, RunId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane.settings import LaneSettings
-from dht.presence.events import Events
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
+from dht.presence.this_peer import Events
 from tests.integration.loopback import identity
 
 RUN = RunId("c0ffee")

@@ -26,7 +26,6 @@ from dht.addresses import place_of
 from dht.bounded_mapping import BoundedMapping, by_age
 from dht.errors import NOT_SERVED, CallRefused, DhtError, PeerUnreachable
 from dht.identity import PeerId
-from dht.limits import Rate
 from dht.libp2p.framing.sealing import NUMBER_BYTES, Ticket
 from dht.libp2p.lane.connection import Connection, Holder, Partner, Path, ticket_of
 from dht.libp2p.lane.observers import Address, Observers, Outside
@@ -47,6 +46,7 @@ from dht.libp2p.lane.wire import (
     encode,
     is_outer,
 )
+from dht.limits import Rate
 
 _logger = logging.getLogger("dht.libp2p.lane.meetings")
 

@@ -1,7 +1,7 @@
-"""NAT-PMP (RFC 6886): asks a router for a TCP port with 12 bytes over UDP.
+"""Asking a router for a TCP port with NAT-PMP (RFC 6886), by 12 bytes over UDP; and a port's lease.
 
 Only values that a reply's format allows are believed, and replies count from the router's address
-only.
+only. A lease has the same form where it is asked for over UPnP (``dht.libp2p.lane.upnp``).
 """
 
 from __future__ import annotations
@@ -10,8 +10,42 @@ import asyncio
 import contextlib
 import socket
 import struct
+from dataclasses import dataclass
+from typing import Protocol
 
-from dht.libp2p.lane.port_lease import LIFE_MIN_S, LIFE_S, Mapped, NotMapped
+LIFE_S = 1200
+"""Lifetime that is asked for. A router that was restarted has lost the mapping for half of it."""
+
+LIFE_MIN_S = 120
+"""A router that grants less is asked again no sooner than after half of this."""
+
+
+class NotMapped(Exception):
+    """The router did not map the port."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A port of the router's public address that leads here."""
+
+    port: int
+    life_s: int
+
+
+class Way(Protocol):
+    """A protocol for asking one router."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def map(self, port: int, *, outer_port: int) -> Mapped:
+        """Map a port, if possible from this outer port. Raises ``NotMapped`` or ``OSError``."""
+        ...
+
+    async def remove(self, port: int, *, outer_port: int) -> None:
+        """Ask once to remove a mapping, which would end by itself. Raises like ``map``."""
+        ...
+
 
 ROUTER_PORT = 5351
 

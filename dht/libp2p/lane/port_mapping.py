@@ -22,8 +22,7 @@ import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dht.libp2p.lane.nat_pmp import NatPmp
-from dht.libp2p.lane.port_lease import Mapped, NotMapped, Way
+from dht.libp2p.lane.nat_pmp import Mapped, NatPmp, NotMapped, Way
 from dht.libp2p.lane.punching import own_address_towards
 from dht.libp2p.lane.upnp import Upnp
 from dht.libp2p.lane.wire import is_outer

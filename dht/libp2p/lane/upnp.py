@@ -17,7 +17,7 @@ import secrets
 import sys
 from urllib.parse import urlsplit
 
-from dht.libp2p.lane.port_lease import LIFE_S, Mapped, NotMapped
+from dht.libp2p.lane.nat_pmp import LIFE_S, Mapped, NotMapped
 from dht.libp2p.lane.punching import own_address_towards
 
 LIBRARY = "miniupnpc"

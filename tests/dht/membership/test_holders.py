@@ -1,4 +1,4 @@
-from dht.membership.holders import KEYS_MAX, KNOWN_FOR_S, Holders
+from dht.membership.replicas import KEYS_MAX, KNOWN_FOR_S, Holders
 
 
 def test_those_who_had_records_are_asked_in_turns() -> None:

@@ -9,7 +9,7 @@ from multiaddr import Multiaddr
 
 from dht.addresses import Scope, pack
 from dht.identity import PeerId
-from dht.membership.proximity import Proximity
+from dht.membership.reachability import Proximity
 from dht.membership.table import Member
 from dht.records import PeerRecord
 

@@ -17,9 +17,9 @@ from dht.membership.admission import Admission
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.memory.network import CALM, Weather
 from dht.memory.virtual_loop import run
-from dht.presence.events import Events, PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import PresenceSettings, Profile
+from dht.presence.this_peer import Events, PresenceEvent
 from dht.records import Role
 
 RUN = RunId("5f" * 32)

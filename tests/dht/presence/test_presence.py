@@ -22,11 +22,11 @@ from dht.membership.table import bucket_key
 from dht.memory.directory import MemoryDirectory
 from dht.memory.host import MemoryHost, identity_of
 from dht.memory.network import CALM, STORM
-from dht.presence.events import PresenceEvent
 from dht.presence.greeting import Greeting
 from dht.presence.kept_peers import load_cache
 from dht.presence.presence import Presence
 from dht.presence.settings import GOODBYE_TIMEOUT_S, PresenceSettings, Profile
+from dht.presence.this_peer import PresenceEvent
 from dht.records import PeerRecord, seal
 from tests.dht.presence.presence_swarm import OTHER_RUN, RUN, Peer, Swarm, simulate, until
 from tests.seeds import seeds

@@ -12,8 +12,7 @@ from typing import cast
 import pytest
 
 from dht.libp2p.lane import nat_pmp, upnp
-from dht.libp2p.lane.nat_pmp import read_reply, request
-from dht.libp2p.lane.port_lease import LIFE_MIN_S, LIFE_S, Mapped, NotMapped
+from dht.libp2p.lane.nat_pmp import LIFE_MIN_S, LIFE_S, Mapped, NotMapped, read_reply, request
 from dht.libp2p.lane.port_mapping import gateway, keep_mapped
 from tests.dht.libp2p.lane_ends import HERE
 from tests.integration.loopback import WAIT_S

@@ -14,7 +14,7 @@ from typing import ClassVar
 import pytest
 
 from dht.libp2p.lane import upnp
-from dht.libp2p.lane.port_lease import LIFE_S, Mapped, NotMapped
+from dht.libp2p.lane.nat_pmp import LIFE_S, Mapped, NotMapped
 from dht.libp2p.lane.upnp import OTHER_PORTS, PORTS_TRIED_MAX, SEARCH_MS, TAKEN, Upnp, ask
 from tests.dht.libp2p.lane_ends import HERE
 

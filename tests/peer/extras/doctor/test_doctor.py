@@ -24,9 +24,9 @@ from dht.libp2p.lane.observers import RouterView
 from dht.libp2p.lane.relaying import MEMBERS_ONLY
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
-from dht.presence.events import Events, PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
+from dht.presence.this_peer import Events, PresenceEvent
 from peer.extras.doctor import this_machine
 from peer.extras.doctor.findings import Finding, as_record, exit_code
 from peer.extras.doctor.network import (
