@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 from multiaddr import Multiaddr
 
 from dht.addresses import deduplicate, is_dialable, is_loopback, pack, peer_of, rank, without_peer
@@ -43,7 +44,14 @@ from dht.presence.run_files import RunFiles
 from dht.presence.seeking import Seeking
 from dht.presence.settings import GOODBYE_TIMEOUT_S, PresenceSettings, Profile
 from dht.presence.this_peer import Announcement, Events, PresenceStats, ThisPeer, pause
-from dht.records import ADDRESS_MAX_BYTES, ADDRESSES_MAX, ContributionCounters, Reason
+from dht.records import (
+    ADDRESS_MAX_BYTES,
+    ADDRESSES_MAX,
+    ContributionCounters,
+    PeerRecord,
+    Reason,
+    pack_versions,
+)
 
 
 class Presence:
@@ -74,17 +82,16 @@ class Presence:
         self.settings = settings = settings or PresenceSettings()
         self._seeds = tuple(seeds)
         rng = rng if rng is not None else np.random.default_rng()
-        own = OwnRecord(
-            identity,
-            incarnation=int(rng.integers(1, 2**62)),
-            protocol_versions=settings.protocol_versions,
-            ttl_s=settings.membership.expiry_s,
+        facts = PeerRecord(
+            protocol=settings.protocol_versions,
             role=profile.role,
+            incarnation=int(rng.integers(1, 2**62)),
             name=profile.name,
             site=profile.site,
             credential=profile.credential,
             release=profile.release,
         )
+        own = OwnRecord(identity, facts, settings.membership.expiry_s)
         runs = KnownRuns(
             identity.peer_id,
             profile.run,
@@ -234,9 +241,9 @@ class Presence:
         """Stop, and tell the others within ``GOODBYE_TIMEOUT_S``: they forget this peer at once."""
         await self._stop()
         own = self._this.own
-        if own.leaving or not self.profile.is_member:
+        if own.facts.leaving or not self.profile.is_member:
             return
-        own.leaving = True
+        own.facts = replace(own.facts, leaving=True)
         sealed = self._announcement.renew()
         # A peer that does not hear it in time notices the silence.
         with contextlib.suppress(TimeoutError):
@@ -281,15 +288,18 @@ class Presence:
         A change of ``trains`` causes a heartbeat at once.
         """
         own = self._this.own
-        if versions is not UNSET:
-            own.set_versions(versions)
-        own.name = own.name if name is UNSET else name
-        if trains is not UNSET and trains != own.trains:
-            own.trains = trains
+        given = {
+            "name": name,
+            "trains": trains,
+            "step_time_s": step_time_s,
+            "link_bytes_s": link_bytes_s,
+            "versions": versions if versions is UNSET else pack_versions(versions),
+            "counters": counters,
+        }
+        known = {fact: value for fact, value in given.items() if value is not UNSET}
+        before, own.facts = own.facts, replace(own.facts, **known)
+        if own.facts.trains != before.trains:
             self._announcement.hurry()  # no round should wait for a peer that has stopped
-        own.step_time_s = own.step_time_s if step_time_s is UNSET else step_time_s
-        own.link_bytes_s = own.link_bytes_s if link_bytes_s is UNSET else link_bytes_s
-        own.counters = own.counters if counters is UNSET else counters
         self._announcement.outdate()
 
     def go_by_clocks_of(self, has_worked: Callable[[PeerId], bool]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec.structs import replace
 
 from dht.errors import DhtError
 from dht.host import Host
@@ -135,7 +136,7 @@ class Announcement:
         """Sign a new record. Each heartbeat has a new sequence number."""
         this = self._this
         assert this.profile.run is not None
-        this.own.reachable = self._reachability.reachable
+        this.own.facts = replace(this.own.facts, reachable=self._reachability.reachable)
         self._key = bucket_key(this.profile.run, this.table.own_bucket(this.now()))
         self._sealed = this.own.renew(self._key, wall_time=this.host.wall_time())
         return self._sealed

@@ -48,7 +48,7 @@ from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run as run_virtually
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
-from dht.records import ContributionCounters
+from dht.records import ContributionCounters, PeerRecord, pack_versions
 from tests.benchmark.light_peer import LightPeer
 
 PORT = 17790
@@ -132,20 +132,20 @@ async def greeting(
     target = peer_of(host)
     assert target is not None
     rng = random.Random(number)
-    own = OwnRecord(
-        identity,
+    facts = PeerRecord(
+        protocol=(1, 1),
+        role="learner",
         incarnation=rng.getrandbits(60),
-        protocol_versions=(1, 1),
-        ttl_s=30.0,
         name=f"peer-{number}",
-        addresses=(Multiaddr(f"/ip4/203.0.113.{number % 256}/tcp/{10_000 + number}"),),
         reachable=True,
         trains=True,
         step_time_s=0.5,
         link_bytes_s=1e7,
-        versions=(number,) * 8,
+        versions=pack_versions((number,) * 8),
         counters=ContributionCounters(rounds=number, tokens=number * 1000, bytes_sent=number),
     )
+    at = Multiaddr(f"/ip4/203.0.113.{number % 256}/tcp/{10_000 + number}")
+    own = OwnRecord(identity, facts, 30.0, (at,))
     key = bucket_key(RUN, bucket_of(identity.peer_id, depth_for(size)))
     # A source address of its own, as if it were on a machine of its own.
     source = f"127.1.{number >> 8}.{number & 255}"

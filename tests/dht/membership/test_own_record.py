@@ -5,6 +5,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dht.addresses import parse
 from dht.identity import Identity, RunId
@@ -17,6 +18,7 @@ from dht.records import (
     PeerRecord,
     Sealed,
     check,
+    pack_versions,
     unpack_versions,
 )
 from tests.dht.membership.signers import DELEGATES, credential, invitation
@@ -28,7 +30,7 @@ KEY = bucket_key(RUN, "")
 
 
 def own(identity: Identity = ANNA) -> OwnRecord:
-    return OwnRecord(identity, incarnation=1, protocol_versions=(1, 1), ttl_s=30.0)
+    return OwnRecord(identity, PeerRecord(protocol=(1, 1), role="learner", incarnation=1), 30.0)
 
 
 def sequence_of(data: bytes) -> int:
@@ -68,7 +70,7 @@ def test_the_least_useful_parts_of_a_record_are_left_out_first_where_it_is_too_l
     mine = own()
     long_name = "a" * 60 + "." + "b" * 50
     mine.addresses = tuple(parse(f"/dns4/{long_name}/tcp/{port}") for port in range(1, 7))
-    mine.set_versions([number * 20_000 for number in range(128)])
+    mine.facts = replace(mine.facts, versions=pack_versions([n * 20_000 for n in range(128)]))
     sealed = check(mine.renew(KEY, wall_time=1.0))
     assert isinstance(sealed, Sealed) and isinstance(sealed.record, PeerRecord)
     assert 1 <= len(sealed.record.addresses) < 6
@@ -77,20 +79,24 @@ def test_the_least_useful_parts_of_a_record_are_left_out_first_where_it_is_too_l
 
 def test_the_longest_credential_leaves_room_for_addresses_and_versions() -> None:
     mine = own()
-    mine.credential = credential(ANNA.peer_id, invitation(signer=DELEGATES))
-    mine.name, mine.site = "n" * NAME_LENGTH_MAX, "s" * SITE_LENGTH_MAX
+    mine.facts = replace(
+        mine.facts,
+        credential=credential(ANNA.peer_id, invitation(signer=DELEGATES)),
+        name="n" * NAME_LENGTH_MAX,
+        site="s" * SITE_LENGTH_MAX,
+        versions=pack_versions([10**6 + number for number in range(64)]),
+    )
     mine.addresses = tuple(parse(f"/ip6/2001:db8::{port}/tcp/{port}") for port in range(1, 7))
-    mine.set_versions([10**6 + number for number in range(64)])
     data = mine.renew(KEY, wall_time=1.0)
     sealed = check(data)
     assert isinstance(sealed, Sealed) and isinstance(sealed.record, PeerRecord)
     assert len(sealed.record.addresses) == 6
     assert len(unpack_versions(sealed.record.versions)) == 64
-    assert sealed.record.credential == mine.credential
+    assert sealed.record.credential == mine.facts.credential
 
 
-def test_an_impossible_fact_is_an_error_not_an_endless_loop() -> None:
+def test_a_fact_that_is_too_long_is_an_error_not_an_endless_loop() -> None:
     mine = own()
-    mine.name = "evil\n"
-    with pytest.raises(ValueError, match="name"):
+    mine.facts = replace(mine.facts, credential=bytes(10_000))
+    with pytest.raises(ValueError, match="bytes"):
         mine.renew(KEY, wall_time=1.0)
