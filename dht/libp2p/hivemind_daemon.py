@@ -27,7 +27,8 @@ import signal
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -362,21 +363,32 @@ class Daemon(StrictP2P):
 
     # --- single requests, each on a connection that the daemon answers or closes ------------
 
-    async def request(self, request: Any, *, timeout_s: float = DAEMON_TIMEOUT_S) -> Any:
-        """One request to the daemon. Raises ``TimeoutError``, ``OSError``, ``P2PDaemonError``."""
+    @asynccontextmanager
+    async def _asked(
+        self, request: Any, timeout_s: float
+    ) -> AsyncIterator[tuple[Any, asyncio.StreamReader, asyncio.StreamWriter]]:
+        """The daemon's response, and the connection on which it came.
+
+        Raises ``TimeoutError``, ``OSError`` and ``P2PDaemonError``.
+        """
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_unix_connection(str(self.control_path))
             try:
                 writer.write(delimited(request))
                 response = p2pd_pb2.Response()
                 response.ParseFromString(await _read_delimited(reader))
+                if response.type == p2pd_pb2.Response.ERROR:
+                    raise P2PDaemonError(response.error.msg)
+                yield response, reader, writer
             except asyncio.IncompleteReadError:
                 raise P2PDaemonError("the daemon closed the connection") from None
             finally:
                 writer.transport.abort()
-        if response.type == p2pd_pb2.Response.ERROR:
-            raise P2PDaemonError(response.error.msg)
-        return response
+
+    async def request(self, request: Any, *, timeout_s: float = DAEMON_TIMEOUT_S) -> Any:
+        """One request to the daemon. Raises ``TimeoutError``, ``OSError``, ``P2PDaemonError``."""
+        async with self._asked(request, timeout_s) as (response, _, _):
+            return response
 
     async def identify(self) -> tuple[Multiaddr, ...]:
         """The addresses under which the daemon believes it can be dialled, without /p2p."""
@@ -432,20 +444,9 @@ class Daemon(StrictP2P):
         Raises ``TimeoutError``, ``OSError`` and ``P2PDaemonError``.
         """
         request = _open_request(peer, protocol, timeout_s)
-        async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_unix_connection(str(self.control_path))
-            try:
-                writer.write(delimited(request))
-                response = p2pd_pb2.Response()
-                response.ParseFromString(await _read_delimited(reader))
-                if response.type == p2pd_pb2.Response.ERROR:
-                    raise P2PDaemonError(response.error.msg)
-                writer.write(message)
-                return await _read_delimited(reader)
-            except asyncio.IncompleteReadError:
-                raise P2PDaemonError("the daemon closed the connection") from None
-            finally:
-                writer.transport.abort()
+        async with self._asked(request, timeout_s) as (_, reader, writer):
+            writer.write(message)
+            return await _read_delimited(reader)
 
     async def open_stream(self, peer: PeerId, protocol: str, *, timeout_s: float) -> FrameStream:
         """Open a stream. Raises ``TimeoutError``, ``OSError`` and ``P2PDaemonError``."""
