@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
-from dht.decoding import UNDECODABLE
+from dht.decoding import decoded
 from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES
 from dht.public_ip import ipv4_within, is_public
 
@@ -158,10 +158,7 @@ _M = TypeVar("_M", bound=Message)
 
 def decode(kind: type[_M], message: bytes) -> _M:
     """Decode a message of another peer. Raises ``ValueError``."""
-    try:
-        return msgspec.msgpack.decode(message, type=kind)
-    except UNDECODABLE as error:
-        raise ValueError(f"no {kind.__name__}: {error}") from error
+    return decoded(message, lambda data: msgspec.msgpack.decode(data, type=kind), kind.__name__)
 
 
 def encode(message: Message) -> bytes:

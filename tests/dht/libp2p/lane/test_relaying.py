@@ -389,7 +389,7 @@ async def test_nobody_is_sent_to_a_relay_with_which_it_is_not_connected() -> Non
     homes = Homes()
     with pytest.raises(ValueError, match="no direct connection with this relay"):
         await homes.boris.lane.come(ANNA, encode(Via(DORA, number())))
-    with pytest.raises(ValueError, match="no Via"):
+    with pytest.raises(ValueError, match="not Via"):
         await homes.boris.lane.come(ANNA, b"\xc1")
     await homes.close()
 
