@@ -94,8 +94,10 @@ class LeadPiece:
         return self.unit.where
 
     def offer(self, part: torch.Tensor) -> None:
-        self._lead.command(Command.OFFER, self.unit.fragment, self.unit.index)
-        self.unit.gather(part, self.unit.own())
+        unit = self.unit
+        if unit.owners != (0,):  # otherwise rank 0 has it all, as with DDP
+            self._lead.command(Command.OFFER, unit.fragment, unit.index)
+        unit.gather(part, unit.own())
 
     def adopt(self, part: torch.Tensor, order: AdoptionOrder, *, coarse: bool) -> None:
         if not self._lead.is_open:
