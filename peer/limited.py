@@ -2,7 +2,7 @@
 
 Such a process has a limit on memory and on processor time, and every attempt of Python's to open a
 connection fails in it. So what would fill the memory, never end, or fetch something ends this
-process and nothing else.
+process and nothing else. Two functions say of an error whether memory was missing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,13 @@ import sys
 from collections.abc import Callable
 
 import psutil
+
+_ALLOCATION_FAILED = (
+    *("out of memory", "can't allocate memory", "not enough memory"),
+    "ALLOC_FAILED",
+)
+"""Words in errors of torch: of ``OutOfMemoryError``, of MPS, of a CUDA kernel that is loaded late
+("CUDA error: out of memory"), of the CPU, and of cuBLAS and cuDNN."""
 
 _LOOK_UPS = ("socket.getaddrinfo", "socket.gethostbyname")
 _NETWORK_EVENTS = ("socket.connect", "socket.bind", *_LOOK_UPS)
@@ -55,6 +62,13 @@ def ran_out_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     # An extension whose allocation failed may return without having set an exception.
     return isinstance(error, MemoryError | SystemError)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that a device, or torch on the processor, has no memory left."""
+    return isinstance(error, RuntimeError) and any(
+        words in str(error) for words in _ALLOCATION_FAILED
+    )
 
 
 def ended_by_limit(code: int | None) -> bool:

@@ -40,8 +40,7 @@ from peer.agent.services import Seat
 from peer.bridge.settings import PeerSettings
 from peer.guest.enforcement import Guest
 from peer.joining.link import short_link
-from peer.rules.reach import hubs, to_meet
-from peer.rules.releases import outdated
+from peer.rules.reach import hubs, outdated, to_meet
 from peer.status import PeerStatus
 from peer.storage.address import keep_link, keep_port, kept_port, listen_briefly, with_port
 from peer.storage.credentials import DIRECTIVES_FILE

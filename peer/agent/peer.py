@@ -43,7 +43,7 @@ from peer.events.board import Board
 from peer.events.names import Names
 from peer.events.table import REPORTED, audience_of, in_story
 from peer.guest.enforcement import Guest
-from peer.guest.state_place import place_of_state
+from peer.guest.machine import place_of_state
 from peer.quantities import listed
 from peer.rules.ending import LAST_ROUND_S, CameToNothing, Ending, Heard, Merged, seconds_left
 from peer.rules.foundings import Founding

@@ -14,7 +14,7 @@ from dht import addresses
 from dht.identity import PeerId
 from dht.libp2p.lane.settings import parse_lane
 from dht.records import name_problem, site_problem
-from peer.rules.state_place import check_wish
+from peer.rules.limits import check_wish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

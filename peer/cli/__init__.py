@@ -4,15 +4,14 @@ In: a command line. Out: text or JSON on stdout, errors as one line on stderr, a
 (``peer.errors.ExitCode``).
 
 Start with ``run`` below. Every command is one small function (load, run, report) in the module of
-its family: ``taking_part`` (start, join), ``keeping`` (keep), ``steering`` (status, explain,
-pause, resume, leave, limits), ``run_lists`` (runs), ``run_files`` (run new, run check), ``models``
-(export), ``preparing`` (data prepare), ``trying`` (demo), ``simulating`` (simulate) and ``reading``
-(docs); those of ``peer.extras`` are there. ``application`` has the Typer application, logging,
-what errors become, and the options that all commands share, ``learner_options`` those of peers,
-``listening`` an attempt to listen at their address, ``finding`` the run behind an argument,
-``found_models`` the parameters that commands about models use, ``showing`` the output of
-experiments, ``experiments`` the options of those that train, ``training`` the training of start and
-join.
+its family: ``taking_part`` (start, join), ``keeping`` (keep), ``steering`` (status, explain, pause,
+resume, leave, limits), ``run_lists`` (runs), ``run_files`` (run new, run check, data prepare),
+``models`` (export), ``trying`` (demo), ``experiments`` (simulate) and ``reading`` (docs); those of
+``peer.extras`` are there. ``application`` has the Typer application, logging, what errors become,
+and the options that all commands share, ``learner_options`` those of peers, ``listening`` an
+attempt to listen at their address, ``finding`` the run behind an argument, ``found_models`` the
+parameters that commands about models use, ``showing`` the output of experiments, ``training`` the
+training of start and join.
 
 Modules that take time to import are imported inside the function that needs them, so that ``shoal
 --help`` does not load numpy or torch. An expected error becomes one line on stderr here and nowhere
@@ -34,13 +33,12 @@ from typing import Any, NoReturn, TextIO
 import typer
 
 from peer.cli import (
+    experiments,
     keeping,
     models,
-    preparing,
     reading,
     run_files,
     run_lists,
-    simulating,
     steering,
     taking_part,
     trying,
@@ -64,7 +62,7 @@ def command() -> Any:
     for family in extras("orders.owning", "orders.directing"):
         run_files.runs.add_typer(family.runs)
     app.add_typer(run_files.runs, name="run", rich_help_panel=OWN_A_RUN)
-    app.add_typer(preparing.data, name="data", rich_help_panel=OWN_A_RUN)
+    app.add_typer(run_files.data, name="data", rich_help_panel=OWN_A_RUN)
     for family in (
         steering,
         run_lists,
@@ -72,7 +70,7 @@ def command() -> Any:
         models,
         *extras("use.commands", "hosting.commands", "doctor.commands"),
         trying,
-        simulating,
+        experiments,
         reading,
     ):
         app.add_typer(family.commands)

@@ -1,22 +1,30 @@
-"""Options and output of programs that train many small swarms, such as ``examples/paper``."""
+"""``shoal simulate``, and options and output of programs that train many small swarms.
+
+Such programs are those of ``examples/paper``.
+"""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
-from peer.cli.showing import present, progress, usage_errors
+from peer.cli.application import MEASURE, Json, json_text
+from peer.cli.showing import present, print_section, progress, usage_errors
 from peer.results import Section
 
 if TYPE_CHECKING:
+    from peer.simulate.outcome import SwarmResult
     from peer.simulate.paired import RunJobs
+    from peer.simulate.report import Cell
+    from peer.simulate.settings import Swarm
 
 T = TypeVar("T")
 
@@ -81,3 +89,103 @@ def show(
     name = Path(sys.argv[0]).absolute().parent.name
     record = {"command": command, "rows": rows}
     present(name, command, rows, lambda: section, record=record, out=out, as_json=as_json)
+
+
+NEW = Path("new")
+"""In place of a file: show what one looks like."""
+
+
+commands = typer.Typer()
+
+
+@commands.command(rich_help_panel=MEASURE)
+def simulate(
+    experiment: Annotated[
+        Path | None,
+        Argument(
+            metavar="FILE|new",
+            help="TOML file of an experiment; by default all settings have their defaults. new: "
+            "print a file with every setting, its default and its meaning.",
+            show_default=False,
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        Option("--set", help="key=v1,v2: a swarm for each value; repeatable, for combinations."),
+    ] = None,
+    seeds: PairedSeeds = 1,
+    seed: FirstSeed = 0,
+    workers: Workers = 1,
+    out: Annotated[
+        Path | None, Option(help="Folder for CSV, event logs, plots and an HTML page.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Simulate a swarm of any size, with your own merge rule, network and peers.
+
+    Rounds, grouping, codecs, merging and catching up are the live peer's code; training is real (a
+    small model, or a quadratic problem for thousands of peers); network, time and membership are
+    simulated. The same seed gives the same result, to the last bit.
+
+    A merge rule, codec, outer optimizer or problem of your own is named module:name, of a
+    module beside FILE or in the current folder.
+
+    Example: shoal simulate new > my.toml; shoal simulate my.toml --set rounds.group_size=4,8,16
+    """
+    from peer.simulate import report
+    from peer.simulate.settings import commented, sweep
+
+    if experiment == NEW:
+        print(commented(), end="")
+        return
+    beside = [] if experiment is None else [str(experiment.absolute().parent)]
+    sys.path[:0] = [folder for folder in (*beside, str(Path.cwd())) if folder not in sys.path]
+    chosen = _read(experiment)
+    todo = report.cells(chosen, sweep(settings or []), seeds_from(seed, seeds))
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    with progress("simulating", quiet=as_json) as advance:
+        results = report.simulate(todo, workers=workers, out=out, progress=advance)
+    command = " ".join(
+        ["shoal simulate", *([str(experiment)] if experiment else [])]
+        + [f"--set {setting}" for setting in settings or []]
+        + [f"--seeds {seeds} --seed {seed}"]
+    )
+    if out is not None:
+        _write(out, chosen, command, todo, results)
+    if as_json:
+        rows = report.rows(todo, results)
+        print(json_text({"command": command, "rows": [asdict(row) for row in rows]}))
+    else:
+        print_section(report.table(todo, results))
+
+
+def _read(path: Path | None) -> Swarm:
+    from peer.simulate.settings import BadExperiment, Swarm, parse
+
+    if path is None:
+        return Swarm()
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadExperiment(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadExperiment(f"{path} is not UTF-8 text ({error.reason})") from error
+
+
+def _write(
+    out: Path, swarm: Swarm, command: str, todo: Sequence[Cell], results: Sequence[SwarmResult]
+) -> None:
+    """Write tables, curves, pictures and a page."""
+    from peer.results import write_csv, write_html
+    from peer.simulate import report
+
+    write_csv(out / "swarm.csv", report.rows(todo, results))
+    write_csv(out / "swarm-curves.csv", report.point_rows(todo, results))
+    parts = report.sections(todo, results)
+    for part in parts:
+        if part.picture_png is not None:
+            name = part.heading.lower().replace(" ", "-")
+            (out / f"swarm-{name}.png").write_bytes(part.picture_png)
+    title = f"Simulated swarm: {swarm.name}"
+    write_html(out / "swarm.html", title=title, command=command, sections=parts)

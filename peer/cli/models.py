@@ -89,7 +89,7 @@ def export(
         check_place,
         write_folder,
     )
-    from peer.model.export.tensors import in_bf16
+    from peer.model.export.parameters import in_bf16
     from peer.storage.outer_state import write_model
 
     check: Callable[[RunFile], None] | None = None

@@ -227,7 +227,7 @@ def _manners() -> Manners:
     """The manners of training on this machine, where the options name none."""
     import psutil
 
-    from peer.guest.state_place import container_processors
+    from peer.guest.machine import container_processors
     from peer.rules.limits import manners
 
     return manners(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Option
@@ -21,9 +21,6 @@ from peer.cli.application import (
 )
 from peer.cli.showing import course, trial_folder
 from peer.signals import as_interrupts
-
-if TYPE_CHECKING:
-    pass
 
 commands = typer.Typer()
 

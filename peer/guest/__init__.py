@@ -1,10 +1,9 @@
 """Enforcing the limits that the owner of a machine has set, while a peer runs.
 
     enforcement     ``Guest``: reads the limits, counts traffic, gives the verdict. Start here
-    state_place     memory and disk for a run's state, and the processors of a container
     other_programs  the share of the processors that programs other than Shoal use
     accelerators    the same of NVIDIA's accelerators, time and memory, and their temperature
-    sensors         battery and temperature of the machine
+    machine         memory and disk, processors of a container, battery and temperature
 
 In come ``limits.json`` in the peer's folder, the traffic of its two gates, and the clock; out go
 verdicts (``Go`` or ``Rest``), rates and sizes. The decisions themselves are pure, in

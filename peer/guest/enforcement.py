@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dht.throttled_host import Gate
 from dht.whole_files import new_file, write_whole
-from peer.guest import other_programs, sensors
+from peer.guest import machine, other_programs
 from peer.guest.accelerators import Accelerators
 from peer.guest.other_programs import OwnUse
 from peer.rules.limits import (
@@ -201,13 +201,13 @@ class Guest:
             self._others.note(max(share, on_devices), now=now)
         degrees = None
         if limits.celsius_below is not None:
-            found = (sensors.celsius(), self._accelerators.celsius)
+            found = (machine.celsius(), self._accelerators.celsius)
             degrees = max((each for each in found if each is not None), default=None)
         self._sensed = Sensed(
             programs=other_programs.names_of_others(after.processes)
             if after is not None and limits.not_while
             else frozenset(),
-            battery=None if limits.battery_above is None else sensors.battery(),
+            battery=None if limits.battery_above is None else machine.battery(),
             celsius=self._heat.note(degrees, now=now),
         )
         return after

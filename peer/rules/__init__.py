@@ -1,18 +1,16 @@
 """Rules of one peer, apart from those of averaging. Pure.
 
-    limits      what the owner of a machine allows, the traffic of a month, and whether the peer
-                may train now
+    limits      what the owner of a machine allows, the traffic of a month, whether the peer may
+                train now, and memory or files for the run's state
     ledger      the fate of every token that this peer processed: merged, pending or discarded
     amendments  the settings of the run after its owner's orders
     ending      whether a run is over, and what a peer does from then on: one machine
     leaving     how long a peer that leaves stays for its work, and for others that leave too
     held_out    which peer measures the held-out loss
     foundings   which history goes on when a run was founded twice
-    reach       what follows from who can be dialled
+    reach       what follows from who can be dialled, and from the releases of the others
     rented      the public ports of a rented container, from its provider's variables
-    releases    this peer's release beside those of the others
-    state_place     memory or files for the run's state
-    devices         names of the devices to train on
+    devices     names of the devices to train on
 
 In come facts and the time, out go verdicts and sums. The effects are elsewhere: ``peer.guest``
 enforces limits, ``peer.agent`` keeps the ledger and ends a run. No module here may use a clock, a

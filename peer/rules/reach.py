@@ -1,15 +1,21 @@
-"""Decisions that follow from who can be dialled in a run. Pure.
+"""What this peer concludes from the others: who can be dialled, and which releases they run. Pure.
 
 Rounds need a peer that the others can dial: it leads them, and takes their uploads. If all peers
-are behind routers, nothing is merged, and nothing else tells why.
+are behind routers, nothing is merged, and nothing else tells why. The releases that peers state are
+shown to people; only protocol numbers decide anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from dht.identity import PeerId
+from dht.protocol import NEWEST, RELEASE, UPGRADE
+from dht.records import PeerRecord
 
 UNTESTED_AFTER_S = 5.0
 STUCK_AFTER_S = 30.0
@@ -97,3 +103,37 @@ class Reach:
             return None
         self._was_said = True
         return Untested() if state is Untested else NobodyReduces(1 + learners)
+
+
+Newness: TypeAlias = tuple[int, tuple[int, ...]]
+"""Newest protocol number, and the numbers of the release."""
+
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+def newness(protocol: int, release: str) -> Newness:
+    """A key that is greater for a later release."""
+    return protocol, tuple(int(number) for number in _NUMBER.findall(release)[:4])
+
+
+def outdated(
+    others: Sequence[PeerRecord], *, protocol: int = NEWEST, release: str = RELEASE
+) -> str | None:
+    """A sentence with the command if most of these peers run a later release; else ``None``."""
+    ours = newness(protocol, release)
+    newer = [each for each in others if newness(each.protocol[1], each.release) > ours]
+    if 2 * len(newer) <= len(others) + 1:
+        return None
+    said = _most_frequent(each.release for each in newer)
+    number = max(each.protocol[1] for each in newer)
+    theirs = f"release {said}" if said and said != release else f"protocol {number}"
+    mine = release if said and said != release else str(protocol)
+    return (
+        f"{len(newer)} of {len(others)} other peers run {theirs}, this one {mine}: upgrade it "
+        f"with {UPGRADE} and start it again, as the release after theirs may refuse it"
+    )
+
+
+def _most_frequent(releases: Iterable[str]) -> str:
+    ((found, _),) = Counter(sorted(releases)).most_common(1)
+    return found

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from peer.errors import Fault, PeerError, RunFileError
-from peer.model.recipes.first_weights import draw
+from peer.model.weights import draw
 from peer.optional import check_installed
 from peer.run_file.sections import Lora
 

@@ -25,7 +25,7 @@ from peer.extras.use.ready import (
     made_ready,
     pretrained,
 )
-from peer.model.export.loading import in_fp32
+from peer.model.export.parameters import in_fp32
 from peer.model.naming import named_parameters
 from peer.model.recipes import build_model
 from peer.run_file.sections import RunFile

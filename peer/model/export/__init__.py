@@ -5,9 +5,9 @@ safetensors file, or a folder that transformers loads as it is: configuration, w
 model card.
 
 Start with ``folder``. ``architecture`` finds the architecture of transformers that computes what
-the built-in model computes, ``loading`` puts the parameters into it; ``tensors`` cuts and casts
-parameters without a copy of the model; ``tokenizer`` and ``card`` make the other files, the latter
-with ``facts`` of the run.
+the built-in model computes; ``parameters`` puts the parameters into a model, and cuts and casts
+them without a copy of it; ``tokenizer`` and ``card`` make the other files, the latter with
+``facts`` of the run.
 
 Nothing is uploaded, and nothing in a run file is executed.
 """

@@ -30,8 +30,7 @@ from peer.model.export.architecture import (
 )
 from peer.model.export.card import card
 from peer.model.export.facts import Facts
-from peer.model.export.loading import model_of
-from peer.model.export.tensors import in_bf16
+from peer.model.export.parameters import in_bf16, model_of
 from peer.model.export.tokenizer import TokenizerFiles
 from peer.optional import extra
 from peer.quantities import count_text

@@ -5,9 +5,8 @@ the same first weights at every founder; its optimizer; its loss on token sequen
 
 A recipe is data. The code behind it belongs to this package or to the installed transformers:
 ``gpt`` is the built-in decoder, ``hf`` builds a model of transformers or loads a published one,
-``first_weights`` draws weights that are the same bits on every machine, ``chunked_loss`` is the
-loss in little memory, ``counting`` tells what a model takes before it is built. No code, weights or
-configuration is downloaded here.
+``chunked_loss`` is the loss in little memory, ``counting`` tells what a model takes before it is
+built. No code, weights or configuration is downloaded here.
 """
 
 from __future__ import annotations

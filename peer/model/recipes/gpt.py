@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from peer.model.recipes.first_weights import draw
+from peer.model.weights import draw
 from peer.run_file.sections import GptModel
 
 NORM_EPSILON = 1e-5

@@ -24,7 +24,7 @@ from averaging.numbers.layout import TensorSpec
 from dht.identity import PeerId
 from peer.data.batches.sequences import TokenStream
 from peer.data.sources import open_data
-from peer.model.recipes.first_weights import draw
+from peer.model.weights import draw
 from peer.run_file.sections import Evaluation, PythonStdlibData, RunFile
 from peer.simulate.problems.problem import LocalTraining
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from peer.bridge.messages import Fields
 from peer.errors import MachineTooSmall
-from peer.model.out_of_memory import is_out_of_memory
+from peer.limited import is_out_of_memory
 from peer.model.recipes import clip_gradients, held_out_loss, next_token_loss
 from peer.model.recipes.chunked_loss import can_chunk, loss_in_chunks
 from peer.model.recipes.gpt import Gpt

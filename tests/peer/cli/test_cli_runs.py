@@ -557,7 +557,7 @@ def test_a_folder_that_does_not_exist_is_refused_without_torch(
     command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    for module in ("peer.model.export.tensors", "peer.extras.use.ready"):
+    for module in ("peer.model.export.parameters", "peer.extras.use.ready"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     code, output, errors = said([command[0], "no-such-folder", *command[1:]], capsys)
     assert output == "" and "there is no folder 'no-such-folder'" in errors

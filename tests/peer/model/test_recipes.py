@@ -18,8 +18,8 @@ from peer.model.recipes import (
     next_token_loss,
     trained_parameters,
 )
-from peer.model.recipes.first_weights import draw
 from peer.model.recipes.gpt import Gpt, Past, rotary, rotate
+from peer.model.weights import draw
 from peer.run_file.sections import (
     SIZES,
     AdamwInner,

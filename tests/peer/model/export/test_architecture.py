@@ -19,7 +19,7 @@ from peer.model.export.architecture import (
     converted,
     mlp_width,
 )
-from peer.model.export.tensors import in_bf16, rounded_to_bf16, rows_of
+from peer.model.export.parameters import in_bf16, rounded_to_bf16, rows_of
 from peer.model.recipes.gpt import Gpt
 from peer.run_file.sections import GptModel
 from peer.storage.tensor_file import Tensor, write_safetensors

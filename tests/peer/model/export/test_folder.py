@@ -18,7 +18,7 @@ from peer.errors import NotWritten, Unusable
 from peer.model.export.card import card
 from peer.model.export.facts import Facts, Measured, facts_in_folder, spread
 from peer.model.export.folder import RUN_FILE, Export, check_exportable, write_folder
-from peer.model.export.loading import model_of
+from peer.model.export.parameters import model_of
 from peer.model.export.tokenizer import bytes_tokenizer
 from peer.model.recipes import held_out_loss
 from peer.model.weights import load_weights

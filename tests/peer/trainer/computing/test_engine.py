@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from peer.errors import MachineTooSmall
+from peer.limited import is_out_of_memory
 from peer.model import muon
-from peer.model.out_of_memory import is_out_of_memory
 from peer.model.recipes import build_model, build_optimizer, chunked_loss, next_token_loss
 from peer.model.recipes.gpt import Block
 from peer.run_file.reading import parse

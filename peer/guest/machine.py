@@ -1,4 +1,4 @@
-"""What this machine, or its container, has: memory and disk for a run's state, and processors."""
+"""What this machine, or its container, has: memory, disk, processors, battery, temperature."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from peer.rules.state_place import StatePlace, choose_place
+from peer.rules.limits import StatePlace, choose_place
 
 CONTAINER_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -72,3 +72,34 @@ def container_processors(limit: Path = TIME_LIMIT) -> int | None:
 
 def _bound_to() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else sys.maxsize
+
+
+PROCESSORS = frozenset(("coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_thermal", "amdgpu"))
+"""Sensors of processors, and of AMD's accelerators, by their names in Linux. A disk has others."""
+
+
+def battery() -> float | None:
+    """What the battery holds, 0 to 1; ``None`` on mains power, or without a battery."""
+    try:
+        found = psutil.sensors_battery()
+    except (AttributeError, OSError):  # no such function on this system
+        return None
+    if found is None or found.power_plugged is not False:
+        return None
+    return float(found.percent) / 100
+
+
+def celsius() -> float | None:
+    """The highest temperature of the processors; ``None`` where no sensor tells it."""
+    try:
+        sensors = psutil.sensors_temperatures()
+    except (AttributeError, OSError):  # Linux and FreeBSD only
+        return None
+    degrees = [
+        each.current
+        for name, found in sensors.items()
+        if name in PROCESSORS
+        for each in found
+        if each.current is not None
+    ]
+    return max(degrees, default=None)

@@ -6,11 +6,14 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
-from peer.guest.state_place import VOLATILE, container_processors, file_system, memory_bytes
+from peer.guest import machine
+from peer.guest.machine import VOLATILE, container_processors, file_system, memory_bytes
 
 
 @pytest.mark.parametrize(("limit", "counts"), [("1000000\n", True), ("max\n", False)])
@@ -62,3 +65,35 @@ def test_a_limit_above_the_processors_that_a_container_is_bound_to_adds_no_threa
     path = tmp_path / "cpu.max"
     path.write_text("400000 100000\n")
     assert container_processors(path) == 1
+
+
+def degrees(*current: float | None) -> list[Any]:
+    return [SimpleNamespace(current=each) for each in current]
+
+
+@pytest.mark.parametrize(
+    ("told", "held"),
+    [
+        (None, None),
+        (SimpleNamespace(percent=40, power_plugged=False), 0.4),
+        (SimpleNamespace(percent=40, power_plugged=True), None),
+        (SimpleNamespace(percent=40, power_plugged=None), None),  # it does not know
+    ],
+)
+def test_a_battery_counts_while_it_is_used(
+    told: object, held: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: told, raising=False)
+    assert machine.battery() == held
+
+
+def test_the_hottest_processor_counts_and_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"coretemp": degrees(61.0, 70.0, None), "nvme": degrees(88.0), "k10temp": degrees(55.0)}
+    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: told, raising=False)
+    assert machine.celsius() == 70.0
+
+
+def test_a_machine_without_sensors_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sensors_battery", "sensors_temperatures"):
+        monkeypatch.delattr(psutil, name, raising=False)
+    assert machine.battery() is None and machine.celsius() is None
