@@ -153,7 +153,7 @@ class ShoalCallback(Callback):  # type: ignore[misc]
 def _loaders(loaders: Any) -> list[Any]:
     """All loaders in a nested collection, as the Trainer accepts it."""
     if isinstance(loaders, Mapping):
-        return [each for value in loaders.values() for each in _loaders(value)]
+        return [loader for value in loaders.values() for loader in _loaders(value)]
     if isinstance(loaders, (list, tuple)):
-        return [each for value in loaders for each in _loaders(value)]
+        return [loader for value in loaders for loader in _loaders(value)]
     return [] if loaders is None else [loaders]

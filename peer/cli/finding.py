@@ -127,11 +127,11 @@ def seen_by_peers(link: Link, *, timeout_s: float) -> RunStatus:
     from peer.joining.visit import visit
     from peer.storage.credentials import owners_invite
 
-    async def look() -> RunStatus:
+    async def visit_run() -> RunStatus:
         async with visit(link, own_invite=owners_invite) as visitor:
             return await visitor.look(timeout_s=timeout_s)
 
-    return run_unless_stopped(look())
+    return run_unless_stopped(visit_run())
 
 
 def no_peers(link: object) -> bytes:

@@ -23,7 +23,7 @@ from peer.storage.home import OUTER, data_cache, default_directory, keeper_direc
 if TYPE_CHECKING:
     from averaging.numbers.layout import Layout
     from peer.joining.visit import RunStatus
-    from peer.model.export.facts import Facts
+    from peer.model.export.facts import RunFacts
     from peer.model.export.tokenizer import TokenizerFiles
     from peer.storage.outer_state import OuterState
 
@@ -33,7 +33,7 @@ class FoundModel:
     """The parameters of a run, what is known of it, and the folder of its data."""
 
     outer: OuterState
-    facts: Facts
+    facts: RunFacts
     data_dir: Path
 
     def tokenizer(self) -> TokenizerFiles | None:
@@ -116,7 +116,7 @@ def _download(
 ) -> FoundModel:
     from peer.event_loop import run_unless_stopped
     from peer.joining.link import Link
-    from peer.model.export.facts import Facts, facts_in_folder, facts_of_peers
+    from peer.model.export.facts import RunFacts, facts_in_folder, facts_of_peers
     from peer.storage.download import download
 
     start_logging(logging.ERROR)
@@ -143,7 +143,7 @@ def _download(
                 raise
             complain(f"{error.reason}; so this is the copy that your peer has in {own[0]}")
             return FoundModel(own[1], facts_in_folder(*own), data_dir or own[0] / "data")
-    facts = facts_of_peers(seen[0], outer) if seen else Facts()
+    facts = facts_of_peers(seen[0], outer) if seen else RunFacts()
     return FoundModel(outer, facts, data_dir or found.folder or Path())
 
 

@@ -25,7 +25,7 @@ from peer.cli.run_lists import chosen_link
 from peer.cli.showing import usage_errors
 from peer.rules.devices import DeviceWish, wished_devices
 from peer.rules.leaving import PATIENCE_S, check_patience
-from peer.trainer.computing.choices import Wishes, wishes_from
+from peer.trainer.computing.choices import OwnerChoices, wishes_from
 from peer.views.sinks import check_curves
 
 if TYPE_CHECKING:
@@ -346,7 +346,7 @@ class Options:
         """Raises ``ValueError``."""
         return wished_devices(self.device, self.devices)
 
-    def wishes(self) -> Wishes:
+    def wishes(self) -> OwnerChoices:
         """Raises ``ValueError``."""
         return wishes_from(
             precision=self.precision, micro_batch=self.micro_batch, compile=self.compile
@@ -411,7 +411,7 @@ def trains(
         kind = str if founds else str | None
         annotations = {"where": Annotated[kind, argument], **hints}
         with_options.__signature__ = Signature(  # type: ignore[attr-defined]
-            [each.replace(annotation=annotations[each.name]) for each in parameters]
+            [parameter.replace(annotation=annotations[parameter.name]) for parameter in parameters]
         )
         with_options.__annotations__ = annotations
         with_options.__name__, with_options.__doc__ = command.__name__, command.__doc__

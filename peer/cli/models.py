@@ -19,7 +19,7 @@ from peer.run_file.sections import RunFile
 commands = typer.Typer()
 
 
-class Form(StrEnum):
+class ExportFormat(StrEnum):
     """Form of the model that ``shoal export`` writes."""
 
     SAFETENSORS = "safetensors"
@@ -28,7 +28,7 @@ class Form(StrEnum):
     GGUF = "gguf"
 
 
-OF_EXTRAS = {Form.PEFT: "bases.adapter", Form.GGUF: "gguf"}
+OF_EXTRAS = {ExportFormat.PEFT: "bases.adapter", ExportFormat.GGUF: "gguf"}
 """Modules of ``peer.extras`` with the functions ``check`` and ``write`` of a form."""
 
 
@@ -49,14 +49,14 @@ def export(
     ],
     out: Annotated[Path, Argument(metavar="OUT", help="File or folder to write.")],
     to: Annotated[
-        Form,
+        ExportFormat,
         Option(
             help="'safetensors': one file of named parameters, for peer.load_weights and --weights;"
             " 'hf': a folder with configuration, tokenizer and model card, which transformers loads"
             " with from_pretrained, adapters added to their base; 'peft': a folder of adapters;"
             " 'gguf': one file for llama.cpp.",
         ),
-    ] = Form.SAFETENSORS,
+    ] = ExportFormat.SAFETENSORS,
     dtype: Annotated[Dtype, Option(help="Type of the parameters.")] = Dtype.FP32,
     data: Annotated[
         Path | None,
@@ -94,12 +94,12 @@ def export(
 
     check: Callable[[RunFile], None] | None = None
     write: Callable[[Export, Path], None] | None = None
-    if to is Form.HF:
+    if to is ExportFormat.HF:
         check, write = check_exportable, write_folder
     elif to in OF_EXTRAS:
         form = extra(OF_EXTRAS[to])
         check, write = form.check, form.write
-    if to in (Form.HF, Form.PEFT):
+    if to in (ExportFormat.HF, ExportFormat.PEFT):
         check_free(out)
     else:
         check_place(out, replaces=force)
@@ -112,7 +112,7 @@ def export(
             facts=found.facts,
             tokenizer=found.tokenizer(),
             dtype=dtype.value,
-            base=None if to is Form.PEFT else found.base(quiet=as_json),
+            base=None if to is ExportFormat.PEFT else found.base(quiet=as_json),
         )
         write(whole, out)
     elif dtype is Dtype.BF16:

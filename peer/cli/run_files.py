@@ -229,10 +229,10 @@ def run_check(
         told["buffers"] = needs.buffers
         told["fragments"] = len(needs.layout.fragments)
         told["layout_hash"] = needs.layout.hash.hex()
-        each = needs.parameters // run.outer.fragments
-        if each < FRAGMENT_MIN and not as_json:
+        size = needs.parameters // run.outer.fragments
+        if size < FRAGMENT_MIN and not as_json:
             complain(
-                f"outer.fragments is {run.outer.fragments}: with about {each} parameters each, the "
+                f"outer.fragments is {run.outer.fragments}: with about {size} parameters each, the "
                 "messages of a round are larger than what it merges; fewer are better"
             )
     if data is not None:

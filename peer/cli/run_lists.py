@@ -121,10 +121,10 @@ async def _who_trains(link: Link) -> Row:
     from peer.joining.visit import LEARNER, visit
 
     async with visit(link) as visitor:
-        seen = await visitor.look(timeout_s=ASK_WITHIN_S)
-    records = seen.members.values()
-    names = sorted(each.name for each in records if each.role == LEARNER and each.trains)
-    held_out = None if seen.held_out is None else seen.held_out.loss
+        status = await visitor.look(timeout_s=ASK_WITHIN_S)
+    records = status.members.values()
+    names = sorted(record.name for record in records if record.role == LEARNER and record.trains)
+    held_out = None if status.held_out is None else status.held_out.loss
     return {"training": names, "held_out": held_out}
 
 

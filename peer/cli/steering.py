@@ -87,7 +87,7 @@ def show_status(
         return _show_own_peers(folder, watch=watch, ids=ids, as_json=as_json)
     wanted = link_of(link)
 
-    async def look() -> None:
+    async def show_status() -> None:
         async with visit(wanted, own_invite=owners_invite) as visitor:
             met = False
             while True:
@@ -113,7 +113,7 @@ def show_status(
                 await asyncio.sleep(WATCH_EVERY_S)
 
     try:
-        run_unless_stopped(look())
+        run_unless_stopped(show_status())
     except NobodyMet as error:
         known = recall(wanted.run_id)
         if known is None:
@@ -138,7 +138,7 @@ def _show_own_peers(folder: Path | None, *, watch: bool, ids: bool, as_json: boo
                 f"there is no peer in the folder {folder}; `shoal status` lists those of running "
                 "peers, and a peer that has just started needs a moment"
             )
-        rows = [_own_peer(*each) for each in occupants.items()]
+        rows = [_own_peer(*occupant) for occupant in occupants.items()]
         lines = (line for row in rows for line in _own_lines(row, ids=ids))
         show({"peers": rows}, lines if rows else [NONE_HERE], as_json=as_json)
         if not watch:

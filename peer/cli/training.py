@@ -20,7 +20,7 @@ from peer.storage.home import data_home, default_directory
 
 if TYPE_CHECKING:
     from peer.bridge.messages import Fields
-    from peer.island.ranks import Place
+    from peer.island.ranks import RankPlace
     from peer.trainer.computing.engine import Engine
     from peer.trainer.computing.fitting import Fit, Goal, Remembered
     from peer.trainer.loop import Outcome, Stop, TrainerSettings
@@ -50,14 +50,14 @@ def look_at(
 ) -> Look:
     """``peer.trainer.preflight.examine``, in a process of its own if several devices will train."""
     if devices == 1:
-        return _look(run, settings, devices, pace_s, directory, keep=True)
+        return _examine(run, settings, devices, pace_s, directory, keep=True)
     # This process will only wait: it must not hold a model on the first device.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        work = partial(_look, run, settings, devices, pace_s, directory, keep=False)
+        work = partial(_examine, run, settings, devices, pace_s, directory, keep=False)
         return process.submit(work).result()
 
 
-def _look(
+def _examine(
     run: RunFile,
     settings: TrainerSettings,
     devices: int,
@@ -143,7 +143,7 @@ def _rank(
     settings: TrainerSettings,
     goal: Goal,
     key: str,
-    place: Place,
+    place: RankPlace,
 ) -> int:
     """The work of one of several processes. Only the first one has a screen."""
     from peer.island.training import open_rank, train_rank

@@ -56,13 +56,13 @@ def demo(
         if plain or as_json or not can_draw(sys.stdout):
             printed, tell = 0, course(as_json=as_json)
 
-            def look() -> None:
+            def print_news() -> None:
                 nonlocal printed
                 for line in swarm.news[printed:]:
                     tell(f"{swarm.elapsed_s:6.1f} s  {line}")
                 printed = len(swarm.news)
 
-            result = swarm.run(look)
+            result = swarm.run(print_news)
         else:
             from peer.views.screen import draw
 

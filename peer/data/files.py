@@ -43,7 +43,7 @@ from peer.data.text.formats import (
     unusable,
 )
 from peer.data.text.token_cache import TokenCache
-from peer.data.text.tokenizing import ByteTokenizer, Facts
+from peer.data.text.tokenizing import ByteTokenizer, TokenizerFacts
 from peer.data.text.workers import Job, Workers
 from peer.optional import check_installed
 from peer.run_file.base import base_of
@@ -93,7 +93,7 @@ def open_files(
         places: list[list[Located]] = [list(text_files(run.data, data_dir))]
     else:
         places = [list(files_of(source, data_dir, downloads)) for source in recipe.sources]
-    on_hub = any(place.is_on_hub for each in places for place, _ in each)
+    on_hub = any(place.is_on_hub for located in places for place, _ in located)
     workers = workers or Workers(hub=hub_host("a dataset") if on_hub else None)
     tokenizer, path, end_token = _tokenizer(recipe, data_dir, cache_dir, downloads, workers)
     if _reads_text(places):
@@ -116,8 +116,8 @@ def open_files(
 
     def pieces_with(share: float) -> list[Pieces]:
         return [
-            Pieces(source, list(_bundles(each)), replace(preparation, held_out=share))
-            for source, each in zip(recipe.sources, places, strict=True)
+            Pieces(source, list(_bundles(located)), replace(preparation, held_out=share))
+            for source, located in zip(recipe.sources, places, strict=True)
         ]
 
     sources = pieces_with(recipe.held_out)
@@ -136,7 +136,7 @@ def open_files(
         )
     reader = _Reader(run.run_id, peer_id, length)
     stream = Mixture(
-        [SourceStream(each, reader, number) for number, each in enumerate(sources)],
+        [SourceStream(source, reader, number) for number, source in enumerate(sources)],
         weights,
         reader.order(1, "mixture"),
     )
@@ -148,10 +148,10 @@ def open_files(
 
 
 def _reads_text(places: Sequence[Sequence[Located]]) -> bool:
-    return any(place.suffix in TEXT_FORMATS for each in places for place, _ in each)
+    return any(place.suffix in TEXT_FORMATS for located in places for place, _ in located)
 
 
-def _check_vocabulary(run: RunFile, recipe: FilesData, tokenizer: Facts) -> None:
+def _check_vocabulary(run: RunFile, recipe: FilesData, tokenizer: TokenizerFacts) -> None:
     size = vocabulary(run.model)
     if size is not None and tokenizer.vocabulary > size:
         raise unusable(
@@ -278,7 +278,7 @@ def _bundles(places: Iterable[Located]) -> Iterator[Bundle]:
 
 def _tokenizer(
     recipe: FilesData, data_dir: Path, cache_dir: Path, downloads: Downloads, workers: Workers
-) -> tuple[Facts, Path | None, str]:
+) -> tuple[TokenizerFacts, Path | None, str]:
     """The tokenizer, its file, and the token that ends a document."""
     if recipe.tokenizer == "bytes":
         return ByteTokenizer().facts, None, ""

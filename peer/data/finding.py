@@ -140,7 +140,7 @@ def text_files(recipe: TextData | PythonStdlibData, data_dir: Path) -> list[tupl
             matching = [list(_local(Place(name), data_dir)) for name in recipe.files]
         except DataUnavailable as error:
             raise DataUnavailable("text", error.reason) from error
-        found = [(place.name, path) for each in matching for place, path in each]
+        found = [(place.name, path) for matches in matching for place, path in matches]
     return [(Place(name, format=".txt"), path) for name, path in sorted(set(found))]
 
 

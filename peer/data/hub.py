@@ -97,8 +97,10 @@ def checked_commit(dataset: str, revision: str | None) -> str:
             card = huggingface_hub.DatasetCard.load(path).data.to_dict()
         else:
             card = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-        configs = [each for each in card.get("configs") or () if isinstance(each, Mapping)]
-        for text in _texts([(each.get("data_files"), each.get("data_dir")) for each in configs]):
+        configs = [config for config in card.get("configs") or () if isinstance(config, Mapping)]
+        for text in _texts(
+            [(config.get("data_files"), config.get("data_dir")) for config in configs]
+        ):
             # A colon is part of an address or of an archive inside another file.
             if ":" in text or text.startswith(("/", "~")) or ".." in text.split("/"):
                 raise DataUnavailable("hf", f"{dataset} refers to a place outside of it: {text}")
@@ -110,11 +112,11 @@ def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _texts(each)
+        for inner in value.values():
+            yield from _texts(inner)
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _texts(each)
+        for inner in value:
+            yield from _texts(inner)
 
 
 def check_files(dataset: str, files: Iterable[str]) -> None:

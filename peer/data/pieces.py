@@ -26,10 +26,10 @@ from peer.data.text.formats import (
     unreadable,
 )
 from peer.data.text.token_cache import PieceTokens, TokenCache
-from peer.data.text.tokenizing import Facts, signed
+from peer.data.text.tokenizing import TokenizerFacts, signed
 from peer.data.text.workers import Job, Workers, carry_out
 from peer.errors import DataUnavailable
-from peer.run_file.forms import Form
+from peer.run_file.forms import ExampleForm
 from peer.run_file.places import Place
 from peer.run_file.sections import FileSource
 
@@ -74,14 +74,14 @@ class Opened:
 class Preparation:
     """The means to turn files into tokens, which all sources of a run share."""
 
-    tokenizer: Facts
+    tokenizer: TokenizerFacts
     tokenizer_path: Path | None
     end_token: str
     held_out: float
     by_name: bool
     """Files of text are held out as a whole, by their names."""
     sequence_length: int
-    form: Form | None
+    form: ExampleForm | None
     """The form of examples; ``None``: text."""
     vocabulary: int | None
     cache_dir: Path
@@ -136,10 +136,10 @@ class Pieces:
         return min(
             (
                 rank(item.key)
-                for each in opened
-                if each.is_bytes
-                for piece in range(each.pieces)
-                for item in text_of_piece(each.files, piece)
+                for bundle in opened
+                if bundle.is_bytes
+                for piece in range(bundle.pieces)
+                for item in text_of_piece(bundle.files, piece)
             ),
             default=1.0,
         )

@@ -50,18 +50,18 @@ def share_of_accelerators(reading: Reading, processes: Mapping[int, Process]) ->
     """
     shoal = set(shoal_processes(processes))
     others = processes.keys() - shoal
-    own_devices = {each.device for each in reading.held if each.pid in shoal}
+    own_devices = {held.device for held in reading.held if held.pid in shoal}
     times: dict[tuple[int, int], list[float]] = {}
     for use in reading.uses:
         if use.pid in others:
             times.setdefault((use.device, use.pid), []).append(use.share)
     busy: dict[int, float] = {}
-    for (device, _), seen in times.items():
-        busy[device] = busy.get(device, 0.0) + sum(seen) / len(seen)
+    for (device, _), shares_used in times.items():
+        busy[device] = busy.get(device, 0.0) + sum(shares_used) / len(shares_used)
     full: dict[int, float] = {}
-    for each in reading.held:
-        if each.pid in others:
-            full[each.device] = full.get(each.device, 0.0) + each.share
+    for held in reading.held:
+        if held.pid in others:
+            full[held.device] = full.get(held.device, 0.0) + held.share
     devices = busy.keys() | full.keys()
     counted = devices & own_devices if own_devices else devices
     shares = (max(busy.get(device, 0.0), full.get(device, 0.0)) for device in counted)
@@ -99,7 +99,7 @@ def _read(since_us: int) -> Reading:
         handles = [
             pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
         ]
-        degrees = [each for handle in handles for each in _celsius(handle)]
+        degrees = [celsius for handle in handles for celsius in _celsius(handle)]
         return Reading(
             [
                 use
@@ -119,8 +119,8 @@ def _uses(device: int, handle: object, since_us: int) -> Iterator[Use]:
     import pynvml
 
     with suppress(pynvml.NVMLError):  # nobody used it
-        for each in pynvml.nvmlDeviceGetProcessUtilization(handle, since_us):
-            yield Use(device, each.pid, each.timeStamp, each.smUtil / 100)
+        for use in pynvml.nvmlDeviceGetProcessUtilization(handle, since_us):
+            yield Use(device, use.pid, use.timeStamp, use.smUtil / 100)
 
 
 def _held(device: int, handle: object) -> Iterator[Held]:
@@ -129,12 +129,12 @@ def _held(device: int, handle: object) -> Iterator[Held]:
     with suppress(pynvml.NVMLError):  # a driver that does not tell
         total = pynvml.nvmlDeviceGetMemoryInfo(handle).total
         found = {
-            each.pid: each.usedGpuMemory
+            process.pid: process.usedGpuMemory
             for ask in (
                 pynvml.nvmlDeviceGetGraphicsRunningProcesses,
                 pynvml.nvmlDeviceGetComputeRunningProcesses,
             )
-            for each in ask(handle)
+            for process in ask(handle)
         }
         for pid, used in found.items():
             yield Held(device, pid, (used or 0) / total)

@@ -19,7 +19,7 @@ from dht.throttled_host import Gate
 from dht.whole_files import new_file, write_whole
 from peer.guest import machine, other_programs
 from peer.guest.accelerators import Accelerators
-from peer.guest.other_programs import OwnUse
+from peer.guest.other_programs import OwnUse, ProcessorTimes
 from peer.rules.limits import (
     BadLimitsFile,
     DiskShares,
@@ -169,10 +169,10 @@ class Guest:
 
     async def watch_machine(self) -> None:
         """Sample the own use of processors for ever, and what else there are limits for."""
-        before: other_programs.Sample | None = None
+        before: ProcessorTimes | None = None
         measured_at = float("-inf")
         while True:
-            self.processor_share = await asyncio.to_thread(self._own_use.look)
+            self.processor_share = await asyncio.to_thread(self._own_use.share_since_last)
             before = await asyncio.to_thread(self._sense, before)
             if self.limits.disk_bytes is None:
                 self._disk_used = None
@@ -182,7 +182,7 @@ class Guest:
                 self._disk_used = nameless + await asyncio.to_thread(folder_bytes, self._folder)
             await asyncio.sleep(LOOK_AT_MACHINE_S)
 
-    def _sense(self, before: other_programs.Sample | None) -> other_programs.Sample | None:
+    def _sense(self, before: ProcessorTimes | None) -> ProcessorTimes | None:
         """Look at that part of the machine for which there are limits.
 
         Takes the sample of processes of the last look, and returns that of this one.
@@ -190,7 +190,7 @@ class Guest:
         limits, now = self.limits, time.monotonic()
         after, on_devices = None, 0.0
         if limits.idle_below is not None or limits.not_while:
-            after = other_programs.look()
+            after = other_programs.times_now()
         if limits.idle_below is not None or limits.celsius_below is not None:
             processes = {} if after is None else after.processes
             on_devices = self._accelerators.others_share(processes)
@@ -201,8 +201,8 @@ class Guest:
             self._others.note(max(share, on_devices), now=now)
         degrees = None
         if limits.celsius_below is not None:
-            found = (machine.celsius(), self._accelerators.celsius)
-            degrees = max((each for each in found if each is not None), default=None)
+            measured = (machine.celsius(), self._accelerators.celsius)
+            degrees = max((celsius for celsius in measured if celsius is not None), default=None)
         self._sensed = Sensed(
             programs=other_programs.names_of_others(after.processes)
             if after is not None and limits.not_while

@@ -48,8 +48,11 @@ def memory_bytes(limits: tuple[Path, ...] = CONTAINER_LIMITS) -> float:
 def file_system(folder: Path) -> str:
     """Kind of the file system of a folder; empty if it is not known."""
     whole = folder.resolve()
-    mounted = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}
-    return next((mounted[each] for each in (whole, *whole.parents) if each in mounted), "")
+    mounted = {
+        Path(partition.mountpoint): partition.fstype
+        for partition in psutil.disk_partitions(all=True)
+    }
+    return next((mounted[path] for path in (whole, *whole.parents) if path in mounted), "")
 
 
 TIME_LIMIT = Path("/sys/fs/cgroup/cpu.max")
@@ -96,10 +99,10 @@ def celsius() -> float | None:
     except (AttributeError, OSError):  # Linux and FreeBSD only
         return None
     degrees = [
-        each.current
-        for name, found in sensors.items()
+        sensor.current
+        for name, of_device in sensors.items()
         if name in PROCESSORS
-        for each in found
-        if each.current is not None
+        for sensor in of_device
+        if sensor.current is not None
     ]
     return max(degrees, default=None)

@@ -27,7 +27,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ProcessorTimes:
     """Processor times of the machine and its processes at one moment."""
 
     busy_s: float
@@ -36,7 +36,7 @@ class Sample:
     processes: Mapping[int, Process]
 
 
-def look() -> Sample:
+def times_now() -> ProcessorTimes:
     """Take a sample. Costs about 0.1 ms for each process; do not call it in an event loop."""
     times = psutil.cpu_times()
     # Time of virtual machines is part of user time; waiting for a disk is idle time.
@@ -56,10 +56,10 @@ def look() -> Sample:
                 )
         except psutil.Error:  # it has ended, or access is denied
             continue
-    return Sample(all_s - idle_s, all_s, processes)
+    return ProcessorTimes(all_s - idle_s, all_s, processes)
 
 
-def others_share(before: Sample, after: Sample) -> float:
+def others_share(before: ProcessorTimes, after: ProcessorTimes) -> float:
     """Share of all processors that other programs used between two samples, 0 to 1."""
     all_s = after.all_s - before.all_s
     if all_s <= 0:
@@ -86,19 +86,19 @@ def names_of_others(processes: Mapping[int, Process]) -> frozenset[str]:
 def shoal_processes(processes: Mapping[int, Process]) -> Collection[int]:
     """Ids of the processes that belong to Shoal."""
     trainers = {
-        seen.parent
-        for seen in processes.values()
-        if "peer.agent" in seen.command and seen.parent in processes and seen.parent > 1
+        process.parent
+        for process in processes.values()
+        if "peer.agent" in process.command and process.parent in processes and process.parent > 1
     }
     commands = {processes[pid].command for pid in trainers}
     found = {
         pid
-        for pid, seen in processes.items()
-        if seen.command and (seen.command in commands or _is_shoal_command(seen.command))
+        for pid, process in processes.items()
+        if process.command and (process.command in commands or _is_shoal_command(process.command))
     }
     grown = True
     while grown:
-        more = {pid for pid, seen in processes.items() if seen.parent in found} - found
+        more = {pid for pid, process in processes.items() if process.parent in found} - found
         grown = bool(more)
         found |= more
     return found
@@ -117,14 +117,16 @@ class OwnUse:
         self._busy: dict[tuple[int, float], float] = {}
         self._at: float | None = None
 
-    def look(self) -> float | None:
+    def share_since_last(self) -> float | None:
         """The share since the last call, 0 to 1; ``None`` at the first one."""
         now, then, before = time.monotonic(), self._at, self._busy
         self._busy, self._at = self._times(), now
         if then is None or now <= then:
             return None
         # Only processes that were there before: the time of others may be from long ago.
-        spent = sum(busy - before[each] for each, busy in self._busy.items() if each in before)
+        spent = sum(
+            busy - before[process] for process, busy in self._busy.items() if process in before
+        )
         return min(1.0, max(0.0, spent / (now - then) / (psutil.cpu_count() or 1)))
 
     def _times(self) -> dict[tuple[int, float], float]:

@@ -112,7 +112,7 @@ class Channel:
         gathered = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(gathered, mine, self._group)
         ranks = []
-        for numbers in (each.tolist() for each in gathered):
+        for numbers in (of_rank.tolist() for of_rank in gathered):
             boxes, at = [], 0
             for box, count in zip(own, dimensions, strict=True):
                 offset, shape = numbers[at : at + count], numbers[at + count : at + 2 * count]

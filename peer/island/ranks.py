@@ -54,7 +54,7 @@ JOIN_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """The place of one process in an island."""
 
     rank: int
@@ -70,7 +70,7 @@ class Place:
         return self.devices[self.rank]
 
 
-Work: TypeAlias = Callable[[Place], int]
+Work: TypeAlias = Callable[[RankPlace], int]
 """The work of a rank: a picklable function that returns an exit code."""
 
 
@@ -106,7 +106,7 @@ def _run_once(devices: tuple[str, ...], work: Work, logs: Path) -> tuple[int, li
     with tempfile.TemporaryDirectory(prefix="shoal-island-") as folder:
         ranks = []
         for rank in range(len(devices)):
-            place = Place(rank, devices, Path(folder) / "meeting", logs / f"rank-{rank}.log")
+            place = RankPlace(rank, devices, Path(folder) / "meeting", logs / f"rank-{rank}.log")
             ranks.append(context.Process(target=_rank, args=(place, work), name=f"rank {rank}"))
         try:
             for process in ranks:
@@ -177,7 +177,7 @@ def _signals_to(lead: Any) -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _rank(place: Place, work: Work) -> None:
+def _rank(place: RankPlace, work: Work) -> None:
     """The main function of a rank's process."""
     os.setpgid(0, 0)  # Ctrl-C is for the process that started this one
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
@@ -207,7 +207,7 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def _together(place: Place) -> Iterator[None]:
+def _together(place: RankPlace) -> Iterator[None]:
     """Join the process group of the ranks, on the loopback interface."""
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from peer.bridge.messages import Fields
 from peer.island import join
-from peer.island.ranks import Place
+from peer.island.ranks import RankPlace
 from peer.rules.devices import DeviceWish
 from peer.run_file.sections import RunFile
 from peer.trainer.computing.device_facts import choose_device
@@ -187,7 +187,7 @@ def open_rank(
     run: RunFile,
     settings: TrainerSettings,
     goal: Goal,
-    place: Place,
+    place: RankPlace,
     *,
     keep: Callable[[Fit], None] = lambda fit: None,
 ) -> Engine:

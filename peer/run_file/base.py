@@ -18,7 +18,7 @@ WEIGHTS_FORMAT = ".safetensors"
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class BaseModel:
     """A published model."""
 
     source: str
@@ -46,11 +46,11 @@ class Base:
         return Place(f"{self.source}{between}{file.name}", file.sha256)
 
 
-def base_of(model: Model) -> Base | None:
+def base_of(model: Model) -> BaseModel | None:
     """The base of a run's model; ``None``: its first weights are drawn."""
     if isinstance(model, GptModel | CustomModel) or model.base is None:
         return None
-    return Base(model.base, tuple(place_of(name) for name in model.base_files or ()))
+    return BaseModel(model.base, tuple(place_of(name) for name in model.base_files or ()))
 
 
 def base_problems(model: Model) -> Iterator[tuple[str, str]]:
@@ -84,7 +84,7 @@ def base_problems(model: Model) -> Iterator[tuple[str, str]]:
             yield "model.base_files", f"has {file.name!r} twice"
 
 
-def _fault_of_source(base: Base) -> str | None:
+def _fault_of_source(base: BaseModel) -> str | None:
     if base.hub is not None:
         name, commit = base.hub
         if re.fullmatch(OWNED_HUB_NAME, name) and re.fullmatch(HUB_COMMIT, commit):

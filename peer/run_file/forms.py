@@ -51,7 +51,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class ExampleForm:
     """The form of a run's examples. Plain values, for a worker process."""
 
     kind: Kind
@@ -98,7 +98,7 @@ class Form:
     def opening(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[Turn], str]:
         """A chat that is under way, up to where the next answer begins."""
         role = "assistant" if self.kind == "chat" else "answer"
-        said = [(each["role"], each["content"]) for each in messages]
+        said = [(message["role"], message["content"]) for message in messages]
         if self.kind == "completion":
             said = [("prompt", said[-1][1])]
         turns, context = self._folded(said)
@@ -139,10 +139,12 @@ class Form:
         return before, after
 
 
-def form_of(kind: str, columns: Sequence[str] | None, template: Mapping[str, str] | None) -> Form:
+def form_of(
+    kind: str, columns: Sequence[str] | None, template: Mapping[str, str] | None
+) -> ExampleForm:
     """The form with these settings of a run file, or what they stand for if they are unset."""
     assert kind in ("chat", "completion")
-    return Form(
+    return ExampleForm(
         kind=kind,  # type: ignore[arg-type]  # mypy does not narrow a str to literals
         columns=tuple(columns or COLUMNS[kind]),  # type: ignore[index]
         template=dict(template or TEMPLATES[kind]),  # type: ignore[index]

@@ -28,7 +28,7 @@ from peer.run_file.declaring import (
     printable,
     text,
 )
-from peer.run_file.forms import Form, form_of
+from peer.run_file.forms import ExampleForm, form_of
 from peer.run_file.merging import Mixing, Outer, Rounds
 
 SCHEMA = 1
@@ -242,7 +242,7 @@ class _FormedData(_Data, frozen=True, kw_only=True):
     ] = None
 
     @property
-    def examples(self) -> Form | None:
+    def examples(self) -> ExampleForm | None:
         """The form of the examples; ``None`` for text."""
         return None if self.form == "text" else form_of(self.form, self.columns, self.template)
 

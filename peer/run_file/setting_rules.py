@@ -51,7 +51,7 @@ def check_table(
     table: dict[str, Any], kind: type[Struct], path: tuple[str, ...], found: Findings
 ) -> None:
     """Check one table against its section; a missing tag is set to that of the default recipe."""
-    fields = {each.encode_name: each for each in fields_of(kind)}
+    fields = {declared.encode_name: declared for declared in fields_of(kind)}
     tag_field = kind.__struct_config__.tag_field
     for name, value in table.items():
         here = (*path, name)
@@ -69,9 +69,9 @@ def check_table(
                 check_table(value, chosen, here, found)
         else:
             _check_setting(value, fields[name].type, here, found)
-    for name, each in fields.items():
-        if each.required and name not in table:
-            found.add((*path, name), f"is missing; it must be {rule_of(each.type)}", at=path)
+    for name, declared in fields.items():
+        if declared.required and name not in table:
+            found.add((*path, name), f"is missing; it must be {rule_of(declared.type)}", at=path)
 
 
 def _check_setting(value: Any, annotation: Any, here: tuple[str, ...], found: Findings) -> None:

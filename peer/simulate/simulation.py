@@ -223,11 +223,11 @@ class SimulatedSwarm(Overseer):
         return self.lives.in_training
 
     def _measure(self) -> None:
-        self.points.append(self.look())
+        self.points.append(self.point_now())
         every_s = self.experiment.measure.every_cycles * self.experiment.cycle_s
         self.lives.call_in(every_s, self._measure)
 
-    def look(self) -> Point:
+    def point_now(self) -> Point:
         """Measure the present state of the swarm."""
         peers = self.alive
         states = [states_of(peer) for peer in peers]
@@ -308,7 +308,7 @@ class SimulatedSwarm(Overseer):
             done = max(self._tokens_done / self.lives.tokens_end, self.lives.now / end_s)
             progress(min(1.0, done))
         if not self.points or self.points[-1].time_s < self.lives.now:
-            self.points.append(self.look())
+            self.points.append(self.point_now())
         return self._result()
 
     def _result(self) -> SwarmResult:

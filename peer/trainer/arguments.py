@@ -48,19 +48,19 @@ def checked_optimizers(
     if optimizer is None and not auto:
         return ()
     given = optimizer if isinstance(optimizer, Sequence) else (optimizer,)
-    optimizers = tuple(bare(each) for each in given)
-    for each in optimizers:
-        if isinstance(each, torch.optim.Optimizer) and hasattr(each, POST_HOOKS):
+    optimizers = tuple(bare(one) for one in given)
+    for chosen in optimizers:
+        if isinstance(chosen, torch.optim.Optimizer) and hasattr(chosen, POST_HOOKS):
             continue
         remedy = "pass the torch.optim.Optimizer that trains the model, or a list of several"
-        if isinstance(each, type):
-            remedy = f"pass an instance, such as {each.__name__}(model.parameters())"
-        elif each is None:
+        if isinstance(chosen, type):
+            remedy = f"pass an instance, such as {chosen.__name__}(model.parameters())"
+        elif chosen is None:
             remedy += "; a loop that steps by hand passes auto=False and calls run.step(tokens=...)"
-        raise TypeError(f"optimizer is {_named(each)}, which peer.join does not take: {remedy}")
+        raise TypeError(f"optimizer is {_named(chosen)}, which peer.join does not take: {remedy}")
     if not optimizers and auto:
         raise ValueError("optimizer is an empty list; pass the optimizers that train the model")
-    groups = [group["params"] for each in optimizers for group in each.param_groups]
+    groups = [group["params"] for chosen in optimizers for group in chosen.param_groups]
     held = {id(p) for parameters in groups for p in parameters}
     trained = trained_parameters(model)
     left = [name for name, p in trained.items() if id(p) not in held]

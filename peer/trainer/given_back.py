@@ -39,8 +39,8 @@ class GivenBack:
         """Move all that is on an accelerator to the host; nothing, if it is there already."""
         if self._from:
             return
-        held = {id(each): each for each in self._tensors() if is_away(each)}
-        self._from = [(each, each.device) for each in held.values()]
+        held = {id(tensor): tensor for tensor in self._tensors() if is_away(tensor)}
+        self._from = [(tensor, tensor.device) for tensor in held.values()]
         for tensor, _ in self._from:
             tensor.data = tensor.data.to(HOST)
         if self._from:
@@ -62,4 +62,4 @@ class GivenBack:
         yield from self._model.buffers()
         for optimizer in self._optimizers:
             for state in optimizer.state.values():
-                yield from (each for each in state.values() if isinstance(each, torch.Tensor))
+                yield from (value for value in state.values() if isinstance(value, torch.Tensor))

@@ -36,7 +36,7 @@ from peer.model.weights import load_weights
 from peer.run_file.schedule import learning_rate
 from peer.run_file.sections import RunFile
 from peer.status import PeerStatus
-from peer.trainer.computing.choices import Wishes, choose
+from peer.trainer.computing.choices import OwnerChoices, choose
 from peer.trainer.computing.device_facts import choose_device, facts_of
 from peer.trainer.computing.engine import Engine
 from peer.trainer.rank import Rank
@@ -49,7 +49,7 @@ class TrainerSettings:
     """Settings of training on this machine that are not part of the run."""
 
     device: str = "auto"
-    wishes: Wishes = field(default_factory=Wishes)
+    wishes: OwnerChoices = field(default_factory=OwnerChoices)
     """Precision, micro-batch and compilation, where not left to the trainer."""
     threads: int | None = None
     """Number of torch threads on the CPU; unset: torch's own choice."""

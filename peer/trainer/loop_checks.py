@@ -166,7 +166,7 @@ class LoopChecks:
         stack.callback(register_optimizer_step_post_hook(self._some_stepped).remove)
 
     def _some_stepped(self, optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> None:
-        given = any(optimizer is each for each in self._optimizers)
+        given = any(optimizer is known for known in self._optimizers)
         if self._auto and optimizer is self._optimizers[-1]:
             return  # its own hook is the safe point
         if not given and (optimizer in self._harmless or not self._is_of_model(optimizer)):
@@ -351,7 +351,7 @@ class FirstBatch:
     def __init__(self, model: torch.nn.Module, run_id: str) -> None:
         self._run_id = run_id
         self._batch = ""
-        self._hook = model.register_forward_pre_hook(self._look, with_kwargs=True)
+        self._hook = model.register_forward_pre_hook(self._note_batch, with_kwargs=True)
 
     def close(self) -> None:
         self._hook.remove()
@@ -362,15 +362,17 @@ class FirstBatch:
         # A program that sets no seed has one that the system has drawn.
         return self._batch or self._digest(SEED, f"{torch.initial_seed()}".encode())
 
-    def _look(self, model: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _note_batch(
+        self, model: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
         # First, so that a compiler leaves all of this out, and the graph stays whole.
         if torch.compiler.is_compiling() or self._batch or not model.training:
             return
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return
-        tensors = [each for each in tree_leaves((given, named)) if isinstance(each, torch.Tensor)]
+        tensors = [leaf for leaf in tree_leaves((given, named)) if isinstance(leaf, torch.Tensor)]
         try:
-            parts = [_content(each) for each in tensors]
+            parts = [_content(tensor) for tensor in tensors]
         except RuntimeError:  # within torch.func, or on no device: it has no values
             return
         if parts:

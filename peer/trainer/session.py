@@ -312,7 +312,7 @@ class Run(Rank):
         asked = self._news.take_try()
         if asked is not None:
             trials.begin(asked)
-        trials.look(loss_of)
+        trials.try_if_ready(loss_of)
 
     def _count(self) -> None:
         # Before a peer can hear of this step, so that it counts even after a kill -9.

@@ -96,7 +96,7 @@ def with_public_ports(own: S, *, tell: Callable[[str], object]) -> S:
 
 def settings_from(settings: JoinSettings | None, own: Mapping[str, Any]) -> JoinSettings:
     """The settings, given whole or as keywords. Raises ``TypeError`` or ``ValueError``."""
-    known = [each.name for each in fields(JoinSettings)]
+    known = [field.name for field in fields(JoinSettings)]
     for name in own:
         if name not in known:
             near = nearest(name, known, cutoff=0.4)

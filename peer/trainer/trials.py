@@ -77,7 +77,7 @@ class Trials:
         work = partial(self._feed.read_as, PeerId(asked.author), asked.reading)
         self._reading = in_background(work, name="trial")
 
-    def look(self, loss_of: LossOf | None) -> None:
+    def try_if_ready(self, loss_of: LossOf | None) -> None:
         """Finish the trial at this safe point if its data is here. Answers at most once."""
         asked, reading = self._asked, self._reading
         if asked is None or reading is None or not reading.done():

@@ -74,7 +74,7 @@ class Connections:
         return _Connection(self, server())
 
     def opened(self, connection: _Connection) -> None:
-        alike = [each for each in self._open if each.address == connection.address]
+        alike = [other for other in self._open if other.address == connection.address]
         if len(alike) >= OF_ADDRESS_MAX and not is_local(connection.address):
             self._close_idle(alike)
         elif len(self._open) >= CONNECTIONS_MAX:
@@ -82,7 +82,7 @@ class Connections:
         self._open[connection] = None
 
     def _close_idle(self, among: list[_Connection]) -> None:
-        idle = next((each for each in among if not each.requests), among[0])
+        idle = next((one for one in among if not one.requests), among[0])
         self.closed(idle)
         assert idle.transport is not None, "it is open"
         idle.transport.abort()
@@ -100,7 +100,7 @@ class Connections:
 
         @web.middleware
         async def watch(request: web.Request, handler: Handler) -> web.StreamResponse:
-            found = (each for each in self._open if each.transport is request.transport)
+            found = (one for one in self._open if one.transport is request.transport)
             connection = next(found, None)
             if connection is None:
                 return await handler(request)

@@ -181,11 +181,11 @@ def _encoded(line: Mapping[str, Any]) -> bytes:
 def plain(value: Any) -> Any:
     """``value`` as JSON has it. A number that is not finite becomes ``null``."""
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     if isinstance(value, (set, frozenset)):
-        return sorted(plain(each) for each in value)
+        return sorted(plain(item) for item in value)
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, float) and not math.isfinite(value):

@@ -68,7 +68,7 @@ def _is_progress(fields: Fields, before: Fields) -> bool:
     if not fields["event"] == before.get("event") == "phase" or fields["name"] != before["name"]:
         return False
     # "downloading the state of the run from 3 peers": their number changes all the time.
-    texts = [str(each["text"]).partition(" from ")[0] for each in (fields, before)]
+    texts = [str(event["text"]).partition(" from ")[0] for event in (fields, before)]
     return texts[0] == texts[1] or bool(fields.get("done") and before.get("done"))
 
 

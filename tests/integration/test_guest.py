@@ -105,9 +105,9 @@ def test_a_share_of_the_time_is_kept_to_within_a_tenth(start: Start) -> None:
 
 def used_by_others(*, over_s: float) -> float:
     """Share of the processors that programs other than Shoal use now."""
-    before = other_programs.look()
+    before = other_programs.times_now()
     time.sleep(over_s)
-    return other_programs.others_share(before, other_programs.look())
+    return other_programs.others_share(before, other_programs.times_now())
 
 
 def test_training_pauses_while_other_programs_use_the_processors(

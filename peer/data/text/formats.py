@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from peer.errors import DataUnavailable, one_line
 from peer.optional import hub_errors, needed
-from peer.run_file.forms import Form
+from peer.run_file.forms import ExampleForm
 from peer.run_file.places import HUB_FILE, TEXT_FORMATS, TOKEN_FORMATS
 
 PIECE_BYTES = 1 << 22
@@ -66,7 +66,7 @@ class DataFile:
     """Name in the run file, for messages."""
     text_field: str = "text"
     dtype: str = "uint16"
-    form: Form | None = None
+    form: ExampleForm | None = None
     """The form of examples; ``None``: text."""
     format: str | None = None
     """The format, such as '.txt'; ``None``: as the name ends."""
@@ -396,7 +396,7 @@ def _lone_surrogate(line: bytes) -> str | None:
     return None
 
 
-def _example(form: Form, values: list[Any]) -> str:
+def _example(form: ExampleForm, values: list[Any]) -> str:
     if (fault := form.fault(values)) is not None:
         raise _Refused(fault)
     return text_of(values)
@@ -490,7 +490,7 @@ def _row_groups(file: DataFile, opened: Any) -> list[_Rows]:
             groups = range(first, group + 1)
             parts = max(1, min(-(-size // ROWS_MAX_BYTES), rows, PARTS_MAX))
             ends = [rows * number // parts for number in range(parts + 1)]
-            pieces += (_Rows(groups, *each) for each in pairwise(ends))
+            pieces += (_Rows(groups, *part) for part in pairwise(ends))
             first, size, rows = group + 1, 0, 0
     return pieces
 

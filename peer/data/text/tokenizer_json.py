@@ -93,23 +93,23 @@ def _parts(part: str, given: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]
         return
     if depth == DEPTH_MAX:
         raise ValueError(f"its {part} has sequences in sequences")
-    for each in given.get(_NESTED[part]) or ():
-        yield from _parts(part, each, depth + 1)
+    for nested in given.get(_NESTED[part]) or ():
+        yield from _parts(part, nested, depth + 1)
 
 
 def _check_growth(part: str, found: list[Mapping[str, Any]]) -> None:
     growth = 1
-    for each in found:
-        if len(str(each.get("precompiled_charsmap"))) > CHARSMAP_MAX:
+    for step in found:
+        if len(str(step.get("precompiled_charsmap"))) > CHARSMAP_MAX:
             raise ValueError(f"its {part} has a map of more than {CHARSMAP_MAX} characters")
-        pattern = each.get("pattern")
+        pattern = step.get("pattern")
         is_text = isinstance(pattern, Mapping) and "String" in pattern
         sought = str(pattern["String"]) if isinstance(pattern, Mapping) and is_text else ""
-        put_in = str(each.get("content") or each.get("prepend") or "")
+        put_in = str(step.get("content") or step.get("prepend") or "")
         if max(len(str(pattern)), len(put_in)) > TEXT_MAX:
             raise ValueError(f"its {part} has a text of more than {TEXT_MAX} characters")
         # A regular expression may be found between any two characters.
         grown = -(-len(put_in) // len(sought)) if sought else len(put_in) + 1
-        growth *= max(grown, _GROWTH.get(each["type"], 1))
+        growth *= max(grown, _GROWTH.get(step["type"], 1))
         if growth > GROWTH_MAX:
             raise ValueError(f"its {part} may make more than {GROWTH_MAX} characters of one")

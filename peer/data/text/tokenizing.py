@@ -27,7 +27,7 @@ from peer.data.text.token_cache import PieceTokens
 from peer.data.text.tokenizer_json import checked
 from peer.errors import DataUnavailable, one_line
 from peer.optional import needed
-from peer.run_file.forms import Form
+from peer.run_file.forms import ExampleForm
 
 Tokens = NDArray[np.int32]
 
@@ -38,7 +38,7 @@ BYTES_END = 0
 """The byte token that ends a document, which occurs in no text."""
 
 
-class Facts(msgspec.Struct, frozen=True):
+class TokenizerFacts(msgspec.Struct, frozen=True):
     """What there is to know of a tokenizer without loading it."""
 
     digest: str
@@ -54,8 +54,8 @@ class Tokenizer:
     vocabulary: int
 
     @property
-    def facts(self) -> Facts:
-        return Facts(self.digest, self.end, self.vocabulary)
+    def facts(self) -> TokenizerFacts:
+        return TokenizerFacts(self.digest, self.end, self.vocabulary)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -173,7 +173,7 @@ def batches(items: Iterable[Item]) -> Iterator[list[Item]]:
 # --- examples -----------------------------------------------------------------------------------
 
 
-def example_tokens(form: Form, text: str, tokenizer: Tokenizer) -> Tokens:
+def example_tokens(form: ExampleForm, text: str, tokenizer: Tokenizer) -> Tokens:
     """The tokens of an example that ``formats.text_of`` has written."""
     turns = list(form.turns(msgspec.json.decode(text)))
     starts = [len(turn.context) for turn in turns]
@@ -187,7 +187,7 @@ def example_tokens(form: Form, text: str, tokenizer: Tokenizer) -> Tokens:
 
 
 def sequences_of(
-    items: Iterable[Item], tokenizer: Tokenizer, form: Form, *, held_out: float, size: int
+    items: Iterable[Item], tokenizer: Tokenizer, form: ExampleForm, *, held_out: float, size: int
 ) -> PieceTokens:
     """The sequences of a piece of examples, apart for training and as held-out part.
 
@@ -198,12 +198,12 @@ def sequences_of(
         part = parts[is_held_out(item.key, held_out)]
         part.append(example_tokens(form, item.text, tokenizer))
     rows = (packed(parts[held], size, end=tokenizer.end) for held in (False, True))
-    return PieceTokens(*(each.view(np.uint32) for each in rows))
+    return PieceTokens(*(part.view(np.uint32) for part in rows))
 
 
 def signed(tokens: PieceTokens) -> PieceTokens:
     """The sequences that ``sequences_of`` has made."""
-    return PieceTokens(*(each.view("<i4") for each in (tokens.train, tokens.held_out)))
+    return PieceTokens(*(part.view("<i4") for part in (tokens.train, tokens.held_out)))
 
 
 def packed(examples: Iterable[Tokens], size: int, *, end: int) -> Tokens:

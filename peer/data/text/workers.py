@@ -34,9 +34,9 @@ from peer.data.text.formats import (
 from peer.data.text.token_cache import TokenCache
 from peer.data.text.tokenizing import (
     ByteTokenizer,
-    Facts,
     FileTokenizer,
     Tokenizer,
+    TokenizerFacts,
     sequences_of,
     tokens_of,
 )
@@ -85,11 +85,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
     unreached: bool = False
     """The problem is one of the way to the hub."""
-    tokenizer: Facts | None = None
+    tokenizer: TokenizerFacts | None = None
     pieces: int = 0
 
 
-def carry_out(job: Job) -> Facts:
+def carry_out(job: Job) -> TokenizerFacts:
     """Tokenize a piece into the cache. Raises ``PeerError``."""
     try:
         tokenizer = _tokenizer_of(job)
@@ -152,7 +152,7 @@ class Workers:
         for _ in range(self.count):
             self._idle.put(_Worker(_REACHES_NOBODY if hub is None else _reach_of(hub)))
 
-    def do(self, job: Job) -> Facts:
+    def do(self, job: Job) -> TokenizerFacts:
         """Carry a job out as soon as a worker is free. Raises ``DataUnavailable``."""
         facts = self._ask(job).tokenizer
         assert facts is not None  # of an answer without a problem

@@ -21,7 +21,7 @@ from dht.whole_files import new_folder
 from peer.data.hub import hub_address, hub_host
 from peer.data.text.downloads import Downloads, Host, KnownHashes
 from peer.errors import DataUnavailable, PeerError, one_line
-from peer.run_file.base import Base, base_of
+from peer.run_file.base import BaseModel, base_of
 from peer.run_file.places import Place
 from peer.run_file.sections import RunFile
 from peer.storage.home import data_cache
@@ -127,11 +127,11 @@ def model_downloads(
     )
 
 
-def _host(base: Base) -> Host | None:
+def _host(base: BaseModel) -> Host | None:
     return None if base.hub is None else hub_host(base.hub[0])
 
 
-def _local(base: Base, file: Place, data_dir: Path, hashes: KnownHashes) -> Path:
+def _local(base: BaseModel, file: Place, data_dir: Path, hashes: KnownHashes) -> Path:
     place = base.place(file)
     path = data_dir / place.name
     if not path.is_file():
@@ -145,7 +145,7 @@ def _local(base: Base, file: Place, data_dir: Path, hashes: KnownHashes) -> Path
 
 
 def _remote(
-    base: Base, file: Place, downloads: Downloads, hashes: KnownHashes, tell: Progress
+    base: BaseModel, file: Place, downloads: Downloads, hashes: KnownHashes, tell: Progress
 ) -> Path:
     path, _ = downloads.fetch_checked(
         _address(base, file),
@@ -155,13 +155,13 @@ def _remote(
     return path
 
 
-def _address(base: Base, file: Place) -> Place:
+def _address(base: BaseModel, file: Place) -> Place:
     if base.hub is None:
         return base.place(file)
     return Place(hub_address(*base.hub, file.name), file.sha256)
 
 
-def _together(base: Base, paths: Sequence[Path], folder: Path) -> Path:
+def _together(base: BaseModel, paths: Sequence[Path], folder: Path) -> Path:
     """A folder with links to the files, and the list of their tensors, as transformers wants it."""
     names = [SINGLE] if len(paths) == 1 else [file.name for file in base.files]
     places = {name: str(path.resolve()) for name, path in zip(names, paths, strict=True)}

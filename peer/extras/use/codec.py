@@ -12,7 +12,7 @@ from peer.data.text.tokenizing import BYTES_END, ByteTokenizer
 from peer.errors import DataUnavailable, one_line
 from peer.model.export.tokenizer import TokenizerFiles
 from peer.optional import needed
-from peer.run_file.forms import Form
+from peer.run_file.forms import ExampleForm
 
 Message = Mapping[str, str]
 """``role`` and ``content`` of a message in a chat."""
@@ -83,7 +83,7 @@ class FormCodec:
 
     is_chat = True
 
-    def __init__(self, codec: Codec, form: Form) -> None:
+    def __init__(self, codec: Codec, form: ExampleForm) -> None:
         self._codec = codec
         self._form = form
         self.end = codec.end

@@ -141,7 +141,7 @@ def converted(shape: GptModel, tensors: Mapping[str, Tensor], *, dtype: Dtype) -
 def _block(
     shape: GptModel, found: Architecture, tensors: Mapping[str, Tensor], prefix: str
 ) -> Iterator[tuple[str, Tensor]]:
-    own = {name.removeprefix(prefix): each for name, each in tensors.items()}
+    own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
     features = shape.width // shape.heads
     yield found.attention_norm, own["attention_norm.weight"]
     yield found.mlp_norm, own["mlp_norm.weight"]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from peer.data.files import hosts_of
-from peer.model.export.facts import Facts, spread
+from peer.model.export.facts import RunFacts, spread
 from peer.quantities import peers_text, plural
 from peer.run_file.base import base_of
 from peer.run_file.sections import FilesData, HfData, HfModel, RunFile
@@ -31,7 +31,9 @@ LISTED_MAX = 100
 """Contributors that the card lists; the others are one line."""
 
 
-def card(outer: OuterState, facts: Facts, *, tokenizer: str | None, dtype: str, kind: str) -> str:
+def card(
+    outer: OuterState, facts: RunFacts, *, tokenizer: str | None, dtype: str, kind: str
+) -> str:
     """The text of the card. ``kind``: the architecture and the number of parameters."""
     run = outer.run
     rows = "\n".join(f"| {name} | {value} |" for name, value in _rows(outer, facts, dtype, kind))
@@ -48,7 +50,7 @@ def card(outer: OuterState, facts: Facts, *, tokenizer: str | None, dtype: str, 
     return "\n\n".join(parts) + "\n"
 
 
-def _trained_by(facts: Facts) -> str:
+def _trained_by(facts: RunFacts) -> str:
     if len(facts.names) + facts.others == 1:
         return "One peer trained this model with Shoal, in a run that others can join."
     return (
@@ -67,7 +69,7 @@ def _head(run: RunFile) -> str:
     return "\n".join(["---", *lines, "---"])
 
 
-def _rows(outer: OuterState, facts: Facts, dtype: str, kind: str) -> Iterator[tuple[str, str]]:
+def _rows(outer: OuterState, facts: RunFacts, dtype: str, kind: str) -> Iterator[tuple[str, str]]:
     run = outer.run
     yield "run", f"`{run.run_id}`"
     yield "model", f"`{outer.model}` (exports with the same name have the same parameters)"
@@ -98,7 +100,7 @@ def _data(run: RunFile) -> str:
     return plain_text(tag)
 
 
-def _peers(facts: Facts) -> str:
+def _peers(facts: RunFacts) -> str:
     if facts.contributors:
         return f"{peers_text(sum(len(row.peers) for row in facts.contributors))}, listed below"
     names = [plain_text(name) for name in facts.names]
@@ -107,7 +109,7 @@ def _peers(facts: Facts) -> str:
     return ", ".join(names) + (f" and {plural(facts.others, 'other')}" if facts.others else "")
 
 
-def _contributors(facts: Facts) -> Iterator[str]:
+def _contributors(facts: RunFacts) -> Iterator[str]:
     if not facts.contributors:
         return
     yield "## Contributors"
@@ -120,7 +122,7 @@ def _contributors(facts: Facts) -> Iterator[str]:
     yield "\n".join(lines)
 
 
-def _history(facts: Facts, *, in_bytes: bool) -> Iterator[str]:
+def _history(facts: RunFacts, *, in_bytes: bool) -> Iterator[str]:
     if len(facts.measured) < 2:
         return
     yield "## Held-out loss"

@@ -36,7 +36,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RunFacts:
     """Facts of a run that neither its run file nor its parameters contain."""
 
     names: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Facts:
     """All whose work is merged, the largest first; empty if no tally is known."""
 
 
-def facts_in_folder(folder: Path, outer: OuterState) -> Facts:
+def facts_in_folder(folder: Path, outer: OuterState) -> RunFacts:
     """The facts in the event log of a peer's folder."""
     names: dict[str, str] = {}
     measured: dict[int, Measured] = {}
@@ -77,7 +77,7 @@ def _measured(event: Mapping[str, object]) -> Measured | None:
     return None
 
 
-def facts_of_peers(seen: RunStatus, outer: OuterState) -> Facts:
+def facts_of_peers(seen: RunStatus, outer: OuterState) -> RunFacts:
     """The facts that peers on line report."""
     names = {peer.peer: peer.name for peer in seen.peers}
     names |= {peer: silent.name for peer, silent in seen.silent.items()}
@@ -91,14 +91,14 @@ def _facts(
     names: Mapping[str, str],
     measured: Iterable[Measured],
     rows: Iterable[Contributor],
-) -> Facts:
+) -> RunFacts:
     merged = MergedMap()
     for state in outer.states:
         merged = merged.united(state.merged)
     worked = {peer for peer, mark in merged.items() if mark.tokens}
     chosen = {peer: name for peer, name in names.items() if not is_default(name, PeerId(peer))}
     known = sorted(peer for peer in worked if peer in chosen)
-    return Facts(
+    return RunFacts(
         tuple(sorted(chosen[peer] for peer in known)),
         len(worked) - len(known),
         tuple(measured),

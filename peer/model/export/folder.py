@@ -29,7 +29,7 @@ from peer.model.export.architecture import (
     mlp_width,
 )
 from peer.model.export.card import card
-from peer.model.export.facts import Facts
+from peer.model.export.facts import RunFacts
 from peer.model.export.parameters import in_bf16, model_of
 from peer.model.export.tokenizer import TokenizerFiles
 from peer.optional import extra
@@ -49,7 +49,7 @@ class Export:
     """The contents of an export."""
 
     outer: OuterState
-    facts: Facts = field(default_factory=Facts)
+    facts: RunFacts = field(default_factory=RunFacts)
     tokenizer: TokenizerFiles | None = None
     dtype: Dtype = "fp32"
     base: Path | None = None

@@ -70,7 +70,7 @@ def _templated(found: TokenizerFiles, template: str | None) -> TokenizerFiles:
     """The tokenizer with the run's chat template in place of its own."""
     if template is None:
         return found
-    files = {name: each for name, each in found.files.items() if name != CHAT_TEMPLATE}
+    files = {name: content for name, content in found.files.items() if name != CHAT_TEMPLATE}
     config = json.loads(files[TOKENIZER_CONFIG]) | {"chat_template": template}
     return replace(found, files=files | {TOKENIZER_CONFIG: _json(config)})
 

@@ -49,7 +49,7 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class OwnerChoices:
     """Choices of the machine's owner. ``None`` and ``auto`` leave them to the trainer."""
 
     precision: Precision | Literal["auto"] = "auto"
@@ -77,7 +77,7 @@ class Choices:
         return ", ".join([*parts, *(["activations recomputed"] if self.lean else [])])
 
 
-def wishes_from(*, precision: str, micro_batch: str, compile: str) -> Wishes:  # noqa: A002
+def wishes_from(*, precision: str, micro_batch: str, compile: str) -> OwnerChoices:  # noqa: A002
     """The wishes as options of a command. Raises ``ValueError``."""
     for option, given, known in (
         ("precision", precision, ("auto", *PRECISIONS)),
@@ -87,14 +87,14 @@ def wishes_from(*, precision: str, micro_batch: str, compile: str) -> Wishes:  #
             raise ValueError(f"--{option} is {given!r}; it is one of {', '.join(known)}")
     if micro_batch != "auto" and not (micro_batch.isdecimal() and int(micro_batch) >= 1):
         raise ValueError(f"--micro-batch is {micro_batch!r}; it is auto, or a number from 1 on")
-    return Wishes(
+    return OwnerChoices(
         precision=precision,  # type: ignore[arg-type]
         micro_batch=None if micro_batch == "auto" else int(micro_batch),
         compile=compile,  # type: ignore[arg-type]
     )
 
 
-def choose(facts: DeviceFacts, wishes: Wishes, *, batch_size: int) -> Choices:
+def choose(facts: DeviceFacts, wishes: OwnerChoices, *, batch_size: int) -> Choices:
     """The choices before anything is measured: a whole batch at once.
 
     Raises ``ValueError`` if the device has no such precision.
@@ -168,12 +168,12 @@ class Probe:
     def fitting(self, room_bytes: float, *, fixed: float = 0.0) -> int:
         """Number of sequences that fit into this much memory, in the same proportion."""
         fixed = min(fixed, self.peak_bytes)
-        each = (self.peak_bytes - fixed) / self.size
-        return int(max(0.0, room_bytes - fixed) / max(1.0, each))
+        sequence_bytes = (self.peak_bytes - fixed) / self.size
+        return int(max(0.0, room_bytes - fixed) / max(1.0, sequence_bytes))
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MicroBatchCost:
     """Time and memory of both passes of a micro-batch, by its number of sequences."""
 
     sequence_s: float

@@ -29,10 +29,10 @@ from peer.trainer.computing.choices import (
     FREE_FRACTION,
     Choices,
     DeviceFacts,
+    MicroBatchCost,
+    OwnerChoices,
     Precision,
     Probe,
-    Sample,
-    Wishes,
 )
 from peer.trainer.computing.device_facts import free_bytes
 from peer.trainer.computing.engine import Engine
@@ -104,8 +104,8 @@ class Goal:
     def for_batch(self, size: int) -> Goal:
         """The same for a device that trains on so many sequences of a batch."""
         first, choices = (
-            replace(each, micro_batch=min(each.micro_batch, size))
-            for each in (self.first, self.choices)
+            replace(chosen, micro_batch=min(chosen.micro_batch, size))
+            for chosen in (self.first, self.choices)
         )
         return replace(self, first=first, choices=choices)
 
@@ -151,7 +151,7 @@ class Remembered:
         return found if isinstance(found, dict) else {}
 
 
-def key_of(run: RunFile, facts: DeviceFacts, wishes: Wishes, *, devices: int = 1) -> str:
+def key_of(run: RunFile, facts: DeviceFacts, wishes: OwnerChoices, *, devices: int = 1) -> str:
     """A hash of everything that a measurement depends on."""
     parts = (
         *(facts, torch.__version__),
@@ -219,7 +219,7 @@ def _trained(engine: Engine) -> int:
 
 
 def begin(
-    engine: Engine, facts: DeviceFacts, wishes: Wishes, *, room: float, known: Fit | None
+    engine: Engine, facts: DeviceFacts, wishes: OwnerChoices, *, room: float, known: Fit | None
 ) -> tuple[Goal, Fit]:
     """Choose the way to begin with. Returns what is left to find out, and the first measurement.
 
@@ -279,7 +279,7 @@ def _known(engine: Engine, known: Fit, room: float) -> tuple[Goal, Fit]:
     return goal, known
 
 
-def _one_sequence(engine: Engine, room: float) -> Sample:
+def _one_sequence(engine: Engine, room: float) -> MicroBatchCost:
     """Measure one sequence, if need be with recomputed activations."""
     for lean in (False, True):
         engine.choose(replace(engine.choices, compile=False, micro_batch=1, lean=lean))
@@ -289,7 +289,7 @@ def _one_sequence(engine: Engine, room: float) -> Sample:
     raise MachineTooSmall(engine.run.name, _shortage(room))
 
 
-def _in_full(engine: Engine) -> Sample:
+def _in_full(engine: Engine) -> MicroBatchCost:
     """One sequence, and what a second one adds, if both fit."""
     probe(engine, 1)  # it loads kernels
     one = probe(engine, 1)
@@ -297,12 +297,12 @@ def _in_full(engine: Engine) -> Sample:
     added = one.peak_bytes - gradients
     two = probe(engine, 2) if engine.batch_size > 1 and isfinite(added) else None
     if two is None or not isfinite(two.peak_bytes):
-        return Sample(one.seconds, gradients, added)
+        return MicroBatchCost(one.seconds, gradients, added)
     added = min(added, max(two.peak_bytes - one.peak_bytes, BLOCK_BYTES))
-    return Sample(one.seconds, one.peak_bytes - added, added)
+    return MicroBatchCost(one.seconds, one.peak_bytes - added, added)
 
 
-def _in_short(engine: Engine) -> Sample:
+def _in_short(engine: Engine) -> MicroBatchCost:
     """One sequence, by calculation from a few tokens."""
     length = engine.run.data.sequence_length
     tokens = min(length, TRIAL_TOKENS)
@@ -315,14 +315,14 @@ def _in_short(engine: Engine) -> Sample:
     grown = (more.peak_bytes - less.peak_bytes) / max(1, tokens - fewer)
     # What is computed again is a part of ``more`` alone.
     token_bytes = min(max(0.0, grown), more.peak_bytes / tokens)
-    return Sample(
+    return MicroBatchCost(
         sequence_s=more.seconds * length / tokens,
         fixed_bytes=more.peak_bytes - token_bytes * tokens,
         sequence_bytes=token_bytes * length,
     )
 
 
-def _first_size(engine: Engine, goal: Goal, one: Sample) -> int:
+def _first_size(engine: Engine, goal: Goal, one: MicroBatchCost) -> int:
     """The first micro-batch: one that certainly fits."""
     fitting = one.fitting(goal.room_bytes)
     most = goal.choices.micro_batch
@@ -333,7 +333,7 @@ def _first_size(engine: Engine, goal: Goal, one: Sample) -> int:
     return max(1, min(most, int(SAFE_SHARE * fitting))) if goal.grows else 1
 
 
-def _quickest(engine: Engine, goal: Goal, one: Sample) -> float:
+def _quickest(engine: Engine, goal: Goal, one: MicroBatchCost) -> float:
     """Time of a sequence in the fastest way of those that can be tried in a moment.
 
     People decide by it how much may be sent. By a few tokens a small model seems many times slower

@@ -279,18 +279,18 @@ class Tuner(Tuning):
             yield False
         self._resize(size)
         wanted = max(engine.sizes(engine.choices))
-        found: list[Probe] = []
-        while len(found) < PASSES:
-            seen = yield True
+        probes: list[Probe] = []
+        while len(probes) < PASSES:
+            probe = yield True
             if engine.choices.micro_batch != size:
                 return Probe(size, inf, inf, inf)  # memory ran out
-            if seen is not None and seen.size == wanted:
-                found.append(seen)
+            if probe is not None and probe.size == wanted:
+                probes.append(probe)
         return Probe(
             size=wanted,
-            seconds=min(each.seconds for each in found),
-            peak_bytes=max(each.peak_bytes for each in found),
-            work_s=min(each.work_s for each in found),
+            seconds=min(probe.seconds for probe in probes),
+            peak_bytes=max(probe.peak_bytes for probe in probes),
+            work_s=min(probe.work_s for probe in probes),
         )
 
     def _resize(self, size: int) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from peer.cli.learner_options import Options
 from peer.cli.training import _rank
-from peer.island.ranks import Place
+from peer.island.ranks import RankPlace
 from peer.run_file.reading import parse
 from peer.storage.home import data_home
 from peer.storage.progress import read_progress
@@ -45,7 +45,7 @@ def test_the_first_process_trains_and_remembers_what_fits(
         TrainerSettings(device="cpu", threads=torch.get_num_threads(), steps_max=12),
         Goal(first=Choices(micro_batch=1), choices=wanted, room_bytes=1e9),
         "a key",
-        Place(0, ("cpu",), tmp_path / "meeting", tmp_path / "log"),
+        RankPlace(0, ("cpu",), tmp_path / "meeting", tmp_path / "log"),
     )
     assert code == 0
     assert "left the run: 12 steps" in capsys.readouterr().out

@@ -17,7 +17,7 @@ from dht.identity import PeerId
 from peer.data.batches.sequences import Data
 from peer.data.files import open_files
 from peer.data.text.formats import DataFile
-from peer.data.text.tokenizing import Facts
+from peer.data.text.tokenizing import TokenizerFacts
 from peer.data.text.workers import Job, Workers, carry_out, counted
 from peer.run_file.sections import Evaluation, FilesData, FileSource, RunFile
 
@@ -65,7 +65,7 @@ def run_of(*sources: FileSource, **recipe: Any) -> RunFile:
 class InThisProcess(Workers):
     """Carries jobs out at once, for tests that change sizes, and so that they take no processes."""
 
-    def do(self, job: Job) -> Facts:
+    def do(self, job: Job) -> TokenizerFacts:
         return carry_out(job)
 
     def pieces_of(self, file: DataFile) -> int:

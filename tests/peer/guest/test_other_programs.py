@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from peer.guest.other_programs import (
     Process,
-    Sample,
-    look,
+    ProcessorTimes,
     names_of_others,
     others_share,
     shoal_processes,
+    times_now,
 )
 
 AGENT = ("python", "-P", "-m", "peer.agent", "3", "4", "5")
@@ -49,20 +49,22 @@ def test_the_share_of_others_is_the_total_less_that_of_shoal() -> None:
         7: process(1, "game", busy_s=54.0),
         8: process(5, "another of the same number", busy_s=90.0, began=2.0),
     }
-    share = others_share(Sample(1000.0, 4000.0, before), Sample(1010.0, 4020.0, after))
+    share = others_share(
+        ProcessorTimes(1000.0, 4000.0, before), ProcessorTimes(1010.0, 4020.0, after)
+    )
     assert share == (10.0 - 6.0) / 20.0
 
 
 def test_the_share_of_others_is_between_0_and_1() -> None:
-    nothing = Sample(10.0, 20.0, {})
+    nothing = ProcessorTimes(10.0, 20.0, {})
     assert others_share(nothing, nothing) == 0.0
-    assert others_share(nothing, Sample(50.0, 30.0, {})) == 1.0
+    assert others_share(nothing, ProcessorTimes(50.0, 30.0, {})) == 1.0
 
 
 def test_this_machine_can_be_sampled() -> None:
-    seen = look()
-    assert 0 < seen.busy_s < seen.all_s
-    assert any("pytest" in " ".join(p.command) for p in seen.processes.values())
+    times = times_now()
+    assert 0 < times.busy_s < times.all_s
+    assert any("pytest" in " ".join(p.command) for p in times.processes.values())
 
 
 def test_the_names_of_other_programs_are_without_folder_and_without_shoal() -> None:

@@ -11,7 +11,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from peer.island.ranks import Place
+from peer.island.ranks import RankPlace
 from peer.island.training import SummedGradients, batch_parts, open_rank
 from peer.run_file.sections import (
     AdamwInner,
@@ -27,7 +27,7 @@ from peer.trainer.computing.fitting import Fit, Goal
 from peer.trainer.loop import TrainerSettings, open_engine
 
 
-def add_up(place: Place) -> int:
+def add_up(place: RankPlace) -> int:
     """Each rank adds its number, so that rank 0 ends with a code of all."""
     assert os.environ["LOCAL_WORLD_SIZE"] == str(len(place.devices)), "cores are to be shared"
     number = torch.tensor([place.rank + 1])
@@ -35,7 +35,7 @@ def add_up(place: Place) -> int:
     return 40 + int(number)
 
 
-def add_up_for_ever(place: Place) -> int:
+def add_up_for_ever(place: RankPlace) -> int:
     """Rank 0 ends with 7 once it was asked to; the others see it in the sum."""
     asked: list[int] = []
     if place.rank == 0:
@@ -49,7 +49,7 @@ def add_up_for_ever(place: Place) -> int:
         time.sleep(0.01)
 
 
-def lose_the_second_once(place: Place) -> int:
+def lose_the_second_once(place: RankPlace) -> int:
     """The second rank is killed at its first start."""
     if place.rank == 1 and not _notes(place, "killed"):
         _note(place, "killed")
@@ -57,24 +57,24 @@ def lose_the_second_once(place: Place) -> int:
     return add_up(place)
 
 
-def lose_one_device_always(place: Place) -> int:
+def lose_one_device_always(place: RankPlace) -> int:
     """The process on ``cpu:1`` fails whenever it starts."""
     if place.device == "cpu:1":
         raise RuntimeError("this device has fallen off the bus")
     return add_up(place)
 
 
-def refuse(place: Place) -> int:
+def refuse(place: RankPlace) -> int:
     """Rank 0 is refused by the run; the others hear of it."""
     dist.barrier()
     return 4 if place.rank == 0 else 3
 
 
-def _note(place: Place, name: str) -> None:
+def _note(place: RankPlace, name: str) -> None:
     (place.log.parent / name).touch()
 
 
-def _notes(place: Place, name: str) -> bool:
+def _notes(place: RankPlace, name: str) -> bool:
     return Path(place.log.parent / name).exists()
 
 
@@ -91,7 +91,7 @@ ANSWERS = msgspec.structs.replace(
 
 
 def rank_engine(
-    place: Place, run: RunFile = RUN, batch: torch.Tensor | None = None
+    place: RankPlace, run: RunFile = RUN, batch: torch.Tensor | None = None
 ) -> tuple[Engine, SummedGradients, torch.Tensor]:
     """An engine with small buckets, and this rank's part of a batch."""
     batch = BATCH if batch is None else batch
@@ -110,19 +110,19 @@ def rank_engine(
 BATCH = torch.randint(0, 32, (5, 9), generator=torch.Generator().manual_seed(7))
 
 
-def compare_gradients(place: Place) -> int:
+def compare_gradients(place: RankPlace) -> int:
     """Each rank computes the gradient of its part; code 0 if the sum is that of the whole batch."""
     return _compared(place, RUN, BATCH)
 
 
-def compare_gradients_of_answers(place: Place) -> int:
+def compare_gradients_of_answers(place: RankPlace) -> int:
     """The same with sequences of which the first rank predicts fewer tokens than the second."""
     answers = torch.where(torch.arange(9) < torch.tensor([[8], [8], [9], [1], [0]]), ~BATCH, BATCH)
     assert [int((part[:, 1:] >= 0).sum()) for part in answers.split([3, 2])] == [2, 16]
     return _compared(place, ANSWERS, answers)
 
 
-def _compared(place: Place, run: RunFile, batch: torch.Tensor) -> int:
+def _compared(place: RankPlace, run: RunFile, batch: torch.Tensor) -> int:
     engine, summed, own = rank_engine(place, run, batch)
     alone = open_engine(run, TrainerSettings(threads=1, device="cpu"))
     alone.choose(Choices(micro_batch=5))
@@ -139,7 +139,7 @@ def _compared(place: Place, run: RunFile, batch: torch.Tensor) -> int:
     return 0
 
 
-def compare_with_a_sum_at_the_end(place: Place) -> int:
+def compare_with_a_sum_at_the_end(place: RankPlace) -> int:
     """Code 0 if the sums are those of one operation after the backward pass.
 
     The second rank runs out of memory in the middle of its last backward pass, and has sent the
@@ -168,7 +168,7 @@ def compare_with_a_sum_at_the_end(place: Place) -> int:
     return 0
 
 
-def lose_the_second_in_its_backward_pass(place: Place) -> int:
+def lose_the_second_in_its_backward_pass(place: RankPlace) -> int:
     """At its first start the second rank is killed between two buckets of its gradients."""
     engine, summed, own = rank_engine(place)
 

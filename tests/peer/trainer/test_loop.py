@@ -33,7 +33,7 @@ from peer.run_file.sections import (
 )
 from peer.status import PeerStatus
 from peer.storage.checkpoint import CheckpointFolder
-from peer.trainer.computing.choices import Wishes
+from peer.trainer.computing.choices import OwnerChoices
 from peer.trainer.computing.device_facts import facts_of
 from peer.trainer.computing.engine import Engine
 from peer.trainer.computing.fitting import Fit, Goal, begin
@@ -209,7 +209,7 @@ def test_the_loop_trains_while_it_compiles_and_says_so(run_file: RunFile, tmp_pa
             trained.set()
 
     engine = open_engine(run_file, settings, made=partial(Engine, backend=broken))
-    wishes = Wishes(compile="on", precision="fp32")
+    wishes = OwnerChoices(compile="on", precision="fp32")
     engine.choose(replace(engine.choices, compile=True, precision="fp32"))
     goal, _ = begin(engine, facts_of(engine.device), wishes, room=1e9, known=None)
     engine.tuning = Tuner(engine, goal)
@@ -272,7 +272,7 @@ def test_a_step_that_the_scaler_skips_counts_no_tokens(run_file: RunFile, tmp_pa
         return next_token_loss(model, tokens) * (float("inf") if calls == 2 else 1.0)
 
     settings = TrainerSettings(
-        device="cpu", threads=1, steps_max=3, wishes=Wishes(precision="fp16")
+        device="cpu", threads=1, steps_max=3, wishes=OwnerChoices(precision="fp16")
     )
     found = train(
         run_file,
@@ -300,7 +300,7 @@ def test_a_restart_in_half_precision_goes_on_with_the_same_scale(
 ) -> None:
     """It began at 65536 again, and skipped steps until it had found its scale."""
     settings = TrainerSettings(
-        device="cpu", threads=1, steps_max=2, wishes=Wishes(precision="fp16")
+        device="cpu", threads=1, steps_max=2, wishes=OwnerChoices(precision="fp16")
     )
 
     def scale_after(engine: Engine) -> float:

@@ -68,7 +68,7 @@ class Bench:
         self.trials.begin(asked)
         deadline = time.monotonic() + 60.0
         while not self.said and time.monotonic() < deadline:
-            self.trials.look(self.loss if can else None)
+            self.trials.try_if_ready(self.loss if can else None)
             time.sleep(0.01)
         (answer,) = self.said
         assert isinstance(answer, Tried) and answer.number == 7
@@ -126,7 +126,7 @@ def test_parameters_are_put_back_and_training_goes_on_although_measuring_fails(
     )
     deadline = time.monotonic() + 60.0
     while not bench.said and time.monotonic() < deadline:
-        bench.trials.look(fails)
+        bench.trials.try_if_ready(fails)
     assert bench.said == [Tried(number=1)]
     np.testing.assert_array_equal(bench.pair.now(FRAGMENT), before)
 
@@ -169,14 +169,14 @@ def test_while_one_batch_is_being_read_no_other_is(
         for n in (1, 2)
     )
     bench.trials.begin(first)
-    bench.trials.look(bench.loss)
+    bench.trials.try_if_ready(bench.loss)
     assert bench.said == []
     bench.trials.begin(second)
     assert bench.said == [Tried(number=2)]
     go_on.set()
     deadline = time.monotonic() + 60.0
     while len(bench.said) < 2 and time.monotonic() < deadline:
-        bench.trials.look(bench.loss)
+        bench.trials.try_if_ready(bench.loss)
     assert bench.said[1:] and isinstance(bench.said[1], Tried) and bench.said[1].number == 1
 
 

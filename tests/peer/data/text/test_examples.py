@@ -20,7 +20,7 @@ from peer.data.text.tokenizing import ByteTokenizer, FileTokenizer, example_toke
 from peer.errors import DataUnavailable, RunFileError
 from peer.model.recipes import build_model, build_optimizer, held_out_loss, next_token_loss
 from peer.model.recipes.chunked_loss import loss_in_chunks
-from peer.run_file.forms import Form, form_of
+from peer.run_file.forms import ExampleForm, form_of
 from peer.run_file.reading import parse
 from peer.run_file.sections import FilesData, FileSource, GptModel, RunFile
 from peer.run_file.writing import to_toml
@@ -254,7 +254,7 @@ def test_micro_batches_have_the_gradient_of_the_whole_batch(tmp_path: Path, lean
 
 def test_the_exported_template_gives_the_text_of_the_training() -> None:
     jinja2 = pytest.importorskip("jinja2", reason="the extra 'hf' is not installed")
-    form: Form = form_of("chat", None, None)
+    form: ExampleForm = form_of("chat", None, None)
     environment = jinja2.Environment()
     template = environment.from_string(form.chat_template())
     said = template.render(messages=CHAT[:4], eos_token="<e>", add_generation_prompt=True)

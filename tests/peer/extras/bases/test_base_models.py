@@ -32,7 +32,7 @@ from peer.extras.bases.published import published
 from peer.https import https_opener
 from peer.model.recipes import build_model
 from peer.model.recipes.hf import BaseUnfit
-from peer.run_file.base import Base, base_of
+from peer.run_file.base import BaseModel, base_of
 from peer.run_file.places import pinned, place_of
 from peer.run_file.reading import parse
 from peer.run_file.sections import FilesData, FileSource, HfModel, RunFile
@@ -105,7 +105,7 @@ def test_a_run_begins_from_a_model_of_the_hub(
     hub: Hub, home: Path, folder: Path, tmp_path: Path
 ) -> None:
     run = run_from(NAME, home)
-    assert base_of(run.model) == Base(
+    assert base_of(run.model) == BaseModel(
         f"{NAME}@{COMMIT}",
         tuple(place_of(name) for name in run.model.base_files),  # type: ignore[union-attr]
     )
@@ -308,7 +308,7 @@ def test_a_new_run_file_has_commit_and_hashes(
     assert run.model.base == f"{NAME}@{COMMIT}"
     (file,) = run.model.base_files or []
     assert file.startswith("model.safetensors#sha256=")
-    assert "Base     owner/tiny@c0ffee000000, which the founder alone fetches" in output
+    assert "BaseModel     owner/tiny@c0ffee000000, which the founder alone fetches" in output
 
 
 def test_a_disk_that_fills_leaves_nothing_half_written_under_the_name(

@@ -7,7 +7,7 @@ from pathlib import Path
 from peer.extras.credit.accounting import wire
 from peer.extras.credit.kept import save_tally
 from peer.model.export.card import card
-from peer.model.export.facts import Facts, facts_in_folder
+from peer.model.export.facts import RunFacts, facts_in_folder
 from tests.peer.extras.credit.accounting.books import a_tally
 from tests.peer.model.export.exported_run import RUN, save_run
 
@@ -18,7 +18,9 @@ def test_the_card_lists_contributors_by_the_names_that_they_signed(tmp_path: Pat
     save_tally(tmp_path, wire.encode(tally.part))
     facts = facts_in_folder(tmp_path, outer)
     text = card(outer, facts, tokenizer="bytes", dtype="fp32", kind="Gpt")
-    assert "## Contributors\n" not in card(outer, Facts(), tokenizer=None, dtype="fp32", kind="Gpt")
+    assert "## Contributors\n" not in card(
+        outer, RunFacts(), tokenizer=None, dtype="fp32", kind="Gpt"
+    )
     assert "| anna | " in text and "| boris | 5 | " in text
     assert "cla" not in text, "a name that its peer has not signed for this list"
     assert "| peers | 2 peers, listed below |" in text

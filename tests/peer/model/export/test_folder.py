@@ -16,7 +16,7 @@ from safetensors import safe_open
 from peer import cli
 from peer.errors import NotWritten, Unusable
 from peer.model.export.card import card
-from peer.model.export.facts import Facts, Measured, facts_in_folder, spread
+from peer.model.export.facts import Measured, RunFacts, facts_in_folder, spread
 from peer.model.export.folder import RUN_FILE, Export, check_exportable, write_folder
 from peer.model.export.parameters import model_of
 from peer.model.export.tokenizer import bytes_tokenizer
@@ -167,19 +167,19 @@ def test_the_card_has_the_facts_and_only_names_that_were_chosen(
 def test_facts_in_a_folder_without_a_log_are_those_of_the_parameters(tmp_path: Path) -> None:
     outer = save_run(tmp_path)
     (tmp_path / "events.jsonl").unlink()
-    assert facts_in_folder(tmp_path, outer) == Facts(others=3)
+    assert facts_in_folder(tmp_path, outer) == RunFacts(others=3)
 
 
 def test_the_card_of_a_model_of_one_peer_does_not_speak_of_many(run_dir: Path) -> None:
     outer = load_outer(CheckpointFolder(run_dir / OUTER))
     assert outer is not None
 
-    def trained_by(facts: Facts) -> str:
+    def trained_by(facts: RunFacts) -> str:
         return card(outer, facts, tokenizer=None, dtype="float32", kind="small")
 
-    assert "One peer trained this model with Shoal" in trained_by(Facts(names=("anna",)))
-    assert "Many peers" not in trained_by(Facts(others=1))
-    assert "Many peers trained this model" in trained_by(Facts(names=("anna",), others=1))
+    assert "One peer trained this model with Shoal" in trained_by(RunFacts(names=("anna",)))
+    assert "Many peers" not in trained_by(RunFacts(others=1))
+    assert "Many peers trained this model" in trained_by(RunFacts(names=("anna",), others=1))
 
 
 def test_a_long_history_is_thinned_with_its_ends_kept() -> None:

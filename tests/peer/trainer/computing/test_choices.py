@@ -12,8 +12,8 @@ from peer.trainer.computing.choices import (
     PRECISIONS,
     Choices,
     DeviceFacts,
+    OwnerChoices,
     Probe,
-    Wishes,
     choose,
     cuda_precisions,
     fastest,
@@ -47,29 +47,29 @@ def cuda(capability: tuple[int, int], *, bf16: bool) -> DeviceFacts:
 def test_the_generation_of_a_gpu_decides_its_precision(
     capability: tuple[int, int], bf16: bool, precision: str
 ) -> None:
-    chosen = choose(cuda(capability, bf16=bf16), Wishes(), batch_size=32)
+    chosen = choose(cuda(capability, bf16=bf16), OwnerChoices(), batch_size=32)
     assert chosen.precision == precision
     assert chosen.compile == (capability >= (7, 0))
     assert chosen.micro_batch == 32
 
 
 def test_the_owner_has_the_last_word_where_the_device_can() -> None:
-    wishes = Wishes(precision="tf32", micro_batch=4, compile="off")
+    wishes = OwnerChoices(precision="tf32", micro_batch=4, compile="off")
     found = choose(cuda((9, 0), bf16=True), wishes, batch_size=32)
     assert found == Choices(precision="tf32", compile=False, micro_batch=4)
     assert choose(cuda((9, 0), bf16=True), wishes, batch_size=2).micro_batch == 2
     with pytest.raises(ValueError, match=r"a device cannot train in bf16; .*fp16, fp32"):
-        choose(cuda((7, 5), bf16=False), Wishes(precision="bf16"), batch_size=1)
+        choose(cuda((7, 5), bf16=False), OwnerChoices(precision="bf16"), batch_size=1)
     old_processor = DeviceFacts(kind="cpu", name="CPU", fast=("fp32",), emulated=("bf16",))
-    assert choose(old_processor, Wishes(), batch_size=1).precision == "fp32"
-    assert choose(old_processor, Wishes(precision="bf16"), batch_size=1).precision == "bf16"
-    assert choose(old_processor, Wishes(compile="on"), batch_size=1).compile
+    assert choose(old_processor, OwnerChoices(), batch_size=1).precision == "fp32"
+    assert choose(old_processor, OwnerChoices(precision="bf16"), batch_size=1).precision == "bf16"
+    assert choose(old_processor, OwnerChoices(compile="on"), batch_size=1).compile
 
 
 def test_options_are_read_and_refused_with_the_known_ones() -> None:
-    assert wishes_from(precision="auto", micro_batch="auto", compile="auto") == Wishes()
+    assert wishes_from(precision="auto", micro_batch="auto", compile="auto") == OwnerChoices()
     given = wishes_from(precision="fp16", micro_batch="8", compile="on")
-    assert given == Wishes(precision="fp16", micro_batch=8, compile="on")
+    assert given == OwnerChoices(precision="fp16", micro_batch=8, compile="on")
     for option, text in (("precision", "fp8"), ("micro_batch", "0"), ("compile", "yes")):
         known = {"precision": "auto", "micro_batch": "auto", "compile": "auto", option: text}
         with pytest.raises(ValueError, match=option.replace("_", "-")):

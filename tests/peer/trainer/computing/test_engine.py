@@ -28,7 +28,14 @@ from peer.model.recipes import build_model, build_optimizer, chunked_loss, next_
 from peer.model.recipes.gpt import Block
 from peer.run_file.reading import parse
 from peer.trainer.computing import fitting, late, probing, tuning
-from peer.trainer.computing.choices import Choices, DeviceFacts, Precision, Probe, Wishes, choose
+from peer.trainer.computing.choices import (
+    Choices,
+    DeviceFacts,
+    OwnerChoices,
+    Precision,
+    Probe,
+    choose,
+)
 from peer.trainer.computing.device_facts import facts_of, free_bytes
 from peer.trainer.computing.engine import Engine
 from peer.trainer.computing.fitting import (
@@ -742,7 +749,7 @@ def test_a_compiler_that_fails_is_tried_again_at_the_next_start() -> None:
         raise OSError("no space left on device")
 
     engine = engine_of(choices=Choices(micro_batch=7, compile=True), backend=backend)
-    kept = begun(engine, GPU, Wishes(), room=1e9)
+    kept = begun(engine, GPU, OwnerChoices(), room=1e9)
     with engine.tuning:
         until_settled(engine)
     assert engine.choices == Choices(micro_batch=7)
@@ -779,7 +786,7 @@ def test_no_size_that_is_measured_is_compiled_in_the_way_of_training(batch_size:
     run = parse(TEXT.replace("batch_size = 2", f"batch_size = {batch_size}"))
     choices = Choices(micro_batch=batch_size, compile=True)
     engine = engine_of(run, choices=choices, backend=backend)
-    begun(engine, GPU, Wishes(), room=1.5 * probe(engine_of(run), 1).peak_bytes)
+    begun(engine, GPU, OwnerChoices(), room=1.5 * probe(engine_of(run), 1).peak_bytes)
     with engine.tuning:
         until_settled(engine)
     assert engine.choices.compile
@@ -809,7 +816,7 @@ def test_compiled_code_that_needs_more_memory_than_expected_is_made_for_fewer_se
 
     choices = Choices(micro_batch=16, compile=True)
     engine, free = engine_of(SIXTEEN, choices=choices, backend=backend), engine_of(SIXTEEN)
-    kept = begun(engine, GPU, Wishes(), room=1e9)
+    kept = begun(engine, GPU, OwnerChoices(), room=1e9)
     with engine.tuning:
         for _ in range(2):
             until_settled(engine)
@@ -921,7 +928,7 @@ GPU = DeviceFacts(kind="cuda", name="a device of a few sequences", fast=("fp32",
 SIXTEEN = parse(TEXT.replace("batch_size = 2", "batch_size = 16"))
 
 
-def begun(engine: Engine, facts: DeviceFacts, wishes: Wishes, *, room: float) -> list[Fit]:
+def begun(engine: Engine, facts: DeviceFacts, wishes: OwnerChoices, *, room: float) -> list[Fit]:
     """Let the engine find out what is left. Returns the list that gets what it keeps."""
     kept: list[Fit] = []
     goal, _ = begin(engine, facts, wishes, room=room, known=None)
@@ -931,7 +938,7 @@ def begun(engine: Engine, facts: DeviceFacts, wishes: Wishes, *, room: float) ->
 
 def test_a_processor_begins_with_one_sequence_and_has_all_that_fit_in_its_first_step() -> None:
     engine = engine_of(SIXTEEN)
-    kept = begun(engine, CPU, Wishes(), room=1e9)
+    kept = begun(engine, CPU, OwnerChoices(), room=1e9)
     assert engine.choices.micro_batch == 1
     with engine.tuning:
         until_settled(engine)
@@ -940,7 +947,7 @@ def test_a_processor_begins_with_one_sequence_and_has_all_that_fit_in_its_first_
     assert found.sequence_s > 0
     # It was never said, after "1 sequence at once to begin with". The next start says the same.
     assert list(engine.events) == [{"event": "way_found", "text": "fp32, 16 sequences at once"}]
-    next_goal, _ = begin(engine, CPU, Wishes(), room=1e9, known=found)
+    next_goal, _ = begin(engine, CPU, OwnerChoices(), room=1e9, known=found)
     assert next_goal.text == "fp32, 16 sequences at once"
     engine.tuning = Tuner(engine, next_goal)
     with engine.tuning:
@@ -949,7 +956,7 @@ def test_a_processor_begins_with_one_sequence_and_has_all_that_fit_in_its_first_
 
     two = probe(engine, 2).peak_bytes
     tight = engine_of(SIXTEEN)
-    (kept,) = [begun(tight, CPU, Wishes(), room=1.5 * two)]
+    (kept,) = [begun(tight, CPU, OwnerChoices(), room=1.5 * two)]
     with tight.tuning:
         until_settled(tight)
     assert 1 <= kept[0].choices.micro_batch <= 4
@@ -991,7 +998,7 @@ def test_the_speed_of_a_small_model_is_not_that_of_loading_the_libraries(clock: 
             clock.sleep(1.0)
         return next_token_loss(model, tokens)
 
-    _, found = begin(engine_of(SIXTEEN, loss=loading), CPU, Wishes(), room=1e9, known=None)
+    _, found = begin(engine_of(SIXTEEN, loss=loading), CPU, OwnerChoices(), room=1e9, known=None)
     assert len(loaded) == 2
     assert found.sequence_s < 0.5
 
@@ -1009,9 +1016,9 @@ def test_the_speed_is_that_of_many_sequences_where_a_pass_takes_as_long_for_any_
         return next_token_loss(model, tokens)
 
     facts = replace(CPU, fast=("bf16", "fp32")) if in_half else CPU
-    choices = choose(facts, Wishes(), batch_size=16)
+    choices = choose(facts, OwnerChoices(), batch_size=16)
     engine = engine_of(SIXTEEN, choices=choices, loss=loss)
-    _, found = begin(engine, facts, Wishes(), room=1e9, known=None)
+    _, found = begin(engine, facts, OwnerChoices(), room=1e9, known=None)
     assert found.sequence_s < 0.1 / 4
     assert found.choices == engine.choices == replace(choices, micro_batch=1)
 
@@ -1028,7 +1035,7 @@ def test_a_slow_machine_takes_a_bounded_time_for_its_trial(
         clock.sleep(passes[-1])
         return next_token_loss(model, tokens)
 
-    begin(engine_of(SIXTEEN, loss=loss), CPU, Wishes(), room=1e9, known=None)
+    begin(engine_of(SIXTEEN, loss=loss), CPU, OwnerChoices(), room=1e9, known=None)
     memory = 3  # passes that tell the memory of a sequence
     assert passes[memory:]
     assert sum(passes[memory:]) <= 1.0
@@ -1049,7 +1056,7 @@ def test_a_device_of_limited_size_trains_at_once_and_measures_meanwhile(most: in
         return next_token_loss(model, tokens)
 
     engine, free = engine_of(SIXTEEN, loss=limited), engine_of(SIXTEEN)
-    kept = begun(engine, GPU, Wishes(), room=5 * probe(engine, 1).peak_bytes)
+    kept = begun(engine, GPU, OwnerChoices(), room=5 * probe(engine, 1).peak_bytes)
     assert max(seen) <= 3, "few sequences were tried before joining"
     assert 1 < engine.choices.micro_batch <= 4
     with engine.tuning:
@@ -1084,7 +1091,7 @@ def test_gradients_and_copies_of_weights_count_once_in_the_memory_told_before_jo
     monkeypatch.setattr(
         fitting, "probe", lambda engine, size: Probe(size, 0.02, 0.75e9 + size * max(each, 20e6))
     )
-    goal, found = begin(engine, GPU, Wishes(), room=70e9, known=None)
+    goal, found = begin(engine, GPU, OwnerChoices(), room=70e9, known=None)
     assert found.step_bytes == pytest.approx(told)
     assert goal.first.micro_batch == first, "half of the room to begin with"
 
@@ -1095,10 +1102,10 @@ def test_memory_is_told_where_two_sequences_do_not_fit(monkeypatch: pytest.Monke
     monkeypatch.setattr(fitting, "_trained", lambda engine: 125_000_000)
     sizes = {1: 1.5e9, 2: float("inf")}
     monkeypatch.setattr(fitting, "probe", lambda engine, size: Probe(size, 0.02, sizes[size]))
-    _, found = begin(engine, GPU, Wishes(), room=2e9, known=None)
+    _, found = begin(engine, GPU, OwnerChoices(), room=2e9, known=None)
     assert (found.choices.micro_batch, found.step_bytes) == (1, 1.5e9)
     with pytest.raises(MachineTooSmall):
-        begin(engine, GPU, Wishes(), room=1.4e9, known=None)
+        begin(engine, GPU, OwnerChoices(), room=1.4e9, known=None)
 
 
 def test_several_devices_need_room_for_sums_and_processes_share_the_memory(
@@ -1171,7 +1178,7 @@ def test_memory_that_becomes_less_is_remembered_and_nothing_is_compiled_in_the_w
 
 def test_the_owner_s_number_of_sequences_is_taken_and_nothing_else_is_tried() -> None:
     engine = engine_of(SIXTEEN)
-    kept = begun(engine, GPU, Wishes(micro_batch=16), room=1e9)
+    kept = begun(engine, GPU, OwnerChoices(micro_batch=16), room=1e9)
     assert engine.choices.micro_batch == 16
     with engine.tuning:
         until_settled(engine)
@@ -1181,7 +1188,7 @@ def test_the_owner_s_number_of_sequences_is_taken_and_nothing_else_is_tried() ->
 def test_a_model_that_fits_only_with_recomputed_activations_gets_them() -> None:
     one = probe(engine_of(), 1).peak_bytes
     engine = engine_of()
-    kept = begun(engine, CPU, Wishes(), room=0.9 * one)
+    kept = begun(engine, CPU, OwnerChoices(), room=0.9 * one)
     with engine.tuning:
         until_settled(engine)
     assert kept[0].choices.lean
@@ -1190,10 +1197,10 @@ def test_a_model_that_fits_only_with_recomputed_activations_gets_them() -> None:
 
 def test_a_batch_that_cannot_fit_is_refused_with_a_remedy() -> None:
     with pytest.raises(MachineTooSmall, match=r"one sequence at once does not fit, .*--device"):
-        begun(engine_of(), CPU, Wishes(), room=100.0)
+        begun(engine_of(), CPU, OwnerChoices(), room=100.0)
     one = probe(engine_of(choices=Choices(micro_batch=1, lean=True)), 1)
     with pytest.raises(MachineTooSmall, match=r"7 sequences at once .*--micro-batch auto"):
-        begun(engine_of(), CPU, Wishes(micro_batch=7), room=3.0 * one.peak_bytes)
+        begun(engine_of(), CPU, OwnerChoices(micro_batch=7), room=3.0 * one.peak_bytes)
 
 
 def test_what_any_number_of_sequences_takes_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1203,7 +1210,7 @@ def test_what_any_number_of_sequences_takes_counts_once(monkeypatch: pytest.Monk
     )
     room = 1.01 * probe(engine_of(run), 8).peak_bytes
     engine = engine_of(run)
-    (kept,) = [begun(engine, CPU, Wishes(), room=room)]
+    (kept,) = [begun(engine, CPU, OwnerChoices(), room=room)]
     with engine.tuning:
         until_settled(engine)
     assert 7 <= kept[0].choices.micro_batch <= 8
@@ -1224,8 +1231,8 @@ def test_what_any_number_of_sequences_takes_counts_once(monkeypatch: pytest.Monk
 
     takes = probe(engine_of(run, loss=loss), 16).peak_bytes
     room = 1.3 * takes
-    engine = engine_of(run, choices=choose(facts, Wishes(), batch_size=16), loss=loss)
-    (kept,) = [begun(engine, facts, Wishes(), room=room)]
+    engine = engine_of(run, choices=choose(facts, OwnerChoices(), batch_size=16), loss=loss)
+    (kept,) = [begun(engine, facts, OwnerChoices(), room=room)]
     with engine.tuning:
         until_settled(engine)
     assert kept[0].choices == Choices(precision="fp32", micro_batch=16)
@@ -1262,8 +1269,8 @@ def test_a_processor_with_two_precisions_takes_the_faster_one() -> None:
     )
     for slower, wanted in cases:
         slow.update({torch.float32: 0.0, torch.bfloat16: 0.0, slower: SLOWER_S})
-        engine = engine_of(choices=choose(facts, Wishes(), batch_size=7), loss=loss)
-        kept = begun(engine, facts, Wishes(), room=1e9)
+        engine = engine_of(choices=choose(facts, OwnerChoices(), batch_size=7), loss=loss)
+        kept = begun(engine, facts, OwnerChoices(), room=1e9)
         with engine.tuning:
             until_settled(engine)
         assert kept[0].choices == engine.choices == Choices(precision=wanted, micro_batch=7)
@@ -1285,8 +1292,8 @@ def test_precisions_are_compared_by_so_many_sequences_that_casting_weights_count
             pass
         return next_token_loss(model, tokens)
 
-    engine = engine_of(choices=choose(facts, Wishes(), batch_size=7), loss=loss)
-    begun(engine, facts, Wishes(), room=1e9)
+    engine = engine_of(choices=choose(facts, OwnerChoices(), batch_size=7), loss=loss)
+    begun(engine, facts, OwnerChoices(), room=1e9)
     with engine.tuning:
         until_settled(engine)
     assert engine.choices == Choices(precision="bf16", micro_batch=7)
@@ -1300,8 +1307,8 @@ def test_a_micro_batch_that_ran_out_of_memory_is_not_chosen_after_comparing_prec
         return limited_to(3, [])(model, tokens)
 
     facts = DeviceFacts(kind="cpu", name="a processor", fast=("bf16", "fp32"))
-    engine = engine_of(choices=choose(facts, Wishes(), batch_size=7), loss=loss)
-    goal, _ = begin(engine, facts, Wishes(micro_batch=3), room=1e9, known=None)
+    engine = engine_of(choices=choose(facts, OwnerChoices(), batch_size=7), loss=loss)
+    goal, _ = begin(engine, facts, OwnerChoices(micro_batch=3), room=1e9, known=None)
     wanted = replace(goal.choices, micro_batch=7)  # as if so many had been thought to fit
     engine.tuning = Tuner(engine, replace(goal, wished=False, choices=wanted))
     tried.clear()
@@ -1329,7 +1336,7 @@ def test_a_processor_whose_compiler_fails_takes_the_faster_precision_all_the_sam
         return next_token_loss(model, tokens)
 
     facts = DeviceFacts(kind="cpu", name="a processor", fast=("bf16", "fp32"))
-    wishes = Wishes(compile="on")
+    wishes = OwnerChoices(compile="on")
     choices = choose(facts, wishes, batch_size=7)
     engine = engine_of(choices=choices, loss=loss, backend=backend)
     begun(engine, facts, wishes, room=1e9)
@@ -1340,7 +1347,7 @@ def test_a_processor_whose_compiler_fails_takes_the_faster_precision_all_the_sam
 
 def test_a_measurement_is_remembered_for_the_same_machine_and_model(tmp_path: Path) -> None:
     remembered = Remembered(tmp_path / "cache" / "measured.json")
-    key = key_of(RUN, CPU, Wishes())
+    key = key_of(RUN, CPU, OwnerChoices())
     assert remembered.get(key) is None
     found = Fit(Choices(micro_batch=3), 0.25, 1e6)
     remembered.put(key, found)
@@ -1349,8 +1356,8 @@ def test_a_measurement_is_remembered_for_the_same_machine_and_model(tmp_path: Pa
     assert remembered.get(key) == replace(found, sequence_s=0.5)
     remembered.put_speed("unknown", 0.5)
     assert remembered.get("unknown") is None
-    assert key_of(RUN, replace(CPU, name="another"), Wishes()) != key
-    assert key_of(parse(TEXT), CPU, Wishes()) != key
+    assert key_of(RUN, replace(CPU, name="another"), OwnerChoices()) != key
+    assert key_of(parse(TEXT), CPU, OwnerChoices()) != key
     (tmp_path / "cache" / "measured.json").write_text('{"broken"', encoding="utf-8")
     assert remembered.get(key) is None
 
@@ -1377,7 +1384,9 @@ def test_a_measurement_that_this_version_cannot_use_is_made_again(
 def test_a_compiler_that_was_installed_since_is_used() -> None:
     """Remembered was a way without code, for good."""
     without = DeviceFacts(kind="cuda", name="a device", fast=("bf16", "fp32"))
-    assert key_of(RUN, without, Wishes()) != key_of(RUN, replace(without, compiles=True), Wishes())
+    assert key_of(RUN, without, OwnerChoices()) != key_of(
+        RUN, replace(without, compiles=True), OwnerChoices()
+    )
 
 
 def test_what_cannot_be_remembered_does_not_end_training(tmp_path: Path) -> None:
@@ -1385,7 +1394,7 @@ def test_what_cannot_be_remembered_does_not_end_training(tmp_path: Path) -> None
     (tmp_path / "cache").write_text("no folder", encoding="utf-8")
     remembered = Remembered(tmp_path / "cache" / "measured.json")
     engine = engine_of(SIXTEEN)
-    goal, _ = begin(engine, CPU, Wishes(), room=1e9, known=None)
+    goal, _ = begin(engine, CPU, OwnerChoices(), room=1e9, known=None)
     engine.tuning = Tuner(engine, goal, keep=partial(remembered.put, "key"))
     with engine.tuning:
         until_settled(engine)
@@ -1407,9 +1416,9 @@ def test_a_compiled_engine_measures_trains_and_reads_nothing_on_cuda() -> None:
     device = torch.device("cuda")
     facts = facts_of(device)
     model = build_model(RUN).to(device)
-    choices = choose(facts, Wishes(), batch_size=7)
+    choices = choose(facts, OwnerChoices(), batch_size=7)
     engine = Engine(RUN, model, build_optimizer(RUN, model), choices)
-    kept = begun(engine, facts, Wishes(), room=free_bytes(device))
+    kept = begun(engine, facts, OwnerChoices(), room=free_bytes(device))
     with engine.tuning:
         deadline = time.monotonic() + 600.0
         while engine.tuning.text is not None:
