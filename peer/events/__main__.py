@@ -54,7 +54,8 @@ def _lines() -> Iterator[str]:
     yield "in several places may lack some of its fields there. The first line of a file is"
     yield f"`{OPENED}`. Events and fields are added, never changed."
     yield ""
-    yield "A sentence leaves out its subject, which is the peer that the event happened to."
+    yield "A sentence leaves out its subject, which is the peer that the event happened to. Of an"
+    yield "event without one, stories have its name and its fields."
     yield "`shoal explain LOG...` reads the logs of several peers as one timeline."
     yield ""
     yield "| audience | meaning |"
@@ -78,11 +79,9 @@ def _lines() -> Iterator[str]:
 
 def _row(row: Event) -> str:
     fields = ", ".join(f"`{name}`: {kind}" for name, kind in row.fields.items())
-    sentence = (
-        row.sentence
-        if isinstance(row.sentence, str)
-        else (row.sentence.__doc__ or "").replace("``", "`")
-    )
+    sentence = row.sentence or ""
+    if not isinstance(sentence, str):
+        sentence = (sentence.__doc__ or "").replace("``", "`")
     audience = ", ".join(name for each, (name, _) in AUDIENCES.items() if row.audience & each)
     return f"| `{row.name}` | {fields} | {sentence} | {audience} |"
 

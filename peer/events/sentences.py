@@ -26,8 +26,10 @@ class _Fields(dict[str, Any]):
         return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
-def worded(sentence: Sentence, event: Fields) -> str | None:
+def worded(sentence: Sentence | None, event: Fields) -> str | None:
     """The sentence with the event's values; ``None`` if they are of other types than expected."""
+    if sentence is None:
+        return None
     try:
         if callable(sentence):
             return sentence(event)

@@ -96,7 +96,8 @@ class Event:
     name: str
     fields: Mapping[str, str]
     """Type or unit of every field that the event may have. Most emissions have a part of them."""
-    sentence: Sentence
+    sentence: Sentence | None
+    """``None``: its name and fields say it all."""
     audience: Audience
     on_screen: Sentence | None = None
     """Sentence of the screen, where it differs."""
@@ -108,7 +109,7 @@ def _row(
     audience: Audience,
     name: str,
     fields: str,
-    sentence: Sentence,
+    sentence: Sentence | None,
     *,
     on_screen: Sentence | None = None,
     offer: Sentence | None = None,
@@ -127,46 +128,41 @@ def _rows(
         yield _row(audience, name, ", ".join(filter(None, (common, fields))), sentence)
 
 
-_COURSE_OF_A_ROUND = _rows(
+def _plain(audience: Audience, rows: Mapping[str, str]) -> Iterator[Event]:
+    """Rows of a fragment without a sentence: no screen shows these events, only their fields are in
+    stories."""
+    for name, fields in rows.items():
+        yield _row(audience, name, f"fragment, {fields}", None)
+
+
+_COURSE_OF_A_ROUND = _plain(
     COURSE,
-    "fragment",
     {
-        "gathering": ("group", "called its group of {group} peers: the fragment is due"),
-        "joining": ("leader", "offered its work to {leader}"),
-        "came_when_called": ("leader", "offered its work because {leader} called"),
-        "told_closed": ("peer", "told {peer} that the roster is closed"),
-        "redirected": ("by, to", "{by} redirected it to {to}"),
-        "handed_over": (
-            "to, waited_s",
-            "handed its roster over to {to}, which gathered as well (after {waited_s:.1f} s)",
-        ),
-        "closed": (
-            "members, live, kind, reason, waited_s, protocol",
-            "closed the roster with {members} of {live} live peers: {reason} "
-            "(after {waited_s:.1f} s)",
-        ),
-        "entered": (
-            "members, slices, kind",
-            "entered the round of {members} members; slices that it reduces: {slices}",
-        ),
-        "sealed": ("ballot, contributors, reason", "sealed {contributors} contributions: {reason}"),
-        "learned_seal": ("contributors, mine", "received a seal of {contributors} contributions"),
-        "merged_slice_handed_over": ("slice", "received slice {slice}, its own to reduce, merged"),
-        "applying": ("contributors, mine", "has every merged slice and takes the outer step"),
-        "finished": ("version, contained, kind, took_s", "reached version {version}"),
-        "caught_up": ("version", "is up to date with version {version}"),
+        "gathering": "group",
+        "joining": "leader",
+        "came_when_called": "leader",
+        "told_closed": "peer",
+        "redirected": "by, to",
+        "handed_over": "to, waited_s",
+        "closed": "members, live, kind, reason, waited_s, protocol",
+        "entered": "members, slices, kind",
+        "sealed": "ballot, contributors, reason",
+        "learned_seal": "contributors, mine",
+        "merged_slice_handed_over": "slice",
+        "applying": "contributors, mine",
+        "finished": "version, contained, kind, took_s",
+        "caught_up": "version",
     },
 )
 
-_LOG_ONLY = _rows(
+_LOG_ONLY = _plain(
     Audience.LOG,
-    "fragment",
     {
-        "idle": ("reason", "is idle: {reason}"),
-        "held": ("peer", "keeps the join of {peer} until it has caught up itself"),
-        "redirect": ("peer, to", "redirected {peer} to {to}"),
-        "told_behind": ("peer", "told {peer} that it is behind"),
-        "heard_finished": ("peer", "{peer} finished the round"),
+        "idle": "reason",
+        "held": "peer",
+        "redirect": "peer, to",
+        "told_behind": "peer",
+        "heard_finished": "peer",
     },
 )
 
