@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+
+from blake3 import blake3
 
 from averaging.live.averager import Averager
 from dht.errors import DhtError
@@ -44,7 +46,7 @@ class Questions(Service):
     description: Description
     good: GoodStates | None
     """The states that it keeps for the run's owner."""
-    live: Collection[PeerId]
+    live: Iterable[PeerId]
     """The other live peers."""
     tell: Callable[..., None]
     """Reports an event by its name, with fields as keywords."""
@@ -103,9 +105,8 @@ class Questions(Service):
         turn = 0
         while True:
             await asyncio.sleep(ASK_EVERY_S)
-            live = sorted(self.live)
-            chosen = [live[(turn + index) % len(live)] for index in range(asked_at_once(len(live)))]
-            turn += len(chosen)
+            chosen = to_ask(self.seat.me, self.live, turn)
+            turn += 1
             batches = self.status().batches
             for answer in await self.network.statuses(chosen):
                 self.heard(answer)
@@ -145,6 +146,10 @@ async def differences(
     return ours.differences(theirs)
 
 
-def asked_at_once(live: int) -> int:
-    """Number of live peers to ask in a turn: in a small swarm a quarter, as all soon had theirs."""
-    return min(ASKED_AT_ONCE, -(-live // 4))
+def to_ask(me: PeerId, live: Iterable[PeerId], turn: int) -> list[PeerId]:
+    """The peers that a peer asks in its turn: others each time, and not those that others ask.
+
+    In a small swarm these are a quarter of them, as all soon have heard what there is to hear.
+    """
+    ranked = sorted(live, key=lambda peer: blake3(f"{turn} {me} {peer}".encode()).digest())
+    return ranked[: min(ASKED_AT_ONCE, -(-len(ranked) // 4))]

@@ -10,21 +10,20 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
-
-from blake3 import blake3
 
 from averaging.history.parent_maps import ParentMap
 from averaging.history.standing import Standing
 from averaging.live.averager import Averager
 from averaging.round.opinions.certificates import link_of
 from dht.errors import BUSY, DhtError
+from dht.guarded_host import GuardedHost
+from dht.host import Host
 from dht.identity import Identity, PeerId, RunId
 from dht.limits import Rate
-from peer.agent.network import Network
 from peer.agent.peer import Peer
-from peer.agent.questions import asked_at_once
+from peer.agent.questions import to_ask
 from peer.agent.services import Service
 from peer.bridge.settings import is_default
 from peer.extras.credit.accounting import wire
@@ -35,8 +34,18 @@ from peer.extras.credit.kept import load_tally, read_wishes, save_tally
 
 logger = logging.getLogger(__name__)
 
-Ask: TypeAlias = Callable[[PeerId, wire.Summary], Awaitable[wire.Packed]]
-"""Asks a peer for what a summary lacks. Raises ``DhtError`` or ``ValueError``."""
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """The other peers of a run, for the tally of one."""
+
+    host: Host | GuardedHost
+    """Answers them."""
+    ask: Callable[[PeerId, wire.Summary], Awaitable[wire.Packed]]
+    """Asks a peer for what a summary lacks. Raises ``DhtError`` or ``ValueError``."""
+    live: Callable[[], Iterable[PeerId]]
+    """Those to ask."""
+
 
 LOOK_EVERY_S = 1.0
 ANSWERS = (1.0, 20.0)
@@ -48,8 +57,10 @@ REPORT_EVERY_S = 60.0
 SAVE_EVERY_S = 30.0
 
 
-class Crediting:
+class Crediting(Service):
     """The tally of one peer of a run, on line."""
+
+    name = "credit"
 
     def __init__(
         self,
@@ -60,12 +71,14 @@ class Crediting:
         fragments: int,
         name: str,
         wall_time: Callable[[], float],
+        around: Around,
     ) -> None:
         """``name``: the name that the peer's owner chose; empty if nobody chose it."""
         self._identity = identity
         self._folder = folder
-        self._name = name
+        self._chosen_name = name
         self._wall_time = wall_time
+        self._around = around
         self.tally: Tally = load_tally(folder, run, identity.peer_id, fragments)
         self._averager: Averager | None = None
         self._rate = Rate[PeerId](*ANSWERS)
@@ -75,6 +88,9 @@ class Crediting:
 
     def __repr__(self) -> str:
         return f"Crediting({self.tally!r})"
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        await wire.CALL.serve(self._around.host, self.tally.run, self.answer)
 
     async def answer(self, peer: PeerId, asked: wire.Summary) -> bytes:
         """Answer another peer's summary with what it lacks. Raises ``ValueError``."""
@@ -108,7 +124,7 @@ class Crediting:
 
     def _state_wishes(self) -> None:
         wishes = read_wishes(self._folder)
-        name = self._name if wishes is None or wishes.name is None else wishes.name
+        name = self._chosen_name if wishes is None or wishes.name is None else wishes.name
         keys = () if wishes is None else wishes.keys
         try:
             if self.tally.state(self._identity, name, keys, self._wall_time()):
@@ -129,15 +145,15 @@ class Crediting:
             proven.fragment, proven.link, proven.signatures
         )
 
-    async def ask(self, ask: Ask, peer: PeerId) -> None:
+    async def ask(self, peer: PeerId) -> None:
         """Take what a peer knows and this one does not."""
         try:
-            told = await ask(peer, wire.summary(self.tally))
+            told = await self._around.ask(peer, wire.summary(self.tally))
             self._unite(await asyncio.to_thread(wire.unpacked, told))
         except (DhtError, ValueError) as error:
             logger.info("credit_not_had peer=%s reason=%s", peer, error)
 
-    async def run(self, averager: Averager, ask: Ask, live: Callable[[], Iterable[PeerId]]) -> None:
+    async def run(self, averager: Averager) -> None:
         """Keep the tally up to date, for ever."""
         loop = asyncio.get_running_loop()
         asked_at = reported_at = saved_at = loop.time()
@@ -150,9 +166,9 @@ class Crediting:
                 reported_at = now
             if now - asked_at >= ASK_EVERY_S:
                 asked_at = now
-                chosen = to_ask(self._identity.peer_id, live(), turn)
+                chosen = to_ask(self._identity.peer_id, self._around.live(), turn)
                 turn += 1
-                await asyncio.gather(*(self.ask(ask, peer) for peer in chosen))
+                await asyncio.gather(*map(self.ask, chosen))
             if now - saved_at >= SAVE_EVERY_S:
                 saved_at = now
                 await self.save()
@@ -175,52 +191,26 @@ class Crediting:
             logger.warning("tally_not_saved folder=%s reason=%s", self._folder, error)
 
 
-def to_ask(me: PeerId, live: Iterable[PeerId], turn: int) -> list[PeerId]:
-    """The peers that a peer asks in its turn: others each time, and not those that others ask."""
-    ranked = sorted(live, key=lambda peer: blake3(f"{turn} {me} {peer}".encode()).digest())
-    return ranked[: asked_at_once(len(ranked))]
-
-
-def begin(peer: Peer) -> Service:
+def begin(peer: Peer) -> Crediting:
     """The tally of a peer of a run."""
-    name, network = peer.seat.name, peer.network
-    crediting = Crediting(
+    name, network, run = peer.seat.name, peer.network, peer.run_id
+
+    async def ask(other: PeerId, known: wire.Summary) -> wire.Packed:
+        await network.presence.connect(other, timeout_s=ASK_WITHIN_S)
+        return await wire.CALL.ask(network.host, other, run, known, timeout_s=ASK_WITHIN_S)
+
+    return Crediting(
         peer.seat.identity,
-        peer.run_id,
+        run,
         peer.directory,
         fragments=len(peer.layout.fragments),
         name="" if is_default(name, peer.me) else name,
         wall_time=network.swarm_time,
+        around=Around(network.guarded, ask, network.followers),
     )
-    return Credited(crediting, network, peer.run_id)
-
-
-class Credited(Service):
-    """The tally of a peer on line, among the peers of its run."""
-
-    name = "credit"
-
-    def __init__(self, crediting: Crediting, network: Network, run: RunId) -> None:
-        self.crediting = crediting
-        self._network = network
-        self._run = run
-
-    async def open(self, stack: AsyncExitStack) -> None:
-        await wire.CALL.serve(self._network.guarded, self._run, self.crediting.answer)
-
-    async def run(self, averager: Averager) -> None:
-        await self.crediting.run(averager, self._ask, self._network.followers)
-
-    async def _ask(self, peer: PeerId, known: wire.Summary) -> wire.Packed:
-        await self._network.presence.connect(peer, timeout_s=ASK_WITHIN_S)
-        host = self._network.host
-        return await wire.CALL.ask(host, peer, self._run, known, timeout_s=ASK_WITHIN_S)
-
-    async def save(self) -> None:
-        await self.crediting.save()
 
 
 def tally_of(services: Iterable[Service]) -> Tally:
     """The tally of a peer with these services."""
-    (credited,) = (each for each in services if isinstance(each, Credited))
-    return credited.crediting.tally
+    (crediting,) = (each for each in services if isinstance(each, Crediting))
+    return crediting.tally

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 from averaging.history.attested import rolled_back
-from dht.identity import Identity, PeerId
+from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from peer.agent.account import merged_of
 from peer.extras.credit.accounting.contributors import contributors
 from peer.extras.credit.accounting.proof import Totals
 from peer.extras.credit.accounting.wire import CALL, Packed, Summary
 from peer.extras.credit.kept import Wishes, load_tally, write_wishes
-from peer.extras.credit.service import Crediting, to_ask
+from peer.extras.credit.service import Around, Crediting
 from tests.averaging.live.quadratic import RUN, Peer, Swarm, swarm
 
 DAY_S = 86_400.0
@@ -28,6 +27,10 @@ async def credited(made: Swarm, peer: Peer, folder: Path, *, name: str = "") -> 
     made_of = identity_of(peer.name)
     folder = folder / peer.name
     folder.mkdir(exist_ok=True)
+
+    async def ask(other: PeerId, summary: Summary) -> Packed:
+        return await CALL.ask(peer.host, other, RUN, summary, timeout_s=5.0)
+
     part = Crediting(
         made_of,
         RUN,
@@ -35,21 +38,17 @@ async def credited(made: Swarm, peer: Peer, folder: Path, *, name: str = "") -> 
         fragments=len(made.layout.fragments),
         name=name,
         wall_time=lambda: 20_000 * DAY_S + loop.time(),
+        around=Around(peer.host, ask, lambda: peer.view),
     )
-    await CALL.serve(peer.host, RUN, part.answer)
+    await part.open(AsyncExitStack())
     return part
 
 
 def keeping_tallies(
     tasks: asyncio.TaskGroup, peers: Sequence[Peer], parts: Sequence[Crediting]
 ) -> list[asyncio.Task[None]]:
-    def started(peer: Peer, part: Crediting) -> asyncio.Task[None]:
-        async def ask(other: PeerId, summary: Summary) -> Packed:
-            return await CALL.ask(peer.host, other, RUN, summary, timeout_s=5.0)
-
-        return tasks.create_task(part.run(peer.averager, ask, lambda: peer.view))
-
-    return [started(peer, part) for peer, part in zip(peers, parts, strict=True)]
+    both = zip(peers, parts, strict=True)
+    return [tasks.create_task(part.run(peer.averager)) for peer, part in both]
 
 
 async def test_live_peers_and_a_keeper_have_one_tally_which_is_the_ledger(tmp_path: Path) -> None:
@@ -127,19 +126,3 @@ async def test_work_that_the_owner_has_taken_back_is_credited_to_nobody(tmp_path
         await going
         part.look(averager)
         assert part.tally.totals.total <= taken_to.total
-
-
-def test_news_reach_two_hundred_peers_within_a_minute() -> None:
-    peers = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(200)]
-    knows = {peers[7]}
-    asked = Counter[PeerId]()
-    for turn in range(6):
-        before = set(knows)
-        for peer in peers:
-            others = [other for other in peers if other != peer]
-            chosen = to_ask(peer, others, turn)
-            asked.update(chosen)
-            if before.intersection(chosen):
-                knows.add(peer)
-    assert len(knows) == len(peers)
-    assert max(asked.values()) <= 40, "nobody is asked by all"
