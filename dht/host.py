@@ -1,8 +1,9 @@
 """Interface of a peer's network host: calls, streams, connections and the directory.
 
 ``dht.memory.host`` implements it on a simulated network and a virtual clock,
-``dht.libp2p.hivemind_host`` on a libp2p daemon; ``tests/contract`` runs one suite on both. Nothing
-here knows about runs, fragments or training.
+``dht.libp2p.hivemind_host`` on a libp2p daemon; ``tests/contract`` runs one suite on both. Both
+answer calls with ``Calls``, and own their ``Tasks``. Nothing here knows about runs, fragments or
+training.
 
 Time is the running event loop's own (``loop.time()``), so that an hour takes a millisecond on a
 virtual loop. Every method that waits takes a time limit.
@@ -10,17 +11,22 @@ virtual loop. Every method that waits takes a time limit.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from multiaddr import Multiaddr
 
+from dht.errors import NOT_SERVED, DhtError
 from dht.identity import PeerId
 
 UNARY_MAX_BYTES = 1 << 20
 """Limit of a request or reply of a unary call; the daemon's own limit is 4 MiB."""
+
+CALL_ANSWER_S = 60.0
+"""Time limit for a handler of a unary call."""
 
 FRAME_MAX_BYTES = 1 << 20
 """Limit of a stream's frame, checked on the announced length before memory is allocated."""
@@ -204,3 +210,81 @@ class Host(Protocol):
     async def close(self) -> None:
         """Stop serving, break what is open, end every process that this host started."""
         ...
+
+
+class Calls:
+    """The unary calls that a host answers, within limits of size and time."""
+
+    def __init__(self) -> None:
+        self._served: dict[str, tuple[CallHandler, int]] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._served)
+
+    def serve(self, protocol: str, handler: CallHandler, *, request_max_bytes: int) -> None:
+        if not 0 <= request_max_bytes <= UNARY_MAX_BYTES:
+            raise ValueError(f"request_max_bytes is {request_max_bytes}; at most {UNARY_MAX_BYTES}")
+        self._served[protocol] = handler, request_max_bytes
+
+    async def answer(self, peer: PeerId, protocol: str, request: bytes) -> bytes:
+        """Raises ``ValueError``, which has the reason of a refusal."""
+        if protocol not in self._served:
+            raise ValueError(NOT_SERVED)
+        handler, request_max_bytes = self._served[protocol]
+        if len(request) > request_max_bytes:
+            raise ValueError(f"the request has {len(request)} bytes; at most {request_max_bytes}")
+        try:
+            async with asyncio.timeout(CALL_ANSWER_S):
+                reply = await handler(peer, request)
+        except ValueError:
+            raise
+        except (TimeoutError, DhtError) as error:
+            raise ValueError(f"no answer can be given now: {error}") from error
+        except Exception as error:
+            report(f"the handler of {protocol} failed", error)
+            raise ValueError("the handler failed") from error
+        if len(reply) > UNARY_MAX_BYTES:
+            problem = f"reply has {len(reply)} bytes; at most {UNARY_MAX_BYTES}"
+            report(f"the handler of {protocol} failed", ValueError(problem))
+            raise ValueError("the reply is larger than a message may be")
+        return reply
+
+
+class Tasks:
+    """Tasks that end with their owner. An exception in one is a bug, and reported."""
+
+    def __init__(self) -> None:
+        self._running: dict[asyncio.Task[None], None] = {}
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._running[task] = None
+        task.add_done_callback(self._reap)
+        return task
+
+    def _reap(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            report(f"{task.get_name()} failed", error)
+
+    def cancel(self) -> None:
+        """Cancel all but the one that calls this."""
+        for task in self._others():
+            task.cancel()
+
+    async def wait(self) -> None:
+        """Wait for all but the one that calls this."""
+        await asyncio.gather(*self._others(), return_exceptions=True)
+
+    def _others(self) -> list[asyncio.Task[None]]:
+        try:
+            me = asyncio.current_task()
+        except RuntimeError:  # neither task nor loop, as in an event of a virtual loop
+            me = None
+        return [task for task in self._running if task is not me]
+
+
+def report(message: str, error: BaseException) -> None:
+    """Report a bug to the event loop's exception handler."""
+    context = {"message": message, "exception": error}
+    asyncio.get_running_loop().call_exception_handler(context)

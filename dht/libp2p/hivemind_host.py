@@ -31,7 +31,16 @@ from dht.errors import (
     PeerUnreachable,
 )
 from dht.guarded_host import Refusal
-from dht.host import UNARY_MAX_BYTES, CallHandler, Connection, Directory, Stream, StreamHandler
+from dht.host import (
+    UNARY_MAX_BYTES,
+    CallHandler,
+    Calls,
+    Connection,
+    Directory,
+    Stream,
+    StreamHandler,
+    Tasks,
+)
 from dht.identity import Identity, PeerId
 from dht.libp2p.framing.frame_stream import FrameStream
 from dht.libp2p.hivemind_daemon import (
@@ -95,9 +104,6 @@ KNOWN_PEERS_MAX = 256
 LOOK_OUTSIDE_S = 60.0
 """Pause between questions at which public address this host is seen, while its port is mapped."""
 
-CALL_ANSWER_S = 60.0
-"""Time limit for a handler of a unary call."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSettings:
@@ -138,12 +144,6 @@ class HostSettings:
 STRANGER = HostSettings(daemon=DaemonSettings(listen=(), port_mapping=False), serve_directory=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _CallServer:
-    handler: CallHandler
-    request_max_bytes: int
-
-
 class HivemindHost:
     """One peer's presence on the network. Made by ``open``, ended by ``close``."""
 
@@ -171,7 +171,7 @@ class HivemindHost:
         self._closed = False
         self._closing: asyncio.Future[None] | None = None
         self._records = HivemindDirectory(identity.peer_id, keeper)
-        self._calls: dict[str, _CallServer] = {}
+        self._calls = Calls()
         self._streams: dict[str, StreamHandler] = {}
         self._open = Places[Place[PeerId]](
             settings.streams_max,
@@ -179,7 +179,7 @@ class HivemindHost:
             prefers=lambda peer: self.prefers(peer),  # noqa: PLW0108  # it is set later
         )
         """Streams that other peers have opened."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._supervisor: asyncio.Task[None] | None = None
         self._known = BoundedMapping[PeerId, tuple[Multiaddr, ...]](
             "known addresses", KNOWN_PEERS_MAX, worth=by_age
@@ -225,7 +225,7 @@ class HivemindHost:
             self._run_directory.remove()
             raise
         self._supervisor = asyncio.create_task(self._supervise(), name="daemon supervisor")
-        self._spawn(self._places.keep(), "places at relays")
+        self._tasks.spawn(self._places.keep(), "places at relays")
         try:
             await self._open_lane()
         except BaseException:
@@ -357,7 +357,7 @@ class HivemindHost:
         self.restarts += 1
         _logger.info("daemon_restarted pid=%s attempts=%d", self.daemon_pid, attempt)
         for peer, at in list(self._known.items()):
-            self._spawn(self._redial(peer, at), "redial")
+            self._tasks.spawn(self._redial(peer, at), "redial")
         for callback in list(self.on_restart):
             callback()
 
@@ -399,17 +399,6 @@ class HivemindHost:
             raise HostClosed("the daemon has just ended")
         return self._daemon
 
-    def _spawn(self, work: object, name: str) -> None:
-        """Start a task that ends with the host and whose exceptions are reported."""
-        task: asyncio.Task[None] = asyncio.create_task(work, name=name)  # type: ignore[arg-type]
-        self._tasks.add(task)
-        task.add_done_callback(self._reap)
-
-    def _reap(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _report(f"{task.get_name()} failed", error)
-
     async def close(self) -> None:
         self._closed = True
         if self._closing is None:
@@ -422,9 +411,8 @@ class HivemindHost:
             if self._supervisor is not None:
                 self._supervisor.cancel()
                 await asyncio.gather(self._supervisor, return_exceptions=True)
-            for task in list(self._tasks):
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._tasks.cancel()
+            await self._tasks.wait()
             if self.lane is not None:
                 await self.lane.close()
             self._records.drop()
@@ -580,10 +568,8 @@ class HivemindHost:
     ) -> None:
         if protocol in self._calls or protocol in self._streams:
             raise ValueError(f"protocol {protocol} is served already")
-        if not 0 <= request_max_bytes <= UNARY_MAX_BYTES:
-            raise ValueError(f"request_max_bytes is {request_max_bytes}; at most {UNARY_MAX_BYTES}")
         daemon = await self._up_again()
-        self._calls[protocol] = _CallServer(handler, request_max_bytes)
+        self._calls.serve(protocol, handler, request_max_bytes=request_max_bytes)
         try:
             await self._register_calls(daemon, protocol)
         except (TimeoutError, P2PDaemonError) as error:
@@ -593,34 +579,13 @@ class HivemindHost:
 
     async def _register_calls(self, daemon: Daemon, protocol: str) -> None:
         async def answer(request: bytes, peer: PeerID) -> bytes:
-            return await self._answer(protocol, request, PeerId(peer.to_base58()))
+            try:
+                return await self._calls.answer(PeerId(peer.to_base58()), protocol, request)
+            except ValueError as error:
+                raise RefusedByHandler(str(error)) from error
 
         async with asyncio.timeout(DAEMON_TIMEOUT_S):
             await daemon._client.add_unary_handler(protocol, answer)
-
-    async def _answer(self, protocol: str, request: bytes, peer: PeerId) -> bytes:
-        server = self._calls[protocol]
-        if len(request) > server.request_max_bytes:
-            raise RefusedByHandler(
-                f"the request has {len(request)} bytes; at most {server.request_max_bytes}"
-            )
-        try:
-            async with asyncio.timeout(CALL_ANSWER_S):
-                reply = await server.handler(peer, request)
-        except ValueError as error:
-            raise RefusedByHandler(str(error)) from error
-        except (TimeoutError, DhtError) as error:
-            raise RefusedByHandler(f"no answer can be given now: {error}") from error
-        except Exception as error:
-            _report(f"the handler of {protocol} failed", error)
-            raise RefusedByHandler("the handler failed") from error
-        if len(reply) > UNARY_MAX_BYTES:
-            _report(
-                f"the handler of {protocol} failed",
-                ValueError(f"reply has {len(reply)} bytes; at most {UNARY_MAX_BYTES}"),
-            )
-            raise RefusedByHandler("the reply is larger than a message may be")
-        return reply
 
     async def call(self, peer: PeerId, protocol: str, request: bytes, *, timeout_s: float) -> bytes:
         if len(request) > UNARY_MAX_BYTES:
@@ -681,7 +646,9 @@ class HivemindHost:
             reason = "too many streams"
         else:
             stream.on_closed = lambda: self._open.leave(place)
-            self._spawn(self._serve_stream(stream, protocol, handler), f"the handler of {protocol}")
+            self._tasks.spawn(
+                self._serve_stream(stream, protocol, handler), f"the handler of {protocol}"
+            )
             return None
         self.refused_streams += 1
         _logger.debug("stream_refused peer=%s protocol=%s reason=%r", peer, protocol, reason)
@@ -729,7 +696,7 @@ class HivemindHost:
         outwards = [at for at in listen if not address_rules.is_loopback(at)]
         router = own_gateway() if self._settings.daemon.port_mapping and outwards else None
         if router is not None and (port := address_rules.port_of(outwards[0])):
-            self._spawn(keep_mapped(router, port, self._port_mapped), "port mapping")
+            self._tasks.spawn(keep_mapped(router, port, self._port_mapped), "port mapping")
         if self._settings.lane is None:
             return
         self.lane = Lane(
@@ -896,8 +863,3 @@ def _valid(peer: PeerId) -> bytes:
         return peer_bytes(peer)
     except ValueError as error:
         raise PeerUnreachable(peer, f"this is no peer id: {error}") from error
-
-
-def _report(message: str, error: BaseException) -> None:
-    """Report a bug to the event loop's exception handler."""
-    asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})

@@ -30,7 +30,7 @@ from multiaddr import Multiaddr
 
 from dht import addresses as address_rules
 from dht.errors import NOT_SERVED, CallRefused, DhtError, HostClosed, PeerUnreachable
-from dht.host import UNARY_MAX_BYTES, CallHandler, Connection, StreamHandler
+from dht.host import UNARY_MAX_BYTES, CallHandler, Calls, Connection, StreamHandler, Tasks
 from dht.identity import Identity, PeerId, Signer
 from dht.memory.directory import MemoryDirectory
 from dht.memory.network import CALM, OrderedChannel, SimulatedNetwork, Weather
@@ -44,7 +44,6 @@ EPOCH = 1_750_000_000.0
 DIAL_TIMEOUT_S = 5.0
 HANDSHAKE_BYTES = 500
 CALL_OVERHEAD_BYTES = 100
-CALL_ANSWER_S = 60.0
 STREAMS_PER_PEER_MAX = 64
 STRANGERS_PORT = 50_000
 FORGET_AFTER_S = 30.0
@@ -419,12 +418,12 @@ class MemoryHost:
         """Error of this machine's clock."""
 
         self._ended: str | None = None
-        self._calls: dict[str, tuple[CallHandler, int]] = {}
+        self._calls = Calls()
         self._streams: dict[str, StreamHandler] = {}
         self._inbound: dict[PeerId, int] = {}
         self._wires: dict[PeerId, _Wire] = {}
         self._address_book: dict[PeerId, tuple[Multiaddr, ...]] = {}
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks = Tasks()
 
     def __repr__(self) -> str:
         state = self._ended or f"{len(self._wires)} connections"
@@ -480,9 +479,7 @@ class MemoryHost:
         self, protocol: str, handler: CallHandler, *, request_max_bytes: int
     ) -> None:
         self._check_unserved(protocol)
-        if not 0 <= request_max_bytes <= UNARY_MAX_BYTES:
-            raise ValueError(f"request_max_bytes is {request_max_bytes}; at most {UNARY_MAX_BYTES}")
-        self._calls[protocol] = (handler, request_max_bytes)
+        self._calls.serve(protocol, handler, request_max_bytes=request_max_bytes)
 
     async def call(self, peer: PeerId, protocol: str, request: bytes, *, timeout_s: float) -> bytes:
         if len(request) > UNARY_MAX_BYTES:
@@ -545,9 +542,7 @@ class MemoryHost:
         """Stop serving and break what is open. Safe to call more than once."""
         if self._ended is None:
             self._end("it was closed")
-        me = asyncio.current_task()
-        tasks = [task for task in self._tasks if task is not me]
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.wait()
 
     # --- serving and dialling --------------------------------------------------------------
 
@@ -557,9 +552,7 @@ class MemoryHost:
         self.directory.leave(reason)
         for wire in list(self._wires.values()):
             wire.break_at(self, reason)
-        for task in list(self._tasks):
-            if task is not _current_task():
-                task.cancel()
+        self._tasks.cancel()
 
     def _check_open(self) -> None:
         if self._ended is not None:
@@ -574,43 +567,16 @@ class MemoryHost:
         if self._ended is not None:
             work.close()
             return
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks[task] = None
-        task.add_done_callback(self._reap)
-
-    def _reap(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _report(f"{task.get_name()} failed", error)
+        self._tasks.spawn(work, name)
 
     async def _answer(
         self, caller: PeerId, protocol: str, request: bytes, answer: Callable[[_Reply], None]
     ) -> None:
-        if protocol not in self._calls:
-            answer(_Reply(refused=NOT_SERVED))
-            return
-        handler, request_max_bytes = self._calls[protocol]
-        if len(request) > request_max_bytes:
-            refusal = f"the request has {len(request)} bytes; at most {request_max_bytes}"
-            answer(_Reply(refused=refusal))
-            return
         try:
-            async with asyncio.timeout(CALL_ANSWER_S):
-                content = await handler(caller, request)
+            reply = _Reply(bytes(await self._calls.answer(caller, protocol, request)))
         except ValueError as error:
-            answer(_Reply(refused=str(error)))
-        except (TimeoutError, DhtError) as error:
-            answer(_Reply(refused=f"no answer can be given now: {error}"))
-        except Exception as error:
-            _report(f"the handler of {protocol} failed", error)
-            answer(_Reply(refused="the handler failed"))
-        else:
-            if len(content) > UNARY_MAX_BYTES:
-                problem = f"reply has {len(content)} bytes; at most {UNARY_MAX_BYTES}"
-                _report(f"the handler of {protocol} failed", ValueError(problem))
-                answer(_Reply(refused="the reply is larger than a message may be"))
-            else:
-                answer(_Reply(bytes(content)))
+            reply = _Reply(refused=str(error))
+        answer(reply)
 
     def _accept(self, stream: MemoryStream, protocol: str) -> str | None:
         """Serve an incoming stream, or return the reason of a refusal."""
@@ -725,16 +691,3 @@ class _Dial:
 def _set(future: asyncio.Future[Any], result: object) -> None:
     if not future.done():
         future.set_result(result)
-
-
-def _current_task() -> asyncio.Task[Any] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # neither task nor loop: the caller is an event of the heap
-        return None
-
-
-def _report(message: str, error: BaseException) -> None:
-    """Report a bug to the event loop's exception handler: ``run`` raises it at the end."""
-    context = {"message": message, "exception": error}
-    asyncio.get_running_loop().call_exception_handler(context)

@@ -40,6 +40,7 @@ from typing import Any
 
 from dht.addresses import place_of
 from dht.errors import DhtError, HostClosed
+from dht.host import Tasks
 from dht.identity import PeerId
 from dht.libp2p.framing.frame_stream import FrameStream
 from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES, Ticket, Tickets
@@ -130,7 +131,7 @@ class Lane:
         self._pacer = Pacer(self._sockets)
         self._sent_before = 0
         """Number of bytes sent on connections that are gone."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._closed = False
 
     @property
@@ -224,25 +225,13 @@ class Lane:
             self.spawn(self._accept(listener), "lane accept")
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._reap)
-        return task
-
-    def _reap(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": f"{task.get_name()} failed", "exception": error}
-            )
+        return self._tasks.spawn(work, name)
 
     async def close(self) -> None:
         """Break every stream and end every connection."""
         self._closed = True
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks.cancel()
+        await self._tasks.wait()
         await self.relay.close()
         for listener in self._listeners:
             listener.close()

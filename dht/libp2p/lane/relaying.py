@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from dht.host import report
 from dht.identity import PeerId
 from dht.libp2p.framing.sealing import NUMBER_BYTES
 from dht.limits import FairQueue, Place, Places
@@ -184,9 +185,7 @@ class Relay:
         for each in circuit.sockets:
             each.close()
         if not task.cancelled() and (error := task.exception()) is not None:
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "relaying failed", "exception": error}
-            )
+            report("relaying failed", error)
 
     def arrive(self, number: bytes, leg: socket.socket) -> bool:
         """Take the connection of an end that shows this number; ``False`` if nobody has it."""
