@@ -20,7 +20,7 @@ one small group at most, fewer than all peers as one group ask for.
 
 Simulated with 90 and 256 peers in groups of 16: one lineage, at most three cycles after the tokens
 are merged, with the quality of the mean of those who were in it (``test_swarm_end.py``, and with
-real peers ``test_ending_in_groups.py``; in experiments ``[end] together = true``). A peer that
+real peers ``test_crowd.py``; in experiments ``[end] together = true``). A peer that
 falsely claims to be at the goal makes others meet in one group and nothing worse, because
 final is only a version that they have themselves.
 

@@ -1,17 +1,12 @@
 """Measures memory, processor time and traffic of a bootstrap host by the number of its peers.
 
     python -m tests.benchmark.bootstrap_figures 10 20
-    python -m tests.benchmark.bootstrap_figures --light 100 1000
     python -m tests.benchmark.bootstrap_figures --simulated 100 1000
 
 Starts `shoal bootstrap` as a process, and a growing swarm of real peers (a libp2p daemon and a
 presence each) in this process. At each size it waits until all peers see each other, then measures
 for a while. Traffic is counted by the kernel on the connections to the bootstrap peer's port, so it
 includes encryption and all of libp2p.
-
-With ``--light`` only the peers are simulated: each has a real connection from an address of its
-own, and sends greetings with real records as often as a member does. The bootstrap peer's share of
-the directory is missing then.
 
 With ``--simulated`` the swarm runs on `dht.memory.host`: the same presence on simulated connections
 and a virtual clock. Its traffic includes the directory, but not encryption and libp2p.
@@ -21,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import re
 import subprocess
 import sys
@@ -37,31 +31,18 @@ import psutil
 import uvloop
 from multiaddr import Multiaddr
 
-from dht.addresses import peer_of
 from dht.identity import Identity, RunId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.membership import hello as wire
-from dht.membership.own_record import OwnRecord
-from dht.membership.table import bucket_key, bucket_of, depth_for
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run as run_virtually
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
-from dht.records import ContributionCounters, PeerRecord, pack_versions
-from tests.benchmark.light_peer import LightPeer
 
 PORT = 17790
 RUN = RunId("be" * 32)
 MEASURE_S = 30.0
 SETTLE_S = 90.0
-LIGHT_ARRIVALS_S = 25
-"""Arrivals of light peers per second."""
-
-HELLO_EVERY_S = (30.0, 42.0)
-"""Interval between a member's greetings of a bootstrap peer: the first heartbeat after three
-heartbeats without one (see ``Presence``)."""
-
 SIMULATED_ARRIVAL_S = 20.0
 SIMULATED_SETTLE_S = 30.0
 DAEMON = DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),), port_mapping=False)
@@ -73,7 +54,7 @@ class Figures:
 
     peers: int
     settled_s: float
-    """Time until all peers see each other, or until each light peer has sent two greetings."""
+    """Time until all peers see each other."""
 
     python_mib: float
     daemon_mib: float
@@ -108,67 +89,6 @@ async def main(sizes: list[int]) -> None:
         for size in sorted(sizes):
             figures = await grow(stack, peers, size, address, pid)
             print(json.dumps(asdict(figures)), flush=True)
-
-
-async def light(sizes: list[int]) -> None:
-    async with bootstrap() as (address, pid), AsyncExitStack() as stack:
-        records: list[bytes] = []
-        for size in sorted(sizes):
-            started = time.monotonic()
-            while len(records) < size:
-                await stack.enter_async_context(greeting(len(records), address, records, size))
-                await asyncio.sleep(1 / LIGHT_ARRIVALS_S)
-            await asyncio.sleep(HELLO_EVERY_S[1])
-            settled_s = time.monotonic() - started
-            print(json.dumps(asdict(await measure(size, settled_s, pid))), flush=True)
-
-
-@asynccontextmanager
-async def greeting(
-    number: int, host: Multiaddr, records: list[bytes], size: int
-) -> AsyncIterator[None]:
-    """A light peer that sends greetings regularly, and passes on records of others."""
-    identity = Identity.from_seed(number.to_bytes(32, "big"))
-    target = peer_of(host)
-    assert target is not None
-    rng = random.Random(number)
-    facts = PeerRecord(
-        protocol=(1, 1),
-        role="learner",
-        incarnation=rng.getrandbits(60),
-        name=f"peer-{number}",
-        reachable=True,
-        trains=True,
-        step_time_s=0.5,
-        link_bytes_s=1e7,
-        versions=pack_versions((number,) * 8),
-        counters=ContributionCounters(rounds=number, tokens=number * 1000, bytes_sent=number),
-    )
-    at = Multiaddr(f"/ip4/203.0.113.{number % 256}/tcp/{10_000 + number}")
-    own = OwnRecord(identity, facts, 30.0, (at,))
-    key = bucket_key(RUN, bucket_of(identity.peer_id, depth_for(size)))
-    # A source address of its own, as if it were on a machine of its own.
-    source = f"127.1.{number >> 8}.{number & 255}"
-    records.append(b"")
-
-    async def greet(peer: LightPeer) -> None:
-        while True:
-            records[number] = own.renew(key, wall_time=time.time())
-            others = rng.sample(range(len(records)), min(len(records), wire.PASSED_MAX))
-            passed = tuple(wire.Passed(records[i], 5.0) for i in others if records[i])
-            hello = wire.Hello(run=RUN, record=records[number], passed=passed)
-            reply = await peer.call(wire.HELLO_PROTOCOL, wire.write(hello), timeout_s=10.0)
-            wire.read(wire.HelloReply, reply)
-            await asyncio.sleep(rng.uniform(*HELLO_EVERY_S))
-
-    peer = await LightPeer.open(identity, target, PORT, source=source, timeout_s=10.0)
-    try:
-        async with asyncio.TaskGroup() as group:  # an unanswered greeting ends the measurement
-            task = group.create_task(greet(peer))
-            yield
-            task.cancel()
-    finally:
-        await peer.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,9 +211,7 @@ def traffic() -> tuple[int, int]:
 
 if __name__ == "__main__":
     sizes = [int(text) for text in sys.argv[1:] if text.isdigit()]
-    if "--light" in sys.argv:
-        uvloop.run(light(sizes or [100, 1000]))
-    elif "--simulated" in sys.argv:
+    if "--simulated" in sys.argv:
         for peers in sizes:
             print(json.dumps(asdict(run_virtually(simulated(peers)))), flush=True)
     else:

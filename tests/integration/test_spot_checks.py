@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import pytest
@@ -28,15 +27,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 # Each checks a contribution every six steps; merging is at once, and newcomers count at once.
 POLICY = "\n[policy]\nprobation_rounds = 0\nprobation_minutes = 0.0\nspot_checks = 4.0\n"
-NAMES = ("anna", "boris", "clara", "dora", "emil", "frida", "georg", "hanna", "ivan", "jana")
+NAMES = ("anna", "boris", "clara", "dora")
 PACE_S = 0.25
 LATER_ROUNDS = 40
 
 
-def text_of(policy: str = POLICY, **changes: Any) -> str:
+def run_of_checks() -> str:
     # Large enough a rate for contributions of 24 steps to change the loss at once.
-    text = run_text(learning_rate=1e-2, batch_size=8, **changes)
-    return text.replace("warmup_tokens = 20000", "warmup_tokens = 2000") + policy
+    text = run_text(learning_rate=1e-2, batch_size=8)
+    return text.replace("warmup_tokens = 20000", "warmup_tokens = 2000") + POLICY
 
 
 def events(learner: Learner, name: str) -> list[dict[str, Any]]:
@@ -47,10 +46,10 @@ def identity_in(directory: Path) -> PeerId:
     return Identity.load(directory / "identity.key").peer_id
 
 
-def honest_learners(swarm: Swarm, text: str, count: int) -> list[Learner]:
-    first = swarm.start(NAMES[0], text, pace_s=PACE_S)
+def honest_learners(swarm: Swarm) -> list[Learner]:
+    first = swarm.start(NAMES[0], run_of_checks(), pace_s=PACE_S)
     link = first.link()
-    return [first, *(swarm.join(name, link, pace_s=PACE_S) for name in NAMES[1:count])]
+    return [first, *(swarm.join(name, link, pace_s=PACE_S) for name in NAMES[1:])]
 
 
 def poisoner(processes: Processes, tmp_path: Path, link: str, name: str) -> tuple[Command, Path]:
@@ -95,7 +94,7 @@ def test_honest_learners_refuse_a_peer_that_uploads_the_reverse_and_nobody_else(
     processes: Processes, tmp_path: Path
 ) -> None:
     swarm = Swarm(processes, tmp_path)
-    honest = honest_learners(swarm, text_of(), 4)
+    honest = honest_learners(swarm)
     mallory, folder = poisoner(processes, tmp_path, honest[0].link(), "mallory")
     until((folder / "hostile.jsonl").exists, "mallory has poisoned", timeout_s=240.0)
     liar = identity_in(folder)
@@ -134,35 +133,3 @@ def test_honest_learners_refuse_a_peer_that_uploads_the_reverse_and_nobody_else(
     assert not any(events(learner, "spot_check_evaded") for learner in honest)
     mallory.stop()
     swarm.end()
-
-
-def final_loss(learners: Sequence[Learner]) -> float:
-    """The held-out loss of the run's end, where all have merged the same tokens."""
-    ends = [learner.end(timeout_s=500.0) for learner in learners]
-    return mean(end["held_out_loss"] for end in ends if end["held_out_loss"] is not None)
-
-
-@pytest.mark.parametrize("policy", [POLICY, POLICY.replace("4.0", "0.0")], ids=["checks", "none"])
-def test_three_poisoners_of_ten_cost_loss_and_only_they_are_refused(
-    policy: str, processes: Processes, tmp_path: Path
-) -> None:
-    """Held-out loss after as many merged tokens, beside seven honest learners and nobody else."""
-    lost = []
-    for liars in (0, 3):
-        folder = tmp_path / f"{liars}-liars"
-        folder.mkdir()
-        swarm = Swarm(processes, folder)
-        honest = honest_learners(swarm, text_of(policy, tokens=1_000_000), 7)
-        link = honest[0].link()
-        poisoners = [poisoner(processes, folder, link, f"mallory-{n}")[0] for n in range(liars)]
-        lost.append(final_loss(honest))
-        bad = {identity_in(folder / f"mallory-{n}") for n in range(liars)}
-        refused = {e["peer"] for learner in honest for e in refusals(learner)}
-        assert refused <= bad
-        rounds = merged_rounds(honest)
-        clean = sum(bad.isdisjoint(each["contributors"]) for each in rounds)
-        print(f"\n{liars} liars: held-out loss {lost[-1]:.4f}, {clean} of {len(rounds)} clean")  # noqa: T201
-        for each in poisoners:
-            each.stop()
-            each.wait(timeout_s=120.0)
-    print(f"three of ten cost {lost[1] / lost[0] - 1:+.2%}")  # noqa: T201
