@@ -20,7 +20,8 @@ from peer.cli.showing import print_summary
 from peer.quantities import bytes_text
 from peer.run_file.reading import parse
 from peer.storage.last_seen import LastSeen, save_last_seen
-from tests.peer.extras.bases.published_model import NAME, publish, serving
+from tests.peer.extras.bases.published_model import NAME, publish
+from tests.peer.hub_server import hub_server
 from tests.peer.model.export.exported_run import save_run
 from tests.peer.run_file.whole import whole
 
@@ -181,8 +182,8 @@ def test_a_base_is_not_fetched_without_a_yes(tmp_path: Path) -> None:
     pytest.importorskip("peft", reason="the extra 'hf' is not installed")
     model = publish(tmp_path / "published")
     size = (model / "model.safetensors").stat().st_size
-    with serving(model) as hub:
-        own = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": str(tmp_path / "hub")}
+    with hub_server({NAME: model}) as hub:
+        own = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "hub")}
         with typing_to(
             "run", "new", "--base", NAME, "--data", "python_stdlib", home=tmp_path, **own
         ) as terminal:

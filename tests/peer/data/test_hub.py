@@ -22,7 +22,7 @@ from peer.data.sources import open_data
 from peer.errors import DataUnavailable, ExtraMissing
 from peer.run_file.sections import Evaluation, HfData, RunFile
 from tests.peer.data.file_corpus import limit_workers
-from tests.peer.data.hub_datasets import COMMIT, Hub, hub_server, leave_hub_out_of_reach
+from tests.peer.hub_server import COMMIT, Hub, hub_server, leave_hub_out_of_reach
 
 ANNA = PeerId("anna")
 
@@ -216,7 +216,7 @@ def test_a_dataset_of_the_hub_is_read_by_ranges_as_other_files_are(
         "data/train-1.parquet": parquet({"text": texts[::-1], "photo": [None] * len(texts)}),
         "data/test-0.parquet": parquet({"text": ["x"], "photo": [None]}),
     }
-    hub.refuses = 2
+    hub.refuses_parts = 2
     data = opened(tmp_path)
     assert pauses == [1.0, 4.0]
     assert "hf: a/b" in data.description
@@ -226,7 +226,7 @@ def test_a_dataset_of_the_hub_is_read_by_ranges_as_other_files_are(
     assert first.shape == (4, 33)
     assert (following < 256).all()
     whole = len(hub.files["a/b"]["data/train-0.parquet"])
-    ranges = [asked.split("bytes=")[1].split("-") for asked in hub.asked if "bytes=" in asked]
+    ranges = [wanted.removeprefix("bytes=").split("-") for _, wanted in hub.asked if wanted]
     assert all(int(stop) - int(start) < whole for start, stop in ranges)
     again = opened(tmp_path)
     again.train.restore(state)

@@ -9,7 +9,7 @@ import pytest
 from peer.extras.bases.base_models import BaseUnavailable
 from peer.extras.bases.published import published
 from peer.extras.site.publishing.hub import NotPushed, push
-from tests.peer.data.hub_datasets import leave_hub_out_of_reach
+from tests.peer.hub_server import leave_hub_out_of_reach
 
 
 def test_a_base_and_a_repository_are_not_reached(

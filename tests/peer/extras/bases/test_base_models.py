@@ -38,7 +38,8 @@ from peer.run_file.reading import parse
 from peer.run_file.sections import FilesData, FileSource, HfModel, RunFile
 from peer.run_file.writing import to_toml
 from tests.peer.certificates import tls_contexts
-from tests.peer.extras.bases.published_model import COMMIT, NAME, Hub, publish, serving
+from tests.peer.extras.bases.published_model import NAME, publish
+from tests.peer.hub_server import COMMIT, Hub, hub_server
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 huggingface_hub = pytest.importorskip("huggingface_hub")
@@ -64,7 +65,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with serving(folder) as served:
+    with hub_server({NAME: folder}) as served:
         at_hub(served, tmp_path, monkeypatch)
         yield served
 
@@ -72,8 +73,8 @@ def hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 def at_hub(served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let huggingface_hub use the server, as ``HF_ENDPOINT`` does when it is imported."""
     constants = huggingface_hub.constants
-    monkeypatch.setattr(constants, "ENDPOINT", served.endpoint)
-    template = served.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "ENDPOINT", served.url)
+    template = served.url + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
@@ -149,7 +150,7 @@ def test_a_gated_model_is_had_with_the_token_of_the_user_which_goes_to_the_hub_a
 def test_a_base_in_several_files_is_read_whole(
     in_shards: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serving(in_shards) as hub:
+    with hub_server({NAME: in_shards}) as hub:
         at_hub(hub, tmp_path, monkeypatch)
         run = run_from(NAME, home)
         found = base_folder(run, cache_dir=home, data_dir=tmp_path)
@@ -163,7 +164,7 @@ def test_a_run_begins_from_an_https_address(
     there = in_shards if shards else folder
     contexts = tls_contexts(tmp_path)
     opener = https_opener(contexts[1])
-    with serving(there, contexts[0]) as server:
+    with hub_server({NAME: there}, contexts[0]) as server:
         address = f"https://127.0.0.1:{server.server_port}/store/"
         found = published(address, cache_dir=home, opener=opener)
         assert found.source == address
@@ -233,7 +234,7 @@ def test_a_model_without_safetensors_is_refused(
     told = "has no .safetensors files, but pytorch_model.bin: loading these can run code"
     with pytest.raises(BaseUnavailable, match=told):
         published(str(pickled), cache_dir=home)
-    with serving(pickled) as hub:
+    with hub_server({NAME: pickled}) as hub:
         at_hub(hub, tmp_path, monkeypatch)
         with pytest.raises(BaseUnavailable, match=told):
             published(NAME, cache_dir=home)

@@ -37,7 +37,7 @@ from peer.storage.home import OUTER
 from peer.storage.outer_state import load_outer, outer_content
 from tests.peer.extras.bases.adapted_run import adapted_model, adapted_run
 from tests.peer.extras.bases.published_model import publish as publish_base
-from tests.peer.extras.site.publishing.hub_server import TOKEN, Hub, hub_server
+from tests.peer.hub_server import TOKEN, Hub, hub_server
 from tests.peer.model.export.exported_run import RUN, save_run
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="the extra 'hf' is not installed")
@@ -194,6 +194,7 @@ def pushed(
     """Do in this process what a process does that finds the hub in its environment."""
     for key, value in {"HF_TOKEN": TOKEN, **others}.items():
         monkeypatch.setenv(key, value)
+    hub.token = TOKEN
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     api = huggingface_hub.HfApi()  # the package's own was made with its usual endpoint
@@ -220,10 +221,10 @@ def test_an_upload_that_is_refused_is_told_and_the_next_one_replaces_the_files_b
     with hub_server() as hub:
         hub.files[NAME] = {"model-00002-of-00002.safetensors": b"old", "notes.md": b"the owner's"}
         hub.commits[NAME] = []
-        hub.refuses = 403
+        hub.refuses_commits = 403
         with refused_in_one_line("storage", secret=TOKEN):
             pushed(publishing, peer, hub, monkeypatch)
-        hub.refuses = None
+        hub.refuses_commits = None
         again = pushed(publishing, peer, hub, monkeypatch)
         assert [name for name, _ in again] == ["pushed"], again
         files = hub.files[NAME]
