@@ -45,6 +45,7 @@ from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import KEY, OUTER, occupied
 from peer.storage.last_seen import State, save_state
 from peer.storage.outer_state import outer_content
+from tests.golden.refusals import KINDS, transcript
 from tests.peer.extras.credit.accounting.books import a_tally
 from tests.peer.run_file.whole import whole
 from tests.peer.statuses import BORIS, a_status
@@ -305,6 +306,7 @@ TEXTS: dict[str, Callable[[Path], str]] = {
     "json.txt": json_text,
     "runs.txt": lambda folder: runs_text(),
     "bridge.txt": lambda folder: bridge_text(),
+    **{name: lambda folder, of=name: transcript(of, KINDS[of]) for name in KINDS},
 }
 """Each file of text with the function that writes it, which may use an empty folder."""
 
@@ -312,7 +314,7 @@ TEXTS: dict[str, Callable[[Path], str]] = {
 def rewrite(folder: Path) -> None:
     """Write all snapshots anew. ``folder`` is empty."""
     for name, text in TEXTS.items():
-        (folder / name).mkdir()
+        (folder / name).mkdir(parents=True)
         (HERE / name).write_text(text(folder / name), encoding="utf-8")
     shutil.rmtree(CHECKPOINT, ignore_errors=True)
     written = write_checkpoint(folder / "checkpoint", a_run())

@@ -171,24 +171,6 @@ def test_a_new_run_file_names_the_newest_commit_of_its_dataset(
     assert "refused; name it as a/b@COMMIT" in errors
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--size", "2b"], "size is '2b'; it is one of 124m, 350m, 1b"),
-        (["--size", "124m", "--data", "c4"], "data is 'c4'"),
-        (["--size", "124m", "--data", "a/b c"], "data.dataset is 'a/b c'"),
-        (["--data", "fineweb-edu"], "--data needs --size"),
-    ],
-)
-def test_a_new_run_file_for_an_unknown_size_or_dataset_is_refused(
-    options: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, output, errors = said(["run", "new", *options], capsys)
-    assert (code, output) == (2, "")
-    assert says in errors
-    assert errors.count("\n") == 1
-
-
 def test_every_fault_of_a_run_file_is_printed_with_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

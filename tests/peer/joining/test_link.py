@@ -132,16 +132,6 @@ def test_a_link_may_come_without_seeds() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("https://example.org", "does not begin with shoal://"),
-        ("shoal://", "64 hex digits, this one has 0"),
-        (f"shoal://{RUN.run_id[:-1]}", "this one has 63 characters"),
-        (f"shoal://{RUN.run_id[:-1]}g", "64 hex digits"),
-        (f"shoal://{RUN.run_id}?seed=/ip4/1.2.3/tcp/1", "/ip4/1.2.3/tcp/1"),
-        (f"shoal://{RUN.run_id}?seed=/ip4/1.2.3.4/tcp/1", "has to end in /p2p/PEER"),
-        (f"shoal://{RUN.run_id}?seed=", "seed"),
-        (f"shoal://{RUN.run_id}?peer=x", "'peer' is not part of a link"),
-        (f"shoal://{RUN.run_id}?x", "NAME=VALUE"),
-        (f"shoal://{RUN.run_id}?seed=%ff", "NAME=VALUE"),
         (
             f"shoal://{RUN.run_id}?"
             + "&".join(f"seed=/ip4/1.2.3.4/tcp/{n}/p2p/{PEER}" for n in range(1, 34)),
@@ -150,7 +140,7 @@ def test_a_link_may_come_without_seeds() -> None:
         ("shoal://" + "a" * 9000, "longer than 8192 characters"),
     ],
 )
-def test_an_invalid_link_is_refused_with_the_reason(text: str, reason: str) -> None:
+def test_a_link_that_is_too_long_is_refused_in_a_short_sentence(text: str, reason: str) -> None:
     with pytest.raises(LinkError) as caught:
         parse_link(text)
     assert reason in str(caught.value)

@@ -23,7 +23,6 @@ from peer.guest.enforcement import (
     write_limits,
 )
 from peer.rules.limits import (
-    BadLimit,
     BadLimitsFile,
     DiskShares,
     Go,
@@ -248,46 +247,6 @@ def test_sizes_rates_hours_and_shares_are_parsed() -> None:
     assert parse_threads("4") == 4
     assert parse_disk("20G") == 20e9
     assert parse_quota("200G") == 200e9
-
-
-def test_a_quota_without_its_unit_is_refused() -> None:
-    """`--quota 200` would be 200 bytes a month, with which a peer rests for ever."""
-    with pytest.raises(BadLimit, match="--quota is '200'; the minimum is 1M"):
-        parse_quota("200")
-
-
-@pytest.mark.parametrize("text", ["", "fast", "-1M", "0", "10X", "99K"])
-def test_an_invalid_rate_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(BadLimit, match="--up"):
-        parse_rate("--up", text)
-
-
-@pytest.mark.parametrize("text", ["", "22", "25-7", "7-7", "0-24", "1:60-3", "-1-5"])
-def test_invalid_hours_are_refused(text: str) -> None:
-    with pytest.raises(BadLimit, match="22-7"):
-        parse_hours(text)
-
-
-@pytest.mark.parametrize("text", ["0%", "101%", "half", ""])
-def test_invalid_shares_are_refused(text: str) -> None:
-    with pytest.raises(BadLimit, match=r"--gpu.*share"):
-        parse_share("--gpu", text)
-
-
-def test_an_idle_limit_of_100_percent_is_refused() -> None:
-    with pytest.raises(BadLimit, match=r"--idle-only.*99%"):
-        parse_share("--idle-only", "100%", most=99)
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "all", "2.5", ""])
-def test_invalid_threads_are_refused(text: str) -> None:
-    with pytest.raises(BadLimit, match="--threads"):
-        parse_threads(text)
-
-
-def test_a_disk_limit_that_is_too_small_is_refused() -> None:
-    with pytest.raises(BadLimit, match=r"--disk.*1M"):
-        parse_disk("999K")
 
 
 def test_the_words_of_limits_have_the_used_part() -> None:
