@@ -23,7 +23,7 @@ Traffic on limited lines:
 
 Swarms that change their size:
 
-- ``resizing``: a simulated one, and what membership costs on the same schedule.
+- ``resizing``: a simulated one.
 
 Each of them is a program that prints a table, or JSON with ``--json``; so is each other module.
 """

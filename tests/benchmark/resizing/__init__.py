@@ -1,5 +1,4 @@
 """A simulated swarm that grows and shrinks by schedule: ``python -m`` this package.
 
-- ``resizing``: the swarm, looked at in windows of time.
-- ``membership_cost``: what membership costs on the same schedule, with presences in virtual time.
+``resizing`` is the swarm, looked at in windows of time.
 """

@@ -12,7 +12,6 @@ from peer.cli.application import Json, json_text
 from peer.cli.showing import print_section, progress, seconds, usage_errors
 from peer.simulate.settings import Swarm, parse
 from tests.benchmark.resizing import resizing
-from tests.benchmark.resizing.membership_cost import membership_cost
 from tests.command_line import run_program
 from tests.swarms import sizes as schedules
 
@@ -34,7 +33,7 @@ def main(
     seed: Annotated[int, Option(help="The seed.", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
-    """Merges, pauses, tokens and the cost of membership of a swarm that changes its size.
+    """Merges, pauses and tokens of a swarm that changes its size.
 
     Example: python -m tests.benchmark.resizing FILE --sizes 2,40,2 --over 10m
     """
@@ -44,14 +43,12 @@ def main(
     ending: resizing.Ending = "leave" if politely else "crash"
     with progress("simulating", quiet=as_json) as advance:
         found = resizing.follow(chosen, schedule, ending, seed, progress=advance)
-        ends = resizing.window_ends(chosen, schedule)
-        costs = membership_cost(schedule, ends, politely=politely, seed=seed)
     if as_json:
         windows = [asdict(window) for window in found.windows]
         record = {"name": chosen.name, "seed": seed, "rise": found.rise, "windows": windows}
-        print(json_text({**record, "costs": [asdict(cost) for cost in costs]}))
+        print(json_text(record))
     else:
-        print_section(resizing.table(f"{chosen.name}, seed {seed}", found, costs))
+        print_section(resizing.table(f"{chosen.name}, seed {seed}", found))
 
 
 if __name__ == "__main__":

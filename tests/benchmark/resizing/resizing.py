@@ -1,8 +1,7 @@
 """A simulated swarm that grows and shrinks by schedule, and what that does to its merges.
 
 ``resized`` puts a schedule into an experiment, ``follow`` simulates it and looks at it in windows
-of time, and ``table`` shows them beside the cost of membership, which ``membership_cost`` finds out
-with presences on the same schedule.
+of time, and ``table`` shows them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from peer.rules.ledger import Fate
 from peer.simulate.outcome import Point, RoundRecord
 from peer.simulate.settings import End, Event, Swarm
 from peer.simulate.simulation import SimulatedSwarm
-from tests.benchmark.resizing.membership_cost import MembershipCost
 from tests.swarms.sizes import Sizes
 
 Ending: TypeAlias = Literal["crash", "leave"]
@@ -158,18 +156,16 @@ def _pause(times: Sequence[float], begin_s: float, end_s: float) -> float:
     return max(later - earlier for earlier, later in pairwise(moments))
 
 
-def table(label: str, found: Resized, costs: Sequence[MembershipCost]) -> Section:
+def table(label: str, found: Resized) -> Section:
     return Section(
         label,
         "Merges: of a fragment in a cycle. Group: contributors of a round. Pause: longest time "
         "between two merges, in cycles, of any fragment and of one alone. Tokens in thousands, all "
-        "until then; excess is what does not add up. Membership: bytes that a peer sends in a "
-        "second, hellos in a heartbeat, seconds in which views were not right. "
+        "until then; excess is what does not add up. "
         f"Largest rise of the loss {found.rise:.1%}; largest roster {found.group_max}.",
         [
             *("s", "peers", "merges", "group", "pause", "of one"),
             *("processed", "merged", "pending", "discarded", "excess", "loss"),
-            *("B/s", "hellos", "wrong s"),
         ],
         [
             [
@@ -190,10 +186,7 @@ def table(label: str, found: Resized, costs: Sequence[MembershipCost]) -> Sectio
                 ),
                 f"{window.fate.excess:.0f}",
                 f"{window.loss:.4f}",
-                f"{cost.bytes_per_s:.0f}",
-                f"{cost.hellos_per_beat:.1f}",
-                f"{cost.wrong_s:.0f}",
             ]
-            for window, cost in zip(found.windows, costs, strict=True)
+            for window in found.windows
         ],
     )
