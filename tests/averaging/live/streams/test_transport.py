@@ -266,34 +266,6 @@ def test_in_a_storm_messages_arrive_at_most_once_and_missing_ones_were_reported(
 # Bulk streams
 
 
-async def test_a_slice_goes_out_in_pieces_and_an_answer_comes_back_on_the_same_stream() -> None:
-    data = bytes(range(256)) * 8192  # 2 MiB: several pieces
-
-    async def reverse(bulk: Bulk, header: bytes) -> None:
-        assert header == b"header"
-        received = bytearray(len(data))
-        await bulk.receive_into(memoryview(received))
-        await bulk.grant()
-        await bulk.send(received[::-1])
-        await bulk.finish()
-
-    network = MemoryNetwork()
-    hosts = network.host("anna"), network.host("boris")
-    await introduce(*hosts)
-    async with linked(*hosts, bulk=reverse) as (anna, boris):
-        bulk = await anna.transport.open_bulk(boris.peer, b"header")
-        await bulk.send(data)
-        await bulk.granted(timeout_s=10.0)
-        answer = bytearray(len(data))
-        await bulk.receive_into(memoryview(answer))
-        await bulk.finished()
-        assert answer == data[::-1]
-        assert bulk.sent_bytes == bulk.received_bytes == len(data)
-        bulk.abort()
-    for host in hosts:
-        await host.close()
-
-
 @pytest.mark.parametrize("size", [100, 3000])
 async def test_more_or_less_than_the_layout_says_breaks_the_stream(size: int) -> None:
     problems: list[str] = []
@@ -317,23 +289,6 @@ async def test_more_or_less_than_the_layout_says_breaks_the_stream(size: int) ->
         bulk.abort()
         await asyncio.sleep(1.0)
         assert len(problems) == 1
-    for host in hosts:
-        await host.close()
-
-
-async def test_a_refusal_reaches_the_opener_with_its_reason_even_while_it_is_sending() -> None:
-    async def refuse(bulk: Bulk, header: bytes) -> None:
-        await bulk.refuse("you are not in this round")
-
-    network = MemoryNetwork()
-    hosts = network.host("anna"), network.host("boris")
-    await introduce(*hosts)
-    async with linked(*hosts, bulk=refuse) as (anna, boris):
-        bulk = await anna.transport.open_bulk(boris.peer, b"header")
-        await bulk.send(bytes(3 << 20))
-        with pytest.raises(BulkRefused, match="not in this round"):
-            await bulk.granted(timeout_s=10.0)
-        bulk.abort()
     for host in hosts:
         await host.close()
 
