@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,23 @@ from tests.swarms import learner_process
 class Learner:
     """A process of ``learner_process`` and its output so far."""
 
-    def __init__(self, processes: Processes, directory: Path, **settings: Any) -> None:
+    def __init__(
+        self,
+        processes: Processes,
+        directory: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
         self._processes = processes
+        self._environment = environment
         self.directory = directory
         self.settings = {"directory": str(directory), "run": learner_process.text(), **settings}
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        settings = json.dumps(self.settings)
-        return self._processes.python("-m", "tests.swarms.learner_process", settings)
+        command = ("-m", "tests.swarms.learner_process", json.dumps(self.settings))
+        return self._processes.python(*command, environment=self._environment)
 
     def restart(self, **settings: Any) -> None:
         self.settings |= settings
