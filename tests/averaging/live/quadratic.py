@@ -37,6 +37,7 @@ from averaging.rules.sites import site_name
 from dht.host import Host
 from dht.identity import Identity, PeerId, RunId
 from dht.memory.host import MemoryNetwork, identity_of
+from tests.averaging.virtual.truth import Learner
 
 RUN = RunId("quadratic")
 
@@ -81,23 +82,6 @@ def start_of(layout: Layout) -> list[FragmentState]:
     ]
 
 
-@dataclass(eq=False)
-class _Held:
-    """One fragment of a learner."""
-
-    now: Float32s
-    target: Float32s
-    base: Float32s
-    version: int
-    lineage: bytes
-    mark: int = 0
-    mark_tokens: int = 0
-    snap: Float32s | None = None
-    snap_mark: int = 0
-    snap_tokens: int = 0
-    discarded: int = 0
-
-
 class QuadraticLearner:
     """A ``LearnerPort``. ``train`` makes a step now and then; nothing ever waits for averaging."""
 
@@ -120,7 +104,6 @@ class QuadraticLearner:
         self.rests = False
         """True while the learner makes no steps: it is at a safe point all the time."""
         self.step = 0
-        self.adopted: list[tuple[int, int, int | None]] = []
         self.went_through: list[tuple[int, int]] = []
         """Fragments and versions on the way of a replay."""
         self.wants_the_way = False
@@ -129,27 +112,18 @@ class QuadraticLearner:
         """Called after each step, as the doorbell of a trainer calls the agent."""
         self._stepped = asyncio.Event()
         self._rng = np.random.default_rng(seed)
-        self._held: dict[int, _Held] = {}
+        self._parts: dict[int, Learner] = {}
         self.walked = {f.index: np.zeros(f.size, np.float32) for f in layout.fragments}
         """The sum of all steps made."""
-        self._tokens_at = {(f.index, 0): 0 for f in layout.fragments}
-        """Tokens up to the marks that were offered."""
-        self._targets = [
+        self.targets = [
             self._rng.standard_normal(f.size, dtype=np.float32) for f in layout.fragments
         ]
         for state in states:
             self._begin(state)
 
     def _begin(self, state: FragmentState) -> None:
-        self._held[state.fragment] = _Held(
-            now=state.theta.copy(),
-            target=self._targets[state.fragment],
-            base=state.theta,
-            version=state.version,
-            lineage=state.lineage,
-            mark=self.step,
-            mark_tokens=self.step * self.batch_tokens,
-        )
+        target = self.targets[state.fragment]
+        self._parts[state.fragment] = Learner(state, target, self.batch_tokens, step=self.step)
 
     async def train(self) -> None:
         while True:
@@ -162,35 +136,30 @@ class QuadraticLearner:
         self.step += 1
         self._stepped.set()
         self._stepped = asyncio.Event()
-        for fragment, held in self._held.items():
-            before = held.now.copy()
+        for fragment, part in self._parts.items():
+            before = part.values.copy()
+            part.train(self.rate)
             if self.is_noisy:
-                noise = self._rng.standard_normal(held.now.size, dtype=np.float32)
-                held.now -= np.float32(self.rate) * (held.now - held.target + NOISE * noise)
-            else:
-                held.now -= np.float32(self.rate) * (held.now - held.target)
-            self.walked[fragment] += held.now - before
+                noise = self._rng.standard_normal(before.size, dtype=np.float32)
+                part.values -= np.float32(self.rate) * NOISE * noise
+            self.walked[fragment] += part.values - before
 
     def distance(self, optimum: Sequence[Float32s]) -> float:
         """Root mean square distance of the parameters from ``optimum``."""
         squares = sum(
-            float(np.square(held.now - optimum[index]).sum()) for index, held in self._held.items()
+            float(np.square(part.values - optimum[index]).sum())
+            for index, part in self._parts.items()
         )
         return float(np.sqrt(squares / self.layout.size))
 
-    @property
-    def targets(self) -> list[Float32s]:
-        return self._targets
-
     def parameters(self, fragment: int) -> Float32s:
-        return self._held[fragment].now
+        return self._parts[fragment].values
 
     def pending(self, fragment: int) -> int:
-        held = self._held[fragment]
-        return self.step * self.batch_tokens - held.mark_tokens
+        return self._parts[fragment].pending
 
     def discarded(self, fragment: int) -> int:
-        return self._held[fragment].discarded
+        return self._parts[fragment].discarded
 
     # LearnerPort
 
@@ -203,10 +172,10 @@ class QuadraticLearner:
         )
 
     async def snapshot(self, fragment: int, *, timeout_s: float) -> Snapshot | None:
-        held = self._held.get(fragment)
-        if held is None:
+        part = self._parts.get(fragment)
+        if part is None:
             return None
-        assert held.snap is None, "one snapshot at a time"
+        assert part.snapshot is None, "one snapshot at a time"
         # The next safe point is the end of the step that is under way.
         try:
             async with asyncio.timeout(timeout_s):
@@ -214,76 +183,47 @@ class QuadraticLearner:
                     await self._stepped.wait()
         except TimeoutError:
             return None
-        held.snap = held.now.copy()
-        held.snap_mark = self.step
-        held.snap_tokens = self.step * self.batch_tokens
-        self._tokens_at[fragment, held.snap_mark] = held.snap_tokens
+        offer = part.offer()
+        assert part.snapshot is not None
         return Snapshot(
-            base=held.base,
-            values=held.snap,
-            base_version=held.version,
-            base_lineage=held.lineage,
-            mark=held.snap_mark,
-            steps=self.step - held.mark,
-            tokens=held.snap_tokens - held.mark_tokens,
+            base=part.base,
+            values=part.snapshot,
+            base_version=offer.base_version,
+            base_lineage=offer.base_lineage,
+            mark=offer.mark,
+            steps=offer.steps,
+            tokens=offer.tokens,
         )
 
     def adopt(self, fragment: int, state: FragmentState, *, contained: int | None) -> None:
-        self.adopted.append((fragment, state.version, contained))
-        held = self._held.get(fragment)
-        if held is None:
-            self._begin(state)
-            return
-        if contained is not None and held.snap is not None and contained == held.snap_mark:
-            held.now += state.theta - held.snap
-            held.mark, held.mark_tokens = held.snap_mark, held.snap_tokens
-        elif contained is not None:
-            held.now = state.theta.copy()
-            held.discarded += (self.step - contained) * self.batch_tokens
-            held.mark, held.mark_tokens = self.step, self.step * self.batch_tokens
+        if fragment in self._parts:
+            self._parts[fragment].adopt(state, contained=contained)
         else:
-            held.now += state.theta - held.base
-        held.snap = None
-        held.base, held.version, held.lineage = state.theta, state.version, state.lineage
+            self._begin(state)
 
     def rebase(self, fragment: int, state: FragmentState, parting: Parting) -> int | None:
-        self.adopted.append((fragment, state.version, None))
-        held = self._held[fragment]
-        again = self._tokens_at.get((fragment, parting.given_up_mark))
-        left = self._tokens_at.get((fragment, parting.merged_mark))
-        if again is None or left is None or held.version <= parting.version:
-            return None
-        held.now += state.theta - parting.theta
-        held.mark, held.mark_tokens = parting.merged_mark, left
-        held.snap = None
-        held.base, held.version, held.lineage = state.theta, state.version, state.lineage
-        return again - left
+        return self._parts[fragment].rebase(state, parting)
 
     def discard(self, fragment: int, state: FragmentState, *, reason: str) -> None:
-        held = self._held[fragment]
-        held.discarded += self.pending(fragment)
-        held.now = state.theta.copy()
-        held.snap = None
-        held.base, held.version, held.lineage = state.theta, state.version, state.lineage
-        held.mark, held.mark_tokens = self.step, self.step * self.batch_tokens
+        self._parts[fragment].discard(state)
 
     def passed(self, fragment: int, state: FragmentState) -> None:
         self.went_through.append((fragment, state.version))
 
     def moved(self, fragment: int, before: FragmentState, after: FragmentState) -> None:
-        held = self._held[fragment]
-        if held.base is before.theta:
-            held.base = after.theta
+        own = self._parts[fragment].own
+        if own.base is before.theta:
+            own.base = after.theta
 
     def misses_base(self, fragment: int) -> bool:
         return self.wants_the_way
 
     def write_off(self, fragment: int, tokens: int) -> None:
-        self._held[fragment].discarded += tokens
+        self._parts[fragment].written_off += tokens
 
     def release(self, fragment: int) -> None:
         self.released += 1
-        self._held[fragment].snap = None
+        self._parts[fragment].release()
 
 
 @dataclass(eq=False)

@@ -223,18 +223,21 @@ class Truth:
 class Learner:
     """Trains a few values towards a goal of its own, counts steps and tokens, never waits."""
 
-    def __init__(self, state: FragmentState, goal: Float32s, tokens_per_step: int) -> None:
+    def __init__(
+        self, state: FragmentState, goal: Float32s, tokens_per_step: int, *, step: int = 0
+    ) -> None:
+        """``step``: the number that it has made before."""
         self.goal = goal
         self.tokens_per_step = tokens_per_step
-        self.step = 0
+        self.step = step
         self.values = state.theta.copy()
-        self.own = OwnWork(state, step=0)
+        self.own = OwnWork(state, step=step)
         self.written_off = 0
         """Tokens that were merged on a side of a fork that was given up."""
 
-    def train(self) -> None:
+    def train(self, rate: float = 0.05) -> None:
         self.step += 1
-        self.values += np.float32(0.05) * (self.goal - self.values)
+        self.values += np.float32(rate) * (self.goal - self.values)
 
     @property
     def base(self) -> Float32s:
