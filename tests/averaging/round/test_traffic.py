@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from averaging import messages as said
-from averaging.messages import MERGED, NOTHING, OWN, Commit, Entry, Opening
+from averaging.messages import MERGED, NOTHING, OWN, Commit, Opening
 from averaging.round.interface.effects import Enter
 from averaging.round.traffic import (
     AGAIN_S,
@@ -18,20 +18,13 @@ from averaging.round.traffic import (
 )
 from averaging.rules.usual_norms import UploadNorm
 from dht.identity import PeerId
-from tests.averaging.message_examples import COMMIT
+from tests.averaging.values import commit_of, entry
 
 ANNA, BORIS, CLARA, DORA = map(PeerId, ("anna", "boris", "clara", "dora"))
 
 
-def entry(peer: PeerId, delegate: int | None = None) -> Entry:
-    return Entry(peer, 1, 1, 0, 0, 0, 9, 9, 900, True, delegate)
-
-
-SITES = msgspec.structs.replace(
-    COMMIT,
-    leader=ANNA,
-    members=(entry(ANNA), entry(BORIS), entry(CLARA, 1), entry(DORA, 1)),
-    reducers=(ANNA, BORIS),
+SITES = commit_of(
+    [ANNA, BORIS, entry(CLARA, delegate=1), entry(DORA, delegate=1)], reducers=(ANNA, BORIS)
 )
 """Boris carries Clara and Dora."""
 

@@ -8,10 +8,7 @@ from hypothesis import strategies as st
 
 from averaging.rules.grouping import deal, group_of
 from dht.identity import PeerId
-
-
-def peers(count: int) -> tuple[PeerId, ...]:
-    return tuple(sorted(PeerId(f"peer-{index:03}") for index in range(count)))
+from tests.averaging.values import peers
 
 
 def test_few_peers_are_one_group() -> None:

@@ -33,6 +33,7 @@ from averaging.rules.mixing import MELD_LAG, RECENT, MixingPolicy, meets
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
 from tests.averaging.numbers.plain_steps import step
+from tests.averaging.values import lineage, standing
 
 LAYOUT = Layout.build(
     [TensorSpec("a", (7, 300)), TensorSpec("b", (40,)), TensorSpec("c", (1500,))], 1
@@ -41,16 +42,6 @@ LAYOUT = Layout.build(
 FRAGMENT = LAYOUT.fragments[0]
 POLICY = RoundPolicy(group_size=4, codec="int8")
 PEERS = [PeerId(f"p{index}") for index in range(4)]
-
-
-def lineage(name: str) -> bytes:
-    return name.encode().ljust(32, b".")
-
-
-def standing(*names: str, tokens: int = 1000, merged: MergedMap | None = None) -> Standing:
-    links = [ChainLink(i, lineage(name), tokens * i) for i, name in enumerate(names)]
-    tip = links[-1]
-    return Standing(tip.version, tip.lineage, Chain(links), merged or MergedMap())
 
 
 # Which peers meet

@@ -1,14 +1,7 @@
 """The time for which a peer is live, and from which on it is established."""
 
-from typing import Any
-
-from averaging.rules.peer_view import ESTABLISHED_AFTER_S, SILENCE_MAX_S, PeerView
-
-
-def seen(
-    *, ago: float = 0.0, since: float = 1000.0, failed: float | None = None, **facts: Any
-) -> PeerView:
-    return PeerView(first_seen=1000.0 - since, heard_at=1000.0 - ago, failed_at=failed, **facts)
+from averaging.rules.peer_view import ESTABLISHED_AFTER_S, SILENCE_MAX_S
+from tests.averaging.values import seen
 
 
 def test_silence_and_a_failed_call_make_a_peer_not_live() -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-import msgspec
 import pytest
 
-from averaging.messages import Commit, Entry
 from averaging.rules.probation import (
     YOUNG_ROUNDS,
     Probation,
@@ -15,7 +13,7 @@ from averaging.rules.probation import (
 )
 from averaging.rules.weights import Contribution, credited, shares_of
 from dht.identity import PeerId
-from tests.averaging.message_examples import COMMIT
+from tests.averaging.values import commit_of
 
 POLICY = ProbationPolicy(rounds=8, seconds=100.0)
 ME, ANNA, BORIS, NEW = (PeerId(name) for name in ("me", "anna", "boris", "new"))
@@ -28,11 +26,6 @@ def seen(rounds: int, *peers: PeerId, every_s: float = 20.0) -> Probation:
     for number in range(rounds):
         probation.saw_merged(peers or OLD, peers or OLD, number * every_s)
     return probation
-
-
-def commit(*members: PeerId, on_probation: tuple[int, ...] = ()) -> Commit:
-    entries = tuple(Entry(peer, 1, 1, 0, 7, 0, 10, 10, 1000, True) for peer in members)
-    return msgspec.structs.replace(COMMIT, members=entries, on_probation=on_probation)
 
 
 def test_without_a_policy_everybody_counts() -> None:
@@ -49,7 +42,7 @@ def test_without_a_policy_half_of_the_members_vote(
     on_probation: tuple[int, ...], reason: str | None
 ) -> None:
     probation = Probation(ProbationPolicy())
-    judged = commit(*OLD, on_probation=on_probation)
+    judged = commit_of([*OLD], on_probation=on_probation)
     assert probation.objection(judged, probation.required_work(OLD, 0.0), 0.0, me=ME) == reason
 
 
@@ -163,7 +156,7 @@ def test_a_member_checks_who_votes(
     members: tuple[PeerId, ...], on_probation: tuple[int, ...], reason: str | None
 ) -> None:
     probation, now = seen(50), 1000.0
-    judged = commit(*members, on_probation=on_probation)
+    judged = commit_of([*members], on_probation=on_probation)
     assert (
         probation.objection(judged, probation.required_work([*OLD, NEW], now), now, me=ME) == reason
     )
@@ -195,7 +188,7 @@ def test_versions_that_a_founder_made_alone_are_no_merges() -> None:
     probation.took_state(500, {ANNA: 100_000})
     probation.took_state(2, {ANNA: 101_000, BORIS: 500})
     young = probation.required_work([ME, ANNA, BORIS], 0.0)
-    assert probation.objection(commit(ANNA, BORIS, ME), young, 0.0, me=ME) is None
+    assert probation.objection(commit_of([ANNA, BORIS, ME]), young, 0.0, me=ME) is None
     assert probation.is_established(ME, [ME, ANNA, BORIS], 0.0)
 
 
@@ -205,15 +198,15 @@ def test_a_voter_that_came_back_with_few_tokens_does_not_decline_for_want_of_its
     probation.took_state(44, {ANNA: 626_000, BORIS: 500_000, ME: 109_000})
     asked = probation.required_work([ME, ANNA, BORIS], 0.0)
     assert not probation.is_established(ME, [ME, ANNA, BORIS], 0.0)
-    assert probation.objection(commit(ANNA, ME), asked, 0.0, me=ME) is None
-    assert probation.objection(commit(NEW, ME), asked, 0.0, me=ME) is not None
+    assert probation.objection(commit_of([ANNA, ME]), asked, 0.0, me=ME) is None
+    assert probation.objection(commit_of([NEW, ME]), asked, 0.0, me=ME) is not None
 
 
 def test_a_newcomer_accepts_whoever_worked_beside_a_founder_that_was_alone_for_long() -> None:
     probation = Probation(POLICY)
     probation.took_state(500, {ANNA: 10_000_000, BORIS: 200_000, NEW: 1_000})
     live = [ME, ANNA, BORIS, NEW]
-    judged = commit(ANNA, BORIS, ME, on_probation=(2,))
+    judged = commit_of([ANNA, BORIS, ME], on_probation=(2,))
     assert probation.objection(judged, probation.required_work(live, 0.0), 0.0, me=ME) is None
     assert probation.is_established(BORIS, live, 0.0)
     assert not probation.is_established(NEW, live, 0.0)

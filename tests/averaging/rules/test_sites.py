@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from averaging import messages as said
-from averaging.messages import Commit, Entry, Link
+from averaging.messages import Commit, Link
 from averaging.round.reducer import Reducer
 from averaging.rules.grouping import group_of
 from averaging.rules.sites import (
@@ -20,7 +20,8 @@ from averaging.rules.sites import (
     site_pass,
 )
 from dht.identity import PeerId
-from tests.averaging.message_examples import COMMIT, EXAMPLES
+from tests.averaging.message_examples import EXAMPLES
+from tests.averaging.values import commit_of, entry
 from tests.averaging.virtual.swarm import Storm, storm, weather_out
 
 ANNA, BORIS, CLARA, DORA, EMIL = map(PeerId, ("anna", "boris", "clara", "dora", "emil"))
@@ -34,13 +35,11 @@ def at(site: str | None, peer: PeerId, *, reachable: bool = True) -> said.Join:
 
 
 def commit(*carried_by: int | None) -> Commit:
-    from msgspec.structs import replace as changed
-
-    members = tuple(
-        Entry(PeerId(f"p{i}"), 1, 1, 0, 7, 0, 10, 10, 1000 * (i + 1), True, delegate)
+    members = [
+        entry(PeerId(f"p{i}"), tokens=1000 * (i + 1), delegate=delegate)
         for i, delegate in enumerate(carried_by)
-    )
-    return changed(COMMIT, members=members, parents=(Link(7, b"l" * 32, 5),))
+    ]
+    return commit_of(members, parents=(Link(7, b"l" * 32, 5),))
 
 
 def test_the_first_of_a_site_in_rank_is_its_delegate() -> None:

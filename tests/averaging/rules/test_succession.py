@@ -6,18 +6,9 @@ from typing import Any
 from averaging.rules.peer_view import PeerView
 from averaging.rules.succession import leaders, succession
 from dht.identity import PeerId
+from tests.averaging.values import peers, seen
 
 TOPIC = bytes(16)
-
-
-def peers(count: int) -> tuple[PeerId, ...]:
-    return tuple(sorted(PeerId(f"peer-{index:03}") for index in range(count)))
-
-
-def seen(
-    *, ago: float = 0.0, since: float = 1000.0, failed: float | None = None, **facts: Any
-) -> PeerView:
-    return PeerView(first_seen=1000.0 - since, heard_at=1000.0 - ago, failed_at=failed, **facts)
 
 
 def test_succession_keeps_its_order_when_somebody_leaves() -> None:

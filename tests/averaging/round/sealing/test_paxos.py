@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 from averaging import messages as said
-from averaging.messages import Commit, Entry, Message
+from averaging.messages import Commit, Message
 from averaging.round.interface.effects import Effect, Note, Send, Suspect
 from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.round.sealing.paxos import Acceptor, BallotPhase, Coordinator
 from averaging.round.sealing.seals import VOID, ballot_of, is_chosen, is_void, owner_of
 from dht.identity import PeerId
+from tests.averaging import values
 from tests.averaging.message_examples import COMMIT
 from tests.averaging.round.machines import POLICY, coordinator_of, lost, neighbourhood, sign
 from tests.averaging.virtual import breakages
@@ -41,17 +42,9 @@ def promise_of(
 
 
 def commit_of(count: int) -> Commit:
-    members = tuple(
-        Entry(PeerId(f"p{index}"), 1, 1, 0, 7, 0, 10, 10, 1000, True) for index in range(count)
-    )
-    return msgspec.structs.replace(
-        COMMIT,
-        leader=members[0].peer,
-        members=members,
-        reducers=(members[-1].peer,),
-        shares=(1,),
-        contributors_min=2,
-    )
+    members = [PeerId(f"p{index}") for index in range(count)]
+    more = {"reducers": (members[-1],), "shares": (1,), "contributors_min": 2}
+    return values.commit_of(members, **more)
 
 
 def test_every_ballot_has_one_owner_and_they_rise() -> None:
