@@ -42,10 +42,8 @@ from peer.rules.limits import (
     encode_volume,
     manners,
     must_leave,
-    parse_celsius,
     parse_disk,
     parse_hours,
-    parse_programs,
     parse_quota,
     parse_rate,
     parse_share,
@@ -149,18 +147,6 @@ def test_a_machine_that_was_hot_counts_as_hot_for_a_minute() -> None:
     assert heat.note(85.0, now=5.0) == 85.0
     assert heat.note(60.0, now=64.9) == 85.0
     assert heat.note(None, now=65.0) == 60.0
-
-
-@pytest.mark.parametrize("text", ["", "steam,", "/usr/bin/steam", "a\nb", ",".join(["a"] * 51)])
-def test_what_is_no_list_of_programs_is_refused(text: str) -> None:
-    with pytest.raises(BadLimit, match="--not-while"):
-        parse_programs(text)
-
-
-@pytest.mark.parametrize("text", ["", "39", "111", "1e2", "warm"])
-def test_what_is_no_temperature_is_refused(text: str) -> None:
-    with pytest.raises(BadLimit, match="--celsius"):
-        parse_celsius(text)
 
 
 def busy(*shares: float, every_s: float = 5.0) -> OthersBusy:
