@@ -95,6 +95,12 @@ def end_softly(process: subprocess.Popen[bytes], *, within_s: float) -> None:
         kill_tree(process)
 
 
+def say(*words: object) -> None:
+    """A line of a helper for the test that has started it."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
 def said(output: str, kind: str) -> list[dict[str, Any]]:
     """The objects after this word at the beginning of a line: helpers print such lines."""
     lines = [line.partition(" ") for line in output.splitlines(keepends=True)]

@@ -14,7 +14,7 @@ depend on the state; nor can one in whose memory a kept upload rots, because nob
 A reducer whose memory or processor fails between the check of an upload and the end of the merge
 signs something false, and is convicted as if it had lied: nothing that others see tells the two
 apart. Merging twice before signing would help, and costs as much as merging does: with
-``centered_clip`` most of a round's arithmetic (``tests/benchmark/audit_processor.py``).
+``centered_clip`` most of a round's arithmetic.
 
 On the wire a proof is a head of bounded size and, of a ``FalseMerge``, the bytes that it is about.
 ``size_of_data`` tells their number from the layout, before any of them is read.

@@ -12,7 +12,7 @@ Only rounds that exchange data count as under way; a fragment that waits for oth
 or in swarms of several groups it would block the fragment that another group waits for.
 
 Where the first fragment to ask has the place, the last one never has a round (in brackets; four
-rounds at once, 400 s of virtual time, ``python -m tests.averaging.live.turns_experiment``):
+rounds at once, 400 s of virtual time):
 
     peers, in groups of; slowest; line; fragments     versions                 no quorum
     4, 4; 1x; 1000 kB/s; 24                           16 to 17 (16 to 17)      0 (0)

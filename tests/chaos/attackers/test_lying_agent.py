@@ -1,4 +1,4 @@
-"""A member that lies on orders: when it does, and that each way to lie is told and noticed."""
+"""A member that lies on orders: when it does."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import json
 import time
 from pathlib import Path
 
-import pytest
-
 from dht.identity import PeerId
 from tests.chaos.attackers.lying_agent import LOOK_EVERY_S, WrittenOrders
-from tests.chaos.judging.lies import PROVABLE, Lie
-from tests.chaos.lies_in_memory import HONEST, outcome
+from tests.chaos.judging.lies import Lie
 
 ME = PeerId("me")
 
@@ -35,19 +32,3 @@ def test_a_liar_follows_its_orders_once_a_commit_counts_it(tmp_path: Path) -> No
     assert counts["what"] == "counts"
     assert (lied["what"], lied["lie"], lied["round"]) == ("lied", "censor", "01")
     assert counts["at"] <= lied["at"] <= time.time()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("lie", list(Lie))
-def test_every_way_to_lie_is_told_and_costs_no_history(lie: Lie) -> None:
-    """The swarm checks that equal lineages have equal bits and that every token has a fate."""
-    seen = outcome(lie, audit_rate=0.5, lie_s=80.0)
-    assert seen.lies > 0
-    assert not seen.wronged, "an honest peer is blamed"
-    assert seen.versions > 5
-    banned = [count for count in seen.banned_by.values() if count]
-    if lie in PROVABLE:
-        assert banned and set(banned) == {len(HONEST)}, "each ban is everybody's"
-    else:
-        assert not banned

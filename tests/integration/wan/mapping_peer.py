@@ -20,7 +20,7 @@ from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane.settings import LaneSettings
 from dht.libp2p.lane.wire import is_outer
 from tests.integration.loopback import identity
-from tests.integration.namespace_peer import say
+from tests.processes import say
 
 
 async def home(lane_port: int, outside: str) -> None:

@@ -17,8 +17,8 @@ import subprocess
 import sys
 import time
 
-from tests.integration.namespace_peer import say
 from tests.integration.wan.gateway_device import GatewayDevice
+from tests.processes import say
 
 PORT = 5351
 SHIFT = 1000

@@ -26,7 +26,7 @@ from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane.settings import LaneSettings
 from peer.extras.doctor.network import describe_router
 from tests.integration.loopback import identity
-from tests.integration.namespace_peer import say
+from tests.processes import say
 
 BULK = "/test/bulk"
 CONNECT_WITHIN_S = 30.0

@@ -18,7 +18,7 @@ from dht.libp2p import hivemind_daemon
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from tests.integration.loopback import identity
-from tests.integration.namespace_peer import say
+from tests.processes import say
 
 ETH_IP, UDP = b"\x08\x00", 17
 LISTEN_S = 5.0
