@@ -126,6 +126,8 @@ class Target:
     examples: Sequence[bytes]
     decode: Callable[[bytes], Any]
     error: type[Exception] | tuple[type[Exception], ...] = ()
+    written: Callable[[Any], Any] | None = None
+    """What is read is written by this as the same bytes: there is one form of each value."""
 
 
 def _signed(body: bytes) -> Any:
@@ -246,8 +248,8 @@ _ADAPTS = RunFile(
 )
 
 
-def _run_file(data: bytes) -> None:
-    from_canonical(data, blake3(data).hexdigest())
+def _run_file(data: bytes) -> RunFile:
+    return from_canonical(data, blake3(data).hexdigest())
 
 
 def _proof(data: bytes) -> None:
@@ -487,7 +489,9 @@ TARGETS: dict[str, Target] = {
         ReplayHead.decode,
         BadMessage,
     ),
-    "versions": Target([pack_versions([812, 811, 812, 1000])], unpack_versions, ValueError),
+    "versions": Target(
+        [pack_versions([812, 811, 812, 1000])], unpack_versions, ValueError, pack_versions
+    ),
     "hello": Target(
         [hello.write(hello.Hello(run=RUN, record=SEALED, passed=_PASSED))],
         _hello(hello.Hello),
@@ -568,9 +572,17 @@ TARGETS: dict[str, Target] = {
     "frames": Target([_FRAMES], _frames),
     "packed": Target([_PACKED], lambda data: _result_of(unpacking(bytearray(data))), ValueError),
     "address": Target(
-        [addresses.pack(addresses.parse("/ip4/203.0.113.7/tcp/7700"))],
+        [
+            addresses.pack(addresses.parse(text))
+            for text in (
+                "/ip4/203.0.113.7/tcp/7700",
+                f"/dns4/seed.example.org/tcp/7700/p2p/{ANNA.peer_id}/p2p-circuit"
+                f"/p2p/{_OWNER.key.peer_id}",
+            )
+        ],
         addresses.unpack,
         ValueError,
+        written=addresses.pack,
     ),
     "seed": Target([_AT.encode()], _text(addresses.parse_seed), ValueError),
     "link": Target(
@@ -581,7 +593,12 @@ TARGETS: dict[str, Target] = {
         _text(parse_link),
         LinkError,
     ),
-    "run_file": Target([RunFile().canonical(), _ADAPTS.canonical()], _run_file, RunFileError),
+    "run_file": Target(
+        [RunFile().canonical(), _ADAPTS.canonical()],
+        _run_file,
+        RunFileError,
+        written=RunFile.canonical,
+    ),
     "run_file_text": Target(
         [b"name = 'ours'\n[model]\nlayers = 2\n[outer]\ncodec = 'int4'\n"],
         _text(parse),

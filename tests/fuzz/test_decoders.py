@@ -27,7 +27,7 @@ def feed(name: str, target: Target, data: bytes) -> bool:
     """Decode an input. Says whether it was read; a bug names the input."""
     began = time.process_time()
     try:
-        target.decode(data)
+        read = target.decode(data)
     except target.error:
         return False
     except Exception as error:
@@ -35,6 +35,8 @@ def feed(name: str, target: Target, data: bytes) -> bool:
     finally:
         took_s = time.process_time() - began
         assert took_s < SLOW_S, f"{name} took {took_s:.1f} s for {data.hex()}"
+    if target.written is not None:
+        assert bytes(target.written(read)) == data, f"{name}: {data.hex()} is read as {read!r}"
     return True
 
 

@@ -26,11 +26,11 @@ def ended(processes: Processes, folder: Path, *, buffers: str) -> list[Path]:
             "directory": str(folder / name),
             "run": run,
             "norm": True,
-            "samples": number,
+            "sample_seed": number,
             "seeds": seeds,
         }
         learners.append(
-            Command(processes, [json.dumps(given)], module="tests.integration.custom_learner")
+            Command(processes, [json.dumps(given)], module="tests.swarms.learner_process")
         )
         link = str(learners[-1].wait_for_word("ready")["link"])
         seeds = [link.partition("seed=")[2].split("&")[0]]

@@ -91,7 +91,7 @@ def test_two_programs_with_one_run_file_on_one_machine_train_in_one_run(
     for name in ("anna", "boris"):
         given = {"directory": str(tmp_path / name), "run": run, "found_after_s": None}
         environment = {"XDG_DATA_HOME": str(tmp_path / "data")}
-        module = "tests.integration.custom_learner"
+        module = "tests.swarms.learner_process"
         programs.append(
             Command(processes, [json.dumps(given)], module=module, environment=environment)
         )
@@ -182,7 +182,7 @@ def test_the_parameters_of_a_programs_own_model_are_kept_and_exported_by_name(
 ) -> None:
     run = learner_process.text(buffers="mean", name="own-model")
     given = {"directory": str(tmp_path / "anna"), "run": run, "norm": True}
-    anna = Command(processes, [json.dumps(given)], module="tests.integration.custom_learner")
+    anna = Command(processes, [json.dumps(given)], module="tests.swarms.learner_process")
     link = anna.wait_for_word("ready")["link"]
     out = tmp_path / "out.safetensors"
     exported = shoal("export", link, str(out), home=tmp_path / "other")

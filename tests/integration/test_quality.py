@@ -9,13 +9,10 @@ and the same data for each learner.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -29,6 +26,7 @@ from peer.storage.outer_state import export
 from tests.integration.text_learner import values_of
 from tests.processes import Processes
 from tests.swarms.commands import Swarm, address_of, load, sums_up, tell
+from tests.swarms.learners import Learner
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -88,32 +86,6 @@ def run_text(problem: TextMlp, *, seed_address: str, random_seed: int) -> str:
     )
 
 
-class Learner:
-    """One process of the swarm and its output."""
-
-    def __init__(self, processes: Processes, settings: dict[str, Any]) -> None:
-        self._processes = processes
-        self.directory = Path(settings["directory"])
-        self.process: subprocess.Popen[bytes] = processes.python(
-            *("-m", "tests.integration.text_learner", json.dumps(settings)),
-            environment={"OMP_NUM_THREADS": "1"},
-        )
-
-    def said(self, word: str) -> list[dict[str, Any]]:
-        lines = self._processes.output_of(self.process).splitlines()
-        return [json.loads(line.partition(" ")[2]) for line in lines if line.startswith(f"{word} ")]
-
-    def end(self, *, timeout_s: float) -> dict[str, Any]:
-        code = self.process.wait(timeout=timeout_s)
-        assert code == 0, self._processes.output_of(self.process)[-3000:]
-        return self.said("end")[-1]
-
-    def merges(self) -> list[dict[str, Any]]:
-        """Rounds that merged its work."""
-        events = self.said("event")
-        return [event for event in events if event["event"] == "round" and event["contributed"]]
-
-
 def swarm_loss(
     processes: Processes, directory: Path, problem: TextMlp, seed: int
 ) -> tuple[float, RunFile]:
@@ -126,14 +98,14 @@ def swarm_loss(
     learners = [
         Learner(
             processes,
-            {
-                "run": text,
-                "number": number,
-                "directory": str(directory / name),
-                "cache": str(problem.cache),
-                "found_after_s": 20.0,
-                "pace_s": PACE_S,
-            },
+            directory / name,
+            module="tests.integration.text_learner",
+            environment={"OMP_NUM_THREADS": "1"},
+            run=text,
+            number=number,
+            cache=str(problem.cache),
+            found_after_s=20.0,
+            pace_s=PACE_S,
         )
         for number, name in enumerate(("anna", "boris", "clara", "dora"))
     ]

@@ -64,9 +64,9 @@ def test_a_run_file_made_for_another_layout_is_refused_with_both_hashes(swarm: S
 
 
 def own_learner(swarm: Swarm, name: str, **settings: Any) -> Command:
-    """A process of ``custom_learner``."""
+    """A process of ``learner_process``."""
     given = {"directory": str(swarm.directory / name), "run": learner_process.text(), **settings}
-    return Command(swarm.processes, [json.dumps(given)], module="tests.integration.custom_learner")
+    return Command(swarm.processes, [json.dumps(given)], module="tests.swarms.learner_process")
 
 
 def seed_of(learner: Command) -> str:

@@ -11,13 +11,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from tests.processes import Processes, still_running
-from tests.swarms.commands import load, sums_up, tell, until
+from tests.swarms.commands import (
+    ANY_LOOPBACK_PORT,
+    Command,
+    Record,
+    load,
+    sums_up,
+    tell,
+    until,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -27,7 +34,7 @@ ISLAND = EXAMPLES / "island" / "train.py"
 LIGHTNING = EXAMPLES / "lightning" / "train.py"
 
 
-class Learner:
+class Learner(Command):
     """An example as a process, or as two under torchrun, and its output."""
 
     def __init__(
@@ -39,52 +46,38 @@ class Learner:
         ranks: int = 1,
         pace_s: float = 0.15,
     ) -> None:
-        self._processes = processes
         self.directory = directory
         torchrun = [
             *("-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"),
             *("--nproc-per-node", str(ranks)),
         ]
-        self._command = [
-            *(torchrun if ranks > 1 else []),
-            *(str(script), "--directory", str(directory), "--pace", str(pace_s)),
-            *("--listen", "/ip4/127.0.0.1/tcp/0"),
+        self.usual = [
+            *("--directory", str(directory), "--pace", str(pace_s)),
+            *("--listen", ANY_LOOPBACK_PORT),
         ]
-        self._environment = {
-            "XDG_DATA_HOME": str(directory.parent / "home"),
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        }
-        self.options = options
-        self.process = self.start(*options)
-
-    def start(self, *options: str) -> subprocess.Popen[bytes]:
-        self.process = self._processes.python(
-            *self._command, *options, environment=self._environment
+        super().__init__(
+            processes,
+            [*self.usual, *options],
+            program=[*(torchrun if ranks > 1 else []), str(script)],
+            environment={
+                "XDG_DATA_HOME": str(directory.parent / "home"),
+                "OMP_NUM_THREADS": "1",
+                "GLOO_SOCKET_IFNAME": "lo",
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            },
         )
-        return self.process
-
-    @property
-    def output(self) -> str:
-        return self._processes.output_of(self.process)
-
-    def said(self, event: str) -> list[dict[str, Any]]:
-        return self._processes.records_of(self.process, event)
 
     def link(self) -> str:
-        until(lambda: bool(self.said("link")) or self.process.poll() is not None, "its link")
-        assert self.said("link"), self.output[-3000:]
-        return str(self.said("link")[-1]["link"])
+        return str(self.wait_for(lambda r: r.get("event") == "link", "its link")["link"])
 
     def own_rounds(self) -> int:
         """Rounds that merged its work."""
         assert self.process.poll() in (None, 0), self.output[-3000:]
-        return sum(bool(record["contributed"]) for record in self.said("round"))
+        return sum(bool(record["contributed"]) for record in self.records("round"))
 
-    def end(self, *, timeout_s: float = 240.0) -> dict[str, Any]:
-        assert self.process.wait(timeout=timeout_s) == 0, self.output[-3000:]
-        return self.said("done")[-1]
+    def end(self) -> Record:
+        assert self.wait(timeout_s=240.0) == 0, self.output[-3000:]
+        return self.records("done")[-1]
 
 
 def losses(learner: Learner) -> list[float]:
@@ -101,7 +94,7 @@ def test_trainers_of_several_kinds_train_one_model(processes: Processes, tmp_pat
     everybody = (anna, boris, clara)
     ended = [learner.end() for learner in everybody]
     for learner, done in zip(everybody, ended, strict=True):
-        assert learner.said("over")[-1]["finished"]
+        assert learner.records("over")[-1]["finished"]
         assert learner.own_rounds() >= 3
         assert sums_up(done["fates"]), done
         tell(f"{learner.directory.name}: {done} losses {losses(learner)} ({load()})")
@@ -123,7 +116,7 @@ def test_trainers_of_several_kinds_train_one_model(processes: Processes, tmp_pat
             check=True,
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )
-        assert int(found.stdout) == anna.said("model")[0]["parameters"]
+        assert int(found.stdout) == anna.records("model")[0]["parameters"]
 
 
 def test_only_an_adapter_is_exchanged_and_a_killed_trainer_resumes(
@@ -138,12 +131,12 @@ def test_only_an_adapter_is_exchanged_and_a_killed_trainer_resumes(
     identity = (boris.directory / "peer" / "identity.key").read_bytes()
     orphans = processes.kill_hard(boris.process)
     assert not still_running(orphans, timeout_s=30), "the agent outlived its trainer"
-    boris.start(*run, "--resume", "--steps", "300")
+    boris.again(*boris.usual, *run, "--resume", "--steps", "300")
     until(lambda: boris.own_rounds() >= 2, "boris is merged again", timeout_s=150)
     assert (boris.directory / "peer" / "identity.key").read_bytes() == identity
     done = boris.end()
     assert (boris.directory / "model" / "adapter_model.safetensors").is_file()
-    model = boris.said("model")[-1]
+    model = boris.records("model")[-1]
     assert model["exchanged"] < 0.1 * model["parameters"]
     tell(f"{model} {done} ({load()})")
     anna.process.send_signal(signal.SIGINT)
@@ -168,14 +161,14 @@ def test_an_island_under_torchrun_and_a_single_process_train_one_model(
         if str(ISLAND) in " ".join(child.cmdline())
     ]
     victim = next(rank for rank in ranks if rank.environ()["RANK"] == "1")
-    before = anna.said("progress")[-1]["step"]
+    before = anna.records("progress")[-1]["step"]
     victim.kill()
-    until(lambda: len(island.said("link")) == 2, "torchrun started it again", timeout_s=120)
-    first, second = (record["peer"] for record in island.said("link"))
+    until(lambda: len(island.records("link")) == 2, "torchrun started it again", timeout_s=120)
+    first, second = (record["peer"] for record in island.records("link"))
     assert first == second, "it is another peer"
     merged = island.own_rounds()
     until(lambda: island.own_rounds() >= merged + 2, "it is merged again", timeout_s=150)
-    assert anna.said("progress")[-1]["step"] > before
+    assert anna.records("progress")[-1]["step"] > before
     done, alone = island.end(), anna.end()
     assert done["finished"] and alone["finished"]
     assert sums_up(done["fates"]) and sums_up(alone["fates"])
@@ -188,7 +181,7 @@ def test_an_island_under_torchrun_and_a_single_process_train_one_model(
 def test_the_processes_of_a_trainer_are_one_peer(processes: Processes, tmp_path: Path) -> None:
     island = Learner(processes, tmp_path / "island", HF, "--steps", "30", ranks=2, pace_s=0.0)
     done = island.end()
-    assert len(island.said("done")) == 1, "both processes took themselves for the peer"
+    assert len(island.records("done")) == 1, "both processes took themselves for the peer"
     assert done["steps"] == 30
     assert done["tokens"] == 30 * 2 * 8 * 64
 

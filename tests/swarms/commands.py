@@ -126,11 +126,14 @@ class Command:
         prefix: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         module: str = "peer.cli",
+        program: Sequence[str] = (),
     ) -> None:
+        """``program``: what Python runs in place of a module."""
         self._processes = processes
         self._environment = dict(environment or {})
         # -P keeps the checkout out of the path of commands; helpers are in the checkout.
-        self._python = [sys.executable, *(["-P"] if module == "peer.cli" else []), "-m", module]
+        run = program or [*(["-P"] if module == "peer.cli" else []), "-m", module]
+        self._python = [sys.executable, *run]
         self.arguments = list(arguments)
         self.prefix = list(prefix)
         self.lives = 0

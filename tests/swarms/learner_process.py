@@ -1,8 +1,8 @@
 """A learner as a process, for tests: a training loop around ``peer.join`` that prints JSON.
 
-The model fits a fixed linear map; every learner has different samples of it.
-Settings come as one JSON object; lines on standard output are ``ready``, ``step``, ``event`` and
-``end`` followed by an object.
+The model fits a fixed linear map; every learner has different samples of it. Settings come as one
+JSON object: the model's size and precision, whether it learns, the command of its agent. Lines on
+standard output are ``ready``, ``step``, ``event`` and ``end``, or ``error``, followed by an object.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import peer
+from peer.errors import PeerError
 from peer.run_file.reading import parse
 
 TEXT = """
@@ -66,6 +67,8 @@ DEFAULTS: dict[str, Any] = {
 }
 
 INPUTS, OUTPUTS, BATCH = 24, 16, 16
+OF_JOIN = ("agent_command", "allow_frozen_differences")
+"""Settings that are those of ``peer.join``, and usually left out."""
 
 
 def text(**changes: Any) -> str:
@@ -77,14 +80,31 @@ def say(kind: str, fields: Any) -> None:
     sys.stdout.flush()
 
 
-def main(settings: dict[str, Any]) -> None:
+def main(settings: dict[str, Any]) -> int:
+    try:
+        learn(settings)
+    except PeerError as error:
+        kind = type(error).__name__
+        say("error", {"text": str(error), "exit_code": error.exit_code, "kind": kind})
+        return error.exit_code
+    return 0
+
+
+def learn(settings: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(7)
-    truth = torch.randn(OUTPUTS, INPUTS)
+    size: int = settings.get("size", INPUTS)
+    truth = torch.randn(OUTPUTS, size)
     dtype = getattr(torch, settings.get("dtype", "float32"))
-    model = torch.nn.Linear(INPUTS, OUTPUTS).to(dtype)
+    model = torch.nn.Linear(size, OUTPUTS).to(dtype)
+    norm = torch.nn.BatchNorm1d(size) if settings.get("norm") else torch.nn.Identity()
+    if settings.get("norm"):
+        model.register_module("norm", norm)
+    if "base" in settings:
+        base = torch.nn.Parameter(torch.full((3,), settings["base"]), requires_grad=False)
+        model.register_parameter("base", base)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.get("rate", 0.05))
-    samples = torch.Generator().manual_seed(settings["sample_seed"])
+    samples = torch.Generator().manual_seed(settings.get("sample_seed", 1))
     run = peer.join(
         parse(settings["run"]),
         model=model,
@@ -97,6 +117,7 @@ def main(settings: dict[str, Any]) -> None:
         pace_s=settings.get("pace_s", 0.05),
         drain_s=15.0,
         page=settings.get("page"),
+        **{name: settings[name] for name in OF_JOIN if name in settings},
     )
     run.on("*", lambda fields: say("event", dict(fields)))
     stopped = False
@@ -113,9 +134,9 @@ def main(settings: dict[str, Any]) -> None:
         ready = {"peer": run.peer_id, "link": run.link, "agent": run._parts.agent.pid}
         say("ready", {**ready, "versions": run.versions})
         while not (stopped or run.over or step == settings.get("steps")):
-            inputs = torch.randn(BATCH, INPUTS, generator=samples)
+            inputs = torch.randn(BATCH, size, generator=samples)
             wanted = inputs @ truth.T
-            loss = (model(inputs.to(dtype)).float() - wanted).square().mean()
+            loss = (model(norm(inputs.to(dtype))).float() - wanted).square().mean()
             loss.backward()
             run.log(loss=loss, tokens=BATCH)
             if settings.get("frozen"):
@@ -143,4 +164,4 @@ def main(settings: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    raise SystemExit(main(json.loads(sys.argv[1])))

@@ -13,7 +13,7 @@ from tests.swarms import learner_process
 
 
 class Learner:
-    """A process of ``learner_process`` and its output so far."""
+    """A process of ``learner_process``, or of another module, and its output so far."""
 
     def __init__(
         self,
@@ -21,16 +21,18 @@ class Learner:
         directory: Path,
         *,
         environment: Mapping[str, str] | None = None,
+        module: str = "tests.swarms.learner_process",
         **settings: Any,
     ) -> None:
         self._processes = processes
+        self._module = module
         self._environment = environment
         self.directory = directory
         self.settings = {"directory": str(directory), "run": learner_process.text(), **settings}
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = ("-m", "tests.swarms.learner_process", json.dumps(self.settings))
+        command = ("-m", self._module, json.dumps(self.settings))
         return self._processes.python(*command, environment=self._environment)
 
     def restart(self, **settings: Any) -> None:
@@ -50,15 +52,18 @@ class Learner:
     def events(self, name: str) -> list[dict[str, Any]]:
         return [event for event in self.said("event") if event["event"] == name]
 
+    def merges(self) -> list[dict[str, Any]]:
+        """Rounds that merged this learner's work."""
+        return [event for event in self.events("round") if event["contributed"]]
+
     def own_rounds(self) -> int:
-        """Number of rounds that merged this learner's work."""
-        return sum(bool(event["contributed"]) for event in self.events("round"))
+        return len(self.merges())
 
     def stop(self) -> None:
         self.process.terminate()
 
-    def end(self) -> dict[str, Any]:
-        self._processes.wait_for_line(self.process, "end", timeout_s=90)
+    def end(self, *, timeout_s: float = 90.0) -> dict[str, Any]:
+        self._processes.wait_for_line(self.process, "end", timeout_s=timeout_s)
         assert self.process.wait(timeout=30) == 0, self._processes.output_of(self.process)[-2000:]
         return self.said("end")[0]
 

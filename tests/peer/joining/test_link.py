@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from multiaddr import Multiaddr
 
 from dht.identity import Identity
@@ -145,16 +143,6 @@ def test_a_link_that_is_too_long_is_refused_in_a_short_sentence(text: str, reaso
         parse_link(text)
     assert reason in str(caught.value)
     assert len(str(caught.value)) < 600
-
-
-@given(st.text(max_size=80))
-def test_any_text_is_a_link_or_refused_with_our_own_error(text: str) -> None:
-    for candidate in (text, "shoal://" + text, f"shoal://{RUN.run_id}?{text}"):
-        try:
-            link = parse_link(candidate)
-        except LinkError:
-            continue
-        assert parse_link(str(link)) == link
 
 
 def test_a_run_is_found_in_a_file_with_its_seeds(tmp_path: Path) -> None:

@@ -402,27 +402,6 @@ def test_a_file_over_the_size_limit_is_refused_before_it_is_parsed() -> None:
     assert f"at most {TEXT_MAX_BYTES}" in only_fault("#" * (TEXT_MAX_BYTES + 1))
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"[]", b"\xff", b"{", b"[" * 16000, b'{"a":' * 3000, b"null", b'{"schema":"1"}']
-)
-def test_served_rubbish_is_refused(data: bytes) -> None:
-    reject(data)
-
-
-@given(st.binary(max_size=200))
-def test_any_served_bytes_are_refused_with_our_own_error(data: bytes) -> None:
-    reject(data)
-
-
-@settings(max_examples=200)
-@given(st.text(alphabet="ab[]{}\"'=.,#\n\\ 1outer_model", max_size=60))
-def test_any_text_is_read_or_refused_with_our_own_error(text: str) -> None:
-    try:
-        parse(text)
-    except RunFileError as error:
-        assert error.faults
-
-
 LEAVES: st.SearchStrategy[Any] = (
     st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5) | st.booleans() | st.none()
 )
