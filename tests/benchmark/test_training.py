@@ -176,6 +176,7 @@ def test_a_stopwatch_counts_steps_after_the_warm_up_once_it_may_begin() -> None:
     assert watch.elapsed_s > 0
 
 
+@pytest.mark.slow  # the program compares them
 @pytest.mark.parametrize("loop", ["alone", "by_hand"])
 def test_a_loop_without_shoal_reports_its_speed(loop: str, tmp_path: Path) -> None:
     run = measured_run(parse(TINY))

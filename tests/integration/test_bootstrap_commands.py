@@ -189,6 +189,7 @@ sys.exit(run(sys.argv[1:]))
 """The command line where only the packages of a host are installed."""
 
 
+@pytest.mark.slow  # that no command loads torch unasked: tests/peer/cli/test_cli.py
 def test_a_host_needs_the_packages_of_its_list_and_no_torch(start: object, tmp_path: Path) -> None:
     assert callable(start)
 

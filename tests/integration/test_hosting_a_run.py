@@ -89,6 +89,7 @@ def test_a_run_is_hosted_by_one_command(processes: Processes, tmp_path: Path) ->
     assert learner.wait(WAIT_S) in (0, 130)
 
 
+@pytest.mark.slow  # the reasons of each part are in tests/peer/extras/hosting
 def test_a_part_that_cannot_run_ends_the_group_with_its_reason(
     processes: Processes, tmp_path: Path
 ) -> None:

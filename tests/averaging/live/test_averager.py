@@ -573,7 +573,7 @@ async def test_fragments_that_wait_for_their_group_take_no_place_from_others() -
         assert min(versions) >= 0.7 * 45.0 / (12 * 1.25), versions
 
 
-@pytest.mark.parametrize("groups_of", [16, 3])
+@pytest.mark.parametrize("groups_of", [pytest.param(16, marks=pytest.mark.slow), 3])
 async def test_statistics_are_merged_by_plain_means_beside_parameters_with_momentum(
     groups_of: int,
 ) -> None:

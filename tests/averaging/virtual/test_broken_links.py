@@ -34,7 +34,7 @@ def test_no_two_peers_wait_for_one_another_once_their_link_is_back(
         assert goes_on(links), f"seed {seed}: {links}"
 
 
-@pytest.mark.parametrize("peers", [3, 5])
+@pytest.mark.parametrize("peers", [3, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", seeds(1, soak=100))
 def test_no_peers_of_several_wait_for_one_another_either(seed: int, peers: int) -> None:
     links = break_again_and_again(seed, lasts_s=1.5, peers=peers, breaks=20, every_s=3.0)

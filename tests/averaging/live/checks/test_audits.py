@@ -266,6 +266,7 @@ async def test_a_peer_that_answers_auditors_drop_by_drop_or_not_at_all_counts_fo
         assert not any(each.count(one, now) for each in strikes for one in others)
 
 
+@pytest.mark.slow  # answers to auditors that come drop by drop are in the quick tests
 async def test_a_proof_that_comes_drop_by_drop_does_not_keep_others_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -337,6 +338,7 @@ async def test_strangers_that_hold_all_places_of_a_peer_do_not_have_it_refuse_au
             await stranger.close()
 
 
+@pytest.mark.slow  # strangers that hold all places are in the quick tests
 async def test_members_that_hold_all_places_of_a_peer_have_it_struck_by_nobody() -> None:
     """They cost themselves strikes instead, at the peer whose places they hold."""
     async with swarm(MemoryNetwork()) as made:

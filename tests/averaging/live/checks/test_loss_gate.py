@@ -95,7 +95,9 @@ async def parted(case: Gated, seconds: float) -> None:
     network.heal()
 
 
-@pytest.mark.parametrize("replays", [False, True], ids=["state", "replay"])
+@pytest.mark.parametrize(
+    "replays", [pytest.param(False, marks=pytest.mark.slow), True], ids=["state", "replay"]
+)
 async def test_a_peer_that_was_away_takes_honest_states_over_and_measures_no_more_than_it_must(
     replays: bool,
 ) -> None:
@@ -117,7 +119,9 @@ async def test_a_peer_that_was_away_takes_honest_states_over_and_measures_no_mor
         judging.cancel()
 
 
-@pytest.mark.parametrize("replays", [False, True], ids=["state", "replay"])
+@pytest.mark.parametrize(
+    "replays", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["state", "replay"]
+)
 async def test_a_jump_that_raises_the_loss_is_undone_and_not_taken_again(replays: bool) -> None:
     """All of four fragments jump before the loss is measured."""
     network = MemoryNetwork()

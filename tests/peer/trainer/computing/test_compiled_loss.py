@@ -33,7 +33,7 @@ def gradients(loss_of: Loss, of: nn.Module) -> list[Tensor]:
     return [p.grad for p in of.parameters() if p.grad is not None]
 
 
-@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("lean", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_code_of_blocks_gives_the_gradients_of_the_model(
     lean: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
