@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from dht.addresses import AddressError
 from dht.addresses import parse as parse_address
+from dht.errors import AddressError
 from peer import cli
 from peer.errors import LinkError, RunFileError
 from peer.joining.link import parse_link

@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -301,12 +302,16 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
+def refused_text(name: str, folder: Path) -> str:
+    return transcript(name, KINDS[name])
+
+
 TEXTS: dict[str, Callable[[Path], str]] = {
     "help.txt": lambda folder: help_text(),
     "json.txt": json_text,
     "runs.txt": lambda folder: runs_text(),
     "bridge.txt": lambda folder: bridge_text(),
-    **{name: lambda folder, of=name: transcript(of, KINDS[of]) for name in KINDS},
+    **{name: partial(refused_text, name) for name in KINDS},
 }
 """Each file of text with the function that writes it, which may use an empty folder."""
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -36,7 +37,7 @@ Start = Callable[..., Learner]
 
 @pytest.fixture
 def start(processes: Processes, tmp_path: Path) -> Start:
-    def make(name: str, **settings: object) -> Learner:
+    def make(name: str, **settings: Any) -> Learner:
         seed = sum(name.encode())
         return Learner(processes, tmp_path / name, name=name, sample_seed=seed, **settings)
 
