@@ -112,7 +112,7 @@ class QuadraticLearner:
         """Called after each step, as the doorbell of a trainer calls the agent."""
         self._stepped = asyncio.Event()
         self._rng = np.random.default_rng(seed)
-        self._parts: dict[int, Learner] = {}
+        self.parts: dict[int, Learner] = {}
         self.walked = {f.index: np.zeros(f.size, np.float32) for f in layout.fragments}
         """The sum of all steps made."""
         self.targets = [
@@ -123,7 +123,7 @@ class QuadraticLearner:
 
     def _begin(self, state: FragmentState) -> None:
         target = self.targets[state.fragment]
-        self._parts[state.fragment] = Learner(state, target, self.batch_tokens, step=self.step)
+        self.parts[state.fragment] = Learner(state, target, self.batch_tokens, step=self.step)
 
     async def train(self) -> None:
         while True:
@@ -136,7 +136,7 @@ class QuadraticLearner:
         self.step += 1
         self._stepped.set()
         self._stepped = asyncio.Event()
-        for fragment, part in self._parts.items():
+        for fragment, part in self.parts.items():
             before = part.values.copy()
             part.train(self.rate)
             if self.is_noisy:
@@ -148,18 +148,18 @@ class QuadraticLearner:
         """Root mean square distance of the parameters from ``optimum``."""
         squares = sum(
             float(np.square(part.values - optimum[index]).sum())
-            for index, part in self._parts.items()
+            for index, part in self.parts.items()
         )
         return float(np.sqrt(squares / self.layout.size))
 
     def parameters(self, fragment: int) -> Float32s:
-        return self._parts[fragment].values
+        return self.parts[fragment].values
 
     def pending(self, fragment: int) -> int:
-        return self._parts[fragment].pending
+        return self.parts[fragment].pending
 
     def discarded(self, fragment: int) -> int:
-        return self._parts[fragment].discarded
+        return self.parts[fragment].discarded
 
     # LearnerPort
 
@@ -172,7 +172,7 @@ class QuadraticLearner:
         )
 
     async def snapshot(self, fragment: int, *, timeout_s: float) -> Snapshot | None:
-        part = self._parts.get(fragment)
+        part = self.parts.get(fragment)
         if part is None:
             return None
         assert part.snapshot is None, "one snapshot at a time"
@@ -196,22 +196,22 @@ class QuadraticLearner:
         )
 
     def adopt(self, fragment: int, state: FragmentState, *, contained: int | None) -> None:
-        if fragment in self._parts:
-            self._parts[fragment].adopt(state, contained=contained)
+        if fragment in self.parts:
+            self.parts[fragment].adopt(state, contained=contained)
         else:
             self._begin(state)
 
     def rebase(self, fragment: int, state: FragmentState, parting: Parting) -> int | None:
-        return self._parts[fragment].rebase(state, parting)
+        return self.parts[fragment].rebase(state, parting)
 
     def discard(self, fragment: int, state: FragmentState, *, reason: str) -> None:
-        self._parts[fragment].discard(state)
+        self.parts[fragment].discard(state)
 
     def passed(self, fragment: int, state: FragmentState) -> None:
         self.went_through.append((fragment, state.version))
 
     def moved(self, fragment: int, before: FragmentState, after: FragmentState) -> None:
-        own = self._parts[fragment].own
+        own = self.parts[fragment].own
         if own.base is before.theta:
             own.base = after.theta
 
@@ -219,11 +219,11 @@ class QuadraticLearner:
         return self.wants_the_way
 
     def write_off(self, fragment: int, tokens: int) -> None:
-        self._parts[fragment].written_off += tokens
+        self.parts[fragment].written_off += tokens
 
     def release(self, fragment: int) -> None:
         self.released += 1
-        self._parts[fragment].release()
+        self.parts[fragment].release()
 
 
 @dataclass(eq=False)

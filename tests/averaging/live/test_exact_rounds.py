@@ -48,8 +48,8 @@ class CycleLearner(QuadraticLearner):
 
     @property
     def state(self) -> tuple[Float32s, int, bytes]:
-        held = self._held[0]
-        return held.base, held.version, held.lineage
+        own = self.parts[0].own
+        return own.base, own.base_version, own.base_lineage
 
     def progress(self) -> Progress:
         return Progress(
@@ -74,10 +74,10 @@ class CycleLearner(QuadraticLearner):
 
     def adopt(self, fragment: int, state: FragmentState, *, contained: int | None) -> None:
         assert contained == state.version == self.state[1] + 1
-        held = self._held[0]
+        own = self.parts[0].own
         # Averaging steps on its momentum in place.
         self.merged.append(replace(state, momentum=state.momentum.copy()))
-        held.base, held.version, held.lineage = state.theta, state.version, state.lineage
+        own.base, own.base_version, own.base_lineage = state.theta, state.version, state.lineage
 
 
 @pytest.mark.parametrize("rounds", [10, pytest.param(ROUNDS, marks=pytest.mark.slow)])

@@ -218,7 +218,7 @@ async def test_peers_with_files_and_with_memory_have_equal_bits(
             assert peer.learner is not None
             for state in peer.averager.states:
                 assert state is not None
-                base = peer.learner._held[state.fragment].base
+                base = peer.learner.parts[state.fragment].own.base
                 assert base is state.theta, "the old array takes the room of the next round's"
         log = anna.averager._works[0].replay
         assert log is not None and len(log)
