@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +20,33 @@ from tests.golden import snapshots
 def test_the_text_is_that_of_the_snapshot(name: str, tmp_path: Path) -> None:
     expected = (snapshots.HERE / name).read_text(encoding="utf-8").splitlines()
     assert snapshots.TEXTS[name](tmp_path).splitlines() == expected
+
+
+OUTPUT = Path(__file__).parents[2] / "docs" / "reference" / "output.md"
+
+ELSEWHERE = ("figures", "fates", "paths")
+"""Fields whose own keys are on other pages, or are names of no field."""
+
+
+def fields(shown: Any) -> Iterator[str]:
+    """Names of the fields of a masked record; names in capitals stand for values."""
+    if isinstance(shown, list):
+        for part in shown:
+            yield from fields(part)
+    elif isinstance(shown, dict):
+        for name, part in shown.items():
+            if not name.isupper():
+                yield name
+            if name not in ELSEWHERE:
+                yield from fields(part)
+
+
+def test_every_field_of_a_record_is_on_the_page_of_output() -> None:
+    page = OUTPUT.read_text(encoding="utf-8")
+    records = json.loads((snapshots.HERE / "json.txt").read_text(encoding="utf-8"))
+    del records["simulate"]  # its columns are those of its table
+    missing = {name for name in fields(list(records.values())) if f"`{name}`" not in page}
+    assert not missing, f"add them to {OUTPUT.name}"
 
 
 def test_a_checkpoint_is_written_as_in_the_snapshot(tmp_path: Path) -> None:
