@@ -41,7 +41,7 @@ from peer.model.naming import unwrapped
 from peer.model.recipes import held_out_loss
 from peer.model.recipes.chunked_loss import IGNORED
 from peer.run_file.sections import RunFile
-from peer.trainer.computing.late import LateValue
+from peer.trainer.computing.device_facts import LateValue
 from peer.trainer.own_loops import MeasureModel, in_evaluation, of_batches
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings, settings_from

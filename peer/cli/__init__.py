@@ -6,7 +6,7 @@ In: a command line. Out: text or JSON on stdout, errors as one line on stderr, a
 Start with ``run`` below. Every command is one small function (load, run, report) in the module of
 its family: ``taking_part`` (start, join), ``keeping`` (keep), ``steering`` (status, explain, pause,
 resume, leave, limits), ``run_lists`` (runs), ``run_files`` (run new, run check, data prepare),
-``models`` (export), ``trying`` (demo), ``experiments`` (simulate) and ``reading`` (docs); those of
+``models`` (export), ``experiments`` (demo, simulate) and ``reading`` (docs); those of
 ``peer.extras`` are there. ``application`` has the Typer application, logging, what errors become,
 and the options that all commands share, ``learner_options`` those of peers, ``listening`` an
 attempt to listen at their address, ``finding`` the run behind an argument, ``found_models`` the
@@ -41,7 +41,6 @@ from peer.cli import (
     run_lists,
     steering,
     taking_part,
-    trying,
 )
 from peer.cli.application import OWN_A_RUN, UsageError, app, complain, reported
 from peer.errors import ExitCode
@@ -69,7 +68,6 @@ def command() -> Any:
         *extras("credit.commands"),
         models,
         *extras("use.commands", "hosting.commands", "doctor.commands"),
-        trying,
         experiments,
         reading,
     ):

@@ -1,10 +1,11 @@
-"""``shoal simulate``, and options and output of programs that train many small swarms.
+"""``shoal demo`` and ``simulate``; options and output of programs that train many small swarms.
 
 Such programs are those of ``examples/paper``.
 """
 
 from __future__ import annotations
 
+import logging
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +17,19 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import MEASURE, Json, json_text
-from peer.cli.showing import present, print_section, progress, usage_errors
+from peer.cli.application import (
+    MEASURE,
+    Json,
+    Plain,
+    can_draw,
+    json_text,
+    report_if_slow,
+    show,
+    start_logging,
+)
+from peer.cli.showing import course, present, print_section, progress, trial_folder, usage_errors
 from peer.results import Section
+from peer.signals import as_interrupts
 
 if TYPE_CHECKING:
     from peer.simulate.outcome import SwarmResult
@@ -78,10 +89,10 @@ def train_and_show(
     kept = None if out is None else TrainingFolder(out / "trainings")
     with usage_errors(), progress("training", quiet=as_json) as advance:
         section, rows = train(partial(run_jobs, workers=workers, kept=kept, progress=advance))
-    show(section, rows, out=out, as_json=as_json)
+    show_rows(section, rows, out=out, as_json=as_json)
 
 
-def show(
+def show_rows(
     section: Section, rows: Sequence[Mapping[str, Any]], *, out: Path | None, as_json: bool
 ) -> None:
     """Print a program's table, or its rows as JSON; with ``out`` also write files there."""
@@ -96,6 +107,54 @@ NEW = Path("new")
 
 
 commands = typer.Typer()
+
+
+@commands.command(rich_help_panel=MEASURE)
+def demo(
+    peers: Annotated[int, Option(help="Number of learners.", min=2, max=16)] = 4,
+    steps: Annotated[int, Option(help="Mean number of steps of a learner.", min=48)] = 240,
+    directory: Annotated[
+        Path | None, Option(help="Folder for logs and plots; by default a new one in /tmp.")
+    ] = None,
+    as_json: Json = False,
+    plain: Plain = False,
+) -> int:
+    """Run a whole swarm on this machine in two or three minutes, with a kill -9 on the way.
+
+    Example: shoal demo --peers 4
+    """
+    from rich.live import Live
+
+    from peer.demo import report as demo_report
+    from peer.demo.demo import Demo, DemoSettings, summary, summary_text
+    from peer.results import new_figure
+
+    start_logging(logging.WARNING)
+    new_figure()  # a missing matplotlib is reported now, not after three minutes
+    where = trial_folder(directory, "demo")
+    settings = DemoSettings(peers=peers, steps=steps, directory=where)
+    with as_interrupts(), Demo(settings) as swarm:
+        if plain or as_json or not can_draw(sys.stdout):
+            printed, tell = 0, course(as_json=as_json)
+
+            def print_news() -> None:
+                nonlocal printed
+                for line in swarm.news[printed:]:
+                    tell(f"{swarm.elapsed_s:6.1f} s  {line}")
+                printed = len(swarm.news)
+
+            result = swarm.run(print_news)
+        else:
+            from peer.views.screen import draw
+
+            with Live(draw(swarm.view()), auto_refresh=False) as live:
+                result = swarm.run(lambda: live.update(draw(swarm.view()), refresh=True))
+    with report_if_slow("to compare, one learner trains alone"):
+        compared = demo_report.compare(settings, result)
+    record = summary(settings, result, compared)
+    demo_report.write(settings.directory, result, compared, record)
+    show(record, summary_text(record).splitlines(), as_json=as_json)
+    return 0 if record["ok"] else 1
 
 
 @commands.command(rich_help_panel=MEASURE)

@@ -15,7 +15,7 @@ from peer.cli.showing import progress
 from peer.errors import NobodyMet
 from peer.optional import extra
 from peer.quantities import bytes_text, plural
-from peer.run_file.base import base_of
+from peer.run_file.places import base_of
 from peer.run_file.sections import CustomModel, RunFile
 from peer.storage.address import with_own_peers
 from peer.storage.home import OUTER, data_cache, default_directory, keeper_directory

@@ -23,9 +23,8 @@ from dht import addresses
 from peer.cli.application import JsonLines, Plain, complain
 from peer.cli.run_lists import chosen_link
 from peer.cli.showing import usage_errors
-from peer.rules.devices import DeviceWish, wished_devices
 from peer.rules.leaving import PATIENCE_S, check_patience
-from peer.trainer.computing.choices import OwnerChoices, wishes_from
+from peer.trainer.computing.choices import DeviceWish, OwnerChoices, wished_devices, wishes_from
 from peer.views.sinks import check_curves
 
 if TYPE_CHECKING:

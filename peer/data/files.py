@@ -46,10 +46,10 @@ from peer.data.text.token_cache import TokenCache
 from peer.data.text.tokenizing import ByteTokenizer, TokenizerFacts
 from peer.data.text.workers import Job, Workers
 from peer.optional import check_installed
-from peer.run_file.base import base_of
 from peer.run_file.places import (
     TEXT_FORMATS,
     Place,
+    base_of,
     place_of,
 )
 from peer.run_file.sections import (

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from peer.bridge.messages import Fields
 from peer.island import join
 from peer.island.ranks import RankPlace
-from peer.rules.devices import DeviceWish
 from peer.run_file.sections import RunFile
+from peer.trainer.computing.choices import DeviceWish
 from peer.trainer.computing.device_facts import choose_device
 from peer.trainer.computing.engine import Engine
 from peer.trainer.computing.fitting import Fit, Goal

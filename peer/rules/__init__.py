@@ -10,7 +10,6 @@
     foundings   which history goes on when a run was founded twice
     reach       what follows from who can be dialled, and from the releases of the others
     rented      the public ports of a rented container, from its provider's variables
-    devices     names of the devices to train on
 
 In come facts and the time, out go verdicts and sums. The effects are elsewhere: ``peer.guest``
 enforces limits, ``peer.agent`` keeps the ledger and ends a run. No module here may use a clock, a

@@ -11,8 +11,8 @@ or a ``RunFileError`` that lists every fault with its line, the rule and the nea
 Start with ``sections`` and ``merging``, the declarations of all settings (``declaring`` is how one
 is declared); then ``reading``. ``setting_rules`` checks single settings, ``contradictions`` their
 combinations, ``hf_config`` the configuration of a transformers model; ``places`` are names of files
-in a run file, ``base`` names the published model that a run begins from, ``forms`` are examples as
-text; ``writing`` prints a commented file, ``presets`` has settings for models of named sizes;
+in a run file, and of the published model that a run begins from, ``forms`` are examples as text;
+``writing`` prints a commented file, ``presets`` has settings for models of named sizes;
 ``schedule`` computes the learning rate.
 
 Nothing here opens a file or a connection, reads the clock, or executes what a run file says: run

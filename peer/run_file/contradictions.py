@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 from dht import addresses
 from dht.identity import parse_peer_id
-from peer.run_file.base import base_problems
 from peer.run_file.forms import TEMPLATES, template_problems
 from peer.run_file.hf_config import config_problems
 from peer.run_file.merging import Outer
@@ -18,6 +17,7 @@ from peer.run_file.places import (
     LIST_FORMAT,
     TEXT_FORMATS,
     TOKEN_FORMATS,
+    base_problems,
     fault_of_place,
     leaves_folder,
     place_of,

@@ -10,8 +10,8 @@ from averaging.rules.policy import RoundPolicy
 from peer.model.recipes import build_model, build_optimizer
 from peer.model.recipes.counting import measured
 from peer.quantities import bytes_text, count_text, plural
-from peer.run_file.base import base_of
 from peer.run_file.merging import Outer
+from peer.run_file.places import base_of
 from peer.run_file.sections import GptModel, HfModel, RunFile
 from peer.trainer.computing.choices import FREE_FRACTION, flops_per_token, peak_flops
 from peer.trainer.parameters import recipe_layout, statistics_of

@@ -22,7 +22,7 @@ from peer.data.files import hosts_of
 from peer.errors import MachineTooSmall, Unusable
 from peer.model.recipes.counting import size_of
 from peer.quantities import bytes_text, count_text, duration_text
-from peer.run_file.base import base_of
+from peer.run_file.places import base_of
 from peer.run_file.sections import (
     CustomData,
     CustomInner,

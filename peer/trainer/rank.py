@@ -41,8 +41,7 @@ from peer.trainer.arguments import (
     checked_optimizers,
     token_count,
 )
-from peer.trainer.computing.device_facts import DeviceUse
-from peer.trainer.computing.late import Skips
+from peer.trainer.computing.device_facts import DeviceUse, Skips
 from peer.trainer.device_copies import Piece
 from peer.trainer.loop_checks import LoopChecks, Mistake, warn_unless_entered
 from peer.trainer.parameters import statistics_of

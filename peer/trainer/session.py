@@ -56,7 +56,7 @@ from peer.run_file.sections import RunFile
 from peer.status import PeerRow, PeerStatus, Training
 from peer.storage.inner_state import Optimizers
 from peer.trainer.arguments import check_is_whole
-from peer.trainer.computing.late import LateValue
+from peer.trainer.computing.device_facts import LateValue
 from peer.trainer.given_back import GivenBack
 from peer.trainer.loop_checks import FirstBatch, Mistake, restart_broken_moments
 from peer.trainer.news import News

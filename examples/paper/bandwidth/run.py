@@ -17,7 +17,7 @@ import typer
 from typer import Option
 
 from peer.cli.application import Json, json_text, run_program
-from peer.cli.experiments import show
+from peer.cli.experiments import show_rows
 from peer.cli.showing import bits_per_second, seconds, usage_errors
 from peer.results import Section, finished_png, new_axes, picture, plain_ticks
 
@@ -236,7 +236,7 @@ def main(
         )
     if up is None:
         rows = needs(setting)
-        show(section(rows), [asdict(row) for row in rows], out=out, as_json=as_json)
+        show_rows(section(rows), [asdict(row) for row in rows], out=out, as_json=as_json)
         return
     if out is not None:
         raise typer.BadParameter("--out is for the link that is needed: leave --up out")

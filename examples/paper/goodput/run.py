@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from typer import Option
 
 from peer.cli.application import Json, json_text, run_program
-from peer.cli.experiments import show
+from peer.cli.experiments import show_rows
 from peer.cli.showing import progress, seconds
 from peer.results import Section, finished_png, new_axes, picture, plain_ticks
 
@@ -455,7 +455,7 @@ def main(
         raise typer.BadParameter("--mtbf and --rejoin are of your own swarm: pass --learners, too")
     with progress("simulating", quiet=as_json) as advance:
         cells = table(ClusterModel(), seeds=range(seeds), progress=advance)
-    show(section(cells), [asdict(cell) for cell in cells], out=out, as_json=as_json)
+    show_rows(section(cells), [asdict(cell) for cell in cells], out=out, as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import typer
 from typer import Option
 
 from peer.cli.application import Json, run_program
-from peer.cli.experiments import FirstSeed, OutKept, PairedSeeds, seeds_from, show
+from peer.cli.experiments import FirstSeed, OutKept, PairedSeeds, seeds_from, show_rows
 from peer.cli.showing import progress, usage_errors
 from peer.results import Mean, Section, as_png, new_figure, picture
 from peer.simulate import Float32s
@@ -541,7 +541,7 @@ def main(
             progress=advance,
         )
     rows = table(chosen, outcomes, seeds=those)
-    show(section(rows, size=size), [record(row) for row in rows], out=out, as_json=as_json)
+    show_rows(section(rows, size=size), [record(row) for row in rows], out=out, as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,7 @@ from dht.whole_files import new_folder
 from peer.data.hub import hub_address, hub_host
 from peer.data.text.downloads import Downloads, Host, KnownHashes
 from peer.errors import DataUnavailable, PeerError, one_line
-from peer.run_file.base import BaseModel, base_of
-from peer.run_file.places import Place
+from peer.run_file.places import BaseModel, Place, base_of
 from peer.run_file.sections import RunFile
 from peer.storage.home import data_cache
 

@@ -26,9 +26,8 @@ from peer.extras.bases.base_models import (
     tensors_in,
 )
 from peer.optional import hub_errors, needed
-from peer.run_file.base import WEIGHTS_FORMAT
 from peer.run_file.hf_config import published_settings
-from peer.run_file.places import pinned
+from peer.run_file.places import WEIGHTS_FORMAT, pinned
 from peer.run_file.sections import OWNED_HUB_NAME
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"

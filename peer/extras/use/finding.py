@@ -18,7 +18,7 @@ from peer.cli.found_models import (
     is_remote,
     parts_of,
 )
-from peer.run_file.base import base_of
+from peer.run_file.places import base_of
 from peer.storage.home import data_home
 
 if TYPE_CHECKING:

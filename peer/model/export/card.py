@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from peer.data.files import hosts_of
 from peer.model.export.facts import RunFacts, spread
 from peer.quantities import peers_text, plural
-from peer.run_file.base import base_of
+from peer.run_file.places import base_of
 from peer.run_file.sections import FilesData, HfData, HfModel, RunFile
 from peer.storage.outer_state import OuterState
 

@@ -27,7 +27,7 @@ from peer.model.naming import named_parameters, unwrapped
 from peer.model.recipes.chunked_loss import inputs_and_targets
 from peer.model.recipes.gpt import Gpt
 from peer.model.recipes.hf import build_hf
-from peer.run_file.base import base_of
+from peer.run_file.places import base_of
 from peer.run_file.sections import (
     AdamwInner,
     CustomInner,

@@ -3,11 +3,10 @@
 Start with ``engine``, which computes the gradients of a batch and applies them.
 
 - ``choices`` (precision, micro-batch, compiler, the device's peak) decides from facts that
-  ``device_facts`` reads;
+  ``device_facts`` reads, which also has values of devices that nobody waits for;
 - ``fitting``: a way to begin that is safe; ``tuning`` finds the best one while training and
   compiles for it, with ``probing``;
-- ``compiled_loss``; ``deferred_compiler``: torch's, imported when something compiles;
-- ``late``: values that nobody waits for.
+- ``compiled_loss``; ``deferred_compiler``: torch's, imported when something compiles.
 
 Nothing here knows a run's rounds or its other peers: what is exchanged does not depend on it.
 """

@@ -38,8 +38,13 @@ from peer.model.recipes.gpt import Gpt
 from peer.run_file.sections import RunFile
 from peer.trainer.computing.choices import Choices, Precision, flops_per_token, peak_flops, split
 from peer.trainer.computing.compiled_loss import Backend, Loss, compiled
-from peer.trainer.computing.device_facts import DeviceUse, device_name, temperature_c, used_bytes
-from peer.trainer.computing.late import Skips
+from peer.trainer.computing.device_facts import (
+    DeviceUse,
+    Skips,
+    device_name,
+    temperature_c,
+    used_bytes,
+)
 
 HELD_OUT_AT_ONCE = 32
 

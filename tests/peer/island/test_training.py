@@ -9,7 +9,7 @@ import torch
 
 from peer.island.ranks import Work, run_island
 from peer.island.training import batch_parts, choose_devices
-from peer.rules.devices import wished_devices
+from peer.trainer.computing.choices import wished_devices
 from tests.peer.island import works
 
 

@@ -32,8 +32,7 @@ from peer.extras.bases.published import published
 from peer.https import https_opener
 from peer.model.recipes import build_model
 from peer.model.recipes.hf import BaseUnfit
-from peer.run_file.base import BaseModel, base_of
-from peer.run_file.places import pinned, place_of
+from peer.run_file.places import BaseModel, base_of, pinned, place_of
 from peer.run_file.reading import parse
 from peer.run_file.sections import FilesData, FileSource, HfModel, RunFile
 from peer.run_file.writing import to_toml

@@ -27,7 +27,7 @@ from peer.model import muon
 from peer.model.recipes import build_model, build_optimizer, chunked_loss, next_token_loss
 from peer.model.recipes.gpt import Block
 from peer.run_file.reading import parse
-from peer.trainer.computing import fitting, late, probing, tuning
+from peer.trainer.computing import device_facts, fitting, probing, tuning
 from peer.trainer.computing.choices import (
     Choices,
     DeviceFacts,
@@ -471,7 +471,7 @@ def test_a_scaler_reads_nothing_from_the_device(
     optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answers arrive late, as those of a GPU do: they count one step later, each once."""
-    monkeypatch.setattr(late.LateValue, "is_late", True)
+    monkeypatch.setattr(device_facts.LateValue, "is_late", True)
     chosen = f'optimizer = "{optimizer}"\nlearning_rate = 0.01'
     run = parse(TEXT.replace('optimizer = "adamw"', chosen))
     choices = Choices(precision="fp16", micro_batch=2)
