@@ -308,7 +308,7 @@ def test_a_new_run_file_has_commit_and_hashes(
     assert run.model.base == f"{NAME}@{COMMIT}"
     (file,) = run.model.base_files or []
     assert file.startswith("model.safetensors#sha256=")
-    assert "BaseModel     owner/tiny@c0ffee000000, which the founder alone fetches" in output
+    assert "Base     owner/tiny@c0ffee000000, which the founder alone fetches" in output
 
 
 def test_a_disk_that_fills_leaves_nothing_half_written_under_the_name(
