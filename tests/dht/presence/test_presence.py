@@ -1348,3 +1348,30 @@ async def test_the_seeds_of_a_run_hold_its_records_whatever_is_nearer_to_their_k
     for name in seeds:
         stored = swarm.peers[name].host.directory._stored
         assert {peer for records in stored.values() for peer in records} == members
+
+
+# --- laptops ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slept_s", [2 * MINUTE, 20 * MINUTE])
+async def test_a_laptop_that_slept_is_back_within_half_a_minute(
+    swarm: Swarm, slept_s: float
+) -> None:
+    await start_swarm(swarm, 4)
+    sleeper = swarm.members()[2]
+    swarm.network.pause(sleeper.id)
+    await asyncio.sleep(slept_s)
+    assert all(sleeper.id not in peer.sees() for peer in swarm.members() if peer is not sleeper)
+    swarm.network.resume(sleeper.id)
+    await until(lambda: swarm.all_see(swarm.members()), within_s=30, what="it is back")
+
+
+@pytest.mark.parametrize("jumps_by_s", [-8 * 60 * MINUTE, 8 * 60 * MINUTE])
+async def test_a_clock_that_jumps_by_hours_costs_nobody_a_peer(
+    swarm: Swarm, jumps_by_s: float
+) -> None:
+    await start_swarm(swarm, 4)
+    swarm.members()[2].host.wall_offset_s += jumps_by_s
+    for _ in range(30):
+        await asyncio.sleep(10.0)
+        assert swarm.all_see(swarm.members())
