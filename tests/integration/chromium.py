@@ -15,7 +15,7 @@ import aiohttp
 
 from tests.processes import Processes
 
-ANSWER_S = 20.0
+ANSWER_S = 60.0
 
 
 def executable() -> str | None:
@@ -43,8 +43,10 @@ class Tab:
                     return result
 
     async def value(self, expression: str) -> Any:
-        """The value of a JavaScript expression."""
-        answer = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        """The value of a JavaScript expression, or of its promise."""
+        answer = await self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
