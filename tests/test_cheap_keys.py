@@ -19,17 +19,13 @@ from typing import Any
 import pytest
 
 from averaging.audit.spot_checks import SpotChecks
-from averaging.audit.strikes import Strikes
 from averaging.audit.witness import Witness
 from averaging.history.audit import Audit
 from averaging.live.checks.auditing import Auditing
 from averaging.live.checks.kept_proofs import Kept, Verdict
-from averaging.live.settings import AveragerStats
-from averaging.round.gathering.catching_up import UnreliableSources
-from averaging.round.opinions.pacemaker import Distrust
 from averaging.round.opinions.silence import LastHeard
-from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import Probation, ProbationPolicy
+from averaging.rules.reputation import Deed, Reputation
 from dht.bounded_mapping import ALL, BoundedMapping
 from dht.identity import PeerId
 from dht.libp2p.framing.sealing import Tickets
@@ -40,6 +36,9 @@ from tests.averaging.round.machines import machine
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("dht", "averaging", "peer")
+
+OF_THEIR_OWN = ("work seen", "tokens in states", "reputation")
+"""Tables of a machine that are flooded by themselves."""
 
 PLACES_MAX = 512
 """Larger tables are made smaller, as a flood reads all of a table again and again."""
@@ -105,13 +104,9 @@ def tables_of_a_machine() -> Iterator[Flood]:
     rounds = machine(others=HONEST)
     worked(rounds.peers.probation)
     for table in set(ALL) - before:
-        if table.name in HARMLESS or table.name in ("work seen", "tokens in states"):
+        if table.name in HARMLESS or table.name in OF_THEIR_OWN:
             continue
         match table.name:
-            case "distrusted leaders":
-                yield Flood(table, {LIAR: Distrust(3)}, lambda number: (key(number), Distrust(1)))
-            case "unreliable sources":
-                yield Flood(table, {LIAR: (99.0, 60.0)}, lambda number: (key(number), (9.0, 0.0)))
             case "early messages":
                 said: dict[Any, Any] = {"asked": (HONEST[0], None), "voted": (HONEST[1], None)}
                 yield Flood(table, said, lambda number: (number, (key(number), None)))
@@ -124,33 +119,30 @@ def tables_of_a_machine() -> Iterator[Flood]:
 
 
 def tables_of_what_liars_do() -> Iterator[Flood]:
-    strikes = Strikes()
-    strikes.add(LIAR, 0.0, 3.0)
+    reputation = Reputation()
+    for _ in range(3):
+        reputation.saw(LIAR, Deed.LIES, 0.0)
+        reputation.saw(LIAR, Deed.WASTES_TIME, 0.0)
+        reputation.led_nowhere(LIAR, 0.0, fragment=0, version=0)
     yield Flood(
-        strikes._records,
-        dict(strikes._records),
-        lambda number: (key(number), struck_once(strikes, number)),
+        reputation._records,
+        dict(reputation._records),
+        lambda number: struck_once(reputation, number),
     )
-    checks = SpotChecks(strikes, every_steps=1, random=lambda: 0.5)
-    for table in (checks._refused, checks._unclear, checks._names_again_at):
-        yield Flood(table, {LIAR: 0.0}, lambda number: (PeerId(f"new{number}"), 0.0))
+    checks = SpotChecks(reputation, every_steps=1, random=lambda: 0.5)
+    yield Flood(checks._unclear, {LIAR: 3.0}, lambda number: (key(number), 1.2))
     yield Flood(checks._named, {LIAR: set(HONEST)}, lambda number: (key(number), {key(0)}))
-    stats, told = AveragerStats(), Repeats()
-    yield Flood(stats.blamed, {LIAR: 9}, lambda number: (key(number), 1))
+    told = Repeats()
     told.is_due("the disk is full", now=99.0)
     yield Flood(told._told, dict(told._told), lambda number: (str(number), (9.0, 60.0)))
-    sources = UnreliableSources(RoundPolicy())
-    sources.failed(LIAR, held_s=900.0, now=0.0)
-    yield Flood(
-        sources._until,
-        dict(sources._until),
-        lambda number: (key(number), (float(number) / 1e9, 0.0)),
-    )
 
 
-def struck_once(strikes: Strikes, number: int) -> Any:
-    strikes.add(key(number), 1.0)
-    return strikes._records.get(key(number))
+def struck_once(reputation: Reputation, number: int) -> tuple[Any, Any]:
+    """A key does once one of what keys of liars can do."""
+    deed = (Deed.LIES, Deed.WASTES_TIME, Deed.LEADS_NOWHERE, Deed.STAYS_AWAY)[number % 4]
+    reputation.saw(key(number), deed, 1.0)
+    entry = key(number), deed.ground, 0
+    return entry, reputation._records.get(entry)
 
 
 def tables_of_audits() -> Iterator[Flood]:
@@ -161,6 +153,7 @@ def tables_of_audits() -> Iterator[Flood]:
 
     around = SimpleNamespace(
         shelf=None,
+        strike=lambda peer: None,
         spawn=None,
         worth=probation.worth,
         is_established=lambda peer: True,

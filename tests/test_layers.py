@@ -662,8 +662,6 @@ dht.record_keeper.RecordKeeper._sample""",
 dht.membership.reachability.Verdict.denials""",
     "256 strangers, for one sentence each; a newcomer meets its seeds before them": """
 dht.presence.intake.Intake.misfits""",
-    "1024 established peers, for one sentence each": """
-averaging.live.services.Services._told_not_a_commit""",
     "kinds that the source names": """
 dht.libp2p.lane.lane.Lane.counters
 dht.libp2p.lane.meetings.Ends.counters

@@ -10,9 +10,9 @@ audit. Two different statements of one peer about one thing are a proof as well;
 them.
 
 A proof bans its author. A failure that proves nothing, such as bytes that do not come, costs
-standing at the peer that waited for them, and fades (``strikes``): a crash or a slow line looks the
-same. The worth of a contribution cannot be proved either: ``spot_checks`` compares losses on its
-author's data, where the run asks for it; ``readings`` name the place in that data.
+standing at the peer that waited for them, and fades (``averaging.rules.reputation``): a crash or a
+slow line looks the same. The worth of a contribution cannot be proved either: ``spot_checks``
+compares losses on its author's data, where the run asks for it; ``readings`` name the place there.
 
 In: claims, commits and bytes of other peers. Out: what to audit, proofs, and verdicts. Start with
 ``claims``. Nothing here sends, stores or waits, and no verdict is taken over from another peer.

@@ -21,7 +21,8 @@ learners refused an honest one within 140 s (one of three runs; 20 of 167 honest
 failed; real processes, 20 000 parameters, rate 1e-2).
 
 The result of a check is one peer's opinion: losses are no proof, and learners differ in hardware
-and state. So it counts as strikes, here and nowhere else (``averaging.audit.strikes``). One failure
+and state. So it counts in the author's reputation, here and nowhere else
+(``averaging.rules.reputation``). One failure
 has no consequence: where models are small and rates high, one honest contribution in ten of one
 fragment helps less than it should, and one in twenty does harm (real processes, 20 000 parameters).
 A peer that has failed is checked again as soon as possible, and a check that it passes takes back a
@@ -33,12 +34,6 @@ rounds that it leads or reduces. Nobody gains power by that: both can leave out 
 any case. And a peer that is suspected wrongly loses no more than time: it stays a member, gets the
 new version, and offers the same work to the next round, whose leader is another. A join that is
 refused would cost more. The peers of one group would gather at two leaders.
-
-**Power comes back later than work.** A refused peer neither leads, reduces nor votes at this peer
-until half of its strikes have faded, or it has passed two checks. Otherwise refusals of poisoners
-that were found at the same time end at the same time, and before anybody has checked them again
-they lead and reduce rounds with each other's work. Three of ten did so in two rounds near the end
-of 24 cycles, which cost 3% of loss.
 
 **Words of others.** At one check in a cycle a peer of ten looks at a certain other one every nine
 cycles. So a peer that has seen another fail twice names it to the others, and each of them checks
@@ -64,7 +59,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 from statistics import median
 
-from averaging.audit.strikes import LIMIT, PEERS_MAX, Strikes
+from averaging.rules.reputation import LIMIT, Deed, Ground, Reputation
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
@@ -84,23 +79,14 @@ FALLS_MIN = 5
 """Falls that must be known before anything is usual."""
 FIRST_SHARE = 0.25
 """Time between two checks of a fragment in which nothing is usual yet, as a share of that later."""
-FAILED = 0.4 * LIMIT
-"""Strikes of a failure: three of them, each at most eight minutes after the last, are a
-consequence. A check that is passed takes back as much."""
-EVADED = FAILED
-"""Strikes of an author that does not show its upload or its data: it may have been restarted."""
-TRUSTED_AGAIN = LIMIT / 2
-"""Strikes below which a peer that was refused may lead, reduce and vote again here: half an hour
-after the last failure, or after two checks that it passes."""
+PEERS_MAX = 1024
+FAILED = Deed.HARMS.weight
+"""Strikes of a failure. A check that is passed takes back as much."""
 SUSPICIOUS = FAILED / 2
 """Strikes from which on a peer is checked as soon as possible."""
 NAMED = 1.5 * FAILED
 """Strikes from which on a peer is named to others: one failure may be chance."""
-NAME_EVERY_S = 120.0
-"""Time after which a suspect that fails again is named again: others may have come since."""
 NAMERS_MAX = 64
-FALSE_ALARMS_MAX = 2.0
-"""Peers that somebody has named, and that then passed a check here, after which it is not heard."""
 BACK_MAX = 1024
 """Steps before its mark that an author must remember the data of."""
 
@@ -128,34 +114,27 @@ def steps_between(*, cycle_steps: float, per_cycle: float) -> int:
 class SpotChecks:
     """The checks of one peer. Times are on its own clock."""
 
-    def __init__(self, strikes: Strikes, *, every_steps: int, random: Callable[[], float]) -> None:
+    def __init__(
+        self, reputation: Reputation, *, every_steps: int, random: Callable[[], float]
+    ) -> None:
         """``every_steps``: own steps between two checks. ``random``: a number below 1 that others
         cannot foresee."""
         if every_steps < 1:
             raise ValueError(f"every_steps is {every_steps}; it must be 1 or more")
-        self._strikes = strikes
+        self.reputation = reputation
         self._every_steps = every_steps
         self._random = random
         self._drawn_at = self._named_drawn_at = -math.inf
         self._wait = 1.0
         """Random factor of the time until the next draw: 0.5 to 1.5."""
-
-        def worth(peer: PeerId, value: object) -> float:
-            return strikes.worth(peer)
-
         self._named = BoundedMapping[PeerId, set[PeerId]](
             "named suspects", PEERS_MAX, worth=lambda _, by: len(by)
         )
         """Peers that others suspect and this one has not checked since, and who has named each."""
-        self._refused = BoundedMapping[PeerId, None]("refused authors", PEERS_MAX, worth=worth)
-        """Peers that were refused, until they are trusted again."""
-        self._unclear = BoundedMapping[PeerId, None]("unclear authors", PEERS_MAX, worth=worth)
-        """Authors whose last check said too little."""
-        self._names_again_at = BoundedMapping[PeerId, float](
-            "names of suspects", PEERS_MAX, worth=worth
+        self._unclear = BoundedMapping[PeerId, float](
+            "unclear authors", PEERS_MAX, worth=lambda _, strikes: strikes
         )
-        """Times before which a suspect is not named again."""
-        self._false_alarms = Strikes()
+        """Authors whose last check said too little, and their strikes then."""
         self._falls = defaultdict[int, deque[tuple[PeerId, float]]](
             lambda: deque(maxlen=FALLS_KEPT)
         )
@@ -192,14 +171,12 @@ class SpotChecks:
 
     def names(self, author: PeerId, now: float) -> bool:
         """True if this peer is to tell the others now that it suspects an author."""
-        if self.strikes_of(author, now) < NAMED or now < self._names_again_at.get(author, now):
-            return False
-        self._names_again_at[author] = now + NAME_EVERY_S
-        return True
+        is_suspect = self.strikes_of(author, now) >= NAMED
+        return is_suspect and self.reputation.saw(author, Deed.IS_NAMED, now)
 
     def named(self, author: PeerId, by: PeerId, now: float) -> None:
         """Another peer says that it suspects an author. It only makes this peer look."""
-        if by == author or self._false_alarms.count(by, now) >= FALSE_ALARMS_MAX:
+        if by == author or self.reputation.is_over(by, Ground.WORD, now):
             return
         if self.strikes_of(author, now) < SUSPICIOUS:  # else it is checked anyway
             by_whom = self._named.setdefault(author, set())
@@ -220,7 +197,7 @@ class SpotChecks:
     def _known(self, fragment: int, now: float) -> list[tuple[float, PeerId]]:
         """The known falls with their authors, in order. Those of distrusted peers do not count."""
         falls = self._falls[fragment]
-        return sorted((fall, by) for by, fall in falls if not self.distrusts(by, now))
+        return sorted((fall, by) for by, fall in falls if self.reputation.has_power(by, now))
 
     def _usual(self, fragment: int, now: float) -> float | None:
         known = [fall for fall, _ in self._known(fragment, now)]
@@ -276,53 +253,29 @@ class SpotChecks:
         else:
             enough, least = CHANGE_MIN, -CHANGE_MIN
         if fall >= enough:
-            self._strikes.add(author, now, -min(FAILED, self.strikes_of(author, now)))
+            self.reputation.saw(author, Deed.HELPS, now)
             for each in sorted(namers):
-                self._false_alarms.add(each, now)
+                self.reputation.saw(each, Deed.ALARMS_FALSELY, now)
             return True
         if fall >= min(least, self._lowest(fragment, author, now)):
-            self._unclear[author] = None
+            self._unclear[author] = self.strikes_of(author, now)
             return True  # it says too little to take anything back
-        self._strikes.add(author, now, FAILED)
-        self._note_refusal(author, now)
+        self.reputation.saw(author, Deed.HARMS, now)
         for each in sorted(namers):
-            self._false_alarms.add(each, now, -min(1.0, self._false_alarms.count(each, now)))
+            self.reputation.saw(each, Deed.ALARMS_RIGHTLY, now)
         return False
 
     def evaded(self, author: PeerId, now: float) -> None:
         """An author has not shown what the check needs, although it answers."""
-        self._strikes.add(author, now, EVADED)
-        self._note_refusal(author, now)
+        self.reputation.saw(author, Deed.HARMS, now)
 
     def unanswered(self, author: PeerId, now: float) -> bool:
         """A check came to nothing. True if that counts: a peer that has failed before has to show
         its work, or it would be drawn again and again, and nobody else."""
-        counts = self._is_suspect(author, now) and bool(self._strikes.add_doubtful(author, now))
-        self._note_refusal(author, now)
-        return counts
+        return self._is_suspect(author, now) and self.reputation.saw(author, Deed.IS_UNCLEAR, now)
 
     def _is_suspect(self, author: PeerId, now: float) -> bool:
         return SUSPICIOUS <= self.strikes_of(author, now) < LIMIT
 
     def strikes_of(self, author: PeerId, now: float) -> float:
-        return self._strikes.count(author, now)
-
-    def refuses(self, author: PeerId, now: float) -> bool:
-        """True if this peer, as a reducer or coordinator, merges nothing of that one for now."""
-        return self._strikes.is_out(author, now)
-
-    def distrusts(self, author: PeerId, now: float) -> bool:
-        """True if a peer may neither lead, reduce nor vote here, which lasts longer than a refusal.
-
-        Three poisoners whose refusals had just ended led and reduced two rounds, in which half of
-        the contributions were theirs.
-        """
-        return author in self._refused and self.strikes_of(author, now) >= TRUSTED_AGAIN
-
-    def may_distrust(self) -> bool:
-        """True if any peer was refused before: otherwise none is distrusted."""
-        return bool(self._refused)
-
-    def _note_refusal(self, author: PeerId, now: float) -> None:
-        if self.refuses(author, now):
-            self._refused[author] = None
+        return self.reputation.count(author, Ground.WORK, now)

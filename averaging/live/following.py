@@ -189,7 +189,7 @@ class Following:
         averager, effect, before = self._averager, attempt.effect, attempt.before
         async with averager.catching_up():
             attempt.asked_at = averager.now()
-            if not averager.sources.allows(effect.source, attempt.asked_at):
+            if not averager.reputation.may_ask(effect.source, attempt.asked_at):
                 reasons = {effect.source: "it did not deliver another one"}
                 raise FetchFailed(self._work.index, reasons)
             if isinstance(effect, CatchUp) and before is not None:
@@ -208,7 +208,7 @@ class Following:
         if self._work.machine is not attempt.machine:
             return
         held_s = averager.now() - attempt.asked_at
-        if averager.sources.is_long(held_s):
+        if averager.reputation.is_long(held_s):
             reason = f"{error}, in {held_s:.0f} s"
             averager.blame(source, "did_not_deliver", reason, fragment=self._work.index)
         self._work.take(CaughtUp(None, held_s=held_s, reason=str(error)))

@@ -236,7 +236,6 @@ class FragmentWork:
             ),
             view=averager.around.view,
             standing=None if self.state is None else Standing.of(self.state),
-            sources=averager.sources,
             probation=averager.probation,
             step=port.progress().step if port is not None else 0,
             now=averager.now(),
@@ -358,10 +357,8 @@ class FragmentWork:
         """Hold against a peer what it has done."""
         averager, peer, reason = self.averager, blame.peer, blame.reason
         match blame:
-            case effects.Suspect():
-                averager.audits.suspect(peer, reason, fragment=self.index)
             case effects.Strike():
-                averager.audits.hold_against(peer, reason, fragment=self.index)
+                averager.strike(peer, blame.deed, reason, fragment=self.index)
             case effects.CountRefused():
                 if peer != averager.life.peer:
                     averager.blame(peer, blame.kind, reason, fragment=self.index)

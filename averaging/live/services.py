@@ -16,14 +16,12 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from averaging.audit.proofs import Court, Guilty
-from averaging.audit.spot_checks import SpotChecks, steps_between
-from averaging.audit.strikes import Strikes
+from averaging.audit.spot_checks import REFUSED, SpotChecks, steps_between
 from averaging.live.checks.auditing import Auditing
 from averaging.live.checks.kept_proofs import ProofShelf
 from averaging.live.checks.spot_checking import Judge, SpotChecking
 from averaging.live.learner_port import LearnerPort
 from averaging.live.settings import (
-    PEERS_BLAMED_MAX,
     AveragerSettings,
     AveragerStats,
     Participant,
@@ -41,10 +39,10 @@ from averaging.live.streams.links import Transport
 from averaging.live.streams.threads import Threads
 from averaging.live.streams.uplink import Uplink
 from averaging.messages import MESSAGES_SINCE, Message, check_incarnation, encode
-from averaging.round.gathering.catching_up import UnreliableSources
 from averaging.round.interface import inputs
 from averaging.round.opinions.silence import LastHeard
 from averaging.rules.probation import Probation
+from averaging.rules.reputation import Deed, Ground
 from averaging.rules.spacing import Spacing
 from dht.host import Host
 from dht.identity import PeerId
@@ -98,6 +96,7 @@ class Services(ABC):
         """Gives the memory of states."""
         self.uplink = Uplink(self._slow_uplink_bytes_s)
         self.transport = self._new_transport()
+        self.reputation = terms.policy.reputation()
         judge = around.judge if terms.policy.spot_checks > 0 else None
         self.audits = self._new_audits(judge)
         self.spot_checks: SpotChecking | None = None
@@ -115,15 +114,12 @@ class Services(ABC):
             line=self.transport.down,
             floats=self.floats,
         )
-        self._told_not_a_commit: set[PeerId] = set()
         self._last_heard = LastHeard(self.worth)
-        self.sources = UnreliableSources(terms.policy)
         self.spacing = Spacing()
         self.probation = Probation(
             terms.policy.probation,
             trusted=around.trusted,
-            struck=self._is_struck,
-            may_be_struck=self._may_be_struck,
+            reputation=self.reputation,
         )
         self._catching = asyncio.Semaphore(CATCHING_MAX)
         self._fetching_slowly = asyncio.Lock()
@@ -172,7 +168,7 @@ class Services(ABC):
         every_steps = steps_between(
             cycle_steps=policy.due.cycle_steps, per_cycle=policy.spot_checks
         )
-        checks = SpotChecks(Strikes(), every_steps=every_steps, random=self._draw_share)
+        checks = SpotChecks(self.reputation, every_steps=every_steps, random=self._draw_share)
         return SpotChecking(judge, checks, audits=self.audits, around=self)
 
     def _new_workshop(self, outside: ByteBudget) -> Workshop:
@@ -196,19 +192,7 @@ class Services(ABC):
         return self.around.draw_bits(SHARE_BITS) / (1 << SHARE_BITS)
 
     def _refuses(self, peer: PeerId) -> str | None:
-        return None if self.spot_checks is None else self.spot_checks.refuses(peer)
-
-    def _is_struck(self, peer: PeerId, now: float) -> bool:
-        checks = self.spot_checks
-        return self.audits.strikes.is_out(peer, now) or (
-            checks is not None and checks.distrusts(peer)
-        )
-
-    def _may_be_struck(self, now: float) -> bool:
-        checks = self.spot_checks
-        return self.audits.strikes.may_have_any_out(now) or (
-            checks is not None and checks.may_distrust()
-        )
+        return REFUSED if self.reputation.refuses_work(peer, self.now()) else None
 
     # Tasks and time
 
@@ -348,22 +332,23 @@ class Services(ABC):
     def blame(self, peer: PeerId, kind: str, reason: str, **fields: Any) -> None:
         """Count and report what a peer should not have sent."""
         self.stats.refused[kind] += 1
-        self.stats.blamed[peer] = self.stats.blamed.get(peer, 0) + 1
         self.event("refused", peer=peer, kind=kind, reason=reason, **fields)
 
+    def strike(self, peer: PeerId, deed: Deed, reason: str, *, fragment: int) -> None:
+        """Hold against a peer what proves nothing to others."""
+        if self.reputation.saw(peer, deed, self.now()):
+            strikes = self.reputation.count(peer, Ground.CONDUCT, self.now())
+            self.event("struck", peer=peer, reason=reason, fragment=fragment, strikes=strikes)
+
     def not_a_commit(self, peer: PeerId, reason: str, *, fragment: int) -> None:
-        """A peer sent something that cannot be read as a commit: warn, once per peer.
+        """A peer sent something that cannot be read as a commit: warn, once a day for each peer.
 
         The rounds that an established peer leads then come to nothing, which nobody else would
         say. Messages of strangers and newcomers are only counted.
         """
-        if (
-            not self.is_established(peer)
-            or peer in self._told_not_a_commit
-            or len(self._told_not_a_commit) >= PEERS_BLAMED_MAX
-        ):
+        is_known = self.is_established(peer)
+        if not (is_known and self.reputation.saw(peer, Deed.IS_UNREADABLE, self.now())):
             return
-        self._told_not_a_commit.add(peer)
         logger.warning("not_a_commit peer=%s fragment=%d reason=%s", peer, fragment, reason)
         self.event("not_a_commit", peer=peer, reason=reason, fragment=fragment)
 
@@ -378,7 +363,7 @@ class Services(ABC):
         self.stats.audit_bytes += sent + received
 
     def _wrong_bits(self, peer: PeerId, fragment: int, reason: str) -> None:
-        self.audits.hold_against(peer, reason, fragment=fragment)
+        self.strike(peer, Deed.LIES, reason, fragment=fragment)
 
     def convict(self, guilty: Guilty) -> None:
         """A peer is proved to have lied: its messages count no more, and it is as good as gone."""

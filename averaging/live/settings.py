@@ -28,12 +28,8 @@ from averaging.round.fetched_states import Life
 from averaging.rules.orders import OrderBook
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
-from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId, RunId, Signer, verify
 from dht.protocol import SPOKEN, Range
-
-PEERS_BLAMED_MAX = 1024
-"""Peers whose wrong messages are counted, those with the most of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +94,6 @@ class AveragerStats:
     received_bytes: int = 0
     audit_bytes: int = 0
     """The bytes of both that moved for audits."""
-    blamed: BoundedMapping[PeerId, int] = field(
-        default_factory=lambda: BoundedMapping(
-            "wrong messages", PEERS_BLAMED_MAX, worth=lambda _, count: count
-        )
-    )
-    """Number of wrong messages and streams, by peer."""
     refused: Counter[str] = field(default_factory=Counter)
     """Number of wrong messages and streams, by kind."""
 

@@ -116,7 +116,7 @@ from collections.abc import Mapping
 from averaging import messages
 from averaging.history.standing import Standing
 from averaging.messages import Commit, Head, Link, Message, ParentCertificate
-from averaging.round.gathering.catching_up import ATTEMPTS_IN_VAIN, CatchingUp, UnreliableSources
+from averaging.round.gathering.catching_up import ATTEMPTS_IN_VAIN, CatchingUp
 from averaging.round.gathering.joining import Called, Joining
 from averaging.round.gathering.leading import Leading
 from averaging.round.gathering.lingering import Lingering
@@ -152,6 +152,7 @@ from averaging.rules.due import DueTime
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import Probation
+from averaging.rules.reputation import Deed
 from averaging.rules.sites import carries, may_bring
 from dht import protocol
 from dht.bounded_mapping import BoundedMapping
@@ -191,14 +192,13 @@ class FragmentRounds(Fragment):
         *,
         view: Mapping[PeerId, PeerView],
         standing: Standing | None,
-        sources: UnreliableSources | None = None,
         probation: Probation | None = None,
         step: int = 0,
         now: float = 0.0,
     ) -> None:
         """``view``: kept up to date by the owner. ``standing``: ``None`` for an auxiliary peer
-        without state. ``sources``, ``probation``: shared with the peer's other fragments. ``step``:
-        the learner's own step now.
+        without state. ``probation``: shared with the peer's other fragments. ``step``: the
+        learner's own step now.
         """
         super().__init__(
             identity,
@@ -213,8 +213,7 @@ class FragmentRounds(Fragment):
         self._begun_at_step = step
         self.doubting = Doubting(self)
         self.joining = Joining(self, self.doubting)
-        sources = sources or UnreliableSources(self.policy)
-        self.catching_up = CatchingUp(self, self.joining, self.doubting, sources)
+        self.catching_up = CatchingUp(self, self.joining, self.doubting)
         self.parents = Parents(self.peers, self.certificates, self.catching_up)
         self.leading = Leading(self, self.joining, self.catching_up, self.parents)
         self.lingering = Lingering(self)
@@ -724,7 +723,7 @@ class FragmentRounds(Fragment):
         overstated = overstatement_of_leader(commit, self, now)
         if overstated is not None:
             fields = {"peer": commit.leader, "reason": f"it claims {overstated}"}
-            self.emit(Strike("overstated", fields))
+            self.emit(Strike("overstated", fields, Deed.LIES))
         declined = messages.Declined(self.fragment, signed.round, reason, absent=absent)
         self.send(commit.leader, declined)
         self.joining.commit_refused(commit, reason)

@@ -29,7 +29,7 @@ from averaging.round.interface.effects import (
     LeaveOut,
     Merge,
     Reduce,
-    Suspect,
+    Strike,
     Upload,
     Value,
 )
@@ -428,7 +428,7 @@ class Participation:
             sent = self.entry in coordinator.expected and index not in self.slices.tries
             if sent and self.entry not in complete and not self._peers.is_down(peer, now):
                 reason = f"it has not got slice {index} of my upload, which I sent"
-                self._emit(Suspect("withheld", {"peer": peer, "reason": reason}))
+                self._emit(Strike("withheld", {"peer": peer, "reason": reason}))
 
     def _withdrawn(self, sender: PeerId, message: messages.Withdraw, now: float) -> None:
         """A member has withdrawn a join. If it is the one in the roster, the member declines."""
@@ -914,7 +914,7 @@ class Participation:
         could = not self.commit.melds or index > 0
         if could and reducer != self._id.me and not self._peers.is_down(reducer, now):
             reason = f"it has not sent slice {index}, which it merged"
-            self._emit(Suspect("withheld", {"peer": reducer, "reason": reason}))
+            self._emit(Strike("withheld", {"peer": reducer, "reason": reason}))
 
     def _take_over(self, now: float) -> None:
         self.takeover.cancel()

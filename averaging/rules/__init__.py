@@ -10,7 +10,8 @@ Start with ``policy`` (all settings of rounds in one place) and ``quorum`` (when
   which of them leads. ``quorum``: when the leader closes the roster.
 - ``weights mixing sites``: how much each contribution counts and how long late work is, what a
   round does with members on different lineages, and how peers at one place share a slow link.
-- ``probation``: which peers count; ``protocols``: which protocol number a round has.
+- ``probation``: which peers count; ``reputation``: what a peer holds against others;
+  ``protocols``: which protocol number a round has.
 - ``deadlines line_speed usual_norms commit_check claims plausible``: limits on what a member waits
   for and accepts.
 - ``line_levels line_pace spacing``: codec, cycle and frequency that the lines carry, and the places

@@ -12,7 +12,11 @@ from averaging.rules.line_levels import LEVELS_MAX, Level
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.probation import ProbationPolicy
 from averaging.rules.quorum import QuorumPolicy
+from averaging.rules.reputation import Reputation
 from averaging.rules.weights import LateWork
+
+RETRY_MARGINS = 4
+"""A source that could not be caught up with is not tried again for this many ``margin_s``."""
 
 _WAITS = (
     "snapshot_s",
@@ -135,6 +139,13 @@ class RoundPolicy:
                 f"round_s is {self.round_s}; uploads and merged slices alone may take twice "
                 f"upload_s, {self.upload_s} s each"
             )
+
+    def reputation(self) -> Reputation:
+        """The reputation of peers of whom nothing is known yet."""
+        return Reputation(
+            retry_s=RETRY_MARGINS * self.margin_s,
+            retry_max_s=self.catch_up_s,
+        )
 
     def of_statistics(self) -> RoundPolicy:
         """The policy of the fragment of statistics: their exact mean, and no outer optimizer."""

@@ -52,6 +52,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 from averaging.messages import Commit
+from averaging.rules.reputation import Reputation
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
@@ -139,11 +140,8 @@ class Probation:
     _: KW_ONLY
     trusted: Callable[[PeerId], bool] = lambda peer: False
     """Peers that the owner of the run vouches for, established at any time."""
-    struck: Callable[[PeerId, float], bool] | None = None
-    """Peers with too many strikes at this one now (``averaging.audit.strikes``), which are on
-    probation whatever they have done; ``None``: strikes are not counted."""
-    may_be_struck: Callable[[float], bool] = lambda now: True
-    """``False``: ``struck`` holds for no peer now. It is asked before many peers are looked at."""
+    reputation: Reputation = field(default_factory=Reputation)
+    """Peers without power there are on probation, whatever they have done."""
     _versions_unseen: int = 0
     """Number of versions that this peer did not see made, in states that it took."""
     _rounds_unseen: float = 0.0
@@ -166,14 +164,9 @@ class Probation:
     def is_on(self) -> bool:
         return self.policy.rounds > 0
 
-    @property
-    def counts_all(self) -> bool:
-        """True if no peer is ever on probation."""
-        return not self.is_on and self.struck is None
-
     def counts_all_at(self, now: float) -> bool:
         """True if no peer is on probation now."""
-        return not self.is_on and (self.struck is None or not self.may_be_struck(now))
+        return not self.is_on and self.reputation.all_have_power(now)
 
     @property
     def saw_most(self) -> bool:
@@ -235,7 +228,7 @@ class Probation:
     def required_work(self, live: Iterable[PeerId], now: float) -> RequiredWork:
         """Return the work that establishes a peer while these are live."""
         if not self.is_on:
-            pardons = self.may_be_struck(now) and self._pardons(set(live), now)
+            pardons = not self.reputation.all_have_power(now) and self._pardons(set(live), now)
             return RequiredWork(0.0, 0.0, pardons=pardons)
         live, policy = set(live), self.policy
         *_, second, tokens = 0, 0, *sorted(self._tokens_unseen.get(peer, 0) for peer in live)
@@ -279,7 +272,7 @@ class Probation:
 
     def is_struck(self, peer: PeerId, now: float) -> bool:
         """True if a peer has too many strikes here."""
-        return self.struck is not None and self.struck(peer, now)
+        return not self.reputation.has_power(peer, now)
 
     def _pardons(self, live: set[PeerId], now: float) -> bool:
         return 2 * sum(self.is_struck(peer, now) for peer in live) >= len(live)

@@ -10,8 +10,8 @@ The same streams serve spot checks (``averaging.live.checks.spot_checking``): wh
 what their authors have read.
 
 A peer that cannot be reached is not blamed. One that answers that it does not have what it must
-have costs itself a strike (``averaging.audit.strikes``). One that is asked has as long to show an
-upload as that had to arrive in the round. One that is silent for longer, or sends drop by drop,
+have costs itself a strike (``averaging.rules.reputation``). One that is asked has as long to show
+an upload as that had to arrive in the round. One that is silent for longer, or sends drop by drop,
 costs itself half a strike: it would keep all other audits from being made, and its lies unseen.
 """
 
@@ -47,7 +47,6 @@ from averaging.audit.proofs import (
 )
 from averaging.audit.readings import Reading, decode_reading, encode_reading
 from averaging.audit.spot_checks import BACK_MAX
-from averaging.audit.strikes import Strikes
 from averaging.audit.witness import Witness
 from averaging.live.checks.kept_proofs import (
     PROOFS_BYTES_MAX,
@@ -79,6 +78,7 @@ from averaging.live.streams.threads import Threads
 from averaging.messages import Accused, BadMessage, Digest, Index, Message, unpacked
 from averaging.numbers.chunks import Cutting
 from averaging.numbers.piece_digests import path_to
+from averaging.rules.reputation import Deed, Ground, Reputation
 from dht.errors import HostClosed, StreamBroken
 from dht.guarded_host import refuse
 from dht.host import Host, Stream
@@ -183,6 +183,7 @@ class Around(Protocol):
     """The averager, as its audits see it."""
 
     threads: Threads
+    reputation: Reputation
 
     @property
     def shelf(self) -> ProofShelf | None:
@@ -213,6 +214,8 @@ class Around(Protocol):
     def spawn(self, work: Any, name: str) -> asyncio.Task[None]: ...
 
     def event(self, event: str, **fields: Any) -> None: ...
+
+    def strike(self, peer: PeerId, deed: Deed, reason: str, *, fragment: int) -> None: ...
 
     def convict(self, guilty: Guilty) -> None:
         """Have nothing to do with this peer any more."""
@@ -255,7 +258,6 @@ class Auditing:
     ) -> None:
         """``reading_of``: the data of the own learner's steps; ``None``: nobody checks."""
         self.kept_bytes_max = kept_bytes_max
-        self.strikes = Strikes()
         self.kept_proofs = KeptProofs(around.worth, around.shelf, around.spawn, self._not_written)
         self.convicted: Mapping[PeerId, Verdict] = self.kept_proofs.verdicts
         """The peers that a proof convicts, and what they did."""
@@ -283,7 +285,12 @@ class Auditing:
             slow_bytes_s=0.0,
             preferred=around.is_established,
             idle_max_s=IDLE_MAX_S,
-            on_idle=partial(self.suspect, reason="it holds places and asks nothing", fragment=0),
+            on_idle=partial(
+                around.strike,
+                deed=Deed.IS_LATE,
+                reason="it holds places and asks nothing",
+                fragment=0,
+            ),
         )
 
     async def start(self) -> None:
@@ -514,7 +521,7 @@ class Auditing:
             self.strike(peer, str(error), parts)
             return
         except TooSlow as error:
-            self.suspect(peer, str(error), fragment=parts.commit.fragment)
+            self._around.strike(peer, Deed.IS_LATE, str(error), fragment=parts.commit.fragment)
             return
         except WORLD:
             return
@@ -545,29 +552,15 @@ class Auditing:
             self.sees_claim(parts.encoded_commit, index, source, False)
             self.sees_claim(parts.encoded_commit, index, shown, False)
 
-    def suspect(self, peer: PeerId, reason: str, *, fragment: int) -> None:
-        """A peer has not done what it had promised; a slow line may be the reason."""
-        strikes = self.strikes.add_doubtful(peer, self._around.now())
-        if strikes is not None:
-            self._around.event(
-                "struck", peer=peer, reason=reason, fragment=fragment, strikes=strikes
-            )
-
-    def hold_against(self, peer: PeerId, reason: str, *, fragment: int) -> None:
-        """A peer serves other bits than others do for the same lineage, or leads with a claim
-        beyond belief: it lies, or has bad hardware. Nothing proves it to others."""
-        strikes = self.strikes.add(peer, self._around.now())
-        self._around.event("struck", peer=peer, reason=reason, fragment=fragment, strikes=strikes)
-
     def strike(self, peer: PeerId, reason: str, parts: Parts) -> None:
         """An audit came to nothing because of this peer, which answers."""
         if not self.must_be_kept(parts):
             return
-        strikes = self.strikes.add_missing(peer, self._around.now())
+        around, now = self._around, self._around.now()
+        around.reputation.saw(peer, Deed.HIDES, now)
+        strikes = around.reputation.count(peer, Ground.CONDUCT, now)
         fragment = parts.commit.fragment
-        self._around.event(
-            "audit_refused", peer=peer, reason=reason, fragment=fragment, strikes=strikes
-        )
+        around.event("audit_refused", peer=peer, reason=reason, fragment=fragment, strikes=strikes)
 
     # Asking
 
@@ -734,7 +727,8 @@ class Auditing:
         known = message.proof in self._proofs or accused in self.convicted
         if known or accused == self._host.peer_id or accused not in around.others:
             return
-        if not around.is_established(peer) or self.strikes.is_out(peer, around.now()):
+        is_out = around.reputation.is_over(peer, Ground.CONDUCT, around.now())
+        if not around.is_established(peer) or is_out:
             return
         if not (around.is_established(accused) or around.worth(accused)):
             return
@@ -765,10 +759,10 @@ class Auditing:
             if guilty.peer != message.peer:
                 raise BadProof("it convicts another peer than was named")
         except (BadProof, NotHere) as error:
-            self.strikes.add(peer, self._around.now())
+            self._around.reputation.saw(peer, Deed.LIES, self._around.now())
             self._around.event("proof_refused", peer=peer, reason=str(error))
         except TooSlow as error:
-            self.suspect(peer, str(error), fragment=0)
+            self._around.strike(peer, Deed.IS_LATE, str(error), fragment=0)
         except WORLD:
             self.counters["proofs_not_had"] += 1
         else:

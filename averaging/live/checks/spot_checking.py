@@ -22,7 +22,7 @@ from typing import Protocol
 
 from averaging.audit.claims import Claim, authors, hash_of
 from averaging.audit.readings import Reading
-from averaging.audit.spot_checks import REFUSED, SpotChecks, expected
+from averaging.audit.spot_checks import SpotChecks, expected
 from averaging.live.checks.auditing import Around, Auditing
 from averaging.live.slices.evidence import Uploads
 from averaging.live.slices.parts import Parts
@@ -107,18 +107,6 @@ class SpotChecking:
         self._audits = audits
         self._around = around
         self._busy = False
-
-    def refuses(self, peer: PeerId) -> str | None:
-        """The reason to merge nothing of a peer, as a reducer or as a coordinator."""
-        return REFUSED if self._checks.refuses(peer, self._around.now()) else None
-
-    def distrusts(self, peer: PeerId) -> bool:
-        """True if a peer is to have no power here."""
-        return self._checks.distrusts(peer, self._around.now())
-
-    def may_distrust(self) -> bool:
-        """True if there may be a peer that is to have no power here."""
-        return self._checks.may_distrust()
 
     def draw(
         self, parts: Parts, seal: Iterable[int], theta: Float32s, *, step: int

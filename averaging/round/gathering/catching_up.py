@@ -59,12 +59,11 @@ from averaging.round.sealing.doubt import Doubting
 from averaging.rules.final_mix import RunsEnd
 from averaging.rules.mixing import meets
 from averaging.rules.policy import RoundPolicy
+from averaging.rules.reputation import Ground
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
-SOURCES_REMEMBERED_MAX = 64
-RETRY_MARGINS = 4
-"""A source that could not be caught up with is not tried again for this many ``margin_s``."""
+BEHIND_MAX = 64
 FETCH_BASE_S = 30.0
 ATTEMPTS_IN_VAIN = 3
 """Own attempts that led to no version before the word of one peer is taken, if nothing else is
@@ -107,46 +106,6 @@ def state_timeout_s(
     return max(fetch_timeout_s(policy, size_bytes, line_bytes_s=line_bytes_s), transfer_s)
 
 
-class UnreliableSources:
-    """Peers that said they are ahead and then did not deliver: they are not asked for a while.
-
-    All fragments of a peer share one. A source that wastes much time again and again is left
-    alone for twice as long each time, so that no liar, however slowly it answers, keeps this peer
-    catching up for long.
-    """
-
-    __slots__ = ("_longest_s", "_shortest_s", "_until")
-
-    def __init__(self, policy: RoundPolicy) -> None:
-        self._shortest_s = RETRY_MARGINS * policy.margin_s
-        self._longest_s = policy.catch_up_s
-        self._until = BoundedMapping[PeerId, tuple[float, float]](
-            "unreliable sources", SOURCES_REMEMBERED_MAX, worth=lambda _, wait: sum(wait)
-        )
-        """Time from which on a source may be asked again, and its last interval if it had wasted
-        much time."""
-
-    def allows(self, source: PeerId, now: float) -> bool:
-        return now >= self._until.get(source, (now, 0.0))[0]
-
-    def failed(self, source: PeerId, *, held_s: float, now: float) -> None:
-        """The source did not deliver, after this peer had waited for ``held_s``."""
-        if not self.allows(source, now):
-            return  # another fragment has reported it
-        _, before_s = self._until.pop(source, (now, 0.0))
-        wait_s = self._shortest_s
-        if self.is_long(held_s):
-            wait_s = before_s = min(self._longest_s, max(held_s, 2 * before_s))
-        self._until[source] = (now + wait_s, before_s)
-
-    def is_long(self, held_s: float) -> bool:
-        """True if a wait of this length counts as wasted time."""
-        return held_s > self._shortest_s
-
-    def delivered(self, source: PeerId) -> None:
-        self._until.pop(source, None)
-
-
 @dataclass(frozen=True, slots=True)
 class _SeenBehind:
     """A peer on an older version of the own lineage, and when it showed it first and last."""
@@ -159,13 +118,11 @@ class _SeenBehind:
 class CatchingUp:
     """One peer as one that may be behind, or on the lighter side of a fork."""
 
-    def __init__(
-        self, fragment: Fragment, joining: Joining, doubting: Doubting, sources: UnreliableSources
-    ) -> None:
+    def __init__(self, fragment: Fragment, joining: Joining, doubting: Doubting) -> None:
         self._fragment = fragment
         self._joining = joining
         self._doubting = doubting
-        self._sources = sources
+        self._reputation = fragment.peers.reputation
         self._id = fragment.identity
         self._policy = fragment.policy
         self._peers = fragment.peers
@@ -196,7 +153,7 @@ class CatchingUp:
         """The members of the round that made the version that this peer stands on, if it was one
         of them."""
         self._behind = BoundedMapping[PeerId, _SeenBehind](
-            "peers behind", SOURCES_REMEMBERED_MAX, worth=self._peers.worth
+            "peers behind", BEHIND_MAX, worth=self._peers.worth
         )
         """Peers that stand on an older version of this peer's lineage."""
         self._settles_since: float | None = None
@@ -234,7 +191,7 @@ class CatchingUp:
     def _may_ask(self, source: PeerId, now: float) -> bool:
         """True if this peer may catch up now, and the source has not failed it lately."""
         busy = self._fragment.phase in (Phase.ENTERED, Phase.FOLDING, Phase.CATCHING)
-        return not busy and self._sources.allows(source, now)
+        return not busy and self._reputation.may_ask(source, now)
 
     def take_hint(self, now: float) -> None:
         """Compare with the peer that showed where it stands in the middle of a round."""
@@ -252,7 +209,7 @@ class CatchingUp:
             return
         if fragment.phase is Phase.CATCHING:
             return
-        if not self._sources.allows(source, now):
+        if not self._reputation.may_ask(source, now):
             fragment.count("doubted_source")
             return
         mine = standing.head()
@@ -575,12 +532,12 @@ class CatchingUp:
             return None
         if standing is not None:
             self._apart_since = None
-            self._sources.delivered(source)
+            self._reputation.forgive(source, Ground.STATES)
             return source, messages.Compare(self._id.fragment, standing.head())
         self.met_unproven(now)
         # It may have lied about what it has: ask others before it is believed again.
         waited_s = now - self.began_at if held_s is None else held_s
-        self._sources.failed(source, held_s=waited_s, now=now)
+        self._reputation.wasted(source, held_s=waited_s, now=now)
         mine = self._fragment.standing
         if mine is None or self._peers.has_several_groups(now):
             return None

@@ -459,7 +459,7 @@ class Joining:
 
     def join_failed(self, leader: PeerId, reason: str) -> None:
         """A join with this leader led to no version: the next attempt is another one's."""
-        if self._pacemaker.failed(leader) > 1:
+        if self._pacemaker.failed(leader, self._fragment.now) > 1:
             self._fragment.note("passed_over", leader=leader, reason=reason)
 
     def told_behind_in_vain(self, sender: PeerId, now: float) -> None:

@@ -44,6 +44,7 @@ from averaging.rules.final_mix import RunsEnd
 from averaging.rules.mixing import meets
 from averaging.rules.protocols import agreed_protocol, without_protocol
 from averaging.rules.quorum import Close, NoRound, Timings, Turnout, Wait, decide
+from averaging.rules.reputation import Deed, Ground
 from dht import protocol
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
@@ -71,10 +72,7 @@ class Leading:
         self.timings = Timings()
         self._nonce = identity.first_number
         self._late = BoundedMapping[PeerId, bytes]("late peers", LATE_MAX, worth=peers.worth)
-        self._did_not_come = BoundedMapping[PeerId, None](
-            "peers that did not come", LATE_MAX, worth=peers.worth
-        )
-        """Peers that said that they come and did not: not waited for until they join again."""
+        self._reputation = peers.reputation
 
     def next_at(self) -> float | None:
         roster = self._fragment.open_roster
@@ -321,7 +319,7 @@ class Leading:
             roster.joins[sender] = join
             roster.joined_at = now
             roster.held.pop(sender, None)
-            self._did_not_come.pop(sender, None)
+            self._reputation.forgive(sender, Ground.COMES, fragment=self._id.fragment)
             hurries = not roster.is_hurried and self._is_in_a_hurry(sender, join, now)
             roster.is_hurried |= hurries
             returns = sender in roster.passed and not self._peers.has_several_groups(now)
@@ -616,7 +614,10 @@ class Leading:
         if roster is None or (sender != self._id.me and sender not in roster.called):
             self._fragment.count("stray_coming")
             return
-        if sender in roster.joins or sender in self._did_not_come:
+        fragment = self._id.fragment
+        if sender in roster.joins or self._reputation.is_over(
+            sender, Ground.COMES, now, fragment=fragment
+        ):
             return
         roster.passed.discard(sender)
         wait_s = min(message.wait_s, self._policy.quorum.wait_s)
@@ -745,7 +746,7 @@ class Leading:
         fragment.open_roster = None
         for peer, until in roster.coming.items():
             if now >= until and peer not in roster.joins and peer not in roster.passed:
-                self._did_not_come[peer] = None
+                self._reputation.saw(peer, Deed.STAYS_AWAY, now, fragment=self._id.fragment)
         reached = now if roster.quorum_at is None else roster.quorum_at
         self.timings.quorum_took(reached - roster.opened_at)
         number = agreed_protocol(roster.joins, self._peers.view, self._id.speaks, now)

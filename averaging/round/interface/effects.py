@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from averaging.history.standing import Standing
 from averaging.messages import Commit, Message
+from averaging.rules.reputation import Deed
 from dht.identity import PeerId
 
 Value: TypeAlias = str | int | float | bool | tuple[str, ...] | None
@@ -236,12 +237,10 @@ class Blame(Note, frozen=True):
         return str(self.fields["reason"])
 
 
-class Suspect(Blame, frozen=True):
-    """The peer has not done what it had promised; a slow line may be the reason: half a strike."""
-
-
 class Strike(Blame, frozen=True):
-    """The peer leads with a claim beyond belief: a strike."""
+    """It counts in the peer's reputation."""
+
+    deed: Deed = Deed.IS_LATE
 
 
 class CountRefused(Blame, frozen=True):

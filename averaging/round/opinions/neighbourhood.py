@@ -22,6 +22,7 @@ from averaging.rules.grouping import group_of, smallest_group
 from averaging.rules.mixing import MELD_LAG
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, SILENCE_MAX_S, PeerView
 from averaging.rules.probation import SEEN_MAX, SLACK, Probation, RequiredWork
+from averaging.rules.reputation import Reputation
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
@@ -97,8 +98,9 @@ class Neighbourhood:
         self._id = identity
         self._absent = circumstances.absent
         self._began_at = now
-        self.probation = probation or Probation(identity.policy.probation)
-        """Record of the others' work; all fragments of a peer share one."""
+        policy = identity.policy
+        self.probation = probation or Probation(policy.probation, reputation=policy.reputation())
+        """Record of the others' work and deeds; all fragments of a peer share one."""
         self._required: tuple[float, RequiredWork] | None = None
         """Cache of ``required_work``, as of one moment."""
         self._policy = identity.policy
@@ -121,6 +123,10 @@ class Neighbourhood:
         self.failed = BoundedMapping[PeerId, float]("failed peers", FAILED_MAX, worth=self.worth)
         """Peers whose last call failed, and when."""
         self._back: deque[PeerId] = deque(maxlen=BACK_MAX)
+
+    @property
+    def reputation(self) -> Reputation:
+        return self.probation.reputation
 
     def worth(self, peer: PeerId, value: object = None) -> float:
         """How much a peer's work counts here when there is no place for what is known of all."""
@@ -289,7 +295,7 @@ class Neighbourhood:
 
     def to_call(self, group: Iterable[PeerId], now: float) -> list[PeerId]:
         """Newcomers that may join a group's round. Among several groups they come by themselves."""
-        if self.probation.counts_all or self.has_several_groups(now):
+        if self.probation.counts_all_at(now) or self.has_several_groups(now):
             return []
         known = set(group)
         return [
@@ -403,7 +409,7 @@ class Neighbourhood:
             return False
         probation = self.probation
         if (
-            not probation.counts_all
+            not probation.counts_all_at(now)
             and probation.progress(peer, self.required_work(now), now) < SLACK
         ):
             # Where no other can be dialled newcomers have to lead.

@@ -16,20 +16,20 @@ four rules.
 
 So the peers need not agree on who is there, or who can be trusted: a leader that suits one of them
 less costs an attempt. A leader with which joins fail again and again is passed over for longer and
-longer, as it would waste the first attempts of many versions.
+longer (``averaging.rules.reputation``), as it would waste the first attempts of many versions.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from averaging.messages import Head, Join
 from averaging.round.interface.identity import Identity
 from averaging.round.opinions.neighbourhood import FAILED_MAX, Neighbourhood
 from averaging.rules.peer_view import PeerView
+from averaging.rules.reputation import Ground
 from averaging.rules.succession import NO_LINEAGE, leaders, succession
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
@@ -38,10 +38,6 @@ MOVES_MAX = 3
 """A leader dies, and the next, and the link to the third breaks: an honest peer needs no more."""
 AHEAD_MAX = 32
 """Attempts by which another peer may be ahead: who fails is one of many."""
-PASSED_OVER_MAX = 16
-"""A leader with which a join comes to nothing is passed over at this version, and then at twice as
-many as before, up to so many, until one with it succeeds. One that wastes joins on purpose took
-three quarters of the rounds from three others when it was asked anew at each version."""
 
 
 class Claim(NamedTuple):
@@ -49,15 +45,6 @@ class Claim(NamedTuple):
 
     attempt: int
     leader: PeerId
-
-
-@dataclass(slots=True)
-class Distrust:
-    """What joins with one leader have come to."""
-
-    failures: int = 0
-    versions: int = 0
-    """Versions for which it is passed over yet."""
 
 
 class Pacemaker:
@@ -70,9 +57,8 @@ class Pacemaker:
         self._moved_by = BoundedMapping[PeerId, int](
             "moved by", FAILED_MAX, worth=lambda peer, _: peers.worth(peer)
         )
-        self._distrust = BoundedMapping[PeerId, Distrust](
-            "distrusted leaders", FAILED_MAX, worth=lambda _, distrust: distrust.failures
-        )
+        self._versions = 0
+        """Number of versions that this peer has stood on."""
 
     # Attempts
 
@@ -80,8 +66,7 @@ class Pacemaker:
         """This peer stands on another version. Some leaders were passed over for long enough."""
         self.attempt = 0
         self._moved_by.clear()
-        for distrust in self._distrust.values():
-            distrust.versions = max(0, distrust.versions - 1)
+        self._versions += 1
 
     def comes_along(self, attempt: int) -> None:
         """Go to the attempt of another peer, having no leader."""
@@ -102,7 +87,7 @@ class Pacemaker:
 
     # Leaders that come to nothing
 
-    def failed(self, leader: PeerId) -> int:
+    def failed(self, leader: PeerId, now: float) -> int:
         """A join with this leader led to no version: the next attempt is another one's.
 
         It may be honest and see little of the swarm, or it may lie; it is not accused. When this
@@ -110,13 +95,11 @@ class Pacemaker:
         many versions the leader is passed over.
         """
         self.attempt += 1
+        reputation, fragment = self._peers.reputation, self._id.fragment
         if leader == self._id.me:
-            self._distrust.clear()
+            reputation.forgive_leaders(fragment)
             return 0
-        known = self._distrust.get(leader, Distrust())
-        versions = min(PASSED_OVER_MAX, 1 << known.failures)
-        self._distrust[leader] = Distrust(known.failures + 1, versions)
-        return versions
+        return reputation.led_nowhere(leader, now, fragment=fragment, version=self._versions)
 
     def led_to_version(self, leader: PeerId) -> None:
         """This peer has finished a round of a leader: its earlier failures are forgotten.
@@ -124,7 +107,7 @@ class Pacemaker:
         A commit alone is none: a leader that had each of its rounds sealed as void was never passed
         over, and its fragment stood still at the version for which it ranked first.
         """
-        self._distrust.pop(leader, None)
+        self._peers.reputation.forgive(leader, Ground.LEAD, fragment=self._id.fragment)
 
     # Leaders
 
@@ -240,7 +223,7 @@ class Pacemaker:
         that counts can lead instead, beside this peer itself: of two neither could do without the
         other."""
         failed = set(self._peers.failed)
-        over = {peer for peer, distrust in self._distrust.items() if distrust.versions}
+        over = self._peers.reputation.passed_over(self._id.fragment, self._versions)
         if not over:
             return failed
         others = {*self._able(group, failed | over, now)} - {self._id.me}

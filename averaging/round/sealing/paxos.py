@@ -27,7 +27,7 @@ from averaging.messages import (
     vote,
     vow,
 )
-from averaging.round.interface.effects import LeaveOut, Suspect
+from averaging.round.interface.effects import LeaveOut, Strike
 from averaging.round.interface.signed_commit import SignedCommit
 from averaging.round.opinions.fragment import Fragment
 from averaging.round.sealing.seals import (
@@ -495,7 +495,7 @@ class Coordinator:
     def _note_withheld(self, peer: PeerId, what: str, now: float) -> None:
         if peer != owner_of(self.ballot, self.commit) and not self._is_down(peer, now):
             fields = {"peer": peer, "reason": f"it has not sent {what}"}
-            self._fragment.emit(Suspect("withheld", fields))
+            self._fragment.emit(Strike("withheld", fields))
 
     def _resend(self, now: float) -> None:
         match self.phase:

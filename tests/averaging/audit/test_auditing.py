@@ -16,7 +16,6 @@ from averaging.audit.claims import (
     encode_claims,
     encode_statement,
 )
-from averaging.audit.strikes import HALF_LIFE_S, LIMIT, PEERS_MAX, Strikes
 from averaging.audit.witness import BALLOTS_MAX, ROUNDS_KEPT_MAX, Witness
 from averaging.messages import BadMessage
 from dht.identity import PeerId
@@ -100,23 +99,6 @@ def test_a_draw_follows_from_the_ticket_and_names_pieces_that_exist() -> None:
     half = selection.drawn(b"a", {0: 100}, chance=0.5)
     assert half == selection.drawn(b"a", {0: 100}, chance=0.5)
     assert half != selection.drawn(b"b", {0: 100}, chance=0.5)
-
-
-def test_strikes_fade_and_add_up() -> None:
-    strikes = Strikes()
-    for _ in range(3):
-        strikes.add(ANNA, 0.0)
-
-    assert strikes.is_out(ANNA, 0.0)
-    assert strikes.count(ANNA, HALF_LIFE_S) == LIMIT / 2
-    assert not strikes.is_out(ANNA, 1.0)
-    assert strikes.add(ANNA, HALF_LIFE_S) == LIMIT / 2 + 1
-    for number in range(10 * PEERS_MAX):
-        strikes.add(PeerId(f"p{number}"), HALF_LIFE_S)
-    assert strikes.count(ANNA, HALF_LIFE_S) == LIMIT / 2 + 1, (
-        "those of keys with fewer are forgotten"
-    )
-    assert strikes.count(PeerId("p0"), HALF_LIFE_S) == 0.0
 
 
 def test_a_witness_proves_two_votes_of_a_voter_and_two_proposals_of_a_coordinator() -> None:

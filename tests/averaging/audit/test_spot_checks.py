@@ -14,21 +14,20 @@ from averaging.audit.spot_checks import (
     FAILED,
     FALL_SHARE,
     FALLS_MIN,
-    NAME_EVERY_S,
     SpotChecks,
     expected,
     steps_between,
 )
-from averaging.audit.strikes import LIMIT, Strikes
+from averaging.rules.reputation import LIMIT, Deed, Reputation
 from dht.identity import PeerId
 
 ANNA, BORIS, CLARA = PeerId("anna"), PeerId("boris"), PeerId("clara")
 ALL = (ANNA, BORIS, CLARA)
 
 
-def checks(seed: int = 0) -> tuple[SpotChecks, Strikes]:
-    strikes = Strikes()
-    return SpotChecks(strikes, every_steps=10, random=random.Random(seed).random), strikes
+def checks(seed: int = 0) -> tuple[SpotChecks, Reputation]:
+    reputation = Reputation()
+    return SpotChecks(reputation, every_steps=10, random=random.Random(seed).random), reputation
 
 
 def usually(fall: float, *, fragment: int = 0) -> SpotChecks:
@@ -88,17 +87,17 @@ def test_a_peer_that_reverses_is_checked_again_at_once_and_then_refused_for_a_wh
     made = usually(0.1)
     assert made.draw((BORIS,), 0, 0.0) == BORIS
     assert not made.checked(BORIS, 2.0, 2.3, 0.0)
-    assert not made.refuses(BORIS, 0.0), "one failure has no consequence"
+    assert not made.reputation.refuses_work(BORIS, 0.0), "one failure has no consequence"
     for now in (1.0, 2.0):
         assert made.draw(ALL, 1, now) == BORIS
         assert not made.checked(BORIS, 2.0, 2.2, now)
-    assert made.refuses(BORIS, 2.0)
+    assert made.reputation.refuses_work(BORIS, 2.0)
     assert made.draw(ALL, 2, 2.0) is None, "it is refused, and need not be checked"
-    assert made.refuses(BORIS, 420.0)
-    assert not made.refuses(BORIS, 540.0), "strikes fade"
+    assert made.reputation.refuses_work(BORIS, 420.0)
+    assert not made.reputation.refuses_work(BORIS, 540.0), "strikes fade"
     assert made.draw(ALL, 2, 540.0) == BORIS, "as soon as it is back"
     assert not made.checked(BORIS, 2.0, 2.2, 540.0)
-    assert made.refuses(BORIS, 1200.0), "for longer this time"
+    assert made.reputation.refuses_work(BORIS, 1200.0), "for longer this time"
 
 
 def test_a_refused_peer_has_no_power_until_half_of_its_strikes_have_faded() -> None:
@@ -106,19 +105,21 @@ def test_a_refused_peer_has_no_power_until_half_of_its_strikes_have_faded() -> N
     of the contributions were theirs."""
     made = usually(0.1)
     for now in (0.0, 1.0, 2.0):
-        assert not made.distrusts(BORIS, now)
+        assert made.reputation.has_power(BORIS, now)
         assert not made.checked(BORIS, 2.0, 2.2, now)
-    assert made.distrusts(BORIS, 540.0) and not made.refuses(BORIS, 540.0)
-    assert made.distrusts(BORIS, 1800.0)
-    assert not made.distrusts(BORIS, 2500.0)
+    assert not made.reputation.has_power(BORIS, 540.0) and not made.reputation.refuses_work(
+        BORIS, 540.0
+    )
+    assert not made.reputation.has_power(BORIS, 1800.0)
+    assert made.reputation.has_power(BORIS, 2500.0)
 
 
 def test_two_checks_that_it_passes_end_the_distrust() -> None:
     made = usually(0.1)
     for now in (0.0, 1.0, 2.0):
         made.checked(BORIS, 2.0, 2.2, now)
-    assert made.checked(BORIS, 2.0, 1.8, 540.0) and made.distrusts(BORIS, 540.0)
-    assert made.checked(BORIS, 2.0, 1.8, 541.0) and not made.distrusts(BORIS, 541.0)
+    assert made.checked(BORIS, 2.0, 1.8, 540.0) and not made.reputation.has_power(BORIS, 540.0)
+    assert made.checked(BORIS, 2.0, 1.8, 541.0) and made.reputation.has_power(BORIS, 541.0)
 
 
 def test_falls_of_a_poisoner_that_is_known_shield_no_other() -> None:
@@ -131,9 +132,9 @@ def test_falls_of_a_poisoner_that_is_known_shield_no_other() -> None:
 def test_three_contributions_that_do_nothing_are_refused() -> None:
     made = usually(0.1)
     for time in (0.0, 300.0, 600.0):
-        assert not made.refuses(BORIS, time)
+        assert not made.reputation.refuses_work(BORIS, time)
         assert not made.checked(BORIS, 2.0, 2.0, time)
-    assert made.refuses(BORIS, 600.0)
+    assert made.reputation.refuses_work(BORIS, 600.0)
 
 
 def test_an_accomplice_that_is_now_bad_and_now_good_shields_nobody() -> None:
@@ -188,7 +189,7 @@ def test_a_check_that_comes_to_nothing_counts_only_against_a_suspect() -> None:
     assert not made.checked(BORIS, 2.0, 2.0, 0.0)
     counted = [made.unanswered(BORIS, now) for now in (1.0, 2.0, 20.0, 40.0, 60.0, 80.0)]
     assert counted == [True, False, True, True, True, False], "not twice in ten seconds"
-    assert made.refuses(BORIS, 80.0)
+    assert made.reputation.refuses_work(BORIS, 80.0)
 
 
 @pytest.mark.parametrize(("after", "passes"), [(1.97, True), (1.99, False), (2.001, False)])
@@ -282,9 +283,9 @@ def test_an_own_loss_that_is_no_number_lets_expect_nothing(before: float, after:
 
 @pytest.mark.parametrize("before", [0.0, float("nan"), float("inf")])
 def test_a_model_without_a_loss_judges_nobody(before: float) -> None:
-    made, strikes = checks()
+    made, _ = checks()
     assert made.checked(ANNA, before, 3.0, 0.0)
-    assert strikes.count(ANNA, 0.0) == 0.0
+    assert made.strikes_of(ANNA, 0.0) == 0.0
 
 
 def test_poisoners_among_the_checked_do_not_make_poison_usual() -> None:
@@ -308,10 +309,10 @@ def test_results_of_a_suspect_do_not_become_usual_however_often_it_is_checked() 
 def test_an_author_that_shows_nothing_is_refused_after_three_times() -> None:
     made, _ = checks()
     for time in range(3):
-        assert not made.refuses(ANNA, float(time))
+        assert not made.reputation.refuses_work(ANNA, float(time))
         made.evaded(ANNA, 0.0)
         assert time == 2 or made.draw(ALL, 1, 0.0) == ANNA
-    assert made.refuses(ANNA, 0.0)
+    assert made.reputation.refuses_work(ANNA, 0.0)
 
 
 def test_the_step_that_is_read_is_any_of_the_contribution() -> None:
@@ -330,7 +331,7 @@ def test_checks_are_spread_over_cycles() -> None:
 
 def test_checks_want_a_distance() -> None:
     with pytest.raises(ValueError, match="every_steps is 0"):
-        SpotChecks(Strikes(), every_steps=0, random=random.Random(0).random)
+        SpotChecks(Reputation(), every_steps=0, random=random.Random(0).random)
 
 
 def named_by(made: SpotChecks, *namers: PeerId) -> None:
@@ -353,9 +354,9 @@ def test_a_peer_that_fails_again_is_named_again_only_after_a_while() -> None:
         assert not made.checked(BORIS, 2.0, 2.2, 0.0)
     assert made.names(BORIS, 0.0)
     assert not made.checked(BORIS, 2.0, 2.2, 1.0)
-    assert not made.names(BORIS, NAME_EVERY_S - 1.0)
-    assert made.names(BORIS, NAME_EVERY_S)
-    assert not made.names(ANNA, NAME_EVERY_S)
+    assert not made.names(BORIS, Deed.IS_NAMED.every_s - 1.0)
+    assert made.names(BORIS, Deed.IS_NAMED.every_s)
+    assert not made.names(ANNA, Deed.IS_NAMED.every_s)
 
 
 def test_a_peer_named_by_another_is_checked_once_beside_the_usual_checks() -> None:
@@ -398,7 +399,7 @@ def test_a_rightly_named_peer_fails_here_and_its_namers_stay_credible() -> None:
     for _ in range(5):
         named_by(made, CLARA)
         assert not made.checked(BORIS, 2.0, 2.2, 0.0)
-    assert made.refuses(BORIS, 0.0)
+    assert made.reputation.refuses_work(BORIS, 0.0)
     made.named(ANNA, CLARA, 0.0)
     assert made.draw(ALL, 1, 0.0) == ANNA
 

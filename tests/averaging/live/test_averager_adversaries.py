@@ -142,7 +142,7 @@ async def test_a_bad_upload_is_left_out_with_its_reason_and_the_others_are_merge
                 assert MALLORY in done["left_out"]
                 assert MALLORY not in done["contributors"]
                 assert len(done["contributors"]) >= 2
-        assert any(peer.averager.stats.blamed.get(MALLORY) for peer in peers)
+        assert any(each["peer"] == MALLORY for peer in peers for each in peer.told("refused"))
 
 
 def uploads_of_mallory(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bytes, int]]:
@@ -329,7 +329,7 @@ async def test_a_reducer_without_a_model_leaves_an_absurd_upload_out_by_the_othe
         assert progress(peers) >= 3
         found = refusals([helper], "upload_refused")
         assert any("times what is usual" in fields["reason"] for fields in found), found
-        assert helper.averager.stats.blamed.get(MALLORY)
+        assert any(each["peer"] == MALLORY for each in helper.told("refused"))
         for peer in peers:
             assert peer.learner is not None
             for state in peer.averager.states:

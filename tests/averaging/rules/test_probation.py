@@ -11,6 +11,7 @@ from averaging.rules.probation import (
     Probation,
     ProbationPolicy,
 )
+from averaging.rules.reputation import LIMIT, Deed, Reputation
 from averaging.rules.weights import Contribution, credited, shares_of
 from dht.identity import PeerId
 from tests.averaging.values import commit_of
@@ -31,7 +32,7 @@ def seen(rounds: int, *peers: PeerId, every_s: float = 20.0) -> Probation:
 def test_without_a_policy_everybody_counts() -> None:
     probation = Probation(ProbationPolicy())
     assert probation.is_established(NEW, OLD, 0.0)
-    assert probation.counts_all
+    assert probation.counts_all_at(0.0)
 
 
 @pytest.mark.parametrize(
@@ -46,26 +47,30 @@ def test_without_a_policy_half_of_the_members_vote(
     assert probation.objection(judged, probation.required_work(OLD, 0.0), 0.0, me=ME) == reason
 
 
+def without_power(peer: PeerId, *, known: Reputation | None = None, now: float = 0.0) -> Reputation:
+    known = known or Reputation()
+    for _ in range(int(LIMIT)):
+        known.saw(peer, Deed.LIES, now)
+    return known
+
+
 def test_strikes_count_without_a_policy_while_fewer_than_half_have_too_many() -> None:
-    out = {ANNA}
-    probation = Probation(ProbationPolicy(), struck=lambda peer, now: peer in out)
+    probation = Probation(ProbationPolicy(), reputation=without_power(ANNA))
     assert not probation.is_established(ANNA, OLD, 0.0)
     assert probation.is_established(BORIS, OLD, 0.0)
     assert probation.is_established(ANNA, [ANNA, BORIS], 0.0), "half of those that are live"
-    out.add(BORIS)
+    without_power(BORIS, known=probation.reputation)
     assert probation.is_established(ANNA, OLD, 0.0)
 
 
 def test_a_peer_with_too_many_strikes_is_on_probation_until_they_have_faded() -> None:
-    out: set[PeerId] = set()
-    probation = Probation(POLICY, struck=lambda peer, now: peer in out)
+    probation = Probation(POLICY)
     for number in range(20):
         probation.saw_merged(OLD, OLD, number * 20.0)
     assert probation.is_established(ANNA, OLD, 400.0)
-    out.add(ANNA)
+    without_power(ANNA, known=probation.reputation, now=400.0)
     assert not probation.is_established(ANNA, OLD, 400.0)
-    out.clear()
-    assert probation.is_established(ANNA, OLD, 400.0)
+    assert probation.is_established(ANNA, OLD, 410.0)
 
 
 def test_everybody_counts_until_somebody_has_merged_a_few_times() -> None:

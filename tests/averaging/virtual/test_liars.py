@@ -64,10 +64,10 @@ def assert_certifiable(swarm: SwarmWithLiars) -> None:
 
 def assert_the_honest_count(swarm: SwarmWithLiars) -> None:
     """None of them is out of favour with another one."""
-    honest = [(node.name, node.averager.audits) for node in swarm.trainers()]
-    for name, audits in honest:
+    honest = [(node.name, node.averager.reputation) for node in swarm.trainers()]
+    for name, reputation in honest:
         now = swarm.nodes[name].now()
-        out = [other for other, _ in honest if audits.strikes.is_out(other, now)]
+        out = [other for other, _ in honest if not reputation.has_power(other, now)]
         assert not out, f"{out} have too many strikes at {name}"
 
 

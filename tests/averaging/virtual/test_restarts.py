@@ -84,7 +84,7 @@ def test_a_member_whose_machine_crashes_every_minute_keeps_its_favour_and_gets_i
     swarm.run(280.0)
 
     for node in swarm.trainers():
-        assert not node.averager.audits.strikes.is_out(name, node.now())
+        assert node.averager.reputation.has_power(name, node.now())
     merged = swarm.trainers()[0].state.merged  # type: ignore[union-attr]
     usual = merged[swarm.names[0]].tokens
     assert merged[name].tokens > 0.5 * usual

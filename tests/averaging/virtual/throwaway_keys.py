@@ -21,9 +21,9 @@ from tests.averaging.virtual.liars import SwarmWithLiars
 
 TABLES = frozenset(
     (
-        "distrusted leaders", "early messages", "failed peers", "last heard", "last merges",
-        "late peers", "lives", "moved by", "peers behind", "strikes", "tokens in states",
-        "unreliable sources", "verdicts", "witnessed commits", "witnessed rounds", "work seen",
+        "early messages", "failed peers", "last heard", "last merges", "late peers", "lives",
+        "moved by", "peers behind", "reputation", "tokens in states", "verdicts",
+        "witnessed commits", "witnessed rounds", "work seen",
     )
 )  # fmt: skip
 """Tables that these keys fill ..."""

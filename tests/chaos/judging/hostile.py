@@ -76,7 +76,7 @@ CONVICTED = "convicted"
 STRIKE = "strike"
 
 STRIKES_MAX = 3.0
-"""Strikes with which a peer is on probation (``averaging.audit.strikes``)."""
+"""Strikes with which a peer is on probation (``averaging.rules.reputation``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

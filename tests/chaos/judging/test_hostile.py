@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from averaging.audit.strikes import LIMIT
+from averaging.rules.reputation import LIMIT
 from tests.chaos.judging.evidence import Blame, Evidence, HostileUpload, LieTold
 from tests.chaos.judging.history import judge_once
 from tests.chaos.judging.hostile import CONVICTED, STRIKE, STRIKES_MAX, found, kept_out

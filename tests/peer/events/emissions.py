@@ -22,7 +22,6 @@ EMITTERS = {
         "LeaveOut",
         "Note",
         "Strike",
-        "Suspect",
         "WarnOfCommit",
         "_note",
         "_on_event",

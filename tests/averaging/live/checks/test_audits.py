@@ -26,6 +26,7 @@ from averaging.live.slices.reducing import OngoingMerge, Reducing
 from averaging.live.streams.questions import NotHere, ask, next_data
 from averaging.numbers import chunks
 from averaging.rules.policy import RoundPolicy
+from averaging.rules.reputation import Ground
 from dht.errors import PeerUnreachable, StreamBroken
 from dht.host import Stream
 from dht.identity import PeerId
@@ -165,7 +166,7 @@ async def test_a_proof_that_was_given_up_after_it_was_named_costs_its_teller_not
         await made.live(20.0)
         assert boris.averager.audits.counters["proofs_not_had"] == 1
         now = asyncio.get_running_loop().time()
-        assert not boris.averager.audits.strikes.count(anna.id, now)
+        assert not boris.averager.reputation.count(anna.id, Ground.CONDUCT, now)
 
 
 def two_votes_of(name: str) -> TwoVotes:
@@ -193,7 +194,7 @@ async def test_a_proof_that_proves_nothing_convicts_nobody_and_costs_its_sender(
         told = [fields for peer in peers for fields in peer.told("proof_refused")]
         assert told and all(fields["peer"] == liar.id for fields in told)
         now = asyncio.get_running_loop().time()
-        assert peers[1].averager.audits.strikes.count(liar.id, now) > 0.9
+        assert peers[1].averager.reputation.count(liar.id, Ground.CONDUCT, now) > 0.9
 
 
 @pytest.mark.parametrize("about_a_member", [False, True])
@@ -230,7 +231,7 @@ async def test_a_peer_that_shows_auditors_nothing_is_not_banned_and_counts_for_l
         await made.live(90.0)
         assert convicts(peers) == [set()] * 3
         now = asyncio.get_running_loop().time()
-        assert any(peer.averager.audits.strikes.is_out(MALLORY, now) for peer in peers)
+        assert not all(peer.averager.reputation.has_power(MALLORY, now) for peer in peers)
         refused = [fields for peer in peers for fields in peer.told("audit_refused")]
         assert {fields["peer"] for fields in refused} == {MALLORY}
 
@@ -255,15 +256,15 @@ async def test_a_peer_that_answers_auditors_drop_by_drop_or_not_at_all_counts_fo
     async with swarm(MemoryNetwork()) as made:
         peers = await honest(made, EVERYTHING)
         await made.add("mallory", policy=EVERYTHING)
-        strikes = [peer.averager.audits.strikes for peer in peers]
+        known = [peer.averager.reputation for peer in peers]
         clock = asyncio.get_running_loop().time
         await made.until(
-            lambda: all(each.is_out(MALLORY, clock()) for each in strikes), within_s=120.0
+            lambda: not any(each.has_power(MALLORY, clock()) for each in known), within_s=120.0
         )
         made.check()
         now = clock()
         others = [peer.id for peer in peers]
-        assert not any(each.count(one, now) for each in strikes for one in others)
+        assert not any(each.count(one, Ground.CONDUCT, now) for each in known for one in others)
 
 
 @pytest.mark.slow  # answers to auditors that come drop by drop are in the quick tests
@@ -370,6 +371,7 @@ async def test_members_that_hold_all_places_of_a_peer_have_it_struck_by_nobody()
         now = asyncio.get_running_loop().time()
         assert taken > SERVED_MAX, "liars have lost places and taken others"
         for peer in others:
-            assert peer.averager.audits.strikes.count(anna.id, now) < 1.0
-        at_anna = [anna.averager.audits.strikes.count(liar.id, now) for liar in liars]
+            assert peer.averager.reputation.count(anna.id, Ground.CONDUCT, now) < 1.0
+        reputation = anna.averager.reputation
+        at_anna = [reputation.count(liar.id, Ground.CONDUCT, now) for liar in liars]
         assert max(at_anna) >= 1.0

@@ -13,16 +13,12 @@ from averaging.live.states.fetch_server import FetchServer, Request
 from averaging.messages import Head, Link
 from averaging.round.gathering.catching_up import (
     FETCH_BASE_S,
-    UnreliableSources,
     fetch_timeout_s,
     state_timeout_s,
 )
 from dht.memory.host import MemoryNetwork, identity_of
 from tests.averaging.live.quadratic import LAYOUT, POLICY, Peer, swarm
 from tests.averaging.live.served_states import Dripping
-from tests.averaging.round.machines import ANNA, BORIS
-
-SHORTEST_S = 4 * POLICY.margin_s
 
 
 def test_the_time_for_fetching_grows_with_the_bytes_up_to_a_limit() -> None:
@@ -42,43 +38,6 @@ def test_a_whole_state_has_the_time_that_its_bytes_need_however_long() -> None:
     assert state_timeout_s(POLICY, 10**8, line_bytes_s=1.0) == 3200.0, "as on the slowest line"
     assert state_timeout_s(POLICY, 10**8) == 3200.0, "nothing is measured yet"
     assert state_timeout_s(POLICY, 625_000, line_bytes_s=125e6) == FETCH_BASE_S + 4.0
-
-
-def test_a_source_that_wastes_time_again_and_again_is_left_alone_twice_as_long_each_time() -> None:
-    sources = UnreliableSources(POLICY)
-    now = 0.0
-    for wait_s in (30.0, 60.0, 120.0, 240.0, 480.0, POLICY.catch_up_s, POLICY.catch_up_s):
-        assert sources.allows(ANNA, now)
-        sources.failed(ANNA, held_s=30.0, now=now)
-        assert not sources.allows(ANNA, now + wait_s - 0.1)
-        now += wait_s
-    assert sources.allows(BORIS, 0.0)
-
-
-def test_a_source_that_cannot_be_reached_is_tried_again_soon_each_time() -> None:
-    sources = UnreliableSources(POLICY)
-    for attempt in range(10):
-        now = attempt * SHORTEST_S
-        assert sources.allows(ANNA, now)
-        sources.failed(ANNA, held_s=SHORTEST_S, now=now)
-
-
-def test_reports_of_several_fragments_about_one_source_count_once() -> None:
-    sources = UnreliableSources(POLICY)
-    for _ in range(5):
-        sources.failed(ANNA, held_s=30.0, now=0.0)
-
-    assert sources.allows(ANNA, 30.0)
-
-
-def test_a_source_that_delivers_starts_with_a_clean_record() -> None:
-    sources = UnreliableSources(POLICY)
-    for now in (0.0, 30.0):
-        sources.failed(ANNA, held_s=30.0, now=now)
-    sources.delivered(ANNA)
-    sources.failed(ANNA, held_s=30.0, now=100.0)
-
-    assert sources.allows(ANNA, 130.0)
 
 
 class Drips(FetchServer):
@@ -133,4 +92,3 @@ async def test_a_slow_liar_delays_a_peer_for_a_while_and_not_for_ten_minutes() -
             if (fields["peer"], fields["kind"]) == (liar.id, "did_not_deliver")
         ]
         assert "not done within 30" in reason
-        assert anna.averager.stats.blamed.get(liar.id)

@@ -424,7 +424,7 @@ def test_a_leader_that_was_behind_and_calls_is_called_to_the_later_attempt(where
 
 def test_a_leader_that_has_wasted_joins_is_not_followed_again_for_a_call() -> None:
     rounds = machine(reachable=False)
-    rounds.pacemaker.failed(FIRST)
+    rounds.pacemaker.failed(FIRST, rounds.now)
 
     (answer,) = sent(called(rounds), FIRST)
 

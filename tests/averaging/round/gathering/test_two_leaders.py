@@ -108,7 +108,7 @@ def test_a_leader_that_is_not_followed_goes_over_itself(caller: PeerId, may_not_
         seen = second.peers.view[FIRST]
         second.peers.view[FIRST] = msgspec.structs.replace(seen, reachable=False)
     else:
-        second.pacemaker.failed(FIRST)
+        second.pacemaker.failed(FIRST, second.now)
 
     other = SECOND if caller == FIRST else FIRST
     for number, peer in enumerate((caller, other, caller)):
@@ -127,7 +127,7 @@ def test_two_that_have_passed_each_other_over_settle_it_with_one_more_call(calle
     two = Two()
     two.both_lead()
     for me, other in ((FIRST, SECOND), (SECOND, FIRST)):
-        two.machines[me].pacemaker.failed(other)
+        two.machines[me].pacemaker.failed(other, two.machines[me].now)
 
     other = SECOND if caller == FIRST else FIRST
     for number, peer in enumerate((caller, other)):

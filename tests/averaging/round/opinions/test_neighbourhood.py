@@ -8,7 +8,7 @@ from averaging import messages as said
 from averaging.round.interface.identity import Circumstances
 from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.rules.peer_view import PeerView
-from averaging.rules.probation import Probation, ProbationPolicy
+from averaging.rules.reputation import LIMIT, Deed
 from dht.identity import PeerId
 from tests.averaging.message_examples import EXAMPLES
 from tests.averaging.round.machines import identity
@@ -36,8 +36,9 @@ def neighbourhood(me: PeerId, *, began: float) -> Neighbourhood:
 def test_a_peer_with_too_many_strikes_leads_none_and_counts_in_no_round() -> None:
     anna, boris, clara, dora = PEERS
     view = {peer: PeerView(first_seen=0.0, heard_at=40.0) for peer in (boris, clara, dora)}
-    probation = Probation(ProbationPolicy(), struck=lambda peer, now: peer == dora)
-    peers = Neighbourhood(identity(anna), Circumstances(), view, now=0.0, probation=probation)
+    peers = Neighbourhood(identity(anna), Circumstances(), view, now=0.0)
+    for _ in range(int(LIMIT)):
+        peers.reputation.saw(dora, Deed.LIES, 40.0)
 
     assert not peers.may_lead(dora, 40.0)
     assert peers.may_lead(boris, 40.0)

@@ -38,7 +38,7 @@ def passed_over(*peers: PeerId, reachable: bool = True) -> Pacemaker:
     """That of a peer with which joins with these have failed again and again."""
     made = pacemaker(reachable=reachable)
     for peer in peers:
-        assert made.failed(peer) == 1
+        assert made.failed(peer, 40.0) == 1
     return made
 
 
@@ -50,7 +50,7 @@ def test_a_leader_that_comes_to_nothing_is_followed_by_that_of_a_later_attempt()
     made = pacemaker(reachable=False)
     first = first_of(made)
     assert first is not None and made.attempt == 0
-    made.failed(first)
+    made.failed(first, 40.0)
     assert made.leader(HEAD, 40.0) in {ANNA, BORIS} - {first}
     assert made.attempt >= 1
 
@@ -59,7 +59,7 @@ def test_each_attempt_has_an_order_of_its_own_and_each_version_begins_anew() -> 
     made, order = pacemaker(reachable=False), []
     for _ in range(20):
         order.append(first_of(made))
-        made.failed(PeerId("nobody"))
+        made.failed(PeerId("nobody"), 40.0)
     assert set(order) == {ANNA, BORIS}
     made.next_version()
     assert made.attempt == 0 and first_of(made) == ranked((ANNA, BORIS), HEAD)[0]
@@ -99,9 +99,9 @@ def test_a_leader_that_goes_on_wasting_joins_is_passed_over_for_longer_until_it_
     None
 ):
     made = pacemaker()
-    assert [made.failed(ANNA) for _ in range(6)] == [1, 2, 4, 8, 16, 16]
+    assert [made.failed(ANNA, 40.0) for _ in range(6)] == [1, 2, 4, 8, 16, 16]
     made.led_to_version(ANNA)
-    assert made.failed(ANNA) == 1
+    assert made.failed(ANNA, 40.0) == 1
     assert made.shuns(ANNA, HEAD, 40.0)
     made.next_version()
     assert not made.shuns(ANNA, HEAD, 40.0)
@@ -111,7 +111,7 @@ def test_a_peer_that_leads_in_vain_passes_nobody_over_any_more() -> None:
     made = passed_over(ANNA, BORIS)
     made.led_to_version(BORIS)
     assert made.shuns(ANNA, HEAD, 40.0)
-    made.failed(ME)
+    made.failed(ME, 40.0)
     assert not made.shuns(ANNA, HEAD, 40.0)
 
 
@@ -122,7 +122,7 @@ def test_when_all_leaders_were_passed_over_all_are_asked_again() -> None:
 @pytest.mark.parametrize("others", [(ANNA,), (ANNA, BORIS)])
 def test_of_two_neither_is_passed_over_as_there_is_nobody_else(others: tuple[PeerId, ...]) -> None:
     made = pacemaker(others=others)
-    made.failed(ANNA)
+    made.failed(ANNA, 40.0)
     assert made.shuns(ANNA, HEAD, 40.0) == (len(others) > 1)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from averaging import messages as said
 from averaging.messages import Commit, Message
-from averaging.round.interface.effects import Effect, Note, Send, Suspect
+from averaging.round.interface.effects import Effect, Note, Send, Strike
 from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.round.sealing.paxos import Acceptor, BallotPhase, Coordinator
 from averaging.round.sealing.seals import VOID, ballot_of, is_chosen, is_void, owner_of
@@ -433,7 +433,7 @@ def test_a_reducer_that_alone_lacks_most_uploads_is_replaced(
         coordinator.reported(coordinator.reducers[index], index, here, refused, 1.0)
     if not refuses:
         coordinator.tick(COMMIT.upload_s + POLICY.margin_s, i_finished=False)
-    named = {effect.peer for effect in effects if isinstance(effect, Suspect)}
+    named = {effect.peer for effect in effects if isinstance(effect, Strike)}
 
     assert coordinator.reassigned == ({2: 1} if is_replaced else {})
     assert named == ({PeerId("p3")} if is_replaced else set())
@@ -541,10 +541,10 @@ def test_a_reducer_that_most_voters_wait_for_is_named_by_the_leader_too(
         coordinator.missing(PeerId(member), 0, due - 0.1)  # their streams broke
     for member in ("p0", "p1", "p1"):
         coordinator.missing(PeerId(member), 0, due)
-    assert not [effect for effect in effects if isinstance(effect, Suspect)], "of a minority"
+    assert not [effect for effect in effects if isinstance(effect, Strike)], "of a minority"
 
     coordinator.missing(PeerId("p2"), 0, due)
-    named = [effect.peer for effect in effects if isinstance(effect, Suspect)]
+    named = [effect.peer for effect in effects if isinstance(effect, Strike)]
     could = not is_down and parents == 1  # slice 0 brings the maps, and one may be bad
     assert named == ([PeerId("p3")] if could else [])
 

@@ -9,7 +9,7 @@ import pytest
 from averaging import messages as said
 from averaging.messages import Message, encode_commit
 from averaging.round.gathering.roster import Leader, compose
-from averaging.round.interface.effects import Effect, Suspect
+from averaging.round.interface.effects import Effect, Strike
 from averaging.round.interface.inputs import LinkLost, Received, Tick
 from averaging.round.interface.signed_commit import SignedCommit
 from averaging.round.opinions.certificates import link_of
@@ -243,5 +243,5 @@ def test_a_voter_that_answers_but_does_not_follow_yet_is_not_named_for_silence()
     answered = coordinator.commit.index(DORA) or 0
     coordinator.not_followed_by(answered, promised=0)
     coordinator.tick(2 * POLICY.margin_s, i_finished=False)
-    named = {effect.peer for effect in effects if isinstance(effect, Suspect)}
+    named = {effect.peer for effect in effects if isinstance(effect, Strike)}
     assert named and DORA not in named

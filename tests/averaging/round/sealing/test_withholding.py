@@ -11,7 +11,6 @@ from averaging.round.interface.effects import (
     Effect,
     Enter,
     Strike,
-    Suspect,
     Upload,
 )
 from averaging.round.interface.inputs import (
@@ -68,7 +67,7 @@ def entered() -> tuple[FragmentRounds, Enter]:
 
 
 def blamed(effects: list[Effect]) -> dict[PeerId, str]:
-    return {effect.peer: effect.reason for effect in effects if isinstance(effect, Suspect)}
+    return {effect.peer: effect.reason for effect in effects if isinstance(effect, Strike)}
 
 
 def reports(
