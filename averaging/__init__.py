@@ -8,12 +8,13 @@ files or torch, and it imports nothing of ``peer``.
 - ``numbers``: fragments as vectors and bytes, and the arithmetic of a round.
 - ``history``: lineages, comparing two peers' states, and replaying rounds that were missed.
 - ``rules``: a run's decisions about its rounds, each a function of views, settings and the time.
-- ``audit``: finding a member that lies in the arithmetic, and proving it.
 - ``round``: the round machine, which decides what one peer does in the rounds of one fragment.
 - ``live``: carries the machine's effects out over a host, with asyncio and threads.
+- ``guard``: defences against members that lie; nothing before it knows what is in it.
 - ``virtual``: swarms of live averagers in virtual time.
 
-Start with ``messages``, then with the docstring of ``round.machine``. All rooms but ``live`` and
-``virtual`` are pure: they are given the time and return decisions. They may not import asyncio,
-sockets, threads, clocks, ``random`` or torch, and ``tests/test_layers.py`` checks it.
+Start with ``messages``, then with the docstring of ``round.machine``. All rooms but ``live``,
+``guard`` and ``virtual`` are pure: they are given the time and return decisions. They may not
+import asyncio, sockets, threads, clocks, ``random`` or torch, and ``tests/test_layers.py`` checks
+it.
 """

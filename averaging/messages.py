@@ -180,7 +180,7 @@ class Commit(_Part, frozen=True, kw_only=True):
     """Both durations count from when a peer receives the commit, on its own clock."""
     round_s: Seconds
     on_probation: Indices = ()
-    """Members that do not count for the leader (``averaging.rules.probation``), ascending: their
+    """Members that do not count for the leader (``averaging.rules.electors``), ascending: their
     share is bounded, and they neither reduce nor vote. Members check it by their own views. Left
     out of the bytes if there are none.
     """
@@ -562,7 +562,7 @@ class Bits(_Message, frozen=True):
 
 class Accused(_Message, frozen=True):
     """Notice that the sender has a proof against a peer, by which it has banned it. A peer that
-    lacks the proof asks for it (``averaging.live.checks.auditing``). The fragment means nothing."""
+    lacks the proof asks for it (``averaging.guard.auditing``). The fragment means nothing."""
 
     proof: Digest
     peer: Peer

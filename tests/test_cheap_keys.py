@@ -18,16 +18,19 @@ from typing import Any
 
 import pytest
 
-from averaging.audit.spot_checks import SpotChecks
-from averaging.audit.witness import Witness
+from averaging.guard.auditing import Auditing
+from averaging.guard.kept_proofs import Kept, Verdict
+from averaging.guard.rules.probation import Probation
+from averaging.guard.rules.spot_checks import SpotChecks
+from averaging.guard.rules.witness import Witness
 from averaging.history.audit import Audit
-from averaging.live.checks.auditing import Auditing
-from averaging.live.checks.kept_proofs import Kept, Verdict
+from averaging.live.settings import AveragerSettings, RunTerms
+from averaging.numbers.layout import Layout, TensorSpec
 from averaging.round.opinions.silence import LastHeard
-from averaging.rules.probation import Probation, ProbationPolicy
+from averaging.rules.policy import ProbationPolicy, RoundPolicy
 from averaging.rules.reputation import Deed, Reputation
 from dht.bounded_mapping import ALL, BoundedMapping
-from dht.identity import PeerId
+from dht.identity import PeerId, RunId
 from dht.libp2p.framing.sealing import Tickets
 from dht.limits import Rate
 from dht.membership.admission import Admission, Terms
@@ -102,7 +105,8 @@ def tables_of_a_machine() -> Iterator[Flood]:
     """The tables that keep those who have worked before all others."""
     before = set(ALL)
     rounds = machine(others=HONEST)
-    worked(rounds.peers.probation)
+    assert isinstance(rounds.peers.electors, Probation)
+    worked(rounds.peers.electors)
     for table in set(ALL) - before:
         if table.name in HARMLESS or table.name in OF_THEIR_OWN:
             continue
@@ -152,7 +156,11 @@ def tables_of_audits() -> Iterator[Flood]:
         return SimpleNamespace(commit=SimpleNamespace(leader=leader))
 
     around = SimpleNamespace(
-        shelf=None,
+        host=SimpleNamespace(peer_id=PeerId("me")),
+        me=SimpleNamespace(identity=SimpleNamespace(sign=bytes)),
+        terms=RunTerms(RunId("run"), Layout.build([TensorSpec("w", (4,))], 1), RoundPolicy()),
+        settings=AveragerSettings(),
+        around=SimpleNamespace(verify=None),
         strike=lambda peer: None,
         spawn=None,
         worth=probation.worth,
@@ -160,8 +168,7 @@ def tables_of_audits() -> Iterator[Flood]:
         threads=None,
         now=lambda: 0.0,
     )
-    host = SimpleNamespace(peer_id=PeerId("me"))
-    audits = Auditing(host, "run", around, None, rate=0.0, sign=bytes)  # type: ignore[arg-type]
+    audits = Auditing(around)  # type: ignore[arg-type]
     yield Flood(
         audits.kept_proofs.proofs,
         {b"proof": Kept(HONEST[0], 1000)},

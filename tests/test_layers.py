@@ -31,7 +31,6 @@ ORDER = (
     "averaging.numbers",
     "averaging.history",
     "averaging.rules",
-    "averaging.audit",
     "averaging.round.interface",
     "averaging.round.opinions",
     "averaging.round.sealing",
@@ -40,8 +39,9 @@ ORDER = (
     "averaging.live.streams",
     "averaging.live.states",
     "averaging.live.slices",
-    "averaging.live.checks",
     "averaging.live",
+    "averaging.guard.rules",
+    "averaging.guard",
     "averaging.virtual",
     "peer",
     "peer.run_file",
@@ -102,7 +102,7 @@ PURE = {
     "averaging.numbers": {"averaging"},
     "averaging.history": {"averaging", "averaging.numbers", "dht"},
     "averaging.rules": {"averaging", "averaging.numbers", "averaging.history", "dht"},
-    "averaging.audit": {
+    "averaging.guard.rules": {
         "averaging",
         "averaging.numbers",
         "averaging.history",
@@ -297,6 +297,24 @@ def impurities(modules: Modules) -> list[str]:
             if isinstance(node, ast.AsyncFunctionDef)
         ]
     return wrong
+
+
+DOOR = "averaging.guard.door"
+MAKES_GUARDS = re.compile(r"peer\b|averaging\.virtual\b")
+"""The rooms that make peers: a guard is plugged in there."""
+
+
+def ways_round_the_door(modules: Modules) -> list[str]:
+    """Imports of what the guard is made of; the rest of ``averaging`` knows that there may be one
+    by ``averaging.live.guard`` and ``averaging.rules.electors``."""
+    return [
+        f"{module.name}:{line} imports {name}"
+        for module in ours(modules)
+        if not module.name.startswith("averaging.guard")
+        for name, line in targets(module, modules)
+        if name.startswith("averaging.guard")
+        and not (name == DOOR and MAKES_GUARDS.match(module.name))
+    ]
 
 
 def import_circles(modules: Modules) -> list[str]:
@@ -574,7 +592,7 @@ def rooms_without_a_map(modules: Modules) -> list[str]:
 
 
 HEARS = re.compile(
-    r"dht|averaging\.(?:round|audit|live|rules|history)"
+    r"dht|averaging\.(?:round|guard|live|rules|history)"
     r"|peer\.(?:agent|joining|extras\.(?:hosting|site|credit))"
 )
 """Rooms that hear from others; what is in memory only is a test's."""
@@ -629,7 +647,7 @@ peer.agent.end_of_run.EndOfRun.todo""",
     "questions that this peer is asking just now": """
 dht.presence.dial_back.DialBacks._requests
 dht.presence.door.Door._asking
-averaging.live.checks.auditing.Auditing._fetching
+averaging.guard.auditing.Auditing._fetching
 averaging.live.states.fetcher._Attempt.reasons
 averaging.live.states.fetcher._Attempt.manifests
 averaging.live.states.fetcher._Attempt.digests
@@ -637,7 +655,7 @@ peer.joining.visit.Visitor._told""",
     "the owner, and DELEGATES_MAX that it has signed for": """
 dht.membership.admission.Admission._directives""",
     "verdicts in `Auditing.convicted`": """
-averaging.live.checks.kept_proofs.KeptProofs._unwritten
+averaging.guard.kept_proofs.KeptProofs._unwritten
 dht.membership.admission.Admission.convicted""",
     "64 runs, by key and network; 8192 members of each, those that called first": """
 dht.membership.known_runs.KnownRuns._known
@@ -667,8 +685,9 @@ dht.libp2p.lane.lane.Lane.counters
 dht.libp2p.lane.meetings.Ends.counters
 dht.libp2p.lane.relaying.Relay.counters
 dht.throttled_host.Gate.sent_for
-averaging.live.checks.auditing.Auditing.counters
-averaging.live.checks.spot_checking.SpotChecking.counters
+averaging.guard.auditing.Auditing.counters
+averaging.live.guard.Guard.counters
+averaging.guard.spot_checking.SpotChecking.counters
 averaging.live.settings.AveragerStats.refused
 averaging.live.states.fetch_server.FetchServer.counters
 averaging.live.states.fetcher.Fetcher.counters
@@ -676,8 +695,8 @@ averaging.live.streams.links.Transport.counters
 averaging.round.opinions.fragment.Fragment.counters
 peer.agent.peer.Peer.jumps""",
     "members of one roster, at most 64": """
-averaging.audit.witness._Round.votes
-averaging.audit.witness._Round.promises
+averaging.guard.rules.witness._Round.votes
+averaging.guard.rules.witness._Round.promises
 averaging.live.slices.evidence.Uploads.shown
 averaging.live.slices.parts.Tally.refused
 averaging.live.slices.parts.Tally._sent
@@ -694,7 +713,7 @@ averaging.round.interface.open_roster.OpenRoster.passed
 averaging.round.interface.open_roster.OpenRoster.called
 averaging.round.interface.open_roster.OpenRoster.coming""",
     "NAMERS_MAX for each author; leaders that this peer has asked; until a link has enough": """
-averaging.audit.spot_checks.SpotChecks._named
+averaging.guard.rules.spot_checks.SpotChecks._named
 averaging.round.opinions.certificates.Certificates._kept""",
     "ROUNDS_MAX rounds at once, of leaders that may lead": """
 averaging.round.machine.FragmentRounds.rounds
@@ -707,9 +726,9 @@ averaging.live.states.state_files.StateFiles._returned
 averaging.live.streams.buffers.Arena._returned
 averaging.round.opinions.fragment.Fragment.own_messages""",
     "bytes of the own rounds, which auditors may ask for: they give way to no other table": """
-averaging.live.checks.auditing.Auditing._kept""",
+averaging.guard.auditing.Auditing._kept""",
     "proofs times peers in view": """
-averaging.live.checks.auditing.Auditing._told""",
+averaging.guard.auditing.Auditing._told""",
     "states being read: the slowest goes, then that of peers that had their share": """
 averaging.live.states.fetch_server._Frozen.readers
 averaging.live.states.fetch_server._Frozen.awaited
@@ -811,6 +830,10 @@ RULES: dict[Rule, Modules] = {
     ),
     imports_of_examples: planted(examples__loop="from averaging.messages import Join"),
     impurities: planted(averaging__round__machine="def f():\n    import time"),
+    ways_round_the_door: planted(
+        averaging__live__fragment="from averaging.guard.door import Defences",
+        averaging__guard__door="",
+    ),
     import_circles: planted(
         peer__data__order="from typing import TYPE_CHECKING\n"
         "if TYPE_CHECKING:\n    from peer.data.feed import Feed",
@@ -880,6 +903,16 @@ def test_a_table_without_a_bound_is_found_however_it_is_declared(declared: str) 
 def test_every_table_that_is_bounded_otherwise_is_there() -> None:
     named = {name for names in BOUNDED_OTHERWISE.values() for name in names.split()}
     assert not named - {name for name, _ in growing(repository())}
+
+
+def test_peers_come_to_the_guard_by_its_door() -> None:
+    by_the_door = "from averaging.guard.door import Defences"
+    inside = "from averaging.guard.auditing import Auditing"
+    for source, found in ((by_the_door, 0), (inside, 1)):
+        modules = planted(
+            peer__agent__life=source, averaging__guard__door="", averaging__guard__auditing=""
+        )
+        assert len(ways_round_the_door(modules)) == found
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ compare). A state is the numbers and their history (``state``).
 - ``manifest``: describing a state before its bytes are fetched.
 - ``attested``: states that the run's owner attests, and those that a rollback makes of them.
 - ``audit``: checking that equal lineages have equal bits.
+- ``claims readings``: what a member signs of the bytes that it made of a slice, and where the data
+  of a step stands.
 
 Versions may not be compared across lineages; merged tokens may. Nothing here sends a message or
 decides when to fetch a state.

@@ -9,7 +9,7 @@ Start reading at ``averager`` (one per run and peer: timers, turns, incoming mes
 
 - ``slices``: the bytes of one round
 - ``states``: states that others made, and those that others ask for; ``following`` takes them
-- ``checks``: audits, spot checks, and jumps that are undone
+- ``guard``: what is asked of defences against members that lie, and told to them
 - ``streams``: messages and streams, their order on a slow line, buffers and threads
 - ``compiling``: compiled codecs, where numba is installed
 - ``settings``, ``learner_port``: the values and protocols between the modules

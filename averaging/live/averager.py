@@ -149,9 +149,7 @@ class Averager(Services):
         total.update(self.transport.counters)
         total.update(self.fetcher.counters)
         total.update(self._server.counters)
-        total.update(self.audits.counters)
-        if self.spot_checks is not None:
-            total.update(self.spot_checks.counters)
+        total.update(self.guard.counters)
         return total
 
     def set_reachable(self, reachable: bool) -> None:
@@ -210,12 +208,11 @@ class Averager(Services):
                 self._tasks = tasks
                 await self.transport.start(tasks)
                 await self._server.start()
-                await self.audits.start()
+                await self.guard.start()
                 for work in self._works:
                     work.start()
                 tasks.create_task(self._watch_learner(), name="watch learner")
                 tasks.create_task(self._look_after_links(), name="look after links")
-                tasks.create_task(self.audits.spread_for_ever(), name="spread proofs")
                 if (files := self.around.state_files) is not None:
                     tasks.create_task(self._tend(files), name="tend state files")
                     tasks.create_task(self._put_away(files), name="put states away")
@@ -455,8 +452,8 @@ class Averager(Services):
         """Let the loss be measured before all fragments go over to these states."""
         for state in states:
             before = self._works[state.fragment].state
-            if self.around.gate is not None and before is not None:
-                await self.around.gate.before_jump(before, Standing.of(state))
+            if before is not None:
+                await self.guard.gate.before_jump(before, Standing.of(state))
 
     async def replace_states(self, states: Sequence[FragmentState], *, reason: str) -> None:
         """Go over to another history of the run, founded apart from the own one.
@@ -520,7 +517,7 @@ class Averager(Services):
     # What comes in
 
     def _heard(self, peer: PeerId, data: bytes) -> None:
-        if peer in self.audits.convicted:
+        if self.guard.lie_of(peer) is not None:
             return
         self._last_heard.heard(peer, self.now())
         try:
@@ -532,13 +529,8 @@ class Averager(Services):
         if heard is None:
             return
         message = heard
-        if isinstance(message, said.Accused):
-            self.audits.heard_of(peer, message)
+        if self.guard.saw(peer, message):
             return
-        if isinstance(message, said.Suspected) and self.spot_checks is not None:
-            self.spot_checks.heard_of(peer, message)
-            return
-        self.audits.sees(peer, message)
         work = self._work(message.fragment)
         if work is None:
             self.blame(peer, "unknown_fragment", f"fragment {message.fragment}")
@@ -568,10 +560,10 @@ class Averager(Services):
             self.blame(peer, "bad_opening", str(error))
             await bulk.refuse(str(error))
             return
-        if peer in self.audits.convicted:
-            await bulk.refuse("you are banned: you " + self.audits.convicted[peer].what)
+        if (lie := self.guard.lie_of(peer)) is not None:
+            await bulk.refuse("you are banned: you " + lie)
             return
-        self.audits.sees_commit(opening.commit, opening.signature)
+        self.guard.saw_commit(opening.commit, opening.signature)
         work = self._work(opening.fragment)
         if work is None:
             self.blame(peer, "unknown_fragment", f"fragment {opening.fragment}")

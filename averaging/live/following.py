@@ -43,8 +43,8 @@ from averaging.round.interface.effects import CatchUp, Rebase
 from averaging.round.interface.inputs import CaughtUp, GiveWay, Input
 from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
-from averaging.rules.loss_gate import is_unusual
 from averaging.rules.sources import sources_in_turn, with_first
+from averaging.rules.usual_norms import is_unusual
 from dht.identity import PeerId
 
 logger = logging.getLogger(__name__)
@@ -228,19 +228,18 @@ class Following:
 
     def _refused(self, chain: Chain) -> str | None:
         """The reason why this peer takes no state with this history; ``None``: there is none."""
-        gate = self._averager.around.gate
-        return None if gate is None else gate.refuses(self._work.index, chain)
+        return self._averager.guard.gate.refuses(self._work.index, chain)
 
     async def _before_jump(self, before: FragmentState | None, state: FragmentState) -> None:
         """Let the loss be measured before the fragment goes over to another peer's state."""
-        if self._averager.around.gate is not None and before is not None:
-            await self._averager.around.gate.before_jump(before, Standing.of(state))
+        if before is not None:
+            await self._averager.guard.gate.before_jump(before, Standing.of(state))
 
     async def _before_unusual_steps(
         self, before: FragmentState, state: FragmentState, *, steps: int
     ) -> None:
         usual = self._work.usual_norm()
-        if self._averager.around.gate is None or usual is None:
+        if not self._averager.guard.gate.measures or usual is None:
             return
         sizes = self._work.fragment.unit_sizes
         moved = await self._averager.threads.run(
@@ -342,7 +341,7 @@ class Following:
         Returns the state and the rounds that led to it, with their lineages.
         """
         averager = self._averager
-        if averager.around.gate is not None and averager.around.gate.refuses_any(self._work.index):
+        if averager.guard.gate.refuses_any(self._work.index):
             return None  # a state shows its history before it is fetched
         sizes = self._work.fragment.unit_sizes
         down = self._work.machine.policy_at(effect.version).codecs[1]
@@ -565,7 +564,7 @@ class _Trust:
 
     def __init__(self, work: Followed, is_wanted: Callable[[Standing], bool]) -> None:
         self._averager = work.averager
-        self._gate, self._fragment = work.averager.around.gate, work.index
+        self._fragment = work.index
         self._machine = work.machine
         self._is_wanted = is_wanted
 
@@ -587,10 +586,9 @@ class _Trust:
         if not self._machine.catching_up.may_take(manifest.tip, self._averager.now()):
             return f"too few peers that count have signed its version {manifest.version}"
         chain, merged = manifest.chain(), manifest.merged()
-        if self._gate is not None:
-            refused = self._gate.refuses(self._fragment, chain)
-            if refused is not None:
-                return refused
+        refused = self._averager.guard.gate.refuses(self._fragment, chain)
+        if refused is not None:
+            return refused
         theirs = Standing(manifest.version, manifest.lineage, chain, merged, manifest.history)
         return None if self._is_wanted(theirs) else f"its version {manifest.version} is not newer"
 

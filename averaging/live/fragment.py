@@ -19,7 +19,6 @@ from averaging.history.lineage import Lineage
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog
 from averaging.history.standing import Standing, sealed_parents
 from averaging.history.state import FragmentState
-from averaging.live.checks.spot_checking import Drawn
 from averaging.live.following import Following
 from averaging.live.learner_port import LearnerPort, Progress, Snapshot
 from averaging.live.services import Services
@@ -236,7 +235,7 @@ class FragmentWork:
             ),
             view=averager.around.view,
             standing=None if self.state is None else Standing.of(self.state),
-            probation=averager.probation,
+            electors=averager.electors,
             step=port.progress().step if port is not None else 0,
             now=averager.now(),
         )
@@ -519,11 +518,10 @@ class FragmentWork:
 
     def _forget(self, round_id: bytes) -> None:
         exchange = self.exchanges.pop(round_id, None)
-        self.averager.audits.round_is_over(round_id)
+        self.averager.guard.forgot(round_id, None if exchange is None else exchange.parts)
         if self._own_round == round_id:
             self._own_round = None
         if exchange is not None:
-            self.averager.audits.keep(exchange.parts)
             tally = exchange.parts.tally
             self.averager.stats.sent_bytes += tally.sent_bytes
             self.averager.stats.received_bytes += tally.received_bytes
@@ -537,13 +535,14 @@ class FragmentWork:
         exchange = self.exchanges[effect.round]
         await self.stop_encoding()
         before = state = self.state
-        drawn = self._draw_spot_check(exchange, effect, state)
+        port = None if self.fragment.has_statistics else averager.port
+        step = None if port is None else port.progress().step
+        saw = averager.guard.saw_merge(exchange.parts, effect.seal, before.theta, step=step)
         left = None
         if effect.commit.melds and not self.machine.peers.has_several_groups(averager.now()):
             left = await averager.threads.run(numbers_digest, before)
-        jumps = averager.around.gate is not None and await exchange.is_unusual()
-        if jumps and averager.around.gate is not None:
-            await averager.around.gate.before_jump(before, effect.standing)
+        if averager.guard.gate.measures and await exchange.is_unusual():
+            await averager.guard.gate.before_jump(before, effect.standing)
         state = await exchange.step(state, effect.standing, effect.seal)
         if self.snapshot is not None:
             await exchange.leave_rests(effect, self.snapshot.values)
@@ -569,24 +568,12 @@ class FragmentWork:
         if dispersion is not None:
             self.event("melded", dispersion=dispersion)
         self.take(Applied(effect.round, Standing.of(state), left))
-        averager.audits.finished(exchange.parts, state.lineage)
-        if drawn is not None and averager.spot_checks is not None:
-            averager.spot_checks.begin(exchange.parts, drawn)
+        averager.guard.finished(exchange.parts, state.lineage, saw)
         self.keep_if_good(state)
         if state.version % averager.settings.audit_versions == 0:
             averager.spawn(
                 self.following.take_digest(state, effect.commit), f"digest of fragment {self.index}"
             )
-
-    def _draw_spot_check(
-        self, exchange: Exchange, effect: Apply, before: FragmentState
-    ) -> Drawn | None:
-        """Draw one of the round's contributions to be checked; ``None``: check none."""
-        checking, port = self.averager.spot_checks, self.averager.port
-        if checking is None or port is None or self.fragment.has_statistics:
-            return None
-        step = port.progress().step
-        return checking.draw(exchange.parts, effect.seal, before.theta, step=step)
 
     def _tell_of_round(self, round_id: bytes, apply: Apply | None, reason: str) -> None:
         """Emit one event about a round: members, outcome, durations, bytes, who was left out."""

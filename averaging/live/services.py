@@ -15,11 +15,6 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
-from averaging.audit.proofs import Court, Guilty
-from averaging.audit.spot_checks import REFUSED, SpotChecks, steps_between
-from averaging.live.checks.auditing import Auditing
-from averaging.live.checks.kept_proofs import ProofShelf
-from averaging.live.checks.spot_checking import Judge, SpotChecking
 from averaging.live.learner_port import LearnerPort
 from averaging.live.settings import (
     AveragerSettings,
@@ -41,7 +36,6 @@ from averaging.live.streams.uplink import Uplink
 from averaging.messages import MESSAGES_SINCE, Message, check_incarnation, encode
 from averaging.round.interface import inputs
 from averaging.round.opinions.silence import LastHeard
-from averaging.rules.probation import Probation
 from averaging.rules.reputation import Deed, Ground
 from averaging.rules.spacing import Spacing
 from dht.host import Host
@@ -97,12 +91,8 @@ class Services(ABC):
         self.uplink = Uplink(self._slow_uplink_bytes_s)
         self.transport = self._new_transport()
         self.reputation = terms.policy.reputation()
-        judge = around.judge if terms.policy.spot_checks > 0 else None
-        self.audits = self._new_audits(judge)
-        self.spot_checks: SpotChecking | None = None
-        """Checks of others' contributions, where the run asks for them and a learner judges."""
-        if judge is not None and port is not None:
-            self.spot_checks = self._new_spot_checks(judge)
+        self.guard = around.guard(self)
+        self.electors = self.guard.electors
         outside_bytes = OUTSIDE_BYTES_MAX if port is None else min(OUTSIDE_BYTES_MAX, 8 * largest)
         self.workshop = self._new_workshop(ByteBudget(outside_bytes))
         self.fetcher = Fetcher(
@@ -116,11 +106,6 @@ class Services(ABC):
         )
         self._last_heard = LastHeard(self.worth)
         self.spacing = Spacing()
-        self.probation = Probation(
-            terms.policy.probation,
-            trusted=around.trusted,
-            reputation=self.reputation,
-        )
         self._catching = asyncio.Semaphore(CATCHING_MAX)
         self._fetching_slowly = asyncio.Lock()
         self._tasks: asyncio.TaskGroup | None = None
@@ -142,35 +127,6 @@ class Services(ABC):
             uplink=self.uplink,
         )
 
-    def _new_audits(self, judge: Judge | None) -> Auditing:
-        return Auditing(
-            self.host,
-            self.terms.run,
-            self,
-            self._court(),
-            rate=self.terms.policy.audit_rate,
-            sign=self.me.identity.sign,
-            kept_bytes_max=self.settings.uploads_bytes_max,
-            reading_of=judge.reading_of if judge is not None else None,
-        )
-
-    def _court(self) -> Court:
-        run, layout = self.terms.run, self.terms.layout
-        return Court(
-            topic_of(run, layout),
-            layout,
-            self.around.verify,
-            topic_after=lambda rollback: topic_of(run, layout, rollback),
-        )
-
-    def _new_spot_checks(self, judge: Judge) -> SpotChecking:
-        policy = self.terms.policy
-        every_steps = steps_between(
-            cycle_steps=policy.due.cycle_steps, per_cycle=policy.spot_checks
-        )
-        checks = SpotChecks(self.reputation, every_steps=every_steps, random=self._draw_share)
-        return SpotChecking(judge, checks, audits=self.audits, around=self)
-
     def _new_workshop(self, outside: ByteBudget) -> Workshop:
         return Workshop(
             me=self.host.peer_id,
@@ -182,17 +138,15 @@ class Services(ABC):
             norm_ratio_max=self.settings.norm_ratio_max,
             sign=self.me.identity.sign,
             verify=self.around.verify,
-            heard_claim=self.audits.sees_claim,
-            refuses=self._refuses,
+            heard_claim=self.guard.saw_claim,
+            refuses=self.guard.refuses,
             spawn=self.spawn,
             watch=self.around.watch,
         )
 
-    def _draw_share(self) -> float:
+    def draw_share(self) -> float:
+        """A number below 1 that others cannot foresee."""
         return self.around.draw_bits(SHARE_BITS) / (1 << SHARE_BITS)
-
-    def _refuses(self, peer: PeerId) -> str | None:
-        return REFUSED if self.reputation.refuses_work(peer, self.now()) else None
 
     # Tasks and time
 
@@ -272,18 +226,15 @@ class Services(ABC):
         now, seen = self.now(), self.around.view.get(peer)
         if seen is None or not seen.is_established(now):
             return False
-        if self.probation.counts_all_at(now):
+        if self.electors.counts_all_at(now):
             return True
         live = [other for other, each in self.around.view.items() if each.is_live(now)]
-        return self.probation.is_established(peer, [self.life.peer, *live], now)
-
-    @property
-    def shelf(self) -> ProofShelf | None:
-        return self.around.shelf
+        required = self.electors.required_work([self.life.peer, *live], now)
+        return self.electors.progress(peer, required, now) >= 1.0
 
     def worth(self, peer: PeerId) -> float:
         """How much a peer's work counts where there is no place for all."""
-        return self.probation.worth(peer)
+        return self.electors.worth(peer)
 
     def shows(self, asker: PeerId, uploads: Uploads) -> Uploads:
         return self.around.watch.shows(asker, uploads)
@@ -365,10 +316,9 @@ class Services(ABC):
     def _wrong_bits(self, peer: PeerId, fragment: int, reason: str) -> None:
         self.strike(peer, Deed.LIES, reason, fragment=fragment)
 
-    def convict(self, guilty: Guilty) -> None:
-        """A peer is proved to have lied: its messages count no more, and it is as good as gone."""
-        self.around.on_convicted(guilty.peer, guilty.what)
-        self._lost(guilty.peer, guilty.what)
+    def cut_off(self, peer: PeerId, reason: str) -> None:
+        """A peer is as good as gone from now on."""
+        self._lost(peer, reason)
 
     # Methods that need all fragments: the averager's
 

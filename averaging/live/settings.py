@@ -13,10 +13,7 @@ from typing import Any
 import blake3
 
 from averaging.history.state import FragmentState
-from averaging.live.checks.auditing import KEPT_BYTES_MAX
-from averaging.live.checks.kept_proofs import ProofShelf
-from averaging.live.checks.loss_gate import LossGate
-from averaging.live.checks.spot_checking import Judge
+from averaging.live.guard import Guard, unguarded
 from averaging.live.slices.watch import Watch
 from averaging.live.states.fetcher import FetchProgress
 from averaging.live.states.state_files import StateFiles
@@ -47,7 +44,7 @@ class AveragerSettings:
     spare_bytes_max: int = 1 << 30
     """Memory of past rounds that is kept for the next one, at most 10 bytes for each value of the
     largest fragment."""
-    uploads_bytes_max: int = KEPT_BYTES_MAX
+    uploads_bytes_max: int = 256 << 20
     """Memory of uploads that are kept for auditors."""
     progress_s: float = 0.25
     """Interval at which the learner's step counter is read."""
@@ -149,9 +146,8 @@ class Surroundings:
     begins_from: Callable[[PeerId], bool] = lambda peer: True
     """True if the first state of a fragment may come from a peer. All fragments of a newcomer must
     be of one founding of the run."""
-    trusted: Callable[[PeerId], bool] = lambda peer: False
-    """True if the run's owner vouches for a peer: it is never on probation
-    (``averaging.rules.probation``)."""
+    guard: Callable[[Any], Guard] = unguarded
+    """Makes the defences of an averager against members that lie; as it is, there are none."""
     rollback: int = 0
     """The directive that took the run back to the states it goes on from; 0: none."""
     take_directive: Callable[[bytes], bool] = lambda directive: True
@@ -161,19 +157,11 @@ class Surroundings:
     """Files of the states; ``None``: they are in memory."""
     keep_state: Callable[[FragmentState], None] | None = None
     """Keep a state that the run's owner may attest; called in a thread. ``None``: none is kept."""
-    gate: LossGate | None = None
-    """Asked before a state is taken that this peer has not merged step by step."""
-    judge: Judge | None = None
-    """The learner's judgement of others' contributions; ``None``: it cannot judge them."""
     draw_bits: Callable[[int], int] = secrets.randbits
     """Draws a number of so many bits that this peer has not drawn in an earlier life."""
     on_event: Callable[[str, Mapping[str, Any]], None] = lambda event, fields: None
     """Hears every transition that a person or a log may want; must not raise and must not wait."""
     on_fetched: Callable[[FetchProgress], None] = lambda progress: None
-    shelf: ProofShelf | None = None
-    """Keeps what is proved against peers over a restart; ``None``: nothing is kept."""
-    on_convicted: Callable[[PeerId, str], None] = lambda peer, what: None
-    """Hears that a peer is proved to have lied, now or before a restart: the owner bans it."""
     watch: Watch = field(default_factory=Watch)
     """Sees what the averager does, and may change it: for simulations and tests."""
     clock_s: float = 0.0

@@ -5,7 +5,7 @@ There are two payloads, because contributions and merged slices may be encoded d
 A **chunk** is a few units that a thread works on between two looks at the clock. The bytes do not
 depend on how units are grouped into chunks.
 
-A **piece** is a part of a chunk that is audited on its own (``averaging.audit``). It has whole
+A **piece** is a part of a chunk that is audited on its own (``averaging.guard``). It has whole
 units, because ``clip`` and ``centered_clip`` weigh contributions by the norms of whole units. A
 slice of a small model has two to seven pieces.
 """

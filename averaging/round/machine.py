@@ -149,9 +149,9 @@ from averaging.round.sealing.doubt import Doubt, Doubting
 from averaging.round.sealing.outcomes import Outcomes
 from averaging.rules import plausible
 from averaging.rules.due import DueTime
+from averaging.rules.electors import Electors
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
-from averaging.rules.probation import Probation
 from averaging.rules.reputation import Deed
 from averaging.rules.sites import carries, may_bring
 from dht import protocol
@@ -192,12 +192,12 @@ class FragmentRounds(Fragment):
         *,
         view: Mapping[PeerId, PeerView],
         standing: Standing | None,
-        probation: Probation | None = None,
+        electors: Electors | None = None,
         step: int = 0,
         now: float = 0.0,
     ) -> None:
         """``view``: kept up to date by the owner. ``standing``: ``None`` for an auxiliary peer
-        without state. ``probation``: shared with the peer's other fragments. ``step``: the
+        without state. ``electors``: shared with the peer's other fragments. ``step``: the
         learner's own step now.
         """
         super().__init__(
@@ -205,7 +205,7 @@ class FragmentRounds(Fragment):
             circumstances or Circumstances(),
             view=view,
             standing=standing,
-            probation=probation,
+            electors=electors,
             step=step,
             now=now,
         )

@@ -10,7 +10,7 @@ Start with ``policy`` (all settings of rounds in one place) and ``quorum`` (when
   which of them leads. ``quorum``: when the leader closes the roster.
 - ``weights mixing sites``: how much each contribution counts and how long late work is, what a
   round does with members on different lineages, and how peers at one place share a slow link.
-- ``probation``: which peers count; ``reputation``: what a peer holds against others;
+- ``electors``: which peers count; ``reputation``: what a peer holds against others;
   ``protocols``: which protocol number a round has.
 - ``deadlines line_speed usual_norms commit_check claims plausible``: limits on what a member waits
   for and accepts.
@@ -18,8 +18,6 @@ Start with ``policy`` (all settings of rounds in one place) and ``quorum`` (when
   of a peer's fragments in a cycle.
 - ``sources``: the order in which others are asked for a state.
 - ``orders``: what the run's owner has ordered, and which settings a round follows by that.
-- ``loss_gate``: which states a peer takes without having seen what made them, and whether it
-  goes back from them because its loss has risen.
 - ``final_mix``: how a run that ends by tokens ends with one model.
 
 Peers that see the same must decide the same: nothing here may depend on the order of a dict or on

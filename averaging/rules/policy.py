@@ -10,7 +10,6 @@ from averaging.numbers.layout import Kind
 from averaging.rules.due import DuePolicy
 from averaging.rules.line_levels import LEVELS_MAX, Level
 from averaging.rules.mixing import MixingPolicy
-from averaging.rules.probation import ProbationPolicy
 from averaging.rules.quorum import QuorumPolicy
 from averaging.rules.reputation import Reputation
 from averaging.rules.weights import LateWork
@@ -31,6 +30,22 @@ _WAITS = (
     "alone_s",
     "stale_s",
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbationPolicy:
+    """Work that makes a peer established."""
+
+    rounds: int = 0
+    """Merges that contain its work, of all fragments together; 0: there is no probation."""
+    seconds: float = 0.0
+    """Time since the first of them."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 0:
+            raise ValueError(f"rounds is {self.rounds}; it must be 0 or more")
+        if not self.seconds >= 0.0:
+            raise ValueError(f"seconds is {self.seconds}; it must be 0 s or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +84,10 @@ class RoundPolicy:
     tokens_end: int | None = None
     """Tokens with which a fragment is done (``averaging.rules.final_mix``); ``None``: never."""
     audit_rate: float = 0.0
-    """Chance that a piece of a merged slice is audited by anybody (``averaging.audit``); 0: no
+    """Chance that a piece of a merged slice is audited by anybody (``averaging.guard``); 0: no
     audits. Each peer does it for itself."""
     spot_checks: float = 0.0
-    """Contributions that each learner checks in a cycle (``averaging.audit.spot_checks``)."""
+    """Contributions that each learner checks in a cycle (``averaging.guard.rules.spot_checks``)."""
     stale_max: int = 8
     """Work that began more than this many versions, and ``stale_s``, ago is discarded."""
     stale_s: float = 600.0

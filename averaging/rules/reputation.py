@@ -4,7 +4,7 @@ Nothing here is proved, and no other peer hears of it. A peer that does not hand
 that it must still have may hide a lie, or have crashed in between; one that does not answer may be
 slow. So each ``Deed`` counts a little at the peer that saw it. The parts of a peer tell what they
 saw and ask what follows; all its fragments share one ``Reputation``. What a signature proves is no
-matter of opinion (``averaging.audit.proofs``), and which peers can be reached now is told by
+matter of opinion (``averaging.guard.rules.proofs``), and which peers can be reached now is told by
 ``averaging.round.opinions``.
 
 Deeds count on one of six **grounds**, apart from each other: good work pays for no lie, and who

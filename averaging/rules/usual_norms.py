@@ -119,3 +119,17 @@ def norm_objection(
     if allowed <= NORM_MIN or merged <= allowed:
         return None
     return f"the merged slice has a norm of {merged:.3g}; at most {allowed:.3g} is plausible"
+
+
+UNUSUAL_RATIO = 5.0
+"""Length of an unusual step, as a multiple of the usual one. The uploads of honest peers were at
+most 4.6 times as long as usual and a merge is shorter than the
+longest of its uploads."""
+
+
+def is_unusual(moved: float, *, usual: float | None, steps: int = 1) -> bool:
+    """True if ``steps`` merges moved a fragment further than is usual.
+
+    ``usual``: how far one merge moves it; ``None``: that is not known yet, and nothing is unusual.
+    """
+    return usual is not None and not moved <= UNUSUAL_RATIO * usual * max(1, steps)

@@ -4,7 +4,7 @@ The weight is tokens^2 / steps (quantity times quality: Decoupled DiLoCo, arXiv 
 by 1 / (1 + 0.25 s) for s versions of staleness. Tokens are clamped to what the steps can have
 processed, and no share is above max(2/n, 1/4), so that no peer dominates a merge. Fractions are
 exact until the last division, so every machine gets the same floats. Contributors on probation
-(``averaging.rules.probation``) have a quarter of the merge together at most: their number buys them
+(``averaging.rules.electors``) have a quarter of the merge together at most: their number buys them
 nothing.
 
 The same claims decide how many tokens a merge adds to a run (``credited``).

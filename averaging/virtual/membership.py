@@ -70,7 +70,7 @@ class Membership:
         swarm.call_in(self.beat_s, self._beat, swarm)
 
     def look(self, peer: Peer, other: Peer, since: float = 0.0) -> None:
-        if not self.sees(peer, other) or other.name in peer.averager.audits.convicted:
+        if not self.sees(peer, other) or other.name in peer.averager.guard.convicted:
             return
         speaks = peer.plan.speaks
         peer.view[other.name] = shown(other, peer.view, now=peer.now(), since=since, to=speaks)

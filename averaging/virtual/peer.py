@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from averaging.guard.door import Defences
 from averaging.history.parent_maps import ParentMap
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
+from averaging.live.guard import unguarded
 from averaging.live.learner_port import LearnerPort
 from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings
 from averaging.live.slices import watch as live
@@ -162,6 +164,7 @@ class Kit:
     learner: Learner | None
     known: Known
     states: Sequence[FragmentState]
+    defences: Defences | None
     around: Mapping[str, Any]
     """More of its surroundings."""
 
@@ -255,7 +258,9 @@ class Peer:
                 verify=kit.verify,
                 draw_bits=random.Random(seed).getrandbits,
                 on_event=self._tell,
-                on_convicted=self._convicted,
+                guard=unguarded
+                if kit.defences is None
+                else replace(kit.defences, on_convicted=self._convicted),
                 **kit.around,
             ),
             states=kit.states,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from averaging.guard.door import Defences
 from averaging.history.state import FragmentState
 from averaging.live.settings import AveragerSettings, RunTerms
 from averaging.numbers.layout import Layout
@@ -228,6 +229,10 @@ class Swarm:
         """More of the surroundings of a new life (``averaging.live.settings.Surroundings``)."""
         return {}
 
+    def defences(self, name: PeerId) -> Defences | None:
+        """The defences of a new life against liars; ``None``: it has no guard."""
+        return Defences()
+
     def states_of(self, name: PeerId) -> list[FragmentState]:
         """The states that a new life begins with."""
         if not self.plans[name].keeps or not self.plans[name].trains:
@@ -254,6 +259,7 @@ class Swarm:
             learner=self._learner(self, name, plan, states) if plan.trains else None,
             known=self.membership.known_to(name),
             states=states,
+            defences=self.defences(name),
             around=self.around(name),
         )
         peer = Peer(self, plan, Life(name, self.lives[name]), kit)

@@ -16,11 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
-from averaging.audit.readings import Reading
-from averaging.audit.spot_checks import BACK_MAX
-from averaging.live.checks.loss_gate import GateSettings, LossGate
-from averaging.live.checks.spot_checking import Losses, OtherData, Trial
-from averaging.rules.loss_gate import Refusals
+from averaging.guard.door import (
+    BACK_MAX,
+    GateSettings,
+    Losses,
+    LossGate,
+    OtherData,
+    Refusals,
+    Trial,
+)
+from averaging.history.readings import Reading
 from dht.bounded_mapping import BoundedMapping, by_age
 from dht.membership.orders import Attested
 from peer.agent.peer import Peer

@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
+from averaging.guard.door import Defences
 from averaging.live.averager import Averager
 from averaging.live.settings import Participant, RunTerms, Surroundings
 from averaging.numbers.arrays import check_subnormals
@@ -151,18 +152,20 @@ def make_averager(peer: Peer, first: FirstStates) -> Averager:
             absent=peer.absent,
             line_max=guest.line_max,
             may_train=network.may_train,
-            trusted=network.is_vouched_for,
             begins_from=network.is_followed,
             rollback=peer.owner.rollback,
-            gate=role.gate,
-            judge=role.judge,
             take_directive=network.take_directive,
             state_files=peer.state_files,
             keep_state=None if peer.good is None else peer.good.keep,
             on_event=peer.averager_event,
             on_fetched=role.on_fetched,
-            shelf=network.proofs,
-            on_convicted=peer.ban,
+            guard=Defences(
+                trusted=network.is_vouched_for,
+                gate=role.gate,
+                judge=role.judge,
+                shelf=network.proofs,
+                on_convicted=peer.ban,
+            ),
             watch=peer.seat.watch,
         ),
         states=first.states,

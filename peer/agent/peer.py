@@ -73,7 +73,7 @@ PEERS_REMEMBERED_MAX = 1024
 
 JUMP_REFUSED = "jump_refused"
 JUMPS_JUDGED = frozenset(("jump_measured", JUMP_REFUSED, "jump_allowed"))
-"""Verdicts of the loss gate (``averaging.live.checks.loss_gate``)."""
+"""Verdicts of the loss gate (``averaging.guard.loss_gate``)."""
 
 NOT_MERGED_EVENTS = frozenset(("no_quorum", "too_late", "turned_away", "gave_up"))
 """Events of averaging by which an offer of this peer failed before there was a round."""
@@ -525,7 +525,7 @@ class Peer:
         """Have nothing to do with a peer that is proved to have lied."""
         banned = self.network.presence.door.admission.convicted
         if self.averager is not None:
-            for gone in banned.keys() - self.averager.audits.convicted.keys():
+            for gone in banned.keys() - set(self.averager.guard.convicted):
                 del banned[gone]  # its verdict gave way to one that is worth more
         self.network.ban(peer, what)
 

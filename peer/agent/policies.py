@@ -19,8 +19,7 @@ from averaging.rules.due import DuePolicy
 from averaging.rules.line_levels import Level, ladder
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.orders import Place, RoundOrders
-from averaging.rules.policy import RoundPolicy
-from averaging.rules.probation import ProbationPolicy
+from averaging.rules.policy import ProbationPolicy, RoundPolicy
 from averaging.rules.quorum import ALL, QuorumPolicy, Required
 from dht.membership.credentials import Directive, encode
 from dht.membership.orders import Orders
@@ -215,7 +214,7 @@ def fixes_its_data(run: RunFile) -> bool:
     """True if every byte that learners of the run read follows from the run file.
 
     A peer that reads something else, as it says, has no excuse there: see
-    ``averaging.audit.spot_checks``.
+    ``averaging.guard.rules.spot_checks``.
     """
     data = run.data
     if isinstance(data, HfData):

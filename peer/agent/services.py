@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from averaging.guard.door import Judge, LossGate
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
-from averaging.live.checks.loss_gate import LossGate
-from averaging.live.checks.spot_checking import Judge
 from averaging.live.learner_port import LearnerPort
 from averaging.live.slices.watch import Watch
 from averaging.live.states.fetcher import FetchProgress

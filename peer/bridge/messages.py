@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from averaging.audit.readings import Reading
+from averaging.history.readings import Reading
 from dht import protocol
 from peer.bridge.settings import PeerSettings
 from peer.description import Described

@@ -20,7 +20,7 @@ import torch
 from blake3 import blake3
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
 
-from averaging.audit.readings import Reading
+from averaging.history.readings import Reading
 from dht.identity import PeerId
 from peer.data.batches.prefetch import Prefetched, in_background
 from peer.data.batches.sequences import Data, Order, Sequences

@@ -37,7 +37,7 @@ APART = "apart"
 """Merged on a side of a fork that was given up later."""
 
 REFUSED = "refused"
-"""Pending when this peer went back from states of others (``averaging.live.checks.loss_gate``)."""
+"""Pending when this peer went back from states of others (``averaging.guard.loss_gate``)."""
 
 ROLLED_BACK = "rolled back"
 """Merged into, or offered to, versions that the run's owner has taken back."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from averaging.audit.readings import Reading
+from averaging.guard.door import Losses, OtherData, Trial
+from averaging.history.readings import Reading
 from averaging.history.state import FragmentState
-from averaging.live.checks.spot_checking import Losses, OtherData, Trial
 from averaging.numbers.arrays import Float32s
 from peer.simulate.problems.problem import ChecksOthers, Places
 
@@ -20,7 +20,7 @@ DIGEST = bytes(32)
 
 
 class Judge:
-    """The judge of one life of one peer (``averaging.live.checks.spot_checking.Judge``)."""
+    """The judge of one life of one peer (``averaging.guard.spot_checking.Judge``)."""
 
     same_data = True
 

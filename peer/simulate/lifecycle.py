@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from averaging.guard.door import Defences
 from averaging.history.chain import Chain, ChainLink
 from averaging.history.state import FragmentState
 from averaging.live.settings import RunTerms
@@ -217,9 +218,11 @@ class Lives(virtual.Swarm):
         return terms
 
     def around(self, name: PeerId) -> Mapping[str, Any]:
-        take = {"take_directive": lambda directive: self.owner.take(self.nodes[name], directive)}
+        return {"take_directive": lambda directive: self.owner.take(self.nodes[name], directive)}
+
+    def defences(self, name: PeerId) -> Defences:
         if not isinstance(self.problem, ChecksOthers):
-            return take
+            return Defences()
         slot = self.slot_of[name]
         judge = Judge(
             self.problem,
@@ -230,7 +233,7 @@ class Lives(virtual.Swarm):
             states=lambda: self.nodes[name].averager.states,
             judges=not slot.lies,
         )
-        return {**take, "judge": judge}
+        return Defences(judge=judge)
 
     # What happens to peers
 

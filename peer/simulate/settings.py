@@ -21,8 +21,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from averaging.rules.due import DuePolicy
-from averaging.rules.policy import RoundPolicy
-from averaging.rules.probation import ProbationPolicy
+from averaging.rules.policy import ProbationPolicy, RoundPolicy
 from peer.agent.policies import merging_policy
 from peer.errors import PeerError
 from peer.run_file import merging

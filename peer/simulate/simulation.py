@@ -22,7 +22,7 @@ import blake3
 import msgspec
 import numpy as np
 
-from averaging.audit.spot_checks import REFUSED
+from averaging.guard.door import REFUSED
 from averaging.history.parent_maps import ParentMap
 from averaging.history.state import FragmentState
 from averaging.live.states.fetch_server import fetch_protocol

@@ -2,8 +2,8 @@
 
 One file has the verdicts. Each proof that can still be shown is a file of its own, which begins
 with its digest: a damaged one is as good as none, and the verdict stands without it. The histories
-that this peer has gone back from (``averaging.rules.loss_gate``) are one file. A damaged one is as
-good as none: then the loss is measured once more.
+that this peer has gone back from (``averaging.guard.rules.loss_gate``) are one file. A damaged one
+is as good as none: then the loss is measured once more.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ import blake3
 import msgspec
 from msgspec import Meta
 
-from averaging.audit.proofs import Proof, decode_head
-from averaging.live.checks.kept_proofs import VERDICTS_MAX, Verdict
+from averaging.guard.door import VERDICTS_MAX, Proof, Refusals, Refused, Verdict, decode_head
 from averaging.messages import BadMessage
-from averaging.rules.loss_gate import Refusals, Refused
 from dht.decoding import UNDECODABLE
 from dht.identity import RunId
 from dht.whole_files import read_json, write_whole
@@ -41,7 +39,7 @@ _decoder = msgspec.msgpack.Decoder(_Verdicts)
 
 class ProofFolder:
     """The proofs and verdicts of one run in a peer's folder: an
-    ``averaging.live.checks.kept_proofs.ProofShelf``."""
+    ``averaging.guard.kept_proofs.ProofShelf``."""
 
     def __init__(self, folder: Path, run: RunId) -> None:
         self._folder = folder / FOLDER

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from averaging.audit.readings import Reading
+from averaging.history.readings import Reading
 from dht.identity import PeerId
 from peer.bridge.messages import HasRead, Tried, Try
 from peer.data.batches.prefetch import in_background

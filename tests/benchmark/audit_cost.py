@@ -67,7 +67,7 @@ def measure(
                 for a, b in zip(before, after, strict=True)
             ]
             audits = [b.audit_bytes - a.audit_bytes for a, b in zip(before, after, strict=True)]
-            assert not any(peer.averager.audits.convicted for peer in peers)
+            assert not any(peer.averager.guard.convicted for peer in peers)
             return Cost(rate, rounds, sum(moved) / rounds, sum(audits) / rounds, took / rounds)
 
     return run(main())

@@ -13,6 +13,7 @@ import numpy as np
 import uvloop
 from multiaddr import Multiaddr
 
+from averaging.guard.door import Defences
 from averaging.history.adoption import Parting
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
@@ -239,7 +240,7 @@ class _Peer:
             self.port,
             me=RunParticipant(identity=identity, incarnation=1),
             terms=RunTerms(_RUN, layout, policy),
-            around=Surroundings(view=self._view, on_event=self._on_event),
+            around=Surroundings(view=self._view, guard=Defences(), on_event=self._on_event),
             states=[state],
             # Without a replay log the measured memory is that of one round.
             settings=AveragerSettings(replay_bytes_max=0, transport=TransportSettings()),

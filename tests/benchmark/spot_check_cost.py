@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from averaging.audit.readings import SEQUENCES_MAX
+from averaging.history.readings import SEQUENCES_MAX
 from peer.bridge.shared_memory import SharedTensors
 from peer.run_file.reading import parse
 from peer.trainer.learner import Learner

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from averaging.errors import BulkRefused
+from averaging.guard.door import Defences
 from averaging.live.averager import Averager
 from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings
 from averaging.live.states.fetch_server import FetchServer
@@ -157,13 +158,14 @@ async def test_learners_merge_fragment_after_fragment_and_hold_the_same_bits(wor
             me=Participant(identity=world.identity(name), incarnation=1),
             terms=RunTerms(RUN, LAYOUT, replace(POLICY, margin_s=0.5)),
             around=Surroundings(
+                guard=Defences(),
                 view={
                     other.peer_id: PeerView(
                         first_seen=loop.time() - 1000.0, heard_at=loop.time(), step_time_s=0.05
                     )
                     for other in hosts
                     if other is not host
-                }
+                },
             ),
             states=states,
             settings=AveragerSettings(progress_s=0.02),

@@ -15,28 +15,28 @@ import numpy as np
 from blake3 import blake3
 
 from averaging import messages as said
-from averaging.audit import proofs
-from averaging.audit.claims import (
-    decode_claims,
-    decode_statement,
-    encode_claims,
-    encode_statement,
-)
-from averaging.audit.proofs import BadProof, Proof, decode_head, encode_head, size_of_data
-from averaging.audit.readings import Reading, decode_reading, encode_reading
 from averaging.errors import BadPayload
-from averaging.history.manifest import describe, read_manifest
-from averaging.history.merged_map import Mark, MergedMap
-from averaging.history.parent_maps import ParentMap, decode_maps, encode_maps
-from averaging.history.replay import ReplayHead
-from averaging.live.checks import auditing
-from averaging.live.checks.auditing import (
+from averaging.guard import auditing
+from averaging.guard.auditing import (
     AskProof,
     AskReading,
     AskSources,
     AskUpload,
     read_shown,
 )
+from averaging.guard.rules import proofs
+from averaging.guard.rules.proofs import BadProof, Proof, decode_head, encode_head, size_of_data
+from averaging.history.claims import (
+    decode_claims,
+    decode_statement,
+    encode_claims,
+    encode_statement,
+)
+from averaging.history.manifest import describe, read_manifest
+from averaging.history.merged_map import Mark, MergedMap
+from averaging.history.parent_maps import ParentMap, decode_maps, encode_maps
+from averaging.history.readings import Reading, decode_reading, encode_reading
+from averaging.history.replay import ReplayHead
 from averaging.live.states import fetch_server
 from averaging.live.states.fetch_server import AskManifest, AskPieces, AskReplay
 from averaging.live.streams.questions import read_request
@@ -99,7 +99,13 @@ from peer.joining import run_list
 from peer.joining.link import Link, parse_link
 from peer.run_file.reading import from_canonical, parse
 from peer.run_file.sections import FilesData, FileSource, HfModel, Lora, RunFile
-from tests.averaging.audit.audited_rounds import COURT, Round, commit_of, heads_of_proofs, of_a_site
+from tests.averaging.guard.rules.audited_rounds import (
+    COURT,
+    Round,
+    commit_of,
+    heads_of_proofs,
+    of_a_site,
+)
 from tests.averaging.live.served_states import state_of
 from tests.averaging.message_examples import COMMIT, EXAMPLES, FULL, HEAD, OPENING
 from tests.peer.extras.credit.accounting.books import RUN as CREDIT_RUN

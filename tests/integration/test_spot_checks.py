@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from averaging.audit.spot_checks import REFUSED
+from averaging.guard.rules.spot_checks import REFUSED
 from averaging.rules.reputation import LIMIT
 from dht.identity import Identity, PeerId
 from peer.views.event_log import read_events

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from averaging.audit.claims import Claim
+from averaging.history.claims import Claim
 from averaging.history.parent_maps import ParentMap
 from averaging.live.slices.parts import Parts
 from averaging.live.streams.buffers import GrowingBytes

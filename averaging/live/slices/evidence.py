@@ -1,6 +1,6 @@
 """The claims that one peer makes and hears in one round, for those who audit it.
 
-``averaging.audit.claims`` says what they are. The bytes that they are about are in ``Parts``.
+``averaging.history.claims`` says what they are. The bytes that they are about are in ``Parts``.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from averaging.audit.claims import Claim, Subject, claim, is_signed
 from averaging.errors import BadPayload
+from averaging.history.claims import Claim, Subject, claim, is_signed
 from averaging.messages import Commit
 from averaging.numbers.chunks import Cutting
 from averaging.numbers.piece_digests import root_of

@@ -34,8 +34,8 @@ from averaging.numbers.sent_share import SentShare
 from averaging.round.contributing import Contribution
 from averaging.round.interface.effects import Apply, Enter
 from averaging.round.rests import Rests
-from averaging.rules.loss_gate import is_unusual
 from averaging.rules.sites import SITE_SHARE
+from averaging.rules.usual_norms import is_unusual
 
 
 class Exchange:

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from averaging.audit.claims import (
+from averaging.errors import BadPayload, BulkRefused
+from averaging.history.claims import (
     STATEMENT_MAX_BYTES,
     Claim,
     Statement,
     claimed,
     decode_statement,
 )
-from averaging.errors import BadPayload, BulkRefused
 from averaging.history.parent_maps import MAPS_MAX_BYTES, ParentMap, read_maps
 from averaging.live.slices.evidence import Evidence, Uploads
 from averaging.live.slices.watch import Watch
@@ -121,7 +121,7 @@ class Workshop:
     norm_ratio_max: float
     """An upload whose norm is a larger multiple of the usual one is left out."""
     sign: Callable[[bytes], bytes]
-    """Signs the claims of this peer (``averaging.audit.claims``)."""
+    """Signs the claims of this peer (``averaging.history.claims``)."""
     verify: Callable[[PeerId, bytes, bytes], bool]
     heard_claim: Callable[[bytes, int, Claim, bool], None]
     """Hears each claim of others, with the encoded commit and the slice; true: it is merged."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from averaging.audit.claims import STATEMENT_MAX_BYTES, Claim, encode_statement
 from averaging.errors import BadPayload, BulkRefused, NotFinite
+from averaging.history.claims import STATEMENT_MAX_BYTES, Claim, encode_statement
 from averaging.history.parent_maps import ParentMap, encode_maps, parents_of
 from averaging.live.slices.bundling import Bundling, Rider
 from averaging.live.slices.parts import Parts, end_of_arrived, receive_behind, send_growing

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from averaging import messages as said
-from averaging.audit.claims import encode_statement
+from averaging.history.claims import encode_statement
 from averaging.history.parent_maps import encode_maps
 from averaging.live.slices.bundling import Bundling
 from averaging.live.slices.parts import Parts, WorldErrors, send_growing

@@ -70,7 +70,7 @@ class Bulk:
     The opener sends its bytes with ``send``, waits with ``granted`` and reads
     the answer with ``receive_into``; the other side reads, calls ``received``, then ``grant``
     or ``refuse``, and sends its own. ``finish`` and ``finished`` end it. Behind the bytes of either
-    side goes a frame with the claim of the peer that made them (``averaging.audit.claims``).
+    side goes a frame with the claim of the peer that made them (``averaging.history.claims``).
     """
 
     def __init__(

@@ -21,7 +21,7 @@ other side counts. Nothing that a peer sees tells such a side from one that a st
 as many keys, as much history and as many tokens as it likes, grown out of a true version: neither
 time nor numbers nor tokens can decide safely, and whichever rule gave way would give the run away.
 The lighter side says so every ``doubt_s`` (``stays_apart``). The run's owner can decide: peers that
-it vouches for count for everybody (``averaging.rules.probation``), and where enough of them stand
+it vouches for count for everybody (``averaging.rules.electors``), and where enough of them stand
 on one side the other can judge it. Else the people of one side start their peers anew.
 
 A state under which too few have signed is in no round of several lineages

@@ -43,7 +43,7 @@ def objection(
         or _strange_roster(commit, peers)
         or _lonely(commit, identity, peers, now)
         or _overstated(commit, peers, fragment.pace.median_step_s(now), now)
-        or peers.probation.objection(commit, peers.required_work(now), now, me=identity.me)
+        or peers.electors.objection(commit, peers.required_work(now), now, me=identity.me)
     )
 
 

@@ -27,8 +27,8 @@ from averaging.round.opinions.ending import Ending
 from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.round.opinions.pace import Pace
 from averaging.round.opinions.pacemaker import Pacemaker
+from averaging.rules.electors import Electors
 from averaging.rules.peer_view import PeerView
-from averaging.rules.probation import Probation
 from dht.identity import PeerId
 
 
@@ -42,7 +42,7 @@ class Fragment(ABC):
         *,
         view: Mapping[PeerId, PeerView],
         standing: Standing | None,
-        probation: Probation | None,
+        electors: Electors | None,
         step: int,
         now: float,
     ) -> None:
@@ -51,7 +51,7 @@ class Fragment(ABC):
         self.policy = identity.policy
         self.now = now
         """Time of the input that is being taken."""
-        self.peers = Neighbourhood(identity, circumstances, view, now=now, probation=probation)
+        self.peers = Neighbourhood(identity, circumstances, view, now=now, electors=electors)
         """The other peers as this one sees them. The owner may replace ``view`` and ``crowd``."""
         self.pacemaker = Pacemaker(identity, self.peers)
         self.certificates = Certificates(identity, self.peers, standing)

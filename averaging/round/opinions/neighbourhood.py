@@ -12,16 +12,16 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 from averaging.history.merged_map import MergedMap
 from averaging.messages import ROSTER_MAX, Commit, Entry, Join
 from averaging.round.interface.identity import Circumstances, Identity
 from averaging.rules.claims import overstated
+from averaging.rules.electors import SEEN_MAX, SLACK, Electors
 from averaging.rules.grouping import group_of, smallest_group
 from averaging.rules.mixing import MELD_LAG
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, SILENCE_MAX_S, PeerView
-from averaging.rules.probation import SEEN_MAX, SLACK, Probation, RequiredWork
 from averaging.rules.reputation import Reputation
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
@@ -93,15 +93,14 @@ class Neighbourhood:
         view: Mapping[PeerId, PeerView],
         *,
         now: float,
-        probation: Probation | None = None,
+        electors: Electors | None = None,
     ) -> None:
         self._id = identity
         self._absent = circumstances.absent
         self._began_at = now
-        policy = identity.policy
-        self.probation = probation or Probation(policy.probation, reputation=policy.reputation())
-        """Record of the others' work and deeds; all fragments of a peer share one."""
-        self._required: tuple[float, RequiredWork] | None = None
+        self.electors = electors or Electors(identity.policy.reputation())
+        """Who counts, and the others' reputation; all fragments of a peer share one."""
+        self._required: tuple[float, Any] | None = None
         """Cache of ``required_work``, as of one moment."""
         self._policy = identity.policy
         self._merged_at = BoundedMapping[PeerId, float]("last merges", SEEN_MAX, worth=self.worth)
@@ -126,11 +125,11 @@ class Neighbourhood:
 
     @property
     def reputation(self) -> Reputation:
-        return self.probation.reputation
+        return self.electors.reputation
 
     def worth(self, peer: PeerId, value: object = None) -> float:
         """How much a peer's work counts here when there is no place for what is known of all."""
-        return self.probation.worth(peer)
+        return self.electors.worth(peer)
 
     def mark_heard(self, peer: PeerId, now: float) -> None:
         failed_at = self.failed.pop(peer, None)
@@ -196,16 +195,16 @@ class Neighbourhood:
         return seen is not None and seen.is_live(now) and peer not in self.failed
 
     def is_established(self, peer: PeerId, now: float) -> bool:
-        """True if a peer counts for this one (``averaging.rules.probation``)."""
-        probation = self.probation
-        if not probation.is_on and not probation.is_struck(peer, now):
-            return True  # whatever is required of others
-        return probation.progress(peer, self.required_work(now), now) >= 1.0
+        """True if a peer counts for this one (``averaging.rules.electors``)."""
+        electors = self.electors
+        if electors.counts_all_at(now):
+            return True
+        return electors.progress(peer, self.required_work(now), now) >= 1.0
 
-    def required_work(self, now: float) -> RequiredWork:
+    def required_work(self, now: float) -> Any:
         """Return the work that a peer must have done now to count."""
         if self._required is None or self._required[0] != now:
-            self._required = now, self.probation.required_work(self._all_live(now), now)
+            self._required = now, self.electors.required_work(self._all_live(now), now)
         return self._required[1]
 
     def _all_live(self, now: float) -> list[PeerId]:
@@ -213,7 +212,7 @@ class Neighbourhood:
 
     def took_state(self, versions: int, tokens: Mapping[PeerId, int]) -> None:
         """This peer took a state that is so many versions on, with so many tokens of each peer."""
-        self.probation.took_state(versions, tokens)
+        self.electors.took_state(versions, tokens)
         self._required = None
 
     def met(self, members: Iterable[Entry]) -> None:
@@ -239,8 +238,8 @@ class Neighbourhood:
         for peer in contributors:
             self._merged_at[peer] = now
         # Where all count it does not matter who missed a merge, and there may be thousands.
-        live = self._all_live(now) if self.probation.is_on else ()
-        self.probation.saw_merged(contributors, live, now)
+        live = () if self.electors.counts_all_at(now) else self._all_live(now)
+        self.electors.saw_merged(contributors, live, now)
         self._required = None
 
     def overstates(
@@ -256,7 +255,7 @@ class Neighbourhood:
 
     def newcomers(self, peers: Iterable[PeerId], now: float) -> set[PeerId]:
         """The peers among these that are on probation."""
-        if self.probation.counts_all_at(now):
+        if self.electors.counts_all_at(now):
             return set()
         return {peer for peer in peers if not self.is_established(peer, now)}
 
@@ -295,7 +294,7 @@ class Neighbourhood:
 
     def to_call(self, group: Iterable[PeerId], now: float) -> list[PeerId]:
         """Newcomers that may join a group's round. Among several groups they come by themselves."""
-        if self.probation.counts_all_at(now) or self.has_several_groups(now):
+        if self.electors.counts_all_at(now) or self.has_several_groups(now):
             return []
         known = set(group)
         return [
@@ -330,7 +329,7 @@ class Neighbourhood:
         return tuple(sorted(self._trainers(now)))
 
     def _trainers(self, now: float) -> Iterator[PeerId]:
-        me, counts_all = self._id.me, self.probation.counts_all_at(now)
+        me, counts_all = self._id.me, self.electors.counts_all_at(now)
         if self.trains:
             yield me
         for other, seen in self.view.items():
@@ -393,7 +392,7 @@ class Neighbourhood:
         live = {peer: seen for peer, seen in known.items() if seen.is_live(now)}
         long_here = {peer: seen for peer, seen in live.items() if seen.is_established(now)}
         able = long_here
-        if not self.probation.counts_all_at(now):
+        if not self.electors.counts_all_at(now):
             able = {p: seen for p, seen in long_here.items() if self.is_established(p, now)}
         able = able or long_here or live or known
         return frozenset(peer for peer, seen in able.items() if seen.trains) or frozenset(able)
@@ -407,10 +406,10 @@ class Neighbourhood:
         seen = self.view.get(peer)
         if seen is None or not seen.reachable:
             return False
-        probation = self.probation
+        electors = self.electors
         if (
-            not probation.counts_all_at(now)
-            and probation.progress(peer, self.required_work(now), now) < SLACK
+            not electors.counts_all_at(now)
+            and electors.progress(peer, self.required_work(now), now) < SLACK
         ):
             # Where no other can be dialled newcomers have to lead.
             return not self._counts_any_leader(now)

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from threading import Condition, Thread, current_thread
 from typing import Any, TypeVar
 
-from averaging.audit.readings import SEQUENCES_MAX, Reading
+from averaging.history.readings import SEQUENCES_MAX, Reading
 from peer.data.batches.sequences import Sequences, TokenStream, digest_of
 
 T = TypeVar("T")

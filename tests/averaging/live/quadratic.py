@@ -16,12 +16,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from averaging.guard.door import Defences
+from averaging.guard.kept_proofs import ProofShelf
+from averaging.guard.loss_gate import LossGate
+from averaging.guard.spot_checking import Judge
 from averaging.history.adoption import Parting
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
-from averaging.live.checks.kept_proofs import ProofShelf
-from averaging.live.checks.loss_gate import LossGate
-from averaging.live.checks.spot_checking import Judge
 from averaging.live.learner_port import Progress, Snapshot
 from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings
 from averaging.live.slices.watch import Watch
@@ -353,14 +354,11 @@ class Swarm:
             terms=RunTerms(RUN, self.layout, policy),
             around=Surroundings(
                 view=view,
-                gate=gate,
-                judge=judge,
                 state_files=state_files,
                 take_directive=take_directive,
                 draw_bits=random.Random(f"{name} {incarnation}").getrandbits,
                 on_event=on_event,
-                shelf=shelf,
-                on_convicted=ban,
+                guard=Defences(gate=gate, judge=judge, shelf=shelf, on_convicted=ban),
                 watch=watch or Watch(),
             ),
             states=known,

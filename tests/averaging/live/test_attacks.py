@@ -33,7 +33,7 @@ from averaging.round.gathering import leading
 from averaging.round.gathering.roster import Leader, compose
 from averaging.round.opinions.pacemaker import Claim, Pacemaker
 from averaging.rules.peer_view import PeerView
-from averaging.rules.probation import ProbationPolicy
+from averaging.rules.policy import ProbationPolicy
 from dht.identity import Identity, PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from averaging import messages as said
-from averaging.audit.claims import Subject, claim, encode_statement
+from averaging.history.claims import Subject, claim, encode_statement
 from averaging.history.replay import ReplayEntry
 from averaging.live.slices.exchange import Exchange
 from averaging.live.slices.parts import Parts
@@ -379,7 +379,7 @@ async def test_a_member_that_carries_others_in_its_upload_harms_nobody(
         reason = "it carries members of other sites"
         found = refusals(peers, "opening_refused")
         assert any(fields["reason"] == reason for fields in found), found
-        assert not any(peer.averager.audits.convicted for peer in peers)
+        assert not any(peer.averager.guard.convicted for peer in peers)
 
 
 class _FalseSlice:

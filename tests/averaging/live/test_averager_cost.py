@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from averaging import messages as said
-from averaging.audit.claims import encode_statement
+from averaging.history.claims import encode_statement
 from averaging.live.slices import reducing, uploading
 from averaging.live.slices.evidence import Evidence
 from averaging.live.streams.links import Transport

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from averaging.audit.witness import ROUNDS_KEPT_MAX
+from averaging.guard.rules.witness import ROUNDS_KEPT_MAX
 from averaging.history.chain import CHAIN_MAX_LINKS
 from averaging.live.settings import AveragerSettings
 from averaging.rules.due import DuePolicy
-from averaging.rules.probation import SEEN_MAX
+from averaging.rules.electors import SEEN_MAX
 from dht.memory.host import MemoryNetwork
 from dht.memory.virtual_loop import run
 from tests import growth
@@ -25,7 +25,7 @@ FULL_MINUTES = 10
 
 NOT_FULL = {
     ".counters": 100,
-    "probation._seen": SEEN_MAX,
+    "electors._seen": SEEN_MAX,
     "probation._tokens_unseen": SEEN_MAX,
     ".chain._blocks": CHAIN_MAX_LINKS,
     "audits._witness._commits": ROUNDS_KEPT_MAX,

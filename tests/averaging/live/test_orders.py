@@ -137,8 +137,8 @@ async def test_merges_are_audited_after_a_rollback_as_before_it() -> None:
             peer.averager.follow(orders(7, attested=places(roots)))
             await peer.averager.begin_again(copies(roots), rollback=7, reason="rolled back")
         await made.live(10.0)  # audits of rounds from before are over
-        before = [peer.averager.audits.counters["audits"] for peer in peers]
+        before = [peer.averager.guard.counters["audits"] for peer in peers]
         await made.live(20.0)
         made.check()
         for peer, audits in zip(peers, before, strict=True):
-            assert peer.averager.audits.counters["audits"] > audits
+            assert peer.averager.guard.counters["audits"] > audits

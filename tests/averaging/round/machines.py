@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from averaging.guard.rules.probation import Probation
 from averaging.history.chain import Chain, ChainLink
 from averaging.history.merged_map import MergedMap
 from averaging.history.standing import Standing
@@ -102,7 +103,7 @@ class Alone(Fragment):
             Circumstances(),
             view=dict.fromkeys(others, SEEN_LONG),
             standing=standing("start"),
-            probation=None,
+            electors=None,
             step=0,
             now=0.0,
         )
@@ -178,6 +179,7 @@ def machine(
         Circumstances(reachable=reachable, trains=trains, absent=absent or {}),
         view=view,
         standing=where or standing("start"),
+        electors=Probation(policy.probation, reputation=policy.reputation()),
         now=0.0,
     )
     made.peers.started_at = -1e3

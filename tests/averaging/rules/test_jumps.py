@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from averaging.rules.loss_gate import UNUSUAL_RATIO, is_unusual
+from averaging.rules.usual_norms import UNUSUAL_RATIO, is_unusual
 
 
 @pytest.mark.parametrize(

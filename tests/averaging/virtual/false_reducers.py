@@ -1,7 +1,7 @@
 """Members that lie in the arithmetic, or sign two different things, in whole swarms.
 
 A delegate that bundles falsely, uploads that are shown to no auditor, and claims of others that are
-made up are lied about in ``tests/averaging/live/checks/test_audits.py``.
+made up are lied about in ``tests/averaging/guard/test_audits.py``.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from averaging.messages import (
     decode_commit,
     digest,
 )
-from averaging.rules.probation import ProbationPolicy
+from averaging.rules.policy import ProbationPolicy
 from averaging.virtual.peer import PeerPlan
 from dht.identity import PeerId
 from tests.averaging.virtual.swarm import POLICY, Swarm

@@ -20,12 +20,13 @@ import blake3
 import msgspec
 import numpy as np
 
-from averaging.audit.proofs import Proof
+from averaging.guard.door import Defences
+from averaging.guard.kept_proofs import Verdict
+from averaging.guard.rules.proofs import Proof
 from averaging.history.adoption import Parting
 from averaging.history.parent_maps import ParentMap
 from averaging.history.standing import Standing, sealed_parents
 from averaging.history.state import FragmentState
-from averaging.live.checks.kept_proofs import Verdict
 from averaging.live.learner_port import Progress, Snapshot
 from averaging.live.settings import RunTerms, topic_of
 from averaging.messages import Commit, Message
@@ -39,8 +40,7 @@ from averaging.round.sealing.outcomes import OUTCOMES_MAX, VOWS_MAX
 from averaging.rules.due import DuePolicy
 from averaging.rules.line_levels import Level
 from averaging.rules.orders import RoundOrders
-from averaging.rules.policy import RoundPolicy
-from averaging.rules.probation import ProbationPolicy
+from averaging.rules.policy import ProbationPolicy, RoundPolicy
 from averaging.rules.quorum import QuorumPolicy
 from averaging.virtual import swarm as virtual
 from averaging.virtual.keys import Keys
@@ -236,6 +236,7 @@ class Swarm(virtual.Swarm, Watch):
         self.trace = blake3.blake3()
         self.events: list[tuple[float, PeerId, Note]] = []
         self.keep_events = False
+        self.guarded = True
         self.on_start: Callable[[Peer], None] | None = None
         self.on_note: Callable[[Peer, Note], None] | None = None
         self.on_apply: Callable[[Peer, Apply], None] | None = None
@@ -327,9 +328,11 @@ class Swarm(virtual.Swarm, Watch):
     def around(self, name: PeerId) -> Mapping[str, Any]:
         return {
             "take_directive": partial(self._take_directive, name),
-            "shelf": self.shelves[name],
             "line_max": lambda: self.lines.get(name, math.inf),
         }
+
+    def defences(self, name: PeerId) -> Defences | None:
+        return Defences(shelf=self.shelves[name]) if self.guarded else None
 
     def _take_directive(self, name: PeerId, directive: bytes) -> bool:
         theirs = self.orders_issued.get(directive)
@@ -531,6 +534,8 @@ class Storm:
     sites: int | None = None
     """Peers are at so many places, in turn."""
     probation: ProbationPolicy = field(default_factory=ProbationPolicy)
+    guarded: bool = True
+    """False: the peers trust each other, and have no guard."""
     speeds: tuple[float, ...] = ()
     """Step times that peers have by chance."""
     audit_rate: float = 0.0
@@ -612,6 +617,7 @@ def cause_storm(make: Callable[..., Any], seed: int, how: Storm) -> Any:
         slices=rng.randint(1, 4),
         young=rng.random() < 0.2,
     )
+    swarm.guarded = how.guarded
     for _ in range(rng.randint(*how.accidents)):
         _accident(swarm, rng, how)
     if how.gives_way:

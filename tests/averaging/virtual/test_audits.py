@@ -68,7 +68,7 @@ def until_found(swarm: SwarmWithLiars, *, within_s: float) -> dict[PeerId, Found
     while any(map(is_awaited, swarm.liars)):
         swarm.run(swarm.now + 1.0)
         for node in swarm.alive:
-            for liar in swarm.liars.intersection(node.averager.audits.convicted) - found.keys():
+            for liar in swarm.liars.intersection(node.averager.guard.convicted) - found.keys():
                 found[liar] = count(liar, convicted=True)
     rest = swarm.liars - found.keys()
     return {**found, **{liar: count(liar, convicted=False) for liar in sorted(rest)}}
@@ -90,9 +90,9 @@ def besieged(seed: int) -> list[Found]:
     swarm.run(swarm.now + 60.0)
     for node in swarm.trainers():
         convicted = {
-            liar for liar, lies in swarm.lies.items() if liar in node.averager.audits.convicted
+            liar for liar, lies in swarm.lies.items() if liar in node.averager.guard.convicted
         }
-        everybody = {liar for other in swarm.alive for liar in other.averager.audits.convicted}
+        everybody = {liar for other in swarm.alive for liar in other.averager.guard.convicted}
         assert convicted == everybody, f"seed {seed}: {node} convicts {convicted}"
     return list(found.values())
 
@@ -133,7 +133,7 @@ def audited(seed: int) -> Counter[str]:
     swarm: Swarm = storm(seed, how)
     weather_out(swarm, how)
     for peer in swarm.alive:
-        swarm.truth.coverage["audited"] += peer.averager.audits.counters["audits"]
+        swarm.truth.coverage["audited"] += peer.averager.guard.counters["audits"]
     swarm.close()
     return swarm.truth.coverage
 

@@ -11,9 +11,10 @@ from dataclasses import replace
 
 import pytest
 
+from averaging.guard.rules.probation import Probation
 from averaging.round.interface.effects import Note
 from averaging.rules.due import DuePolicy
-from averaging.rules.probation import ProbationPolicy
+from averaging.rules.policy import ProbationPolicy
 from averaging.virtual.peer import Peer, PeerPlan
 from tests.averaging.virtual.certified import settles
 from tests.averaging.virtual.swarm import POLICY, Swarm
@@ -123,7 +124,9 @@ def _two_sides(trusted: Sequence[int]) -> tuple[Swarm, list[bool]]:
     vouched = {swarm.names[number] for number in trusted}
 
     def vouch(node: Peer) -> None:
-        node.machine.peers.probation.trusted = vouched.__contains__
+        electors = node.averager.electors
+        assert isinstance(electors, Probation)
+        electors.trusted = vouched.__contains__
 
     swarm.on_start = vouch
     return swarm, together

@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 import pytest
 
-from averaging.rules.probation import ProbationPolicy
+from averaging.rules.policy import ProbationPolicy
 from averaging.rules.quorum import ALL
 from averaging.virtual.peer import Peer, PeerPlan
 from tests.averaging.virtual.swarm import Storm, Swarm, learner_of, storm, weather_out

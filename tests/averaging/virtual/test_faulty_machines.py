@@ -3,7 +3,7 @@
 Peers crash and come back with other clocks, and the uploads that they keep for auditors rot in
 memory. What an auditor is shown then is not what was merged: that costs its owner a strike, and
 proves nothing, because nobody has signed it. Not among them: a memory that fails while a reducer
-merges (``averaging.audit.proofs``).
+merges (``averaging.guard.rules.proofs``).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def failing(seed: int) -> Counter[str]:
     rot(swarm, rng)
     weather_out(swarm, FAULTY)
     for peer in swarm.alive:
-        swarm.truth.coverage["audited"] += peer.averager.audits.counters["audits"]
+        swarm.truth.coverage["audited"] += peer.averager.guard.counters["audits"]
     swarm.close()
     return swarm.truth.coverage
 

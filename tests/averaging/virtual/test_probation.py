@@ -6,10 +6,11 @@ from functools import cache
 
 import pytest
 
+from averaging.guard.rules.probation import Probation
 from averaging.messages import Commit
 from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.rules import weights
-from averaging.rules.probation import Probation, ProbationPolicy
+from averaging.rules.policy import ProbationPolicy
 from tests.averaging.virtual.newcomers import (
     END_S,
     MEMBERS,

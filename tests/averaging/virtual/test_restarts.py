@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from averaging.round.interface.effects import Apply, Note
-from averaging.rules.probation import ProbationPolicy
+from averaging.rules.policy import ProbationPolicy
 from averaging.virtual.peer import Peer, PeerPlan
 from dht.memory.network import Weather
 from tests.averaging.virtual.false_reducers import first_for_all
@@ -141,7 +141,7 @@ def test_a_member_restarted_before_each_audit_soon_merges_falsely_in_few_rounds(
 
     assert max(swarm.versions()) > 55
     assert 3 <= len(false) <= 8
-    assert not any(node.averager.audits.convicted for node in swarm.trainers())
+    assert not any(node.averager.guard.convicted for node in swarm.trainers())
 
 
 @pytest.mark.parametrize("partitions", [False, True])

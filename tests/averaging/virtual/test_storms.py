@@ -19,6 +19,7 @@ import pytest
 
 from averaging.history.adoption import OwnWork
 from averaging.live import fragment
+from averaging.live.guard import Guard
 from averaging.rules.line_levels import Level
 from tests.averaging.round.phases import TABLE, Observed
 from tests.averaging.round.plays import seen_in_plays
@@ -243,6 +244,20 @@ def test_the_table_of_phases_is_what_machines_do(monkeypatch: pytest.MonkeyPatch
     assert len(TABLE) > 70
     assert not sorted(seen - TABLE), "the table lacks these"
     assert not sorted(TABLE - seen), "the table has these, and no machine did them"
+
+
+@pytest.mark.parametrize("several_groups", [False, True])
+@pytest.mark.parametrize("first", seeds(8, soak=300, step=4))
+def test_no_storm_breaks_a_promise_where_nobody_has_a_guard(
+    first: int, several_groups: bool
+) -> None:
+    """No promise rests on the defences against liars where nobody lies."""
+    how = replace(SEVERAL_GROUPS[first // 4 % 2] if several_groups else Storm(), guarded=False)
+    for seed in range(first, first + 4):
+        swarm = storm(seed, how)
+        weather_out(swarm, how)
+        assert not any(peer.averager.counters()["audits"] for peer in swarm.alive)
+        assert {type(peer.averager.guard) for peer in swarm.alive} == {Guard}
 
 
 @pytest.mark.parametrize("seed", seeds(2, soak=300))

@@ -76,7 +76,7 @@ class ThrowawayKeys:
                 table.limit = min(table.limit, PLACES)
         self.swarm.call_in(BEAT_S, self._beat)
         for peer in [*self.swarm.alive, *self.swarm.liars_alive()]:
-            for key in self.hosts.keys() - peer.averager.audits.convicted.keys():
+            for key in self.hosts.keys() - set(peer.averager.guard.convicted):
                 now, known = peer.now(), peer.view.get(key)
                 first_seen = now if known is None else known.first_seen
                 peer.view[key] = PeerView(

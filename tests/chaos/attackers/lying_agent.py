@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from averaging import messages as said
-from averaging.audit.claims import claim
+from averaging.history.claims import claim
 from averaging.history.parent_maps import ParentMap
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState

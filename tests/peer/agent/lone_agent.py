@@ -47,7 +47,7 @@ from peer.bridge.trainer_line import TrainerLine, hear_doorbell
 from peer.status import PeerRow, PeerStatus
 
 if TYPE_CHECKING:
-    from averaging.live.checks.loss_gate import LossGate
+    from averaging.guard.loss_gate import LossGate
     from peer.agent.judging import TrainersTrials
 
 LINK = (
@@ -118,7 +118,7 @@ def write_final(begin: Begin, layout: Layout, states: list[FragmentState]) -> st
 
 def a_gate(line: TrainerLine, port: SlotPort) -> LossGate:
     """The loss gate, which takes no state of others unjudged."""
-    from averaging.live.checks.loss_gate import GateSettings, LossGate
+    from averaging.guard.loss_gate import GateSettings, LossGate
     from peer.agent.judging import TrainersLoss
 
     return LossGate(
@@ -257,7 +257,7 @@ async def live(line: TrainerLine, bell_at: int, memory: SharedTensors) -> None:
 
     async def try_own(trials: TrainersTrials, step: int) -> None:
         """Have a contribution tried that the trainer itself might have made, and one of poison."""
-        from averaging.live.checks.spot_checking import Losses, Trial
+        from averaging.guard.spot_checking import Losses, Trial
 
         reading = await trials.reading_of(step)
         assert reading is not None

@@ -14,10 +14,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
+from averaging.guard.loss_gate import REFUSED
 from averaging.history.chain import Chain, ChainLink
 from averaging.history.merged_map import MergedMap
 from averaging.history.state import FragmentState
-from averaging.live.checks.loss_gate import REFUSED
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import RunId
 from dht.membership.orders import Root

@@ -11,11 +11,11 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import pytest
 
-from averaging.audit.readings import Reading
+from averaging.guard.spot_checking import Losses, OtherData, Trial
 from averaging.history.chain import ChainLink
+from averaging.history.readings import Reading
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
-from averaging.live.checks.spot_checking import Losses, OtherData, Trial
 from averaging.round.interface.phase import Phase
 from dht.identity import PeerId
 from dht.memory.virtual_loop import run as virtual

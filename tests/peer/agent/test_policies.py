@@ -7,7 +7,7 @@ import pytest
 from averaging.numbers.layout import Kind
 from averaging.rules.due import DueTime
 from averaging.rules.mixing import MixingPolicy
-from averaging.rules.probation import ProbationPolicy
+from averaging.rules.policy import ProbationPolicy
 from peer.agent.policies import fixes_its_data, round_policy
 from peer.run_file.merging import Outer
 from peer.run_file.reading import parse

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from averaging.audit.readings import Reading
+from averaging.history.readings import Reading
 from peer.bridge.messages import (
     Batches,
     Beat,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from averaging.rules.loss_gate import Refusals
+from averaging.guard.rules.loss_gate import Refusals
 from peer.storage.proofs import REFUSED_FILE, keep_refusals, kept_refusals
 
 

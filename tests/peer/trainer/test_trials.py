@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from averaging.audit.readings import SEQUENCES_MAX, Reading
+from averaging.history.readings import SEQUENCES_MAX, Reading
 from dht.identity import PeerId
 from peer.bridge.messages import HasRead, Tried, Try, decode_from_trainer
 from peer.data.batches.sequences import Sequences

@@ -29,7 +29,7 @@ from averaging.round.interface.open_roster import OpenRoster
 from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
 from averaging.rules.peer_view import SILENCE_MAX_S, PeerView
-from averaging.rules.probation import ProbationPolicy
+from averaging.rules.policy import ProbationPolicy
 from dht.identity import PeerId
 from tests.averaging.round.machines import (
     ANNA,

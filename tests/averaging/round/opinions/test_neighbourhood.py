@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from averaging import messages as said
+from averaging.guard.rules.probation import Probation
 from averaging.round.interface.identity import Circumstances
 from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.rules.peer_view import PeerView
+from averaging.rules.policy import ProbationPolicy
 from averaging.rules.reputation import LIMIT, Deed
 from dht.identity import PeerId
 from tests.averaging.message_examples import EXAMPLES
@@ -36,7 +38,8 @@ def neighbourhood(me: PeerId, *, began: float) -> Neighbourhood:
 def test_a_peer_with_too_many_strikes_leads_none_and_counts_in_no_round() -> None:
     anna, boris, clara, dora = PEERS
     view = {peer: PeerView(first_seen=0.0, heard_at=40.0) for peer in (boris, clara, dora)}
-    peers = Neighbourhood(identity(anna), Circumstances(), view, now=0.0)
+    electors = Probation(ProbationPolicy())
+    peers = Neighbourhood(identity(anna), Circumstances(), view, now=0.0, electors=electors)
     for _ in range(int(LIMIT)):
         peers.reputation.saw(dora, Deed.LIES, 40.0)
 

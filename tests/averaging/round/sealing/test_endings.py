@@ -40,7 +40,7 @@ def test_ballots_that_forget_what_was_accepted_decide_two() -> None:
 
 
 def test_a_leader_that_votes_twice_has_two_sets_decided_in_either_order() -> None:
-    """Two votes of one voter are a proof against it (``averaging.audit.proofs``)."""
+    """Two votes of one voter are a proof against it (``averaging.guard.rules.proofs``)."""
     assert explore(SealFirst(3, crashes=0, ballots=0, leader_lies=True)).two_decided
     assert explore(VoteWhenHeld(3, crashes=0, leader_lies=True)).two_decided
 

@@ -1,6 +1,6 @@
 """Proofs that a peer has lied, which anybody who knows the run's layout can check.
 
-``FalseMerge``: a reducer, or a site's delegate, has signed a claim (``averaging.audit.claims``)
+``FalseMerge``: a reducer, or a site's delegate, has signed a claim (``averaging.history.claims``)
 whose bytes do not follow from its sources. The proof holds the commit, the claims, and for one
 piece of the slice the uploads and the result. ``TwoClaims``, ``TwoVotes`` and ``TwoCommits``: a
 peer has signed two different statements where an honest one makes one. ``DeniedVote``: it has
@@ -31,7 +31,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from averaging import messages
-from averaging.audit.claims import (
+from averaging.errors import BadPayload, NotFinite
+from averaging.history.claims import (
     Claim,
     Claims,
     Subject,
@@ -41,7 +42,6 @@ from averaging.audit.claims import (
     is_signed,
     is_signed_by,
 )
-from averaging.errors import BadPayload, NotFinite
 from averaging.messages import (
     BadMessage,
     Ballot,

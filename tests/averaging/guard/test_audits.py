@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from averaging import messages as said
-from averaging.audit.proofs import Guilty, Proof, TwoVotes, Vote
-from averaging.live.checks.auditing import (
+from averaging.guard.auditing import (
     SERVED_MAX,
     SERVED_PER_PEER_MAX,
     AskProof,
     Auditing,
     audit_protocol,
 )
-from averaging.live.checks.kept_proofs import Kept
+from averaging.guard.kept_proofs import Kept
+from averaging.guard.rules.proofs import Guilty, Proof, TwoVotes, Vote
 from averaging.live.settings import AveragerSettings
 from averaging.live.slices import bundling
 from averaging.live.slices.evidence import Uploads
@@ -33,6 +33,7 @@ from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from peer.storage.proofs import ProofFolder
+from tests.averaging.guard.guards import whole
 from tests.averaging.live.quadratic import POLICY, RUN, Peer, Swarm, swarm
 
 MALLORY = identity_of("mallory").peer_id
@@ -51,11 +52,11 @@ async def honest(made: Swarm, policy: RoundPolicy, **facts: Any) -> list[Peer]:
 
 
 def convicts(peers: list[Peer]) -> list[set[PeerId]]:
-    return [set(peer.averager.audits.convicted) for peer in peers]
+    return [set(peer.averager.guard.convicted) for peer in peers]
 
 
 def audits_of(peers: list[Peer]) -> int:
-    return sum(peer.averager.audits.counters["audits"] for peer in peers)
+    return sum(peer.averager.guard.counters["audits"] for peer in peers)
 
 
 def reduce_falsely(monkeypatch: pytest.MonkeyPatch, who: PeerId) -> None:
@@ -149,8 +150,8 @@ async def test_a_peer_that_comes_later_is_shown_the_proof_and_one_that_restarts_
         again = await made.add("again", policy=HALF, shelf=ProofFolder(tmp_path, RUN))
         await asyncio.sleep(0.1)
         assert convicts([again]) == [{MALLORY}]
-        (name,) = again.averager.audits.kept_proofs.proofs
-        assert await again.averager.audits.kept_proofs.read(name) is not None
+        (name,) = whole(again.averager).audits.kept_proofs.proofs
+        assert await whole(again.averager).audits.kept_proofs.read(name) is not None
 
 
 async def test_a_proof_that_was_given_up_after_it_was_named_costs_its_teller_nothing() -> None:
@@ -158,13 +159,13 @@ async def test_a_proof_that_was_given_up_after_it_was_named_costs_its_teller_not
         anna, boris, _ = await honest(made, EVERYTHING)
         await made.add("mallory", policy=EVERYTHING)
         await made.live(30.0)
-        kept = anna.averager.audits.kept_proofs
+        kept = whole(anna.averager).audits.kept_proofs
         proof = Proof(two_votes_of("mallory"))
         kept.keep(Guilty(MALLORY, "signed two seals in ballot 1"), proof)
         kept.proofs.clear()
-        boris.averager.audits.heard_of(anna.id, said.Accused(0, proof.digest, MALLORY))
+        whole(boris.averager).audits.heard_of(anna.id, said.Accused(0, proof.digest, MALLORY))
         await made.live(20.0)
-        assert boris.averager.audits.counters["proofs_not_had"] == 1
+        assert boris.averager.guard.counters["proofs_not_had"] == 1
         now = asyncio.get_running_loop().time()
         assert not boris.averager.reputation.count(anna.id, Ground.CONDUCT, now)
 
@@ -187,8 +188,8 @@ async def test_a_proof_that_proves_nothing_convicts_nobody_and_costs_its_sender(
             peer=victim, round=bytes(32), ballot=1, first=vote, second=Vote((0,), bytes(64))
         )
         invented = Proof(head)
-        liar.averager.audits.kept_proofs.proofs[invented.digest] = Kept(victim, 99, invented)
-        liar.averager.audits.spread()
+        whole(liar.averager).audits.kept_proofs.proofs[invented.digest] = Kept(victim, 99, invented)
+        whole(liar.averager).audits.spread()
         await made.live(20.0)
         assert convicts(peers) == [set()] * 3
         told = [fields for peer in peers for fields in peer.told("proof_refused")]
@@ -208,8 +209,8 @@ async def test_keys_that_nobody_has_met_convict_themselves_in_vain(about_a_membe
             head = two_votes_of(f"invented {number}")
             proof = Proof(head)
             named = peers[0].id if about_a_member else head.peer
-            liar.averager.audits.kept_proofs.proofs[proof.digest] = Kept(named, 99, proof)
-        liar.averager.audits.spread()
+            whole(liar.averager).audits.kept_proofs.proofs[proof.digest] = Kept(named, 99, proof)
+        whole(liar.averager).audits.spread()
         await made.live(20.0)
         assert convicts(peers) == [set()] * 3
 
@@ -292,8 +293,8 @@ async def test_a_proof_that_comes_drop_by_drop_does_not_keep_others_away(
         drips = True
         late = await made.add("late", policy=HALF)
         await asyncio.sleep(0.1)
-        (proof,) = nora.averager.audits._proofs
-        late.averager.audits.heard_of(slow, said.Accused(0, proof, MALLORY))
+        (proof,) = whole(nora.averager).audits._proofs
+        whole(late.averager).audits.heard_of(slow, said.Accused(0, proof, MALLORY))
         await made.until(lambda: convicts([late]) == [{MALLORY}], within_s=200.0)
 
 
@@ -332,7 +333,7 @@ async def test_strangers_that_hold_all_places_of_a_peer_do_not_have_it_refuse_au
         assert len(strangers) * SERVED_PER_PEER_MAX == SERVED_MAX
         await asyncio.sleep(0.1)
         with pytest.raises(NotHere, match="that proof is not kept here"):
-            async with boris.averager.audits.stream(anna.id) as stream:
+            async with whole(boris.averager).audits.stream(anna.id) as stream:
                 await ask(stream, AskProof(bytes(32)))
                 await next_data(stream)
         for stranger in strangers:

@@ -14,8 +14,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from averaging import messages
-from averaging.audit.claims import Claim
-from averaging.audit.proofs import (
+from averaging.guard.rules.proofs import (
     BadProof,
     Contradiction,
     Court,
@@ -30,6 +29,7 @@ from averaging.audit.proofs import (
     check,
     is_denied,
 )
+from averaging.history.claims import Claim
 from averaging.messages import BadMessage, Commit, Message
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from averaging.audit.claims import Claim
-from averaging.audit.readings import Reading
-from averaging.audit.spot_checks import REFUSED
-from averaging.live.checks.spot_checking import Losses, OtherData, Trial
+from averaging.guard.rules.spot_checks import REFUSED
+from averaging.guard.spot_checking import Losses, OtherData, Trial
+from averaging.history.claims import Claim
+from averaging.history.readings import Reading
 from averaging.live.slices.evidence import Evidence
 from averaging.live.slices.exchange import Exchange
 from averaging.messages import Suspected
@@ -24,6 +24,7 @@ from averaging.round.contributing import Contribution
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
+from tests.averaging.guard.guards import whole
 from tests.averaging.live.quadratic import POLICY, Peer, QuadraticLearner, Swarm, layout_of, swarm
 
 MALLORY = identity_of("mallory").peer_id
@@ -187,7 +188,7 @@ async def test_poison_that_moves_the_loss_nowhere_fails_the_first_checks(
         await made.live(15.0)
         assert set().union(*failed(peers[:3])) == {MALLORY}
         for peer in peers[:3]:
-            spot_checks = peer.averager.spot_checks
+            spot_checks = whole(peer.averager).spot_checks
             assert spot_checks is not None
             counters, now = peer.averager.counters(), peer.averager.now()
             assert 0 < counters["own_contributions_judged"] <= counters["spot_checks"]
@@ -228,8 +229,9 @@ async def test_a_peer_that_hears_of_a_suspect_checks_it_without_having_drawn_it(
 
     async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
         anna, boris, clara, *_ = peers = await checking(made, *NAMES, "mallory")
-        assert boris.averager.spot_checks is not None
-        checks = boris.averager.spot_checks._checks
+        boriss = whole(boris.averager).spot_checks
+        assert boriss is not None
+        checks = boriss._checks
         checks._drawn_at, checks._every_steps = 0.0, 10**6
         await made.until(lambda: bool(boris.told("spot_check_failed")), within_s=75.0)
         assert any(each.averager.counters()["peers_named"] > 0 for each in (anna, clara))
@@ -242,7 +244,7 @@ async def test_a_peer_that_hears_of_a_suspect_checks_it_without_having_drawn_it(
 async def test_only_an_established_peers_word_about_one_that_is_there_makes_a_peer_look() -> None:
     async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
         anna, boris, clara = await checking(made, *NAMES[:3])
-        spot_checks = anna.averager.spot_checks
+        spot_checks = whole(anna.averager).spot_checks
         assert spot_checks is not None
         named = spot_checks._checks._named
         await made.live(65.0)
@@ -352,5 +354,5 @@ async def test_without_the_runs_setting_nothing_is_read_kept_or_checked() -> Non
         policy = replace(POLICY, spot_checks=0.0)
         peers = await checking(made, *NAMES, policy=policy)
         await made.live(30.0)
-        assert all(peer.averager.spot_checks is None for peer in peers)
+        assert all(whole(peer.averager).spot_checks is None for peer in peers)
         assert not checks_of(peers)

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from averaging.guard.loss_gate import GateSettings, LossGate
+from averaging.guard.rules.loss_gate import PATIENCE_VERSIONS, REFUSALS_MAX, Refusals
 from averaging.history.chain import ChainLink
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
-from averaging.live.checks.loss_gate import GateSettings, LossGate
 from averaging.live.settings import AveragerSettings
 from averaging.numbers.arrays import Float32s
 from averaging.round.interface.phase import Phase
-from averaging.rules.loss_gate import PATIENCE_VERSIONS, REFUSALS_MAX, Refusals
 from dht.membership.orders import Attested
 from dht.memory.host import MemoryNetwork
 from tests.averaging.live.quadratic import LAYOUT, Peer, Swarm, layout_of, start_of, swarm

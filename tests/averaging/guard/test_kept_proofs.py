@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from averaging import messages as said
-from averaging.audit.proofs import FalseMerge, Guilty, Proof, TwoVotes, Vote
-from averaging.live.checks import kept_proofs
-from averaging.live.checks.kept_proofs import PROOFS_MAX, KeptProofs, Verdict
+from averaging.guard import kept_proofs
+from averaging.guard.kept_proofs import PROOFS_MAX, KeptProofs, Verdict
+from averaging.guard.rules.proofs import FalseMerge, Guilty, Proof, TwoVotes, Vote
 from dht.identity import Identity, PeerId, RunId
 from dht.memory.host import identity_of
 from peer.storage.proofs import ProofFolder
-from tests.averaging.audit.audited_rounds import heads_of_proofs
+from tests.averaging.guard.rules.audited_rounds import heads_of_proofs
 
 LIAR = identity_of("liar")
 RUN = RunId("run")

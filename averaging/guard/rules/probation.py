@@ -52,6 +52,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 from averaging.messages import Commit
+from averaging.rules.electors import SEEN_MAX, SLACK, Electors
+from averaging.rules.policy import ProbationPolicy
 from averaging.rules.reputation import Reputation
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
@@ -66,35 +68,13 @@ CREDIT: Final = 0.25
 """Share of the second most tokens of a live peer, in the state that this peer began with, that is
 enough to be established: peers work at different speeds."""
 
-SLACK: Final = 0.5
-"""Share of what a peer asks for itself that it accepts of a voter that another peer names."""
-
 SURE: Final = 1.5
 """Multiple of the relative threshold above which honest peers agree, if they saw all of a run."""
-
-SEEN_MAX: Final = 4096
-"""Peers whose work is remembered; the one that is worth the least is forgotten first."""
 
 PATIENCE_MERGES: Final = 64
 """Merges without a peer that one merge with its work is worth: it is remembered for so many more.
 A newcomer at work then takes the place of one that has gone, and of none that worked for long:
 4096 keys that come and go make nobody forget the founders of a run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbationPolicy:
-    """Work that makes a peer established."""
-
-    rounds: int = 0
-    """Merges that contain its work, of all fragments together; 0: there is no probation."""
-    seconds: float = 0.0
-    """Time since the first of them."""
-
-    def __post_init__(self) -> None:
-        if self.rounds < 0:
-            raise ValueError(f"rounds is {self.rounds}; it must be 0 or more")
-        if not self.seconds >= 0.0:
-            raise ValueError(f"seconds is {self.seconds}; it must be 0 s or more")
 
 
 @dataclass(slots=True)
@@ -129,8 +109,8 @@ class RequiredWork:
         return min(by_rounds, by_time)
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Probation:
+@dataclass(eq=False, repr=False)
+class Probation(Electors):
     """Record of the work of all peers of a run that one of them has seen, its own included.
 
     All fragments of a peer share one. Times are on the peer's own clock.
@@ -262,13 +242,6 @@ class Probation:
         if work is None:
             return required.progress(0, 0.0)
         return required.progress(work.rounds, now - work.since)
-
-    def is_established(self, peer: PeerId, live: Iterable[PeerId], now: float) -> bool:
-        """True if this peer counts a peer: its vote, its lead, and the states that it serves."""
-        return (
-            self.counts_all_at(now)
-            or self.progress(peer, self.required_work(live, now), now) >= 1.0
-        )
 
     def is_struck(self, peer: PeerId, now: float) -> bool:
         """True if a peer has too many strikes here."""

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from averaging import messages
-from averaging.audit.claims import Claim
-from averaging.audit.proofs import (
+from averaging.guard.rules.proofs import (
     DIRECTIVES_MAX,
     BadProof,
     FalseMerge,
@@ -26,6 +25,7 @@ from averaging.audit.proofs import (
     encode_head,
     size_of_data,
 )
+from averaging.history.claims import Claim
 from averaging.messages import BadMessage, Stamp
 from averaging.numbers import merge_estimate
 from averaging.numbers.arithmetic import MergeNumbers
@@ -33,7 +33,7 @@ from averaging.numbers.codecs import codec_names
 from averaging.numbers.merge import rule_names
 from averaging.numbers.piece_digests import root_of
 from dht.identity import PeerId
-from tests.averaging.audit.audited_rounds import (
+from tests.averaging.guard.rules.audited_rounds import (
     COURT,
     REDUCER,
     SLICE,

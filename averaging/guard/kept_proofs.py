@@ -15,7 +15,7 @@ from typing import Annotated, Any, Protocol
 
 from msgspec import Meta, Struct
 
-from averaging.audit.proofs import Guilty, Proof
+from averaging.guard.rules.proofs import Guilty, Proof
 from averaging.messages import Digest, Peer
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId

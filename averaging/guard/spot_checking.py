@@ -1,10 +1,11 @@
 """Spot checks by a live peer: the loss with another's contribution, on that author's own data.
 
-``averaging.audit.spot_checks`` decides whom to check and what follows. This module brings together
-what a check needs: after a round, the author's upload of all slices, as the reducers have signed
-that they merged it; what the author has read before one of its steps; and the learner's judgement
-of two states of the fragment, the one that the round began with, and that with the contribution.
-While it is not known what is usual, the learner judges its own contribution to the round as well.
+``averaging.guard.rules.spot_checks`` decides whom to check and what follows. This module brings
+together what a check needs: after a round, the author's upload of all slices, as the reducers have
+signed that they merged it; what the author has read before one of its steps; and the learner's
+judgement of two states of the fragment, the one that the round began with, and that with the
+contribution. While it is not known what is usual, the learner judges its own contribution to the
+round as well.
 
 One check is under way at a time. Reducers and author each have as long to show what was uploaded as
 it had to arrive in the round, so that a slow one holds no check for long. A failure of the network
@@ -20,10 +21,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from averaging.audit.claims import Claim, authors, hash_of
-from averaging.audit.readings import Reading
-from averaging.audit.spot_checks import SpotChecks, expected
-from averaging.live.checks.auditing import Around, Auditing
+from averaging.guard.auditing import Auditing
+from averaging.guard.rules.spot_checks import SpotChecks, expected
+from averaging.history.claims import Claim, authors, hash_of
+from averaging.history.readings import Reading
+from averaging.live.services import Services
 from averaging.live.slices.evidence import Uploads
 from averaging.live.slices.parts import Parts
 from averaging.live.streams.questions import WORLD, NotHere
@@ -99,7 +101,7 @@ class SpotChecking:
     """The spot checks of one peer with a learner."""
 
     def __init__(
-        self, judge: Judge, checks: SpotChecks, *, audits: Auditing, around: Around
+        self, judge: Judge, checks: SpotChecks, *, audits: Auditing, around: Services
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._judge = judge

@@ -9,9 +9,8 @@ import msgspec
 import numpy as np
 
 from averaging import messages
-from averaging.audit.claims import Claim, Subject, claim
-from averaging.audit.inquiry import Inquiry
-from averaging.audit.proofs import (
+from averaging.guard.rules.inquiry import Inquiry
+from averaging.guard.rules.proofs import (
     Court,
     DeniedVote,
     FalseMerge,
@@ -24,6 +23,7 @@ from averaging.audit.proofs import (
     TwoVotes,
     Vote,
 )
+from averaging.history.claims import Claim, Subject, claim
 from averaging.messages import Commit
 from averaging.numbers.arithmetic import (
     MeldNumbers,

@@ -1,10 +1,10 @@
 """The loss gate of one peer: it has the loss measured around a jump, and undoes what raised it.
 
-Decisions are those of ``averaging.rules.loss_gate``. Before a fragment jumps, the averager asks
-``before_jump``: the loss is measured, and the state that is given up stays in memory. A peer that
-was away has several fragments to take over, and a model of which only a part is new says nothing:
-the loss is measured again when the learner holds all of them and nothing is being fetched. That
-costs, until then, another theta and momentum of each fragment that jumped.
+Decisions are those of ``averaging.guard.rules.loss_gate``. Before a fragment jumps, the averager
+asks ``before_jump``: the loss is measured, and the state that is given up stays in memory. A peer
+that was away has several fragments to take over, and a model of which only a part is new says
+nothing: the loss is measured again when the learner holds all of them and nothing is being fetched.
+That costs, until then, another theta and momentum of each fragment that jumped.
 
 An undone fragment goes back to its state before the jump. Work that the learner has not merged
 since is given up, because it was done on the parameters that were refused; work that was merged
@@ -20,14 +20,15 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
+from averaging.guard.rules.loss_gate import Attested, GivesWay, Refusals, Undo, judge
 from averaging.history.chain import Chain
 from averaging.history.lineage import Lineage
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
+from averaging.live.guard import Gate
 from averaging.round.interface.phase import Phase
-from averaging.rules.loss_gate import Attested, GivesWay, Refusals, Undo, judge
 
 REFUSED: Final = "refused"
 """Reason why the learner's work is given up with a jump that is undone."""
@@ -79,11 +80,12 @@ class _Jump:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class LossGate:
+class LossGate(Gate):
     """The judge of jumps of a peer with a learner. ``run`` judges until it is cancelled."""
 
     settings: GateSettings
     _: KW_ONLY
+    measures: ClassVar[bool] = True
     measure: Callable[[], Awaitable[float | None]]
     """The learner's held-out loss now; ``None``: it cannot tell."""
     holds: Callable[[int], bool]

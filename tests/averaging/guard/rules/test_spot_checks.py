@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from averaging.audit.spot_checks import (
+from averaging.guard.rules.spot_checks import (
     BACK_MAX,
     CHANGE_MIN,
     FAILED,

@@ -1,8 +1,8 @@
 """One audit: the uploads of one piece are collected, merged again and compared.
 
 The owner of an ``Inquiry`` fetches what it asks for and says what came. When all is here, ``proof``
-is given to ``averaging.audit.proofs.check``, which merges: an audit and everybody who is shown its
-result run the same code on the same bytes.
+is given to ``averaging.guard.rules.proofs.check``, which merges: an audit and everybody who is
+shown its result run the same code on the same bytes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from averaging.audit.claims import Claim, authors, hash_of
-from averaging.audit.proofs import FalseMerge, Proof
+from averaging.guard.rules.proofs import FalseMerge, Proof
+from averaging.history.claims import Claim, authors, hash_of
 from averaging.messages import Commit
 from averaging.numbers.arrays import Buffer
 from averaging.numbers.piece_digests import leads_to

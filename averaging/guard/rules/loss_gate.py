@@ -7,7 +7,7 @@ that moves a fragment further than steps usually do. Certificates say that enoug
 such a state, and nothing about whether it is any good; the loss says that.
 
 A peer measures the loss of its own held-out sequences before and after a jump
-(``averaging.live.checks.loss_gate``). ``judge`` compares the two. A jump that is refused is undone,
+(``averaging.guard.loss_gate``). ``judge`` compares the two. A jump that is refused is undone,
 and ``Refusals`` remembers its target, so that it is not taken again from the next peer.
 
 The gate is one peer's own judgement: nobody hears of it, and nobody is blamed. So it must not part
@@ -197,17 +197,3 @@ class Refusals:
                     f"looked at again from version {each.until_version} on"
                 )
         return None
-
-
-UNUSUAL_RATIO: Final = 5.0
-"""Length of an unusual step, as a multiple of the usual one. The uploads of honest peers were at
-most 4.6 times as long as usual (``averaging.rules.usual_norms``), and a merge is shorter than the
-longest of its uploads."""
-
-
-def is_unusual(moved: float, *, usual: float | None, steps: int = 1) -> bool:
-    """True if ``steps`` merges moved a fragment further than is usual.
-
-    ``usual``: how far one merge moves it; ``None``: that is not known yet, and nothing is unusual.
-    """
-    return usual is not None and not moved <= UNUSUAL_RATIO * usual * max(1, steps)

@@ -1,12 +1,12 @@
 """Audits by a live peer: uploads are shown to others, pieces of others' merges made again.
 
-``averaging.audit`` decides; this module moves the bytes, on streams of a protocol of its own. A
-member keeps what it has sent for a while after a round (``KEPT_S``), and shows each peer of
+``averaging.guard.rules`` decides; this module moves the bytes, on streams of a protocol of its own.
+A member keeps what it has sent for a while after a round (``KEPT_S``), and shows each peer of
 the round as much as a fair audit needs. After a round it draws pieces, asks the reducer for the
 claims and the members for the bytes, and checks. A proof of a lie bans the liar here, is kept, and
 is shown to every peer that comes into view: each of them checks it anew.
 
-The same streams serve spot checks (``averaging.live.checks.spot_checking``): whole uploads, and
+The same streams serve spot checks (``averaging.guard.spot_checking``): whole uploads, and
 what their authors have read.
 
 A peer that cannot be reached is not blamed. One that answers that it does not have what it must
@@ -20,19 +20,25 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from averaging.audit import selection
-from averaging.audit.claims import Claim, authors, decode_claims, encode_claims
-from averaging.audit.inquiry import Inquiry
-from averaging.audit.proofs import (
+from averaging.guard.kept_proofs import (
+    PROOFS_BYTES_MAX,
+    Kept,
+    KeptProofs,
+    ProofShelf,
+    Verdict,
+)
+from averaging.guard.rules import selection
+from averaging.guard.rules.inquiry import Inquiry
+from averaging.guard.rules.proofs import (
     HEAD_MAX_BYTES,
     BadProof,
     Court,
@@ -45,16 +51,12 @@ from averaging.audit.proofs import (
     decode_head,
     size_of_data,
 )
-from averaging.audit.readings import Reading, decode_reading, encode_reading
-from averaging.audit.spot_checks import BACK_MAX
-from averaging.audit.witness import Witness
-from averaging.live.checks.kept_proofs import (
-    PROOFS_BYTES_MAX,
-    Kept,
-    KeptProofs,
-    ProofShelf,
-    Verdict,
-)
+from averaging.guard.rules.spot_checks import BACK_MAX
+from averaging.guard.rules.witness import Witness
+from averaging.history.claims import Claim, authors, decode_claims, encode_claims
+from averaging.history.readings import Reading, decode_reading, encode_reading
+from averaging.live.services import Services
+from averaging.live.settings import topic_of
 from averaging.live.slices.evidence import Uploads
 from averaging.live.slices.parts import Parts
 from averaging.live.streams.fair_shares import ServedPlace, ServedPlaces
@@ -74,14 +76,13 @@ from averaging.live.streams.questions import (
     stream_to,
     tell_busy,
 )
-from averaging.live.streams.threads import Threads
 from averaging.messages import Accused, BadMessage, Digest, Index, Message, unpacked
 from averaging.numbers.chunks import Cutting
 from averaging.numbers.piece_digests import path_to
-from averaging.rules.reputation import Deed, Ground, Reputation
+from averaging.rules.reputation import Deed, Ground
 from dht.errors import HostClosed, StreamBroken
 from dht.guarded_host import refuse
-from dht.host import Host, Stream
+from dht.host import Stream
 from dht.identity import PeerId, RunId
 
 CLAIMS_MAX_BYTES = 64 << 10
@@ -92,9 +93,8 @@ bundles of sites and a spot check ask for each piece once at most."""
 
 KEPT_S = 60.0
 """Time after a round for which its uploads are kept: their memory is not used again meanwhile, and
-fresh memory costs processor time."""
-KEPT_BYTES_MAX = 256 << 20
-"""They are let go sooner if those of all rounds together take more memory than this."""
+fresh memory costs processor time. They are let go sooner if those of all rounds together take more
+than ``AveragerSettings.uploads_bytes_max``."""
 AUDITS_MAX = 2
 """Audits under way at once."""
 WAITING_MAX = 32
@@ -120,6 +120,16 @@ FETCHES_MAX = 4
 
 
 T = TypeVar("T")
+
+
+def _court(around: Services) -> Court:
+    run, layout = around.terms.run, around.terms.layout
+    return Court(
+        topic_of(run, layout),
+        layout,
+        around.around.verify,
+        topic_after=lambda rollback: topic_of(run, layout, rollback),
+    )
 
 
 class _Request(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -179,55 +189,6 @@ def audit_protocol(run: RunId) -> str:
     return f"shoal/{run}/audit/1"
 
 
-class Around(Protocol):
-    """The averager, as its audits see it."""
-
-    threads: Threads
-    reputation: Reputation
-
-    @property
-    def shelf(self) -> ProofShelf | None:
-        """Where proofs outlive a restart; ``None``: they are in memory."""
-        ...
-
-    @property
-    def others(self) -> Sequence[PeerId]:
-        """The live peers in view."""
-        ...
-
-    def is_established(self, peer: PeerId) -> bool: ...
-
-    def worth(self, peer: PeerId) -> float:
-        """How much a peer's work counts here (``averaging.rules.probation``)."""
-        ...
-
-    def uploads_of(self, round_id: bytes) -> Uploads | None:
-        """Evidence of this peer on a round that is not over for all."""
-        ...
-
-    def shows(self, asker: PeerId, uploads: Uploads) -> Uploads:
-        """What an auditor is shown of a round."""
-        ...
-
-    def send(self, peer: PeerId, message: Message) -> None: ...
-
-    def spawn(self, work: Any, name: str) -> asyncio.Task[None]: ...
-
-    def event(self, event: str, **fields: Any) -> None: ...
-
-    def strike(self, peer: PeerId, deed: Deed, reason: str, *, fragment: int) -> None: ...
-
-    def convict(self, guilty: Guilty) -> None:
-        """Have nothing to do with this peer any more."""
-        ...
-
-    def moved(self, *, sent: int = 0, received: int = 0, since: float) -> None:
-        """Count bytes of audits. ``since``: when they began to be sent."""
-        ...
-
-    def now(self) -> float: ...
-
-
 @dataclass(slots=True, eq=False)
 class _Kept:
     """The bytes of a round that is over, for auditors."""
@@ -246,29 +207,29 @@ class Auditing:
 
     def __init__(
         self,
-        host: Host,
-        run: RunId,
-        around: Around,
-        court: Court,
+        around: Services,
         *,
-        rate: float,
-        sign: Callable[[bytes], bytes],
-        kept_bytes_max: int = KEPT_BYTES_MAX,
+        shelf: ProofShelf | None = None,
         reading_of: Callable[[int], Awaitable[Reading | None]] | None = None,
+        convict: Callable[[Guilty], None] = lambda guilty: None,
     ) -> None:
-        """``reading_of``: the data of the own learner's steps; ``None``: nobody checks."""
-        self.kept_bytes_max = kept_bytes_max
-        self.kept_proofs = KeptProofs(around.worth, around.shelf, around.spawn, self._not_written)
+        """``shelf``: where proofs outlive a restart; ``None``: they are in memory. ``reading_of``:
+        the data of the own learner's steps; ``None``: nobody checks. ``convict``: have nothing to
+        do with this peer any more."""
+        court = _court(around)
+        self.kept_bytes_max = around.settings.uploads_bytes_max
+        self.kept_proofs = KeptProofs(around.worth, shelf, around.spawn, self._not_written)
         self.convicted: Mapping[PeerId, Verdict] = self.kept_proofs.verdicts
         """The peers that a proof convicts, and what they did."""
         self.counters: Counter[str] = Counter()
-        self._host = host
-        self._protocol = audit_protocol(run)
+        self._host = around.host
+        self._protocol = audit_protocol(around.terms.run)
         self._around = around
         self._court = court
-        self._rate = rate
+        self._rate = around.terms.policy.audit_rate
         self._reading_of = reading_of
-        self._sign = sign
+        self._sign = around.me.identity.sign
+        self._has_convicted = convict
         self._witness = Witness(court, around.worth)
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
         self._proofs: Mapping[bytes, Kept] = self.kept_proofs.proofs
@@ -296,7 +257,7 @@ class Auditing:
     async def start(self) -> None:
         await self._host.serve_streams(self._protocol, self._serve)
         for verdict in tuple(self.convicted.values()):
-            self._around.convict(Guilty(verdict.peer, verdict.what))
+            self._has_convicted(Guilty(verdict.peer, verdict.what))
 
     # What is kept of rounds
 
@@ -688,7 +649,7 @@ class Auditing:
         self._around.event(
             "convicted", peer=guilty.peer, reason=guilty.what, proof=proof.digest.hex()
         )
-        self._around.convict(guilty)
+        self._has_convicted(guilty)
         self.spread()
 
     def _not_written(self, peer: PeerId, reason: str) -> None:

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from averaging.history.chain import Chain, ChainLink
-from averaging.rules.loss_gate import (
+from averaging.guard.rules.loss_gate import (
     PATIENCE_VERSIONS,
     REFUSALS_MAX,
     REMEMBERED_MAX,
@@ -20,6 +19,7 @@ from averaging.rules.loss_gate import (
     Undo,
     judge,
 )
+from averaging.history.chain import Chain, ChainLink
 
 
 class Owners(NamedTuple):

@@ -9,17 +9,17 @@ import msgspec
 import pytest
 
 from averaging import messages as said
-from averaging.audit import selection
-from averaging.audit.claims import (
+from averaging.guard.rules import selection
+from averaging.guard.rules.witness import BALLOTS_MAX, ROUNDS_KEPT_MAX, Witness
+from averaging.history.claims import (
     decode_claims,
     decode_statement,
     encode_claims,
     encode_statement,
 )
-from averaging.audit.witness import BALLOTS_MAX, ROUNDS_KEPT_MAX, Witness
 from averaging.messages import BadMessage
 from dht.identity import PeerId
-from tests.averaging.audit.audited_rounds import COURT, WHO, Round, commit_of
+from tests.averaging.guard.rules.audited_rounds import COURT, WHO, Round, commit_of
 
 ANNA = PeerId("anna")
 
