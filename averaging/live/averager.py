@@ -22,7 +22,7 @@ from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.fragment import FragmentWork
 from averaging.live.learner_port import LearnerPort
-from averaging.live.services import Services
+from averaging.live.services import Services, rings_at
 from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings, topic_of
 from averaging.live.slices.evidence import Uploads
 from averaging.live.states.fetch_server import FetchServer
@@ -398,7 +398,8 @@ class Averager(Services):
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = wanted
-        self._timer = asyncio.get_running_loop().call_at(wanted - self.around.clock_s, self.tick)
+        when = rings_at(wanted, clock_s=self.around.clock_s)
+        self._timer = asyncio.get_running_loop().call_at(when, self.tick)
 
     def tick(self) -> None:
         """Tick the machines that want it now. The timer does it."""

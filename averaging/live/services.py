@@ -55,6 +55,15 @@ SHARE_BITS = 32
 """Bits of a random share."""
 
 
+def rings_at(at: float, *, clock_s: float) -> float:
+    """The time on the event loop at which a clock ``clock_s`` ahead of it has come to ``at``.
+
+    Rounded down, a timer would ring when nothing is due yet, and be set again to the same moment.
+    """
+    when = at - clock_s
+    return when if when + clock_s >= at else when + max(math.ulp(at), math.ulp(when))
+
+
 class Services(ABC):
     """The part of an averager that its fragments know."""
 
