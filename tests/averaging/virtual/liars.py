@@ -74,7 +74,7 @@ class SwarmWithLiars(Swarm):
         else:
             super().stands(peer, state)
 
-    # What a liar makes of a state that it invented is nobody's version.
+    # What a liar makes of a state or a map that it invented is nobody's version.
 
     def applied(
         self,
@@ -85,6 +85,10 @@ class SwarmWithLiars(Swarm):
         merged: memoryview,
         maps: Mapping[int, ParentMap],
     ) -> None:
+        parents = apply.commit.parents
+        true = all(each.belongs_to(parents[index].lineage) for index, each in maps.items())
+        if peer.name in self.liars and not true:
+            return  # it reduced slice 0 itself, and has heard no objection
         if not self._is_invented(peer, before):
             super().applied(peer, apply, before, after, merged, maps)
 

@@ -144,6 +144,11 @@ def test_an_invention_that_several_show_is_taken_by_nobody_as_its_lineage_does_n
     assert swarm.truth.coverage["finished meld"]
 
 
+def test_a_map_that_a_liar_invents_and_merges_itself_moves_nobody_else() -> None:
+    """It reduces the slice that brings the maps, and takes its own word; the others refuse it."""
+    assert besieged(69, (liars.invent_marks,), GROUPS)["invented a mark"]
+
+
 @pytest.mark.slow  # it compares the pace of 24 storms
 def test_coordinators_that_never_seal_hardly_cost_versions() -> None:
     made, usual = Counter[str](), Counter[str]()
