@@ -163,26 +163,22 @@ def promised_to_one_of_lower_rank() -> FragmentRounds:
     return rounds
 
 
-def promised_after_many() -> FragmentRounds:
-    """Promised to the last of as many leaders as may be tried, which ranks second."""
-    rounds = promised()
+def after_many(rounds: FragmentRounds) -> FragmentRounds:
+    """At the last of as many leaders as may be tried, which ranks second."""
     attempt, second = rounds.joining.attempt, other_than_leader(rounds)
     assert attempt is not None
     rounds.joining.attempt = msgspec.structs.replace(
         attempt, leader=second, leaders_tried=LEADERS_TRIED_MAX
     )
     return rounds
+
+
+def promised_after_many() -> FragmentRounds:
+    return after_many(promised())
 
 
 def joining_after_many() -> FragmentRounds:
-    """Joining the last of as many leaders as may be tried, which ranks second."""
-    rounds = joining()
-    attempt, second = rounds.joining.attempt, other_than_leader(rounds)
-    assert attempt is not None
-    rounds.joining.attempt = msgspec.structs.replace(
-        attempt, leader=second, leaders_tried=LEADERS_TRIED_MAX
-    )
-    return rounds
+    return after_many(joining())
 
 
 def joining_a_last_time() -> FragmentRounds:

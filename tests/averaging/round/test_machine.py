@@ -1017,24 +1017,6 @@ def test_a_commit_that_misquotes_the_join_is_declined(changes: dict[str, int], r
         ({"contributors_min": 1}, "the run needs 2 at least"),
         ({"upload_s": 1e6}, "are the most"),
         ({"round_s": 1e7}, "are the most"),
-    ],
-)
-def test_a_commit_that_breaks_the_rules_of_the_run_is_declined(
-    changes: dict[str, Any], reason: str
-) -> None:
-    rounds, leader = waiting()
-
-    (answer,) = sent(
-        rounds.handle(Received(leader, committed(rounds, leader, **changes)), 2.0), leader
-    )
-
-    assert isinstance(answer, said.Declined) and reason in answer.reason
-    assert rounds.own_round is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
         ({"reducers": (ANNA, ANNA)}, "its reducers are not those"),
         ({"reducers": (ME, PeerId("mallory"))}, "its reducers are not those"),
         ({"reducers": (ME,), "shares": (1,)}, "its reducers are not those"),
@@ -1042,10 +1024,11 @@ def test_a_commit_that_breaks_the_rules_of_the_run_is_declined(
         ({"batch_tokens_max": 10**9}, "its batch_tokens_max are not those"),
     ],
 )
-def test_a_commit_of_another_shape_than_its_joins_give_it_is_declined(
+def test_a_commit_against_the_rules_of_the_run_or_of_another_shape_than_its_joins_is_declined(
     changes: dict[str, Any], reason: str
 ) -> None:
     rounds, leader = waiting()
+
     (answer,) = sent(
         rounds.handle(Received(leader, committed(rounds, leader, **changes)), 2.0), leader
     )

@@ -30,12 +30,6 @@ OWNER = Identity.from_seed(bytes(32)).peer_id
 INVITED = f'schema = 1\nname = "ours"\nseeds = ["{SEED}"]\n\n[policy]\nadmission = "invited"\n'
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    return tmp_path / "data" / "shoal"
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "ours.toml"

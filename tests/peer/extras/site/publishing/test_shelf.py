@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import http.server
 import json
-import resource
 import threading
 import urllib.request
 import xml.etree.ElementTree as ET
@@ -21,6 +20,7 @@ from peer.extras.site.publishing.feed import ATOM, Entry, atom
 from peer.extras.site.publishing.shelf import FEED, INDEX, LATEST, NotAShelf, Shelf, published
 from peer.model.export.facts import Measured
 from peer.run_file.sections import RunFile
+from tests.peer.model.export.full_disk import files_of_at_most
 
 RUN = RunFile(name="ours & <theirs>")
 
@@ -130,7 +130,7 @@ def test_a_disk_that_fills_in_the_middle_leaves_the_export_before_as_it_was(
         except OSError as error:
             raise NotWritten(str(out), str(error)) from error
 
-    with disk_of(size), pytest.raises(NotWritten):
+    with files_of_at_most(size), pytest.raises(NotWritten):
         shelf.add("2" * 16, 2000, None, write_much, now=2e9)
     assert (shelf.folder / LATEST / "model.safetensors").read_bytes().endswith(b"1")
     listed = published(shelf.folder)
@@ -142,17 +142,6 @@ def test_a_disk_that_fills_in_the_middle_leaves_the_export_before_as_it_was(
     again = add(shelf, 3)
     assert published(shelf.folder)[-1] == again
     assert not [path for path in shelf.folder.iterdir() if path.name.startswith(".")]
-
-
-@contextmanager
-def disk_of(size: int) -> Iterator[None]:
-    """Writing a file beyond ``size`` fails in its middle, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_latest_and_feed_have_the_newest_after_a_kill_right_after_the_index(shelf: Shelf) -> None:
