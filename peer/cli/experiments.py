@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -22,12 +23,14 @@ from peer.cli.application import (
     Json,
     Plain,
     can_draw,
+    complain,
     json_text,
     report_if_slow,
     show,
     start_logging,
 )
 from peer.cli.showing import course, present, print_section, progress, trial_folder, usage_errors
+from peer.errors import ExtraMissing
 from peer.results import Section
 from peer.signals import as_interrupts
 
@@ -127,10 +130,10 @@ def demo(
 
     from peer.demo import report as demo_report
     from peer.demo.demo import Demo, DemoSettings, summary, summary_text
-    from peer.results import new_figure
 
     start_logging(logging.WARNING)
-    new_figure()  # a missing matplotlib is reported now, not after three minutes
+    if find_spec("matplotlib") is None:
+        complain(f"there will be no plot of it: {ExtraMissing('a plot', 'matplotlib', 'plots')}")
     where = trial_folder(directory, "demo")
     settings = DemoSettings(peers=peers, steps=steps, directory=where)
     with as_interrupts(), Demo(settings) as swarm:

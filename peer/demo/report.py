@@ -15,7 +15,7 @@ from peer.data.sources import open_data
 from peer.demo.demo import Comparison, DemoSettings, Point, Result
 from peer.model.recipes import build_model, held_out_loss
 from peer.quantities import bytes_text, count_text
-from peer.results import Section, finished_png, new_axes, write_html
+from peer.results import Section, finished_png, new_axes, picture, write_html
 from peer.run_file.reading import parse
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
@@ -27,13 +27,11 @@ SILENCE_S = 5.0
 _ANNOTATION: dict[str, Any] = {"textcoords": "offset points", "fontsize": "small"}
 
 
-def write(
-    directory: Path, result: Result, compared: Comparison, record: Mapping[str, Any]
-) -> tuple[Path, Path]:
-    """Write ``demo.png`` and ``demo.html``; returns their paths."""
-    picture = _picture(result, compared)
-    png, html = directory / "demo.png", directory / "demo.html"
-    png.write_bytes(picture)
+def write(directory: Path, result: Result, compared: Comparison, record: Mapping[str, Any]) -> None:
+    """Write ``demo.html``, and ``demo.png`` if matplotlib is installed."""
+    drawn = picture(_picture, result, compared)
+    if drawn is not None:
+        (directory / "demo.png").write_bytes(drawn)
     columns = ["learner", "steps", "s/step", "bytes sent", "rounds", "merged", "blocked"]
     rows = [
         [
@@ -53,9 +51,10 @@ def write(
         f"end; a single learner with as many steps as each of them: "
         f"{record['solo_loss_end']:.3f}. Kills: {record['kills']}; returns: {record['rejoins']}."
     )
-    section = Section("A swarm on one machine", text, columns, rows, picture)
-    write_html(html, title="shoal demo", command="shoal demo", sections=[section])
-    return png, html
+    section = Section("A swarm on one machine", text, columns, rows, drawn)
+    write_html(
+        directory / "demo.html", title="shoal demo", command="shoal demo", sections=[section]
+    )
 
 
 def compare(settings: DemoSettings, result: Result) -> Comparison:

@@ -293,16 +293,6 @@ def test_ctrl_c_while_a_run_file_is_searched_tells_for_what_was_waited(
     )
 
 
-def test_a_demo_that_could_not_draw_its_plot_does_not_start(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    code, said = complaint(["demo", "--directory", str(tmp_path / "demo")], capsys)
-    assert code == 2
-    assert "pip install 'shoal[plots]'" in said
-    assert not (tmp_path / "demo").exists()
-
-
 def test_a_demo_writes_nothing_beside_somebodys_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

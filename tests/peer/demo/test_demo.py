@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
+
+import pytest
 
 from peer.demo.demo import (
     RUN_TEXT,
@@ -14,7 +17,7 @@ from peer.demo.demo import (
     summary,
     summary_text,
 )
-from peer.demo.report import split_at_silence
+from peer.demo.report import split_at_silence, write
 from peer.run_file.reading import parse
 
 
@@ -66,3 +69,13 @@ def test_a_gap_in_a_learners_points_separates_two_lives() -> None:
     assert [len(life) for life in split_at_silence(points)] == [3, 2]
     assert [len(life) for life in split_at_silence(points[:3])] == [3]
     assert split_at_silence([]) == []
+
+
+def test_the_demo_needs_no_plots_to_show_what_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what `pip install shoal` brings alone it did not start."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    record = summary(DemoSettings(directory=tmp_path), result(), LEARNED)
+    write(tmp_path, result(), LEARNED, record)
+    assert [path.name for path in tmp_path.iterdir()] == ["demo.html"]
