@@ -710,6 +710,7 @@ averaging.round.sealing.doubt.Doubt.void_said_by""",
 averaging.round.interface.open_roster.OpenRoster.joins
 averaging.round.interface.open_roster.OpenRoster.held
 averaging.round.interface.open_roster.OpenRoster.passed
+averaging.round.interface.open_roster.OpenRoster.promised
 averaging.round.interface.open_roster.OpenRoster.called
 averaging.round.interface.open_roster.OpenRoster.coming""",
     "NAMERS_MAX for each author; leaders that this peer has asked; until a link has enough": """

@@ -503,13 +503,20 @@ class Joining:
         head = standing.head() if standing is not None else None
         pacemaker, to = self._pacemaker, Claim(called.attempt, leader)
         if head is None or not pacemaker.follows(leader, called.attempt, head, now):
-            self.pass_to(leader, "I follow another leader")
+            self._stay_promised(leader)
         elif pacemaker.gives_way(attempt.leader, to, leader, head, called.head, now):
             self._fragment.note("changed_leader", to=leader)
             self.withdraw(attempt)
             self.change_leader(leader, now)
         else:
-            self.pass_to(leader, "promised to another leader")
+            self._stay_promised(leader)
+
+    def _stay_promised(self, caller: PeerId) -> None:
+        """Pass, but for as long as the leader that this peer is promised to does not go over."""
+        attempt = self.attempt
+        assert attempt is not None
+        reason = "promised to another leader"
+        self._fragment.send(caller, messages.Pass(self._id.fragment, reason, attempt.leader))
 
     def join_caller(self, called: Called, now: float) -> None:
         """Join the leader that called at once if there are enough steps, else pass."""

@@ -324,6 +324,7 @@ class Leading:
             roster.is_hurried |= hurries
             returns = sender in roster.passed and not self._peers.has_several_groups(now)
             roster.passed.discard(sender)
+            self._brings(sender, roster, now)
             if hurries or returns:
                 calls_me = self._call_again(roster, now)
         is_first = roster.quorum_at is None and len(roster.joins) >= 2
@@ -614,10 +615,7 @@ class Leading:
         if roster is None or (sender != self._id.me and sender not in roster.called):
             self._fragment.count("stray_coming")
             return
-        fragment = self._id.fragment
-        if sender in roster.joins or self._reputation.is_over(
-            sender, Ground.COMES, now, fragment=fragment
-        ):
+        if sender in roster.joins or self._stays_away(sender, now):
             return
         roster.passed.discard(sender)
         wait_s = min(message.wait_s, self._policy.quorum.wait_s)
@@ -625,15 +623,35 @@ class Leading:
         roster.coming[sender] = min(until, roster.coming.get(sender, until))
         self.consider_closing(now)
 
-    def passed(self, sender: PeerId, now: float) -> None:
-        """A called peer does not come."""
+    def _stays_away(self, peer: PeerId, now: float) -> bool:
+        """True if it said that it comes and did not, so nobody waits for it any more."""
+        return self._reputation.is_over(peer, Ground.COMES, now, fragment=self._id.fragment)
+
+    def passed(self, sender: PeerId, message: messages.Pass, now: float) -> None:
+        """A called peer does not come, unless the leader that it is promised to does."""
         roster = self._fragment.open_roster
         if roster is None or sender not in roster.called:
             self._fragment.count("stray_pass")
         elif sender not in roster.joins:
             roster.passed.add(sender)
             roster.coming.pop(sender, None)
+            if message.leader is not None and not self._stays_away(sender, now):
+                roster.promised.setdefault(sender, message.leader)
+                if message.leader in roster.joins:
+                    self._brings(message.leader, roster, now)
             self.consider_closing(now)
+
+    def _brings(self, leader: PeerId, roster: OpenRoster, now: float) -> None:
+        """Another leader has gone over to this one, and sends those here that are promised to it.
+
+        Their joins come after its own: after a partition a roster closed without one of the sides
+        each time that the two had different leaders.
+        """
+        for peer, promised_to in roster.promised.items():
+            if promised_to == leader and peer not in roster.joins:
+                roster.promised[peer] = None
+                roster.passed.discard(peer)
+                roster.coming[peer] = now + self._policy.suspect_s
 
     def withdrawn(self, sender: PeerId, message: messages.Withdraw) -> None:
         roster = self._fragment.open_roster

@@ -25,6 +25,8 @@ class OpenRoster:
         self.held: dict[PeerId, Join] = {}
         """Joins from versions that the leader has to fetch before it can count them."""
         self.passed: set[PeerId] = set()
+        self.promised: dict[PeerId, PeerId | None] = {}
+        """The other leaders that some of these are promised to; ``None``: it has come here."""
         self.called: dict[PeerId, float] = {}
         """Time at which each of the others was called first, or again after it had passed."""
         self.coming: dict[PeerId, float] = {}

@@ -648,6 +648,22 @@ def test_two_of_five_are_in_the_rounds_of_all_one_cycle_after_a_partition() -> N
     assert len(late) <= 1, f"seeds {late}"
 
 
+@pytest.mark.parametrize("seed", [3, 7, 8])
+def test_both_sides_of_a_longer_partition_are_in_the_first_round_after_it(seed: int) -> None:
+    """The sides have different leaders. One goes over to the other and sends those there that have
+    joined it; the roster closed before they came, and they were in the next one."""
+    swarm = swarm_of(5, seed=seed)
+    swarm.keep_events = True
+    swarm.call_at(30.0, swarm.partition, [swarm.names[:2]])
+    swarm.run(120.0)
+    assert len(swarm.lineages()) == 2, "both sides went on"
+    swarm.heal()
+    swarm.run(120.0 + POLICY.due.cycle_steps / 2)
+    rosters = [note.fields["members"] for at, _, note in swarm.events if note.event == "closed"]
+    assert rosters[-1] == 5
+    settle(swarm)
+
+
 def test_of_two_the_other_dies_before_it_accepted_and_nothing_is_in_doubt() -> None:
     swarm = swarm_of(2)
     swarm.on_send = lambda sender, to, message: not isinstance(message, said.Propose)
