@@ -13,7 +13,7 @@ from typing import Any
 import blake3
 
 from averaging.history.state import FragmentState
-from averaging.live.guard import Guard, unguarded
+from averaging.live.guard import Guard
 from averaging.live.slices.watch import Watch
 from averaging.live.states.fetcher import FetchProgress
 from averaging.live.states.state_files import StateFiles
@@ -136,6 +136,9 @@ class Surroundings:
 
     view: Mapping[PeerId, PeerView]
     """Kept up to date by the owner."""
+    guard: Callable[[Any], Guard]
+    """Makes the defences of an averager against members that lie. ``unguarded`` makes none; it
+    is no default, as who forgets the defences would never hear of it."""
     absent: Mapping[PeerId, float | None] = field(default_factory=dict)
     """Peers that are not live (``Circumstances``). Kept up to date by the owner."""
     line_max: Callable[[], float] = lambda: math.inf
@@ -146,8 +149,6 @@ class Surroundings:
     begins_from: Callable[[PeerId], bool] = lambda peer: True
     """True if the first state of a fragment may come from a peer. All fragments of a newcomer must
     be of one founding of the run."""
-    guard: Callable[[Any], Guard] = unguarded
-    """Makes the defences of an averager against members that lie; as it is, there are none."""
     rollback: int = 0
     """The directive that took the run back to the states it goes on from; 0: none."""
     take_directive: Callable[[bytes], bool] = lambda directive: True
