@@ -750,6 +750,8 @@ class FragmentRounds(Fragment):
         reason = objection(commit, self, self.joining.attempt, now)
         if reason is not None or self.standing is None or commit.index(self.identity.me) is None:
             return reason
+        if len(commit.parents) > 1 and (reason := self.doubting.objection_to_meld()) is not None:
+            return reason
         lineages_part = self.peers.lineages_part(now)
         behind = members_behind(commit, self.standing, lineages_part=lineages_part)
         for entry in behind:

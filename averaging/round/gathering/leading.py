@@ -729,17 +729,25 @@ class Leading:
                 self._no_quorum(verdict.reason)
             case Close():
                 own = roster.joins.get(self._id.me)
-                if own is None or not self._is_unproven(roster, now):
+                reason = None if own is None else self._own_objection(roster, now)
+                if own is None or reason is None:
                     self._close(roster, verdict.reason, now)
                     return
-                self._refuse(self._id.me, own, UNPROVEN)
+                self._refuse(self._id.me, own, reason)
                 for peer, join in list(roster.joins.items()):
                     self._catching_up.compare(peer, join.head, now)
 
-    def _is_unproven(self, roster: OpenRoster, now: float) -> bool:
-        """True if others have joined that cannot be shown enough signatures under the own state."""
-        lineages = {join.head.lineage for join in roster.joins.values()}
-        return len(lineages) > 1 and not self._fragment.certificates.is_proven(now)
+    def _own_objection(self, roster: OpenRoster, now: float) -> str | None:
+        """The reason why this peer's own join has no place in its roster; ``None``: it has one.
+
+        Others have joined that cannot be shown enough signatures under the own state, or whose
+        state may have the own work.
+        """
+        if len({join.head.lineage for join in roster.joins.values()}) < 2:
+            return None
+        if not self._fragment.certificates.is_proven(now):
+            return UNPROVEN
+        return self._joining.objection_to_meld()
 
     def _turnout(self, roster: OpenRoster, now: float) -> Turnout:
         return roster.turnout(

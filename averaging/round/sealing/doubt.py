@@ -15,7 +15,9 @@ up and nobody finished, can be lost.
 One group may become one of several, when a partition ends. Work that this peer offers again is
 **open** until a standing covers it, where nobody could tell of the round that had it, or where it
 was merged on the side of a fork that this peer has left: if several groups are seen before, it
-counts as merged elsewhere as well (storms 56434 and 77874 with liars).
+counts as merged elsewhere as well (storms 56434 and 77874 with liars). A meld may bring in the side
+with that work (storm 20380), so a peer with open work declines it: the version that the others make
+without it tells. Where the second such meld leaves the work open, it counts as merged.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class Doubt:
 class Doubting:
     """One peer as one that may be in doubt."""
 
-    __slots__ = ("_fragment", "_id", "_open_mark", "_peers", "_policy", "doubt")
+    __slots__ = ("_declined_melds", "_fragment", "_id", "_open_mark", "_peers", "_policy", "doubt")
 
     def __init__(self, fragment: Fragment) -> None:
         self._fragment = fragment
@@ -65,6 +67,8 @@ class Doubting:
         self.doubt: Doubt | None = None
         self._open_mark: int | None = None
         """The own step up to which others may go on with work that this peer offers again."""
+        self._declined_melds = 0
+        """Since that work is open."""
 
     def is_about(self, round_id: bytes) -> bool:
         return self.doubt is not None and self.doubt.round == round_id
@@ -85,13 +89,22 @@ class Doubting:
 
     def leave_open(self, mark: int) -> None:
         """The own work is offered again, though others may go on with it."""
-        self._open_mark = mark
+        self._open_mark, self._declined_melds = mark, 0
 
     def presume_open(self, now: float) -> None:
-        """Before this peer offers anything: among several groups its open work counts as merged."""
-        if self._open_mark is not None and self._peers.has_several_groups(now):
-            mark, self._open_mark = self._open_mark, None
-            self._note_presumed(mark, "it may be merged in one of several groups")
+        """Before this peer offers anything: open work may have to count as merged elsewhere."""
+        mark, several_groups = self._open_mark, self._peers.has_several_groups(now)
+        if mark is not None and (several_groups or self._declined_melds > 1):
+            self._open_mark = None
+            where = "in one of several groups" if several_groups else "on a side that was melded"
+            self._note_presumed(mark, f"it may be merged {where}")
+
+    def objection_to_meld(self) -> str | None:
+        """The reason to be in no round that melds: it could merge open work a second time."""
+        if self._open_mark is None:
+            return None
+        self._declined_melds += 1
+        return "my work may be in another of its parents"
 
     def next_at(self) -> float | None:
         doubt = self.doubt

@@ -88,6 +88,26 @@ def test_work_of_a_fork_that_a_peer_has_left_counts_as_merged_among_several_grou
     assert [each.mark for each in presumed] == [24]
 
 
+@pytest.mark.parametrize("has_open_work", [False, True])
+def test_a_peer_that_has_left_a_fork_with_its_work_is_in_no_meld_with_that_fork(
+    has_open_work: bool,
+) -> None:
+    """Others of that side made one more version, so the sides were melded and not rebased: the work
+    was merged in one parent, and beside it (storm 20380)."""
+    merged = MergedMap().with_work(ME, 7, 24, 100) if has_open_work else MergedMap()
+    mine = replace(standing("start", "mine"), merged=merged)
+    rounds = machine(mine, OTHERS[:1])
+    rounds.handle(CaughtUp(standing("start", "theirs"), since=0), 1.0)
+
+    for meld in (1, 2):
+        assert (rounds.doubting.objection_to_meld() is not None) is has_open_work
+        presumed = of(rounds.handle(Progressed(meld, 1.0), 2.0), Presume)
+        # The version that the others make by the first meld may tell.
+        assert [each.mark for each in presumed] == ([24] if has_open_work and meld == 2 else [])
+
+    assert rounds.doubting.objection_to_meld() is None
+
+
 @pytest.mark.parametrize(("several", "in_doubt"), [(True, True), (False, False)])
 def test_a_leaders_word_alone_voids_no_round_of_several_groups(
     several: bool, in_doubt: bool
