@@ -460,6 +460,9 @@ class Leading:
         if self._is_last_to_leave(roster, now):
             self._no_quorum("nobody else trains here any more")
             return
+        if self._leaves_with_nothing(roster, now):
+            self._no_quorum(messages.LEAVING)
+            return
         if now >= roster.search_at:
             self._release_held_when_slow(roster, now)
             self.look_round(now)
@@ -469,6 +472,16 @@ class Leading:
     def _no_quorum(self, reason: str) -> None:
         self._fragment.note("no_quorum", reason=reason)
         self.dissolve(reason)
+
+    def _leaves_with_nothing(self, roster: OpenRoster, now: float) -> bool:
+        """True if this peer leaves and brings nothing, and too few others have joined it so far.
+
+        It is gone in a moment. One that left after it waited for this roster until then, and had no
+        time to have its work merged elsewhere.
+        """
+        if not self._joining.leaves or self._id.me not in roster.passed:
+            return False
+        return not self._policy.quorum.is_reached(self._turnout(roster, now))
 
     def _is_last_to_leave(self, roster: OpenRoster, now: float) -> bool:
         """True if this peer leaves, and all that it waits for have left before it."""

@@ -451,6 +451,20 @@ def test_a_peer_that_leaves_last_does_not_wait_for_a_quorum_of_those_that_have_l
     assert of(rounds.handle(Offered(offer(standing("start"))), 5.0), Fold)
 
 
+def test_a_leader_that_leaves_and_has_no_work_sends_who_joins_it_elsewhere() -> None:
+    """Who left beside it waited for its roster until it was gone, and left with pending work."""
+    rounds = leading()
+    joiner = min(rounds.peers.view)
+    rounds.handle(MergeBeforeLeaving(), 1.0)
+    rounds.handle(asks(joiner, standing("start")), 1.0)
+    assert rounds.open_roster is not None
+
+    answers = sent(rounds.handle(Tick(), 1.0 + POLICY.resend_s), joiner)
+
+    assert said.NoQuorum(0, 1, said.LEAVING) in answers
+    assert rounds.open_roster is None
+
+
 def noted(effects: list[Any]) -> list[str]:
     return [effect.event for effect in effects if isinstance(effect, Note)]
 
