@@ -342,7 +342,7 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
     """
     from peer.events.names import printable
 
-    folders = sorted(running_peers()) if directory is None else [directory]
+    folders = list(running_peers()) if directory is None else [directory]
     if directory is not None:
         is_peers = (directory / IN_USE).exists()
         if not directory.is_dir() or (changes.keys() & {"paused", "leave_at"} and not is_peers):

@@ -223,9 +223,9 @@ def is_in_use(folder: Path) -> bool:
 
 
 def running_peers() -> dict[Path, Occupant]:
-    """The folders of all peers of this user that run now, wherever they are."""
+    """The folders of all peers of this user that run now, wherever they are, sorted."""
     found: dict[Path, Occupant] = {}
-    for link in sorted(_registry().glob("*")):
+    for link in _registry().glob("*"):
         # A peer that just ends has removed its link, and one of another user is not to be read.
         with suppress(OSError):
             folder = link.readlink()
@@ -235,7 +235,7 @@ def running_peers() -> dict[Path, Occupant]:
                     found[folder] = occupant
             else:  # its process was killed
                 link.unlink(missing_ok=True)
-    return found
+    return dict(sorted(found.items()))
 
 
 def occupant_of(folder: Path) -> Occupant | None:

@@ -95,7 +95,7 @@ def _record(rows: list[Contributor], own: str | None) -> dict[str, object]:
 
 
 def _folders(where: str | None) -> list[Path]:
-    found = sorted(running_peers()) if where is None else [Path(where)]
+    found = list(running_peers()) if where is None else [Path(where)]
     if not found or not all((folder / "identity.key").exists() for folder in found):
         raise typer.BadParameter(
             "none of your peers is running on this machine; name the folder of one, or a link"

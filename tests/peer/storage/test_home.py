@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -185,6 +186,14 @@ def test_running_peers_are_found_until_they_end_or_are_killed(tmp_path: Path) ->
         (home / "killed").symlink_to(tmp_path / "b")
         assert list(running_peers()) == [tmp_path / "a"]
         assert not (home / "killed").is_symlink()
+
+
+def test_running_peers_are_sorted_by_their_folders(tmp_path: Path) -> None:
+    """Names of their links are digests: `status` listed them in another order than `pause`."""
+    with ExitStack() as stack:
+        for name in "dbca":
+            stack.enter_context(occupied(tmp_path / name, run_named(name), "learner"))
+        assert [folder.name for folder in running_peers()] == [*"abcd"]
 
 
 def test_commands_without_a_folder_act_on_all_running_peers(
