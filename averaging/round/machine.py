@@ -215,7 +215,7 @@ class FragmentRounds(Fragment):
         self.joining = Joining(self, self.doubting)
         self.catching_up = CatchingUp(self, self.joining, self.doubting)
         self.parents = Parents(self.peers, self.certificates, self.catching_up)
-        self.leading = Leading(self, self.joining, self.catching_up, self.parents)
+        self.leading = Leading(self, self.doubting, self.joining, self.catching_up, self.parents)
         self.lingering = Lingering(self)
         self.rounds: dict[bytes, Participation] = {}
         self.own_round: Participation | None = None

@@ -231,9 +231,6 @@ class Joining:
         wait_s = max(LEAVERS_WAIT_S, 2 * self._leavers_wait_s)
         self._leavers_wait_s = min(LEAVERS_WAIT_MAX_S, wait_s)
 
-    def objection_to_meld(self) -> str | None:
-        return self._doubting.objection_to_meld()
-
     def stands(self) -> None:
         """This peer stands elsewhere now: an attempt that failed may succeed."""
         self._leavers_wait_s = 0.0

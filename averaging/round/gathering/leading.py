@@ -38,6 +38,7 @@ from averaging.round.opinions.certificates import link_of
 from averaging.round.opinions.fragment import Fragment
 from averaging.round.opinions.neighbourhood import median
 from averaging.round.opinions.pacemaker import Claim
+from averaging.round.sealing.doubt import Doubting
 from averaging.round.sealing.seals import all_peers_of
 from averaging.rules import final_mix
 from averaging.rules.final_mix import RunsEnd
@@ -58,9 +59,15 @@ class Leading:
     """One peer as a leader."""
 
     def __init__(
-        self, fragment: Fragment, joining: Joining, catching_up: CatchingUp, parents: Parents
+        self,
+        fragment: Fragment,
+        doubting: Doubting,
+        joining: Joining,
+        catching_up: CatchingUp,
+        parents: Parents,
     ) -> None:
         self._fragment = fragment
+        self._doubting = doubting
         self._joining = joining
         self._catching_up = catching_up
         self._parents = parents
@@ -742,8 +749,7 @@ class Leading:
                 self._no_quorum(verdict.reason)
             case Close():
                 own = roster.joins.get(self._id.me)
-                reason = None if own is None else self._own_objection(roster, now)
-                if own is None or reason is None:
+                if own is None or (reason := self._own_objection(roster, now)) is None:
                     self._close(roster, verdict.reason, now)
                     return
                 self._refuse(self._id.me, own, reason)
@@ -760,7 +766,7 @@ class Leading:
             return None
         if not self._fragment.certificates.is_proven(now):
             return UNPROVEN
-        return self._joining.objection_to_meld()
+        return self._doubting.objection_to_meld()
 
     def _turnout(self, roster: OpenRoster, now: float) -> Turnout:
         return roster.turnout(

@@ -93,8 +93,11 @@ class Doubting:
 
     def presume_open(self, now: float) -> None:
         """Before this peer offers anything: open work may have to count as merged elsewhere."""
-        mark, several_groups = self._open_mark, self._peers.has_several_groups(now)
-        if mark is not None and (several_groups or self._declined_melds > 1):
+        mark = self._open_mark
+        if mark is None:
+            return
+        several_groups = self._peers.has_several_groups(now)
+        if several_groups or self._declined_melds > 1:
             self._open_mark = None
             where = "in one of several groups" if several_groups else "on a side that was melded"
             self._note_presumed(mark, f"it may be merged {where}")
