@@ -54,14 +54,20 @@ class Intake:
         self, data: bytes, *, peer: PeerId | None = None, key: str | None = None, age_s: float = 0.0
     ) -> bool:
         """Take a record from the network. Says whether it told anything new."""
-        sealed = check(data)
+        this, sealed = self._this, check(data)
         if isinstance(sealed, Sealed):
-            if self._this.own.learn(sealed):
+            if this.own.learn(sealed):
                 self._was_overruled()
                 return False
             if not self._speaks_with_us(sealed):
                 return False
-        return self._this.runs.take(data, now=self._this.now(), peer=peer, key=key, age_s=age_s)
+        is_new = this.runs.take(data, now=this.now(), peer=peer, key=key, age_s=age_s)
+        on_record, table = this.events.on_record, this.table_if_any
+        if is_new and on_record is not None and table is not None and isinstance(sealed, Sealed):
+            member = table.get(sealed.peer)
+            if member is not None:
+                on_record(member)
+        return is_new
 
     def note_misfit(self, peer: PeerId, misfit: Misfit, text: str) -> None:
         """Report a peer that cannot be in one run with this peer, once."""

@@ -18,7 +18,7 @@ from dht.identity import PeerId
 from dht.membership.known_runs import KnownRuns
 from dht.membership.own_record import OwnRecord
 from dht.membership.reachability import Reachability
-from dht.membership.table import PeerTable, bucket_key
+from dht.membership.table import Member, PeerTable, bucket_key
 from dht.presence.settings import DIRECTORY_TIMEOUT_S, PresenceSettings, Profile
 
 _logger = logging.getLogger("dht.presence")
@@ -47,6 +47,8 @@ class Events:
     on_event: Callable[[PresenceEvent], None] | None = None
     on_reachable: Callable[[bool], Awaitable[None]] | None = None
     """Told ``True`` when others can dial this peer, ``False`` when not, or no longer known."""
+    on_record: Callable[[Member], None] | None = None
+    """Told of a member of the own run at once when a new record of it has come."""
 
     def tell(self, event: str, text: str, **fields: Fact) -> None:
         """Log an event and pass it to the owner."""

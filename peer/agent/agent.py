@@ -305,7 +305,10 @@ class Agent(Role):
         return status
 
     async def _report_always(self) -> None:
-        """Report every second to the trainer, every other second to the other peers."""
+        """Report every second, and at once when this peer begins to train, or leaves.
+
+        The others have to know of a newcomer before its first call: they would not follow it.
+        """
         peer, turn = self.peer, 0
         while True:
             self.port.rang()
@@ -318,13 +321,12 @@ class Agent(Role):
                 self._report_wanted.clear()
                 status = self._tell_report()
                 self._tell_given_up(status, now=asyncio.get_running_loop().time())
-                if turn % 8 == 0:
-                    peer.update_record(
-                        trains=peer.ending.offers_last(int(status.fates["pending"]))
-                        or (peer.phase == "ready" and self._is_at_work()),
-                        step_time_s=status.step_time_s if status.step_time_s > 0 else None,
-                        merged=status.fates["merged"],
-                    )
+                peer.update_record(
+                    trains=peer.ending.offers_last(int(status.fates["pending"]))
+                    or (peer.phase == "ready" and self._is_at_work()),
+                    step_time_s=status.step_time_s if status.step_time_s > 0 else None,
+                    merged=status.fates["merged"],
+                )
             turn += 1
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._report_wanted.wait(), LOOK_EVERY_S)

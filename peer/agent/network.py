@@ -223,7 +223,7 @@ class Network:
                 directives_path=seat.directory / DIRECTIVES_FILE,
             ),
             seeds=[Multiaddr(seed) for seed in seat.settings.seeds],
-            events=Events(on_event, self._reachable_changed),
+            events=Events(on_event, self._reachable_changed, self._record_came),
             admission=admission,
         )
         self.proofs = ProofFolder(seat.directory, seat.run.run_id)
@@ -325,6 +325,13 @@ class Network:
         """Say hello to the keepers, as this peer leaves: they take no work of one that they do not
         see, and see one that they cannot dial only at its next heartbeat."""
         await self.presence.greet(self.keepers()[:GREETED_MAX])
+
+    def _record_came(self, member: Member) -> None:
+        """Update the view of one member at once: a round may wait for one that begins to train."""
+        if self.presence.table.is_live(member.peer, asyncio.get_running_loop().time()):
+            self._view[member.peer] = peer_view(member, met=member.peer in self._meetings.met)
+        else:
+            self._view.pop(member.peer, None)
 
     def refresh(self) -> None:
         """Update the view from the members that are live now."""

@@ -186,6 +186,7 @@ def main(arguments: Sequence[str]) -> int:
         Processes(options.keep or Path(made)) as processes,
     ):
         base = options.keep or Path(made)
+        base.mkdir(parents=True, exist_ok=True)
         seed = address_of(Swarm(processes, base).bootstrap())
         tell(HEAD)
         for number in range(options.meetings):

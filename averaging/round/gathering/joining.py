@@ -282,7 +282,10 @@ class Joining:
         if call and is_waited_for and pacemaker.follows(call.leader, call.attempt, head, now):
             pacemaker.comes_along(call.attempt)
             return call.leader
-        return pacemaker.leader(head, now)
+        leader = pacemaker.leader(head, now)
+        if leader == self._id.me and is_waited_for:
+            self.call = call  # answered by the roster that this peer opens now
+        return leader
 
     def has_made(self, entry: Entry) -> bool:
         """True if a roster names a join of this machine, and not one that was made before a restart

@@ -14,6 +14,7 @@ from multiaddr import Multiaddr
 
 from dht.identity import PeerId, RunId
 from dht.membership.admission import Admission
+from dht.membership.table import Member
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.memory.network import CALM, Weather
 from dht.memory.virtual_loop import run
@@ -78,6 +79,7 @@ class Swarm:
         at: str | None = None,
         on_reachable: Callable[[bool], Awaitable[None]] | None = None,
         on_event: Callable[[PresenceEvent], None] | None = None,
+        on_record: Callable[[Member], None] | None = None,
         observes: bool = False,
         admission: Admission | None = None,
         credential: bytes = b"",
@@ -103,7 +105,7 @@ class Swarm:
             replace(settings or PresenceSettings(), cache_path=cache_path),
             seeds=seeds,
             rng=np.random.default_rng([self.seed, len(self.peers), *name.encode()]),
-            events=Events(on_event or events.append, on_reachable),
+            events=Events(on_event or events.append, on_reachable, on_record),
             admission=admission,
         )
         await presence.start()

@@ -18,7 +18,7 @@ from dht.identity import Identity, PeerId, RunId
 from dht.limits import Rate
 from dht.membership import hello as wire
 from dht.membership.contacts import ContactSettings
-from dht.membership.table import bucket_key
+from dht.membership.table import Member, bucket_key
 from dht.memory.directory import MemoryDirectory
 from dht.memory.host import MemoryHost, identity_of
 from dht.memory.network import CALM, STORM
@@ -565,6 +565,23 @@ async def test_a_peer_that_has_just_said_hello_learns_at_once_that_another_stopp
         await asyncio.sleep(2.0 + tenth)
         member = boris.presence.table.get(anna.id)
         assert member is not None and member.record.trains == bool(tenth % 2), tenth
+
+
+async def test_the_owner_hears_at_once_of_a_member_that_begins_to_train(swarm: Swarm) -> None:
+    """It looked at the members every second: a newcomer called before it was seen to train."""
+    heard: list[Member] = []
+    await start_swarm(swarm, 1)
+    seeds = await swarm.seed_addresses("seed")
+    boris = await swarm.start("boris", seeds=seeds, on_record=heard.append)
+    (anna,) = (peer for peer in swarm.members() if peer is not boris)
+    await until(lambda: bool(boris.sees()), within_s=MINUTE, what="they have met")
+    heard.clear()
+
+    anna.presence.update(trains=True)
+    await asyncio.sleep(0.5)
+
+    (member,) = heard
+    assert (member.peer, member.record.trains) == (anna.id, True)
 
 
 @pytest.mark.usefixtures("silent_directory")

@@ -10,7 +10,15 @@ import pytest
 from averaging import messages as said
 from averaging.messages import Call, Join, Message
 from averaging.round.interface.effects import Effect, Send
-from averaging.round.interface.inputs import Due, Input, LinkLost, Offered, Received, Tick
+from averaging.round.interface.inputs import (
+    Due,
+    Input,
+    LinkLost,
+    Offered,
+    Progressed,
+    Received,
+    Tick,
+)
 from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
 from dht.identity import PeerId
@@ -134,6 +142,30 @@ def test_two_that_have_passed_each_other_over_settle_it_with_one_more_call(calle
         now = 1.0 + POLICY.resend_s * (1 + number)
         two.give(peer, Tick(), now)
         two.talk(now)
+
+    assert len(two.leaders()) == 1
+    assert {phase(rounds) for rounds in two.machines.values()} == {Phase.ENTERED}
+
+
+def test_a_caller_that_is_not_followed_is_called_back_at_once() -> None:
+    """A newcomer calls before the other knows that it trains, and both lead: for 2 s, as the one
+    that passed did not have the newcomer in its group."""
+    two = Two()
+    for me, other, seen in (
+        (FIRST, SECOND, {"trains": False}),
+        (SECOND, FIRST, {"reachable": False}),
+    ):
+        view = two.machines[me].peers.view
+        assert isinstance(view, dict)
+        view[other] = msgspec.structs.replace(view[other], **seen)
+
+    two.give(FIRST, Progressed(24, 0.05, waits=True), 1.0)
+    two.give(SECOND, Due(), 1.0)
+    two.give(SECOND, Offered(offer(START)), 1.0)
+    two.talk(1.0)
+    assert phase(two.machines[FIRST]) is Phase.WANTED
+    two.give(FIRST, Offered(offer(START)), 1.0)
+    two.talk(1.0)
 
     assert len(two.leaders()) == 1
     assert {phase(rounds) for rounds in two.machines.values()} == {Phase.ENTERED}
