@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LINES_MAX = {"README.md": 200}
 ENTRIES_MAX = 16
 """Files and folders at the root that a visitor sees: those without a dot."""
 RECORDS = ("CHANGELOG.md", "results")
@@ -44,11 +43,6 @@ def test_the_first_look_at_the_repository_shows_few_entries() -> None:
     assert len([name for name in entries if not name.startswith(".")]) <= ENTRIES_MAX
 
 
-@pytest.mark.parametrize("name", LINES_MAX)
-def test_a_document_stays_short(name: str) -> None:
-    assert len((ROOT / name).read_text().splitlines()) <= LINES_MAX[name]
-
-
 @pytest.mark.parametrize("document", documents(), ids=named)
 def test_links_lead_somewhere(document: Path) -> None:
     missing = []
@@ -79,6 +73,14 @@ def test_files_that_a_document_names_exist(document: Path) -> None:
         if not (ROOT / name).exists():
             missing.append(name)
     assert not missing, "\n".join(missing)
+
+
+def test_tests_that_a_document_names_exist() -> None:
+    texts = "\n".join(path.read_text() for path in documents())
+    mentioned = set(re.findall(r"`(test_\w+)`", texts))
+    tests = "\n".join(path.read_text() for path in tracked() if path.name.startswith("test_"))
+    assert len(mentioned) > 50
+    assert not mentioned - set(re.findall(r"def (test_\w+)\(", tests))
 
 
 def test_nothing_refers_to_texts_that_are_not_in_the_repository() -> None:

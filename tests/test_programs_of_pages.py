@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 import shlex
 import subprocess
@@ -104,6 +105,7 @@ class Net(torch.nn.Linear):
 
 model = Net(4, 4)
 optimizer = inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
+build_model = lambda: model
 dataset = torch.utils.data.TensorDataset(torch.randn(64, 4))
 dataset = [row[0] for row in dataset]
 loader = torch.utils.data.DataLoader(dataset, batch_size=4)
@@ -112,13 +114,24 @@ Path("my.run.toml").write_text(text)
 """
 """What a reader of a loop has already: a model, an optimizer and data."""
 
-LOOPS = ["README.md", *(f"docs/run/from-{name}.md" for name in ("hivemind", "torchft", "flower"))]
+JOINS = re.compile(r"peer\.(?:island\.)?join\(")
+MOVES = [f"docs/run/from-{name}.md" for name in ("hivemind", "ddp", "torchft", "flower")]
+OWN_LOOP = "docs/run/own-loop.md"
+
+
+def loop_of(page: str) -> str:
+    (loop,) = (block for block in blocks(ROOT / page, "python") if JOINS.search(block))
+    return loop
+
+
+def test_the_loop_of_the_first_page_is_that_of_its_own_page() -> None:
+    assert loop_of("README.md") == loop_of(OWN_LOOP)
 
 
 @pytest.mark.slow  # real agents
-@pytest.mark.parametrize("page", LOOPS)
+@pytest.mark.parametrize("page", [OWN_LOOP, *MOVES])
 def test_a_loop_of_a_page_trains_in_a_run(page: str, tmp_path: Path) -> None:
-    (loop,) = (block for block in blocks(ROOT / page, "python") if "peer.join(" in block)
+    loop = loop_of(page)
     # A run goes on until its end: this peer leaves after some steps.
     loop = re.sub(
         r"( +)(\w+)\.zero_grad\(\)", r"\1\2.zero_grad()\n\1if run.status.steps > 20: break", loop
@@ -126,8 +139,11 @@ def test_a_loop_of_a_page_trains_in_a_run(page: str, tmp_path: Path) -> None:
     loop = loop.replace(
         '"my.run.toml",', '"my.run.toml", listen=("/ip4/127.0.0.1/tcp/0",), page=None,'
     )
+    program = tmp_path / "program.py"
+    program.write_text(f"{PREPARED}\n{loop}\nprint('steps', run.status.steps)")
+    torchrun = ["-m", "torch.distributed.run", "--standalone"] if "island" in loop else []
     done = subprocess.run(
-        [sys.executable, "-c", f"{PREPARED}\n{loop}\nprint('steps', run.status.steps)"],
+        [sys.executable, *torchrun, program],
         cwd=tmp_path,
         env={
             "XDG_DATA_HOME": str(tmp_path),
@@ -143,3 +159,17 @@ def test_a_loop_of_a_page_trains_in_a_run(page: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "steps" in done.stdout
+
+
+@pytest.mark.slow  # a minute
+def test_the_simulations_of_their_page_run(tmp_path: Path) -> None:
+    lines = [
+        line.replace("cp examples", f"cp {ROOT}/examples")
+        for block in blocks(ROOT / "docs/research/simulate.md", "")
+        for line in block.splitlines()
+    ]
+    assert len(lines) >= 5
+    shell = [f'shoal() {{ "{sys.executable}" -m peer.cli "$@"; }}', *lines]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(["bash", "-ec", "\n".join(shell)], cwd=tmp_path, env=environment, check=True)
+    assert list(tmp_path.glob("results/*.html"))
