@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from blake3 import blake3
 
 from dht.identity import PeerId, RunId
-from dht.records import KEY_MAX_BYTES, Reason, Record, Rejected, RunRecord, Sealed, check
+from dht.records import KEY_MAX_BYTES, PeerRecord, Reason, Rejected, Sealed, check
 
 HEAP_SLACK = 256
 """Times and ranks of entries that are gone which a heap may hold, besides one for each entry."""
@@ -67,7 +67,7 @@ class Admitted:
         return self.sealed.peer
 
     @property
-    def record(self) -> Record:
+    def record(self) -> PeerRecord:
         return self.sealed.record
 
 
@@ -225,9 +225,6 @@ class RecordKeeper:
         expires_at = first_seen + sealed.ttl_s
         if sealed.ttl_s > 0 and now >= expires_at:
             return Rejected("stale", f"first seen {age_s:.1f} s ago, ttl {sealed.ttl_s:g}")
-        content = sealed.record
-        if isinstance(content, RunRecord) and blake3(content.content).hexdigest() != sealed.run:
-            return Rejected("forged", "the content is not the run file of this run")
         if now - self._swept_at >= 1.0:
             self._swept_at = now
             self._forget(self._forgets.pop(now, self._forget_at))

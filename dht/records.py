@@ -1,12 +1,10 @@
-"""Signed records about peers and runs, as the directory stores them.
+"""Signed records of peers, as the directory stores them.
 
 A sealed record is ``signature (64) || public key (32) || body``, the body being a
-msgpack array of format version, key, sequence, ttl and payload. The key begins
-with the run id, and its second part says what kind of record it holds:
-
-    RUN/peers/PREFIX   PeerRecord, one per peer         1 KiB sealed
-    RUN/file           RunRecord, the run file itself   16 KiB of content
-    RUN/directives     DirectivesRecord, of the run's owner and delegates
+msgpack array of format version, key, sequence, ttl and payload. The key is
+``RUN/peers/PREFIX``, and the payload a ``PeerRecord``. Everything else that peers of a
+run want of each other (the run file, the directives of its owner) they ask each other for: who
+reads the directory finds the peers there.
 
 ``check`` judges a record by itself, ``dht.record_keeper`` also by what this node has seen before.
 
@@ -18,7 +16,7 @@ a clock or the network.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Literal
@@ -41,12 +39,11 @@ FORMAT = 1
 """Version of the sealed form. A record of another version is refused as ``version``."""
 
 PEER_RECORD_MAX_BYTES = 1024
+TTL_MAX_S = 600.0
 RUN_FILE_MAX_BYTES = 16 * 1024
-RUN_RECORD_MAX_BYTES = RUN_FILE_MAX_BYTES + 512
 KEY_MAX_BYTES = 256 * 1024
 """Limit of all records under one key together: one reply of the directory carries them all."""
 
-SEALED_MAX_BYTES = RUN_RECORD_MAX_BYTES
 CREDENTIAL_MAX_BYTES = 320
 DIRECTIVE_MAX_BYTES = 5600
 DIRECTIVES_MAX = 4
@@ -57,7 +54,7 @@ ADDRESS_MAX_BYTES = 128
 FRAGMENTS_MAX = 256
 SEQUENCE_MAX = 2**53 - 1
 
-_KEY_TEXT = re.compile(r"(?P<run>[0-9A-Za-z._-]{1,64})/(?P<kind>[a-z]{1,16})(?:/[0-9a-z]{0,40})?")
+_KEY_TEXT = re.compile(r"(?P<run>[0-9A-Za-z._-]{1,64})/peers/[0-9a-z]{0,40}")
 _SIGNED_PREFIX = b"shoal record\0"  # the signature of a record is valid for nothing else
 
 Role = Literal["learner", "keeper", "bootstrap"]
@@ -148,23 +145,6 @@ class PeerRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
             raise ValueError(f"a fragment's version is above {VERSION_MAX}")
 
 
-class RunRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A run file, whose hash is the run id. Anybody may publish it: the signer proves nothing."""
-
-    content: Annotated[bytes, msgspec.Meta(max_length=RUN_FILE_MAX_BYTES)]
-
-
-class DirectivesRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """The directives that its signer knows. Each of them proves itself."""
-
-    directives: Annotated[
-        tuple[Annotated[bytes, msgspec.Meta(max_length=DIRECTIVE_MAX_BYTES)], ...],
-        msgspec.Meta(max_length=DIRECTIVES_MAX),
-    ]
-
-
-Record = PeerRecord | RunRecord | DirectivesRecord
-
 Reason = Literal[
     "malformed",
     "oversized",
@@ -180,16 +160,15 @@ Reason = Literal[
 """The reason not to believe a record.
 
 - ``malformed``: it does not decode, or a value breaks a rule;
-- ``oversized``: it is larger than its kind may be;
+- ``oversized``: it is larger than a record may be;
 - ``version``: a form this version does not know;
-- ``forged``: the signature does not fit, another peer's id is claimed, or the content is not the
-  run file whose hash is the run id;
+- ``forged``: the signature does not fit, or another peer's id is claimed;
 - ``foreign``: it belongs to another run;
 - ``misplaced``: it was made for another key, or for a bucket in which its peer has no place;
 - ``replayed``: a newer record of the same peer is known;
 - ``stale``: its time is over on this node's clock;
 - ``full``: no room under this key, or in this node's memory;
-- ``unadmitted``: the run does not admit its peer, or it holds a directive that proves nothing.
+- ``unadmitted``: the run does not admit its peer.
 """
 
 
@@ -210,29 +189,9 @@ class Sealed:
     key: str
     sequence: int
     ttl_s: float
-    record: Record
+    record: PeerRecord
     digest: bytes
     """Hash of all bytes of the sealed record."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    record: type[Record]
-    sealed_max_bytes: int
-    ttl_max_s: float
-    decode: Callable[[bytes], Record]
-
-
-def _kind(record: type[Record], sealed_max_bytes: int, ttl_max_s: float) -> _Kind:
-    return _Kind(record, sealed_max_bytes, ttl_max_s, msgspec.msgpack.Decoder(record).decode)
-
-
-_KINDS: Mapping[str, _Kind] = {
-    "peers": _kind(PeerRecord, PEER_RECORD_MAX_BYTES, 600.0),
-    "file": _kind(RunRecord, RUN_RECORD_MAX_BYTES, 3600.0),
-    "directives": _kind(DirectivesRecord, RUN_RECORD_MAX_BYTES, 3600.0),
-}
-TTL_MAX_S = max(kind.ttl_max_s for kind in _KINDS.values())
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -249,20 +208,11 @@ class _VersionOnly(msgspec.Struct, frozen=True, array_like=True):
 
 _body_decoder = msgspec.msgpack.Decoder(_Body)
 _version_decoder = msgspec.msgpack.Decoder(_VersionOnly)
+_record_decoder = msgspec.msgpack.Decoder(PeerRecord)
 _DECODE_ERRORS = (*UNDECODABLE, ValueError)
 
 
-def file_key(run: RunId) -> str:
-    """The directory's key of the run file."""
-    return f"{run}/file"
-
-
-def directives_key(run: RunId) -> str:
-    """The directory's key of the directives of a run's owner."""
-    return f"{run}/directives"
-
-
-def seal(record: Record, identity: Identity, *, key: str, sequence: int, ttl_s: float) -> bytes:
+def seal(record: PeerRecord, identity: Identity, *, key: str, sequence: int, ttl_s: float) -> bytes:
     """Sign a record for this key. Raises ``ValueError`` when it could not pass ``check``."""
     body = _Body(
         version=FORMAT,
@@ -276,7 +226,7 @@ def seal(record: Record, identity: Identity, *, key: str, sequence: int, ttl_s: 
     # Checked like any other record: no peer of this version refuses it for its form.
     verdict = check(data)
     if isinstance(verdict, Rejected):
-        raise ValueError(f"{type(record).__name__} cannot be sealed: {verdict.detail}")
+        raise ValueError(f"the record cannot be sealed: {verdict.detail}")
     return data
 
 
@@ -287,8 +237,10 @@ def check(
 
     Only a ``RecordKeeper`` can tell whether the record is a replay or has expired.
     """
-    if len(data) > SEALED_MAX_BYTES:
-        return Rejected("oversized", f"{len(data)} bytes; no record has over {SEALED_MAX_BYTES}")
+    if len(data) > PEER_RECORD_MAX_BYTES:
+        return Rejected(
+            "oversized", f"{len(data)} bytes; no record has over {PEER_RECORD_MAX_BYTES}"
+        )
     verdict = _check_alone(bytes(data))
     if isinstance(verdict, Rejected):
         return verdict
@@ -303,7 +255,7 @@ def check(
 
 def claimed_run(data: bytes) -> RunId | None:
     """The run that a sealed record says it belongs to, unchecked; ``None``: it cannot be read."""
-    if len(data) > SEALED_MAX_BYTES:
+    if len(data) > PEER_RECORD_MAX_BYTES:
         return None
     try:
         key = _body_decoder.decode(data[SIGNATURE_BYTES + PUBLIC_KEY_BYTES :]).key
@@ -330,27 +282,17 @@ def _check_alone(data: bytes) -> Sealed | Rejected:
     except _DECODE_ERRORS as error:
         return Rejected("malformed", f"body: {error}")
     match = _KEY_TEXT.fullmatch(body.key)
-    kind = _KINDS.get(match["kind"]) if match else None
-    if match is None or kind is None:
-        return Rejected(
-            "malformed", f"key {body.key!r} is none of RUN/peers/PREFIX, RUN/file, RUN/directives"
-        )
-    if len(data) > kind.sealed_max_bytes:
-        return Rejected(
-            "oversized",
-            f"{len(data)} bytes; a {kind.record.__name__} has at most {kind.sealed_max_bytes}",
-        )
+    if match is None:
+        return Rejected("malformed", f"key {body.key!r} is not RUN/peers/PREFIX")
     ttl_s = body.ttl_ms / 1000
-    if ttl_s > kind.ttl_max_s:
-        return Rejected("malformed", f"ttl is {ttl_s:g} s; at most {kind.ttl_max_s:g} s")
     # The cheap checks come first: a signature costs a hundred times the rest.
     peer = peer_id_of(public_key)
     if not verify(peer, _SIGNED_PREFIX + encoded, signature):
         return Rejected("forged", f"the signature is not that of {peer}")
     try:
-        record = kind.decode(body.payload)
+        record = _record_decoder.decode(body.payload)
     except _DECODE_ERRORS as error:
-        return Rejected("malformed", f"{kind.record.__name__}: {error}")
+        return Rejected("malformed", f"payload: {error}")
     digest = blake3(data).digest(16)
     return Sealed(peer, RunId(match["run"]), body.key, body.sequence, ttl_s, record, digest)
 

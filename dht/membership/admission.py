@@ -27,7 +27,7 @@ from dht.membership.credentials import (
     signer_of,
 )
 from dht.membership.orders import NONE, Orders, words
-from dht.records import DIRECTIVES_MAX, DirectivesRecord, PeerRecord, Sealed
+from dht.records import DIRECTIVES_MAX, PeerRecord, Sealed
 
 Mode = Literal["open", "invited", "listed"]
 
@@ -165,10 +165,6 @@ class Admission:
         record, terms = sealed.record, self.terms
         if sealed.run != terms.run:
             return None
-        if isinstance(record, DirectivesRecord):
-            return self._judge_directives(record)
-        if not isinstance(record, PeerRecord):
-            return None  # a run file: its hash proves it
         refused = self.show(sealed.peer, record.credential, now=now)
         return refused or self.refusal(sealed.peer, now=now, role=role_of(record))
 
@@ -176,15 +172,6 @@ class Admission:
         invite = credential.invite
         admits = self._refusal_of(credential, invite.role, now) is None
         return admits, invite.role == "learner", invite.expires_at, encode(credential)
-
-    def _judge_directives(self, record: DirectivesRecord) -> str | None:
-        if self.terms.owner is None:
-            return "the run has no owner"
-        for data in record.directives:
-            directive = read_directive(data, run=self.terms.run, owner=self.terms.owner)
-            if isinstance(directive, Refused):
-                return directive.reason
-        return None
 
     # --- directives -----------------------------------------------------------------------------
 

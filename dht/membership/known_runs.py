@@ -23,7 +23,7 @@ from dht.membership.table import (
     bucket_of,
 )
 from dht.record_keeper import RecordKeeper
-from dht.records import PeerRecord, Reason, Rejected, Sealed, check, claimed_run
+from dht.records import Reason, Rejected, Sealed, check, claimed_run
 
 RUNS_MAX = 64
 """Limit of runs of which a bootstrap peer keeps tables. Keys cost nothing, and addresses do: a
@@ -121,7 +121,7 @@ class KnownRuns:
             return False
         known = self._known_of(sealed.run, peer, now)
         bucket = sealed.key.rpartition("/")[2]
-        if isinstance(sealed.record, PeerRecord) and bucket != bucket_of(sealed.peer, len(bucket)):
+        if bucket != bucket_of(sealed.peer, len(bucket)):
             # In a deep bucket that is read alone one key counts for a thousand peers.
             self.rejected["misplaced"] += 1
             return False

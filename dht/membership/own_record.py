@@ -12,7 +12,7 @@ from multiaddr import Multiaddr
 
 from dht.addresses import pack
 from dht.identity import Identity
-from dht.records import SEQUENCE_MAX, PeerRecord, Record, Sealed, seal
+from dht.records import SEQUENCE_MAX, PeerRecord, Sealed, seal
 
 
 @dataclass(slots=True)
@@ -33,10 +33,14 @@ class OwnRecord:
     def renew(self, key: str, *, wall_time: float) -> bytes:
         """Sign a record that is newer than all earlier ones."""
         facts, addresses = self.facts, [pack(address) for address in self.addresses]
+        # Unix milliseconds, so that the numbers increase over restarts. If the clock was set back,
+        # the cache on disk or other peers know the last number: see ``learn``.
+        wall_ms = int(max(0.0, wall_time) * 1000)
+        self.sequence = sequence = min(SEQUENCE_MAX, max(self.sequence + 1, wall_ms))
         while True:
             record = replace(facts, addresses=tuple(addresses))
             try:
-                return self.seal(record, key, ttl_s=self.ttl_s, wall_time=wall_time)
+                return seal(record, self.identity, key=key, sequence=sequence, ttl_s=self.ttl_s)
             except ValueError:
                 if len(addresses) > 1:
                     addresses.pop()
@@ -44,14 +48,6 @@ class OwnRecord:
                     facts = replace(facts, versions=b"")  # a hint: a round names its version itself
                 else:
                     raise
-
-    def seal(self, record: Record, key: str, *, ttl_s: float, wall_time: float) -> bytes:
-        """Sign any record of this peer with its next sequence number."""
-        # Unix milliseconds, so that the numbers increase over restarts. If the clock was set back,
-        # the cache on disk or other peers know the last number: see ``learn``.
-        wall_ms = int(max(0.0, wall_time) * 1000)
-        self.sequence = min(SEQUENCE_MAX, max(self.sequence + 1, wall_ms))
-        return seal(record, self.identity, key=key, sequence=self.sequence, ttl_s=ttl_s)
 
     def learn(self, sealed: Sealed) -> bool:
         """Take a record from elsewhere. Says whether it is an own record, newer than the last."""

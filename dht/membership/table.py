@@ -189,7 +189,7 @@ class PeerTable:
         another depth does not replace a newer one.
         """
         record = admitted.record
-        if not isinstance(record, PeerRecord) or admitted.peer == self.me:
+        if admitted.peer == self.me:
             return False
         known = self._members.get(admitted.peer)
         if known is not None and admitted.sealed.sequence <= known.sequence:

@@ -4,8 +4,8 @@
 known from its record; any other peer is asked for it, once.
 
 A directive is passed on to every connected member as soon as it is known. Once in a while each peer
-compares with another one, and reads the directory, so that a peer that was off line, or the other
-half of a split swarm, hears of it too. All of it is kept in a file.
+compares with another one, and always with one that is new to it, so that a peer that was off line,
+or the other half of a split swarm, hears of it too. All of it is kept in a file.
 
 A run without an owner has neither credentials nor directives: nothing is sent for it.
 """
@@ -27,19 +27,11 @@ from dht.limits import Rate
 from dht.membership import hello as wire
 from dht.membership.admission import Admission, Taken, banned_names, role_of, told
 from dht.membership.credentials import Refused
-from dht.presence.settings import DIRECTORY_TIMEOUT_S
 from dht.presence.this_peer import ThisPeer
-from dht.records import DirectivesRecord, Sealed, check, directives_key
+from dht.records import Sealed
 from dht.whole_files import write_whole
 
 SPREAD_EVERY_S = 10.0
-DIRECTORY_EVERY_S = 30.0
-KEPT_S = 1800.0
-"""Time for which the directory keeps directives that nobody publishes again."""
-
-COPIES = 3
-"""Number of publishers in the directory, each stored on several peers."""
-
 ASKED_AT_ONCE = 32
 ASK_AGAIN_S = 5.0
 """Pause before a peer without a valid credential is asked for one again."""
@@ -86,7 +78,6 @@ class Door:
         """Connected members whose directives have been compared with ours."""
 
         self._news = asyncio.Event()
-        self._directory_at = 0.0
         self._reported = ""
         self._refused_from = 0.0
         """Time from which a refusal of this peer itself is told, and not only looked into."""
@@ -157,7 +148,6 @@ class Door:
             with contextlib.suppress(HostClosed):  # its daemon is being restarted
                 await self._turn_out()
                 await self._compare(has_news=has_news)
-                await self._use_directory(has_news=has_news)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SPREAD_EVERY_S * (0.9 + 0.2 * self._this.rng.random())):
                     await self._news.wait()
@@ -334,32 +324,6 @@ class Door:
         now = self._wall()
         if reply.digest != self.admission.digest(now):
             await self._call(peer, self.admission.to_pass_on(now))
-
-    async def _use_directory(self, *, has_news: bool) -> None:
-        """Read the directives in the directory, and publish ours if too few peers have."""
-        this, now = self._this, self._this.now()
-        assert this.profile.run is not None
-        if now < self._directory_at and not has_news:
-            return
-        self._directory_at = now + DIRECTORY_EVERY_S
-        key, timeout_s = directives_key(this.profile.run), DIRECTORY_TIMEOUT_S
-        with contextlib.suppress(DhtError):
-            found = await this.host.directory.look_up(key, timeout_s=timeout_s)
-            published = []
-            for peer, data in sorted(found.items()):
-                sealed = check(data, run=this.profile.run, key=key, peer=peer)
-                if isinstance(sealed, Sealed) and isinstance(sealed.record, DirectivesRecord):
-                    self.take(sealed.record.directives)
-                    published.append(sealed.record.directives)
-            own = self.admission.to_pass_on(self._wall())
-            if own and this.profile.is_member and published.count(own) < COPIES:
-                record = DirectivesRecord(directives=own)
-                sealed_own = this.own.seal(record, key, ttl_s=KEPT_S, wall_time=self._wall())
-                stored_on = await this.host.directory.publish(
-                    key, sealed_own, ttl_s=KEPT_S, timeout_s=timeout_s
-                )
-                if not stored_on:
-                    self._directory_at = now  # no peer stored it: try again next time
 
     # --- the file -------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from dht.presence.reachability_checks import ReachabilityChecks
 from dht.presence.run_files import RunFiles
 from dht.presence.settings import DIRECTORY_TIMEOUT_S
 from dht.presence.this_peer import Announcement, ThisPeer
-from dht.records import PeerRecord, Sealed, check
+from dht.records import Sealed, check
 
 OVERRULED_MAX = 3
 MISFITS_MAX = 256
@@ -113,8 +113,8 @@ class Intake:
 
         A peer with which we cannot talk is not taken in as a member: every round would wait for it.
         """
-        if sealed.run != self._this.profile.run or not isinstance(sealed.record, PeerRecord):
-            return True  # of another kind, or for the keeper to reject
+        if sealed.run != self._this.profile.run:
+            return True  # for the keeper to reject
         ours, theirs = self._this.settings.protocol_versions, sealed.record.protocol
         if protocol.common(theirs, ours) is not None:
             return True

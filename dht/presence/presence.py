@@ -369,7 +369,6 @@ class Presence:
                 group.create_task(self._buckets.read(self.profile.run))
             if self.profile.is_member:
                 group.create_task(self._announcement.publish(self._announcement.renew()))
-                group.create_task(self._run_files.offer())
             group.create_task(self._greeting.greet(self._greeting.peers_to_greet()))
         await self._greeting.greet(self._greeting.contacts_to_make())
         self._intake.report_changes()

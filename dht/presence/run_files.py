@@ -1,30 +1,23 @@
 """Distribution of the run file between peers, for newcomers that hold only a link.
 
-A peer serves the file of its own run to every peer that asks by run id. The directory holds a few
-copies as well, for peers that can dial no member. The caller checks the content that arrives: the
-hash of a run file is its run id.
+A peer serves the file of its own run to every peer that asks by run id, over a relay where it has
+to. The caller checks the content that arrives: the hash of a run file is its run id.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Callable, Sequence
 
-from dht.errors import BUSY, CallRefused, DhtError, HostClosed, PeerUnreachable, RunFileUnavailable
+from dht.errors import BUSY, CallRefused, HostClosed, PeerUnreachable, RunFileUnavailable
 from dht.identity import PeerId
 from dht.limits import Rate
 from dht.membership import hello as wire
 from dht.presence.dialler import Dialler
-from dht.presence.settings import DIRECTORY_TIMEOUT_S
 from dht.presence.this_peer import ThisPeer
-from dht.records import RUN_FILE_MAX_BYTES, RunRecord, Sealed, check, file_key
+from dht.records import RUN_FILE_MAX_BYTES
 
-COPIES = 3
-"""Number of publishers of the file in the directory, each stored on several peers."""
-
-OFFER_EVERY_S = 600.0
 ASKED_AT_ONCE = 3
 """Parallel requests, so that a peer that does not answer does not delay the others."""
 
@@ -39,11 +32,9 @@ class RunFiles:
         self._host = this.host
         self._run = this.profile.run
         self._content = this.profile.run_file
-        self._own = this.own
         self._settings = this.settings
         self._dialler = dialler
         self._budget = budget
-        self._offer_at = -math.inf
         self._woken = asyncio.Event()
 
     async def serve(self) -> None:
@@ -51,28 +42,6 @@ class RunFiles:
         await self._host.serve_calls(
             wire.RUN_FILE_PROTOCOL, self._answer, request_max_bytes=wire.RUN_ID_MAX
         )
-
-    async def offer(self) -> None:
-        """Publish the file if the directory holds too few copies. Never raises."""
-        now = asyncio.get_running_loop().time()
-        if self._content is None or self._run is None or now < self._offer_at:
-            return
-        self._offer_at = now + OFFER_EVERY_S
-        others = [peer for peer in await self._published() if peer != self._host.peer_id]
-        if len(others) >= COPIES:
-            return
-        key, ttl_s = file_key(self._run), 3 * OFFER_EVERY_S
-        sealed = self._own.seal(
-            RunRecord(content=self._content), key, ttl_s=ttl_s, wall_time=self._host.wall_time()
-        )
-        try:
-            stored_on = await self._host.directory.publish(
-                key, sealed, ttl_s=ttl_s, timeout_s=DIRECTORY_TIMEOUT_S
-            )
-        except DhtError:
-            stored_on = 0
-        if stored_on == 0:
-            self._offer_at = now  # no peer stored it: try again at the next heartbeat
 
     def wake(self) -> None:
         """Ask again at once: a peer that has the run file may have turned up."""
@@ -122,9 +91,7 @@ class RunFiles:
             async with turns:
                 return await self._ask(peer, matches, answers)
 
-        # The peers first: they answer out of memory, while the directory is searched.
         asking = [asyncio.create_task(ask(peer)) for peer in peers]
-        asking.append(asyncio.create_task(self._ask_directory(matches, answers)))
         try:
             for answer in asyncio.as_completed(asking):
                 content = await answer
@@ -155,30 +122,6 @@ class RunFiles:
             return content
         answers[peer] = "sent something else"
         return None
-
-    async def _ask_directory(
-        self, matches: Callable[[bytes], bool], answers: dict[str, str]
-    ) -> bytes | None:
-        for peer, content in (await self._published()).items():
-            if matches(content):
-                return content
-            answers[peer] = "published something else"
-        return None
-
-    async def _published(self) -> dict[PeerId, bytes]:
-        """The copies under the run file's key in the directory, by publisher."""
-        assert self._run is not None
-        key = file_key(self._run)
-        try:
-            found = await self._host.directory.look_up(key, timeout_s=DIRECTORY_TIMEOUT_S)
-        except DhtError:
-            return {}
-        contents: dict[PeerId, bytes] = {}
-        for peer, data in sorted(found.items()):
-            verdict = check(data, run=self._run, key=key, peer=peer)
-            if isinstance(verdict, Sealed) and isinstance(verdict.record, RunRecord):
-                contents[peer] = verdict.record.content
-        return contents
 
     async def _answer(self, peer: PeerId, request: bytes) -> bytes:
         if not self._budget.spend(peer, asyncio.get_running_loop().time()):

@@ -218,7 +218,7 @@ class Entrance:
         """Raise ``RunEnded`` if a newcomer waits for a run that its date or its owner has ended.
 
         ``is_there``: a peer in sight has a state of it. An owner's order is heard from peers
-        without a state as well, such as bootstrap peers.
+        without a state as well.
         """
         end = self._peer.owner.orders.end
         if is_there or waited_s < TOLD_AFTER_S:

@@ -12,7 +12,7 @@ from dht import addresses
 from dht.errors import CallRefused, HostClosed, PeerUnreachable, StreamBroken
 from dht.host import FRAME_MAX_BYTES, UNARY_MAX_BYTES, Host, Stream
 from dht.identity import PeerId
-from dht.records import PeerRecord, RunRecord, seal
+from dht.records import PeerRecord, seal
 from tests.contract.worlds import World, essential
 
 WAIT_S = 30.0
@@ -594,9 +594,11 @@ async def test_a_host_that_closes_breaks_streams_and_calls_at_once(world: World)
 # The directory.
 
 
-def record(world: World, name: str, *, sequence: int = 1, ttl_s: float = 30.0) -> bytes:
+def record(
+    world: World, name: str, *, key: str = KEY, sequence: int = 1, ttl_s: float = 30.0
+) -> bytes:
     content = PeerRecord(protocol=(1, 1), role="learner", incarnation=1, name=name)
-    return seal(content, world.identity(name), key=KEY, sequence=sequence, ttl_s=ttl_s)
+    return seal(content, world.identity(name), key=key, sequence=sequence, ttl_s=ttl_s)
 
 
 async def test_records_are_found_by_peers_that_were_introduced_through_others(
@@ -665,9 +667,7 @@ async def test_a_record_of_another_peer_or_another_key_is_not_stored(world: Worl
     anna, boris = await pair(world)
     borrowed = record(world, "boris")
     assert await anna.directory.publish(KEY, borrowed, ttl_s=30, timeout_s=WAIT_S) == 0
-    misplaced = seal(
-        RunRecord(content=b"x"), world.identity("anna"), key="run/file", sequence=1, ttl_s=30
-    )
+    misplaced = record(world, "anna", key="run/peers/01")
     assert await anna.directory.publish(KEY, misplaced, ttl_s=30, timeout_s=WAIT_S) == 0
     assert await anna.directory.publish(KEY, b"nonsense", ttl_s=30, timeout_s=WAIT_S) == 0
     assert await boris.directory.look_up(KEY, timeout_s=WAIT_S) == {}

@@ -13,15 +13,11 @@ from dht.record_keeper import HEAP_SLACK, Admitted, KeeperLimits, RecordKeeper
 from dht.records import (
     FRAGMENTS_MAX,
     PEER_RECORD_MAX_BYTES,
-    RUN_FILE_MAX_BYTES,
-    SEALED_MAX_BYTES,
     ContributionCounters,
     PeerRecord,
     Rejected,
-    RunRecord,
     Sealed,
     check,
-    file_key,
     pack_versions,
     seal,
     unpack_versions,
@@ -74,22 +70,6 @@ def test_a_sealed_record_says_who_where_and_for_how_long() -> None:
     )
 
 
-def test_a_run_file_is_a_record_too() -> None:
-    record = RunRecord(content=b"x" * RUN_FILE_MAX_BYTES)
-    data = seal(record, ANNA, key=file_key(RUN), sequence=1, ttl_s=600)
-
-    verdict = check(data, run=RUN, key=file_key(RUN))
-    assert isinstance(verdict, Sealed) and verdict.record == record
-    with pytest.raises(ValueError, match="16384"):
-        seal(
-            RunRecord(content=b"x" * (RUN_FILE_MAX_BYTES + 1)),
-            ANNA,
-            key=file_key(RUN),
-            sequence=1,
-            ttl_s=600,
-        )
-
-
 def test_a_record_with_64_fragments_and_6_addresses_stays_under_1_kib() -> None:
     record = PeerRecord(
         protocol=(1, 3),
@@ -115,7 +95,7 @@ def test_a_record_over_1_kib_is_not_sealed() -> None:
     record = msgspec.structs.replace(RECORD, addresses=tuple(bytes(128) for _ in range(6)))
     assert isinstance(check(sealed(record)), Sealed)
     too_large = msgspec.structs.replace(record, credential=bytes(320))
-    with pytest.raises(ValueError, match="at most 1024"):
+    with pytest.raises(ValueError, match="no record has over 1024"):
         sealed(too_large)
 
 
@@ -172,7 +152,7 @@ PAYLOAD = msgspec.msgpack.encode(RECORD)
         ([1, KEY + "\n", 1, 1000, PAYLOAD], "malformed"),
         ([1, KEY, 1, 1000, b""], "malformed"),
         ([1, KEY, 1, 1000, PAYLOAD + b"\0"], "malformed"),
-        ([1, file_key(RUN), 1, 1000, PAYLOAD], "malformed"),
+        ([1, f"{RUN}/file", 1, 1000, PAYLOAD], "malformed"),
     ],
 )
 def test_a_signed_but_unusable_body_is_refused(body: list[Any], reason: str) -> None:
@@ -227,7 +207,7 @@ def test_deep_nesting_and_huge_announced_lengths_cost_nothing() -> None:
     started = time.process_time()
     for bomb in bombs:
         for body in (bomb, PAYLOAD[:4] + bomb):
-            encoded = body[: SEALED_MAX_BYTES - 96]
+            encoded = body[: PEER_RECORD_MAX_BYTES - 96]
             data = ANNA.sign(b"shoal record\0" + encoded) + ANNA.public_key + encoded
             assert isinstance(check(data), Rejected)
     peak_bytes = tracemalloc.get_traced_memory()[1]
@@ -359,21 +339,6 @@ def test_a_flood_neither_displaces_the_first_nor_keeps_newcomers_out_of_every_re
         shelf = keeper._shelves[KEY]
         assert ANNA.peer_id in shelf.entries
         assert shelf.size_bytes <= limits.key_max_bytes
-
-
-def test_only_the_run_file_itself_is_stored_under_its_key() -> None:
-    """Junk filled the key before, so that honest copies were refused as ``full``."""
-    content = b"name = 'ours'"
-    run = RunId(blake3(content).hexdigest())
-    keeper = RecordKeeper()
-    for number in range(20):
-        junk = RunRecord(content=number.to_bytes(16 * 1024, "big"))
-        attacker = Identity.from_seed(number.to_bytes(32, "big"))
-        data = seal(junk, attacker, key=file_key(run), sequence=1, ttl_s=3600)
-        assert reason_of(keeper.admit(data, now=0.0)) == "forged"
-    assert keeper._remembered == 0
-    honest = seal(RunRecord(content=content), ANNA, key=file_key(run), sequence=1, ttl_s=3600)
-    assert isinstance(keeper.admit(honest, now=3599.0), Admitted)
 
 
 def test_memory_is_bounded_and_a_flood_does_not_displace_the_living() -> None:

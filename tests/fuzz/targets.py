@@ -75,16 +75,11 @@ from dht.membership.credentials import (
 )
 from dht.membership.orders import Amendment, Attested, End, Orders, Rollback, Root
 from dht.records import (
-    SEALED_MAX_BYTES,
-    DirectivesRecord,
+    PEER_RECORD_MAX_BYTES,
     PeerRecord,
-    Record,
     Rejected,
-    RunRecord,
     check,
     claimed_run,
-    directives_key,
-    file_key,
     pack_versions,
     seal,
     unpack_versions,
@@ -138,7 +133,7 @@ class Target:
 
 def _signed(body: bytes) -> Any:
     """Check a record whose signature is right, as anybody can make it."""
-    body = body[: SEALED_MAX_BYTES - SIGNED_FROM]
+    body = body[: PEER_RECORD_MAX_BYTES - SIGNED_FROM]
     return check(ANNA.sign(b"shoal record\0" + body) + ANNA.public_key + body)
 
 
@@ -314,20 +309,6 @@ _DIRECTIVES = [
 _WITH_ORDERS = credentials.encode(_OWNER.directive(7, frozenset({ANNA.public_key}), _ORDERS))
 
 
-def _records() -> list[bytes]:
-    """Bodies of sealed records of every kind."""
-    content = RunFile().canonical()
-    of_run = RunId(blake3(content).hexdigest())
-    made: list[tuple[Record, str]] = [
-        (RECORD, KEY),
-        (RunRecord(content=content), file_key(of_run)),
-        (DirectivesRecord(directives=tuple(_DIRECTIVES)), directives_key(RUN)),
-    ]
-    return [
-        seal(record, ANNA, key=key, sequence=1, ttl_s=30.0)[SIGNED_FROM:] for record, key in made
-    ]
-
-
 SIZES = (64, 300)
 """Units of the payloads that are decoded."""
 
@@ -467,7 +448,7 @@ TARGETS: dict[str, Target] = {
         BadMessage,
     ),
     "record": Target([SEALED], _accepted(check), ValueError),
-    "signed_record": Target(_records(), _accepted(_signed), ValueError),
+    "signed_record": Target([SEALED[SIGNED_FROM:]], _accepted(_signed), ValueError),
     "claimed_run": Target([SEALED], claimed_run),
     "credential": Target(_CREDENTIALS, _believed(read_credential, peer=ANNA.peer_id), ValueError),
     "directive": Target([*_DIRECTIVES, _WITH_ORDERS], _believed(read_directive), ValueError),

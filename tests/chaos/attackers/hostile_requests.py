@@ -1,4 +1,4 @@
-"""Hostile requests of nineteen kinds that any peer can send to any other one."""
+"""Hostile requests of seventeen kinds that any peer can send to any other one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import random
 from contextlib import suppress
 
 import msgspec
-from blake3 import blake3
 from multiaddr import Multiaddr
 
 from dht import addresses
@@ -21,11 +20,8 @@ from dht.libp2p.hivemind_patches import MSGPackSerializer, dht_pb2
 from dht.membership import hello
 from dht.membership.table import bucket_key
 from dht.records import (
-    RUN_FILE_MAX_BYTES,
     SEQUENCE_MAX,
     PeerRecord,
-    RunRecord,
-    file_key,
     seal,
 )
 
@@ -83,7 +79,7 @@ class Attacker:
     def new_run(self) -> RunId:
         return RunId(self.rng.randbytes(32).hex())
 
-    # Nineteen kinds
+    # Seventeen kinds
 
     async def ping_with_a_chosen_place(self) -> None:
         info = dht_pb2.NodeInfo(node_id=self.rng.randbytes(20))
@@ -124,17 +120,6 @@ class Attacker:
         key = bucket_key(self.run, "")
         self.sequence += 1
         await self.store(key, self.sealed(key, sequence=self.sequence))
-
-    async def store_a_false_run_file(self) -> None:
-        junk = RunRecord(content=self.rng.randbytes(RUN_FILE_MAX_BYTES))
-        key = file_key(self.run)
-        await self.store(key, seal(junk, self.identity, key=key, sequence=1, ttl_s=3600))
-
-    async def store_a_useless_run_file(self) -> None:
-        content = self.rng.randbytes(RUN_FILE_MAX_BYTES)
-        key = file_key(RunId(blake3(content).hexdigest()))
-        record = RunRecord(content=content)
-        await self.store(key, seal(record, self.identity, key=key, sequence=1, ttl_s=3600))
 
     async def store_a_plain_value(self) -> None:
         await self.store(bucket_key(self.new_run(), ""), b"plain", MSGPackSerializer.dumps(None))

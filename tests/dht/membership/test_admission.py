@@ -239,5 +239,5 @@ def test_a_record_without_a_credential_is_written_as_before() -> None:
     with_credential = check(record(ANNA, credential(ANNA.peer_id)))
     assert not isinstance(sealed, Rejected)
     assert not isinstance(with_credential, Rejected)
-    assert sealed.record.credential == b""  # type: ignore[union-attr]
-    assert with_credential.record.credential == credential(ANNA.peer_id)  # type: ignore[union-attr]
+    assert sealed.record.credential == b""
+    assert with_credential.record.credential == credential(ANNA.peer_id)

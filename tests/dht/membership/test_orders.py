@@ -31,16 +31,8 @@ from dht.membership.orders import (
     settings_at,
     words,
 )
-from dht.records import (
-    DIRECTIVE_MAX_BYTES,
-    DIRECTIVES_MAX,
-    DirectivesRecord,
-    Rejected,
-    check,
-    directives_key,
-    seal,
-)
-from tests.dht.membership.signers import DELEGATES, NOW, OWNER, OWNERS, RUN, admission, key
+from dht.records import DIRECTIVE_MAX_BYTES
+from tests.dht.membership.signers import DELEGATES, NOW, OWNER, OWNERS, RUN, admission
 
 LARGEST = Orders(
     paused=True,
@@ -103,16 +95,6 @@ def test_the_largest_orders_fit_and_more_bans_than_fit_are_refused_with_the_reme
     keys = frozenset(number.to_bytes(32, "big") for number in range(BANS_MAX))
     with pytest.raises(ValueError, match="ban whole invites instead of peers"):
         OWNERS.directive(1, keys, LARGEST)
-
-
-def test_the_directives_of_an_owner_and_all_delegates_fit_into_one_record() -> None:
-    keys = frozenset(number.to_bytes(32, "big") for number in range(BANS_MAX))
-    theirs = encode(DELEGATES.directive(2**32, keys))
-    record = DirectivesRecord(
-        directives=(bytes(DIRECTIVE_MAX_BYTES), *(theirs,) * (DIRECTIVES_MAX - 1))
-    )
-    sealed = seal(record, key("anna"), key=directives_key(RUN), sequence=2**53 - 1, ttl_s=1800)
-    assert not isinstance(check(sealed), Rejected)
 
 
 def test_the_last_directive_of_the_owner_is_in_force() -> None:

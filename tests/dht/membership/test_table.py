@@ -1,12 +1,11 @@
 import math
 
 import pytest
-from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dht.addresses import pack, parse
-from dht.identity import Identity, RunId
+from dht.identity import Identity
 from dht.membership.table import (
     DEPTH_MAX,
     PROBE_DEPTH_MAX,
@@ -17,8 +16,8 @@ from dht.membership.table import (
     bucket_of,
     depth_for,
 )
-from dht.record_keeper import Admitted, RecordKeeper
-from dht.records import PeerRecord, RunRecord, file_key, seal
+from dht.record_keeper import Admitted
+from dht.records import PeerRecord, seal
 from tests.dht.membership.table_of_records import ANNA, BORIS, ME, RUN, TableOfRecords
 
 
@@ -151,14 +150,9 @@ def test_changes_tell_who_came_and_how_who_went() -> None:
     assert swarm.table.changes(30.0) == [Change(BORIS.peer_id, "lost", "n")]
 
 
-def test_the_own_record_and_a_run_file_are_no_members() -> None:
+def test_the_own_record_is_no_member() -> None:
     swarm = TableOfRecords()
     assert not swarm.record(ME, 0.0, sequence=1)
-    run = RunId(blake3(b"x").hexdigest())
-    data = seal(RunRecord(content=b"x"), ANNA, key=file_key(run), sequence=1, ttl_s=30)
-    verdict = RecordKeeper(run).admit(data, now=0.0)
-    assert isinstance(verdict, Admitted)
-    assert not swarm.table.observe(verdict, data, now=0.0)
     assert len(swarm.table) == 0
 
 

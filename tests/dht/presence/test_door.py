@@ -369,24 +369,3 @@ async def test_a_lower_number_is_refused_and_told_with_the_directive_in_force(sw
     assert answer.directives == (banning(number=5), banning(number=2, signer=DELEGATES))
     assert answer.not_admitted == NO_INVITE
     await visitor.close()
-
-
-async def test_the_directory_brings_a_ban_where_no_member_is_met(swarm: Swarm) -> None:
-    anna = await member(swarm, "anna")
-    store = await swarm.start_bootstrap("store", seeds=await swarm.seed_addresses("anna"))
-    anna.presence.door.take([banning(number=3)])
-    await asyncio.sleep(30.0)
-    await swarm.stop("anna")
-    late = await swarm.start(
-        "late",
-        run=RUN,
-        seeds=await swarm.seed_addresses("store"),
-        admission=admission(),
-        credential=credential(identity_of("late").peer_id),
-    )
-    assert store.id != late.id
-
-    def knows() -> bool:
-        return bool(late.presence.door.admission.in_force(NOW))
-
-    await until(knows, within_s=WITHIN_S, what="the directory has it")

@@ -1110,13 +1110,6 @@ async def test_a_newcomer_with_a_link_gets_the_run_file_from_the_peers(swarm: Sw
     )
     assert content == b"name = 'ours'"
 
-    # One who can dial no member finds a copy in the directory.
-    shy = await swarm.start("shy", seeds=seeds, run=run, dial_out_only=True)
-    for number in range(3):
-        swarm.network.dial_out_only(swarm.peers[f"peer{number}"].id)
-    swarm.network.dial_out_only(late.id)
-    assert await shy.presence.fetch_run_file(lambda found: True, timeout_s=30) == content
-
 
 def test_a_few_of_many_peers_without_a_run_file_are_named() -> None:
     answers = tuple((f"peer{number:02}", "no run file") for number in range(40))

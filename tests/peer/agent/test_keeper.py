@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from blake3 import blake3
 from multiaddr import Multiaddr
 
 from averaging import messages as said
@@ -18,13 +17,14 @@ from dht.errors import HostClosed
 from dht.identity import PeerId, RunId
 from dht.membership.credentials import Directive
 from dht.membership.orders import Orders, Rollback, Root
+from dht.membership.table import bucket_key
 from dht.memory.host import MemoryHost, identity_of
 from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
-from dht.records import RUN_FILE_MAX_BYTES, Rejected, RunRecord, file_key, seal
+from dht.records import PeerRecord, Rejected, seal
 from peer.agent.keeper import ahead, behind
 from peer.agent.life import take_part
-from peer.agent.network import GREETED_MAX, Network
+from peer.agent.network import GREETED_MAX, KEEPS, Network
 from peer.agent.page import LocalPage
 from peer.agent.peer import Peer
 from peer.joining.link import parse_link
@@ -135,18 +135,21 @@ def test_a_keeper_in_a_learners_folder_leaves_its_account_as_it_is(
 async def test_records_of_other_runs_take_little_of_a_members_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Anybody can make run files without end; a bootstrap peer keeps 64 MiB of them."""
+    """Anybody can make peers and runs without end; a bootstrap peer keeps 64 MiB of them."""
     async with keeper_online(tmp_path, monkeypatch) as (peer, _):
         keeper, kept = peer.network.host.keeper, 0
         evicted: list[str] = []
         keeper.on_evicted = lambda key, peer: evicted.append(key)
-        mallory, size = identity_of("mallory"), RUN_FILE_MAX_BYTES
-        for number in range(1000):
-            content = number.to_bytes(4, "big") * (size // 4)
-            key = file_key(RunId(blake3(content).hexdigest()))
-            record = seal(RunRecord(content=content), mallory, key=key, sequence=1, ttl_s=600)
-            kept += not isinstance(keeper.admit(record, now=0.0), Rejected)
-        assert 100 < kept - len(evicted) <= (8 << 20) // size
+        mallory = identity_of("mallory")
+        record = PeerRecord(
+            protocol=(1, 1), role="learner", incarnation=1, addresses=(bytes(128),) * 6
+        )
+        for number in range(10_000):
+            key = bucket_key(RunId(f"{number:064x}"), "")
+            sealed = seal(record, mallory, key=key, sequence=1, ttl_s=600)
+            kept += not isinstance(keeper.admit(sealed, now=0.0), Rejected)
+        assert 1000 < kept - len(evicted) <= KEEPS.records_max
+        assert keeper._size_bytes <= KEEPS.bytes_max
 
 
 async def test_a_verdict_between_building_the_averager_and_taking_part_is_not_lost(
