@@ -26,7 +26,6 @@ from averaging.guard.rules.witness import Witness
 from averaging.history.audit import Audit
 from averaging.live.settings import AveragerSettings, RunTerms
 from averaging.numbers.layout import Layout, TensorSpec
-from averaging.round.opinions.silence import LastHeard
 from averaging.rules.policy import ProbationPolicy, RoundPolicy
 from averaging.rules.reputation import Deed, Reputation
 from dht.bounded_mapping import ALL, BoundedMapping
@@ -208,8 +207,6 @@ def tables_of_work() -> Iterator[Flood]:
         return key(number), probation._seen.get(key(number))
 
     yield Flood(probation._seen, dict(probation._seen), merges_once)
-    heard = LastHeard(probation.worth)._heard_at
-    yield Flood(heard, dict.fromkeys(HONEST, 1.0), lambda number: (key(number), 2.0))
     votes = Audit(probation.worth)._votes
     stays = {(b"lineage", peer): b"digest" for peer in HONEST}
     yield Flood(votes, stays, lambda number: ((b"lineage", key(number)), b"another"))

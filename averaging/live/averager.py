@@ -520,7 +520,6 @@ class Averager(Services):
     def _heard(self, peer: PeerId, data: bytes) -> None:
         if self.guard.lie_of(peer) is not None:
             return
-        self._last_heard.heard(peer, self.now())
         try:
             message = said.decode(data, self.me.speaks)
         except BadMessage as error:
@@ -554,7 +553,6 @@ class Averager(Services):
     async def _serve(self, bulk: Bulk, header: bytes) -> None:
         """Route a bulk stream that has opened to its fragment and round."""
         peer = bulk.remote
-        self._last_heard.heard(peer, self.now())
         try:
             opening = said.decode_opening(header)
         except BadMessage as error:

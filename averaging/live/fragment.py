@@ -304,8 +304,6 @@ class FragmentWork:
         match effect:
             case effects.Send():
                 self.averager.send(effect.to, effect.message)
-            case effects.Silent():
-                self.averager.silent(effect.peer, effect.since)
             case effects.WarnOfCommit():
                 self.averager.not_a_commit(effect.peer, effect.reason, fragment=self.index)
             case effects.Note() as note:

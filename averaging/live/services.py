@@ -35,7 +35,6 @@ from averaging.live.streams.threads import Threads
 from averaging.live.streams.uplink import Uplink
 from averaging.messages import MESSAGES_SINCE, Message, check_incarnation, encode
 from averaging.round.interface import inputs
-from averaging.round.opinions.silence import LastHeard
 from averaging.rules.reputation import Deed, Ground
 from averaging.rules.spacing import Spacing
 from dht.host import Host
@@ -113,7 +112,6 @@ class Services(ABC):
             line=self.transport.down,
             floats=self.floats,
         )
-        self._last_heard = LastHeard(self.worth)
         self.spacing = Spacing()
         self._catching = asyncio.Semaphore(CATCHING_MAX)
         self._fetching_slowly = asyncio.Lock()
@@ -273,16 +271,6 @@ class Services(ABC):
             return
         self.event("link_lost", peer=peer, reason=reason)
         self._tell(inputs.LinkLost(peer))
-
-    def silent(self, peer: PeerId, since: float) -> None:
-        """One fragment waited for an answer in vain. Called in the middle of its effects."""
-        asyncio.get_running_loop().call_soon(self._tell_silent, peer, since)
-
-    def _tell_silent(self, peer: PeerId, since: float) -> None:
-        if self._ended or not self._last_heard.is_silent(peer, since=since):
-            return
-        self.event("silent", peer=peer, seconds=self.now() - since)
-        self._tell(inputs.PeerSilent(peer))
 
     # Events, and who is to blame
 

@@ -21,8 +21,8 @@ below it (``leading`` calls ``parents``, ``catching_up`` and ``joining``, ``catc
 
 ``contributing``, ``rests``, ``traffic`` and ``fetched_states`` are for the owners of a machine:
 what it gives to a round, what it gives again because encoding lost it, which slice goes to whom,
-and which states of others it takes. ``turns``, like ``opinions.silence``, is for owners of several
-machines: it says which fragment goes first.
+and which states of others it takes. ``turns`` is for owners of several machines: it says which
+fragment goes first.
 
 Not allowed here: clocks, randomness, sockets, threads, files, and, but for ``contributing`` and
 ``rests``, numbers of the model. The time is an argument; values from a set or a dict are sorted

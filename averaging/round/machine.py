@@ -13,8 +13,7 @@ dead leader. ``averaging.live.averager`` and the simulator run the same machine.
     JOINING   ``Join`` was sent to the leader of this peer's attempt
               (``averaging.round.opinions.pacemaker``). ``Noted`` binds it; ``Redirect`` names
               another leader. When the leader is silent or its link breaks, the join is sent once
-              more, and then to the leader of a later attempt; so in all fragments if that leader
-              alone is silent (``averaging.round.opinions.silence``).
+              more, and then to the leader of a later attempt.
     PROMISED  Bound to this leader and no other, until ``Withdraw`` is sent or ``Committed``,
               ``NoQuorum`` or ``Closed`` arrives. Another leader that calls is told ``Pass``, or
               joined instead (after ``Withdraw``) if its attempt is a later one.
@@ -47,7 +46,7 @@ compares this table with what machines do.)
     JOINING   -> CATCHING  Behind Call Compare Finished Join
     JOINING   -> IDLE      Refused NoQuorum Closed Redirect Call Committed Tick GiveWay Leave
     JOINING   -> IDLE      Behind OrdersChanged CaughtUp
-    PROMISED  -> JOINING   Redirect Refused Behind Call Join Tick PeerSilent Progressed
+    PROMISED  -> JOINING   Redirect Refused Behind Call Join Tick Progressed
     PROMISED  -> ENTERED   Committed StreamOpened Join Pass LinkLost Tick
     PROMISED  -> CATCHING  Behind Call Compare Finished Join LinkLost Pass Tick
     PROMISED  -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
@@ -348,10 +347,6 @@ class FragmentRounds(Fragment):
             case inputs.LinkLost(peer):
                 self.peers.mark_failed(peer, now)
                 self.joining.link_lost(peer, now)
-                self._go_on_without(peer, now)
-            case inputs.PeerSilent(peer):
-                self.peers.mark_failed(peer, now)
-                self.joining.peer_silent(peer, now)
                 self._go_on_without(peer, now)
             case inputs.Leave(reason):
                 self.joining.leave(reason, retry=True)

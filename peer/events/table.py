@@ -478,12 +478,6 @@ _OTHER_PEERS = (
         "peer, reason",
         "lost the connection to {peer}: {reason}",
     ),
-    _row(
-        PEER | Audience.TROUBLE,
-        "silent",
-        "peer, seconds",
-        "{peer} answered about no fragment for {seconds:.0f} s, and others did",
-    ),
     _row(PEER | Audience.RUN, "connected", "peer, name, text", "{text}"),
     _row(SHOWN, "reachability", "reachable, text", "{text}", on_screen=sentences.reachability),
     *_rows(

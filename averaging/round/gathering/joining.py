@@ -19,7 +19,6 @@ from averaging.round.interface.effects import (
     Discard,
     Fold,
     GiveUp,
-    Silent,
     TakeSnapshot,
 )
 from averaging.round.interface.inputs import Offer
@@ -50,8 +49,6 @@ class Attempt(Struct, frozen=True):
     """True if the leader got the join a second time."""
     leader_life: int | None = None
     """The incarnation of the leader when it got the first join; ``None``: not known."""
-    asked_at: float | None = None
-    """Time at which the leader got the message that it has not answered yet."""
     until: float = math.inf
     """A leader that has noted this peer and not closed its roster by then does not lead."""
 
@@ -366,7 +363,6 @@ class Joining:
             join=self._id.signed(join, attempt.leader),
             leaders_tried=attempt.leaders_tried + 1,
             leader_life=self._peers.life_of(attempt.leader),
-            asked_at=now,
             until=math.inf,
         )
         self.attempt = attempt
@@ -401,19 +397,10 @@ class Joining:
         elif now >= attempt.until:
             self._leave_leader(attempt, "it notes joins and closes no roster", now)
         elif not attempt.resent:
-            asked_at = now if attempt.asked_at is None else attempt.asked_at
-            self.attempt = msgspec.structs.replace(attempt, resent=True, asked_at=asked_at)
+            self.attempt = msgspec.structs.replace(attempt, resent=True)
             self._fragment.timers[Timer.ANSWER] = now + self._policy.answer_s
             self._fragment.send(attempt.leader, attempt.join)
         else:
-            if attempt.asked_at is not None:
-                self._fragment.emit(Silent(attempt.leader, attempt.asked_at))
-            self._leave_leader(attempt, NO_ANSWER, now)
-
-    def peer_silent(self, peer: PeerId, now: float) -> None:
-        """Another fragment found a peer silent: do not wait for it here as well."""
-        attempt = self.attempt
-        if attempt is not None and peer != self._id.me and attempt.leader == peer:
             self._leave_leader(attempt, NO_ANSWER, now)
 
     def leader_seen_again(self, now: float) -> None:
@@ -603,7 +590,7 @@ class Joining:
         until = attempt.until
         if until == math.inf:
             until = now + longest_s + self._policy.margin_s + self._policy.answer_s
-        self.attempt = msgspec.structs.replace(attempt, resent=False, asked_at=None, until=until)
+        self.attempt = msgspec.structs.replace(attempt, resent=False, until=until)
         at = now + min(message.wait_s, longest_s) + self._policy.margin_s
         self._fragment.phase = Phase.PROMISED
         self._fragment.timers[Timer.ANSWER] = min(at, max(now, until))

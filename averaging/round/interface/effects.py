@@ -31,17 +31,6 @@ class Send(Struct, frozen=True):
     message: Message
 
 
-class Silent(Struct, frozen=True):
-    """The leader has not answered a message sent at ``since`` and again later.
-
-    If it was silent about all fragments while other peers answered
-    (``averaging.round.opinions.silence``), tell the machines of all fragments, by ``PeerSilent``.
-    """
-
-    peer: PeerId
-    since: float
-
-
 class TakeSnapshot(Struct, frozen=True):
     """Ask the learner for the fragment at its next safe point: ``Offered``."""
 
@@ -259,7 +248,6 @@ class WarnOfCommit(Blame, frozen=True):
 
 Effect: TypeAlias = (
     Send
-    | Silent
     | TakeSnapshot
     | Enter
     | Reduce

@@ -101,12 +101,6 @@ class LinkLost(Struct, frozen=True):
     peer: PeerId
 
 
-class PeerSilent(Struct, frozen=True):
-    """Another fragment of this peer has waited for that one in vain. See ``effects.Silent``."""
-
-    peer: PeerId
-
-
 # Uploads and slices
 
 
@@ -235,7 +229,6 @@ Input: TypeAlias = (
     | Received
     | StreamOpened
     | LinkLost
-    | PeerSilent
     | SliceOutcome
     | Applied
     | CaughtUp

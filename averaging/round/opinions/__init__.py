@@ -3,8 +3,7 @@
 - ``neighbourhood``: which peers live, answer and count; ``pacemaker``: which of them leads;
 - ``certificates``: which versions of others count as signed by enough of those that count;
 - ``pace``: what the own learner will have to offer, and when; ``ending``: whether the run ends;
-- ``fragment``: all of that for one fragment, with where it stands and the effects that it wants;
-- ``silence``: which peer is silent about all fragments, for the owner of several machines.
+- ``fragment``: all of that for one fragment, with where it stands and the effects that it wants.
 
 The other rooms of a machine ask here; nothing here knows of joins, rosters or ballots.
 """
