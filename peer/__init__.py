@@ -10,13 +10,13 @@
 - ``extras`` is optional: ``credit`` counts who contributed what, ``site`` publishes exports and a
   page of the run, ``orders`` are the owner's, ``hosting`` is a bootstrap peer, ``doctor`` examines
   a machine, ``use`` continues texts and measures losses, ``bases`` are published models and
-  adapters on them.
+  adapters on them, ``export`` writes a model for other programs, ``explain`` tells stories from
+  event logs, ``run_lists`` are lists of runs, ``experiments`` the commands of experiments.
 - ``documents``: pages and sections that messages name.
 - ``calls`` of peers of a run: ``status``, ``description``, ``attestable``. ``contributors``: rows
   of who contributed what. ``errors``: all
-  expected failures. ``results``: tables and plots. ``quantities``, ``signals``, ``processes``,
-  ``descriptors``, ``optional``, ``https``, ``event_loop``, ``limited``: small parts that
-  several rooms use.
+  expected failures. ``quantities``, ``signals``, ``descriptors``, ``optional``, ``https``,
+  ``event_loop``, ``limited``: small parts that several rooms use.
 
 Start reading at ``trainer.session`` (a training loop) or ``agent.agent`` (its agent).
 

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import psutil
 
-from peer.processes import Output, kill_tree, launch
+from peer.demo.processes import Output, kill_tree, launch
 
 RANKS_ALONE = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 """Environment of several ranks of an island on one machine."""

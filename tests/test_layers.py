@@ -67,6 +67,7 @@ ORDER = (
     "peer.demo",
     "peer.cli",
     "peer.extras",
+    "peer.extras.experiments",
     "peer.extras.bases",
     "peer.extras.credit.accounting",
     "peer.extras.credit",

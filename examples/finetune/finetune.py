@@ -22,7 +22,7 @@ from typing import Any
 
 import peer
 from peer.data.sources import open_data
-from peer.processes import Output, kill_tree, spawn
+from peer.demo.processes import Output, kill_tree, spawn
 
 BASE_RUN = """\
 name = "base"

@@ -6,12 +6,11 @@ In: a command line. Out: text or JSON on stdout, errors as one line on stderr, a
 Start with ``run`` below. Every command is one small function (load, run, report) in the module of
 its family: ``taking_part`` (start, join), ``keeping`` (keep), ``steering`` (status, explain, pause,
 resume, leave, limits), ``run_lists`` (runs), ``run_files`` (run new, run check, data prepare),
-``models`` (export), ``experiments`` (demo, simulate) and ``reading`` (docs); those of
-``peer.extras`` are there. ``application`` has the Typer application, logging, what errors become,
-and the options that all commands share, ``learner_options`` those of peers, ``listening`` an
-attempt to listen at their address, ``finding`` the run behind an argument, ``found_models`` the
-parameters that commands about models use, ``showing`` the output of experiments, ``training`` the
-training of start and join.
+``models`` (export) and ``reading`` (docs); those of ``peer.extras`` are there. ``application`` has
+the Typer application, logging, what errors become, and the options that all commands share,
+``learner_options`` those of peers, ``listening`` an attempt to listen at their address, ``finding``
+the run behind an argument, ``found_models`` the parameters that commands about models use,
+``showing`` progress and summaries, ``training`` the training of start and join.
 
 Modules that take time to import are imported inside the function that needs them, so that ``shoal
 --help`` does not load numpy or torch. An expected error becomes one line on stderr here and nowhere
@@ -33,7 +32,6 @@ from typing import Any, NoReturn, TextIO
 import typer
 
 from peer.cli import (
-    experiments,
     keeping,
     models,
     reading,
@@ -67,8 +65,7 @@ def command() -> Any:
         run_lists,
         *extras("credit.commands"),
         models,
-        *extras("use.commands", "hosting.commands", "doctor.commands"),
-        experiments,
+        *extras("use.commands", "hosting.commands", "doctor.commands", "experiments.commands"),
         reading,
     ):
         app.add_typer(family.commands)

@@ -9,11 +9,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer import Option
@@ -286,26 +286,3 @@ def _with_section(error: Exception) -> str:
 
 # Since 0.16 typer has its own copy of click and exports only a subclass of this class.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-
-
-def run_program(main: Callable[..., int | None]) -> NoReturn:
-    """Run a function as the command line of a program, with the errors of ``shoal``, and exit."""
-    sys.exit(exit_code_of(main, sys.argv[1:]))
-
-
-def exit_code_of(main: Callable[..., int | None], arguments: Sequence[str]) -> int:
-    command = command_of(main)
-    try:
-        return reported(lambda: command(args=list(arguments), standalone_mode=False))
-    except UsageError as error:
-        complain(error.format_message())  # type: ignore[attr-defined]
-        return ExitCode.USAGE
-
-
-def command_of(main: Callable[..., int | None]) -> Any:
-    """The command line of a function."""
-    app = typer.Typer(
-        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
-    )
-    app.command()(main)
-    return typer.main.get_command(app)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peer.processes import (
+from peer.demo.processes import (
     Output,
     ProcessFailed,
     bootstrap_command,

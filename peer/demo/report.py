@@ -15,8 +15,8 @@ from peer.data.sources import open_data
 from peer.demo.demo import Comparison, DemoSettings, Point, Result
 from peer.model.recipes import build_model, held_out_loss
 from peer.quantities import bytes_text, count_text
-from peer.results import Section, finished_png, new_axes, picture, write_html
 from peer.run_file.reading import parse
+from peer.simulate.results import Section, finished_png, new_axes, picture, write_html
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
 from peer.storage.outer_state import export

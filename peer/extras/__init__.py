@@ -3,6 +3,7 @@
     bases     runs that begin from a published model, and adapters (LoRA) on it
     credit    who contributed what
     doctor    checks of this machine and its network
+    experiments  ``shoal demo`` and ``simulate``, programs of experiments
     gguf      the model as one file for llama.cpp
     hosting   bootstrap peers
     orders    what the owner of a run does: invites, bans, changes, attested states, rollbacks

@@ -23,9 +23,9 @@ import msgspec
 import numpy as np
 
 from dht.whole_files import read_json, write_whole
-from peer.results import Mean, Section
 from peer.simulate.names import problem_of
 from peer.simulate.outcome import SwarmResult
+from peer.simulate.results import Mean, Section
 from peer.simulate.settings import Swarm
 from peer.simulate.simulation import run as run_swarm
 

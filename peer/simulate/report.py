@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from peer.results import Mean, Section, finished_png, new_axes, picture
 from peer.simulate.outcome import SwarmResult
+from peer.simulate.results import Mean, Section, finished_png, new_axes, picture
 from peer.simulate.settings import Swarm
 from peer.simulate.simulation import run
 

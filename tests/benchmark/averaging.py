@@ -24,8 +24,9 @@ from typer import Option
 
 from averaging.numbers.codecs import codec_names
 from peer.cli.application import Json, json_text
-from peer.cli.showing import count, usage_errors
+from peer.cli.showing import usage_errors
 from peer.errors import PeerError
+from peer.extras.typed import count
 from tests.benchmark.participant import Setup
 from tests.command_line import run_program, tell
 

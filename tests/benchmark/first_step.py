@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from peer import signals
-from peer.processes import CLI, Output, ProcessFailed, kill_tree, spawn
+from peer.demo.processes import CLI, Output, ProcessFailed, kill_tree, spawn
 from peer.run_file.reading import parse
 from peer.run_file.writing import to_toml
 from peer.trainer.needs import needs_of

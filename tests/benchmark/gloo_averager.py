@@ -9,7 +9,7 @@ import torch
 import torch.distributed as distributed
 
 from averaging.numbers.arrays import Float32s
-from peer.processes import free_port
+from peer.demo.processes import free_port
 from tests.benchmark.participant import Participant, Setup, contribution
 
 

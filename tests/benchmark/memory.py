@@ -37,8 +37,9 @@ from peer.bridge.messages import Begin, FromAgent, Happened, Over, Report, Tenso
 from peer.bridge.settings import PeerSettings
 from peer.bridge.shared_memory import SharedTensors, SlotState
 from peer.cli.application import Json, json_text
-from peer.cli.showing import count, seconds, usage_errors
+from peer.cli.showing import usage_errors
 from peer.errors import PeerError
+from peer.extras.typed import count, seconds
 from peer.quantities import bytes_text, plural
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile

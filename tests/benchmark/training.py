@@ -29,10 +29,11 @@ from typer import Argument, Option
 
 from peer.cli.application import Json, json_text
 from peer.cli.finding import no_peers
-from peer.cli.showing import seconds, usage_errors
+from peer.cli.showing import usage_errors
+from peer.demo.processes import Output, kill_tree, spawn
 from peer.errors import PeerError, Unusable
+from peer.extras.typed import seconds
 from peer.joining.link import find_run
-from peer.processes import Output, kill_tree, spawn
 from peer.run_file.presets import preset
 from peer.run_file.reading import from_canonical
 from peer.run_file.sections import (

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import psutil
 
-from peer.processes import Output
+from peer.demo.processes import Output
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
 from tests.chaos.judging.schedule import Fault, FaultKind

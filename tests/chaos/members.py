@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from dht.identity import Identity, PeerId
-from peer.processes import (
+from peer.demo.processes import (
     CLI,
     LOOPBACK,
     Output,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from peer.processes import ProcessFailed, family, spawn
+from peer.demo.processes import ProcessFailed, family, spawn
 from peer.run_file.sections import RunFile
 from peer.run_file.writing import to_toml
 from tests.chaos.composition import SwarmSettings, run_file

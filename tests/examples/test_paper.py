@@ -18,7 +18,7 @@ from examples.paper.goodput import run as goodput
 from examples.paper.heterogeneous import run as heterogeneous
 from examples.paper.methods import run as methods
 from examples.paper.quality import run as quality
-from peer.cli.application import command_of
+from peer.extras.experiments.programs import command_of
 from peer.simulate.members import Late
 from peer.simulate.names import problem_of
 from peer.simulate.paired import LevelChange, Row

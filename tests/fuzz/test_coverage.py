@@ -100,7 +100,7 @@ NOT_FROM_STRANGERS: dict[str, str] = {
     "peer/extras/use/adapted.py": "an adapter that this peer's user names",
     "peer/extras/use/tasks.py": "an export that this program has written",
     "peer/model/weights.py": "weights that this peer's user names",
-    "peer/processes.py": OWN_PROCESS,
+    "peer/demo/processes.py": OWN_PROCESS,
     "peer/extras/site/publishing/__main__.py": OWN_PROCESS,
     "peer/extras/site/publishing/publisher.py": OWN_PROCESS,
     "peer/rules/limits.py": OWN_FILES,

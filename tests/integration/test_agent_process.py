@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from dht import addresses
+from peer.demo.processes import free_port
 from peer.joining.find import ask_peers
 from peer.joining.link import parse_link
-from peer.processes import free_port
 from peer.run_file.reading import from_canonical
 from tests.processes import Processes
 from tests.swarms.commands import until

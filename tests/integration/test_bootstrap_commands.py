@@ -21,8 +21,8 @@ import yaml
 
 from dht.memory.host import identity_of
 from peer import cli
+from peer.demo.processes import free_port
 from peer.extras.hosting.bootstrap import DEFAULT_PORT
-from peer.processes import free_port
 from tests.processes import Processes, descendants, still_running
 
 ROOT = Path(__file__).parents[2]

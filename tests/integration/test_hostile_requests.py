@@ -23,7 +23,7 @@ from dht.libp2p.hivemind_directory import id_of
 from dht.libp2p.hivemind_host import HivemindHost
 from dht.libp2p.hivemind_patches import PeerID
 from dht.records import PeerRecord, seal
-from peer.processes import free_port
+from peer.demo.processes import free_port
 from tests.chaos.attackers.hostile_requests import KINDS
 from tests.integration.loopback import WAIT_S, hosts, identity, run
 

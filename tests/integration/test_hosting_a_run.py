@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from peer import cli
-from peer.processes import free_port
+from peer.demo.processes import free_port
 from tests.processes import Processes, descendants, still_running
 from tests.swarms.commands import until
 

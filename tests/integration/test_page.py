@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.processes import free_port
+from peer.demo.processes import free_port
 from tests.integration import chromium
 from tests.processes import Processes
 from tests.swarms.commands import Command

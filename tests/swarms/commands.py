@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from peer.processes import kill_tree
+from peer.demo.processes import kill_tree
 from tests.processes import Processes, said
 
 Record = dict[str, Any]

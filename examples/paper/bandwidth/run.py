@@ -16,10 +16,11 @@ from typing import Annotated, Literal
 import typer
 from typer import Option
 
-from peer.cli.application import Json, json_text, run_program
-from peer.cli.experiments import show_rows
-from peer.cli.showing import bits_per_second, seconds, usage_errors
-from peer.results import Section, finished_png, new_axes, picture, plain_ticks
+from peer.cli.application import Json, json_text
+from peer.cli.showing import usage_errors
+from peer.extras.experiments.programs import run_program, show_rows
+from peer.extras.typed import bits_per_second, seconds
+from peer.simulate.results import Section, finished_png, new_axes, picture, plain_ticks
 
 Method = Literal["data parallel", "diloco", "streaming", "decoupled", "shoal"]
 METHODS: tuple[Method, ...] = ("data parallel", "diloco", "streaming", "decoupled", "shoal")

@@ -28,19 +28,20 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from peer.cli.application import Json, run_program
-from peer.cli.experiments import (
+from peer.cli.application import Json
+from peer.cli.showing import usage_errors
+from peer.extras.experiments.programs import (
     FirstSeed,
     OutKept,
     PairedSeeds,
     Settings,
     Workers,
     changes_of,
+    run_program,
     seeds_from,
     train_and_show,
 )
-from peer.cli.showing import bits_per_second, milliseconds, seconds, usage_errors
-from peer.results import Mean, Section, finished_png, new_axes, picture, plain_ticks, record_of
+from peer.extras.typed import bits_per_second, milliseconds, seconds
 from peer.simulate import Problem, Swarm
 from peer.simulate.lines import BYTES_S_PER_MBIT, Level, shortest_cycles
 from peer.simulate.names import problem_of
@@ -59,6 +60,15 @@ from peer.simulate.paired import (
     train_all,
 )
 from peer.simulate.problems.problem import layout_of
+from peer.simulate.results import (
+    Mean,
+    Section,
+    finished_png,
+    new_axes,
+    picture,
+    plain_ticks,
+    record_of,
+)
 
 LINKS_MBIT = (100.0, 1000.0, 5000.0)
 LATENCIES_S = (0.02, 0.1)

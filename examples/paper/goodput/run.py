@@ -21,10 +21,11 @@ import typer
 from numpy.typing import NDArray
 from typer import Option
 
-from peer.cli.application import Json, json_text, run_program
-from peer.cli.experiments import show_rows
-from peer.cli.showing import progress, seconds
-from peer.results import Section, finished_png, new_axes, picture, plain_ticks
+from peer.cli.application import Json, json_text
+from peer.cli.showing import progress
+from peer.extras.experiments.programs import run_program, show_rows
+from peer.extras.typed import seconds
+from peer.simulate.results import Section, finished_png, new_axes, picture, plain_ticks
 
 YEAR_S = 365.25 * 86_400
 

@@ -17,19 +17,19 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from peer.cli.application import Json, run_program
-from peer.cli.experiments import (
+from peer.cli.application import Json
+from peer.extras.experiments.programs import (
     FirstSeed,
     OutKept,
     PairedSeeds,
     Settings,
     Workers,
     changes_of,
+    run_program,
     seeds_from,
     short,
     train_and_show,
 )
-from peer.results import Section, as_png, new_figure, picture
 from peer.simulate import Swarm
 from peer.simulate.paired import (
     TEXT,
@@ -41,6 +41,7 @@ from peer.simulate.paired import (
     shown,
     train_all,
 )
+from peer.simulate.results import Section, as_png, new_figure, picture
 
 LEARNERS = 8
 CYCLES = 50

@@ -20,14 +20,21 @@ import numpy as np
 import typer
 from typer import Option
 
-from peer.cli.application import Json, run_program
-from peer.cli.experiments import FirstSeed, OutKept, PairedSeeds, seeds_from, show_rows
+from peer.cli.application import Json
 from peer.cli.showing import progress, usage_errors
-from peer.results import Mean, Section, as_png, new_figure, picture
+from peer.extras.experiments.programs import (
+    FirstSeed,
+    OutKept,
+    PairedSeeds,
+    run_program,
+    seeds_from,
+    show_rows,
+)
 from peer.simulate import Float32s
 from peer.simulate.members import Late, Nesterov, Outcome, Trial, mean_of_its_cycles, train
 from peer.simulate.paired import shown
 from peer.simulate.problems.text_gpt import TextGpt
+from peer.simulate.results import Mean, Section, as_png, new_figure, picture
 from peer.simulate.settings import ProblemChoice
 
 

@@ -16,21 +16,22 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from peer.cli.application import Json, run_program
-from peer.cli.experiments import (
+from peer.cli.application import Json
+from peer.extras.experiments.programs import (
     FirstSeed,
     OutKept,
     PairedSeeds,
     Settings,
     Workers,
     changes_of,
+    run_program,
     seeds_from,
     short,
     train_and_show,
 )
-from peer.results import Section, as_png, new_figure, picture
 from peer.simulate import Swarm
 from peer.simulate.paired import TEXT, Cell, Row, RunJobs, run_jobs, shown, train_all
+from peer.simulate.results import Section, as_png, new_figure, picture
 
 BASE_LEARNERS = 4
 CYCLES = 40

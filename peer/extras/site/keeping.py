@@ -13,7 +13,6 @@ import typer
 from averaging.live.averager import Averager
 from peer.agent.services import Begin, Service
 from peer.cli.models import Dtype
-from peer.cli.showing import seconds
 from peer.extras.site.publishing.hub import address_of, check_repository
 from peer.extras.site.publishing.publisher import (
     EVERY_MIN_S,
@@ -21,6 +20,7 @@ from peer.extras.site.publishing.publisher import (
     Publishing,
     check_publishing,
 )
+from peer.extras.typed import seconds
 from peer.rules.ending import Ending
 from peer.run_file.sections import RunFile
 from peer.storage.home import data_cache

@@ -13,7 +13,9 @@ from typer import Argument, Option
 
 from peer.cli.application import Json, complain, json_text, start_logging
 from peer.cli.finding import no_peers
-from peer.cli.showing import count, seconds, speed, trial_folder, usage_errors
+from peer.cli.showing import usage_errors
+from peer.extras.experiments.programs import trial_folder
+from peer.extras.typed import count, seconds, speed
 from peer.joining.link import find_run
 from peer.run_file.reading import with_settings
 from peer.run_file.sections import RunFile

@@ -9,7 +9,9 @@ from typing import Annotated
 from typer import Argument, Option
 
 from peer.cli.application import Json, json_text
-from peer.cli.showing import print_section, progress, seconds, usage_errors
+from peer.cli.showing import progress, usage_errors
+from peer.extras.experiments.programs import print_section
+from peer.extras.typed import seconds
 from peer.simulate.settings import Swarm, parse
 from tests.benchmark.resizing import resizing
 from tests.command_line import run_program

@@ -13,9 +13,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from peer.results import Section
 from peer.rules.ledger import Fate
 from peer.simulate.outcome import Point, RoundRecord
+from peer.simulate.results import Section
 from peer.simulate.settings import End, Event, Swarm
 from peer.simulate.simulation import SimulatedSwarm
 from tests.swarms.sizes import Sizes

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 
 from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
@@ -25,7 +24,6 @@ from dht.identity import Identity
 from peer import cli
 from peer.cli import taking_part
 from peer.cli.application import json_text
-from peer.cli.showing import bits_per_second, course
 from peer.errors import NobodyMet, RunNotFound
 from peer.joining.link import FoundRun, Link
 from peer.joining.visit import RunStatus, Silent
@@ -519,12 +517,6 @@ def test_a_file_of_settings_is_printed_and_can_be_read(capsys: pytest.CaptureFix
     assert code == 0 and parse_swarm(output) == Swarm()
 
 
-@pytest.mark.parametrize("text", ["20furlong", "-1Mbit", "inf", ""])
-def test_an_invalid_rate_is_bad_usage(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="is not a rate such as 20Mbit or 1Gbit"):
-        bits_per_second(text)
-
-
 @pytest.mark.parametrize("arguments", [[sys.executable], ["--seeds", "0"], ["--set", "peers=3"]])
 def test_a_simulation_that_cannot_be_is_bad_usage(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
@@ -984,12 +976,3 @@ def test_a_keeper_refuses_a_date_that_is_past(capsys: pytest.CaptureFixture[str]
     code, output, errors = said(["keep", LINK, "--until", "2020-01-31T18:00"], capsys)
     assert (code, output) == (2, "")
     assert "which is past" in errors
-
-
-def test_the_course_of_a_trial_is_not_in_its_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """``shoal demo --json | jq`` failed at the first line that said what went on."""
-    for as_json in (True, False):
-        course(as_json=as_json)("learner-0 is training")
-        output, errors = capsys.readouterr()
-        assert (errors if as_json else output) == "learner-0 is training\n"
-        assert (output if as_json else errors) == ""

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from peer.results import Mean
 from peer.run_file.sections import RunFile
 from peer.simulate.paired import (
     Cell,
@@ -25,6 +24,7 @@ from peer.simulate.paired import (
     train,
     train_all,
 )
+from peer.simulate.results import Mean
 from peer.simulate.settings import Swarm
 from peer.simulate.simulation import run as simulate
 

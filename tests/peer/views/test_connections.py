@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from peer.processes import free_port
+from peer.demo.processes import free_port
 from peer.views import connections
 from peer.views.page_address import parse_page
 from peer.views.pages import serve

@@ -20,6 +20,7 @@ from dht.libp2p.lane.wire import CIRCUIT_PROTOCOL, Circuit, Leg, decode, encode
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from peer.cli.listening import SettingError
+from peer.demo.processes import free_port
 from peer.errors import Unusable
 from peer.extras.hosting.bootstrap import (
     Bootstrap,
@@ -28,7 +29,6 @@ from peer.extras.hosting.bootstrap import (
     open_bootstrap,
     serve,
 )
-from peer.processes import free_port
 from tests.integration.loopback import LOOPBACK
 from tests.peer.views.served_figures import served_by_bootstrap_peers
 

@@ -1,19 +1,14 @@
-"""``shoal demo`` and ``simulate``; options and output of programs that train many small swarms.
-
-Such programs are those of ``examples/paper``.
-"""
+"""``shoal demo`` and ``simulate``."""
 
 from __future__ import annotations
 
 import logging
-import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -29,81 +24,23 @@ from peer.cli.application import (
     show,
     start_logging,
 )
-from peer.cli.showing import course, present, print_section, progress, trial_folder, usage_errors
+from peer.cli.showing import progress
 from peer.errors import ExtraMissing
-from peer.results import Section
+from peer.extras.experiments.programs import (
+    FirstSeed,
+    PairedSeeds,
+    Workers,
+    course,
+    print_section,
+    seeds_from,
+    trial_folder,
+)
 from peer.signals import as_interrupts
 
 if TYPE_CHECKING:
     from peer.simulate.outcome import SwarmResult
-    from peer.simulate.paired import RunJobs
     from peer.simulate.report import Cell
     from peer.simulate.settings import Swarm
-
-T = TypeVar("T")
-
-OutKept = Annotated[
-    Path | None,
-    Option(help="Folder for CSV, PNG, an HTML page and finished trainings, which are reused."),
-]
-PairedSeeds = Annotated[int, Option(help="Number of paired seeds of each row.", min=1)]
-FirstSeed = Annotated[int, Option(help="The first seed.", min=0)]
-Workers = Annotated[int, Option(help="Number of parallel processes.", min=1, max=64)]
-Settings = Annotated[
-    list[str] | None,
-    Option("--set", help="A setting of every swarm, such as outer.momentum=0.7; repeatable."),
-]
-
-
-def short(context: typer.Context, option: str, value: T, quick: T) -> T:
-    """The value of an option, which is ``quick`` with --quick unless it was given."""
-    source = context.get_parameter_source(option)
-    is_given = source is not None and source.name != "DEFAULT"
-    return quick if context.params["quick"] and not is_given else value
-
-
-def seeds_from(first: int, count: int) -> tuple[int, ...]:
-    return tuple(range(first, first + count))
-
-
-def changes_of(settings: Sequence[str] | None) -> dict[str, Any]:
-    from peer.simulate.settings import BadExperiment, sweep
-
-    combinations = list(sweep(settings or []))
-    if len(combinations) > 1:
-        raise BadExperiment("--set takes one value for each setting here; `shoal simulate` sweeps")
-    return combinations[0]
-
-
-def train_and_show(
-    train: Callable[[RunJobs], tuple[Section, Sequence[Mapping[str, Any]]]],
-    *,
-    workers: int,
-    out: Path | None,
-    as_json: bool,
-) -> None:
-    """Run the trainings of an experiment that are not yet in ``out``, and present the results.
-
-    ``train`` returns the table and the rows as records. The command that this process was started
-    with is named as the way to repeat it.
-    """
-    from peer.simulate.paired import TrainingFolder, run_jobs
-
-    kept = None if out is None else TrainingFolder(out / "trainings")
-    with usage_errors(), progress("training", quiet=as_json) as advance:
-        section, rows = train(partial(run_jobs, workers=workers, kept=kept, progress=advance))
-    show_rows(section, rows, out=out, as_json=as_json)
-
-
-def show_rows(
-    section: Section, rows: Sequence[Mapping[str, Any]], *, out: Path | None, as_json: bool
-) -> None:
-    """Print a program's table, or its rows as JSON; with ``out`` also write files there."""
-    command = shlex.join(["python", *sys.argv])
-    name = Path(sys.argv[0]).absolute().parent.name
-    record = {"command": command, "rows": rows}
-    present(name, command, rows, lambda: section, record=record, out=out, as_json=as_json)
-
 
 NEW = Path("new")
 """In place of a file: show what one looks like."""
@@ -239,8 +176,8 @@ def _write(
     out: Path, swarm: Swarm, command: str, todo: Sequence[Cell], results: Sequence[SwarmResult]
 ) -> None:
     """Write tables, curves, pictures and a page."""
-    from peer.results import write_csv, write_html
     from peer.simulate import report
+    from peer.simulate.results import write_csv, write_html
 
     write_csv(out / "swarm.csv", report.rows(todo, results))
     write_csv(out / "swarm-curves.csv", report.point_rows(todo, results))

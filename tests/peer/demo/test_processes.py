@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from peer.processes import Output, kill_tree
+from peer.demo.processes import Output, kill_tree
 
 
 def test_only_complete_json_lines_are_read(tmp_path: Path) -> None:
