@@ -68,6 +68,7 @@ ORDER = (
     "peer.cli",
     "peer.extras",
     "peer.extras.experiments",
+    "peer.extras.explain",
     "peer.extras.bases",
     "peer.extras.credit.accounting",
     "peer.extras.credit",

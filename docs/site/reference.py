@@ -1,7 +1,6 @@
 """``python -m docs.site.reference`` writes the pages of the reference that are made of the code.
 
-They are the run file, the commands and the Python names. The events have a generator of their own,
-``python -m peer.events``.
+They are the run file, the commands, the Python names and the events.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import Any
 
 import peer
 from peer import cli
+from peer.events.table import COMMON, OPENED, TABLE, Audience, Event
 from peer.status import FIGURES
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings
@@ -161,7 +161,85 @@ def _texts_of_fields(kind: type) -> dict[str, str]:
     return found
 
 
-PAGES = {"run-file": run_file, "commands": commands, "api": api}
+TITLES = (
+    (Audience.LOG, "Event log", "In `events.jsonl` of learners and keepers."),
+    (
+        Audience.RUN | Audience.SCREEN,
+        "Training process only",
+        "For `run.on` and `--json`, not in the event log: the agent, which writes it, is not there "
+        "yet when most of them happen, or no longer, as for `compiler_awaited`.",
+    ),
+    (Audience.LAB, "Experiments", "Records that `shoal simulate` writes."),
+)
+
+AUDIENCES = {
+    Audience.LOG: ("log", "appended to `events.jsonl`"),
+    Audience.RUN: ("run", "passed to handlers of `run.on`; a line of `--json`"),
+    Audience.SCREEN: ("screen", "like `run`, and its sentence is shown while `shoal` runs"),
+    Audience.ROUND: ("explain round", "in `shoal explain --round`"),
+    Audience.PEER: (
+        "explain peer",
+        "in `shoal explain --peer` and on the page",
+    ),
+    Audience.NAMED: (
+        "explain named",
+        "in `shoal explain --peer` for the peer in `peer`",
+    ),
+    Audience.TROUBLE: ("explain summary", "counted in the summary of `shoal explain`"),
+    Audience.METRICS: ("metrics", "figures and curves of the page are taken from it"),
+    Audience.LAB: ("lab", "a record of `shoal simulate`"),
+}
+
+
+def events() -> str:
+    """Every event with its fields, its sentence and who gets it."""
+    return "\n".join(_lines_of_events()) + "\n"
+
+
+def _lines_of_events() -> Iterator[str]:
+    common = ", ".join(f"`{name}` ({kind})" for name, kind in COMMON.items())
+    yield "# Events"
+    yield ""
+    yield GENERATED
+    yield ""
+    yield "Learners and keepers append events to `events.jsonl` in their folder: one JSON object in"
+    yield f"each line, with {common} and the fields below. An event that is emitted"
+    yield "in several places may lack some of its fields there. The first line of a file is"
+    yield f"`{OPENED}`. Events and fields are added, never changed."
+    yield ""
+    yield "A sentence leaves out its subject, which is the peer that the event happened to. Of an"
+    yield "event without one, stories have its name and its fields."
+    yield "`shoal explain LOG...` reads the logs of several peers as one timeline."
+    yield ""
+    yield "| audience | meaning |"
+    yield "|---|---|"
+    for name, meaning in AUDIENCES.values():
+        yield f"| {name} | {meaning} |"
+    listed: set[str] = set()
+    for audience, title, text in TITLES:
+        yield ""
+        yield f"## {title}"
+        yield ""
+        yield text
+        yield ""
+        yield "| event | fields | sentence | audience |"
+        yield "|---|---|---|---|"
+        for row in TABLE.values():
+            if row.audience & audience and row.name not in listed:
+                listed.add(row.name)
+                yield _row_of_event(row)
+
+
+def _row_of_event(row: Event) -> str:
+    fields = ", ".join(f"`{name}`: {kind}" for name, kind in row.fields.items())
+    sentence = row.sentence or ""
+    if not isinstance(sentence, str):
+        sentence = (sentence.__doc__ or "").replace("``", "`")
+    audience = ", ".join(name for each, (name, _) in AUDIENCES.items() if row.audience & each)
+    return f"| `{row.name}` | {fields} | {sentence} | {audience} |"
+
+
+PAGES = {"run-file": run_file, "commands": commands, "api": api, "events": events}
 
 
 def main() -> None:

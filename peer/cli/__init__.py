@@ -4,8 +4,8 @@ In: a command line. Out: text or JSON on stdout, errors as one line on stderr, a
 (``peer.errors.ExitCode``).
 
 Start with ``run`` below. Every command is one small function (load, run, report) in the module of
-its family: ``taking_part`` (start, join), ``keeping`` (keep), ``steering`` (status, explain, pause,
-resume, leave, limits), ``run_lists`` (runs), ``run_files`` (run new, run check, data prepare),
+its family: ``taking_part`` (start, join), ``keeping`` (keep), ``steering`` (status, pause, resume,
+leave, limits), ``run_lists`` (runs), ``run_files`` (run new, run check, data prepare),
 ``models`` (export) and ``reading`` (docs); those of ``peer.extras`` are there. ``application`` has
 the Typer application, logging, what errors become, and the options that all commands share,
 ``learner_options`` those of peers, ``listening`` an attempt to listen at their address, ``finding``
@@ -62,6 +62,7 @@ def command() -> Any:
     app.add_typer(run_files.data, name="data", rich_help_panel=OWN_A_RUN)
     for family in (
         steering,
+        *extras("explain.commands"),
         run_lists,
         *extras("credit.commands"),
         models,

@@ -1,31 +1,14 @@
-"""Names of peers in place of their ids, as event logs and member records give them."""
+"""Names of peers in place of their ids, as events and member records give them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-
-from peer.errors import PeerError, Unusable
-from peer.events.logs import Log
+from collections.abc import Mapping
 
 NAMES_MAX = 4096
 """Peers whose names are kept; a swarm of months meets many."""
 
-CANDIDATES_MAX = 16
-
 ID_MIN = 17
 """Shorter strings are not replaced in texts: an ordinary word could be one of them."""
-
-
-class NothingFound(PeerError):
-    """The logs contain no such round or peer."""
-
-    exit_code = 2
-    wanted: str
-    known: Sequence[str]
-
-    def __str__(self) -> str:
-        return f"nothing about {self.wanted} in these logs; they know {', '.join(self.known)}"
 
 
 class Names:
@@ -33,29 +16,6 @@ class Names:
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = dict(names)
-
-    @classmethod
-    def of(cls, logs: Sequence[Log]) -> Names:
-        """The names that occur in logs. Peers of the same name get a part of their id appended."""
-        names: dict[str, str] = {}
-        members: set[str] = set()
-        for log in logs:
-            for event in log.events:
-                peer, name = event.get("peer"), event.get("name")
-                if isinstance(peer, str) and isinstance(name, str) and name:
-                    names.setdefault(peer, name)
-                if isinstance(event.get("members"), list):
-                    members.update(map(str, event["members"]))
-            names[log.peer] = log.name
-        for each in sorted(members):
-            names.setdefault(each, short(each))
-        often = Counter(names.values())
-        return cls(
-            {
-                peer: f"{name} ({short(peer)})" if often[name] > 1 and name != peer else name
-                for peer, name in names.items()
-            }
-        )
 
     def learn(self, peer: str, name: str) -> None:
         """Remember a name, unless there are ``NAMES_MAX`` already."""
@@ -71,33 +31,6 @@ class Names:
             for peer, name in self._names.items():
                 text = text.replace(peer, name) if len(peer) >= ID_MIN else text
         return text
-
-    def find(self, wanted: str) -> str:
-        """The id of the one peer with this name or partial id. Raises ``Unusable``."""
-        fits = [peer for peer, name in self._names.items() if wanted in (peer, name)]
-        if not fits:
-            fits = [
-                peer
-                for peer, name in self._names.items()
-                if peer.startswith(wanted) or peer.endswith(wanted) or name.startswith(wanted)
-            ]
-        if len(fits) != 1:
-            known = sorted((self._names[peer], peer) for peer in fits or self._names)
-            told = [f"{name} -> {peer}" for name, peer in known[:CANDIDATES_MAX]]
-            if fits:
-                raise Unusable(
-                    f"{wanted!r} may be one of {', '.join(told)}; name one by its id",
-                    section="no-such-peer",
-                )
-            known_here = ", ".join(told) or "nobody"
-            raise Unusable(
-                f"no peer {wanted!r} is known here; known are {known_here}",
-                section="no-such-peer",
-            )
-        return fits[0]
-
-    def all(self) -> list[str]:
-        return sorted(self._names.values())
 
 
 def short(peer: str) -> str:

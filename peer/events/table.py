@@ -4,7 +4,7 @@ An event is emitted as a literal name with fields: by the machine of a round (``
 averager, presence (``PresenceEvent``), the station, the agent, and the training process. A
 sentence leaves out its subject, which is the peer that the event happened to.
 ``tests/peer/events/test_table.py`` compares this table with the source in both directions;
-``python -m peer.events`` writes the documentation.
+``python -m docs.site.reference`` writes the documentation.
 
 To add an event, emit it and add a row. Names and the meaning of fields never change, because
 logs of earlier versions are read, too.
@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from enum import Flag, auto
 
 from peer.events import sentences
-from peer.events.logs import OPENED
 from peer.events.names import Names
 from peer.events.sentences import Fields, Sentence, worded
 from peer.status import FIGURES
+
+OPENED = "log"
+"""The event that every file of an event log begins with."""
 
 COMMON = {"at": "Unix time", "event": "text"}
 """Fields of every line of an event log."""

@@ -4,6 +4,7 @@
     credit    who contributed what
     doctor    checks of this machine and its network
     experiments  ``shoal demo`` and ``simulate``, programs of experiments
+    explain   what happened, told from event logs
     gguf      the model as one file for llama.cpp
     hosting   bootstrap peers
     orders    what the owner of a run does: invites, bans, changes, attested states, rollbacks

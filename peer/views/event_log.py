@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dht.whole_files import append_whole
-from peer.events.logs import OPENED
+from peer.events.table import OPENED
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from peer.events.__main__ import document
 from peer.events.board import Board
 from peer.events.names import Names
 from peer.events.sentences import Fields, worded
@@ -19,7 +18,6 @@ from peer.events.table import COMMON, REPORTED, TABLE, Audience, Event, on_scree
 from peer.simulate import settings
 from tests.peer.events.emissions import (
     PASSED_ON,
-    ROOT,
     Computed,
     Emission,
     emissions,
@@ -159,11 +157,6 @@ def test_only_events_for_metrics_change_the_figures_of_the_page(name: str) -> No
     board.note({"at": 1.0, "event": name, "text": "", **fields})
     changed = board.plain() | {"events": []} != before
     assert changed == bool(TABLE[name].audience & Audience.METRICS)
-
-
-def test_the_documentation_equals_the_generated_text() -> None:
-    written = (ROOT / "docs/reference/events.md").read_text(encoding="utf-8")
-    assert written == document(), "run: python -m peer.events"
 
 
 ROUND: Fields = {

@@ -11,9 +11,8 @@ import pytest
 
 from peer import cli
 from peer.errors import Unusable
-from peer.events.explain import overview, peer_story, round_story
-from peer.events.logs import Log, aligned, read_logs, timeline
-from peer.events.names import NothingFound
+from peer.extras.explain.logs import Log, aligned, read_logs, timeline
+from peer.extras.explain.stories import NothingFound, overview, peer_story, round_story
 from peer.views.event_log import EventLog, read_events
 from tests.peer.events.written_events import ANNA, BORIS, CLARA, ROUND, a_round
 

@@ -7,11 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from peer.errors import Unusable
-from peer.events.logs import OPENED, Log, timeline
-from peer.events.names import Names, NothingFound
+from peer.errors import PeerError, Unusable
+from peer.events.names import Names, short
 from peer.events.sentences import Fields
-from peer.events.table import Audience, audience_of, in_story
+from peer.events.table import OPENED, Audience, audience_of, in_story
+from peer.extras.explain.logs import Log, timeline
+from peer.extras.known_names import KnownNames
 from peer.quantities import bytes_text, count_text, duration_text, plural
 
 REASONS_MAX = 3
@@ -19,6 +20,40 @@ REASONS_MAX = 3
 
 ROUND_ID_MIN = 6
 """The fewest characters that name a round: of fewer, "9" could be a version, too."""
+
+
+class NothingFound(PeerError):
+    """The logs contain no such round or peer."""
+
+    exit_code = 2
+    wanted: str
+    known: Sequence[str]
+
+    def __str__(self) -> str:
+        return f"nothing about {self.wanted} in these logs; they know {', '.join(self.known)}"
+
+
+def names_in(logs: Sequence[Log]) -> KnownNames:
+    """The names that occur in logs. Peers of the same name get a part of their id appended."""
+    names: dict[str, str] = {}
+    members: set[str] = set()
+    for log in logs:
+        for event in log.events:
+            peer, name = event.get("peer"), event.get("name")
+            if isinstance(peer, str) and isinstance(name, str) and name:
+                names.setdefault(peer, name)
+            if isinstance(event.get("members"), list):
+                members.update(map(str, event["members"]))
+        names[log.peer] = log.name
+    for each in sorted(members):
+        names.setdefault(each, short(each))
+    often = Counter(names.values())
+    return KnownNames(
+        {
+            peer: f"{name} ({short(peer)})" if often[name] > 1 and name != peer else name
+            for peer, name in names.items()
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +68,7 @@ class Line:
 
 def everything(logs: Sequence[Log]) -> list[Line]:
     """The timeline in sentences."""
-    names = Names.of(logs)
+    names = names_in(logs)
     return [
         Line(event["at"], log.name, in_story(event, names))
         for log, event in timeline(logs)
@@ -49,7 +84,7 @@ def overview(logs: Sequence[Log]) -> list[Line]:
     events = timeline(logs)
     if not events:
         return []
-    names = Names.of(logs)
+    names = names_in(logs)
     lines = []
     begin, end = events[0][1]["at"], events[-1][1]["at"]
     rounds: dict[str, list[Fields]] = defaultdict(list)
@@ -154,7 +189,7 @@ def round_story(logs: Sequence[Log], wanted: str) -> list[Line]:
     ``wanted``: the beginning of its id, or FRAGMENT/VERSION. Raises ``Unusable`` or
     ``NothingFound``.
     """
-    names = Names.of(logs)
+    names = names_in(logs)
     fits = _round_filter(wanted)
     reports = [(log, e) for log, e in timeline(logs) if e["event"] == "round" and fits(e)]
     if not reports:
@@ -243,7 +278,7 @@ def peer_story(logs: Sequence[Log], wanted: str) -> list[Line]:
     ``wanted``: its name, or the beginning or end of its id. Raises ``NothingFound`` or
     ``Unusable``.
     """
-    names = Names.of(logs)
+    names = names_in(logs)
     peer = names.find(wanted)
     lines: list[Line] = []
     busy: list[Fields] = []

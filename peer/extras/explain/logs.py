@@ -12,9 +12,7 @@ from statistics import median
 from typing import Any, TypeGuard
 
 from peer.events.sentences import Fields
-
-OPENED = "log"
-"""The event that every file of an event log begins with."""
+from peer.events.table import OPENED
 
 CLOCK_OFF_MIN_S = 1.0
 """Smaller offsets are not corrected: peers see the end of a round at slightly different moments."""
