@@ -69,6 +69,7 @@ ORDER = (
     "peer.extras",
     "peer.extras.experiments",
     "peer.extras.explain",
+    "peer.extras.run_lists",
     "peer.extras.bases",
     "peer.extras.credit.accounting",
     "peer.extras.credit",

@@ -5,7 +5,7 @@ In: a command line. Out: text or JSON on stdout, errors as one line on stderr, a
 
 Start with ``run`` below. Every command is one small function (load, run, report) in the module of
 its family: ``taking_part`` (start, join), ``keeping`` (keep), ``steering`` (status, pause, resume,
-leave, limits), ``run_lists`` (runs), ``run_files`` (run new, run check, data prepare),
+leave, limits), ``run_files`` (run new, run check, data prepare),
 ``models`` (export) and ``reading`` (docs); those of ``peer.extras`` are there. ``application`` has
 the Typer application, logging, what errors become, and the options that all commands share,
 ``learner_options`` those of peers, ``listening`` an attempt to listen at their address, ``finding``
@@ -36,7 +36,6 @@ from peer.cli import (
     models,
     reading,
     run_files,
-    run_lists,
     steering,
     taking_part,
 )
@@ -62,9 +61,7 @@ def command() -> Any:
     app.add_typer(run_files.data, name="data", rich_help_panel=OWN_A_RUN)
     for family in (
         steering,
-        *extras("explain.commands"),
-        run_lists,
-        *extras("credit.commands"),
+        *extras("explain.commands", "run_lists.commands", "credit.commands"),
         models,
         *extras("use.commands", "hosting.commands", "doctor.commands", "experiments.commands"),
         reading,

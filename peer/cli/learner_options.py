@@ -21,8 +21,8 @@ from typer.models import ArgumentInfo
 
 from dht import addresses
 from peer.cli.application import JsonLines, Plain, complain
-from peer.cli.run_lists import chosen_link
 from peer.cli.showing import usage_errors
+from peer.optional import extra
 from peer.rules.leaving import PATIENCE_S, check_patience
 from peer.trainer.computing.choices import DeviceWish, OwnerChoices, wished_devices, wishes_from
 from peer.views.sinks import check_curves
@@ -396,7 +396,9 @@ def trains(
                         f"--{name} is for `shoal start`: `shoal join` never founds a run"
                     )
             chosen = Options(**options)
-            return command(chosen_link() if where is None else where, chosen)
+            if where is None:
+                where = extra("run_lists.commands").chosen_link()
+            return command(where, chosen)
 
         hints = get_type_hints(Options, include_extras=True)
         for name in without:

@@ -1,15 +1,18 @@
 """What is optional in a peer: each room stands beside the core and may import it.
 
-    bases     runs that begin from a published model, and adapters (LoRA) on it
-    credit    who contributed what
-    doctor    checks of this machine and its network
+    bases        runs that begin from a published model, and adapters (LoRA) on it
+    credit       who contributed what
+    doctor       checks of this machine and its network
     experiments  ``shoal demo`` and ``simulate``, programs of experiments
-    explain   what happened, told from event logs
-    gguf      the model as one file for llama.cpp
-    hosting   bootstrap peers
-    orders    what the owner of a run does: invites, bans, changes, attested states, rollbacks
-    site      exports for web servers while the run goes on, and the public page of the run
-    use       continuing texts, measuring losses
+    explain      what happened, told from event logs
+    gguf         the model as one file for llama.cpp
+    hosting      bootstrap peers
+    known_names  finding a peer by a name or a part of its id
+    orders       what the owner of a run does: invites, bans, changes, attested states, rollbacks
+    run_lists    lists of runs to choose from
+    site         exports for web servers while the run goes on, and the public page of the run
+    typed        quantities with units, as people type them
+    use          continuing texts, measuring losses
 
 A peer takes part in a run without this folder.
 """

@@ -1,10 +1,9 @@
 """Finding a run, and looking at it, before joining it.
 
-    link      ``shoal://`` links, and the run file behind a link, path or https address. Start here
-    find      ``find_run`` for processes without a network: a child process asks the peers
-    fetch     that child process: ``python -m peer.joining.fetch LINK``
-    run_list  a list of runs, ``runs.json``, that anybody can serve
-    visit     ``shoal status LINK``: the status of every peer of a run
+    link   ``shoal://`` links, and the run file behind a link, path or https address. Start here
+    find   ``find_run`` for processes without a network: a child process asks the peers
+    fetch  that child process: ``python -m peer.joining.fetch LINK``
+    visit  ``shoal status LINK``: the status of every peer of a run
 
 In comes what a person pasted, out goes a ``RunFile`` or the answers of peers. Content from the
 network is checked against the hash in the link. Nothing here joins a run: ``fetch`` and ``visit``

@@ -89,8 +89,8 @@ from peer.attestable import Kept
 from peer.description import Described, Description, Kinds
 from peer.errors import LinkError, RunFileError
 from peer.extras.credit.accounting import wire as credit
+from peer.extras.run_lists import listed
 from peer.extras.site.run_page import content as run_page
-from peer.joining import run_list
 from peer.joining.link import Link, parse_link
 from peer.run_file.reading import from_canonical, parse
 from peer.run_file.sections import FilesData, FileSource, HfModel, Lora, RunFile
@@ -541,7 +541,7 @@ TARGETS: dict[str, Target] = {
     "credit_part": Target([credit.encode(A_TALLY.part)], credit.decode, ValueError),
     "run_list": Target(
         [msgspec.json.encode({"who": "a host", "runs": [msgspec.to_builtins(a_page())]})],
-        run_list.decode,
+        listed.decode,
         ValueError,
     ),
     "question": Target(

@@ -60,7 +60,7 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "peer/extras/site/run_page/content.py": ("run_page",),
     "peer/status.py": ("status",),
     "peer/attestable.py": ("attestable",),
-    "peer/joining/run_list.py": ("run_list",),
+    "peer/extras/run_lists/listed.py": ("run_list",),
     "peer/run_file/reading.py": ("run_file", "run_file_text"),
 }
 """Targets of the modules that decode what strangers send."""

@@ -12,10 +12,10 @@ import aiohttp
 import pytest
 
 from peer.demo.processes import free_port
+from peer.extras.run_lists import listed as run_list
 from peer.extras.site.publishing.shelf import Shelf
 from peer.extras.site.run_page import server
 from peer.extras.site.run_page.server import Site, qr_svg, serve_run_pages
-from peer.joining import run_list
 from peer.run_file.sections import RunFile
 from peer.views.page_address import PageError, parse_run_page
 from tests.peer.extras.site.run_page.example_pages import LINK, OTHER, RUN, a_page

@@ -18,8 +18,8 @@ from peer.errors import PeerError
 from peer.quantities import count_text, listed, plural
 
 if TYPE_CHECKING:
+    from peer.extras.run_lists.listed import ListedRun
     from peer.joining.link import Link
-    from peer.joining.run_list import ListedRun
 
 commands = typer.Typer()
 
@@ -82,7 +82,7 @@ def chosen_link() -> str:
 def _rows(where: str) -> list[Row]:
     """The runs of a list, and who trains in them now. Raises ``NoRunList``."""
     from peer.event_loop import run_unless_stopped
-    from peer.joining.run_list import read_list
+    from peer.extras.run_lists.listed import read_list
 
     with report_if_slow("still asking the peers of the listed runs (Ctrl-C to stop)"):
         return run_unless_stopped(_asked(read_list(where).runs, where))
@@ -103,7 +103,7 @@ async def _row(run: ListedRun, where: str) -> Row:
     are not known."""
     import msgspec
 
-    from peer.joining.run_list import link_of
+    from peer.extras.run_lists.listed import link_of
 
     row = msgspec.structs.asdict(run) | {"training": None, "held_out": None, "reason": None}
     try:

@@ -12,8 +12,8 @@ import pytest
 
 from dht.identity import Identity
 from peer import cli
-from peer.cli import run_lists
 from peer.errors import NobodyMet
+from peer.extras.run_lists import commands
 from peer.joining.link import Link
 
 SEED = f"/ip4/192.168.1.5/tcp/7700/p2p/{Identity.from_seed(bytes(32)).peer_id}"
@@ -42,7 +42,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             raise NobodyMet("run cd", "no peer of it was found")
         return {"training": ["anna", "boris"], "held_out": 2.5}
 
-    monkeypatch.setattr(run_lists, "_who_trains", who_trains)
+    monkeypatch.setattr(commands, "_who_trains", who_trains)
     path = tmp_path / "runs.json"
     path.write_text(json.dumps({"runs": RUNS}))
     return path
@@ -82,11 +82,11 @@ def test_join_without_a_link_asks_which_run_of_the_list(
 ) -> None:
     monkeypatch.setenv("SHOAL_RUNS", str(file))
     with pytest.raises(Exception, match="no terminal to ask at"):
-        run_lists.chosen_link()
+        commands.chosen_link()
     terminal = io.StringIO("0\n3\n2\n")
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdin", terminal)
-    assert run_lists.chosen_link() == SECOND
+    assert commands.chosen_link() == SECOND
     shown = capsys.readouterr().out
     assert "Which one, 1 to 2" in shown and "of a private network" not in shown
     assert "not known, run cd" in shown and "3 by the list" in shown

@@ -10,7 +10,7 @@ import pytest
 
 from dht.identity import Identity
 from peer.errors import LinkError
-from peer.joining.run_list import RUNS_MAX, ListedRun, NoRunList, decode, link_of, read_list
+from peer.extras.run_lists.listed import RUNS_MAX, ListedRun, NoRunList, decode, link_of, read_list
 
 PEER = Identity.from_seed(bytes(32)).peer_id
 RUN = f"shoal://{'ab' * 32}"
