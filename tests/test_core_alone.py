@@ -33,7 +33,7 @@ rounds = run(parse("\n".join(f"{name} = {value}" for name, value in two.items())
 assert rounds and all(each.contributors == 2 for each in rounds), rounds
 
 assert cli.run(["doctor"]) == 2
-assert cli.run(["export", "small.toml", "model.gguf", "--to", "gguf"]) == 2
+assert cli.run(["run", "new", "--base", "owner/name"]) == 2
 assert not [name for name in sys.modules if name.startswith("peer.extras")]
 """
 
@@ -71,7 +71,7 @@ def run_in(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_core_is_imported_and_two_peers_merge(core: Path) -> None:
     done = run_in(core, "-c", PROGRAM)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "peer.extras.gguf" in done.stderr
+    assert "peer.extras.bases.begun" in done.stderr
 
 
 OF_THE_WHOLE = {

@@ -5,12 +5,11 @@ In: a command line. Out: text or JSON on stdout, errors as one line on stderr, a
 
 Start with ``run`` below. Every command is one small function (load, run, report) in the module of
 its family: ``taking_part`` (start, join), ``keeping`` (keep), ``steering`` (status, pause, resume,
-leave, limits), ``run_files`` (run new, run check, data prepare),
-``models`` (export) and ``reading`` (docs); those of ``peer.extras`` are there. ``application`` has
-the Typer application, logging, what errors become, and the options that all commands share,
-``learner_options`` those of peers, ``listening`` an attempt to listen at their address, ``finding``
-the run behind an argument, ``found_models`` the parameters that commands about models use,
-``showing`` progress and summaries, ``training`` the training of start and join.
+leave, limits), ``run_files`` (run new, run check, data prepare) and ``reading`` (docs); those of
+``peer.extras`` are there. ``application`` has the Typer application, logging, what errors become,
+and the options that all commands share, ``learner_options`` those of peers, ``listening`` an
+attempt to listen at their address, ``finding`` the run behind an argument, ``showing`` progress and
+summaries, ``training`` the training of start and join.
 
 Modules that take time to import are imported inside the function that needs them, so that ``shoal
 --help`` does not load numpy or torch. An expected error becomes one line on stderr here and nowhere
@@ -31,14 +30,7 @@ from typing import Any, NoReturn, TextIO
 
 import typer
 
-from peer.cli import (
-    keeping,
-    models,
-    reading,
-    run_files,
-    steering,
-    taking_part,
-)
+from peer.cli import keeping, reading, run_files, steering, taking_part
 from peer.cli.application import OWN_A_RUN, UsageError, app, complain, reported
 from peer.errors import ExitCode
 from peer.optional import extras
@@ -61,8 +53,7 @@ def command() -> Any:
     app.add_typer(run_files.data, name="data", rich_help_panel=OWN_A_RUN)
     for family in (
         steering,
-        *extras("explain.commands", "run_lists.commands", "credit.commands"),
-        models,
+        *extras("explain.commands", "run_lists.commands", "credit.commands", "export.commands"),
         *extras("use.commands", "hosting.commands", "doctor.commands", "experiments.commands"),
         reading,
     ):

@@ -55,6 +55,14 @@ def _told_if_interrupted(where: str, reasons: Sequence[str]) -> Iterator[None]:
         raise SearchInterrupted(run, reasons[-1]) from error
 
 
+def check_link(where: str) -> None:
+    """Refuse a broken link before libraries that take seconds to import. Raises ``LinkError``."""
+    from peer.joining.link import SCHEME, parse_link
+
+    if where.strip().lower().startswith(SCHEME):
+        parse_link(where)
+
+
 def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
     """The run behind a link, a file or an address.
 

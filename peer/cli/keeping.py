@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,7 +42,6 @@ from peer.cli.learner_options import (
     chosen,
     page_of,
 )
-from peer.cli.models import Dtype
 from peer.cli.showing import print_summary
 from peer.errors import ExitCode
 from peer.optional import extra
@@ -53,6 +53,13 @@ if TYPE_CHECKING:
     from peer.joining.link import FoundRun
 
 commands = typer.Typer()
+
+
+class Dtype(StrEnum):
+    """Type of the exported parameters."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
 
 
 @commands.command(rich_help_panel=TAKE_PART)
@@ -222,8 +229,8 @@ def _told_layout(found: FoundRun, seeds: Sequence[str], where: Path) -> Layout |
     from peer.event_loop import run_unless_stopped
     from peer.joining.link import Link
     from peer.storage.checkpoint import CheckpointFolder
-    from peer.storage.download import layout_of_peers
     from peer.storage.outer_state import load_outer
+    from peer.storage.told_layout import layout_of_peers
 
     run = found.run
     if not isinstance(run.model, CustomModel):

@@ -25,17 +25,17 @@ from peer.cli.application import (
     start_logging,
 )
 from peer.cli.finding import (
+    check_link,
     check_new,
     check_somebody_to_ask,
     find_patiently,
     no_peers,
     seen_by_peers,
 )
-from peer.cli.found_models import base_to_fetch, check_link, fetched_base
 from peer.cli.learner_options import Options, check_answerable, trains
 from peer.cli.showing import print_summary, usage_errors
 from peer.errors import ExitCode, FolderInUse, PeerError, RunOver
-from peer.optional import extras
+from peer.optional import extra, extras
 from peer.quantities import plural
 from peer.run_file.sections import FilesData, HfData, RunFile, TextData
 from peer.storage.address import LOOKS_FIRST_S, peers_here, with_own_peers
@@ -256,6 +256,7 @@ def _trainer_settings(devices: Sequence[str], options: Options, *, founds: bool)
 def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     from peer.cli.training import look_at, train_here, train_on_devices
     from peer.data.sources import check_cache, check_data
+    from peer.model.recipes import needs_base
     from peer.storage.credentials import own_credential
     from peer.storage.earlier import look_at_files
 
@@ -280,14 +281,14 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
             own_credential(where, identity, found.run, role="learner", invite=own.invite)
     devices = _for_batch(_devices(options), found.run)  # with torch: other faults need none
     settings = _trainer_settings(devices, options, founds=bool(own.found))
-    if not _may_fetch_base(found.run, options, founds=settings.founds):
-        return ExitCode.REFUSED
-    settings = replace(
-        settings,
-        base=fetched_base(
+    if needs_base(found.run, founds=settings.founds):
+        bases = extra("bases.fetching")
+        if not (options.yes or bases.may_fetch(found.run)):
+            return ExitCode.REFUSED
+        base = bases.fetched_base(
             found.run, founds=settings.founds, data_dir=data_directory, quiet=options.as_json
-        ),
-    )
+        )
+        settings = replace(settings, base=base)
     # There are peers to ask, which answer a visitor: it has a key of its own, which no list has.
     answers = bool(own.seeds) and not own.found and found.run.policy.admission != "listed"
     asks = answers and not options.as_json
@@ -310,18 +311,6 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     if look.engine is None:
         return train_on_devices(found.run, own, options, settings, look, devices)
     return train_here(found.run, own, options, settings, look)
-
-
-def _may_fetch_base(run: RunFile, options: Options, *, founds: bool) -> bool:
-    """Ask before the run's base is downloaded, which comes before all that is measured with it."""
-    from peer.trainer.preflight import first_lines
-
-    if options.yes:
-        return True
-    if (needed := base_to_fetch(run, founds=founds)) is None:
-        return True
-    print_summary((*first_lines(run), f"Base     {needed}"))
-    return typer.confirm("Fetch the base, to see what this machine can do with it?", default=True)
 
 
 def _is_desktop() -> bool:

@@ -5,7 +5,7 @@
     doctor       checks of this machine and its network
     experiments  ``shoal demo`` and ``simulate``, programs of experiments
     explain      what happened, told from event logs
-    gguf         the model as one file for llama.cpp
+    export       the model of a run as files that other programs read
     hosting      bootstrap peers
     known_names  finding a peer by a name or a part of its id
     orders       what the owner of a run does: invites, bans, changes, attested states, rollbacks

@@ -5,9 +5,7 @@ names in the bare model, which are the same at every peer; weights read from and
 safetensors files.
 
 Start with ``naming``. ``weights`` draws first weights, reads and writes files; ``muon`` is an
-optimizer. The rooms:
-``recipes`` builds the model and the optimizer of a run file, ``export`` writes a run's model for
-other programs, ``use`` continues texts and measures losses with it.
+optimizer. The room ``recipes`` builds the model and the optimizer of a run file.
 
 Nothing in a file of weights is executed.
 """

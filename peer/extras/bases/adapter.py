@@ -7,8 +7,8 @@ from typing import Any
 
 from peer.errors import Unusable
 from peer.extras.bases.lora import ADAPTER, check_peft, peft_config
-from peer.model.export.folder import Export, json_bytes, write_whole
-from peer.model.export.parameters import in_bf16
+from peer.extras.export.folder import Export, json_bytes, write_whole
+from peer.extras.export.parameters import in_bf16
 from peer.run_file.places import base_of
 from peer.run_file.sections import HfModel, RunFile
 from peer.storage.outer_state import export_metadata, named_tensors

@@ -39,7 +39,7 @@ def run_from_base(named: str, *, rank: int | None, data: str | None) -> RunFile:
     chosen = HfModel(**plain, base=found.source, base_files=list(found.files), lora=lora)
     tokenizer, end_token = found.tokenizer, found.end_token
     if Path(named).is_dir():
-        from peer.model.export.tokenizer import is_of_bytes
+        from peer.extras.export.tokenizer import is_of_bytes
 
         if is_of_bytes(Path(named)):
             tokenizer, end_token = "bytes", None

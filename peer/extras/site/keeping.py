@@ -12,7 +12,7 @@ import typer
 
 from averaging.live.averager import Averager
 from peer.agent.services import Begin, Service
-from peer.cli.models import Dtype
+from peer.cli.keeping import Dtype
 from peer.extras.site.publishing.hub import address_of, check_repository
 from peer.extras.site.publishing.publisher import (
     EVERY_MIN_S,

@@ -19,13 +19,13 @@ from torch import nn
 from peer.errors import one_line
 from peer.extras.bases.adapter import CONFIG, WEIGHTS, name_in_file
 from peer.extras.bases.lora import check_peft
+from peer.extras.export.parameters import in_fp32
 from peer.extras.use.ready import (
     ExportUnusable,
     ReadyModel,
     made_ready,
     pretrained,
 )
-from peer.model.export.parameters import in_fp32
 from peer.model.naming import named_parameters
 from peer.model.recipes import build_model
 from peer.run_file.sections import RunFile

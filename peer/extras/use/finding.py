@@ -10,14 +10,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from peer.cli.application import report_if_slow
-from peer.cli.found_models import (
-    check_link,
-    check_there,
-    fetched_base,
-    find_model,
-    is_remote,
-    parts_of,
-)
+from peer.cli.finding import check_link
+from peer.extras.export.found_models import check_there, find_model, is_remote, parts_of
 from peer.run_file.places import base_of
 from peer.storage.home import data_home
 
@@ -71,6 +65,8 @@ def _ready_adapter(folder: Path, *, data_dir: Path | None, quiet: bool) -> Ready
     run = run_of(folder)
     base = None
     if run is not None and (named := base_of(run.model)) is not None:
+        from peer.extras.bases.fetching import fetched_base
+
         # A base in a folder is in the run's data folder; often the adapters were written beside it.
         beside = folder.absolute().parent
         places = data_dir or (beside if (beside / named.source).is_dir() else folder)

@@ -11,10 +11,10 @@ from blake3 import blake3
 from torch import nn
 
 from peer.errors import PathError, RunFileError, Unusable, one_line
+from peer.extras.export.folder import RUN_FILE
+from peer.extras.export.parameters import model_of
+from peer.extras.export.tokenizer import TokenizerFiles, is_of_bytes
 from peer.extras.use.codec import ByteCodec, Codec, FormCodec, Message, codec_in, codec_of
-from peer.model.export.folder import RUN_FILE
-from peer.model.export.parameters import model_of
-from peer.model.export.tokenizer import TokenizerFiles, is_of_bytes
 from peer.optional import needed
 from peer.run_file.reading import from_canonical
 from peer.run_file.sections import CustomModel, RunFile

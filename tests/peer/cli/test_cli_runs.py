@@ -531,7 +531,7 @@ def test_a_folder_that_does_not_exist_is_refused_without_torch(
     command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    for module in ("peer.model.export.parameters", "peer.extras.use.ready"):
+    for module in ("peer.extras.export.parameters", "peer.extras.use.ready"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     code, output, errors = said([command[0], "no-such-folder", *command[1:]], capsys)
     assert output == "" and "there is no folder 'no-such-folder'" in errors
@@ -820,7 +820,7 @@ def test_the_model_of_a_run_that_has_ended_is_where_this_machine_has_it(
     async def nobody(*arguments: object, **settings: object) -> None:
         raise NobodyMet("run", "no peer of it was found")
 
-    monkeypatch.setattr("peer.storage.download.download", nobody)
+    monkeypatch.setattr("peer.extras.export.download.download", nobody)
     out = tmp_path / "out.safetensors"
     code, _, errors = said(["export", LINK, str(out)], capsys)
     assert code == 0 and out.exists()

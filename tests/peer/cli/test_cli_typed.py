@@ -21,8 +21,8 @@ from peer.quantities import bytes_text
 from peer.run_file.reading import parse
 from peer.storage.last_seen import LastSeen, save_last_seen
 from tests.peer.extras.bases.published_model import NAME, publish
+from tests.peer.extras.export.exported_run import save_run
 from tests.peer.hub_server import hub_server
-from tests.peer.model.export.exported_run import save_run
 from tests.peer.run_file.whole import whole
 
 TEXT = """

@@ -14,7 +14,7 @@ from peer.data.shards import write_shards
 from peer.data.text.tokenizing import ByteTokenizer
 from peer.errors import DataUnavailable, NotWritten
 from peer.run_file.reading import parse
-from tests.peer.model.export.full_disk import files_of_at_most
+from tests.peer.full_disk import files_of_at_most
 from tests.peer.run_file.whole import whole
 
 

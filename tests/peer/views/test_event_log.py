@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from peer.views.event_log import EventLog, read_events
-from tests.peer.model.export.full_disk import files_of_at_most
+from tests.peer.full_disk import files_of_at_most
 
 
 def test_every_file_of_a_log_names_its_owner(tmp_path: Path) -> None:

@@ -9,5 +9,5 @@ newest, an index and a feed; and, if asked for, an upload to the hub of Hugging 
 - ``publisher``: runs an export in a process of its own, again and again, beside a keeper.
 - ``exporting``: what that process does (``python -m peer.extras.site.publishing JOB``).
 
-An export is complete or absent, whatever happens meanwhile (``peer.model.export.folder``).
+An export is complete or absent, whatever happens meanwhile (``peer.extras.export.folder``).
 """

@@ -14,11 +14,11 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from peer.extras.bases.base_models import base_folder
+from peer.extras.export.facts import facts_in_folder
+from peer.extras.export.tokenizer import tokenizer_of
 from peer.extras.site.publishing.feed import Entry
 from peer.extras.site.publishing.hub import push
 from peer.extras.site.publishing.shelf import Shelf
-from peer.model.export.facts import facts_in_folder
-from peer.model.export.tokenizer import tokenizer_of
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
 from peer.storage.outer_state import OuterState, load_outer
@@ -72,7 +72,7 @@ def publish(job: Job, tell: Tell, *, now: float) -> None:
 def _export(job: Job, shelf: Shelf, outer: OuterState, tell: Tell, *, now: float) -> Entry:
     # These import torch, which the checks before (is there anything new, can it be published) do
     # not need.
-    from peer.model.export.folder import Export, write_folder
+    from peer.extras.export.folder import Export, write_folder
     from peer.model.recipes import needs_base
 
     folder = Path(job.peer)

@@ -57,7 +57,7 @@ class Publishing:
 
 def check_publishing(what: Publishing, run: RunFile) -> None:
     """Raise ``NotAShelf`` or ``Unusable`` if this cannot be published."""
-    from peer.model.export.folder import check_exportable  # torch, which keepers do not need
+    from peer.extras.export.folder import check_exportable  # torch, which keepers do not need
 
     check_exportable(run)
     Shelf(what.folder, run, what.keep).check()

@@ -24,8 +24,8 @@ import msgspec
 
 from dht.whole_files import new_file, read_json, write_whole
 from peer.errors import NotWritten, PeerError
+from peer.extras.export.facts import Measured
 from peer.extras.site.publishing.feed import Entry, atom
-from peer.model.export.facts import Measured
 from peer.run_file.sections import RunFile
 
 INDEX = "exports.json"

@@ -30,7 +30,7 @@ from peer.trainer.needs import needs_of
 from peer.trainer.parameters import exchanged_tensors, frozen_parameters, recipe_layout
 from tests.peer.extras.bases.adapted_run import LORA, adapted_model, adapted_run
 from tests.peer.extras.bases.published_model import publish
-from tests.peer.model.export.exported_run import save_run
+from tests.peer.extras.export.exported_run import save_run
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from peer.extras.credit.accounting import wire
 from peer.extras.credit.kept import save_tally
-from peer.model.export.card import card
-from peer.model.export.facts import RunFacts, facts_in_folder
+from peer.extras.export.card import card
+from peer.extras.export.facts import RunFacts, facts_in_folder
 from tests.peer.extras.credit.accounting.books import a_tally
-from tests.peer.model.export.exported_run import RUN, save_run
+from tests.peer.extras.export.exported_run import RUN, save_run
 
 
 def test_the_card_lists_contributors_by_the_names_that_they_signed(tmp_path: Path) -> None:

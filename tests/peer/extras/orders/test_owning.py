@@ -303,7 +303,7 @@ def test_commands_with_the_file_ask_the_owners_own_peer_which_the_file_does_not_
         raise NobodyMet("run", "nobody is asked in this test")
 
     # In this order: an import of the second after a change of the first would keep the change.
-    for module in ("peer.storage.download", "peer.joining.visit"):
+    for module in ("peer.storage.told_layout", "peer.joining.visit"):
         monkeypatch.setattr(f"{module}.visit", visit)
     file = tmp_path / "ours.toml"
     file.write_text(whole(INVITED.replace(f'seeds = ["{SEED}"]\n', "")), encoding="utf-8")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from peer.errors import DataUnavailable
+from peer.extras.export.tokenizer import TokenizerFiles, bytes_tokenizer, tokenizer_of
 from peer.extras.use.codec import ByteCodec, Codec, FormCodec, codec_in, codec_of
-from peer.model.export.tokenizer import TokenizerFiles, bytes_tokenizer, tokenizer_of
 from peer.run_file.forms import form_of
-from tests.peer.model.export.exported_run import RUN
+from tests.peer.extras.export.exported_run import RUN
 
 pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 

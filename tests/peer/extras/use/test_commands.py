@@ -18,7 +18,7 @@ from peer import cli
 from peer.extras.use.commands import harmless
 from peer.extras.use.tasks import tokenizer_with_end
 from peer.run_file.sections import FilesData, FileSource, TextData
-from tests.peer.model.export.exported_run import RUN, save_run
+from tests.peer.extras.export.exported_run import RUN, save_run
 
 TEXTS = msgspec.structs.replace(
     RUN, data=TextData(files=["*.txt"], sequence_length=32, held_out=0.3)

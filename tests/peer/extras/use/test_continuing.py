@@ -14,7 +14,7 @@ from torch import nn
 from peer.errors import PeerError
 from peer.extras.use.continuing import Sampling, continued, drawn
 from peer.model.recipes.gpt import Gpt
-from tests.peer.model.export.exported_run import LLAMA, RUN, trained_model
+from tests.peer.extras.export.exported_run import LLAMA, RUN, trained_model
 
 GREEDY = Sampling(temperature=0, tokens_max=60)
 

@@ -13,12 +13,12 @@ import torch
 from dht.identity import PeerId
 from peer.data.sources import open_data
 from peer.errors import Unusable
+from peer.extras.export.tokenizer import bytes_tokenizer
 from peer.extras.use.measuring import NoHeldOutData, TextUnusable, held_out_of_run, on_text
 from peer.extras.use.ready import ReadyModel, ready_of_run
-from peer.model.export.tokenizer import bytes_tokenizer
 from peer.model.recipes import held_out_loss
 from peer.run_file.sections import CustomData, CustomModel, FilesData, FileSource, RunFile, TextData
-from tests.peer.model.export.exported_run import RUN, save_run, trained_model
+from tests.peer.extras.export.exported_run import RUN, save_run, trained_model
 
 TEXTS = msgspec.structs.replace(
     RUN, data=TextData(files=["*.txt"], sequence_length=32, held_out=0.3)

@@ -24,21 +24,21 @@ from safetensors.torch import load_file
 from peer import cli
 from peer.errors import Unusable
 from peer.extras.bases.base_models import BaseUnavailable
+from peer.extras.export import folder
+from peer.extras.export.folder import WEIGHTS, Export, folder_beside
 from peer.extras.site.publishing import exporting
 from peer.extras.site.publishing.exporting import Job
 from peer.extras.site.publishing.hub import NoRepository, NotPushed, check_repository
 from peer.extras.site.publishing.publisher import Publisher, Publishing, check_publishing
 from peer.extras.site.publishing.shelf import LATEST, Shelf, published
-from peer.model.export import folder
-from peer.model.export.folder import WEIGHTS, Export, folder_beside
 from peer.run_file.sections import CustomModel
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
 from peer.storage.outer_state import load_outer, outer_content
 from tests.peer.extras.bases.adapted_run import adapted_model, adapted_run
 from tests.peer.extras.bases.published_model import publish as publish_base
+from tests.peer.extras.export.exported_run import RUN, save_run
 from tests.peer.hub_server import TOKEN, Hub, hub_server
-from tests.peer.model.export.exported_run import RUN, save_run
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="the extra 'hf' is not installed")
 constants = pytest.importorskip("huggingface_hub.constants")

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from peer.errors import NotWritten
+from peer.extras.export.facts import Measured
 from peer.extras.site.publishing.feed import ATOM, Entry, atom
 from peer.extras.site.publishing.shelf import FEED, INDEX, LATEST, NotAShelf, Shelf, published
-from peer.model.export.facts import Measured
 from peer.run_file.sections import RunFile
-from tests.peer.model.export.full_disk import files_of_at_most
+from tests.peer.full_disk import files_of_at_most
 
 RUN = RunFile(name="ours & <theirs>")
 

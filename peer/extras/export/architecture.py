@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from peer.errors import Unusable
-from peer.model.export.parameters import Array, mapped, rounded_to_bf16, rows_of
+from peer.extras.export.parameters import Array, mapped, rounded_to_bf16, rows_of
 from peer.model.recipes.gpt import NORM_EPSILON
 from peer.run_file.sections import GptModel
 from peer.storage.tensor_file import Tensor

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from peer import cli
-from peer.model.export.tokenizer import byte_characters
+from peer.extras.export.tokenizer import byte_characters
 from peer.run_file.sections import GptModel, HfModel, RunFile
-from tests.peer.model.export.exported_run import LLAMA, RUN, save_run
-from tests.peer.model.export.full_disk import files_of_at_most
+from tests.peer.extras.export.exported_run import LLAMA, RUN, save_run
+from tests.peer.full_disk import files_of_at_most
 
 NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",

@@ -15,19 +15,19 @@ from safetensors import safe_open
 
 from peer import cli
 from peer.errors import NotWritten, Unusable
-from peer.model.export.card import card
-from peer.model.export.facts import Measured, RunFacts, facts_in_folder, spread
-from peer.model.export.folder import RUN_FILE, Export, check_exportable, write_folder
-from peer.model.export.parameters import model_of
-from peer.model.export.tokenizer import bytes_tokenizer
+from peer.extras.export.card import card
+from peer.extras.export.facts import Measured, RunFacts, facts_in_folder, spread
+from peer.extras.export.folder import RUN_FILE, Export, check_exportable, write_folder
+from peer.extras.export.parameters import model_of
+from peer.extras.export.tokenizer import bytes_tokenizer
 from peer.model.recipes import held_out_loss
 from peer.model.weights import load_weights
 from peer.run_file.sections import CustomModel, RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
 from peer.storage.outer_state import load_outer
-from tests.peer.model.export.exported_run import LLAMA, RUN, save_run, trained_model
-from tests.peer.model.export.full_disk import files_of_at_most
+from tests.peer.extras.export.exported_run import LLAMA, RUN, save_run, trained_model
+from tests.peer.full_disk import files_of_at_most
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from peer.errors import Unusable
-from peer.model.export.architecture import (
+from peer.extras.export.architecture import (
     Dtype,
     config_of,
     converted,
     mlp_width,
 )
-from peer.model.export.parameters import in_bf16, rounded_to_bf16, rows_of
+from peer.extras.export.parameters import in_bf16, rounded_to_bf16, rows_of
 from peer.model.recipes.gpt import Gpt
 from peer.run_file.sections import GptModel
 from peer.storage.tensor_file import Tensor, write_safetensors

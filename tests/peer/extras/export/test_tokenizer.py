@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from peer.errors import DataUnavailable
-from peer.model.export.tokenizer import TokenizerFiles, bytes_tokenizer, tokenizer_of
+from peer.extras.export.tokenizer import TokenizerFiles, bytes_tokenizer, tokenizer_of
 from peer.run_file.sections import CustomData, FilesData, FileSource, GptModel, RunFile
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 from dht.whole_files import NO_FILE
 from peer.errors import NotWritten, Unusable
-from peer.model.export.architecture import (
+from peer.extras.export.architecture import (
     TORCH_NAMES,
     Dtype,
     architecture_of,
@@ -28,10 +28,10 @@ from peer.model.export.architecture import (
     converted,
     mlp_width,
 )
-from peer.model.export.card import card
-from peer.model.export.facts import RunFacts
-from peer.model.export.parameters import in_bf16, model_of
-from peer.model.export.tokenizer import TokenizerFiles
+from peer.extras.export.card import card
+from peer.extras.export.facts import RunFacts
+from peer.extras.export.parameters import in_bf16, model_of
+from peer.extras.export.tokenizer import TokenizerFiles
 from peer.optional import extra
 from peer.quantities import count_text
 from peer.run_file.sections import CustomModel, GptModel, HfModel, RunFile

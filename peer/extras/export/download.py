@@ -23,9 +23,8 @@ from averaging.live.states.fetcher import Fetcher, FetchFailed, FetchProgress
 from averaging.live.streams.threads import Threads
 from averaging.messages import Signatures
 from averaging.numbers.layout import Layout
-from dht.errors import DhtError
 from dht.identity import PeerId
-from peer.errors import CheckpointDamaged, PeerError
+from peer.errors import CheckpointDamaged
 from peer.joining.link import Link
 from peer.joining.visit import RunStatus, Visitor, visit
 from peer.quantities import bytes_text, peers_text
@@ -36,23 +35,11 @@ from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.credentials import owners_invite
 from peer.storage.outer_state import OuterState
 from peer.storage.tensor_file import Tensor
+from peer.storage.told_layout import LOOK_S, NotDownloaded, told_layout
 
-LOOK_S = 15.0
 FETCH_FRAGMENT_S = 3600.0
 _FILES = 2
 """The parts that have arrived, and the file that is written."""
-
-
-class NotDownloaded(PeerError):
-    """No peer that is on line gives the parameters of the run."""
-
-    exit_code = 3
-    run: str
-    reason: str
-    message = (
-        "the parameters of run {run!r} cannot be downloaded: {reason}; the part that "
-        "is here is kept: run the command again"
-    )
 
 
 async def download(
@@ -75,7 +62,7 @@ async def download(
         on_seen(seen)
         holders = [each for each in seen.peers if each.versions]
         if layout is None and holders:
-            layout = await _told_layout(visitor, holders, run)
+            layout = await told_layout(visitor, holders, run)
         sources = sources_in(seen, layout, run.name)
         assert layout is not None
         _check_room(run, layout, parts)
@@ -100,34 +87,6 @@ def sources_in(seen: RunStatus, layout: Layout | None, run_name: str) -> list[Pe
         raise NotDownloaded(run_name, told)
     founding = heaviest(fitting)
     return [each for each in fitting if each.founding == founding] or fitting
-
-
-async def layout_of_peers(link: Link, run: RunFile) -> Layout:
-    """The layout of a model that only programs have. Raises what ``download`` raises."""
-    async with visit(link, own_invite=owners_invite) as visitor:
-        seen = await visitor.look(timeout_s=LOOK_S)
-        seen.check_admitted()
-        holders = [each for each in seen.peers if each.versions]
-        return await _told_layout(visitor, holders, run)
-
-
-async def _told_layout(visitor: Visitor, holders: Sequence[PeerStatus], run: RunFile) -> Layout:
-    """The layout of the run's heaviest founding, as one of its peers describes it."""
-    founding = heaviest(holders)
-    reasons = []
-    for each in holders:
-        if each.founding != founding or run.model.layout_hash not in (None, each.layout):
-            continue
-        try:
-            layout = await visitor.layout(PeerId(each.peer), run.outer.fragments)
-        except (DhtError, ValueError) as error:
-            reasons.append(f"{each.name}: {error}")
-            continue
-        if layout.hash.hex() == each.layout:
-            return layout
-        reasons.append(f"{each.name}: its description does not give its layout")
-    told = "; ".join(reasons) or "none is here that has its state"
-    raise NotDownloaded(run.name, f"no peer describes the model ({told})")
 
 
 def _check_room(run: RunFile, layout: Layout, parts: Path) -> None:

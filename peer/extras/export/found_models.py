@@ -14,17 +14,15 @@ from peer.cli.finding import find_known_run
 from peer.cli.showing import progress
 from peer.errors import NobodyMet
 from peer.optional import extra
-from peer.quantities import bytes_text, plural
-from peer.run_file.places import base_of
 from peer.run_file.sections import CustomModel, RunFile
 from peer.storage.address import with_own_peers
 from peer.storage.home import OUTER, data_cache, default_directory, keeper_directory
 
 if TYPE_CHECKING:
     from averaging.numbers.layout import Layout
+    from peer.extras.export.facts import RunFacts
+    from peer.extras.export.tokenizer import TokenizerFiles
     from peer.joining.visit import RunStatus
-    from peer.model.export.facts import RunFacts
-    from peer.model.export.tokenizer import TokenizerFiles
     from peer.storage.outer_state import OuterState
 
 
@@ -38,7 +36,7 @@ class FoundModel:
 
     def tokenizer(self) -> TokenizerFiles | None:
         """The tokenizer of the run's data. Raises ``DataUnavailable`` or ``ExtraMissing``."""
-        from peer.model.export.tokenizer import tokenizer_of
+        from peer.extras.export.tokenizer import tokenizer_of
 
         return tokenizer_of(self.outer.run, cache_dir=data_cache(), data_dir=self.data_dir)
 
@@ -53,20 +51,15 @@ class FoundModel:
 
         Raises ``BaseUnavailable`` or ``ExtraMissing``.
         """
-        return fetched_base(self.outer.run, founds=False, data_dir=self.data_dir, quiet=quiet)
+        folder: Path | None = extra("bases.fetching").fetched_base(
+            self.outer.run, founds=False, data_dir=self.data_dir, quiet=quiet
+        )
+        return folder
 
 
 def is_remote(where: str) -> bool:
     """Return whether this is a link, an address or a run file, and no folder."""
     return "://" in where or Path(where).is_file()
-
-
-def check_link(where: str) -> None:
-    """Refuse a broken link before libraries that take seconds to import. Raises ``LinkError``."""
-    from peer.joining.link import SCHEME, parse_link
-
-    if where.strip().lower().startswith(SCHEME):
-        parse_link(where)
 
 
 def check_there(where: str) -> None:
@@ -90,7 +83,7 @@ def find_model(
     ``parts``: beginning of the name of the folder for what has arrived of a download; the caller
     removes it. ``check`` is called with the run file before anything is downloaded.
     """
-    from peer.model.export.facts import facts_in_folder
+    from peer.extras.export.facts import facts_in_folder
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.outer_state import NothingToExport, load_outer
 
@@ -115,9 +108,9 @@ def _download(
     check: Callable[[RunFile], None] | None,
 ) -> FoundModel:
     from peer.event_loop import run_unless_stopped
+    from peer.extras.export.download import download
+    from peer.extras.export.facts import RunFacts, facts_in_folder, facts_of_peers
     from peer.joining.link import Link
-    from peer.model.export.facts import RunFacts, facts_in_folder, facts_of_peers
-    from peer.storage.download import download
 
     start_logging(logging.ERROR)
     found = find_known_run(where)
@@ -171,44 +164,3 @@ def _layout_of(run: RunFile) -> Layout | None:
 def parts_of(run: RunFile, parts: Path) -> Path:
     """The folder for what has arrived of a download of this run."""
     return parts.with_name(f".{parts.name}.{run.run_id[:16]}.parts")
-
-
-def fetched_base(run: RunFile, *, founds: bool, data_dir: Path, quiet: bool) -> Path | None:
-    """The weights of the run's base, verified; ``None`` if this peer does not need them.
-
-    Raises ``BaseUnavailable`` or ``ExtraMissing``.
-    """
-    from peer.model.recipes import needs_base
-
-    base = base_of(run.model)
-    if base is None or not needs_base(run, founds=founds):
-        return None
-    base_models = extra("bases.base_models")
-    if missing := base_models.missing_files(run, cache_dir=data_cache()):
-        complain(f"fetching {base.text} into {data_cache()}: {plural(len(missing), 'file')}")
-    with progress("fetching the base, file by file", quiet=quiet) as show:
-        folder: Path = base_models.base_folder(
-            run,
-            cache_dir=data_cache(),
-            data_dir=data_dir,
-            tell=lambda name, share: show(share),
-        )
-    return folder
-
-
-def base_to_fetch(run: RunFile, *, founds: bool) -> str | None:
-    """The download that this peer has yet to make for the run's base, in words; ``None``: none.
-
-    Its size is asked for where the files are.
-    """
-    from peer.model.recipes import needs_base
-
-    base, cache_dir = base_of(run.model), data_cache()
-    if base is None or not needs_base(run, founds=founds):
-        return None
-    base_models = extra("bases.base_models")
-    if not (missing := base_models.missing_files(run, cache_dir=cache_dir)):
-        return None
-    size = base_models.missing_bytes(run, cache_dir=cache_dir)
-    told = "of a size that is not known" if size is None else bytes_text(size)
-    return f"{base.text}: {plural(len(missing), 'file')}, {told}, into {cache_dir}"

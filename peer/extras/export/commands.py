@@ -12,7 +12,9 @@ import typer
 from typer import Argument, Option
 
 from peer.cli.application import USE_THE_MODEL, Json, show
-from peer.cli.found_models import check_link, check_there, find_model, parts_of
+from peer.cli.finding import check_link
+from peer.cli.keeping import Dtype
+from peer.extras.export.found_models import check_there, find_model, parts_of
 from peer.optional import extra
 from peer.run_file.sections import RunFile
 
@@ -28,15 +30,8 @@ class ExportFormat(StrEnum):
     GGUF = "gguf"
 
 
-OF_EXTRAS = {ExportFormat.PEFT: "bases.adapter", ExportFormat.GGUF: "gguf"}
+OF_EXTRAS = {ExportFormat.PEFT: "bases.adapter", ExportFormat.GGUF: "export.gguf"}
 """Modules of ``peer.extras`` with the functions ``check`` and ``write`` of a form."""
-
-
-class Dtype(StrEnum):
-    """Type of the exported parameters."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
 
 
 @commands.command(rich_help_panel=USE_THE_MODEL)
@@ -82,14 +77,14 @@ def export(
     """
     check_link(where)
     check_there(where)
-    from peer.model.export.folder import (
+    from peer.extras.export.folder import (
         Export,
         check_exportable,
         check_free,
         check_place,
         write_folder,
     )
-    from peer.model.export.parameters import in_bf16
+    from peer.extras.export.parameters import in_bf16
     from peer.storage.outer_state import write_model
 
     check: Callable[[RunFile], None] | None = None

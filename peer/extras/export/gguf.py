@@ -20,8 +20,8 @@ import torch
 from safetensors import safe_open
 
 from peer.errors import ExtraMissing, PeerError
-from peer.model.export.architecture import architecture_of
-from peer.model.export.folder import (
+from peer.extras.export.architecture import architecture_of
+from peer.extras.export.folder import (
     Export,
     check_exportable,
     flush,

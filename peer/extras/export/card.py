@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from peer.data.files import hosts_of
-from peer.model.export.facts import RunFacts, spread
+from peer.extras.export.facts import RunFacts, spread
 from peer.quantities import peers_text, plural
 from peer.run_file.places import base_of
 from peer.run_file.sections import FilesData, HfData, HfModel, RunFile

@@ -1,0 +1,13 @@
+"""A run's model as files that other programs read: ``shoal export``.
+
+In: the parameters of a run, of a peer's folder or downloaded (``found_models``, ``download``), and
+what is known of the run. Out: one safetensors file, or a folder that transformers loads as it is:
+configuration, weights, tokenizer, model card.
+
+Start with ``folder``. ``architecture`` finds the architecture of transformers that computes what
+the built-in model computes; ``parameters`` puts the parameters into a model, and cuts and casts
+them without a copy of it; ``tokenizer`` and ``card`` make the other files, the latter with
+``facts`` of the run. ``gguf`` is a form of its own. ``commands`` has the command.
+
+Nothing is uploaded, and nothing in a run file is executed.
+"""
