@@ -202,56 +202,28 @@ def _adopt_counter(values: torch.Tensor, given: torch.Tensor, order: AdoptionOrd
         values.copy_(given.round())
 
 
-class CopyQueue(Protocol):
-    """A second queue of work on a device, beside the one that trains there."""
-
-    def follow(self) -> None:
-        """Make later work of this queue wait for all that the trainer has queued so far."""
-        ...
-
-    def queue(self) -> AbstractContextManager[Any]:
-        """Redirect work that is queued within the block to this queue."""
-        ...
-
-    def mark(self) -> Mark:
-        """The present end of this queue."""
-        ...
-
-    def pin(self, slot: torch.Tensor) -> bool:
-        """Lock host memory so that the device can reach it by itself. Returns whether it could."""
-        ...
-
-    def unpin(self, slot: torch.Tensor) -> None: ...
-
-
-class Mark(Protocol):
-    """A place in a queue; a ``torch.cuda.Event`` is one."""
-
-    def query(self) -> bool:
-        """True if the device is past it. Never waits."""
-        ...
-
-    def synchronize(self) -> None: ...
-
-
 class CudaSideStream:
-    """A side stream of a CUDA device."""
+    """A second queue of work on a CUDA device, beside the one that trains there."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def follow(self) -> None:
+        """Make later work of this queue wait for all that the trainer has queued so far."""
         self._side.wait_stream(torch.cuda.current_stream(self._device))
 
     def queue(self) -> AbstractContextManager[Any]:
+        """Redirect work that is queued within the block to this queue."""
         return torch.cuda.stream(self._side)
 
-    def mark(self) -> Mark:
-        mark: Mark = self._side.record_event()
+    def mark(self) -> torch.cuda.Event:
+        """The present end of this queue."""
+        mark: torch.cuda.Event = self._side.record_event()
         return mark
 
     def pin(self, slot: torch.Tensor) -> bool:
+        """Lock host memory so that the device can reach it by itself. Returns whether it could."""
         size_bytes = slot.numel() * slot.element_size()
         if int(_cuda_runtime().cudaHostRegister(slot.data_ptr(), size_bytes, 0)) == 0:
             return True
@@ -282,7 +254,7 @@ class SideStreamCopies:
         memory: SharedTensors,
         pieces: Sequence[tuple[LocalPiece, ...]],
         device: torch.device,
-        queue: CopyQueue,
+        queue: CudaSideStream,
     ) -> None:
         self._coarse = memory.coarse
         self._slots = slots_of(memory)
@@ -294,7 +266,7 @@ class SideStreamCopies:
         if len(self._pinned) < len(self._slots):
             # Their copies block: they wait for everything that the trainer has queued.
             logger.warning("slots_not_pinned count=%d", len(self._slots) - len(self._pinned))
-        self._under_way: dict[int, tuple[torch.Tensor, Mark]] = {}
+        self._under_way: dict[int, tuple[torch.Tensor, torch.cuda.Event]] = {}
         self._to_add: dict[int, AdoptionOrder] = {}
 
     @torch.no_grad()
@@ -311,7 +283,7 @@ class SideStreamCopies:
 
     def advance(self, fragment: int, enough: Callable[[], bool]) -> bool:
         buffer, copied = self._under_way[fragment]
-        if not copied.query():
+        if not copied.query():  # type: ignore[no-untyped-call]
             return False
         del self._under_way[fragment]
         order = self._to_add.pop(fragment, None)

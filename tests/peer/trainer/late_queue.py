@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from peer.trainer.device_copies import Mark, SideStreamCopies, local_pieces
+from peer.trainer.device_copies import CudaSideStream, SideStreamCopies, local_pieces
 from tests.peer.trainer.learner_pair import Pair
 
 
@@ -34,7 +34,7 @@ class _Held(TorchDispatchMode):
         return target
 
 
-class LateQueue:
+class LateQueue(CudaSideStream):
     """A queue that makes its copies when a mark behind them was queried ``late`` times."""
 
     def __init__(self, late: int) -> None:
@@ -52,7 +52,7 @@ class LateQueue:
         with _Held(self._queue):
             yield
 
-    def mark(self) -> Mark:
+    def mark(self) -> Any:
         this, place = self, self._done + len(self._queue)
 
         class At:
