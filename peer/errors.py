@@ -221,19 +221,6 @@ class NotAdmitted(PeerError):
     message = "run {run!r} does not admit this peer: {reason}"
 
 
-class NotOwner(PeerError):
-    """A key may not invite or ban in a run."""
-
-    exit_code = 4
-    run: str
-    path: str
-    reason: str
-    message = (
-        "the key {path} cannot sign for run {run!r}: {reason}; name the "
-        "owner's key with --key, or for shoal invite and run ban a delegate's, with --delegation"
-    )
-
-
 class WeightsNotFinite(PeerError):
     """A founder's model has values that are not finite: nobody could join the run."""
 

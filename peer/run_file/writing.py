@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import textwrap
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ import msgspec
 from peer.run_file.declaring import fields_of
 from peer.run_file.sections import RunFile, default_of
 from peer.run_file.setting_rules import (
-    TomlLines,
     description_of,
     rule_of,
     section_in_list,
@@ -36,33 +34,6 @@ SHORT = frozenset(
     )
 )
 """Settings of a short file, beside those whose value is not the default."""
-
-
-def with_owner(text: str, owner: str) -> str:
-    """The text of a run file with ``policy.owner`` set, which it does not have yet.
-
-    All other bytes stay. Raises ``ValueError`` if the section is written in a form that a line
-    cannot be added to.
-    """
-    line = TomlLines(text).of(("policy",))
-    lines = text.splitlines(keepends=True)
-    if line is None:
-        end = "" if not text or text.endswith("\n") else "\n"
-        changed = f'{text}{end}\n[policy]\nowner = "{owner}"\n'
-    elif lines[line - 1].lstrip().startswith("["):
-        head = lines[line - 1].rstrip("\n")
-        lines[line - 1] = f'{head}\nowner = "{owner}"\n'
-        changed = "".join(lines)
-    else:
-        lines.insert(line - 1, f'policy.owner = "{owner}"\n')
-        changed = "".join(lines)
-    try:
-        written = tomllib.loads(changed)["policy"]["owner"]
-    except (tomllib.TOMLDecodeError, KeyError, TypeError):
-        written = None
-    if written != owner:
-        raise ValueError(f'write this into its section [policy] yourself: owner = "{owner}"')
-    return changed
 
 
 def to_toml(

@@ -6,20 +6,18 @@ import os
 import time
 from pathlib import Path
 
-from dht.identity import Identity, PeerId, RunId, peer_id_of
+from dht.identity import Identity, PeerId
 from dht.membership.admission import Admission, Terms
 from dht.membership.credentials import (
-    Delegation,
     InviteKey,
     Role,
     Signer,
     admit,
     encode,
-    refuse_delegation,
 )
 from dht.records import CREDENTIAL_MAX_BYTES
 from dht.whole_files import write_whole
-from peer.errors import NotAdmitted, NotOwner
+from peer.errors import NotAdmitted
 from peer.rules.amendments import objection
 from peer.run_file.sections import RunFile
 from peer.storage.home import data_home
@@ -101,27 +99,3 @@ def invite_from(signer: Signer) -> InviteKey:
     secret = Identity.generate()
     until = int(time.time()) + OWN_INVITE_S
     return InviteKey(signer.invite(secret.public_key, "learner", until), secret)
-
-
-def load_signer(run: RunFile, path: Path, delegation: Delegation | None) -> Signer:
-    """The key at ``path``, which may invite and ban in this run. Raises ``NotOwner``."""
-    if run.policy.owner is None:
-        raise NotOwner(run.name, str(path), "the run file names no owner (policy.owner)")
-    if not path.exists():
-        raise NotOwner(run.name, str(path), "there is no such file")
-    key = Identity.load(path)
-    if delegation is None:
-        if key.peer_id != run.policy.owner:
-            raise NotOwner(run.name, str(path), f"the owner is {run.policy.owner}")
-    elif peer_id_of(delegation.key) != key.peer_id:
-        raise NotOwner(run.name, str(path), f"the delegation is for {peer_id_of(delegation.key)}")
-    elif delegation.expires_at <= time.time():
-        raise NotOwner(run.name, str(path), "the delegation has expired")
-    elif refused := refuse_delegation(delegation, run=run.run_id, owner=PeerId(run.policy.owner)):
-        raise NotOwner(run.name, str(path), refused.reason)
-    return Signer(key, run.run_id, delegation)
-
-
-def own_directive_path(key: Path, run_id: RunId) -> Path:
-    """Copy of the last directive that a key has signed for a run, beside the key."""
-    return key.with_name(f"{key.stem}.{run_id[:16]}.directive")

@@ -142,7 +142,7 @@ def attest(where: Where, key: KeyFile = None, seed: Seeds = None, as_json: Json 
     """
 
     def change(orders: Orders, before: Before) -> Orders:
-        from peer.attestable import chosen
+        from peer.extras.orders.attesting import chosen
 
         told = [states for states in before.kept.values() if states]
         if (count := before.seen.fragments) > FRAGMENTS_MAX:

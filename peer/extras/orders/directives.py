@@ -139,10 +139,11 @@ def direct(
     """
     from dht.membership.credentials import encode
     from peer.event_loop import run_unless_stopped
+    from peer.extras.orders.signing import own_directive_path
     from peer.joining.link import Link
     from peer.joining.visit import visit, waiting
     from peer.rules.amendments import objection
-    from peer.storage.credentials import invite_from, own_directive_path, owner_key_path
+    from peer.storage.credentials import invite_from, owner_key_path
 
     found = find(where)
     signer = signer_for(found, key, delegation)
@@ -192,7 +193,8 @@ def _last(copy: Path, signer: Signer, found: FoundRun, told: Directive | None) -
 
 def signer_for(found: FoundRun, key: Path | None, delegation: str | None) -> Signer:
     """The key to sign with. Raises ``NotOwner``."""
-    from peer.storage.credentials import load_signer, owner_key_path
+    from peer.extras.orders.signing import load_signer
+    from peer.storage.credentials import owner_key_path
 
     return load_signer(found.run, key or owner_key_path(), _delegation(delegation))
 

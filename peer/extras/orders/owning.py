@@ -20,7 +20,7 @@ from dht.whole_files import write_whole
 from peer.cli.application import OWN_A_RUN, Json, complain, json_text, show, start_logging
 from peer.cli.finding import find
 from peer.cli.showing import usage_errors
-from peer.errors import Fault, NotOwner, NotWritten, RunFileError
+from peer.errors import Fault, NotWritten, RunFileError
 from peer.extras.orders.directives import (
     Before,
     DelegationText,
@@ -30,6 +30,7 @@ from peer.extras.orders.directives import (
     direct,
     signer_for,
 )
+from peer.extras.orders.signing import NotOwner, with_owner
 from peer.run_file.sections import SEEDS_MAX
 from peer.storage.address import with_own_peers
 
@@ -165,7 +166,6 @@ def _owned_by(file: Path, owner: PeerId) -> str:
     """The text of a run file with its owner. Raises ``RunFileError``."""
     from peer.joining.link import read_text
     from peer.run_file.reading import parse_whole
-    from peer.run_file.writing import with_owner
 
     try:
         changed = with_owner(read_text(file), owner)

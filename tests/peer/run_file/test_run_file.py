@@ -41,7 +41,7 @@ from peer.run_file.sections import (
     TextData,
 )
 from peer.run_file.setting_rules import TomlLines
-from peer.run_file.writing import differences, to_toml, with_owner
+from peer.run_file.writing import differences, to_toml
 
 GOLDEN_ID = "201dcbff9ced82d412ac4068ee31665243953206fe4f22761dade8507b13326a"
 GOLDEN_SIZES = {
@@ -521,32 +521,6 @@ def test_the_example_is_a_valid_run() -> None:
 # --- the owner ---------------------------------------------------------------------------------
 
 OWNER = "12D3KooWC5mVdyoGeyBP9WU6nAFGbDLfFfsYbZwbZJRmLYeNSJwB"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "schema = 1",
-        'name = "x"  # [policy]\n',
-        '[policy]\nadmission = "invited"\n',
-        '[policy] # who\r\nadmission = "invited"',
-        '  [policy]\nadmission = "open"\n[end]\ntokens = 50000000\n',
-        'policy.admission = "invited"\n[end]\ntokens = 50000000\n',
-        to_toml(starting("my-run")),
-    ],
-)
-def test_an_owner_is_written_into_any_run_file(text: str) -> None:
-    signed = with_owner(text, OWNER)
-    assert parse(signed).policy.owner == OWNER
-    kept = iter(signed.splitlines())
-    assert all(line in kept for line in text.splitlines()), "a line is gone or has moved"
-
-
-def test_an_owner_that_cannot_be_written_is_left_to_the_user() -> None:
-    for text in ('policy = { admission = "invited" }\n', f'[policy]\nowner = "{OWNER}"\n'):
-        with pytest.raises(ValueError, match=f'yourself: owner = "{OWNER}"'):
-            with_owner(text, OWNER)
 
 
 def test_an_owner_that_is_no_key_is_refused() -> None:
