@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from dht.identity import PeerId
 from peer.data.sources import open_data
+from peer.demo.alone import train_alone
 from peer.demo.demo import Comparison, DemoSettings, Point, Result
 from peer.model.recipes import build_model, held_out_loss
 from peer.quantities import bytes_text, count_text
@@ -20,7 +21,6 @@ from peer.simulate.results import Section, finished_png, new_axes, picture, writ
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
 from peer.storage.outer_state import export
-from peer.trainer.loop import train_alone
 
 SMOOTHED_STEPS = 9
 SILENCE_S = 5.0

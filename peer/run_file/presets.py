@@ -13,13 +13,11 @@ import msgspec
 from peer.run_file.merging import Outer
 from peer.run_file.sections import (
     SIZES,
-    AdamwInner,
     Data,
     End,
     Evaluation,
     GptModel,
     HfData,
-    HfModel,
     MuonInner,
     PythonStdlibData,
     RunFile,
@@ -45,7 +43,6 @@ NEW_OUTER: Final = Outer(
 """The section of runs with Muon, at whose rates longer outer steps do harm; with codecs and cycles
 for lines that do not carry the preferred ones."""
 
-CONTINUED_TOKENS, CONTINUED_LENGTH = 20_000_000, 1024
 
 _PARAMETERS = {"124m": 124_000_000, "350m": 355_000_000, "1b": 1_000_000_000}
 _BATCHES = {"124m": 128, "350m": 128, "1b": 256}
@@ -85,29 +82,6 @@ def preset(size: str, data: str = STDLIB) -> RunFile:
         ),
         evaluation=Evaluation(every_versions=4),
         end=End(tokens=tokens),
-    )
-
-
-def continuing(model: HfModel, data: Data) -> RunFile:
-    """A run that continues to train a published model, or trains adapters of it."""
-    assert model.base is not None
-    adapts = model.lora is not None
-    context = model.config.get("max_position_embeddings")
-    length = min(CONTINUED_LENGTH, context if isinstance(context, int) and context > 1 else 128)
-    inner = (
-        AdamwInner(learning_rate=2e-4, batch_size=16, weight_decay=0.0)
-        if adapts
-        else AdamwInner(learning_rate=2e-5, batch_size=16)
-    )
-    owned = model.base.rstrip("/").rpartition("/")[2].partition("@")[0]
-    return RunFile(
-        name=name_from(f"{owned}-{'lora' if adapts else 'continued'}"),
-        model=model,
-        data=msgspec.structs.replace(data, sequence_length=length),
-        inner=inner,
-        schedule=Schedule(warmup_tokens=CONTINUED_TOKENS // 50),
-        outer=Outer(fragments=4 if adapts else 16, steps_per_cycle=30, merge=ROBUST_MERGE),
-        end=End(tokens=CONTINUED_TOKENS),
     )
 
 

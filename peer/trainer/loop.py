@@ -1,7 +1,5 @@
 """The loop of ``shoal start`` and ``shoal join``: it trains a run's own recipes until its end.
 
-``train_alone`` trains them without a run, for comparisons.
-
 It uses ``peer.join`` as any other loop does. Screen, links, questions and exit codes are in
 ``peer.cli`` and ``peer.views``.
 """
@@ -20,20 +18,14 @@ from types import FrameType
 import msgspec
 import torch
 
-from dht.identity import PeerId
 from peer import signals
 from peer.bridge.messages import Fields
-from peer.data.sources import open_data
 from peer.errors import LoopWarning, RunLost
 from peer.model.recipes import (
     build_model,
     build_optimizer,
-    clip_gradients,
-    held_out_loss,
-    next_token_loss,
 )
 from peer.model.weights import load_weights
-from peer.run_file.schedule import learning_rate
 from peer.run_file.sections import RunFile
 from peer.status import PeerStatus
 from peer.trainer.computing.choices import OwnerChoices, choose
@@ -240,39 +232,3 @@ def outcome_of(run: Run, stop: Stop, loss: torch.Tensor | None) -> Outcome:
         status=msgspec.structs.replace(run.status, loss=None if loss is None else float(loss)),
         directory=run.directory,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class SoloResult:
-    """Held-out losses of a finished training."""
-
-    loss_start: float
-    loss_end: float
-
-
-def train_alone(
-    run: RunFile, *, steps: int, learners: int = 1, cache_dir: Path, data_dir: Path
-) -> SoloResult:
-    """Train ``steps`` steps, each on one batch, from first weights that the run draws.
-
-    It is the baseline that a run is compared with: the same run file, model, data, optimizer and
-    schedule, in one process without other peers.
-
-    ``learners``: number of learners of the run that this one is compared with. The learning rate
-    follows the tokens of so many, and so decays as far as theirs in as many steps.
-    """
-    data = open_data(run, peer_id=PeerId("alone"), cache_dir=cache_dir, data_dir=data_dir)
-    model = build_model(run)
-    optimizer = build_optimizer(run, model)
-    loss_start = held_out_loss(model, data.held_out)
-    step_tokens = learners * run.inner.batch_size * run.data.sequence_length
-    for step in range(steps):
-        rate = learning_rate(run, step * step_tokens)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        batch = torch.from_numpy(data.train.next(run.inner.batch_size))
-        torch.autograd.backward(next_token_loss(model, batch))
-        clip_gradients(run, model)
-        optimizer.step()
-        optimizer.zero_grad()
-    return SoloResult(loss_start, held_out_loss(model, data.held_out))

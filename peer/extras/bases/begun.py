@@ -5,10 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from peer.cli.showing import progress
-from peer.run_file.presets import continuing
+from peer.run_file.merging import Outer
+from peer.run_file.presets import ROBUST_MERGE, name_from
 from peer.run_file.sections import (
+    AdamwInner,
     Data,
+    End,
     FilesData,
     FileSource,
     HfData,
@@ -16,8 +21,11 @@ from peer.run_file.sections import (
     Lora,
     PythonStdlibData,
     RunFile,
+    Schedule,
 )
 from peer.storage.home import data_cache
+
+CONTINUED_TOKENS, CONTINUED_LENGTH = 20_000_000, 1024
 
 
 def run_from_base(named: str, *, rank: int | None, data: str | None) -> RunFile:
@@ -69,3 +77,26 @@ def _data(name: str | None, tokenizer: str, end_token: str | None) -> Data:
         )
     dataset, _, commit = name.partition("@")
     return HfData(dataset=dataset, revision=commit or None, tokenizer=tokenizer)
+
+
+def continuing(model: HfModel, data: Data) -> RunFile:
+    """A run that continues to train a published model, or trains adapters of it."""
+    assert model.base is not None
+    adapts = model.lora is not None
+    context = model.config.get("max_position_embeddings")
+    length = min(CONTINUED_LENGTH, context if isinstance(context, int) and context > 1 else 128)
+    inner = (
+        AdamwInner(learning_rate=2e-4, batch_size=16, weight_decay=0.0)
+        if adapts
+        else AdamwInner(learning_rate=2e-5, batch_size=16)
+    )
+    owned = model.base.rstrip("/").rpartition("/")[2].partition("@")[0]
+    return RunFile(
+        name=name_from(f"{owned}-{'lora' if adapts else 'continued'}"),
+        model=model,
+        data=msgspec.structs.replace(data, sequence_length=length),
+        inner=inner,
+        schedule=Schedule(warmup_tokens=CONTINUED_TOKENS // 50),
+        outer=Outer(fragments=4 if adapts else 16, steps_per_cycle=30, merge=ROBUST_MERGE),
+        end=End(tokens=CONTINUED_TOKENS),
+    )

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -21,15 +20,8 @@ from peer.errors import DataUnavailable, MachineTooSmall
 from peer.model.recipes import build_model, next_token_loss
 from peer.model.weights import WeightsUnfit, save_weights
 from peer.run_file.reading import parse
-from peer.run_file.schedule import learning_rate
 from peer.run_file.sections import (
-    AdamwInner,
-    End,
-    Evaluation,
-    GptModel,
-    PythonStdlibData,
     RunFile,
-    Schedule,
 )
 from peer.status import PeerStatus
 from peer.storage.checkpoint import CheckpointFolder
@@ -38,7 +30,7 @@ from peer.trainer.computing.device_facts import facts_of
 from peer.trainer.computing.engine import Engine
 from peer.trainer.computing.fitting import Fit, Goal, begin
 from peer.trainer.computing.tuning import Tuner
-from peer.trainer.loop import Outcome, Stop, TrainerSettings, open_engine, train, train_alone
+from peer.trainer.loop import Outcome, Stop, TrainerSettings, open_engine, train
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings
 from tests.peer.agent.lone_agents import AGENT
@@ -411,44 +403,3 @@ def test_files_beside_the_key_are_not_trained_on(tmp_path: Path) -> None:
     with pytest.raises(DataUnavailable, match=r"data matches 'identity\.key'"):
         train(wish, own=settings, settings=TrainerSettings(device="cpu", threads=1), stop=Stop())
     assert (tmp_path / "peer" / "identity.key").exists()
-
-
-RUN = RunFile(
-    model=GptModel(layers=1, width=32, heads=2, context=32),
-    data=PythonStdlibData(sequence_length=32),
-    inner=AdamwInner(learning_rate=1e-2, batch_size=8),
-    schedule=Schedule(warmup_tokens=1000),
-    evaluation=Evaluation(sequences=64),
-    end=End(tokens=40 * 8 * 32),
-)
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("data")
-
-
-def test_a_lone_learner_learns(cache: Path) -> None:
-    result = train_alone(RUN, steps=40, cache_dir=cache, data_dir=cache)
-    assert result.loss_start == pytest.approx(np.log(256), abs=0.1)
-    assert result.loss_end < 0.75 * result.loss_start
-
-
-def test_the_same_run_gives_the_same_result(cache: Path) -> None:
-    one, other = (train_alone(RUN, steps=3, cache_dir=cache, data_dir=cache) for _ in range(2))
-    assert one.loss_end == pytest.approx(other.loss_end)
-
-
-@pytest.mark.parametrize(("learners", "tokens"), [(1, [0, 256, 512]), (4, [0, 1024, 2048])])
-def test_the_rate_follows_the_tokens_of_the_given_number_of_learners(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, learners: int, tokens: list[int]
-) -> None:
-    asked: list[int] = []
-
-    def rate(run: RunFile, global_tokens: int) -> float:
-        asked.append(global_tokens)
-        return learning_rate(run, global_tokens)
-
-    monkeypatch.setattr("peer.trainer.loop.learning_rate", rate)
-    train_alone(RUN, steps=3, learners=learners, cache_dir=cache, data_dir=cache)
-    assert asked == tokens
