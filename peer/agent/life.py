@@ -190,19 +190,19 @@ async def take_part(
     averager.set_reachable(network.can_serve)
     network.presence.go_by_clocks_of(averager.is_established)
     network.host.prefers = averager.worth
-    coroutines: dict[str, Coroutine[Any, Any, None]] = {
-        "averager": averager.run(),
-        "save": saver.run(),
-        "keep house": saver.keep_house(),
-        "settle foundings": histories.settle_foundings(),
-        "follow orders": histories.follow_orders(),
-        "meet": network.meet(),
-        "turn out": network.turn_out(),
-        "watch presence": network.presence.watch(),
-        **{service.name: service.run(averager) for service in peer.services},
-        **own,
-    }
-    work = [tasks.create_task(each, name=name) for name, each in coroutines.items()]
+    coroutines = [
+        ("averager", averager.run()),
+        ("save", saver.run()),
+        ("keep house", saver.keep_house()),
+        ("settle foundings", histories.settle_foundings()),
+        ("follow orders", histories.follow_orders()),
+        ("meet", network.meet()),
+        ("turn out", network.turn_out()),
+        ("watch presence", network.presence.watch()),
+        *((service.name, service.run(averager)) for service in peer.services),
+        *own.items(),
+    ]
+    work = [tasks.create_task(each, name=name) for name, each in coroutines]
 
     def begin(name: str, coroutine: Coroutine[Any, Any, None]) -> None:
         work.append(tasks.create_task(coroutine, name=name))

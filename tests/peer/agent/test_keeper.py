@@ -27,6 +27,7 @@ from peer.agent.life import take_part
 from peer.agent.network import GREETED_MAX, KEEPS, Network
 from peer.agent.page import LocalPage
 from peer.agent.peer import Peer
+from peer.agent.services import Service
 from peer.joining.link import parse_link
 from peer.rules.leaving import Departure
 from peer.storage.progress import ProgressFile, read_progress
@@ -96,6 +97,25 @@ def test_a_leaving_peer_greets_the_keepers_at_once_and_only_so_many_of_them(
     ]
     run(main())
     assert greeted == [each.peer for each in members[1 : 1 + GREETED_MAX]]
+
+
+async def test_all_services_of_one_name_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two services without a name one was kept, and Python warned of the other's coroutine."""
+    began: list[Service] = []
+
+    class Unnamed(Service):
+        async def run(self, averager: Averager) -> None:
+            began.append(self)
+
+    two = [Unnamed(), Unnamed()]
+    async with keeper_online(tmp_path, monkeypatch) as (peer, averager):
+        peer.services += two
+        peer.end.hear(Departure("asked", 0, finished=False, timeout_s=1.0))
+        async with asyncio.TaskGroup() as tasks:
+            await take_part(peer, averager, tasks, {})
+    assert began == two
 
 
 def incarnation_of_a_life(directory: Path) -> int:
