@@ -4,10 +4,10 @@ In: the messages of a trainer and its parameters in shared memory (``peer.bridge
 calls of other peers. Out: merged states for the trainer, facts and events, checkpoints, an event
 log, a local page.
 
-Every peer is a ``peer.Peer``: what it knows of itself, the run and the others. ``life`` takes it
-through its run. What it is there for is its ``Role``, that of the ``agent`` (with a trainer; the
-process) or of the ``keeper`` (without), and what it does besides are its ``services``, each with
-what its constructor gets:
+Every peer is a ``peer.Peer``: what it knows of itself, the run and the others, as ``figures`` tell.
+``life`` takes it through its run. What it is there for is its ``Role``, that of the ``agent`` (with
+a trainer; the process) or of the ``keeper`` (without), and what it does besides are its
+``services``, each with what its constructor gets:
 
 - ``network``: host, presence, who is there, and direct connections of peers behind routers;
   ``questions`` that peers ask each other; ``page``;

@@ -43,6 +43,7 @@ from dht.whole_files import append_whole
 from peer import signals
 from peer.agent.account import Account, fates
 from peer.agent.entrance import Entrance
+from peer.agent.figures import rows_of, status_of
 from peer.agent.idleness import IdleTrainer, OwnersRest
 from peer.agent.judging import TrainersLoss, TrainersTrials, open_gate
 from peer.agent.life import live
@@ -282,9 +283,9 @@ class Agent(Role):
     def _tell_report(self) -> PeerStatus:
         """Tell the trainer the run as this peer sees it now. Returns this peer's status."""
         peer, limits = self.peer, self.peer.guest.limits
-        status = peer.status()
+        status = status_of(peer)
         others_train = any(seen.trains for seen in peer.live_peers)
-        own, *others = sorted(peer.rows(status), key=lambda row: not row.you)
+        own, *others = sorted(rows_of(peer, status), key=lambda row: not row.you)
         self._line.say(
             Report(
                 status=status,

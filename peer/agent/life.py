@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from averaging.guard.door import Defences
@@ -15,6 +16,7 @@ from averaging.rules.orders import OrderBook
 from dht.errors import DhtError
 from dht.forwarding_host import DiallingHost
 from dht.throttled_host import ThrottledHost
+from peer.agent.figures import rows_of, status_of
 from peer.agent.histories import Histories
 from peer.agent.leaving import Leaving
 from peer.agent.network import Network, open_host
@@ -83,7 +85,7 @@ async def go_online(peer: Peer, stack: AsyncExitStack) -> None:
     questions = Questions(
         network=network,
         seat=seat,
-        status=peer.status,
+        status=partial(status_of, peer),
         description=peer.description,
         good=peer.good,
         live=peer.view,
@@ -105,8 +107,8 @@ def _page(peer: Peer) -> LocalPage:
     return LocalPage(
         seat=peer.seat,
         board=peer.board,
-        status=peer.status,
-        rows=peer.rows,
+        status=partial(status_of, peer),
+        rows=partial(rows_of, peer),
         keep_figures=peer.keep_figures,
         # Not to the log: the address has the token in it.
         served=lambda url: peer.tell("page", {"url": url}),

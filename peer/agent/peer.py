@@ -20,19 +20,16 @@ from averaging.errors import CodecsNotCompiled
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
 from averaging.live.compiling import COMPILE_FROM_VALUES, can_compile, use_compiled_codecs
-from averaging.live.settings import AveragerStats
 from averaging.live.states.state_files import StateFiles, working_bytes
 from averaging.numbers.arrays import Float32s, uninitialised_floats
 from averaging.numbers.layout import Layout
-from averaging.round.interface.phase import Phase as RoundPhase
 from averaging.rules.peer_view import PeerView
 from dht.bounded_mapping import BoundedMapping, by_age
 from dht.identity import PeerId
-from dht.membership.admission import parts_told
 from dht.membership.credentials import Directive
 from dht.presence.this_peer import PresenceEvent
 from dht.records import ContributionCounters
-from peer.agent.account import global_tokens, merged_of
+from peer.agent.account import global_tokens
 from peer.agent.end_of_run import EndOfRun
 from peer.agent.network import Network
 from peer.agent.owners_orders import OwnersOrders
@@ -44,27 +41,21 @@ from peer.events.names import Names
 from peer.events.table import REPORTED, audience_of, in_story
 from peer.guest.enforcement import Guest
 from peer.guest.machine import place_of_state
-from peer.quantities import listed
 from peer.rules.ending import LAST_ROUND_S, CameToNothing, Ending, Heard, Merged, seconds_left
 from peer.rules.foundings import Founding
 from peer.rules.held_out import HeldOutLoss
 from peer.rules.leaving import Departure, LastOffers
 from peer.rules.reach import Reach, Untested
 from peer.status import (
-    BANNED_MAX,
-    WORDS_MAX,
     HeldOut,
-    PeerRow,
     PeerStatus,
     merges_alone_from,
-    time_left_s,
 )
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.good_states import GoodStates
 from peer.storage.home import GOOD, OUTER
 from peer.storage.last_seen import State, load_last_seen, save_state
 from peer.storage.outer_state import OuterState, founding_name, load_outer, model_name
-from peer.views import agent_page
 from peer.views.event_log import EventLog
 
 OBEY_EVERY_S = 0.25
@@ -78,19 +69,6 @@ JUMPS_JUDGED = frozenset(("jump_measured", JUMP_REFUSED, "jump_allowed"))
 NOT_MERGED_EVENTS = frozenset(("no_quorum", "too_late", "turned_away", "gave_up"))
 """Events of averaging by which an offer of this peer failed before there was a round."""
 
-
-WORK_IN_PROGRESS = {
-    RoundPhase.WANTED: "being copied",
-    RoundPhase.JOINING: "waiting for peers",
-    RoundPhase.PROMISED: "waiting for peers",
-    RoundPhase.ENTERED: "exchanging",
-    RoundPhase.CATCHING: "catching up",
-    RoundPhase.FOLDING: "folding",
-}
-"""Descriptions for people of what averaging does about a fragment."""
-
-FRAGMENTS_NAMED = 6
-"""Largest number of fragments at the same work that are named; the rest are counted."""
 
 TEXTS = ("reason", "text")
 """Fields of events that are texts for people."""
@@ -459,18 +437,6 @@ class Peer:
         name = founding_name(states) if self.versions() else ""
         return Founding(global_tokens(states), name)
 
-    def in_flight(self) -> tuple[str, ...]:
-        """The work in progress, in words: ``fragments 0 and 2 exchanging``."""
-        found: dict[str, list[str]] = {}
-        phases = () if self.averager is None else self.averager.phases
-        for index, phase in enumerate(phases):
-            if phase in WORK_IN_PROGRESS:
-                found.setdefault(WORK_IN_PROGRESS[phase], []).append(str(index))
-        return tuple(
-            f"fragment{'s' * (len(each) > 1)} {listed(each, most=FRAGMENTS_NAMED)} {words}"
-            for words, each in found.items()
-        )
-
     @property
     def alone_until(self) -> float | None:
         """Unix time from which this peer merges by itself; ``None``: it does, or others train."""
@@ -557,69 +523,6 @@ class Peer:
             ),
         )
         self.network.keep_link()
-
-    def status(self) -> PeerStatus:
-        """All figures of this peer."""
-        guest, network, averager = self.guest, self.network, self.averager
-        stats, lane = AveragerStats() if averager is None else averager.stats, network.host.lane
-        directive, goal = self.owner.directive, self.owner.run_now.end.tokens
-        level = None if averager is None else averager.level()
-        status = PeerStatus(
-            peer=self.me,
-            name=self.seat.name,
-            role=self.seat.role,
-            phase=self.phase,
-            held_out=self.held_out.newest,
-            global_tokens=self.merged_tokens(),
-            tokens_goal=goal if isinstance(goal, int) else None,
-            versions=self.versions(),
-            peers=1 + len(self.live_peers),
-            rounds=stats.rounds,
-            rounds_missed=self.rounds_missed,
-            bytes_sent=guest.sent_bytes,
-            bytes_received=guest.received_bytes,
-            up_s=asyncio.get_running_loop().time() - self.began_at,
-            reachable=network.presence.reachable,
-            layout=self.layout.hash.hex(),
-            frozen=self.description.frozen_hash,
-            directive=0 if directive is None else directive.number,
-            orders=() if directive is None else tuple(parts_told(directive)),
-            merging="" if level is None else f"{level[0]}: {level[1].reason}"[:WORDS_MAX],
-            cycle_steps=0 if level is None else level[0].cycle_steps,
-            model=self.model,
-            founding=self.founding.name,
-            ended_at=self.ending.ended_at,
-            limits=tuple(words[:WORDS_MAX] for words in guest.words()),
-            paths=lane.paths_by_name() if lane is not None else {},
-            relayed_bytes=lane.relay.counters["bytes"] if lane is not None else 0,
-            alone_until=self.alone_until,
-            jumps_judged=self.jumps.total(),
-            jumps_refused=self.jumps[JUMP_REFUSED],
-            batches=self.batches,
-            banned=tuple(sorted(network.presence.door.admission.convicted)[:BANNED_MAX]),
-            link=network.link(),
-            in_flight=self.in_flight(),
-            processor_share=guest.processor_share,
-        )
-        status = self.role.with_training(status)
-        return msgspec.structs.replace(status, time_left_s=self._time_left_s(status))
-
-    def _time_left_s(self, status: PeerStatus) -> float | None:
-        """Time until the run ends at the present speed of all peers; ``None`` if it has no end."""
-        goal = status.tokens_goal
-        times = [member.record.step_time_s for member in self.network.live_members()]
-        return time_left_s(
-            tokens_left=None if goal is None else goal - status.global_tokens,
-            step_tokens=status.tokens / status.steps if status.steps else 0.0,
-            step_times_s=[status.step_time_s, *(each for each in times if each is not None)],
-            date_left_s=self.seconds_left(),
-        )
-
-    def rows(self, status: PeerStatus) -> list[PeerRow]:
-        """All peers in rows for people, the largest contributors first."""
-        now, live = asyncio.get_running_loop().time(), self.network.live_members()
-        known = agent_page.KnownPeers(live, merged_of(self.states), self.offer_outcomes, now)
-        return agent_page.peer_rows(status, known, self.board.names)
 
 
 PAUSE_FIRST_S = 60.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from dht.memory.host import MemoryHost, identity_of
 from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
 from dht.records import PeerRecord, Rejected, seal
+from peer.agent.figures import rows_of, status_of
 from peer.agent.keeper import ahead, behind
 from peer.agent.life import take_part
 from peer.agent.network import GREETED_MAX, KEEPS, Network
@@ -219,8 +221,8 @@ async def test_the_page_has_the_owners_bans_among_the_orders(
         page = LocalPage(
             seat=peer.seat,
             board=peer.board,
-            status=peer.status,
-            rows=peer.rows,
+            status=partial(status_of, peer),
+            rows=partial(rows_of, peer),
             keep_figures=peer.keep_figures,
             served=print,
             not_served=print,

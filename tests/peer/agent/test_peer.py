@@ -25,6 +25,7 @@ from dht.membership.credentials import Directive, Signer, encode
 from dht.membership.orders import Attested, Orders, Rollback, Root
 from dht.memory.virtual_loop import run as virtual_run
 from peer.agent import peer as peer_module
+from peer.agent.figures import work_in_progress
 from peer.agent.idleness import OwnersRest
 from peer.agent.peer import PAUSE_MAX_S, SENTENCES_MAX, Peer, Repeats
 from peer.agent.services import Fields, Role
@@ -278,11 +279,11 @@ def test_the_work_in_progress_is_in_words_with_few_of_many_fragments(
 ) -> None:
     """It was "fragments 1 and 2 and 3 and 5 exchanging"."""
     peer, _ = made
-    assert peer.in_flight() == ()
+    assert work_in_progress(peer) == ()
     phases = [RoundPhase.CATCHING, *[RoundPhase.ENTERED] * 3, RoundPhase.IDLE, RoundPhase.ENTERED]
     averager: Any = SimpleNamespace(phases=[*phases, *[RoundPhase.JOINING] * 12])
     peer.averager = averager
-    assert peer.in_flight() == (
+    assert work_in_progress(peer) == (
         "fragment 0 catching up",
         "fragments 1, 2, 3 and 5 exchanging",
         "fragments 6, 7, 8, 9, 10 and 7 more waiting for peers",
