@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from averaging import messages
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
+from averaging.rules.peer_view import PeerView
 from dht.errors import DhtError
 from dht.identity import PeerId
 from peer.agent.peer import Peer
@@ -141,8 +142,7 @@ class Leaving:
             case Whom.FOLLOWERS:
                 peers = network.followers()
             case Whom.TAKERS:
-                keepers = [keeper for keeper in network.keepers() if keeper in here.view]
-                peers = keepers or network.followers()
+                peers = takers(network.keepers(), network.followers(), here.view)
         answers = await network.statuses(asked := peers[:ASKED_LAST])
         return rules.Answers(answers, len(asked), self._seen())
 
@@ -153,6 +153,17 @@ class Leaving:
     async def _adopted(self, timeout_s: float) -> Heard:
         await self._peer.role.until_adopted(timeout_s)
         return Heard.ADOPTED
+
+
+def takers(
+    keepers: Sequence[PeerId], followers: Sequence[PeerId], view: Mapping[PeerId, PeerView]
+) -> list[PeerId]:
+    """Keepers that take over a leaving peer's work, the one with the fastest line first.
+
+    Where there is no keeper: the followers.
+    """
+    able = [keeper for keeper in keepers if keeper in view] or followers
+    return sorted(able, key=lambda peer: -(view[peer].bytes_per_s or 0.0))
 
 
 def send_standing(averager: Averager, peer: PeerId, state: FragmentState) -> None:

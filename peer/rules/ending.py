@@ -92,6 +92,9 @@ PENDING_SHARE: Final = 0.4
 HAND_OVER_SHARE: Final = 0.2
 """Least share of the time to leave for another peer to take over this one's versions."""
 
+FASTEST_SHARE: Final = 0.5
+"""Share of that time in which the peer with the fastest line is the only one to be shown them."""
+
 ADOPT_SHARE: Final = 0.2
 ADOPT_MAX_S: Final = 2.0
 """Time for the trainer to adopt the last versions: a share of the time to leave, and at most."""
@@ -231,7 +234,7 @@ class CameToNothing:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The answers to ``Ask``, and what was seen when they were there."""
+    """The answers to ``Ask`` in the order of those asked, and the view when they were there."""
 
     answers: Sequence[PeerStatus]
     asked: int
@@ -271,7 +274,7 @@ class Do(StrEnum):
 class Whom(StrEnum):
     LEARNERS = "others who train"
     FOLLOWERS = "keepers, and learners even while they rest"
-    TAKERS = "keepers; where there is none, the followers"
+    TAKERS = "keepers; where there is none, the followers; the fastest line first"
 
 
 ASKS: Final = {
@@ -397,6 +400,8 @@ class Ending:
         """Time at which this peer began to leave."""
         self._until = 0.0
         """Time at which the present state ends at the latest."""
+        self._to_one_until = 0.0
+        """Time until which the work is handed over to the fastest peer alone."""
         self._offering = _Offering("", 0.0, 0.0, 0.0, folds=0)
         self._agreed = 0
         self._waiting: list[str] = []
@@ -490,7 +495,9 @@ class Ending:
             case State.CUT_SHORT:
                 return [Drain(0.0)]
             case State.HANDING_OVER:
-                self._until = self._now + self._stay_to_hand_over_s()
+                stay_s = self._stay_to_hand_over_s()
+                self._until = self._now + stay_s
+                self._to_one_until = self._now + FASTEST_SHARE * stay_s
             case State.ADOPTING:
                 return [Adopt(min(ADOPT_MAX_S, ADOPT_SHARE * timeout_s))]
             case State.SAVING:
@@ -568,7 +575,10 @@ class Ending:
                 return [Do.OFFER, show] if answers and waits else self._done()
             case State.HANDING_OVER:
                 lack = [lacks(answer.versions, seen.versions) for answer in answers]
-                return [show] if lack and all(lack) else self._done()
+                if not lack or not all(lack):
+                    return self._done()
+                # One is enough, and several would share this peer's line.
+                return [Show(show.peers[:1]) if self._now < self._to_one_until else show]
         return []
 
     # --- the run is over ------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from dht.membership.clock_offset import ClockEstimate
 from peer.rules import ending
 from peer.rules.ending import (
     ENDED_BY_OWNER,
+    FASTEST_SHARE,
+    HAND_OVER_SHARE,
     Adopt,
     Answers,
     Ask,
@@ -240,6 +242,23 @@ def test_a_peer_that_leaves_is_done_step_by_step_and_tells_what_it_hands_over() 
     assert hear(machine, Heard.SAVED) == [Do.GOODBYE] and machine.state is State.GONE
 
 
+def test_work_is_handed_over_to_the_fastest_peer_alone_for_half_of_the_time() -> None:
+    """Several at once would share the line of the one that leaves, and it waits for the first."""
+    machine = in_the_run()
+    hear(machine, ASKED)
+    hear(machine, Look(HERE))
+    hear(machine, Answers([], 0, HERE))
+    hear(machine, Drained(HERE))
+    assert machine.state is State.HANDING_OVER
+    fast, slow = (msgspec.structs.replace(seen((4, 3)), peer=name) for name in ("fast", "slow"))
+    half = FASTEST_SHARE * HAND_OVER_SHARE * ASKED.timeout_s
+    assert hear(machine, Answers([fast, slow], 2, HERE), now=half - 0.1) == [
+        Show((PeerId("fast"),))
+    ]
+    both = Show((PeerId("fast"), PeerId("slow")))
+    assert hear(machine, Answers([fast, slow], 2, HERE), now=half) == [both]
+
+
 @pytest.mark.parametrize("by_date", [True, False])
 def test_a_peer_stays_after_the_end_until_the_others_have_its_versions(by_date: bool) -> None:
     """By date it must see them there twice: one that answers may just be making another."""
@@ -268,7 +287,7 @@ def test_a_peer_that_leaves_stays_until_one_other_has_its_versions() -> None:
     hear(machine, Answers([], 0, HERE))
     hear(machine, Drained(HERE))
     behind, there = seen((4, 3), "ready"), seen((4, 4), "ready")
-    assert hear(machine, Answers([behind, behind], 2, HERE)) == [Show((PeerId(behind.peer),) * 2)]
+    assert hear(machine, Answers([behind, behind], 2, HERE)) == [Show((PeerId(behind.peer),))]
     assert hear(machine, Answers([behind, there], 2, HERE)) == [Adopt(2.0)]
 
 
