@@ -41,7 +41,7 @@ class Call(Generic[Asked, Answer]):
         return msgspec.msgpack.encode((run, asked))
 
     def asked(self, request: bytes, run: RunId) -> Asked:
-        """What a request asks for. Raises ``ValueError``, also for one of another run."""
+        """The question in a request. Raises ``ValueError``, also for one of another run."""
 
         def read(content: bytes) -> Any:
             return msgspec.msgpack.decode(content, type=expected)

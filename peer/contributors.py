@@ -1,4 +1,4 @@
-"""Who contributed what to a run, in rows for people. ``peer.extras.credit`` counts it."""
+"""Contributors of a run and their shares, in rows for people. ``peer.extras.credit`` counts."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ _PROTOCOL = "/shoal/model/1"
 TENSORS: Call[str, tuple[bool, Sequence[Described]]] = Call(
     _PROTOCOL, tuple[bool, list[Described]], "a description", 2 * PAGE_BYTES, _check
 )
-"""In particular: the number of the first tensor, or ``KINDS`` for an answer of the next call."""
+"""The question of this call is the number of the first tensor, or ``KINDS`` for the next call."""
 KINDS_OF_TENSORS: Call[str, Kinds] = Call(_PROTOCOL, Kinds, "the kinds of tensors", 2 * PAGE_BYTES)
 
 

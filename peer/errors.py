@@ -68,7 +68,7 @@ class Unusable(Failure):
 
 
 class Declined(Failure):
-    """What was asked for is not done in this run as it stands; the text says why."""
+    """The run as it stands does not allow what was asked for; the text says why."""
 
     exit_code = 4
 
@@ -279,7 +279,7 @@ class NobodyToAsk(PeerError):
     run: str
     where: str
     known: str
-    """What this machine knows of the run, in words."""
+    """This machine's knowledge of the run, in words."""
 
     def __str__(self) -> str:
         is_file = "://" not in self.where

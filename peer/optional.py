@@ -1,4 +1,4 @@
-"""What may be missing from an installation: ``peer.extras``, and packages of its ``pip`` extras.
+"""Parts that an installation may lack: ``peer.extras``, and packages of its ``pip`` extras.
 
 The core names modules of ``peer.extras`` to these functions alone, and where they are needed. So it
 is imported, and takes part in a run, without them.

@@ -45,7 +45,7 @@ class Figure:
     """Marks a field or a property of a status as a figure."""
 
     text: str
-    """What it is, for the help of its metric."""
+    """The meaning of the figure, for the help of its metric."""
     unit: str = "int"
     """Its type or unit, as in ``peer.events.table``."""
     metric: str = ""
@@ -94,7 +94,7 @@ class HeldOut(Struct, frozen=True, array_like=True):
 
 
 class Training(Struct, frozen=True, array_like=True, kw_only=True):
-    """What the training process knows. A peer that does not train has the defaults."""
+    """Figures that the training process knows. A peer that does not train has the defaults."""
 
     steps: Annotated[Count, Figure("Optimizer steps since the trainer started", counts=True)] = 0
     tokens: Annotated[
@@ -310,7 +310,7 @@ class PeerStatus(Training, frozen=True, array_like=True, kw_only=True):
 
     @property
     def state(self) -> str:
-        """What the peer does, in the same word on every screen and page."""
+        """The state of the peer, in the same word on every screen and page."""
         return state_in_words(self.role, self.phase, rests=self.rest is not None)
 
     @property
@@ -353,7 +353,7 @@ class PeerStatus(Training, frozen=True, array_like=True, kw_only=True):
         return [FIGURES[name].told(value) for name, value in known if value is not None]
 
     def for_others(self) -> PeerStatus:
-        """What this peer tells others of itself."""
+        """The status as this peer tells it others."""
         return msgspec.structs.replace(self, **NOT_TOLD)
 
 
@@ -461,7 +461,7 @@ def _check(status: PeerStatus) -> None:
 
 
 CALL: Call[str, PeerStatus] = Call("/shoal/status/1", PeerStatus, "a status", 64 << 10, _check)
-"""In particular: the peer that it is about, unless that is the one asked."""
+"""The question of this call is the peer that it is about, unless that is the one asked."""
 
 
 async def ask(

@@ -17,12 +17,12 @@ T = TypeVar("T")
 
 
 class EndOfRun:
-    """What an ``Ending`` has heard, and what is to be done about it."""
+    """The inputs that an ``Ending`` has heard, and the effects that are still to be carried out."""
 
     def __init__(self, ending: Ending) -> None:
         self.ending = ending
         self.todo: deque[tuple[State, Effect]] = deque()
-        """What is to be done, with the state that it follows from."""
+        """The effects to carry out, each with the state that it follows from."""
         self._news: asyncio.Future[None] | None = None
         """Done when something is heard that changes the state, or is to be acted upon."""
 

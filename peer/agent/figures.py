@@ -1,4 +1,4 @@
-"""What a peer tells of itself: its figures, and the peers of the run in rows."""
+"""The figures that a peer tells of itself, and the peers of the run in rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent's trainer judges: states of others by its loss, and their contributions.
+"""Judgements of an agent's trainer: states of others by its loss, and their contributions.
 
 **The loss gate** asks for the held-out loss before and after a state that others made; what it
 refuses is remembered in the peer's folder. **Spot checks** have the trainer try a contribution on

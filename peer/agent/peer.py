@@ -244,7 +244,7 @@ class Peer:
             self.averager.follow(orders)
 
     def tell_reachable(self, serves: bool) -> None:
-        """Whether the other peers reach this one, so that it may lead and reduce."""
+        """Tell averaging whether the other peers reach this one, so that it may lead and reduce."""
         if self.averager is not None:
             self.averager.set_reachable(serves)
 

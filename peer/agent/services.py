@@ -1,4 +1,4 @@
-"""What one peer of a run consists of: its seat, its role, and services beside averaging.
+"""The parts of one peer of a run: its seat, its role, and services beside averaging.
 
 Every peer is the same ``peer.agent.peer.Peer``. What it is there for says its role: an agent's
 trains beside a program, a keeper's keeps the run. What a service may touch is what its constructor
@@ -77,7 +77,7 @@ class FirstStates:
 
 
 class Role:
-    """What a peer is there for. This one gets in without a state, and makes no steps."""
+    """The purpose of a peer. This one gets in without a state, and makes no steps."""
 
     incarnation = 0
     learner: LearnerPort | None = None
@@ -94,7 +94,7 @@ class Role:
     def work(
         self, averager: Averager, first: FirstStates
     ) -> Mapping[str, Coroutine[Any, Any, None]]:
-        """What the role does while it takes part, by name."""
+        """The work of the role while it takes part, by name."""
         return {}
 
     def left(self, departure: Departure) -> None:
@@ -137,7 +137,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """Who takes part in which run, and how."""
+    """The peer that takes part, the run, and how it takes part."""
 
     run: RunFile
     identity: Identity
@@ -151,7 +151,7 @@ class Seat:
     frozen: tuple[Described, ...] | None = None
     """The trainer's parameters that are not exchanged; ``None`` if they are not known."""
     services: tuple[Begin, ...] = ()
-    """What this peer does besides, on line."""
+    """Further services of this peer, which begin when it is on line."""
     watch: Watch = field(default_factory=Watch)
     """Sees what the averager does, and may change it: for tests."""
 

@@ -1,4 +1,4 @@
-"""What the user of a peer chooses for it: one value from the options to the agent.
+"""Choices of the user of a peer: one value from the options to the agent.
 
 Who chooses no name gets one that is made of the peer id.
 """

@@ -1,4 +1,4 @@
-"""What commands show beside their results: progress, a summary before a question, a wrong value."""
+"""Output of commands beside their results: progress, a summary before a question, a wrong value."""
 
 from __future__ import annotations
 

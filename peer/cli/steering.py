@@ -145,7 +145,7 @@ def _show_own_peers(folder: Path | None, *, watch: bool, ids: bool, as_json: boo
 
 
 def _own_lines(row: Mapping[str, Any], *, ids: bool) -> Iterator[str]:
-    """What a peer of this machine does."""
+    """The record of a peer of this machine: what it does, and its figures."""
     from peer.joining.link import only_from
     from peer.storage.last_seen import date_text
 

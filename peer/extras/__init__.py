@@ -1,4 +1,4 @@
-"""What is optional in a peer: each room stands beside the core and may import it.
+"""The optional parts of a peer: each room stands beside the core and may import it.
 
     bases        runs that begin from a published model, and adapters (LoRA) on it
     credit       who contributed what

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver tells of its devices: which processes compute on them and hold their memory,
+"""Facts that NVIDIA's driver tells of its devices: processes that compute there or hold memory,
 and how hot they are."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What this machine, or its container, has: memory, disk, processors, battery, temperature."""
+"""Facts of this machine or its container: memory, disk, processors, battery, temperature."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ PROCESSORS = frozenset(("coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_t
 
 
 def battery() -> float | None:
-    """What the battery holds, 0 to 1; ``None`` on mains power, or without a battery."""
+    """The battery's charge, 0 to 1; ``None`` on mains power, or without a battery."""
     try:
         found = psutil.sensors_battery()
     except (AttributeError, OSError):  # no such function on this system

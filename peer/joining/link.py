@@ -207,7 +207,7 @@ def find_run(
 
 
 def _no_path(where: str) -> str | None:
-    """What is wrong with a text that was meant as a link; ``None``: it may be a path."""
+    """The fault of a text that was meant as a link; ``None``: it may be a path."""
     if not where.strip():
         return "it is empty"
     if where.strip().startswith(("/ip4/", "/ip6/", "/dns")):
@@ -253,7 +253,7 @@ def read_file(path: Path, *, bytes_max: int = TEXT_MAX_BYTES) -> bytes:
 def download(
     url: str, *, timeout_s: float, tls: ssl.SSLContext | None, bytes_max: int = TEXT_MAX_BYTES
 ) -> bytes:
-    """What an ``https`` address has. Raises ``RunNotFound``."""
+    """The content of an ``https`` address. Raises ``RunNotFound``."""
     if not url.lower().startswith("https://"):
         raise RunNotFound(url, "http is not protected against modification; use https")
     opener = https_opener(tls)

@@ -527,7 +527,7 @@ def status_lines(seen: RunStatus, *, ids: bool = False) -> list[str]:
 
 
 def waiting(seen: RunStatus, orders: Orders) -> list[str]:
-    """What orders wait for that name a version, while all who train wait for others."""
+    """The merge that orders wait for, if they name a version and all who train wait for others."""
     newest = seen.newest_version or 0
     versions = [each.version for each in orders.amendments]
     if orders.end is not None and orders.end.version is not None:

@@ -107,7 +107,7 @@ TOGETHER_LEAST_S: Final = 3.0
 
 
 class State(StrEnum):
-    """What a peer is doing about its end."""
+    """The stage at which a peer is on its way to its end."""
 
     ARRIVING = "arriving"
     TAKING_PART = "taking part"
@@ -174,7 +174,7 @@ LOOK_ELSE_S: Final = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a peer sees of itself and around it."""
+    """A view of the peer itself and of its surroundings."""
 
     versions: tuple[int, ...] = ()
     model: str = ""
@@ -201,7 +201,7 @@ class Seen:
 
 
 class Heard(StrEnum):
-    """What happens, without further words."""
+    """Inputs that say everything by their name."""
 
     ARRIVED = "this peer is in the run"
     TRAINER_GONE = "the trainer has ended: nobody wants any more what this peer would bring"
@@ -259,7 +259,7 @@ are the answer to ``Do.OFFER``."""
 
 
 class Do(StrEnum):
-    """What is to be done, without further words."""
+    """Effects that say everything by their name."""
 
     HURRY = "make fragments due once another one is final"
     GATHER = "put all peers into one group from now on, and join every leader that calls"
@@ -393,7 +393,7 @@ class Ending:
         self._last_round_s = last_round_s
         self._now = self._wall_time = 0.0
         self._seen = Seen()
-        """What was seen last."""
+        """The newest view."""
         self._rounds: LastRounds | None = None
         """The rounds at the run's date; ``None`` before it, and in a run that ends by tokens."""
         self._since = 0.0

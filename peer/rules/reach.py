@@ -1,4 +1,4 @@
-"""What this peer concludes from the others: who can be dialled, and which releases they run. Pure.
+"""Conclusions from the other peers: who can be dialled, and which releases they run. Pure.
 
 Rounds need a peer that the others can dial: it leads them, and takes their uploads. If all peers
 are behind routers, nothing is merged, and nothing else tells why. The releases that peers state are

@@ -161,7 +161,7 @@ def nearest(value: Any, known: Sequence[str], *, cutoff: float = 0.6) -> str | N
     close = difflib.get_close_matches(word, known, n=len(known) or 1, cutoff=cutoff)
 
     def fit(name: str) -> tuple[float, int]:
-        """Of names that fit as well, such as int4 and int8 for int5, the nearer one comes first."""
+        """If two names fit as well, such as int4 and int8 for int5, the nearer comes first."""
         apart = sum(abs(ord(ours) - ord(theirs)) for ours, theirs in zip(name, word, strict=False))
         return -difflib.SequenceMatcher(None, name, word).ratio(), apart
 

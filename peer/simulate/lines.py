@@ -23,7 +23,7 @@ def shortest_cycles(
     link_mbit: float,
     share_max: float,
 ) -> list[Level]:
-    """For each pair of codecs, up and down, the shortest cycle that a line carries.
+    """The shortest cycle that a line carries with each pair of codecs, up and down.
 
     ``first`` comes first, whether the line carries it or not; no cycle is shorter than its.
     ``share_max``: share of the line that a cycle takes at most.

@@ -80,7 +80,7 @@ class Trial:
     """Data parallel: one model, and the mean gradient of all members' batches. With one member: one
     learner alone."""
     steps: int = 360
-    """Of each member."""
+    """Steps of each member."""
     rate: float = 1.2e-2
     """Peak learning rate."""
     schedule: ProblemChoice = field(
@@ -96,7 +96,7 @@ class Trial:
     misses: float = 0.0
     """Share of contributions that miss their round; the work stays pending."""
     late: Callable[[Late], Float32s] = mean_of_its_cycles
-    """What is uploaded of work."""
+    """The part of late work that is uploaded."""
     half_replaced_at: int | None = None
     """Step at which the second half of the members is replaced by newcomers."""
     newcomers: Newcomers = "bounded"
@@ -183,7 +183,7 @@ class _Members:
         self._squares = torch.zeros_like(self._values)
         self._steps = torch.zeros(len(values), 1)
         self.noise: dict[int, list[tuple[float, float]]] = {}
-        """Of data-parallel trials: the squared norms of a member's gradient and of the mean."""
+        """The squared norms of a member's gradient and of the mean, in data-parallel trials."""
 
         ends = np.cumsum([spec.size for spec in problem.specs]).tolist()
         self._places = {
@@ -244,7 +244,7 @@ class _Members:
 
     @torch.no_grad()
     def _update(self, gradient: Tensor, rates: Tensor) -> None:
-        """As ``peer.model.muon`` does it, for all rows at once."""
+        """The update of ``peer.model.muon``, for all rows at once."""
         inner, others = self._inner, self._others
         self._steps += 1
         kept = torch.where(others, inner.beta1, inner.momentum)

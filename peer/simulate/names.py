@@ -30,7 +30,7 @@ def is_own(name: str) -> bool:
 
 
 def own(name: str) -> Any:
-    """What ``module:name`` names; a class is called. Raises ``ValueError``."""
+    """The object that ``module:name`` names; a class is called. Raises ``ValueError``."""
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
@@ -88,7 +88,7 @@ def problem_of(swarm: Swarm) -> Problem:
 
 
 _known: dict[tuple[Callable[..., object], str], object] = {}
-"""What was registered of a user's own, by the table and the name."""
+"""Parts of a user's own that were registered, by the table and the name."""
 
 
 def check_names(swarm: Swarm) -> None:
@@ -128,7 +128,7 @@ def codecs_of(swarm: Swarm) -> tuple[str, ...]:
 
 
 def optimizer_of(swarm: Swarm) -> AbstractContextManager[None]:
-    """What has all outer steps taken as the swarm says, while it runs."""
+    """The context in which all outer steps are taken as the swarm says, while it runs."""
     name = swarm.outer.optimizer
     if name == NESTEROV:
         return nullcontext()

@@ -1,4 +1,4 @@
-"""What a member uploads that poisons a simulated run.
+"""Uploads of a member that poisons a simulated run.
 
 It takes part and trains as any other one does, and keeps its own parameters. Only the values that
 it uploads are made up. Each unit of them is as long as the unit of its true displacement, or a

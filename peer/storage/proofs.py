@@ -1,4 +1,4 @@
-"""What is proved against other peers, kept in the own peer's folder so that it outlives a restart.
+"""Proofs against other peers, kept in the own peer's folder so that they outlive a restart.
 
 One file has the verdicts. Each proof that can still be shown is a file of its own, which begins
 with its digest: a damaged one is as good as none, and the verdict stands without it. The histories

@@ -1,4 +1,4 @@
-"""What a program gives to ``peer.join`` and ``run.log``: checked at once, in words of a program."""
+"""Values that a program gives to ``peer.join`` and ``run.log``, checked at once."""
 
 from __future__ import annotations
 

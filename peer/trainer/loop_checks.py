@@ -85,7 +85,7 @@ class LoopChecks:
         """Optimizers without a parameter that is exchanged."""
         self._sample = self._sampled()
         self._first_rates: dict[int, tuple[float, int]] = {}
-        """Of each optimizer the first rate above 0, and the run's tokens then."""
+        """The first rate above 0 of each optimizer, and the run's tokens then."""
         self._tokens = 0
         self._steps = self._steps_outside = self._logs = 0
         self._exchange_step, self._exchange_at = 0, clock()

@@ -1,4 +1,4 @@
-"""For own loops: ``peer.autocast`` and ``peer.micro_batches``, the machine's part of a step,
+"""Helpers of own loops: ``peer.autocast`` and ``peer.micro_batches``, the machine's part of a step,
 ``peer.describe``, the run file of an own model, and the held-out loss of such a model."""
 
 from __future__ import annotations

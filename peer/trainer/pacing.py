@@ -1,4 +1,4 @@
-"""What a training loop waits for between steps: the owner's limits, and rounds that are due."""
+"""Waits of a training loop between steps: the owner's limits, and rounds that are due."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def _check_device(run: RunFile, device: torch.device, needed: float) -> None:
 
 
 def check_keeper(run: RunFile, directory: Path, told: Layout | None = None) -> tuple[str, ...]:
-    """What a keeper's part of the run takes of this machine, in lines. Raises ``MachineTooSmall``.
+    """The needs of a keeper on this machine, in lines. Raises ``MachineTooSmall``.
 
     ``told``: the layout of a model that only programs have.
     """

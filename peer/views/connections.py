@@ -18,7 +18,7 @@ from peer.views.page_address import is_local
 
 CONNECTIONS_MAX = 128
 OF_ADDRESS_MAX = 16
-"""From this machine there may be as many as in all: a proxy in front has one address."""
+"""This machine may have as many as there are in all: a proxy in front has one address."""
 REQUEST_WITHIN_S = 3.0
 """A connection on which no request comes for so long is closed."""
 

@@ -47,7 +47,7 @@ class View:
     title: str
     elapsed_s: float
     status: PeerStatus
-    """Of this peer, or of a whole swarm, which has no role."""
+    """The status of this peer, or of a whole swarm, which has no role."""
     peers: Sequence[PeerRow] = ()
     losses: Sequence[float] = ()
     """Training loss over time, oldest first."""
@@ -62,7 +62,7 @@ NEWS_MIN, NEWS_MAX = 3, 12
 EVENT_LINES_MAX = 3
 SECTION = re.compile(r" \(shoal docs [\w-]+\)$")
 NAME_MAX = 24
-"""Of a section of the documents that a warning names, at most about this many letters."""
+"""A section of the documents that a warning names has at most about this many letters."""
 FRAME = 2
 """Lines of a panel's border."""
 

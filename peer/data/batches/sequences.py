@@ -152,7 +152,7 @@ def step_of(sequence_length: int, *, in_examples: bool) -> int:
 def evenly_spaced(
     tokens: NDArray[np.generic], sequences: int, *, sequence_length: int, in_examples: bool
 ) -> Sequences:
-    """At most ``sequences`` that do not overlap, spread evenly over the array."""
+    """Up to ``sequences`` that do not overlap, spread evenly over the array."""
     step = step_of(sequence_length, in_examples=in_examples)
     fitting = (tokens.size - sequence_length - 1) // step + 1
     sequences = min(sequences, fitting)

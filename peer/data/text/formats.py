@@ -115,7 +115,7 @@ class Item:
     is_end: bool
     """True if a document ends here."""
     name: str | None = None
-    """What decides whether it is held out; ``None``: its text."""
+    """The bytes that decide whether it is held out; ``None``: its text."""
 
     @property
     def key(self) -> bytes:

@@ -1,4 +1,4 @@
-"""What a ``tokenizer.json`` may consist of. Its author may be a stranger. Pure.
+"""The parts that a ``tokenizer.json`` may have. Its author may be a stranger. Pure.
 
 The package that reads it takes any: three normalizers that replace a letter by many make terabytes
 of a line, and the package ends the process. Here its parts are looked at before, and what the
@@ -50,7 +50,7 @@ GROWTH_MAX = 256
 
 CHARSMAP_MAX = 1 << 20
 _GROWTH = {"ByteLevel": 4, "Precompiled": 16}
-"""What these make of a character, again each time."""
+"""Characters that these make of one at most, again each time."""
 
 
 class _File(msgspec.Struct):

@@ -39,7 +39,7 @@ BYTES_END = 0
 
 
 class TokenizerFacts(msgspec.Struct, frozen=True):
-    """What there is to know of a tokenizer without loading it."""
+    """Facts of a tokenizer that are known without loading it."""
 
     digest: str
     end: int

@@ -47,7 +47,7 @@ MEMORY_MAX_BYTES = 4 << 30
 """A document of 16 MB takes half of it in a tokenizer of the hub."""
 
 PROCESSOR_MAX_S = 300
-"""For one job: a slow machine tokenizes a piece of the largest size in some minutes."""
+"""Time for one job: a slow machine tokenizes a piece of the largest size in some minutes."""
 
 _REACHES_NOBODY, _REACHES_PUBLIC_HOSTS, _REACHES_ANY_HOST = "nobody", "public-hosts", "any-host"
 _ALLOWED: dict[str, Callable[[str], bool] | None] = {

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from peer.simulate.settings import Swarm
 
 NEW = Path("new")
-"""In place of a file: show what one looks like."""
+"""The word in place of a file that shows what one looks like."""
 
 
 commands = typer.Typer()

@@ -31,7 +31,7 @@ from peer.views.pages import Check, serve_pages
 _logger = logging.getLogger("peer.extras.hosting.group")
 
 PORTS = ("bootstrap peer", "its relay", "keeper", "the keeper's bulk transfers")
-"""What listens at the first port of a group and at those after it."""
+"""The listeners at the first port of a group and at those after it."""
 
 LOOK_EVERY_S = 10.0
 ANSWER_WITHIN_S = 5.0
@@ -87,7 +87,7 @@ class GroupSettings:
         )
 
     def advice(self, seeds: Sequence[str], health: str) -> Iterator[str]:
-        """What is left to do for whoever hosts the run. ``seeds``: addresses of the group's
+        """Steps that are left to whoever hosts the run. ``seeds``: addresses of the group's
         bootstrap peer."""
         if self.domain is None:
             yield "others dial this machine as above; give its name with --domain, if it has one"

@@ -93,7 +93,7 @@ class Delivered:
     told: dict[PeerId, str]
     """The reason of each peer for not taking it; empty if it did."""
     waiting: list[str]
-    """What it waits for, in words."""
+    """The version that it waits for, in words."""
 
     def report(self, *, as_json: bool) -> int:
         """Print the result in one line. Returns the exit code."""

@@ -129,7 +129,7 @@ async def _who_trains(link: Link) -> Row:
 
 
 def _lines(number: int, row: Row) -> Iterator[str]:
-    """What is printed of a run; all of its texts are those of strangers."""
+    """The lines that are printed of a run; all of its texts are those of strangers."""
     from peer.events.names import printable
 
     about = [row["model"], row["data"], row["licence"]]

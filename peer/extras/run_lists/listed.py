@@ -44,7 +44,7 @@ class ListedRun(Struct, frozen=True, kw_only=True):
     model: Text = ""
     data: Text = ""
     needs: Text = ""
-    """What a machine needs, in words."""
+    """The needs of a machine that trains in it, in words."""
     licence: Short = ""
     learners: Count | None = None
     """Peers that train, as the server counts them."""

@@ -197,7 +197,7 @@ class ShownRun(Service):
 
 
 def needs_words(run: RunFile) -> str:
-    """What a machine needs that trains in a run; empty where only a program has the model."""
+    """The needs of a machine that trains in a run; empty where only a program has the model."""
     from peer.trainer.needs import needs_of  # with torch
 
     if isinstance(run.model, CustomModel):

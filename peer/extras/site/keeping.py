@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PublicSide:
-    """What a keeper publishes."""
+    """The exports that a keeper publishes."""
 
     publishing: Publishing | None
     """Exports of the model."""
     page: PageAddress | None
-    """Where the page of the run is served; ``None``: at bootstrap peers only, which ask for it."""
+    """The address of the run's page; ``None``: it is at bootstrap peers only, which ask for it."""
 
     def check(self, run: RunFile) -> None:
         """Raise ``NotAShelf`` or ``Unusable`` if this cannot be published."""

@@ -112,11 +112,11 @@ CALL: Call[Summary, Packed] = Call(
     asks=Summary,
     request_max_bytes=SUMMARY_MAX_BYTES,
 )
-"""In particular: what the asking peer knows. The answer is what it lacks."""
+"""The question of this call is what the asking peer knows, and the answer what it lacks."""
 
 
 def summary(tally: Tally) -> Summary:
-    """What a peer knows, to ask for the parts that it lacks."""
+    """A peer's knowledge, by which it asks for the parts that it lacks."""
     seen = tuple(
         _Seen(each.fragment, tokens, version, lineage[:_SHORT])
         for _, each in sorted(tally.maps.items())

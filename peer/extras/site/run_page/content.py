@@ -97,7 +97,7 @@ class RunPage(_Part, frozen=True, kw_only=True):
     model: Text = ""
     data: Text = ""
     needs: Text = ""
-    """What a machine needs that trains in the run."""
+    """The needs of a machine that trains in the run."""
     link: Annotated[str, Meta(max_length=2000)] = ""
     """The link to join by; empty if this peer knows none."""
     tokens: Count | None = None
