@@ -110,9 +110,6 @@ def tables_of_a_machine() -> Iterator[Flood]:
         if table.name in HARMLESS or table.name in OF_THEIR_OWN:
             continue
         match table.name:
-            case "early messages":
-                said: dict[Any, Any] = {"asked": (HONEST[0], None), "voted": (HONEST[1], None)}
-                yield Flood(table, said, lambda number: (number, (key(number), None)))
             case "certificates":
                 signed: dict[Any, Any] = {b"link": {HONEST[0]: b"signature"}}
                 yield Flood(table, signed, lambda number: (number, {key(number): b"signature"}))

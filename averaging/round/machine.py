@@ -154,7 +154,6 @@ from averaging.rules.policy import RoundPolicy
 from averaging.rules.reputation import Deed
 from averaging.rules.sites import carries, may_bring
 from dht import protocol
-from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 ROUNDS_MAX = 16
@@ -164,8 +163,6 @@ A round fades for ``margin_s`` after all have finished it; fast learners make se
 """
 AUXILIARY_ROUNDS = 8
 """A peer without a learner leads and reduces for others: it may be in this many times as many."""
-EARLY_MAX = 64
-"""Messages that may wait for the commit that they are about; all of them are sent again."""
 KEEP_OUT = (
     messages.Ask,
     messages.Prepare,
@@ -173,8 +170,9 @@ KEEP_OUT = (
     messages.Reassign,
     messages.Forswear,
 )
-"""Messages about an unknown round that are answered with never entering it. A member that had the
-commit first kept others out of rounds whose leader had taken their joins."""
+"""Messages about an unknown round that are answered with never entering it. While its commit may
+come they are not: all of them are sent again. A member that had the commit first kept others out of
+rounds whose leader had taken their joins."""
 
 
 class FragmentRounds(Fragment):
@@ -220,17 +218,8 @@ class FragmentRounds(Fragment):
         self.own_round: Participation | None = None
         """The round that this peer is a member of."""
         self.outcomes = Outcomes(self.peers.worth)
-        self._certificates_asked_of: bytes | None = None
-        """The round of which a stream brought the commit before its parents were certified."""
         self.deadline: float | None = None
         """Time at which ``Tick`` is wanted; ``None``: nothing waits. Each input may move it."""
-        self._early = BoundedMapping[object, tuple[PeerId, Message]](
-            "early messages",
-            EARLY_MAX,
-            worth=lambda _, early: self.peers.worth(early[0]),
-            author=lambda _, early: early[0],
-        )
-        """Messages about unknown rounds that came while this peer waits for a commit."""
 
     # For the owner
 
@@ -242,7 +231,6 @@ class FragmentRounds(Fragment):
         if self.standing is not None and self.ending.is_reached_by(self.standing):
             self._consider_end(link_of(self.standing.head()), now)
         self._handle(given, now)
-        self._hear_the_early(now)
         while self.own_messages:
             self._receive(self.identity.me, self.own_messages.popleft(), now)
         self.lingering.ends_on(self.standing if self.ending.is_final(now) else None, now)
@@ -576,7 +564,7 @@ class FragmentRounds(Fragment):
             return
         may_come = self._awaits_a_commit and round_id not in self.outcomes
         if may_come and isinstance(message, KEEP_OUT):
-            self._early[object()] = sender, message
+            self.count("early_message")
             return
         match message:
             case messages.Finished():
@@ -614,12 +602,6 @@ class FragmentRounds(Fragment):
         """True if another leader may have a round for this peer, which does not know its name."""
         attempt = self.joining.attempt
         return attempt is not None and attempt.leader != self.identity.me
-
-    def _hear_the_early(self, now: float) -> None:
-        """Take what was said of rounds whose commits might still have come."""
-        while self._early and not self._awaits_a_commit:
-            sender, message = self._early.pop(next(iter(self._early)))
-            self._about_round(sender, message, now)
 
     def _receive_in_doubt(self, sender: PeerId, message: Message, now: float) -> None:
         if isinstance(message, (messages.Finished, messages.Forsworn)):
@@ -697,8 +679,7 @@ class FragmentRounds(Fragment):
                 self._consider_end(parent, now)
         reason = self.parents.objection(commit, now)
         if reason is not None and beside is None:
-            self._ask_for_certificates(signed)
-            return reason
+            return reason  # the leader's own message brings certificates
         reason = reason or self._objection(signed.round, commit, now)
         if reason is None:
             self._enter(signed, now, is_leader=False)
@@ -722,15 +703,6 @@ class FragmentRounds(Fragment):
         declined = messages.Declined(self.fragment, signed.round, reason, absent=absent)
         self.send(commit.leader, declined)
         self.joining.commit_refused(commit, reason)
-
-    def _ask_for_certificates(self, signed: SignedCommit) -> None:
-        """Ask the leader for a commit that a stream brought: certificates come beside it."""
-        attempt = self.joining.attempt
-        if attempt is None or attempt.leader != signed.commit.leader:
-            return
-        if self._certificates_asked_of != signed.round:
-            self._certificates_asked_of = signed.round
-            self.send(attempt.leader, attempt.join)
 
     def _objection(self, round_id: bytes, commit: Commit, now: float) -> str | None:
         """The reason not to enter the round; ``None`` if there is none."""

@@ -1232,10 +1232,12 @@ def test_nothing_said_of_a_round_before_its_commit_keeps_a_member_out(
     assert rounds.own_round is not None and rounds.own_round.is_open
 
 
-def test_what_was_said_of_a_round_that_never_came_is_answered_after_all() -> None:
+def test_what_is_said_again_of_a_round_that_never_came_is_answered_after_all() -> None:
     rounds, leader = waiting()
-    assert not sent(rounds.handle(Received(BORIS, said.Ask(0, bytes(32))), 1.9), BORIS)
-    (vow,) = sent(end_attempt(rounds, leader), BORIS)
+    asked = Received(BORIS, said.Ask(0, bytes(32)))
+    assert not sent(rounds.handle(asked, 1.9), BORIS)
+    end_attempt(rounds, leader)
+    (vow,) = sent(rounds.handle(asked, 5.0), BORIS)
     assert isinstance(vow, said.Forsworn)
     assert bytes(32) in rounds.outcomes
 

@@ -21,7 +21,7 @@ from tests.averaging.virtual.liars import SwarmWithLiars
 
 TABLES = frozenset(
     (
-        "early messages", "failed peers", "last merges", "late peers", "lives",
+        "failed peers", "last merges", "late peers", "lives",
         "moved by", "peers behind", "reputation", "tokens in states", "verdicts",
         "witnessed commits", "witnessed rounds", "work seen",
     )
