@@ -612,7 +612,6 @@ class FragmentWork:
             seconds=self.averager.now() - self.averager.around.clock_s - began,
             encoded_s=None if tally.encoded_at is None else tally.encoded_at - began,
             merged_s=None if tally.merged_at is None else tally.merged_at - began,
-            sent_share=tally.sent_share,
             sent_bytes=tally.sent_bytes,
             received_bytes=tally.received_bytes,
             received_line_bytes=tally.received_line_bytes,

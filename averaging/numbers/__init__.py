@@ -15,8 +15,7 @@ round.
 - ``kernels compiled_codecs``: the same codecs as machine code, where numba is installed.
 - ``merge merge_estimate outer columns``: merge rules, an estimate for audits, the outer optimizer,
   and payloads of several columns.
-- ``arrays norm_bounds sent_share``: sums in a fixed order, cheap bounds on norms, and the share of
-  a contribution that its encoding carries.
+- ``arrays norm_bounds``: sums in a fixed order, and cheap bounds on norms.
 
 Do not use BLAS, ``np.dot``, ``np.sum`` or a fused multiply-add where peers must agree on the
 result, and do not change the order of additions: golden files in ``tests/golden`` hold the bits.

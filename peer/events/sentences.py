@@ -44,9 +44,6 @@ def round_in_story(event: Fields) -> str:
     if event["outcome"] != "finished":
         return f"{where}: gave up after {event['seconds']:.1f} s, work kept ({event['reason']})"
     part = "with its work" if event.get("contributed") else "without its work"
-    share = event.get("sent_share")
-    if event.get("contributed") and isinstance(share, float) and share < 0.995:
-        part += f" (its encoding carried {share:.0%}, the rest follows)"
     traffic = (
         f"{bytes_text(event.get('sent_bytes') or 0)} up, "
         f"{bytes_text(event.get('received_bytes') or 0)} down"

@@ -391,8 +391,8 @@ _ROUNDS = (
         "fragment, round, kind, version, outcome, reason, leader, members:peer ids, "
         "contributors:peer ids, marks:[incarnation; mark; steps; tokens] by peer id, lineage, "
         "parents:list of hex, weights, left_out:reason by peer id, codec, codec_down, seconds, "
-        "encoded_s, merged_s, sent_share:0 to 1 of the squared norm of the own work, sent_bytes, "
-        "received_bytes, received_line_bytes, sent_for:bytes by purpose, contributed, "
+        "encoded_s, merged_s, sent_bytes, received_bytes, received_line_bytes, "
+        "sent_for:bytes by purpose, contributed, "
         "delegates:peer id by peer id, received_from:bytes by peer id, weight, time_s",
         sentences.round_in_story,
         on_screen=sentences.round_on_screen,

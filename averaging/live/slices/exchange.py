@@ -30,7 +30,6 @@ from averaging.numbers.arrays import Float32s, Float64s
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.outer import Step
 from averaging.numbers.piece_digests import digests_of
-from averaging.numbers.sent_share import SentShare
 from averaging.round.contributing import Contribution
 from averaging.round.interface.effects import Apply, Enter
 from averaging.round.rests import Rests
@@ -52,7 +51,6 @@ class Exchange:
         self._me = workshop.me
         self._usual = facts.usual
         self._encoding: asyncio.Task[None] | None = None
-        self._sent_share: SentShare | None = None
         riders = self.parts.traffic.riders
         self._bundling = (
             Bundling(self.parts, riders, norm_ratio_max=workshop.norm_ratio_max) if riders else None
@@ -144,10 +142,7 @@ class Exchange:
             if not growing.complete:
                 return  # nobody wants it any more
         self.parts.watch.encoded(self.commit, self.round, [growing.data for growing in into])
-        tally, measured = self.parts.tally, self._sent_share
-        tally.encoded_at = asyncio.get_running_loop().time()
-        if measured is not None:
-            tally.sent_share = await self.parts.threads.run(measured.after_encoding)
+        self.parts.tally.encoded_at = asyncio.get_running_loop().time()
 
     def _encode_slice(
         self,
@@ -157,9 +152,6 @@ class Exchange:
         own: GrowingBytes,
         say: Callable[[int], None],
     ) -> None:
-        if self._sent_share is None:
-            exact = self.commit.displacement_codec == "f32"
-            self._sent_share = SentShare(given, lossless=exact)
         evidence = self.parts.evidence
         kept = evidence.own_leaves if self._bundling is None else evidence.alone_leaves
         leaves, places = kept.setdefault(index, []), self.parts.cutting.audited_places(index)

@@ -63,8 +63,6 @@ class Tally:
     """The cost of a round in time and bytes, for the round's report."""
 
     encoded_at: float | None = None
-    sent_share: float | None = None
-    """Share of the own contribution that its encoding carries: ``averaging.numbers.sent_share``."""
     merged_at: float | None = None
     refused: dict[PeerId, str] = field(default_factory=dict)
     _sent: Counter[PeerId] = field(default_factory=Counter)

@@ -61,8 +61,6 @@ async def test_two_learners_end_up_near_their_common_minimum_with_equal_bits() -
             assert peer.learner.distance(made.optimum) < 0.5 * alone
         rounds = anna.told("round")
         assert rounds and all(len(r["members"]) == 2 for r in rounds)
-        # Without feedback what a codec loses is no part of what follows, and is not measured.
-        assert {r["sent_share"] for r in rounds} == {None}
         closed = [*anna.told("closed"), *boris.told("closed")]
         assert {each["protocol"] for each in closed} == {NEWEST}
         assert anna.averager.stats.contributed > 0
@@ -89,8 +87,6 @@ async def test_with_error_feedback_learners_keep_what_encoding_loses_on_both_way
         rounds = peer.told("round")
         assert all(len(told["contributors"]) == 3 for told in rounds)
         assert any(told.get("delegates") for told in rounds) == (site is not None)
-        measured = [told["sent_share"] for told in rounds]
-        assert all(0.5 < each < 1 for each in measured)
         for index, state in enumerate(made.start):
             moved = sum(learner.parameters(index) - state.theta for learner in learners)
             walked = sum(learner.walked[index] for learner in learners)

@@ -89,22 +89,6 @@ def test_the_story_of_a_round_is_told_by_every_log(tell: Tell) -> None:
     assert "no report of aClara in these logs" in story
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"sent_share": 0.884}, "with its work (its encoding carried 88%, the rest follows); 22"),
-        ({"sent_share": 1.0}, "with its work; 22"),
-        ({"sent_share": None}, "with its work; 22"),
-        ({"sent_share": 0.884, "contributed": False}, "without its work; 22"),
-    ],
-)
-def test_a_round_tells_the_share_of_its_work_that_its_encoding_carried(
-    tell: Tell, fields: dict[str, object], words: str
-) -> None:
-    logs = logs_of(tell(ANNA, "anna", (102.0, "round", a_round(**fields))))
-    assert words in texts(round_story(logs, "2/7"))
-
-
 def test_a_round_is_found_by_the_beginning_of_its_id_too(tell: Tell) -> None:
     logs = two_peers(tell)
     assert round_story(logs, ROUND[:8]) == round_story(logs, "2/7")
