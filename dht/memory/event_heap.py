@@ -73,15 +73,6 @@ class EventHeap:
     def __len__(self) -> int:
         return len(self._entries) - self._cancelled
 
-    @property
-    def next_at(self) -> float | None:
-        """Time of the next event; ``None`` if nothing is scheduled."""
-        entries = self._entries
-        while entries and entries[0][2].is_cancelled:
-            heappop(entries)
-            self._cancelled -= 1
-        return entries[0][0] if entries else None
-
     def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
         """Schedule a call. A past time means now, after the calls already scheduled for now."""
         if when < self.now:
@@ -98,38 +89,6 @@ class EventHeap:
 
     def call_in(self, delay_s: float, callback: Callable[..., object], *args: Any) -> Timer:
         return self.call_at(self.now + delay_s, callback, *args)
-
-    def step(self) -> bool:
-        """Run the next event, moving the clock to it. False when nothing is scheduled."""
-        if self.next_at is None:
-            return False
-        self._run_next()
-        return True
-
-    def _run_next(self) -> None:
-        when, _, entry = heappop(self._entries)
-        callback, args = entry.callback, entry.args
-        assert callback is not None
-        entry.callback, entry.args = None, ()  # cancelling it from now on has no effect
-        self.now = when
-        self.events += 1
-        callback(*args)
-
-    def run(self, until: float | None = None, events_max: int | None = None) -> int:
-        """Run events up to and including time ``until``, and return how many ran.
-
-        The clock then stands at ``until``, unless ``events_max`` came first.
-        """
-        ran = 0
-        while events_max is None or ran < events_max:
-            when = self.next_at
-            if when is None or (until is not None and when > until):
-                if until is not None:
-                    self.now = max(self.now, until)
-                break
-            self._run_next()
-            ran += 1
-        return ran
 
     def run_while(self, idle: Sized, ends_at: float) -> bool:
         """Run events while ``idle`` is empty, up to and including time ``ends_at``.
