@@ -561,6 +561,8 @@ class FragmentRounds(Fragment):
             self._receive_in_doubt(sender, message, now)
         if participation is not None:
             participation.handle(inputs.Received(sender, message), now)
+            if isinstance(message, messages.Finished):
+                self._follow_led_round(participation, sender, now)
             return
         may_come = self._awaits_a_commit and round_id not in self.outcomes
         if may_come and isinstance(message, KEEP_OUT):
@@ -587,6 +589,14 @@ class FragmentRounds(Fragment):
                 self._answer_unknown_round(sender, round_id, declined)
             case _:
                 self.count("unknown_round")
+
+    def _follow_led_round(self, participation: Participation, member: PeerId, now: float) -> None:
+        """A round that this peer led, or reduced for, without work of its own may be over: it is
+        behind its version, and so are those that came too late."""
+        head = participation.head
+        if participation.entry is None and head is not None:
+            self.leading.tell_late(participation.id, head)
+            self.catching_up.compare(member, head, now)
 
     def _answer_unknown_round(self, sender: PeerId, round_id: bytes, vow: Message) -> None:
         """Say how a round ended that is not kept (any more), or vow to have no part in it."""

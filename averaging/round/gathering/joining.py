@@ -177,7 +177,7 @@ class Joining:
     def _ask_learner(self, reason: str, now: float, *, caller: Called | None = None) -> None:
         self._pace.snapshot_asked(now)
         if caller is not None:
-            self._come_to(caller.leader, caller.attempt, now)
+            self._come_to(caller.leader, now)
         self._fragment.phase = Phase.WANTED
         self._fragment.timers[Timer.SNAPSHOT] = now + self._policy.snapshot_s
         self._fragment.emit(TakeSnapshot(reason))
@@ -274,9 +274,9 @@ class Joining:
         call, self.call = self.call, None
         if self._fragment.open_roster is not None:
             return self._id.me
-        head = standing.head()
-        pacemaker, is_waited_for = self._pacemaker, call is not None and now <= call.until
-        if call and is_waited_for and pacemaker.follows(call.leader, call.attempt, head, now):
+        head, pacemaker = standing.head(), self._pacemaker
+        is_waited_for = call is not None and now <= call.until
+        if call and is_waited_for and not pacemaker.shuns(call.leader, head, now):
             pacemaker.comes_along(call.attempt)
             return call.leader
         leader = pacemaker.leader(head, now)
@@ -491,10 +491,8 @@ class Joining:
             return
         standing = self._fragment.standing
         head = standing.head() if standing is not None else None
-        pacemaker, to = self._pacemaker, Claim(called.attempt, leader)
-        if head is None or not pacemaker.follows(leader, called.attempt, head, now):
-            self._stay_promised(leader)
-        elif pacemaker.gives_way(attempt.leader, to, leader, head, called.head, now):
+        to = Claim(called.attempt, leader)
+        if self._pacemaker.gives_way(attempt.leader, to, leader, head, called.head, now):
             self._fragment.note("changed_leader", to=leader)
             self.withdraw(attempt)
             self.change_leader(leader, now)
@@ -513,7 +511,7 @@ class Joining:
         leader, phase = called.leader, self._fragment.phase
         if phase is Phase.WANTED:
             self.call = called
-            self._come_to(leader, called.attempt, now)
+            self._come_to(leader, now)
             return
         enough = self._pace.answers_call(now, hurried=called.hurried)
         sits_out = self._sits_out(now, called=True) and not called.hurried
@@ -544,17 +542,8 @@ class Joining:
             reason = str(phase)
         self.pass_to(leader, reason)
 
-    def _come_to(self, leader: PeerId, attempt: int, now: float) -> None:
-        """Tell the leader that called when the snapshot is expected.
-
-        A leader that this peer does not follow has called for a round all the same, with another.
-        """
-        standing = self._fragment.standing
-        head = standing.head() if standing is not None else None
-        follows = head is not None and self._pacemaker.follows(leader, attempt, head, now)
-        if leader != self._id.me and not follows:
-            self.pass_to(leader, "I follow another leader")
-            return
+    def _come_to(self, leader: PeerId, now: float) -> None:
+        """Tell the leader that called when the snapshot is expected."""
         if self._coming_to != leader:
             self._not_coming("promised to another leader")
         self._coming_to = leader

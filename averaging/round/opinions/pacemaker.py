@@ -4,8 +4,9 @@ Each version has attempts, numbered from 0, and each attempt a first in rank
 (``averaging.rules.succession``). The attempt stands in every join, call and redirect. There are
 four rules.
 
-1. A peer joins the first in rank of its attempt. It goes one attempt on when that one does not
-   answer, finds no quorum, is behind, leaves, or leads to no version.
+1. A peer joins the leader that calls it, or, when it is due before anybody calls, the first in
+   rank of its attempt. It goes one attempt on when that one does not answer, finds no quorum, is
+   behind, leaves, or leads to no version.
 2. Of two leaders that hear of each other the one of the higher attempt leads, and of one attempt
    the first in rank; the other goes over with all that have joined it, and so does whoever is
    promised to it. Where the two stand on different versions names decide alone.
@@ -143,20 +144,6 @@ class Pacemaker:
         if found is None or not (peers.trains or peers.view[found.leader].trains):
             return Claim(attempt, self._id.me)  # an auxiliary peer leads where no trainer can
         return found
-
-    def follows(self, peer: PeerId, attempt: int, head: Head, now: float) -> bool:
-        """True if this peer, which stands on ``head``, follows that leader of this attempt.
-
-        It ranks first, or those that rank before it have failed this peer. Among several groups
-        it is enough that it may lead: peers differ for a heartbeat in who is in which group.
-        """
-        if self.shuns(peer, head, now):
-            return False
-        if self._peers.has_several_groups(now):
-            return True
-        group = self._group(head, now)
-        able = self._able(group, self._left_out(group, now), now)
-        return self._ranked({*able, peer}, head, attempt, now)[0] == peer
 
     def shuns(self, peer: PeerId, head: Head | None, now: float) -> bool:
         """True if that peer is no leader for this one."""

@@ -247,11 +247,15 @@ def ranked(peers: tuple[PeerId, ...], head: Head) -> tuple[PeerId, ...]:
 
 
 def leading(
-    where: Standing | None = None, *, reachable: bool = True, speaks: Range = SPOKEN
+    where: Standing | None = None,
+    *,
+    reachable: bool = True,
+    speaks: Range = SPOKEN,
+    peers: int = 2,
 ) -> FragmentRounds:
-    """A machine that is first in rank among its peers."""
+    """A machine that is first in rank among its peers, who are so many."""
     for count in range(1, 200):
-        others = (PeerId(f"a{count}"), PeerId(f"b{count}"))
+        others = tuple(PeerId(f"{letter}{count}") for letter in "abcd"[:peers])
         start = (where or standing("start")).head()
         if ranked((ME, *others), start)[0] == ME:
             return machine(where, others, reachable=reachable, speaks=speaks)

@@ -324,17 +324,37 @@ def test_a_called_peer_with_enough_steps_comes() -> None:
     assert not sent(effects, second)
 
 
-def test_a_called_peer_joins_the_first_in_rank_whoever_called() -> None:
+def test_a_called_peer_joins_the_leader_that_calls_whoever_ranks_first() -> None:
+    """After a partition a member of one side led for the other one. Those of its own side ranked
+    another peer first, passed, and waited there for a cycle."""
     rounds = machine(reachable=False)
     rounds.handle(Progressed(12, 1.0), 1.0)
-    first, second = ranked((ANNA, BORIS), standing("start").head())
+    _, second = ranked((ANNA, BORIS), standing("start").head())
 
     effects = rounds.handle(Received(second, said.Call(0, standing("start").head(), 10.0)), 2.0)
     assert of(effects, TakeSnapshot)
-    assert sent(effects, second) == [said.Pass(0, "I follow another leader")]
     effects = rounds.handle(Offered(offer(standing("start"), mark=12, steps=12)), 3.0)
 
-    assert [type(m) for m in sent(effects, first)] == [Join]
+    assert [type(m) for m in sent(effects, second)] == [Join]
+
+
+def test_who_led_a_round_without_work_of_its_own_follows_it_with_those_that_came_too_late() -> None:
+    """They stayed a version behind until they were due, and led the others apart then."""
+    start, made = standing("start"), standing("start", "next")
+    rounds = leading(peers=4)
+    *members, late = sorted(rounds.peers.view)
+    for member in members:
+        rounds.handle(asks(member, start), 1.0)
+    rounds.handle(Received(late, said.Pass(0, "not enough steps")), 1.0)
+    (round_id,) = rounds.rounds
+    assert rounds.own_round is None, "it has no work"
+
+    heard = said.Finished(0, round_id, certified(made, by=tuple(members)))
+    effects = [e for member in members for e in rounds.handle(Received(member, heard), 2.0)]
+
+    (told,) = sent(effects, late)
+    assert isinstance(told, said.Finished) and told.head.lineage == made.lineage
+    assert [each.lineage for each in of(effects, CatchUp)] == [made.lineage]
 
 
 def test_nothing_that_a_stranger_says_counts() -> None:

@@ -126,16 +126,6 @@ def test_of_two_neither_is_passed_over_as_there_is_nobody_else(others: tuple[Pee
     assert made.shuns(ANNA, HEAD, 40.0) == (len(others) > 1)
 
 
-def test_a_leader_is_followed_where_it_ranks_first_or_those_before_it_have_failed() -> None:
-    made = pacemaker(reachable=False)
-    first, second = ranked((ANNA, BORIS), HEAD)
-    assert made.follows(first, 0, HEAD, 40.0)
-    assert not made.follows(second, 0, HEAD, 40.0)
-    made._peers.mark_failed(first, 41.0)
-    assert made.follows(second, 0, HEAD, 41.0)
-    assert not made.follows(first, 0, HEAD, 41.0)
-
-
 def test_two_peers_that_take_only_each_other_for_established_do_not_redirect_in_a_circle() -> None:
     # A start on a busy machine: they have heard of each other for long, but are not in the run yet.
     views = {peer: pacemaker(peer, PEERS, began=25.0) for peer in PEERS}
