@@ -278,7 +278,10 @@ def limits(
     ] = None,
     not_while: Annotated[
         str | None,
-        Option(help="Do not train while one of these programs runs, such as blender,steam."),
+        Option(
+            help="Do not train while one of these programs runs, such as blender,steam, or any "
+            "that fills the screen (full-screen)."
+        ),
     ] = None,
     battery: Annotated[
         str | None,

@@ -3,7 +3,7 @@
     enforcement     ``Guest``: reads the limits, counts traffic, gives the verdict. Start here
     other_programs  the share of the processors that programs other than Shoal use
     accelerators    the same of NVIDIA's accelerators, time and memory, and their temperature
-    machine         memory and disk, processors of a container, battery and temperature
+    machine         memory and disk, processors of a container, battery, temperature, the screen
 
 In come ``limits.json`` in the peer's folder, the traffic of its two gates, and the clock; out go
 verdicts (``Go`` or ``Rest``), rates and sizes. The decisions themselves are pure, in

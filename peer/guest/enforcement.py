@@ -21,6 +21,7 @@ from peer.guest import machine, other_programs
 from peer.guest.accelerators import Accelerators
 from peer.guest.other_programs import OwnUse, ProcessorTimes
 from peer.rules.limits import (
+    FULL_SCREEN,
     BadLimitsFile,
     DiskShares,
     Go,
@@ -203,10 +204,13 @@ class Guest:
         if limits.celsius_below is not None:
             measured = (machine.celsius(), self._accelerators.celsius)
             degrees = max((celsius for celsius in measured if celsius is not None), default=None)
+        programs: frozenset[str] = frozenset()
+        if after is not None and limits.not_while:
+            programs = other_programs.names_of_others(after.processes)
+        if FULL_SCREEN in limits.not_while and machine.screen_is_taken():
+            programs |= {FULL_SCREEN}
         self._sensed = Sensed(
-            programs=other_programs.names_of_others(after.processes)
-            if after is not None and limits.not_while
-            else frozenset(),
+            programs=programs,
             battery=None if limits.battery_above is None else machine.battery(),
             celsius=self._heat.note(degrees, now=now),
         )

@@ -1,15 +1,19 @@
-"""Facts of this machine or its container: memory, disk, processors, battery, temperature."""
+"""Facts of this machine or its container: memory, disk, processors, battery, heat, the screen."""
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
+from peer.processes import kill_tree
 from peer.rules.limits import StatePlace, choose_place
 
 CONTAINER_LIMITS = (
@@ -106,3 +110,50 @@ def celsius() -> float | None:
         if sensor.current is not None
     ]
     return max(degrees, default=None)
+
+
+SCREENS = {
+    # X11, and what runs on it under Wayland, as most games do: the window in front.
+    "xprop -id $(xprop -root -notype _NET_ACTIVE_WINDOW | grep -o '0x[0-9a-f]*' | head -n 1)"
+    " _NET_WM_STATE": r"_NET_WM_STATE_FULLSCREEN",
+    # Sway: any of its windows, each a container whose mode comes before that of another thing.
+    "swaymsg -t get_tree": r'"inhibit_idle": true'
+    r'|"type": "(floating_)?con"((?!"type"|"fullscreen_mode").)*"fullscreen_mode": [12]',
+    "busctl --user --auto-start=no call org.gnome.SessionManager /org/gnome/SessionManager"
+    " org.gnome.SessionManager IsInhibited u 8": r"b true",
+    "busctl --user --auto-start=no call org.kde.Solid.PowerManagement.PolicyAgent"
+    " /org/kde/Solid/PowerManagement/PolicyAgent org.kde.Solid.PowerManagement.PolicyAgent"
+    " HasInhibition u 4": r"b true",
+    # macOS.
+    "pmset -g assertions": r"PreventUserIdleDisplaySleep +1",
+}
+"""Commands that ask a desktop whether a program fills the screen, and what they print then.
+
+Under Wayland, and on a Mac, a program may not ask for the windows of others. But films, games and
+calls keep the screen from going dark, and desktops tell that.
+"""
+
+SCREEN_TOLD_WITHIN_S = 2.0
+
+
+def screen_is_taken(ask: Callable[[str], str] | None = None) -> bool:
+    """True if a program fills the screen, or keeps it awake, as far as a desktop tells."""
+    ask = ask or _printed
+    return any(re.search(told, ask(command), re.DOTALL) for command, told in SCREENS.items())
+
+
+def _printed(command: str) -> str:
+    """What a command prints; nothing if it fails, or its program is not there."""
+    if shutil.which(command.split()[0]) is None:
+        return ""
+    with subprocess.Popen(
+        ["sh", "-c", command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as asked:
+        try:
+            return asked.communicate(timeout=SCREEN_TOLD_WITHIN_S)[0].decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            kill_tree(asked)
+            return ""

@@ -47,6 +47,9 @@ HOT_FOR_S = 60.0
 
 PROGRAMS_MAX = 50
 
+FULL_SCREEN = "full-screen"
+"""Stands among the names of programs for any program that fills the screen."""
+
 DESKTOP_NICENESS = 10
 """Nice level of a trainer on a desktop, behind the programs of its owner."""
 
@@ -202,7 +205,7 @@ class Sensed:
     """What else was last seen of the machine. Empty: nothing, or there was no reason to look."""
 
     programs: frozenset[str] = frozenset()
-    """Names of other programs that run, in small letters."""
+    """Names of other programs that run, in small letters, and ``FULL_SCREEN``."""
     battery: float | None = None
     """What the battery holds, 0 to 1; ``None`` on mains power."""
     celsius: float | None = None

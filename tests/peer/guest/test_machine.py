@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 
 from peer.guest import machine
 from peer.guest.machine import VOLATILE, container_processors, file_system, memory_bytes
+from tests.processes import Processes
+from tests.swarms.commands import until
 
 
 @pytest.mark.parametrize(("limit", "counts"), [("1000000\n", True), ("max\n", False)])
@@ -97,3 +100,71 @@ def test_a_machine_without_sensors_tells_nothing(monkeypatch: pytest.MonkeyPatch
     for name in ("sensors_battery", "sensors_temperatures"):
         monkeypatch.delattr(psutil, name, raising=False)
     assert machine.battery() is None and machine.celsius() is None
+
+
+def recorded(**answers: str) -> Callable[[str], str]:
+    """Answers of desktops by the program that is asked; nothing of the others."""
+    return lambda command: answers.get(command.split()[0], "")
+
+
+IN_FRONT = "_NET_WM_STATE(ATOM) = _NET_WM_STATE_{}, _NET_WM_STATE_FOCUSED\n"
+TREE = """{{ "id": 4, "type": "workspace", "nodes": [
+  {{ "id": 7, "type": "con", "nodes": [ ], "fullscreen_mode": {}, "inhibit_idle": {} }} ],
+  "floating_nodes": [ ], "fullscreen_mode": 1 }}
+"""
+ASSERTIONS = """Assertion status system-wide:
+   UserIsActive                   1
+   PreventUserIdleDisplaySleep    {}
+   PreventUserIdleSystemSleep     1
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "free", "taken"),
+    [
+        ("xprop", IN_FRONT.format("MAXIMIZED_HORZ"), IN_FRONT.format("FULLSCREEN")),
+        ("swaymsg", TREE.format(0, "false"), TREE.format(1, "false")),
+        ("swaymsg", TREE.format(0, "false"), TREE.format(0, "true")),
+        ("busctl", "b false\n", "b true\n"),
+        ("pmset", ASSERTIONS.format(0), ASSERTIONS.format(1)),
+    ],
+)
+def test_a_screen_is_taken_when_the_desktop_says_so(program: str, free: str, taken: str) -> None:
+    assert not machine.screen_is_taken(recorded(**{program: free}))
+    assert machine.screen_is_taken(recorded(**{program: taken}))
+
+
+def test_where_no_desktop_is_the_screen_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SWAYSOCK", "DBUS_SESSION_BUS_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    assert not machine.screen_is_taken()
+
+
+def test_a_desktop_that_does_not_answer_takes_no_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = tmp_path / "xprop"
+    hangs.write_text("#!/bin/sh\nsleep 60\n")
+    hangs.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(machine, "SCREEN_TOLD_WITHIN_S", 0.05)
+    assert not machine.screen_is_taken()
+
+
+X_PROGRAMS = ("Xvfb", "openbox", "xterm", "xprop")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not all(map(shutil.which, X_PROGRAMS)), reason=f"needs {', '.join(X_PROGRAMS)}")
+def test_a_program_that_fills_the_screen_of_an_x_server_is_seen(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = processes.start(["Xvfb", "-displayfd", "1", "-nolisten", "tcp"])
+    processes.wait_for_line(server, "", timeout_s=30)
+    monkeypatch.setenv("DISPLAY", f":{processes.output_of(server).split()[0]}")
+    processes.start(["openbox"])
+    assert not machine.screen_is_taken()
+    window = processes.start(["xterm", "-fullscreen"])
+    until(machine.screen_is_taken, "its window fills the screen", timeout_s=30)
+    window.kill()
+    until(lambda: not machine.screen_is_taken(), "the screen is free", timeout_s=30)

@@ -23,6 +23,7 @@ from peer.guest.enforcement import (
     write_limits,
 )
 from peer.rules.limits import (
+    FULL_SCREEN,
     BadLimitsFile,
     DiskShares,
     Go,
@@ -117,6 +118,8 @@ def test_the_reserve_for_last_offers_is_at_most_half_of_the_volume() -> None:
     [
         (Limits(not_while=("steam",)), Sensed(programs=frozenset({"bash"})), None),
         (Limits(not_while=("blender", "steam")), Sensed(programs=frozenset({"steam"})), "program"),
+        (Limits(not_while=("steam",)), Sensed(programs=frozenset({FULL_SCREEN})), None),
+        (Limits(not_while=(FULL_SCREEN,)), Sensed(programs=frozenset({FULL_SCREEN})), "program"),
         (Limits(battery_above=0.5), Sensed(), None),
         (Limits(battery_above=0.5), Sensed(battery=0.51), None),
         (Limits(battery_above=0.5), Sensed(battery=0.5), "on battery, which holds 50%"),
