@@ -12,14 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import psutil
 
-from peer.demo.processes import Output, kill_tree, launch
+from peer.demo.processes import Output, family, kill_tree, launch
 
 RANKS_ALONE = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 """Environment of several ranks of an island on one machine."""
@@ -84,6 +84,13 @@ def described(processes: Iterable[psutil.Process]) -> list[str]:
         except psutil.NoSuchProcess:
             continue
     return lines
+
+
+def signal_family(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a signal to a process and its descendants, such as trainer, agent and daemon."""
+    for member in family(process):
+        with suppress(psutil.NoSuchProcess):
+            member.send_signal(number)
 
 
 def end_softly(process: subprocess.Popen[bytes], *, within_s: float) -> None:

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,6 @@ from pathlib import Path
 
 import psutil
 
-from peer.processes import kill_tree
 from peer.rules.limits import StatePlace, choose_place
 
 CONTAINER_LIMITS = (
@@ -151,9 +151,10 @@ def _printed(command: str) -> str:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,
     ) as asked:
         try:
             return asked.communicate(timeout=SCREEN_TOLD_WITHIN_S)[0].decode(errors="replace")
         except subprocess.TimeoutExpired:
-            kill_tree(asked)
+            os.killpg(asked.pid, signal.SIGKILL)
             return ""

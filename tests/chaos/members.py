@@ -25,6 +25,7 @@ from peer.demo.processes import (
 )
 from tests.chaos.judging.evidence import Life, Report, Sample
 from tests.chaos.workspace import Workspace, set_clock
+from tests.processes import signal_family
 
 START_WITHIN_S = 180.0
 """A start takes ten seconds on an idle machine; 92 were measured at a load of 24."""
@@ -177,9 +178,7 @@ class Learner:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to all processes of this learner."""
-        for process in family(self.life.process):
-            with contextlib.suppress(psutil.Error):
-                process.send_signal(number)
+        signal_family(self.life.process, number)
         self.stopped = number is signal.SIGSTOP
 
     def set_clock(self, offset_s: float) -> None:

@@ -7,13 +7,14 @@ Sites are data (``topology.Site``): public machines, regions, and homes behind r
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from peer.views.event_log import read_events
-from tests.processes import Processes
+from tests.processes import Processes, signal_family
 from tests.swarms.commands import Command, Learner, Record, Swarm, address_of, until
 from tests.swarms.hurt_internet import HurtInternet
 from tests.swarms.topology import Nat, Site
@@ -175,6 +176,23 @@ def forget(trial: Trial, seconds: float) -> None:
     time.sleep(seconds)
 
 
+def sleep(trial: Trial, seconds: float) -> None:
+    """A laptop at home sleeps. Its router forgets it, and who had a connection to it gives up.
+
+    Unlike those of a suspended machine, the monotonic clocks of its processes go on.
+    """
+    name = (trial.homes or trial.public)[0]
+    slept, process = time.time(), trial.learners[name].process
+    wake = trial.net.cut(name)
+    signal_family(process, signal.SIGSTOP)
+    time.sleep(seconds)
+    trial.net.forget(name)
+    wake()
+    signal_family(process, signal.SIGCONT)
+    trial.mended_at = time.time()
+    trial.absent.append((name, slept, trial.mended_at))
+
+
 def bootstrap(trial: Trial, seconds: float) -> None:
     """The bootstrap host is killed, and started again."""
     trial.bootstrap.kill()
@@ -245,6 +263,7 @@ FAULTS: Mapping[str, Fault] = {
     "cable": Fault(cable, 60.0, 15.0),
     "address": Fault(address, 60.0, 10.0, 0.05),
     "forget": Fault(forget, 60.0, 10.0, 0.05),
+    "sleep": Fault(sleep, 120.0, 30.0),
     "bootstrap": Fault(bootstrap, 60.0, 15.0, 0.01),
     "slow": Fault(slow, 180.0, 45.0, 0.12),
     "narrow": Fault(narrow, 120.0, 30.0),

@@ -20,7 +20,7 @@ from tests.integration.wan.experiment import (
 )
 from tests.processes import Processes
 from tests.swarms.topology import Nat
-from tests.swarms.wide_area import sites
+from tests.swarms.wide_area import FAULTS, sites
 
 ANNA, BORIS, CLARA = PeerId("anna"), PeerId("boris"), PeerId("clara")
 
@@ -128,3 +128,18 @@ def test_a_run_of_public_peers_and_homes_heals_after_its_quick_faults(
         rest = sum(tokens for fate, tokens in fates.items() if fate != "processed")
         assert fates["processed"] == pytest.approx(rest, abs=1e-6)
         assert fates["merged"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_laptop_that_slept_is_merged_again_within_half_a_minute(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """So that its own agent and daemon were stopped, and all its connections are dead."""
+    homes = [Nat.PORT_RESTRICTED, Nat.PORT_RESTRICTED]
+    outcome = conduct(
+        sites(1, homes), [("sleep", 90.0)], processes, tmp_path, cycle=60, layers=1, width=64
+    )
+    slept, after = outcome.rows
+    assert slept.rounds > 0, "the others go on without it"
+    assert after.together_s < FAULTS["sleep"].together_s
