@@ -284,5 +284,36 @@ def _with_section(error: Exception) -> str:
     return explained(str(error), section) if section else str(error)
 
 
+GIVEN = ("COMMANDLINE", "ENVIRONMENT")
+"""Where a value comes from that is no default."""
+
+
+def given_words(context: typer.Context, *without: str) -> list[str]:
+    """The command line, also of what came from variables, without these parameters.
+
+    Names of files and folders are absolute, as a service begins elsewhere.
+    """
+    words = [str(context.command.name)]
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        source = context.get_parameter_source(name)
+        if name in without or source is None or source.name not in GIVEN:
+            continue
+        value = context.params[name]
+        if isinstance(value, bool):
+            words += parameter.opts[:1] if value else []
+            continue
+        for each in value if isinstance(value, list | tuple) else [value]:
+            is_argument = parameter.param_type_name == "argument"
+            is_file = isinstance(each, Path) or (is_argument and Path(each).is_file())
+            word = str(Path(each).absolute()) if is_file else str(each)
+            words += [word] if is_argument else [parameter.opts[0], word]
+    return words
+
+
+InstallService = Annotated[
+    bool, Option("--install-service", help="Print a unit of a service for this command and exit.")
+]
+
 # Since 0.16 typer has its own copy of click and exports only a subclass of this class.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]

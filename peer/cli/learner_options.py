@@ -20,8 +20,9 @@ from typer import Option
 from typer.models import ArgumentInfo
 
 from dht import addresses
-from peer.cli.application import JsonLines, Plain, complain
+from peer.cli.application import InstallService, JsonLines, Plain, complain, given_words
 from peer.cli.showing import usage_errors
+from peer.errors import ExitCode
 from peer.optional import extra
 from peer.rules.leaving import PATIENCE_S, check_patience
 from peer.trainer.computing.choices import DeviceWish, OwnerChoices, wished_devices, wishes_from
@@ -106,8 +107,9 @@ NETWORK = "Network"
 TRAINING = "Training"
 """Headings of a command's help."""
 
-OF_FOUNDERS = ("anew", "weights")
-"""Options of `shoal start` that `shoal join` has no use for."""
+OF_FOUNDERS = dict.fromkeys(("anew", "weights"), "`shoal start`: `shoal join` never founds a run")
+OF_JOINERS = {"install_service": "`shoal join`: a service must not found a run"}
+"""Options that only one of the two commands has a use for, and why."""
 
 Directory = Annotated[
     Path | None,
@@ -327,6 +329,7 @@ class Options:
     as_json: JsonLines = False
     plain: Plain = False
     yes: Yes = False
+    install_service: InstallService = False
 
     def __post_init__(self) -> None:
         check_curves(tensorboard=self.tensorboard, wandb_project=self.wandb)
@@ -386,16 +389,16 @@ def trains(
     not in its help, and without the argument the user chooses from a list of runs.
     """
 
-    without = () if founds else OF_FOUNDERS
+    without = OF_JOINERS if founds else OF_FOUNDERS
 
     def made(command: Callable[[str, Options], int]) -> Callable[..., int]:
-        def with_options(where: str | None, **options: Any) -> int:
-            for name in without:
+        def with_options(context: typer.Context, where: str | None, **options: Any) -> int:
+            for name, reason in without.items():
                 if options[name]:
-                    raise typer.BadParameter(
-                        f"--{name} is for `shoal start`: `shoal join` never founds a run"
-                    )
+                    raise typer.BadParameter(f"--{name.replace('_', '-')} is for {reason}")
             chosen = Options(**options)
+            if chosen.install_service:
+                return _print_service(context, is_named=where is not None, options=chosen)
             if where is None:
                 where = extra("run_lists.commands").chosen_link()
             return command(where, chosen)
@@ -404,13 +407,14 @@ def trains(
         for name in without:
             hints[name] = _hidden(hints[name])
         first = Parameter("where", Parameter.POSITIONAL_OR_KEYWORD)
-        parameters = [first if founds else first.replace(default=None)]
+        parameters = [Parameter("context", Parameter.POSITIONAL_OR_KEYWORD)]
+        parameters += [first if founds else first.replace(default=None)]
         parameters += [
             Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default)
             for field in fields(Options)
         ]
         kind = str if founds else str | None
-        annotations = {"where": Annotated[kind, argument], **hints}
+        annotations = {"context": typer.Context, "where": Annotated[kind, argument], **hints}
         with_options.__signature__ = Signature(  # type: ignore[attr-defined]
             [parameter.replace(annotation=annotations[parameter.name]) for parameter in parameters]
         )
@@ -419,6 +423,21 @@ def trains(
         return with_options
 
     return made
+
+
+def _print_service(context: typer.Context, *, is_named: bool, options: Options) -> int:
+    """Print what starts this command whenever the user's machine does."""
+    if not is_named:
+        raise typer.BadParameter("a service joins one run: name it by its link")
+    service = extra("hosting.service")
+    words = given_words(context, "as_json", "plain", "yes", "install_service")
+    print(
+        service.learner_service([*words, "--plain", "--yes"], patience_s=options.patience), end=""
+    )
+    complain(service.LEARNER_STEPS)
+    if "invite=" in " ".join(words):
+        complain("the link in it holds an invite: let nobody else read the file")
+    return ExitCode.DONE
 
 
 def _hidden(hint: Any) -> Any:

@@ -113,20 +113,6 @@ class BootstrapSettings:
             return None
         return LaneSettings(port=self.lane_port or self.port % 65535 + 1)
 
-    def arguments(self) -> tuple[str, ...]:
-        """The command line of these settings, without folder and key."""
-        return (
-            "bootstrap",
-            *("--port", str(self.port)),
-            *(word for address in self.listen for word in ("--listen", str(address))),
-            *(word for address in self.announce for word in ("--announce", str(address))),
-            *(word for address in self.seeds for word in ("--seed", str(address))),
-            *("--page", "off" if self.page is None else str(self.page)),
-            *(() if self.run_page is None else ("--run-page", str(self.run_page))),
-            *(() if self.relay_bytes_s is None else ("--relay-bulk", f"{self.relay_bytes_s:.0f}")),
-            *(() if self.lane_port is None else ("--lane", str(self.lane_port))),
-        )
-
     @property
     def key_file(self) -> Path:
         return self.identity_path or self.data_directory / "identity.key"

@@ -14,10 +14,12 @@ from typer import Argument, Option
 from dht import addresses
 from peer.cli.application import (
     HOST,
+    InstallService,
     Json,
     RelayBulk,
     RunPageAt,
     complain,
+    given_words,
     json_text,
     start_logging,
 )
@@ -26,9 +28,6 @@ from peer.storage.home import data_home
 
 commands = typer.Typer()
 
-InstallService = Annotated[
-    bool, Option("--install-service", help="Print a systemd unit for this command and exit.")
-]
 ServiceFile = Annotated[
     Path | None, Option(help="With --install-service: write the unit to this file.")
 ]
@@ -43,8 +42,13 @@ def _key_file(path: Path | None) -> Path | None:
     return path
 
 
+NOT_OF_SERVICES = ("data_dir", "as_json", "install_service", "service_file")
+"""Parameters that a service has none of: its folder is systemd's."""
+
+
 @commands.command(rich_help_panel=HOST)
 def bootstrap(
+    context: typer.Context,
     port: Annotated[int, Option(help="TCP port to listen on.")] = 7700,
     announce: Annotated[
         list[str] | None,
@@ -115,7 +119,7 @@ def bootstrap(
     if install_service or service_file is not None:
         _install_service(
             (
-                *settings.arguments(),
+                *given_words(context, *NOT_OF_SERVICES, "identity"),
                 *(() if identity is None else ("--identity", "%d/identity.key")),
             ),
             {} if identity is None else {"identity.key": identity},
@@ -154,6 +158,7 @@ def bootstrap(
 
 @commands.command(rich_help_panel=HOST)
 def host(
+    context: typer.Context,
     run: Annotated[str, Argument(help="Run file, shoal:// link or https address.", metavar="RUN")],
     domain: Annotated[
         str | None,
@@ -206,7 +211,7 @@ def host(
     if install_service or service_file is not None:
         file = Path(run) if Path(run).is_file() else None
         _install_service(
-            settings.arguments(run if file is None else "%d/run.toml"),
+            [*given_words(context, *NOT_OF_SERVICES, "run"), "%d/run.toml" if file else run],
             {} if file is None else {"run.toml": file},
             service_file,
             description="Shoal host of a run",

@@ -78,14 +78,6 @@ class GroupSettings:
         """The page of the keeper, for this machine only."""
         return PageAddress("127.0.0.1", self.page.port + 2)
 
-    def arguments(self, run: str) -> tuple[str, ...]:
-        """The command line of these settings, without folder; ``run``: what names the run there."""
-        return (
-            *("host", run, "--port", str(self.port), "--relay-bulk", self.relay_rate),
-            *("--run-page", str(self.run_page), "--page", str(self.page)),
-            *(() if self.domain is None else ("--domain", self.domain)),
-        )
-
     def advice(self, seeds: Sequence[str], health: str) -> Iterator[str]:
         """Steps that are left to whoever hosts the run. ``seeds``: addresses of the group's
         bootstrap peer."""

@@ -1,10 +1,12 @@
-"""The systemd unit of a bootstrap peer or a group, and notifications to systemd.
+"""The systemd unit of a bootstrap peer or a group, what starts a learner with its machine, and
+notifications to systemd.
 
 Nothing is installed or started here: that is left to the administrator.
 """
 
 from __future__ import annotations
 
+import plistlib
 import socket
 import stat
 import sys
@@ -13,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dht.whole_files import new_file
-from peer.errors import PathError, Unusable
+from peer.errors import ExitCode, PathError, Unusable
 
 STATE_FOLDER = "%S/%N"
 """The data folder that systemd creates, by the name of the unit's file: usually
@@ -180,4 +182,79 @@ SystemCallErrorNumber=EPERM
 
 [Install]
 WantedBy=multi-user.target
+"""
+
+
+# --- learners ------------------------------------------------------------------------------------
+
+STEP_S = 30.0
+"""Time for the step under way, on top of the patience."""
+
+LEARNER_STEPS = (
+    "save it as ~/Library/LaunchAgents/org.shoal.learner.plist; next: launchctl bootstrap gui/$UID "
+    "~/Library/LaunchAgents/org.shoal.learner.plist"
+    if sys.platform == "darwin"
+    else "save it as ~/.config/systemd/user/shoal-learner.service; next: systemctl --user "
+    "enable --now shoal-learner; while you are logged out, too: loginctl enable-linger"
+)
+
+
+def learner_service(arguments: Sequence[str], *, patience_s: float) -> str:
+    """A unit of the user's own systemd, or an agent of launchd on a Mac, that runs ``shoal``."""
+    command = [str(Path(sys.executable).absolute()), "-P", "-m", "peer.cli", *arguments]
+    make = _launch_agent if sys.platform == "darwin" else _user_unit
+    return make(command, round(patience_s + STEP_S))
+
+
+def _user_unit(command: Sequence[str], stop_s: int) -> str:
+    final = (int(code) for code in ExitCode if code.is_final and code is not ExitCode.DONE)
+    return USER_UNIT.format(
+        command=" ".join(map(_word, command)),
+        final=" ".join(map(str, final)),
+        left=int(ExitCode.INTERRUPTED),
+        stop_s=stop_s,
+    )
+
+
+def _launch_agent(command: Sequence[str], stop_s: int) -> str:
+    """launchd knows no exit codes with which no start helps: it tries again, ten minutes later."""
+    log = "/tmp/shoal-learner.log"
+    return plistlib.dumps(
+        {
+            "Label": "org.shoal.learner",
+            "ProgramArguments": list(command),
+            "RunAtLoad": True,
+            "KeepAlive": {"SuccessfulExit": False},
+            "ThrottleInterval": 600,
+            "ExitTimeOut": stop_s,
+            "ProcessType": "Background",
+            "StandardOutPath": log,
+            "StandardErrorPath": log,
+        },
+        sort_keys=False,
+    ).decode()
+
+
+USER_UNIT = """\
+[Unit]
+Description=Shoal learner
+StartLimitIntervalSec=0
+
+[Service]
+ExecStart={command}
+Environment=PYTHONUNBUFFERED=1
+Restart=on-failure
+RestartSec=60
+# Exit codes with which no start helps, and that of a peer that was asked to leave.
+RestartPreventExitStatus={final}
+SuccessExitStatus={left}
+# More than the patience. Only the trainer gets the signal; it tells its agent.
+TimeoutStopSec={stop_s}
+KillMode=mixed
+Nice=10
+MemoryMax=75%
+NoNewPrivileges=yes
+
+[Install]
+WantedBy=default.target
 """

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import plistlib
 import shutil
 import socket
 import subprocess
+import sys
+from configparser import ConfigParser
 from functools import partial
 from pathlib import Path
 
@@ -41,7 +44,7 @@ def test_the_unit_runs_the_same_command_with_the_data_in_systemds_folder(
     unit = capsys.readouterr().out
     command = line_of(unit, "ExecStart")
     assert " -P -m peer.cli bootstrap --port 7701 " in command
-    assert "--announce /dns4/seed.example.org/tcp/7701" in command
+    assert "--announce seed.example.org" in command
     assert command.endswith("--data-dir %S/%N")
     assert line_of(unit, "StateDirectory") == "%N"
     assert line_of(unit, "Description") == "Shoal bootstrap peer"
@@ -66,8 +69,9 @@ def test_the_unit_of_a_hosted_run_has_the_run_file_with_it(
     assert cli.run(["host", str(file), "--domain", "run.example.org", "--install-service"]) == 0
     unit = capsys.readouterr().out
     command = line_of(unit, "ExecStart")
-    assert " -P -m peer.cli host %d/run.toml --port 7700 " in command
-    assert "--domain run.example.org --data-dir" in command
+    assert command.endswith(
+        " -P -m peer.cli host --domain run.example.org %d/run.toml --data-dir %S/%N"
+    )
     assert line_of(unit, "LoadCredential") == f"run.toml:{file}"
     assert line_of(unit, "Description") == "Shoal host of a run"
 
@@ -166,3 +170,70 @@ def test_systemd_is_notified_of_each_state(tmp_path: Path) -> None:
         assert systemd.recv(100) == b"READY=1"
     notifier.say("WATCHDOG=1")  # nobody listens any more
     ServiceNotifier(None).say("READY=1")
+
+
+# --- learners ------------------------------------------------------------------------------------
+
+LAUNCH = Path(__file__).parents[4] / "examples/launch"
+LINK = f"shoal://{'ab' * 32}"
+
+
+def learner_service(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, str]:
+    assert cli.run(["join", *words, "--install-service"]) == 0
+    printed = capsys.readouterr()
+    return printed.out, printed.err
+
+
+def sections_of(unit: str) -> dict[str, dict[str, str]]:
+    parser = ConfigParser(interpolation=None)
+    parser.read_string(unit)
+    return {name: dict(parser[name]) for name in parser.sections()}
+
+
+def test_the_unit_of_a_learner_is_that_of_the_example_for_this_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("SHOAL_PACE", "0.5")
+    monkeypatch.chdir(tmp_path)
+    unit, told = learner_service(capsys, LINK, "--directory", "mine", "--patience", "60")
+    command = line_of(unit, "ExecStart")
+    for words in ("--pace 0.5", f"--directory {tmp_path}/mine", "--patience 60.0"):
+        assert words in command
+    assert f" join {LINK} " in command and command.endswith(" --plain --yes")
+    assert line_of(unit, "TimeoutStopSec") == "90"
+    assert "systemctl --user enable" in told and "invite" not in told
+    ours, theirs = (
+        sections_of(learner_service(capsys, LINK)[0]),
+        sections_of((LAUNCH / "shoal-learner.service").read_text()),
+    )
+    for section in (ours["Service"], theirs["Service"]):
+        for name in ("execstart", "environment", "environmentfile"):
+            section.pop(name, None)
+    assert ours == theirs
+
+
+def test_the_agent_of_a_learner_on_a_mac_is_that_of_the_example(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    ours = plistlib.loads(learner_service(capsys, LINK)[0].encode())
+    theirs = plistlib.loads((LAUNCH / "org.shoal.learner.plist").read_bytes())
+    del theirs["EnvironmentVariables"]
+    assert ours.pop("ProgramArguments")[-4:] == ["join", LINK, "--plain", "--yes"]
+    assert theirs.pop("ProgramArguments")[-2:] == ["join", "--plain"]
+    assert ours == theirs
+
+
+def test_whoever_puts_an_invite_into_a_service_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, told = learner_service(capsys, f"{LINK}?invite=abc")
+    assert "let nobody else read the file" in told
+
+
+def test_a_service_is_for_one_run_that_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["join", "--install-service"]) == 2
+    assert "name it by its link" in capsys.readouterr().err
+    assert cli.run(["start", "my.run.toml", "--install-service"]) == 2
+    assert "`shoal join`: a service must not found a run" in capsys.readouterr().err
