@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 # Where it is set, every worker and every process of a test compiles all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup check compiled test oldest slow soak gpu gpu-figures bench demo grid docs clean
+.PHONY: setup check compiled test oldest launchers slow soak gpu gpu-figures bench demo grid docs clean
 
 setup: $(INSTALLED)
 
@@ -43,6 +43,11 @@ oldest: setup
 	$(BIN)/python -m tests.oldest > $(VENV)/oldest/constraints.txt
 	PYTHONWARNINGS=ignore $(VENV)/oldest/bin/pip install --quiet --no-compile --constraint $(VENV)/oldest/constraints.txt --editable '.[dev]'
 	$(VENV)/oldest/bin/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# With an environment of its own: SkyPilot, dstack and Modal bring hundreds of packages.
+launchers:
+	test -d $(VENV)/launchers || ($(PYTHON) -m venv $(VENV)/launchers && $(VENV)/launchers/bin/pip install --quiet skypilot dstack modal check-jsonschema)
+	$(VENV)/launchers/bin/python -m tests.examples.engines
 
 slow: setup
 	$(BIN)/pytest -m slow

@@ -161,6 +161,7 @@ def test_helm_makes_of_the_chart_what_the_plain_files_are(values: str) -> None:
     plain = {each["kind"]: each for each in yaml.safe_load_all(plain_of(ends))}[made["kind"]]
     for path in ("podFailurePolicy", "podManagementPolicy", "backoffLimitPerIndex"):
         assert made["spec"].get(path) == plain["spec"].get(path)
+    assert made["metadata"].get("annotations") == plain["metadata"].get("annotations")
     pod, same = (each["spec"]["template"]["spec"] for each in (made, plain))
     assert pod["terminationGracePeriodSeconds"] == same["terminationGracePeriodSeconds"]
     learner, other = pod["containers"][0], same["containers"][0]
@@ -172,6 +173,16 @@ def test_helm_makes_of_the_chart_what_the_plain_files_are(values: str) -> None:
     for each in pod.get("initContainers", ()):
         options = {option for parameter in limits_of() for option in parameter.opts}
         assert {word.partition("=")[0] for word in each["args"]} <= options
+
+
+def test_a_queue_may_admit_a_part_of_the_learners() -> None:
+    """Kueue lowers both counts of a Job together, which may then not be below another one."""
+    job = yaml.safe_load(plain_of(ends=True))
+    told = job["metadata"]["annotations"]
+    assert told["kueue.x-k8s.io/job-min-parallelism"] == "1"
+    assert told["kueue.x-k8s.io/job-completions-equal-parallelism"] == "true"
+    assert job["spec"]["completions"] == job["spec"]["parallelism"]
+    assert "maxFailedIndexes" not in job["spec"]
 
 
 def plain_of(ends: bool) -> str:
