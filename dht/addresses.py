@@ -20,9 +20,10 @@ from enum import IntEnum
 from functools import lru_cache
 
 from multiaddr import Multiaddr
+from multiaddr.exceptions import BinaryParseError
 
 from dht.errors import AddressError
-from dht.identity import PeerId, parse_peer_id, peer_id_from_bytes
+from dht.identity import PeerId, parse_peer_id
 from dht.public_ip import is_public
 
 TEXT_MAX = 512
@@ -31,16 +32,6 @@ _HOSTS = ("ip4", "ip6", "dns4", "dns6")
 _KNOWN = (*_HOSTS, "tcp", "p2p", "p2p-circuit")
 _SERVED_OVER_TCP_ONLY = ("udp", "quic", "quic-v1", "webtransport", "ws", "wss", "webrtc-direct")
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
-_NAME_OF_CODE = {
-    4: "ip4",
-    41: "ip6",
-    54: "dns4",
-    55: "dns6",
-    6: "tcp",
-    421: "p2p",
-    290: "p2p-circuit",
-}
-
 
 _LOCAL_NETWORKS = tuple(
     ipaddress.ip_network(text)
@@ -190,71 +181,15 @@ def unpack(data: bytes) -> Multiaddr:
 
 @lru_cache(maxsize=4096)
 def _unpack(data: bytes) -> Multiaddr:
-    # Not by ``Multiaddr(data)``: that reads four missing bytes of an IPv4 address as zeros.
-    address = parse(_text_of(data))
-    if address.to_bytes() != data:
-        raise AddressError(str(address), "", "is not written in the canonical way")
-    return address
-
-
-def _text_of(data: bytes) -> str:
-    """The text of a binary address. Announced lengths are checked against the actual length."""
     if len(data) > TEXT_MAX:
         raise AddressError(data[:20].hex() + "...", "", f"has over {TEXT_MAX} bytes")
-    rest = _Rest(data)
-    text = ""
-    while rest.data:
-        code = rest.number()
-        name = _NAME_OF_CODE.get(code)
-        if name is None:
-            raise rest.error(f"uses protocol {code}; known are {', '.join(_KNOWN)}")
-        if name == "ip4":
-            text += f"/ip4/{ipaddress.IPv4Address(rest.take(4))}"
-        elif name == "ip6":
-            text += f"/ip6/{ipaddress.IPv6Address(rest.take(16))}"
-        elif name == "tcp":
-            text += f"/tcp/{int.from_bytes(rest.take(2), 'big')}"
-        elif name == "p2p-circuit":
-            text += "/p2p-circuit"
-        elif name == "p2p":
-            try:
-                text += f"/p2p/{peer_id_from_bytes(rest.take(rest.number()))}"
-            except ValueError as error:
-                raise rest.error(f"holds a peer id, but {error}") from None
-        else:
-            value = rest.take(rest.number())
-            if not value.isascii() or b"/" in value:
-                raise rest.error("holds a host name with characters that no name has")
-            text += f"/{name}/{value.decode('ascii')}"
-    return text
-
-
-class _Rest:
-    """The unread part of a binary address."""
-
-    __slots__ = ("data", "whole")
-
-    def __init__(self, data: bytes) -> None:
-        self.whole = data
-        self.data = data
-
-    def error(self, reason: str) -> AddressError:
-        return AddressError(self.whole.hex(), "", reason)
-
-    def take(self, size: int) -> bytes:
-        if len(self.data) < size:
-            raise self.error(f"ends {size - len(self.data)} bytes too early")
-        taken, self.data = self.data[:size], self.data[size:]
-        return taken
-
-    def number(self) -> int:
-        value = 0
-        for position, byte in enumerate(self.data[:3]):
-            value |= (byte & 0x7F) << (7 * position)
-            if not byte & 0x80:
-                self.data = self.data[position + 1 :]
-                return value
-        raise self.error("holds a number that does not end")
+    try:
+        address = parse(str(Multiaddr(data)))
+    except BinaryParseError as error:
+        raise AddressError(data.hex(), "", str(error)) from error
+    if address.to_bytes() != data:  # the package reads missing bytes of an IPv4 address as zeros
+        raise AddressError(str(address), "", "is not written in the canonical way")
+    return address
 
 
 def unpack_all(packed: Iterable[bytes]) -> tuple[Multiaddr, ...]:

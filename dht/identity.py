@@ -186,14 +186,6 @@ def public_key_of(peer_id: PeerId) -> bytes:
     return decoded[len(header) :]
 
 
-def peer_id_from_bytes(data: bytes) -> PeerId:
-    """The peer id whose binary form (a multihash) this is. Raises ``ValueError``."""
-    header = _MULTIHASH_HEADER + _PUBLIC_HEADER
-    if len(data) != PEER_ID_BYTES or not data.startswith(header):
-        raise ValueError("it is not the id of an Ed25519 key")
-    return peer_id_of(data[len(header) :])
-
-
 def parse_peer_id(text: str) -> PeerId:
     """Check a peer id that came from outside. Raises ``ValueError``."""
     peer_id = PeerId(text)

@@ -66,9 +66,11 @@ def test_an_address_comes_back_from_text_and_from_bytes(address: Multiaddr) -> N
 
 
 def test_a_truncated_binary_address_is_refused_where_the_library_would_fill_in_zeros() -> None:
-    assert str(Multiaddr(b"\x04")) == "/ip4/0.0.0.0"  # why unpack does not use it
-    with pytest.raises(AddressError, match="4 bytes too early"):
-        unpack(b"\x04")
+    whole = pack(parse("/ip4/203.0.113.7/tcp/7700"))
+    assert str(Multiaddr(b"\x04")) == "/ip4/0.0.0.0"
+    for cut in (b"\x04", b"\x04\x06\x1e\x14", *(whole[:size] for size in range(len(whole)))):
+        with pytest.raises(AddressError):
+            unpack(cut)
 
 
 def test_bad_hints_are_skipped_and_the_good_ones_keep_their_order() -> None:
