@@ -65,11 +65,6 @@ class GateSettings:
     """Longest time from the first jump until the loss is measured again."""
     look_s: float = 0.25
 
-    def __post_init__(self) -> None:
-        for name in ("rise_max", "measure_s", "quiet_s", "open_s", "look_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it is above 0")
-
 
 @dataclass(slots=True)
 class _Jump:

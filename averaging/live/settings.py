@@ -56,14 +56,6 @@ class AveragerSettings:
     """Interval at which a keeper compares a fragment's standing with another peer's."""
     transport: TransportSettings = field(default_factory=TransportSettings)
 
-    def __post_init__(self) -> None:
-        for name in ("in_flight_max", "exchanges_max", "threads", "audit_versions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it is at least 1")
-        for name in ("progress_s", "look_round_s", "norm_ratio_max"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it is above 0")
-
 
 def topic_of(run: RunId, layout: Layout, rollback: int = 0) -> bytes:
     """The name under which peers of one run and layout find their groups and know their rounds.

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from averaging.messages import ROSTER_MAX
 from averaging.numbers.layout import Kind
 from averaging.rules.due import DuePolicy
-from averaging.rules.line_levels import LEVELS_MAX, Level
+from averaging.rules.line_levels import Level
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.quorum import QuorumPolicy
 from averaging.rules.reputation import Reputation
@@ -16,20 +15,6 @@ from averaging.rules.weights import LateWork
 
 RETRY_MARGINS = 4
 """A source that could not be caught up with is not tried again for this many ``margin_s``."""
-
-_WAITS = (
-    "snapshot_s",
-    "answer_s",
-    "upload_s",
-    "margin_s",
-    "resend_s",
-    "suspect_s",
-    "round_s",
-    "catch_up_s",
-    "doubt_s",
-    "alone_s",
-    "stale_s",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +25,6 @@ class ProbationPolicy:
     """Merges that contain its work, of all fragments together; 0: there is no probation."""
     seconds: float = 0.0
     """Time since the first of them."""
-
-    def __post_init__(self) -> None:
-        if self.rounds < 0:
-            raise ValueError(f"rounds is {self.rounds}; it must be 0 or more")
-        if not self.seconds >= 0.0:
-            raise ValueError(f"seconds is {self.seconds}; it must be 0 s or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,23 +111,6 @@ class RoundPolicy:
         return first, *self.smaller_levels
 
     def __post_init__(self) -> None:
-        if not 2 <= self.group_size <= ROSTER_MAX:
-            raise ValueError(
-                f"group_size is {self.group_size}; a group has 2 to {ROSTER_MAX} peers"
-            )
-        if self.tokens_end is not None and self.tokens_end < 1:
-            raise ValueError(f"tokens_end is {self.tokens_end}; it must be at least 1")
-        for name in _WAITS:
-            if not getattr(self, name) > 0.0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0 s")
-        if not 0.0 < self.line_share <= 1.0:
-            raise ValueError(f"line_share is {self.line_share}; it must be above 0 and at most 1")
-        if len(self.smaller_levels) >= LEVELS_MAX:
-            raise ValueError(
-                f"there are {len(self.smaller_levels)} smaller levels; at most {LEVELS_MAX - 1} fit"
-            )
-        if not self.slow_link_bytes_s > 0.0:
-            raise ValueError(f"slow_link_bytes_s is {self.slow_link_bytes_s}; it must be above 0")
         if self.round_s <= 2 * self.upload_s:
             raise ValueError(
                 f"round_s is {self.round_s}; uploads and merged slices alone may take twice "

@@ -47,21 +47,6 @@ class QuorumPolicy:
     tau: float = 2.0
     """Steps that a merge may take while the learner continues."""
 
-    def __post_init__(self) -> None:
-        required = self.required
-        if isinstance(required, bool) or (isinstance(required, str) and required != ALL):
-            raise ValueError(f"required is {required!r}; it must be a number, a fraction or 'all'")
-        if isinstance(required, int) and required < 2:
-            raise ValueError(f"required is {required}; averaging needs at least 2 peers")
-        if isinstance(required, float) and not 0.0 < required <= 1.0:
-            raise ValueError(f"required is {required}; a fraction must be above 0 and at most 1")
-        if not self.wait_s > 0.0:
-            raise ValueError(f"wait_s is {self.wait_s}; it must be above 0 s")
-        if not 0.0 <= self.gamma < 1.0:
-            raise ValueError(f"gamma is {self.gamma}; it must be at least 0 and below 1")
-        if not self.tau >= 0.0:
-            raise ValueError(f"tau is {self.tau}; it must be 0 steps or more")
-
     def needed(self, live: int) -> int:
         """Return how many of ``live`` peers must have joined."""
         required = self.required

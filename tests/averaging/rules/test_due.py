@@ -116,15 +116,6 @@ def test_a_failed_attempt_is_retried_a_quarter_cycle_later() -> None:
     assert time.due_step == 36
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("cycle_steps", 0), ("fragments", 0), ("called_share", 0.0), ("called_share", 1.5)],
-)
-def test_a_nonsense_setting_is_refused_by_name(field: str, value: float) -> None:
-    with pytest.raises(ValueError, match=field):
-        DuePolicy(**{field: value})  # type: ignore[arg-type]
-
-
 def test_a_peer_that_takes_part_in_every_third_version_sits_two_out() -> None:
     time = DueTime(POLICY, fragment=0, step=0)
     time.every = 3
