@@ -8,7 +8,7 @@ out is all that needs peers: messages, votes, lines, crashes. A contribution tha
 ``peer.simulate.run``.
 
 What a method changes is a value of a ``Trial``, or one of its functions: the outer optimizer by
-version, and what is uploaded of late work.
+version, what is uploaded of late work, and the weights of a merge.
 """
 
 from __future__ import annotations
@@ -69,6 +69,17 @@ def mean_of_its_cycles(late: Late) -> Float32s:
 
 Newcomers = Literal["bounded", "plain", "silent"]
 
+Weights = Callable[[Sequence[Contribution], Sequence[int]], Sequence[float]]
+"""Weights in a merge of these contributions; the indices are those of newcomers."""
+
+
+def as_live_peers(claims: Sequence[Contribution], new: Sequence[int]) -> Sequence[float]:
+    return shares_of(claims, on_probation=new)
+
+
+SLOW = 10
+"""A slow member makes one step while the others make so many."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
@@ -97,6 +108,12 @@ class Trial:
     """Share of contributions that miss their round; the work stays pending."""
     late: Callable[[Late], Float32s] = mean_of_its_cycles
     """The part of late work that is uploaded."""
+    slow: int = 0
+    """The last so many members take ``SLOW`` times as long for a step."""
+    weights: Weights = as_live_peers
+    toward: float = 0.0
+    """Length of the last merge's displacement in what Muon makes orthogonal, as a share of the
+    length of the rest: members then turn to where all went."""
     half_replaced_at: int | None = None
     """Step at which the second half of the members is replaced by newcomers."""
     newcomers: Newcomers = "bounded"
@@ -176,12 +193,27 @@ class _Members:
             self.rows.append(slice(first, first + count))
             self.readers.append(slice(reader, reader + trial.members))
         self._row_of_reader = torch.tensor(row_of_reader)
+        self._paces = [
+            (SLOW, member % SLOW + 1) if member >= trial.members - trial.slow else (1, 1)
+            for trial in trials
+            for member in range(trial.members)
+        ]
+        """Of each reader: it makes a step at the second of so many steps, and so on."""
+        self._toward = torch.tensor(
+            [
+                trial.toward
+                for trial, rows in zip(trials, self.rows, strict=True)
+                for _ in range(rows.start, rows.stop)
+            ]
+        )
         self.values: Float32s = np.stack(values)
         self._values = torch.from_numpy(self.values)
         self._readers_of_row = torch.bincount(self._row_of_reader).float().unsqueeze(1)
         self._momentum = torch.zeros_like(self._values)
         self._squares = torch.zeros_like(self._values)
         self._steps = torch.zeros(len(values), 1)
+        self.moved: Float32s = np.zeros_like(self.values)
+        """The displacements of the last merges of each row."""
         self.noise: dict[int, list[tuple[float, float]]] = {}
         """The squared norms of a member's gradient and of the mean, in data-parallel trials."""
 
@@ -205,9 +237,17 @@ class _Members:
                 self._decays[place] = self._inner.weight_decay
         self._compiled = compiled
 
+    def own_step(self, reader: int, step: int) -> int:
+        """The number of steps that a reader has made."""
+        pace, first = self._paces[reader]
+        return (step - first) // pace + 1
+
     def step(self, step: int) -> None:
-        """Make one step of every member."""
-        gradients = self._gradients()
+        """Make one step of every member whose turn it is."""
+        everyone = range(len(self._paces))
+        active = [r for r in everyone if self.own_step(r, step) > self.own_step(r, step - 1)]
+        gradients = torch.zeros(len(everyone), self._values.shape[1])
+        gradients[active] = self._gradients(active)
         for index, (trial, readers) in enumerate(zip(self._trials, self.readers, strict=True)):
             if trial.central and trial.members > 1:
                 small = float(gradients[readers].square().sum(1).mean())
@@ -217,7 +257,16 @@ class _Members:
         mean.index_add_(0, self._row_of_reader, gradients).div_(self._readers_of_row)
         if self._inner.clip_norm != "off":
             mean *= (self._inner.clip_norm / (mean.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
-        self._update(mean, self._rates(step))
+        rows = self._row_of_reader[active].unique()
+        memories = self._values, self._momentum, self._squares, self._steps
+        given = mean, self._rates(step), torch.from_numpy(self.moved), self._toward
+        if len(rows) == len(self._values):
+            self._update(*memories, *given)
+            return
+        of_rows = [memory[rows] for memory in memories]
+        self._update(*of_rows, *(one[rows] for one in given))
+        for memory, changed in zip(memories, of_rows, strict=True):
+            memory[rows] = changed
 
     def _rates(self, step: int) -> Tensor:
         rates = torch.empty(len(self._values), 1)
@@ -225,14 +274,15 @@ class _Members:
             rates[rows] = trial.rate * trial.schedule.rate_at(step / trial.steps)
         return rates
 
-    def _gradients(self) -> Tensor:
-        """One row for each reader."""
+    def _gradients(self, readers: Sequence[int]) -> Tensor:
+        """One row for each of these readers."""
         batch = self.problem.batch
-        batches = torch.from_numpy(np.stack([stream.next(batch) for stream in self._streams]))
+        streams = [self._streams[reader] for reader in readers]
+        batches = torch.from_numpy(np.stack([stream.next(batch) for stream in streams]))
         found = []
         for start in range(0, len(batches), AT_ONCE):
             chosen = slice(start, start + AT_ONCE)
-            values = self._values[self._row_of_reader[chosen]]
+            values = self._values[self._row_of_reader[list(readers[chosen])]]
             parameters = {
                 name: values[:, place].view(-1, *self._shapes[name])
                 for name, place in self._places.items()
@@ -243,28 +293,46 @@ class _Members:
         return torch.cat(found)
 
     @torch.no_grad()
-    def _update(self, gradient: Tensor, rates: Tensor) -> None:
-        """The update of ``peer.model.muon``, for all rows at once."""
+    def _update(
+        self,
+        values: Tensor,
+        momentum: Tensor,
+        squares: Tensor,
+        steps: Tensor,
+        gradient: Tensor,
+        rates: Tensor,
+        moved: Tensor,
+        toward: Tensor,
+    ) -> None:
+        """The update of ``peer.model.muon``, for all rows at once, in place."""
         inner, others = self._inner, self._others
-        self._steps += 1
+        steps += 1
         kept = torch.where(others, inner.beta1, inner.momentum)
-        self._momentum.lerp_(gradient, 1 - kept)
-        self._squares.mul_(inner.beta2).addcmul_(gradient, gradient, value=1 - inner.beta2)
-        first = self._momentum / (1 - inner.beta1**self._steps)
-        second = (self._squares / (1 - inner.beta2**self._steps)).sqrt_()
+        momentum.lerp_(gradient, 1 - kept)
+        squares.mul_(inner.beta2).addcmul_(gradient, gradient, value=1 - inner.beta2)
+        first = momentum / (1 - inner.beta1**steps)
+        second = (squares / (1 - inner.beta2**steps)).sqrt_()
         update = first / (second + inner.epsilon)
-        ahead = gradient.lerp(self._momentum, inner.momentum)
+        ahead = gradient.lerp(momentum, inner.momentum)
         for shape, places in self._by_shape.items():
             matrices = torch.stack([ahead[:, place].view(-1, *shape) for place in places])
+            if toward.any():
+                aims = torch.stack([moved[:, place].view(-1, *shape) for place in places])
+                lengths = toward.view(1, -1, 1, 1) * _length(matrices) / (_length(aims) + 1e-30)
+                matrices += lengths * aims
             turned = orthogonalised(matrices.flatten(0, 1)).to(torch.float32).view_as(matrices)
             for place, of_rows in zip(places, turned, strict=True):
                 update[:, place] = of_rows.flatten(1) * (ADAMW_RMS * max(shape) ** 0.5)
-        self._values.mul_(1 - rates * self._decays).sub_(rates * update)
+        values.mul_(1 - rates * self._decays).sub_(rates * update)
 
     def renew(self, row: int) -> None:
         """Give a row the optimizer of a newcomer."""
         for memory in (self._momentum, self._squares, self._steps):
             memory[row] = 0
+
+
+def _length(matrices: Tensor) -> Tensor:
+    return matrices.norm(dim=(-2, -1), keepdim=True)
 
 
 Gradients = Callable[[dict[str, Tensor], Tensor], dict[str, Tensor]]
@@ -303,6 +371,7 @@ class _Swarm:
         self.trial = trial
         self._members = members
         self._rows = members.rows[index]
+        self._first_reader = members.readers[index].start
         self._noise = members.noise.setdefault(index, [])
         self._layout: Layout = members.layouts[trial.fragments]
         self._places = Places(self._layout, members.problem.specs)
@@ -373,14 +442,17 @@ class _Swarm:
             if silent or self._rng.random() < trial.misses:
                 continue
             work, values = self._works[member][fragment], self._read(fragment, member)
-            work.offer(values, step=step)
+            mark = self._mark(member, step)
+            if mark == work.merged_step:
+                continue
+            work.offer(values, step=mark)
             begun = self._begun[member][fragment]
             age, meanwhile = state.version - begun.version, begun.theta - state.theta
             late = Late(work.base - values, age, meanwhile)
             payload = bytearray(self._codec.encoded_size(sizes))
             self._codec.encode(trial.late(late), sizes, payload, self._scratch)
             payloads.append(payload)
-            steps = step - work.merged_step
+            steps = mark - work.merged_step
             claims.append(Contribution(steps * step_tokens, steps, staleness=late.age))
             contained.append(member)
         if not contained:
@@ -389,7 +461,7 @@ class _Swarm:
         new = [i for i, member in enumerate(contained) if bounded and self._is_new(member, step)]
         merged = bytearray(self._codec.encoded_size(sizes))
         units = Units(sizes, self._layout.fragments[fragment].kinds)
-        addends = Addends(payloads, shares_of(claims, on_probation=new))
+        addends = Addends(payloads, tuple(trial.weights(claims, new)))
         merge_encoded(rule_named("mean"), self._codec, addends, units, merged, self._scratch)
         made = Step(state.theta, np.empty_like(state.theta), state.momentum.copy())
         optimizer = trial.outer(step / trial.steps, state.version)
@@ -399,16 +471,22 @@ class _Swarm:
         coming = self._coming.setdefault(step + trial.overlap, [])
         coming.append((fragment, after, frozenset(contained)))
 
+    def _mark(self, member: int, step: int) -> int:
+        return self._members.own_step(self._first_reader + member, step)
+
     def _adopt(
         self, fragment: int, state: FragmentState, member: int, step: int, *, is_in: bool
     ) -> None:
         work, values = self._works[member][fragment], self._read(fragment, member)
+        moved = self._members.moved[self._rows.start + member]
+        self._places.write(fragment, moved, work.base - state.theta)
+        mark = self._mark(member, step)
         if self.trial.newcomers == "silent" and self._is_new(member, step):
-            adopted = work.discard(state, step=step)
+            adopted = work.discard(state, step=mark)
             is_in = True
         else:
             contained = work.snapshot_step if is_in and work.snapshot is not None else None
-            adopted = work.adopt(state, contained, step=step)
+            adopted = work.adopt(state, contained, step=mark)
         if is_in:
             self._begun[member][fragment] = state
         adopted.apply(values)
@@ -419,7 +497,7 @@ class _Swarm:
         self._joined[member] = step
         self._members.renew(self._rows.start + member)
         for fragment, state in enumerate(self._states):
-            self._works[member][fragment] = OwnWork(state, step=step)
+            self._works[member][fragment] = OwnWork(state, step=self._mark(member, step))
             self._begun[member][fragment] = state
             self._places.write(fragment, self._values[member], state.theta)
 

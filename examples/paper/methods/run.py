@@ -31,7 +31,16 @@ from peer.extras.experiments.programs import (
     show_rows,
 )
 from peer.simulate import Float32s
-from peer.simulate.members import Late, Nesterov, Outcome, Trial, mean_of_its_cycles, train
+from peer.simulate.members import (
+    Contribution,
+    Late,
+    Nesterov,
+    Outcome,
+    Trial,
+    as_live_peers,
+    mean_of_its_cycles,
+    train,
+)
 from peer.simulate.paired import shown
 from peer.simulate.problems.text_gpt import TextGpt
 from peer.simulate.results import Mean, Section, as_png, new_figure, picture
@@ -45,7 +54,8 @@ class Cell:
     idea: str
     name: str
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Of ``Trial``, against its defaults; ``longer``: factor on the tokens of a step."""
+    """Of ``Trial``, against its defaults; ``longer``: factor on the tokens of a step, ``wider`` on
+    the width of the model."""
     control: str = ""
     """Name of the cell of the same idea that it is compared with; empty: it is a control."""
     prediction: str = ""
@@ -102,10 +112,10 @@ def law(idea: str, members: Sequence[int], **others: Any) -> list[Cell]:
     return cells
 
 
-def longer() -> list[Cell]:
+def longer(idea: str, **others: Any) -> list[Cell]:
     """One member alone, for as long as it needs."""
     return [
-        Cell("alone, longer", f"{times} times", {**ALONE, "steps": times * 360}, seeds_max=1)
+        Cell(idea, f"{times} times", {**ALONE, "steps": times * 360, **others}, seeds_max=1)
         for times in (2, 4)
     ]
 
@@ -189,17 +199,151 @@ def no_momentum(part: float, version: int) -> Nesterov:
     return Nesterov(1.0, 0.0)
 
 
+def shorter(part: float, version: int) -> Nesterov:
+    return Nesterov(0.85, 0.5)
+
+
+def less_momentum(part: float, version: int) -> Nesterov:
+    return Nesterov(1.0, 0.25)
+
+
+USUAL = "eta 1, mu 0.5"
+DAMPED: Mapping[str, Any] = {"outer": damped}
+
+
 def few() -> list[Cell]:
     """A lone founder loses by outer momentum, which lengthens its steps: do few members as well?"""
-    two, four, control = "two members, 10 cycles", "four members, 10 cycles", "eta 1, mu 0.5"
-    pair, more = {**SHORT, "members": 2}, {**SHORT, "members": 4}
+    cells = []
+    for count, number, expected in ((2, "two", "-1.5%"), (3, "three", "-1%"), (4, "four", "0%")):
+        idea = f"{number} members, 10 cycles"
+        settings = {**SHORT, "members": count}
+        cells += [
+            Cell(idea, USUAL, settings),
+            Cell(idea, "eta 0.7, mu 0.5", {**settings, **DAMPED}, USUAL, expected),
+        ]
+    idea, pair = "two members, 10 cycles", {**SHORT, "members": 2}
+    half = {**pair, "rate": RATE["every 30"] / 2}
     return [
-        Cell(two, control, pair),
-        Cell(two, "eta 0.7, mu 0.5", {**pair, "outer": damped}, control, "-1.5%"),
-        Cell(two, "eta 1, mu 0", {**pair, "outer": no_momentum}, control, "-1%"),
-        Cell(four, control, more),
-        Cell(four, "eta 0.7, mu 0.5", {**more, "outer": damped}, control, "0%"),
+        *cells,
+        Cell(idea, "eta 0.85, mu 0.5", {**pair, "outer": shorter}, USUAL, "-1.3%"),
+        Cell(idea, "eta 1, mu 0", {**pair, "outer": no_momentum}, USUAL, "-1%"),
+        Cell(idea, "eta 1, mu 0.25", {**pair, "outer": less_momentum}, USUAL, "-1%"),
+        Cell(idea, "half the learning rate", half, USUAL, "0%"),
+        Cell(idea, "half the learning rate, eta 0.7", {**half, **DAMPED}, USUAL, "+2%"),
+        Cell(
+            idea,
+            "twice the learning rate, eta 0.7",
+            {**pair, **DAMPED, "rate": 2 * RATE["every 30"]},
+            USUAL,
+            "-0.5%",
+        ),
     ]
+
+
+def few_for_longer() -> list[Cell]:
+    """Whether shorter outer steps of few members are a matter of short runs or small steps."""
+    cells = []
+    for number, count, changes, expected in (
+        ("one member, 40 cycles", 1, {"steps": 960}, "+0.5%"),
+        ("two members, 40 cycles", 2, {"steps": 960}, "-1%"),
+        ("four members, 40 cycles", 4, {"steps": 960}, "+1%"),
+        ("two members, 1024 tokens", 2, {"longer": 4}, "-0.5%"),
+        ("four members, 1024 tokens", 4, {"longer": 4}, "+1%"),
+    ):
+        settings = {**SHORT, "members": count, **changes}
+        control, against = (USUAL, settings)
+        if count == 1:
+            control, against = "folds its work", {**settings, **ALONE}
+            settings = {**settings, "codec": "f32"}
+        cells += [
+            Cell(number, control, against),
+            Cell(number, "eta 0.7, mu 0.5", {**settings, **DAMPED}, control, expected),
+        ]
+    return cells
+
+
+def few_every_8() -> list[Cell]:
+    """Whether short cycles, which help eight members with steps of few tokens, help fewer."""
+    cells = []
+    for number, count, expected in (
+        ("two", 2, ("0%", "-2%", "+1%")),
+        ("four", 4, ("-2%", "-3%", "-1%")),
+    ):
+        idea = f"{number} members, cycles of 8"
+        settings = {"members": count, "rate": RATE["every 30"]}
+        every_8 = {**settings, "cycle": 8}
+        for name, changes, prediction in (
+            ("every 8 steps", every_8, expected[0]),
+            ("every 8, eta 0.7", {**every_8, **DAMPED}, expected[1]),
+            ("every 8, twice the rate, eta 0.7", {**every_8, **DAMPED, "rate": 2.4e-2}, expected[2]),
+        ):
+            cells.append(Cell(idea, name, changes, "every 30 steps", prediction))
+        cells.append(Cell(idea, "every 30 steps", settings))
+    return cells
+
+
+# Machines of different speed
+
+
+def by_tokens(claims: Sequence[Contribution], new: Sequence[int]) -> Sequence[float]:
+    """By what each has processed, whoever has most."""
+    tokens = [claim.tokens for claim in claims]
+    return [each / sum(tokens) for each in tokens]
+
+
+def as_long_as_the_fastest(claims: Sequence[Contribution], new: Sequence[int]) -> Sequence[float]:
+    """By tokens, and the merge as long as if all had made the steps of the fastest one."""
+    weights = by_tokens(claims, new)
+    mean = sum(weight * claim.steps for weight, claim in zip(weights, claims, strict=True))
+    longer = max(claim.steps for claim in claims) / mean
+    return [weight * longer for weight in weights]
+
+
+def capped_as_long(claims: Sequence[Contribution], new: Sequence[int]) -> Sequence[float]:
+    """As live peers weigh, and the merge as long as if all had made the steps of the fastest."""
+    weights = as_live_peers(claims, new)
+    mean = sum(weight * claim.steps for weight, claim in zip(weights, claims, strict=True))
+    longer = max(claim.steps for claim in claims) / mean
+    return [weight * longer for weight in weights]
+
+
+def slow() -> list[Cell]:
+    """Ten members that take ten times as long for a step do the work of one of the others."""
+    idea, control = "ten slow members", "two fast members"
+    mixed = {**SHORT, "members": 12, "slow": 10}
+    return [
+        Cell(idea, control, {**SHORT, "members": 2}),
+        Cell(idea, "three fast members", {**SHORT, "members": 3}, control, "-3.5%"),
+        *(
+            Cell(idea, f"two fast and ten slow, {name}", {**mixed, **changes}, control, prediction)
+            for name, changes, prediction in (
+                ("as live peers", {}, "+2%"),
+                ("by tokens", {"weights": by_tokens}, "-1%"),
+                (
+                    "by tokens, as long as the fastest",
+                    {"weights": as_long_as_the_fastest},
+                    "-2%",
+                ),
+                ("as live peers, as long as the fastest", {"weights": capped_as_long}, "-1.5%"),
+            )
+        ),
+    ]
+
+
+# Members that turn to where all went
+
+
+def turning() -> list[Cell]:
+    cells = []
+    for cycle, rate, expected in ((30, RATE["every 30"], (-1, -2)), (8, RATE["every 8"], (-1, -2))):
+        idea = f"turning to the last merge, every {cycle}"
+        settings = {"cycle": cycle, "rate": rate}
+        cells.append(Cell(idea, "not", settings, seeds_max=1))
+        cells += [
+            Cell(idea, f"{toward:g}", {**settings, "toward": toward}, "not", f"{change}%", seeds_max=1)
+            for toward, change in zip((0.3, 1.0), expected, strict=True)
+        ]
+    return cells
 
 
 # Late and lost work
@@ -259,22 +403,27 @@ def late() -> list[Cell]:
 # The model that comes out
 
 CONSTANT = ProblemChoice(warmup_share=0.05, decay="constant")
+LONG_COSINE: Mapping[str, Any] = {"members": 2, "steps": 1440, "cycle": 24}
+PAIR_FOR_LONG: Mapping[str, Any] = {**LONG_COSINE, "schedule": CONSTANT}
 
 
 def averages() -> list[Cell]:
     cells = []
-    expected = {"last 2": (-1.0, 0.5), "last 4": (-1.0, 2.0), "last 8": (2.0, 6.0)}
-    expected |= {"exponential 0.5": (-1.0, 0.5), "exponential 0.75": (0.0, 3.0)}
-    for place, (decay, schedule) in enumerate({"constant": CONSTANT, "cosine": None}.items()):
-        idea = f"averages, {decay} rate"
-        changes: dict[str, Any] = {**SHORT, "averaged": True, "cycle": 15}
-        if schedule is not None:
-            changes |= {"schedule": schedule, "rate": RATE["every 30"] / 2}
+    names = ("last 2", "last 4", "last 8", "exponential 0.5", "exponential 0.75")
+    for idea, changes, expected in (
+        ("averages, constant rate", {"schedule": CONSTANT}, (-1, -1, 2, -1, 0)),
+        ("averages, cosine rate", {}, (0.5, 2, 6, 0.5, 3)),
+        ("averages, two, 60 cycles, constant", PAIR_FOR_LONG, (-1, -1.5, -1, -1, -1.5)),
+        ("averages, two, 60 cycles, cosine", LONG_COSINE, (0.1, 0.2, 0.5, 0.1, 0.2)),
+    ):
+        settings: dict[str, Any] = {**SHORT, "averaged": True, "cycle": 15, **changes}
+        if "schedule" in changes:
+            settings["rate"] = RATE["every 30"] / 2
         newest = "newest version"
-        cells.append(Cell(idea, newest, changes, figure=lambda outcome: outcome.merged_loss))
+        cells.append(Cell(idea, newest, settings, figure=lambda outcome: outcome.merged_loss))
         cells += [
-            Cell(idea, name, {}, newest, f"{percents[place]:+g}%", average_named(name), of=newest)
-            for name, percents in expected.items()
+            Cell(idea, name, {}, newest, f"{percent:+g}%", average_named(name), of=newest)
+            for name, percent in zip(names, expected, strict=True)
         ]
     return cells
 
@@ -316,16 +465,25 @@ def newcomers() -> list[Cell]:
 
 CELLS: Sequence[Cell] = (
     *few(),
+    *few_for_longer(),
+    *few_every_8(),
+    *slow(),
+    *turning(),
     *late(),
     *newcomers(),
     *averages(),
     *founder(),
     *short(),
     *law("law, 256 tokens", MEMBERS),
-    *longer(),
+    *longer("alone, longer"),
     *law("law, more members", (16,)),
     *rates(),
     *law("law, 1024 tokens", (8,), longer=4),
+    *law("law, half the width", (8,), wider=0.5),
+    *law("law, twice the width", (8,), wider=2),
+    *longer("alone, longer, 1024 tokens", longer=4),
+    *longer("alone, longer, half the width", wider=0.5),
+    *longer("alone, longer, twice the width", wider=2),
 )
 
 
@@ -344,11 +502,13 @@ class Row:
 
 
 def problem_for(cell: Cell, size: TextGpt) -> TextGpt:
-    return replace(size, batch=cell.changes.get("longer", 1) * size.batch)
+    longer, wider = (cell.changes.get(name, 1) for name in ("longer", "wider"))
+    return replace(size, batch=longer * size.batch, width=int(wider * size.width))
 
 
 def trial_for(cell: Cell, seed: int) -> Trial:
-    return Trial(seed=seed, **{k: v for k, v in cell.changes.items() if k != "longer"})
+    of_size = ("longer", "wider")
+    return Trial(seed=seed, **{k: v for k, v in cell.changes.items() if k not in of_size})
 
 
 def needed(chosen: Sequence[Cell]) -> list[Cell]:
