@@ -266,8 +266,8 @@ def few_every_8() -> list[Cell]:
     """Whether short cycles, which help eight members with steps of few tokens, help fewer."""
     cells = []
     for number, count, expected in (
-        ("two", 2, ("0%", "-2%", "+1%")),
-        ("four", 4, ("-2%", "-3%", "-1%")),
+        ("two", 2, ("0%", "-2%", "+1%", "-1.7%")),
+        ("four", 4, ("-2%", "-3%", "-1%", "+0.5%")),
     ):
         idea = f"{number} members, cycles of 8"
         settings = {"members": count, "rate": RATE["every 30"]}
@@ -275,10 +275,16 @@ def few_every_8() -> list[Cell]:
         for name, changes, prediction in (
             ("every 8 steps", every_8, expected[0]),
             ("every 8, eta 0.7", {**every_8, **DAMPED}, expected[1]),
-            ("every 8, twice the rate, eta 0.7", {**every_8, **DAMPED, "rate": 2.4e-2}, expected[2]),
+            (
+                "every 8, twice the rate, eta 0.7",
+                {**every_8, **DAMPED, "rate": 2.4e-2},
+                expected[2],
+            ),
         ):
             cells.append(Cell(idea, name, changes, "every 30 steps", prediction))
         cells.append(Cell(idea, "every 30 steps", settings))
+        damped_too = {**settings, **DAMPED}
+        cells.append(Cell(idea, "every 30, eta 0.7", damped_too, "every 30 steps", expected[3]))
     return cells
 
 
@@ -307,11 +313,21 @@ def capped_as_long(claims: Sequence[Contribution], new: Sequence[int]) -> Sequen
     return [weight * longer for weight in weights]
 
 
+def at_most_a_third(claims: Sequence[Contribution], new: Sequence[int]) -> Sequence[float]:
+    """By tokens, but for one that would have more than a third."""
+    weights = list(by_tokens(claims, new))
+    largest = max(range(len(weights)), key=weights.__getitem__)
+    if weights[largest] <= 1 / 3:
+        return weights
+    rest = 1.0 - weights[largest]
+    return [1 / 3 if i == largest else each * 2 / 3 / rest for i, each in enumerate(weights)]
+
+
 def slow() -> list[Cell]:
     """Ten members that take ten times as long for a step do the work of one of the others."""
     idea, control = "ten slow members", "two fast members"
     mixed = {**SHORT, "members": 12, "slow": 10}
-    return [
+    found = [
         Cell(idea, control, {**SHORT, "members": 2}),
         Cell(idea, "three fast members", {**SHORT, "members": 3}, control, "-3.5%"),
         *(
@@ -328,6 +344,21 @@ def slow() -> list[Cell]:
             )
         ),
     ]
+    idea, control = "ten slow members and one", "one fast member"
+    mixed = {**mixed, "members": 11}
+    return [
+        *found,
+        Cell(idea, control, {**SHORT, **ALONE}),
+        Cell(idea, "two fast members", {**SHORT, "members": 2, **DAMPED}, control, "-3.5%"),
+        *(
+            Cell(idea, f"one fast and ten slow, {name}", {**mixed, **changes}, control, prediction)
+            for name, changes, prediction in (
+                ("as live peers", {}, "+2%"),
+                ("at most a third", {"weights": at_most_a_third}, "0%"),
+                ("by tokens", {"weights": by_tokens}, "-1.5%"),
+            )
+        ),
+    ]
 
 
 # Members that turn to where all went
@@ -340,7 +371,14 @@ def turning() -> list[Cell]:
         settings = {"cycle": cycle, "rate": rate}
         cells.append(Cell(idea, "not", settings, seeds_max=1))
         cells += [
-            Cell(idea, f"{toward:g}", {**settings, "toward": toward}, "not", f"{change}%", seeds_max=1)
+            Cell(
+                idea,
+                f"{toward:g}",
+                {**settings, "toward": toward},
+                "not",
+                f"{change}%",
+                seeds_max=1,
+            )
             for toward, change in zip((0.3, 1.0), expected, strict=True)
         ]
     return cells
