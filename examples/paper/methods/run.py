@@ -248,6 +248,7 @@ def few_for_longer() -> list[Cell]:
         ("two members, 40 cycles", 2, {"steps": 960}, "-1%"),
         ("four members, 40 cycles", 4, {"steps": 960}, "+1%"),
         ("two members, 1024 tokens", 2, {"longer": 4}, "-0.5%"),
+        ("two members, 4096 tokens", 2, {"longer": 16}, "0%"),
         ("four members, 1024 tokens", 4, {"longer": 4}, "+1%"),
     ):
         settings = {**SHORT, "members": count, **changes}
