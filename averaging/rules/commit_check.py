@@ -44,7 +44,8 @@ def objection(
         return f"its codecs are {' and '.join(used)}; the run's are {' and '.join(wanted_codecs)}"
     if commit.merge not in rule_names():
         return f"I lack its merge rule {commit.merge!r}; I have {', '.join(rule_names())}"
-    theirs, ours = (commit.merge, commit.eta, commit.mu), (policy.merge, policy.eta, policy.mu)
+    theirs = commit.merge, commit.eta, commit.mu
+    ours = policy.merge, policy.eta_of(len(commit.members)), policy.mu
     if theirs != ours:
         return f"it merges by {theirs}, the run by {ours}"
     most = policy.batch_tokens_max

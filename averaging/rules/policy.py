@@ -57,6 +57,9 @@ class RoundPolicy:
     late_work: LateWork = "whole"
     """Length of the displacement of work that missed its round; each peer shortens its own."""
     eta: float = 1.0
+    eta_of_two: float | None = None
+    """Of rounds with two members, or one; ``None``: ``eta``. Two average so little noise that full
+    steps with momentum are too long (docs/research/results-muon.md)."""
     mu: float = 0.5
     batch_tokens_max: int | None = None
     """The run's largest batch: tokens beyond steps times this do not count. ``None``: all do."""
@@ -117,6 +120,10 @@ class RoundPolicy:
                 f"upload_s, {self.upload_s} s each"
             )
 
+    def eta_of(self, members: int) -> float:
+        """The learning rate of the outer step of a round with so many members."""
+        return self.eta if members > 2 or self.eta_of_two is None else self.eta_of_two
+
     def reputation(self) -> Reputation:
         """The reputation of peers of whom nothing is known yet."""
         return Reputation(
@@ -128,7 +135,13 @@ class RoundPolicy:
         """The policy of the fragment of statistics: their exact mean, and no outer optimizer."""
         exact = self.in_codecs("f32", "f32")
         return replace(
-            exact, feedback=frozenset(), merge="mean", late_work="whole", eta=1.0, mu=0.0
+            exact,
+            feedback=frozenset(),
+            merge="mean",
+            late_work="whole",
+            eta=1.0,
+            eta_of_two=None,
+            mu=0.0,
         )
 
     def in_codecs(self, up: str, down: str) -> RoundPolicy:

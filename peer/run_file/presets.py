@@ -38,10 +38,13 @@ the members poisoning within the norm bound it loses least of all rules (``shoal
 --only liars``). Merging takes sixteen times the processor time of a mean, which is still little."""
 
 NEW_OUTER: Final = Outer(
-    late_work="per_cycle", smaller_codecs=["int2/int4"], steps_per_cycle_max=120
+    learning_rate_of_two=0.7,
+    late_work="per_cycle",
+    smaller_codecs=["int2/int4"],
+    steps_per_cycle_max=120,
 )
-"""The section of runs with Muon, at whose rates longer outer steps do harm; with codecs and cycles
-for lines that do not carry the preferred ones."""
+"""The section of runs with Muon, at whose rates longer outer steps do harm, above all with two
+peers; with codecs and cycles for lines that do not carry the preferred ones."""
 
 
 _PARAMETERS = {"124m": 124_000_000, "350m": 355_000_000, "1b": 1_000_000_000}

@@ -107,7 +107,7 @@ def compose(
         codec=codec,
         codec_down=codec_down,
         merge=policy.merge,
-        eta=policy.eta,
+        eta=policy.eta_of(len(roster)),
         mu=policy.mu,
         batch_tokens_max=batch_tokens_max,
         level=level,
