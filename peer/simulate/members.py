@@ -34,7 +34,8 @@ from averaging.numbers.layout import Layout
 from averaging.numbers.merge import Units, merge_encoded, rule_named
 from averaging.numbers.outer import Nesterov as Nesterov
 from averaging.numbers.outer import Step, step_encoded
-from averaging.rules.weights import Contribution, shares_of, uploaded_share
+from averaging.rules.weights import Contribution as Contribution
+from averaging.rules.weights import shares_of, uploaded_share
 from peer.data.batches.sequences import TokenStream
 from peer.model.muon import ADAMW_RMS, orthogonalised
 from peer.model.recipes import build_model, loss_of_logits
@@ -257,7 +258,7 @@ class _Members:
         mean.index_add_(0, self._row_of_reader, gradients).div_(self._readers_of_row)
         if self._inner.clip_norm != "off":
             mean *= (self._inner.clip_norm / (mean.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
-        rows = self._row_of_reader[active].unique()
+        rows = sorted(set(self._row_of_reader[active].tolist()))
         memories = self._values, self._momentum, self._squares, self._steps
         given = mean, self._rates(step), torch.from_numpy(self.moved), self._toward
         if len(rows) == len(self._values):
@@ -332,7 +333,8 @@ class _Members:
 
 
 def _length(matrices: Tensor) -> Tensor:
-    return matrices.norm(dim=(-2, -1), keepdim=True)
+    lengths: Tensor = torch.linalg.matrix_norm(matrices, keepdim=True)
+    return lengths
 
 
 Gradients = Callable[[dict[str, Tensor], Tensor], dict[str, Tensor]]
