@@ -109,7 +109,7 @@ class Description:
             {each.name: each for each in side.tensors if both_know or not each.digest}
             for side in (self, there)
         )
-        found = []
+        differing = []
         for name in sorted(ours.keys() | theirs.keys()):
             mine, other = ours.get(name), theirs.get(name)
             if mine == other:
@@ -117,8 +117,8 @@ class Description:
             words = [ABSENT if each is None else each.words for each in (mine, other)]
             if words[0] == words[1]:
                 words = [f"{words[0]} with other values than there", words[1]]
-            found.append((name, words[0], words[1]))
-        return tuple(found)
+            differing.append((name, words[0], words[1]))
+        return tuple(differing)
 
 
 def _check(told: tuple[bool, Sequence[Described]]) -> None:

@@ -38,13 +38,13 @@ def chapters() -> dict[str, str]:
     """Every page and every section, by the names that it has in links. Of two sections with one
     name, the first one."""
     whole = {name: path.read_text(encoding="utf-8") for name, path in pages().items()}
-    found: dict[str, str] = {}
+    sections: dict[str, str] = {}
     for page in whole.values():
         for section in re.split(r"^(?=##+ )", page, flags=re.MULTILINE)[1:]:
             text = ANCHOR.sub("", section).replace("\n\n\n", "\n\n")
             for name in (slug(section.partition("\n")[0].lstrip("# ")), *ANCHOR.findall(section)):
-                found.setdefault(name, text)
-    return found | whole
+                sections.setdefault(name, text)
+    return sections | whole
 
 
 def section_of(error: BaseException) -> str | None:

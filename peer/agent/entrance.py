@@ -257,8 +257,8 @@ class Entrance:
         if frozen:
             ours, theirs = here.description.frozen_hash, other.frozen
         peer = PeerId(other.peer)
-        found = await differences(here.network, here.run_id, here.description, peer)
-        return ModelMismatch(here.run_file.name, ours, theirs, found, len(found), frozen)
+        differing = await differences(here.network, here.run_id, here.description, peer)
+        return ModelMismatch(here.run_file.name, ours, theirs, differing, len(differing), frozen)
 
     def _check_who_answered(self, *, out_of_patience: bool) -> None:
         seeds = {address_rules.peer_of(Multiaddr(seed)) for seed in self._begin.settings.seeds}

@@ -31,14 +31,14 @@ FRAGMENTS_NAMED = 6
 
 def work_in_progress(peer: Peer) -> tuple[str, ...]:
     """The work in progress, in words: ``fragments 0 and 2 exchanging``."""
-    found: dict[str, list[str]] = {}
+    fragments: dict[str, list[str]] = {}
     phases = () if peer.averager is None else peer.averager.phases
     for index, phase in enumerate(phases):
         if phase in WORK_IN_PROGRESS:
-            found.setdefault(WORK_IN_PROGRESS[phase], []).append(str(index))
+            fragments.setdefault(WORK_IN_PROGRESS[phase], []).append(str(index))
     return tuple(
         f"fragment{'s' * (len(each) > 1)} {listed(each, most=FRAGMENTS_NAMED)} {words}"
-        for words, each in found.items()
+        for words, each in fragments.items()
     )
 
 

@@ -129,9 +129,9 @@ class Leaving:
 
     async def _wait_in(self, state: State, work: Coroutine[Any, Any, Input]) -> None:
         """Hear what ``work`` has found, unless this peer is in another state before."""
-        found = await self._end.unless(lambda: self._ending.state is not state, work)
-        if found is not None and self._ending.state is state:
-            self._end.hear(found)
+        outcome = await self._end.unless(lambda: self._ending.state is not state, work)
+        if outcome is not None and self._ending.state is state:
+            self._end.hear(outcome)
 
     async def _answers(self, whom: Whom) -> rules.Answers:
         here, network = self._peer, self._peer.network

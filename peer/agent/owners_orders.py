@@ -132,6 +132,6 @@ class OwnersOrders:
         """
         assert self.good is not None, "a run without an owner is never taken back"
         self.good.pin(self.orders.attested)
-        found = self.good.roots(self.orders)
+        roots = self.good.roots(self.orders)
         self.good.forget_recent()
-        return found
+        return roots

@@ -111,7 +111,7 @@ def round_orders(run: RunFile, directive: Directive | None, *, fragments: int) -
 
 def _attested(orders: Orders) -> dict[Place, bytes]:
     """The attested states, and the roots that a rollback to them has made, by their links."""
-    found = {
+    digests = {
         (fragment, each.version, each.lineage): each.digest
         for fragment, each in enumerate(orders.attested)
     }
@@ -120,8 +120,8 @@ def _attested(orders: Orders) -> dict[Place, bytes]:
             zip(orders.rollback.roots, orders.attested, strict=False)
         ):
             if root.version == each.version + 1:
-                found[fragment, root.version, root.lineage] = each.digest
-    return found
+                digests[fragment, root.version, root.lineage] = each.digest
+    return digests
 
 
 def _smaller_levels(outer: Outer) -> tuple[Level, ...]:

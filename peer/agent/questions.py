@@ -119,10 +119,10 @@ class Questions(Service):
         if self._told_frozen or not ours or answer.frozen in ("", ours):
             return
         self._told_frozen = True
-        found = await differences(
+        differing = await differences(
             self.network, self.seat.run.run_id, self.description, PeerId(answer.peer)
         )
-        names = [name for name, _, _ in found[: ModelMismatch.SHOWN]]
+        names = [name for name, _, _ in differing[: ModelMismatch.SHOWN]]
         self.tell("frozen_differs", peer=answer.peer, name=answer.name, parameters=", ".join(names))
 
     def _tell_same_batches(self, answer: PeerStatus, ours: str) -> None:

@@ -88,8 +88,8 @@ def link_of(where: str) -> Link:
 
     if where.strip().lower().startswith(SCHEME):
         return parse_link(where)
-    found = find_known_run(where)
-    return Link(found.run.run_id, with_own_peers(found.run.run_id, found.seeds))
+    found_run = find_known_run(where)
+    return Link(found_run.run.run_id, with_own_peers(found_run.run.run_id, found_run.seeds))
 
 
 def find_patiently(where: str, directory: Path | None) -> FoundRun:

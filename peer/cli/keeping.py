@@ -142,7 +142,7 @@ def keep(
     public = extra("site.keeping").asked_for(**options) if is_public else None
     check_answerable(yes)
     start_logging(logging.WARNING)
-    found = find_patiently(link, directory)
+    found_run = find_patiently(link, directory)
 
     from peer.agent import keeper
     from peer.agent.services import Seat
@@ -158,20 +158,20 @@ def keep(
     from peer.trainer.settings import with_public_ports
     from peer.views.watch import Sentences
 
-    where = directory or keeper_directory(found.run.run_id)
-    seeds = (*(seed or ()), *map(str, found.seeds))
-    check_somebody_to_ask(found, link, seeds, where)
-    told = _told_layout(found, seeds, where)
-    lines = check_keeper(found.run, where, told)
+    where = directory or keeper_directory(found_run.run.run_id)
+    seeds = (*(seed or ()), *map(str, found_run.seeds))
+    check_somebody_to_ask(found_run, link, seeds, where)
+    told = _told_layout(found_run, seeds, where)
+    lines = check_keeper(found_run.run, where, told)
     if public is not None:
-        public.check(found.run)
+        public.check(found_run.run)
     for text in look_at_files(where).told:
         complain(text)
     if not yes:
         print_summary(lines)
         if not typer.confirm("Take part?", default=True):
             return ExitCode.REFUSED
-    layout = told or recipe_layout(found.run)
+    layout = told or recipe_layout(found_run.run)
 
     sentence = Sentences()
 
@@ -181,15 +181,17 @@ def keep(
         if text:
             say(text)
 
-    with occupied(where, found.run, "keeper"):
+    with occupied(where, found_run.run, "keeper"):
         if relay_bulk is not None:
             rate = parse_relay_rate(relay_bulk)
             write_limits(where, msgspec.structs.replace(read_limits(where), relay_bytes_s=rate))
         log_to(where / "keeper.log")
         identity = Identity.load_or_create(where / "identity.key")
-        credential = own_credential(where, identity, found.run, role="keeper", invite=found.invite)
+        credential = own_credential(
+            where, identity, found_run.run, role="keeper", invite=found_run.invite
+        )
         seat = Seat(
-            run=found.run,
+            run=found_run.run,
             identity=identity,
             directory=where,
             settings=with_public_ports(

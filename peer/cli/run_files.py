@@ -206,12 +206,14 @@ def run_check(
         found_run = find_run(str(file), ask_peers=no_peers)
         check_new(found_run, str(file))
     except (RunFileError, RunFileUnreadable) as error:
-        found = error.faults if isinstance(error, RunFileError) else [Fault("", error.reason)]
+        faults_found = (
+            error.faults if isinstance(error, RunFileError) else [Fault("", error.reason)]
+        )
         if as_json:
-            faults = [{"line": f.line, "setting": f.setting, "fault": str(f)} for f in found]
+            faults = [{"line": f.line, "setting": f.setting, "fault": str(f)} for f in faults_found]
             print(json_text({"ok": False, "faults": faults}))
         else:
-            for fault in found:
+            for fault in faults_found:
                 complain(f"{file}: {fault}")
         return error.exit_code
     run = found_run.run

@@ -70,7 +70,7 @@ def _examine(
     from peer.trainer.preflight import examine
 
     defer_compiler()
-    found = examine(
+    preflight = examine(
         run,
         settings,
         pace_s=pace_s,
@@ -79,11 +79,11 @@ def _examine(
         devices=devices,
     )
     return Look(
-        lines=found.lines,
-        step_time_s=found.step_time_s,
-        goal=found.goal,
-        engine=found.engine if keep else None,
-        key=found.key,
+        lines=preflight.lines,
+        step_time_s=preflight.step_time_s,
+        goal=preflight.goal,
+        engine=preflight.engine if keep else None,
+        key=preflight.key,
     )
 
 

@@ -341,11 +341,11 @@ def order_for_peer(loader: Any, *, run_id: str, peer_id: str, seed: int) -> bool
 
 def _sampler_of(loader: Any) -> Any:
     """The innermost sampler: batch samplers wrap it, and sharding samplers wrap those."""
-    found = getattr(loader, "sampler", None)
-    if found is None or isinstance(found, BatchSampler):
-        found = getattr(loader, "batch_sampler", found)
+    sampler = getattr(loader, "sampler", None)
+    if sampler is None or isinstance(sampler, BatchSampler):
+        sampler = getattr(loader, "batch_sampler", sampler)
     outer = getattr(loader, "batch_sampler", None)
     while outer is not None:
-        found = getattr(outer, "sampler", found)
+        sampler = getattr(outer, "sampler", sampler)
         outer = getattr(outer, "batch_sampler", None)
-    return found
+    return sampler

@@ -189,8 +189,8 @@ def _check_files(
             check_installed("pyarrow", f"the file {place}")
     try:
         _check_hashes(itertools.chain(*places), KnownHashes(cache_dir / "hashes"))
-        for source, found in zip(recipe.sources, places, strict=True):
-            _check_form(run, recipe, source, found, workers)
+        for source, located in zip(recipe.sources, places, strict=True):
+            _check_form(run, recipe, source, located, workers)
     except OSError as error:
         raise unreadable(error) from error
     place = place_of(recipe.tokenizer)
@@ -309,14 +309,14 @@ def tokenizer_file(
 def _local_tokenizer(place: Place, data_dir: Path) -> Path:
     path = data_dir / place.name
     try:
-        found = file_sha256(path)
+        digest = file_sha256(path)
     except OSError as error:
         raise unusable(
             f"the tokenizer {path}: {error.strerror}; put it there or pass its folder with --data"
         ) from error
-    if found != place.sha256:
+    if digest != place.sha256:
         raise unusable(
-            f"the tokenizer {path} has the sha256 {found}, the run file demands {place.sha256}: "
+            f"the tokenizer {path} has the sha256 {digest}, the run file demands {place.sha256}: "
             "replace it with the one that the run's author used"
         )
     return path
@@ -414,23 +414,23 @@ class SourceStream:
         the next pass over the source."""
         visit, place = self._visit, self._place
         pass_end = (visit // self._pieces.bundles + 1) * self._pieces.bundles
-        found: list[tuple[int, int]] = []
-        while visit < pass_end and len(found) < PIECES_TOGETHER:
+        ranges: list[tuple[int, int]] = []
+        while visit < pass_end and len(ranges) < PIECES_TOGETHER:
             bundle = self._bundle(visit)
-            if found and self._pieces.is_on_hub(bundle):
+            if ranges and self._pieces.is_on_hub(bundle):
                 break
             count = self._pieces.count(bundle)
             if place >= count:
                 visit, place = visit + 1, 0
                 continue
-            found.append((bundle, self._piece(visit, place, count)))
+            ranges.append((bundle, self._piece(visit, place, count)))
             place += 1
             if self._pieces.is_on_hub(bundle):
                 break
         self._next = visit, place
-        for bundle, piece in found[1:]:
+        for bundle, piece in ranges[1:]:
             self._pieces.expect(bundle, piece)
-        return found
+        return ranges
 
     def _expect(self) -> None:
         """Have the following pieces prepared, as far as their bundles are open."""
@@ -525,14 +525,14 @@ def _held_out(
 
 
 def _held_out_tokens(pieces: Pieces, wanted: int) -> NDArray[np.int64]:
-    found: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+    parts: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     for bundle in range(pieces.bundles):
         count = pieces.count(bundle)
         for piece in range(count):
             for following in range(piece + 1, min(count, piece + pieces.ahead)):
                 pieces.expect(bundle, following)
-            found.append(pieces.get(bundle, piece).held_out.astype(np.int64))
-            wanted -= found[-1].size
+            parts.append(pieces.get(bundle, piece).held_out.astype(np.int64))
+            wanted -= parts[-1].size
             if wanted <= 0:
-                return np.concatenate(found)
-    return np.concatenate(found)
+                return np.concatenate(parts)
+    return np.concatenate(parts)

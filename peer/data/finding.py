@@ -52,11 +52,11 @@ def files_of(source: FileSource, data_dir: Path, downloads: Downloads | None) ->
     for text in source.files:
         place = place_of(text)
         remote = place.is_url or place.is_on_hub
-        for found, path in [(place, None)] if remote else _local(place, data_dir):
+        for named, path in [(place, None)] if remote else _local(place, data_dir):
             if place.suffix == LIST_FORMAT:
-                yield from _listed(found, path, data_dir, downloads)
+                yield from _listed(named, path, data_dir, downloads)
             else:
-                yield found, path
+                yield named, path
 
 
 def _local(place: Place, data_dir: Path) -> Iterator[tuple[Place, Path]]:
@@ -64,14 +64,14 @@ def _local(place: Place, data_dir: Path) -> Iterator[tuple[Place, Path]]:
         matches = sorted(data_dir.glob(place.name))
     except ValueError as error:
         raise unusable(f"{place.name!r} is no pattern: {error}") from error
-    found = 0
+    count = 0
     for match in matches:
         inside = sorted(match.rglob("*")) if match.is_dir() else [match]
         for path in inside:
             if path.is_file() and (path is match or path.suffix.lower() in FORMATS):
-                found += 1
+                count += 1
                 yield Place(_name_of(path, data_dir), place.sha256), path
-    if not found:
+    if not count:
         raise unusable(
             f"no file in {data_dir.resolve()} matches {place.name!r}; "
             "put the files there or pass their folder with --data"
@@ -124,40 +124,40 @@ def _listed(
                 f"the list {place}, line {number}: {line[:100]!r}: {fault}; write the list with "
                 "sha256sum in the folder of the files"
             )
-        found = place.beside(name, digest)
-        if found.is_url:
-            yield found, None
+        listed = place.beside(name, digest)
+        if listed.is_url:
+            yield listed, None
         else:
-            yield from _local(found, data_dir)
+            yield from _local(listed, data_dir)
 
 
 def text_files(recipe: TextData | PythonStdlibData, data_dir: Path) -> list[tuple[Place, Path]]:
     """Files that are read as text, whatever they are called."""
     if isinstance(recipe, PythonStdlibData):
-        found = stdlib_files()
+        files = stdlib_files()
     else:
         try:
             matching = [list(_local(Place(name), data_dir)) for name in recipe.files]
         except DataUnavailable as error:
             raise DataUnavailable("text", error.reason) from error
-        found = [(place.name, path) for matches in matching for place, path in matches]
-    return [(Place(name, format=".txt"), path) for name, path in sorted(set(found))]
+        files = [(place.name, path) for matches in matching for place, path in matches]
+    return [(Place(name, format=".txt"), path) for name, path in sorted(set(files))]
 
 
 def stdlib_files() -> list[tuple[str, Path]]:
     """The modules of the standard library that every installation has."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    found = []
+    modules = []
     for folder, folders, names in os.walk(root):
         folders[:] = [f for f in folders if f not in _NOT_STDLIB and not f.startswith("config-")]
         for name in names:
             if name.endswith(".py") and not name.startswith("_sysconfigdata"):
                 path = Path(folder, name)
-                found.append((path.relative_to(root).as_posix(), path))
-    if sum(path.stat().st_size for _, path in found) < 1 << 20:
+                modules.append((path.relative_to(root).as_posix(), path))
+    if sum(path.stat().st_size for _, path in modules) < 1 << 20:
         raise DataUnavailable(
             "python_stdlib",
-            f"{root} has too few source files ({len(found)}); "
+            f"{root} has too few source files ({len(modules)}); "
             "use a Python with its standard library as source, or the data recipe 'text'",
         )
-    return found
+    return modules

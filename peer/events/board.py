@@ -106,11 +106,11 @@ class Board:
     def search(self, wanted: str) -> list[dict[str, Any]]:
         """The newest events in which ``wanted`` occurs, newest first."""
         wanted = wanted.lower()
-        found = []
+        matching = []
         for event in reversed(self._events):
             text = f"{event['event']} {event['text']}".lower()
             if wanted in text:
-                found.append(event)
-                if len(found) == SHOWN_MAX:
+                matching.append(event)
+                if len(matching) == SHOWN_MAX:
                     break
-        return found
+        return matching

@@ -28,12 +28,12 @@ def count(text: str) -> int:
 def speed(text: str) -> float:
     """A number of Mbit/s."""
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
-        found = math.nan
-    if not 0 < found < math.inf:
+        value = math.nan
+    if not 0 < value < math.inf:
         raise typer.BadParameter(f"{text!r} is not a speed in Mbit/s, such as 50 or 0.5")
-    return found
+    return value
 
 
 def milliseconds(text: str) -> float:

@@ -128,7 +128,7 @@ def _held(device: int, handle: object) -> Iterator[Held]:
 
     with suppress(pynvml.NVMLError):  # a driver that does not tell
         total = pynvml.nvmlDeviceGetMemoryInfo(handle).total
-        found = {
+        processes = {
             process.pid: process.usedGpuMemory
             for ask in (
                 pynvml.nvmlDeviceGetGraphicsRunningProcesses,
@@ -136,7 +136,7 @@ def _held(device: int, handle: object) -> Iterator[Held]:
             )
             for process in ask(handle)
         }
-        for pid, used in found.items():
+        for pid, used in processes.items():
             yield Held(device, pid, (used or 0) / total)
 
 

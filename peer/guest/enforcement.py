@@ -247,13 +247,13 @@ class Guest:
 
     def _read(self) -> None:
         try:
-            found = (self._folder / LIMITS_FILE).stat()
+            status = (self._folder / LIMITS_FILE).stat()
         except FileNotFoundError:
             self.limits, self._stamp = Limits(), None
             return
         except OSError:  # of a network's file system, for a while: the previous ones stay
             return
-        stamp = (found.st_mtime_ns, found.st_ino)
+        stamp = (status.st_mtime_ns, status.st_ino)
         if stamp == self._stamp:
             return
         self._stamp = stamp

@@ -88,12 +88,12 @@ PROCESSORS = frozenset(("coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_t
 def battery() -> float | None:
     """The battery's charge, 0 to 1; ``None`` on mains power, or without a battery."""
     try:
-        found = psutil.sensors_battery()
+        state = psutil.sensors_battery()
     except (AttributeError, OSError):  # no such function on this system
         return None
-    if found is None or found.power_plugged is not False:
+    if state is None or state.power_plugged is not False:
         return None
-    return float(found.percent) / 100
+    return float(state.percent) / 100
 
 
 def celsius() -> float | None:

@@ -91,17 +91,17 @@ def shoal_processes(processes: Mapping[int, Process]) -> Collection[int]:
         if "peer.agent" in process.command and process.parent in processes and process.parent > 1
     }
     commands = {processes[pid].command for pid in trainers}
-    found = {
+    pids = {
         pid
         for pid, process in processes.items()
         if process.command and (process.command in commands or _is_shoal_command(process.command))
     }
     grown = True
     while grown:
-        more = {pid for pid, process in processes.items() if process.parent in found} - found
+        more = {pid for pid, process in processes.items() if process.parent in pids} - pids
         grown = bool(more)
-        found |= more
-    return found
+        pids |= more
+    return pids
 
 
 def _is_shoal_command(command: tuple[str, ...]) -> bool:
@@ -130,16 +130,16 @@ class OwnUse:
         return min(1.0, max(0.0, spent / (now - then) / (psutil.cpu_count() or 1)))
 
     def _times(self) -> dict[tuple[int, float], float]:
-        found: dict[tuple[int, float], float] = {}
+        times: dict[tuple[int, float], float] = {}
         try:
             root = psutil.Process(self._pid)
             family = [root, *root.children(recursive=True)]
         except psutil.Error:
-            return found
+            return times
         for process in family:
             try:
                 spent = process.cpu_times()
-                found[process.pid, process.create_time()] = spent.user + spent.system
+                times[process.pid, process.create_time()] = spent.user + spent.system
             except psutil.Error:  # it has ended
                 continue
-        return found
+        return times

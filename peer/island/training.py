@@ -46,12 +46,12 @@ def choose_devices(wish: DeviceWish) -> tuple[str, ...]:
     Raises ``ValueError`` if this machine lacks one.
     """
     if wish.names or wish.count is not None:
-        found = wish.names or _first(wish.count or 0, wish.device)
+        devices = wish.names or _first(wish.count or 0, wish.device)
         option = "--devices"
     else:
-        found = _equal_accelerators() if wish.device == "auto" else ()
+        devices = _equal_accelerators() if wish.device == "auto" else ()
         option = "--device"
-    chosen = found if len(found) > 1 else (*found, wish.device)[:1]
+    chosen = devices if len(devices) > 1 else (*devices, wish.device)[:1]
     for name in chosen:
         try:
             choose_device(name)

@@ -111,8 +111,8 @@ def agree_on_units(
         shared = []
         for index, unit in enumerate(fragment.units):
             held = by_name[unit.tensor]
-            found = {rank: overlap(box, unit.start, unit.end) for rank, box in enumerate(held)}
-            holders = {rank: part for rank, part in found.items() if part is not None}
+            overlaps = {rank: overlap(box, unit.start, unit.end) for rank, box in enumerate(held)}
+            holders = {rank: part for rank, part in overlaps.items() if part is not None}
             shared.append(
                 SharedUnit(
                     channel,

@@ -133,9 +133,9 @@ def who_answered(link: Link, presence: Presence, *, now: float) -> str:
 def _other_runs(link: Link, presence: Presence) -> dict[PeerId, str]:
     """The seeds that take part in another run, and which."""
     peers = [peer for seed in link.seeds if (peer := peer_of(seed)) is not None]
-    found = {peer: presence.misfits.get(peer) for peer in peers}
+    misfits = {peer: presence.misfits.get(peer) for peer in peers}
     return {
-        peer: misfit.theirs for peer, misfit in found.items() if misfit and misfit.what == "run"
+        peer: misfit.theirs for peer, misfit in misfits.items() if misfit and misfit.what == "run"
     }
 
 

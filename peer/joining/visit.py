@@ -273,9 +273,9 @@ class Visitor:
             answers = await _each(members, self._ask)
         await self._ask_those_counted(members, answers)
         reasons = {peer: why for peer, why in answers.items() if isinstance(why, Exception)}
-        found = [answer for answer in answers.values() if isinstance(answer, status.PeerStatus)]
+        statuses = [answer for answer in answers.values() if isinstance(answer, status.PeerStatus)]
         # Peers that can be dialled have connections with those that cannot.
-        able = sorted(found, key=lambda answer: (answer.reachable is not True, answer.peer))
+        able = sorted(statuses, key=lambda answer: (answer.reachable is not True, answer.peer))
 
         async def ask_others(peer: PeerId) -> status.PeerStatus | None:
             return await self._ask_others([PeerId(a.peer) for a in able[:OTHERS_ASKED_MAX]], peer)
@@ -284,7 +284,7 @@ class Visitor:
         silent = {}
         for peer, passed in passed_on.items():
             if passed is not None:
-                found.append(passed)
+                statuses.append(passed)
                 continue
             record, why = members[peer].record, reasons[peer]
             refuses = isinstance(why, NotAdmitted)
@@ -294,14 +294,14 @@ class Visitor:
             if able:
                 reason += "; no peer that answered could ask it either"
             silent[peer] = Silent(record.name, record.role, record.step_time_s, reason, refuses)
-        found.sort(key=lambda answer: (answer.name, answer.peer))
+        statuses.sort(key=lambda answer: (answer.name, answer.peer))
         in_force = await self._directives_in_force()
         rows: list[Contributor] = []
         for credit in extras("credit.asking"):
             able_peers = [PeerId(answer.peer) for answer in able]
             rows = await credit.contributors_told(self._host, self._link.run_id, able_peers)
         records = {peer: member.record for peer, member in members.items()}
-        return RunStatus(self._link.run_id, tuple(found), silent, in_force, tuple(rows), records)
+        return RunStatus(self._link.run_id, tuple(statuses), silent, in_force, tuple(rows), records)
 
     async def _ask_those_counted(
         self, members: dict[PeerId, Member], answers: dict[PeerId, Answer]
@@ -319,9 +319,9 @@ class Visitor:
         deadline = loop.time() + COUNTED_WITHIN_S
         await self._presence.greet(counting_more()[:OTHERS_ASKED_MAX])  # they pass records on
         while counting_more() and loop.time() < deadline:
-            found = self._found()
-            members.update(found)
-            answers.update(await _each(sorted(found.keys() - answers.keys()), self._ask))
+            present = self._found()
+            members.update(present)
+            answers.update(await _each(sorted(present.keys() - answers.keys()), self._ask))
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _admitted(self) -> bool:
@@ -445,10 +445,10 @@ class Visitor:
         since = loop.time()
         while not known or loop.time() - since < QUIET_S:
             now = loop.time()
-            found = self._found()
-            if found.keys() != known.keys():
+            present = self._found()
+            if present.keys() != known.keys():
                 since = now
-            known = found
+            known = present
             if not known:
                 check_seeds_run(self._link, self._presence, waited_s=now - began)
             if now > deadline and not known:

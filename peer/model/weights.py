@@ -99,17 +99,17 @@ def load_weights(model: torch.nn.Module, path: str | Path, *, strict: bool = Tru
     aliases = _aliases(model)
     places, is_part = _places(path)
     superfluous = sorted(name for name in places if name not in aliases)
-    found = {aliases[name]: (name, file) for name, file in places.items() if name in aliases}
-    missing = sorted(wanted.keys() - found.keys())
+    weights = {aliases[name]: (name, file) for name, file in places.items() if name in aliases}
+    missing = sorted(wanted.keys() - weights.keys())
     needed = missing
     if is_part or _adapters(model):
         # Buffers do not require gradients either.
         needed = [name for name in missing if wanted[name].requires_grad]
-    if not found or (strict and (needed or superfluous)):
+    if not weights or (strict and (needed or superfluous)):
         reason = _differences(needed or missing, superfluous)
-        raise WeightsUnfit(str(path), reason if found else f"{_NOTHING_FITS}: {reason}")
+        raise WeightsUnfit(str(path), reason if weights else f"{_NOTHING_FITS}: {reason}")
     try:
-        for name, (there, file) in found.items():
+        for name, (there, file) in weights.items():
             with safe_open(file, "pt") as opened:
                 shape = tuple(opened.get_slice(there).get_shape())
             if shape != tuple(wanted[name].shape):
@@ -117,7 +117,7 @@ def load_weights(model: torch.nn.Module, path: str | Path, *, strict: bool = Tru
                     f"{name!r} has the shape {shape}, the model's is {tuple(wanted[name].shape)}"
                 )
                 raise WeightsUnfit(str(path), reason)
-        for name, (there, file) in found.items():
+        for name, (there, file) in weights.items():
             with safe_open(file, "pt") as opened:
                 _fill(wanted[name], opened.get_tensor(there))
     except (SafetensorError, OSError) as error:

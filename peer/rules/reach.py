@@ -135,5 +135,5 @@ def outdated(
 
 
 def _most_frequent(releases: Iterable[str]) -> str:
-    ((found, _),) = Counter(sorted(releases)).most_common(1)
-    return found
+    ((release, _),) = Counter(sorted(releases)).most_common(1)
+    return release

@@ -69,8 +69,8 @@ class Place:
 
 
 def place_of(text: str) -> Place:
-    name, found, digest = text.rpartition(_PIN)
-    return Place(name, digest) if found else Place(text)
+    name, pin, digest = text.rpartition(_PIN)
+    return Place(name, digest) if pin else Place(text)
 
 
 def pinned(name: str, sha256: str) -> str:

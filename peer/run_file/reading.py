@@ -85,9 +85,9 @@ def from_canonical(data: bytes, run_id: str, *, source: str = "run file from pee
     """
     if len(data) > RUN_FILE_MAX_BYTES:
         raise RunFileError(source, [_too_large(len(data))])
-    found = blake3(data).hexdigest()
-    if found != run_id:
-        raise RunFileError(source, [Fault("", f"its id is {found}, the id asked for is {run_id}")])
+    own_id = blake3(data).hexdigest()
+    if own_id != run_id:
+        raise RunFileError(source, [Fault("", f"its id is {own_id}, the id asked for is {run_id}")])
     try:
         settings = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -139,15 +139,15 @@ def wrong_values(settings: Mapping[str, Any]) -> list[Fault]:
         for section in sections:
             inner = inner.setdefault(section, {})
         inner[setting] = value
-    found = Findings(None)
-    check_table(table, RunFile, (), found)
-    return [fault for fault in found.faults if fault.setting in settings]
+    findings = Findings(None)
+    check_table(table, RunFile, (), findings)
+    return [fault for fault in findings.faults if fault.setting in settings]
 
 
 def faults_of_new(run: RunFile, *, now: datetime, text: str | None = None) -> list[Fault]:
     """The faults of a run that is still to begin, by ``obstacles``. ``text``: its TOML."""
-    found = Findings(None if text is None else TomlLines(text))
-    return _by_line(found, obstacles(run, now=now))
+    findings = Findings(None if text is None else TomlLines(text))
+    return _by_line(findings, obstacles(run, now=now))
 
 
 def _too_large(size: int, most: int = RUN_FILE_MAX_BYTES) -> Fault:
@@ -178,9 +178,9 @@ def _checked(settings: dict[str, Any], *, source: str, lines: TomlLines | None) 
         side = f"this side is too old: upgrade it with {UPGRADE}" if later else "it is no schema"
         problem = f"schema is {schema!r}; this version of shoal reads {SCHEMA}: {side}"
         raise RunFileError(source, [Fault("schema", problem, line)])
-    found = Findings(lines)
-    check_table(settings, RunFile, (), found)
-    if not found.faults:
+    findings = Findings(lines)
+    check_table(settings, RunFile, (), findings)
+    if not findings.faults:
         model = settings.get("model", {})
         if (size := model.pop("size", None)) is not None:
             settings["model"] = {**SIZES[size], **model}
@@ -188,12 +188,12 @@ def _checked(settings: dict[str, Any], *, source: str, lines: TomlLines | None) 
             run = msgspec.convert(settings, RunFile)
         except msgspec.ValidationError as error:  # a rule that check_table does not know
             raise RunFileError(source, [Fault("", str(error))]) from None
-        if faults := _by_line(found, contradictions(run)):
+        if faults := _by_line(findings, contradictions(run)):
             raise RunFileError(source, faults)
         if (size := len(run.canonical())) > RUN_FILE_MAX_BYTES:
             raise RunFileError(source, [_too_large(size)])
         return run
-    raise RunFileError(source, _by_line(found))
+    raise RunFileError(source, _by_line(findings))
 
 
 def _by_line(found: Findings, problems: Iterable[Contradiction] = ()) -> list[Fault]:

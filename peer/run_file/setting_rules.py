@@ -257,11 +257,11 @@ class TomlLines:
         table: tuple[str, ...] = ()
         in_text = False
         for number, line in enumerate(text.split("\n"), 1):
-            found = None if in_text else _LINE.match(line)
+            match = None if in_text else _LINE.match(line)
             in_text ^= len(_LONG_TEXT.findall(line)) % 2 == 1
-            if found is None:
+            if match is None:
                 continue
-            bracket, header, key = found.groups()
+            bracket, header, key = match.groups()
             if key is not None:
                 self._note((*table, *_parts(key)), number)
                 continue

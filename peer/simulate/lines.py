@@ -39,10 +39,10 @@ def shortest_cycles(
     def encoded_bytes(codec: str) -> int:
         return codec_named(codec).encoded_size([int(parameters)])
 
-    found = [first]
+    levels = [first]
     for up, down in codecs:
         shortest = Level(codec=up, codec_down=down, cycle_steps=first.cycle_steps)
         share = line.share_of(encoded_bytes, shortest)
         steps = math.ceil(first.cycle_steps * max(1.0, share / share_max))
-        found.append(Level(codec=up, codec_down=down, cycle_steps=steps))
-    return list(dict.fromkeys(found))
+        levels.append(Level(codec=up, codec_down=down, cycle_steps=steps))
+    return list(dict.fromkeys(levels))

@@ -33,8 +33,8 @@ def own(name: str) -> Any:
     """The object that ``module:name`` names; a class is called. Raises ``ValueError``."""
     module, _, attribute = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
-        return found() if isinstance(found, type) else found
+        part = getattr(importlib.import_module(module), attribute)
+        return part() if isinstance(part, type) else part
     except (ImportError, SyntaxError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{name!r}: {error}") from error
 
@@ -42,8 +42,8 @@ def own(name: str) -> Any:
 def problem_named(name: str) -> Problem:
     """A problem at its defaults. Raises ``ValueError`` for a name that is not known."""
     if is_own(name):
-        found: Problem = own(name)
-        return found
+        problem: Problem = own(name)
+        return problem
     if name == "quadratic":
         return Quadratic()
     if name == "text_mlp":
@@ -114,10 +114,10 @@ def _registered(name: str, register: Callable[[Any], None]) -> object:
     """Register what ``module:name`` names under that name."""
     if len(name) > NAME_MAX:
         raise ValueError(f"{name!r} has {len(name)} letters; at most {NAME_MAX} fit")
-    found = own(name)
-    found.name = name
-    register(found)
-    return found
+    part = own(name)
+    part.name = name
+    register(part)
+    return part
 
 
 def codecs_of(swarm: Swarm) -> tuple[str, ...]:

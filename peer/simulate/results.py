@@ -37,9 +37,9 @@ class Mean:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Mean:
-        found = list(values)
-        error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else 0.0
-        return cls(statistics.fmean(found), error)
+        numbers = list(values)
+        error = statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else 0.0
+        return cls(statistics.fmean(numbers), error)
 
     def text(self, digits: int, *, per: float = 1.0) -> str:
         error = f" ±{self.error / per:.{digits}f}" if self.error else ""

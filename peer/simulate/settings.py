@@ -516,10 +516,10 @@ def _converted(table: dict[str, Any]) -> Swarm:
     unknown = [name for name in settings_of(table) if name not in KNOWN]
     if unknown:
         raise BadExperiment(_unknown(unknown[0]))
-    found = Findings(lines=None)
-    check_table(table, Swarm, (), found)
-    if found.faults:
-        raise BadExperiment("; ".join(str(fault) for fault in found.faults))
+    findings = Findings(lines=None)
+    check_table(table, Swarm, (), findings)
+    if findings.faults:
+        raise BadExperiment("; ".join(str(fault) for fault in findings.faults))
     try:
         return msgspec.convert(table, Swarm)
     except msgspec.ValidationError as error:  # a rule of several settings, in words of its table

@@ -339,12 +339,12 @@ def _read_meta(path: Path) -> dict[str, Any]:
     if blake3(body.removesuffix(b"\n")).hexdigest().encode() != digest:
         raise CheckpointDamaged(str(path), f"{_META} does not have its digest")
     envelope: dict[str, Any] = json.loads(body)  # written by this module, as the digest matches
-    found = envelope.get("format")
-    if isinstance(found, int) and found > FORMAT:
+    written = envelope.get("format")
+    if isinstance(written, int) and written > FORMAT:
         # Not damaged: to set it aside would throw away what an upgrade would read.
-        raise OfLaterRelease(str(path), f"it has format {found}, this release reads {FORMAT}")
-    if found != FORMAT:
-        raise CheckpointDamaged(str(path), f"it has format {found}, this version reads {FORMAT}")
+        raise OfLaterRelease(str(path), f"it has format {written}, this release reads {FORMAT}")
+    if written != FORMAT:
+        raise CheckpointDamaged(str(path), f"it has format {written}, this version reads {FORMAT}")
     return envelope
 
 

@@ -31,15 +31,15 @@ class Earlier:
 
 def look_at_files(folder: Path) -> Earlier:
     """Look for the key in a peer's folder, and verify its checkpoints."""
-    found = _look_at_checkpoints(folder)
+    earlier = _look_at_checkpoints(folder)
     if (folder / KEY).exists() or not has_been_there(folder):
-        return found
+        return earlier
     no_key = (
         f"{folder} has no {KEY}, so this peer gets a new one and is a new peer to the others; its "
         "earlier work counts for the old key. If there is a copy of that, stop this peer and put "
         "the copy there"
     )
-    return Earlier((no_key, *found.told), lost=found.lost)
+    return Earlier((no_key, *earlier.told), lost=earlier.lost)
 
 
 def _look_at_checkpoints(folder: Path) -> Earlier:
@@ -73,7 +73,7 @@ def told_if_edited(run: RunFile, folder: Path) -> str | None:
     own = kept_run(folder)
     if own is not None and own.run_id == run.run_id:
         return None
-    found = [
+    others = [
         (outer.stat().st_mtime, home, before)
         for home in {folder, *(data_home(os.environ) / "runs").glob("*/")}
         if (outer := home / OUTER).is_dir()
@@ -81,9 +81,9 @@ def told_if_edited(run: RunFile, folder: Path) -> str | None:
         and before.name == run.name
         and before.run_id != run.run_id
     ]
-    if not found:
+    if not others:
         return None
-    _, home, before = max(found, key=lambda each: each[0])
+    _, home, before = max(others, key=lambda each: each[0])
     changed = differences(before, run)
     more = len(changed) - DIFFERENCES_SHOWN
     shown = "; ".join(changed[:DIFFERENCES_SHOWN]) + (f"; {more} more" if more > 0 else "")

@@ -168,14 +168,14 @@ class GoodStates:
         """The states with which the run goes on after a rollback, as far as this peer has them."""
         rollback = orders.rollback
         assert rollback is not None
-        found: list[FragmentState | None] = [None] * len(self._layout.fragments)
+        roots: list[FragmentState | None] = [None] * len(self._layout.fragments)
         for fragment, (root, each) in enumerate(zip(rollback.roots, orders.attested, strict=False)):
             state = self._load(fragment, each)
             if state is not None:
                 made = rolled_back(state, rollback.number)
                 if (made.version, made.lineage) == (root.version, root.lineage):
-                    found[fragment] = made
-        return found
+                    roots[fragment] = made
+        return roots
 
     def _load(self, fragment: int, attested: Attested) -> FragmentState | None:
         size = self._layout.fragments[fragment].size

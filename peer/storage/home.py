@@ -224,7 +224,7 @@ def is_in_use(folder: Path) -> bool:
 
 def running_peers() -> dict[Path, Occupant]:
     """The folders of all peers of this user that run now, wherever they are, sorted."""
-    found: dict[Path, Occupant] = {}
+    running: dict[Path, Occupant] = {}
     for link in _registry().glob("*"):
         # A peer that just ends has removed its link, and one of another user is not to be read.
         with suppress(OSError):
@@ -232,10 +232,10 @@ def running_peers() -> dict[Path, Occupant]:
             if is_in_use(folder):
                 occupant = occupant_of(folder)
                 if occupant is not None:
-                    found[folder] = occupant
+                    running[folder] = occupant
             else:  # its process was killed
                 link.unlink(missing_ok=True)
-    return dict(sorted(found.items()))
+    return dict(sorted(running.items()))
 
 
 def occupant_of(folder: Path) -> Occupant | None:

@@ -158,9 +158,9 @@ def load_outer(
             what = f"the run of the checkpoint in {checkpoint.path}"
             raise FolderOfAnotherRun(what, run_id, outer.run.run_id)
         if layout_hash is not None and outer.layout.hash != layout_hash:
-            found, wanted = outer.layout.hash.hex(), layout_hash.hex()
+            kept, wanted = outer.layout.hash.hex(), layout_hash.hex()
             what = f"the layout of the checkpoint in {checkpoint.path}"
-            raise FolderOfAnotherRun(what, wanted, found)
+            raise FolderOfAnotherRun(what, wanted, kept)
         return outer
     return None
 

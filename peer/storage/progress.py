@@ -185,7 +185,7 @@ def read_progress(path: Path) -> Processed | None:
 
 
 def _newest(content: bytes | mmap.mmap) -> tuple[int, Processed] | None:
-    found: list[tuple[int, Processed]] = []
+    slots: list[tuple[int, Processed]] = []
     if content[: len(_MAGIC)] != _MAGIC:
         return None
     for at in _SLOTS_AT:
@@ -195,5 +195,5 @@ def _newest(content: bytes | mmap.mmap) -> tuple[int, Processed] | None:
             continue
         sequence, incarnation, step, tokens, earlier, clean = _RECORD.unpack(fields)
         if sequence:
-            found.append((sequence, Processed(incarnation, step, tokens, earlier, bool(clean))))
-    return max(found, key=lambda entry: entry[0], default=None)
+            slots.append((sequence, Processed(incarnation, step, tokens, earlier, bool(clean))))
+    return max(slots, key=lambda entry: entry[0], default=None)

@@ -50,20 +50,20 @@ class ProofFolder:
 
     def verdicts(self) -> list[Verdict]:
         try:
-            found = _decoder.decode((self._folder / VERDICTS_FILE).read_bytes())
+            verdicts = _decoder.decode((self._folder / VERDICTS_FILE).read_bytes())
         except (OSError, *UNDECODABLE):
             return []
-        return list(found.all) if found.run == self._run else []
+        return list(verdicts.all) if verdicts.run == self._run else []
 
     def sizes(self) -> dict[bytes, int]:
         """The size of each proof that is there, by name."""
-        found = {}
+        sizes = {}
         for path in self._folder.glob("*.proof"):
             try:
-                found[bytes.fromhex(path.stem)] = path.stat().st_size
+                sizes[bytes.fromhex(path.stem)] = path.stat().st_size
             except (OSError, ValueError):
                 continue
-        return found
+        return sizes
 
     def write(
         self, verdicts: Iterable[Verdict], kept: Set[bytes], new: Mapping[bytes, Proof]

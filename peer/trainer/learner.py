@@ -263,17 +263,17 @@ class Learner:
         if fragment in self._offering or fragment in self._adopting or len(local) < len(pieces):
             return None
         kept = [piece.values().clone() for piece in local]
-        found = []
+        results = []
         try:
             for state in states:
                 for piece in local:
                     piece.put(state[piece.where])
-                found.append(measure())
+                results.append(measure())
         finally:
             with held_back():
                 for piece, values in zip(local, kept, strict=True):
                     piece.put(values)
-        return found
+        return results
 
     def take_adopted(self) -> list[tuple[int, int]]:
         """Fragments and versions adopted since the last call."""

@@ -208,11 +208,11 @@ class LoopChecks:
             stack.callback(optimizer.register_step_pre_hook(steps).remove)
 
     def _check_schedule(self, optimizer: torch.optim.Optimizer, rates: Rates) -> None:
-        if (found := rates.overruled(optimizer)) is not None:
+        if (pair := rates.overruled(optimizer)) is not None:
             self.found(
                 "rates",
                 f"the program sets the learning rate of {type(optimizer).__name__} after "
-                f"run.schedule(optimizer) has set it ({found[1]:.3g} in place of {found[0]:.3g}), "
+                f"run.schedule(optimizer) has set it ({pair[1]:.3g} in place of {pair[0]:.3g}), "
                 "so the run's schedule has no effect: remove the program's own schedule, or do not "
                 "call run.schedule",
             )

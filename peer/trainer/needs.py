@@ -131,17 +131,17 @@ class Needs:
 
     @property
     def _link_lines(self) -> list[str]:
-        found = []
+        lines = []
         for device, memory in EXAMPLES.items():
             speed = expected_tokens_per_s(self.run, self.parameters, device, frozen=self.frozen)
             if speed is not None:
                 bits = self.link_bits_per_s(speed)
-                found.append(
+                lines.append(
                     f"         {_speed_text(bits)} each way for one {device} at about "
                     f"{count_text(speed)} tokens/s"
                 )
-                found += self._fit_lines(memory)
-        return found
+                lines += self._fit_lines(memory)
+        return lines
 
     def _fit_lines(self, memory: float) -> list[str]:
         """The micro-batch of a device with so much memory; empty if the model is not known."""

@@ -30,13 +30,13 @@ _COUNTERS = frozenset({torch.int32, torch.int64})
 
 def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """The exchanged parameters: those with ``requires_grad``, tied ones once, by the first name."""
-    found = {name: p for name, p in recipes.trained_parameters(model).items() if p.numel()}
-    if not found:
+    exchanged = {name: p for name, p in recipes.trained_parameters(model).items() if p.numel()}
+    if not exchanged:
         raise Unusable(
             "no parameter of the model has requires_grad; there is nothing to train together",
             section="nothing-to-train",
         )
-    return found
+    return exchanged
 
 
 def statistics_of(model: torch.nn.Module, buffers: Buffers) -> dict[str, torch.Tensor]:
@@ -110,9 +110,9 @@ def is_coarse(parameters: Mapping[str, torch.Tensor]) -> bool:
 
 def check_layout(layout: Layout, run: RunFile) -> None:
     """Raise ``ModelMismatch`` if the run is for other parameters."""
-    expected, found = run.model.layout_hash, layout.hash.hex()
-    if expected is not None and found != expected:
-        raise ModelMismatch(run.name, found, expected)
+    expected, own = run.model.layout_hash, layout.hash.hex()
+    if expected is not None and own != expected:
+        raise ModelMismatch(run.name, own, expected)
 
 
 def is_whole(parameter: torch.Tensor) -> bool:
@@ -126,14 +126,14 @@ def check_recipe(run: RunFile, shapes: Mapping[str, tuple[int, ...]]) -> None:
         return
     model = recipes.build_model(run, weights=False)
     theirs = {name: tuple(p.shape) for name, p in trained_parameters(model).items()}
-    found = [
+    differing = [
         (name, str(shapes.get(name, ABSENT)), str(theirs.get(name, ABSENT)))
         for name in sorted(shapes.keys() | theirs.keys())
         if shapes.get(name) != theirs.get(name)
     ]
-    if found:
+    if differing:
         recipe = str(run.model.__struct_config__.tag)
-        told = [f"{name}: {here} here, {there} there" for name, here, there in found]
+        told = [f"{name}: {here} here, {there} there" for name, here, there in differing]
         if more := told[DIFFERENCES_SHOWN:]:
             told[DIFFERENCES_SHOWN:] = [f"and {len(more)} more"]
         raise Declined(

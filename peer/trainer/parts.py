@@ -108,19 +108,19 @@ def open_parts(plan: Plan, news: News, conditions: Conditions, stack: ExitStack)
 
     Raises ``NotAdmitted`` before anything is started if the run does not admit this peer.
     """
-    settings, found = plan.settings, _find(plan.where, plan.settings)
-    run = found.run
+    settings, found_run = plan.settings, _find(plan.where, plan.settings)
+    run = found_run.run
     check_program(run, plan.model)
     buffers = run.outer.buffers
     parameters = exchanged_tensors(plan.model, buffers)
     layout = model_layout(plan.model, run.outer.fragments, buffers=buffers)
     check_layout(layout, run)
     check_statistics(statistics_of(plan.model, buffers))
-    home = _open_home(settings, found, stack)
+    home = _open_home(settings, found_run, stack)
     here = met_here(run.run_id, home.directory, stopped=conditions.leaving)
     if here:
         news.add("joins_here", {"directory": str(here[0]), "peers": len(here)})
-        found = replace(found, seeds=with_own_peers(run.run_id, found.seeds))
+        found_run = replace(found_run, seeds=with_own_peers(run.run_id, found_run.seeds))
     memory = SharedTensors.create(
         [fragment.size for fragment in layout.fragments],
         layout=layout.hash,
@@ -128,7 +128,7 @@ def open_parts(plan: Plan, news: News, conditions: Conditions, stack: ExitStack)
         coarse=is_coarse(parameters),
     )
     stack.callback(memory.close)
-    begin = _first_message(plan, found, home, parameters, is_here=bool(here))
+    begin = _first_message(plan, found_run, home, parameters, is_here=bool(here))
     agent = _agent(settings, begin, memory, home, news)
     pieces = None
     if plan.ranks is not None:

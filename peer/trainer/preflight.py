@@ -142,18 +142,18 @@ def problems(
     *, memory_needed: float, memory_free: float, disk_needed: float, disk_free: float
 ) -> tuple[str, ...]:
     """Reasons why this machine is too small, in words; empty if it is large enough."""
-    found = []
+    problems_found = []
     if memory_needed > memory_free:
-        found.append(
+        problems_found.append(
             f"it needs about {bytes_text(memory_needed)} of memory, {bytes_text(memory_free)} "
             "are free; close other programs or use a larger machine"
         )
     if disk_needed > disk_free:
-        found.append(
+        problems_found.append(
             f"it needs about {bytes_text(disk_needed)} of disk, {bytes_text(disk_free)} "
             "are free; free some or pass --directory"
         )
-    return tuple(found)
+    return tuple(problems_found)
 
 
 def expected_share(step_time_s: float, others: Sequence[float]) -> float:
@@ -199,7 +199,7 @@ def examine(
     engine = open_engine(run, settings)
     facts = facts_of(device)
     key = key_of(run, facts, settings.wishes, devices=devices)
-    goal, found = begin(
+    goal, fit = begin(
         engine,
         facts,
         settings.wishes,
@@ -210,9 +210,9 @@ def examine(
     )
     engine.tuning = Tuner(engine, goal, keep=partial(_keep, remembered, key))
     if on_cpu:
-        room["memory_needed"] += devices * found.step_bytes
+        room["memory_needed"] += devices * fit.step_bytes
     layout = model_layout(engine.model, run.outer.fragments, buffers=run.outer.buffers)
-    sequence_s = found.sequence_s
+    sequence_s = fit.sequence_s
     if goal.known is None and goal.choices.compile:
         sequence_s /= COMPILED  # what is sent must not be told too low
     step_time_s = max(pace_s, sequence_s * math.ceil(run.inner.batch_size / devices))
@@ -226,7 +226,7 @@ def examine(
         key=key,
         devices=devices,
         frozen_bytes=size.frozen_bytes,
-        step_bytes=found.step_bytes,
+        step_bytes=fit.step_bytes,
         step_time_s=step_time_s,
         upload_per_hour=cycle_bytes(run, layout) * cycles_per_hour,
         **room,

@@ -85,13 +85,13 @@ S = TypeVar("S", bound=PeerSettings)
 def with_public_ports(own: S, *, tell: Callable[[str], object]) -> S:
     """The settings, in a rented container with the ports at which others can dial this peer."""
     container = container_of(os.environ)
-    found = container and public_ports(
+    ports = container and public_ports(
         container, listen=own.listen, announce=own.announce, lane=own.lane, is_free=is_free
     )
-    if not found:
+    if not ports:
         return own
-    tell(found.text)
-    return replace(own, listen=found.listen, announce=found.announce, lane=found.lane)
+    tell(ports.text)
+    return replace(own, listen=ports.listen, announce=ports.announce, lane=ports.lane)
 
 
 def settings_from(settings: JoinSettings | None, own: Mapping[str, Any]) -> JoinSettings:

@@ -108,8 +108,8 @@ class Trials:
         if losses is None:
             return  # at the next safe point
         seconds = time.monotonic() - began
-        found = losses[0], losses[1]
-        self._answer(Tried(number=asked.number, losses=found, seconds=seconds))
+        both = losses[0], losses[1]
+        self._answer(Tried(number=asked.number, losses=both, seconds=seconds))
 
     def _answer(self, tried: Tried) -> None:
         self._asked = self._reading = None

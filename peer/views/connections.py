@@ -100,8 +100,8 @@ class Connections:
 
         @web.middleware
         async def watch(request: web.Request, handler: Handler) -> web.StreamResponse:
-            found = (one for one in self._open if one.transport is request.transport)
-            connection = next(found, None)
+            matching = (one for one in self._open if one.transport is request.transport)
+            connection = next(matching, None)
             if connection is None:
                 return await handler(request)
             connection.requests += 1

@@ -97,9 +97,9 @@ async def serve_pages(
         return _json({"status": "alive"})
 
     async def ready(request: web.Request) -> web.Response:
-        found = checks()
-        is_ready = all(check.ok for check in found)
-        content = {"ready": is_ready, "checks": [asdict(check) for check in found]}
+        results = checks()
+        is_ready = all(check.ok for check in results)
+        content = {"ready": is_ready, "checks": [asdict(check) for check in results]}
         return _json(content, status=200 if is_ready else 503)
 
     async def figures(request: web.Request) -> web.Response:

@@ -223,14 +223,14 @@ class Downloads:
                     )
                     self._pause(pause_s)
                 continue
-            found = content.sha256
-            if place.sha256 in (found, None):
-                return found
+            digest = content.sha256
+            if place.sha256 in (digest, None):
+                return digest
             content.cut()
             if not resumed:
                 raise _unusable(
                     place,
-                    f"its content has the sha256 {found}, the run file demands {place.sha256}: it "
+                    f"its content has the sha256 {digest}, the run file demands {place.sha256}: it "
                     "was changed, or damaged on the way; try again, then ask the run's author",
                 )
             resumed = False  # the part that was there may be the damaged one
@@ -356,11 +356,11 @@ class KnownHashes:
 
 def _checked_hash(files: Sequence[tuple[Path, Place]]) -> str:
     hashes = [file_sha256(path) for path, _ in files]
-    for (path, place), found in zip(files, hashes, strict=True):
-        if place.sha256 not in (None, found):
+    for (path, place), digest in zip(files, hashes, strict=True):
+        if place.sha256 not in (None, digest):
             raise _unusable(
                 place,
-                f"{path} has the sha256 {found}, the run file demands {place.sha256}: replace it "
+                f"{path} has the sha256 {digest}, the run file demands {place.sha256}: replace it "
                 "with the file that the run's author used",
             )
     return hashes[0] if len(hashes) == 1 else blake3("".join(hashes).encode()).hexdigest()

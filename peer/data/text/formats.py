@@ -146,9 +146,9 @@ class _HubFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         with _told_of(self._location):
-            found = self._opened.read(len(buffer))
-        buffer[: len(found)] = found
-        return len(found)
+            content = self._opened.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
 
 
 @contextmanager

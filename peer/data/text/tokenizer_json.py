@@ -75,10 +75,10 @@ def checked(content: bytes) -> str:
     if kind not in _KINDS["model"]:
         raise ValueError(f"its model is of the kind {kind[:100]!r}, which is not known")
     for part in _NESTED:
-        found = list(_parts(part, getattr(file, part)))
-        if len(found) > PARTS_MAX:
-            raise ValueError(f"its {part} has {len(found)} parts; at most {PARTS_MAX} are read")
-        _check_growth(part, found)
+        pieces = list(_parts(part, getattr(file, part)))
+        if len(pieces) > PARTS_MAX:
+            raise ValueError(f"its {part} has {len(pieces)} parts; at most {PARTS_MAX} are read")
+        _check_growth(part, pieces)
     return msgspec.json.encode(file).decode()
 
 

@@ -35,17 +35,17 @@ def run_from_base(named: str, *, rank: int | None, data: str | None) -> RunFile:
     from peer.model.recipes import build_model
 
     with progress("reading the base", quiet=False) as show:
-        found = published(named, cache_dir=data_cache(), tell=lambda name, share: show(share))
+        base_model = published(named, cache_dir=data_cache(), tell=lambda name, share: show(share))
     plain: dict[str, Any] = {
-        "config": found.config,
-        "config_unset": list(found.config_unset) or None,
+        "config": base_model.config,
+        "config_unset": list(base_model.config_unset) or None,
     }
     lora = None
     if rank is not None:
         model = build_model(_checked(RunFile(model=HfModel(**plain))), weights=False)
         lora = Lora(rank=rank, alpha=2.0 * rank, targets=usual_targets(model))
-    chosen = HfModel(**plain, base=found.source, base_files=list(found.files), lora=lora)
-    tokenizer, end_token = found.tokenizer, found.end_token
+    chosen = HfModel(**plain, base=base_model.source, base_files=list(base_model.files), lora=lora)
+    tokenizer, end_token = base_model.tokenizer, base_model.end_token
     if Path(named).is_dir():
         from peer.extras.export.tokenizer import is_of_bytes
 

@@ -58,10 +58,10 @@ def check_quantizer(lora: Lora) -> None:
         return
     if importlib.util.find_spec("bitsandbytes") is None:
         raise QuantizerMissing(lora.base_dtype, "the package 'bitsandbytes' is not installed")
-    found = version("bitsandbytes")
-    if not torch.cuda.is_available() and tuple(map(int, found.split(".")[:2])) < ON_CPU_SINCE:
+    installed = version("bitsandbytes")
+    if not torch.cuda.is_available() and tuple(map(int, installed.split(".")[:2])) < ON_CPU_SINCE:
         raise QuantizerMissing(
-            lora.base_dtype, f"bitsandbytes {found} needs a CUDA device, and there is none"
+            lora.base_dtype, f"bitsandbytes {installed} needs a CUDA device, and there is none"
         )
 
 

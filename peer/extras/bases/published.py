@@ -85,10 +85,10 @@ def _on_hub(named: str) -> Published:
             "with https://",
         )
     try:
-        found = huggingface_hub.HfApi().model_info(
+        info = huggingface_hub.HfApi().model_info(
             name, revision=revision or None, files_metadata=True
         )
-        commit, siblings = str(found.sha), found.siblings or []
+        commit, siblings = str(info.sha), info.siblings or []
 
         def read(file: str) -> bytes:
             return Path(huggingface_hub.hf_hub_download(name, file, revision=commit)).read_bytes()
@@ -213,8 +213,8 @@ def _settings(read: Callable[[str], bytes], named: str) -> dict[str, Any]:
 
 def _end_token(read: Callable[[str], bytes]) -> str | None:
     try:
-        found = json.loads(read(TOKENIZER_CONFIG)).get("eos_token")
+        token = json.loads(read(TOKENIZER_CONFIG)).get("eos_token")
     except (ValueError, RecursionError, AttributeError):
         return None
-    found = found.get("content") if isinstance(found, dict) else found
-    return found if isinstance(found, str) else None
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None

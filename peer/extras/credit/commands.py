@@ -82,10 +82,10 @@ def credit(
         return
     from peer.extras.credit.accounting.contributors import lines
 
-    for place, found in rows.items():
+    for place, counted in rows.items():
         if len(rows) > 1:
             print(f"{place}:")
-        print("\n".join(map(printable, lines(found))))
+        print("\n".join(map(printable, lines(counted))))
 
 
 def _record(rows: list[Contributor], own: str | None) -> dict[str, object]:
@@ -95,14 +95,14 @@ def _record(rows: list[Contributor], own: str | None) -> dict[str, object]:
 
 
 def _folders(where: str | None) -> list[Path]:
-    found = list(running_peers()) if where is None else [Path(where)]
-    if not found or not all((folder / "identity.key").exists() for folder in found):
+    folders = list(running_peers()) if where is None else [Path(where)]
+    if not folders or not all((folder / "identity.key").exists() for folder in folders):
         raise typer.BadParameter(
             "none of your peers is running on this machine; name the folder of one, or a link"
             if where is None
             else f"{where} is not the folder of a peer: it has no identity.key"
         )
-    return found
+    return folders
 
 
 def _peer_of(folder: Path) -> PeerId:

@@ -169,9 +169,9 @@ async def check_directory(host: Host, identity: Identity) -> Finding:
     loop = asyncio.get_running_loop()
     started = loop.time()
     stored = await host.directory.publish(key, sealed, ttl_s=30.0, timeout_s=DIRECTORY_TIMEOUT_S)
-    found = await host.directory.look_up(key, timeout_s=DIRECTORY_TIMEOUT_S)
+    record = await host.directory.look_up(key, timeout_s=DIRECTORY_TIMEOUT_S)
     took_s = loop.time() - started
-    if not stored or found.get(identity.peer_id) != sealed:
+    if not stored or record.get(identity.peer_id) != sealed:
         return Finding(
             "DHT",
             "failed",
@@ -383,9 +383,9 @@ async def _count_live(presence: Presence) -> int:
     live, since = 0, loop.time()
     while loop.time() < give_up_at and (not live or loop.time() - since < COUNT_QUIET_S):
         await asyncio.sleep(0.05)
-        found = len(presence.table.live(loop.time()))
-        if found != live:
-            live, since = found, loop.time()
+        count = len(presence.table.live(loop.time()))
+        if count != live:
+            live, since = count, loop.time()
     return live
 
 

@@ -49,10 +49,10 @@ def explain(
         file = path / "events.jsonl" if path.is_dir() else path
         if not file.is_file():
             raise typer.BadParameter(f"there is no event log at {file}")
-        found = read_logs(read_events(file), place=file.parent.name or str(file))
-        if not found:
+        logs_in_file = read_logs(read_events(file), place=file.parent.name or str(file))
+        if not logs_in_file:
             raise typer.BadParameter(f"there is no event in {file}; an event log is events.jsonl")
-        read += found
+        read += logs_in_file
     known = aligned(read)
     if round_ is not None:
         story = stories.round_story(known, round_)

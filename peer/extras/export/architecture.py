@@ -96,10 +96,10 @@ def _vault_gemma(shape: GptModel, cap: float) -> Architecture:
 
 def config_of(shape: GptModel, *, mlp_width: int, dtype: Dtype, end: int | None) -> dict[str, Any]:
     """The content of ``config.json``. ``end``: the token that ends a document."""
-    found = architecture_of(shape)
+    architecture = architecture_of(shape)
     return {
-        "architectures": [found.class_name],
-        "model_type": found.model_type,
+        "architectures": [architecture.class_name],
+        "model_type": architecture.model_type,
         "vocab_size": shape.vocabulary,
         "hidden_size": shape.width,
         "intermediate_size": mlp_width,
@@ -118,7 +118,7 @@ def config_of(shape: GptModel, *, mlp_width: int, dtype: Dtype, end: int | None)
         "eos_token_id": end,
         "pad_token_id": None,
         "dtype": TORCH_NAMES[dtype],
-        **found.settings,
+        **architecture.settings,
     }
 
 
@@ -127,15 +127,15 @@ def converted(shape: GptModel, tensors: Mapping[str, Tensor], *, dtype: Dtype) -
 
     ``dtype``: the type that they will be written in. Raises ``Unusable``.
     """
-    found = architecture_of(shape)
+    architecture = architecture_of(shape)
     made: Tensors = {"model.embed_tokens.weight": tensors["embedding.weight"]}
     if not shape.tied_head:
         made["lm_head.weight"] = tensors["head.weight"]
     for index in range(shape.layers):
-        for name, tensor in _block(shape, found, tensors, f"blocks.{index}."):
+        for name, tensor in _block(shape, architecture, tensors, f"blocks.{index}."):
             made[f"model.layers.{index}.{name}.weight"] = tensor
     made["model.norm.weight"] = tensors["norm.weight"]
-    return _for_gemma(shape, made, dtype) if found.is_gemma else made
+    return _for_gemma(shape, made, dtype) if architecture.is_gemma else made
 
 
 def _block(

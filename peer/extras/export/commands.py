@@ -98,16 +98,16 @@ def export(
         check_free(out)
     else:
         check_place(out, replaces=force)
-    found = find_model(where, out, data_dir=data, quiet=as_json, check=check)
-    outer = found.outer
+    model = find_model(where, out, data_dir=data, quiet=as_json, check=check)
+    outer = model.outer
     if write is not None:
-        found.check_recipe()
+        model.check_recipe()
         whole = Export(
             outer=outer,
-            facts=found.facts,
-            tokenizer=found.tokenizer(),
+            facts=model.facts,
+            tokenizer=model.tokenizer(),
             dtype=dtype.value,
-            base=None if to is ExportFormat.PEFT else found.base(quiet=as_json),
+            base=None if to is ExportFormat.PEFT else model.base(quiet=as_json),
         )
         write(whole, out)
     elif dtype is Dtype.BF16:

@@ -113,19 +113,19 @@ def _download(
     from peer.joining.link import Link
 
     start_logging(logging.ERROR)
-    found = find_known_run(where)
+    found_run = find_known_run(where)
     if check is not None:
-        check(found.run)
-    layout = _layout_of(found.run)
-    run_id = found.run.run_id
-    link = Link(run_id, with_own_peers(run_id, found.seeds), found.invite)
+        check(found_run.run)
+    layout = _layout_of(found_run.run)
+    run_id = found_run.run.run_id
+    link = Link(run_id, with_own_peers(run_id, found_run.seeds), found_run.invite)
     seen: list[RunStatus] = []
-    with progress(f"downloading {found.run.name}", quiet=quiet) as on_progress:
+    with progress(f"downloading {found_run.run.name}", quiet=quiet) as on_progress:
         work = download(
             link,
-            found.run,
+            found_run.run,
             layout,
-            parts_of(found.run, parts),
+            parts_of(found_run.run, parts),
             on_progress=on_progress,
             on_seen=seen.append,
         )
@@ -137,7 +137,7 @@ def _download(
             complain(f"{error.reason}; so this is the copy that your peer has in {own[0]}")
             return FoundModel(own[1], facts_in_folder(*own), data_dir or own[0] / "data")
     facts = facts_of_peers(seen[0], outer) if seen else RunFacts()
-    return FoundModel(outer, facts, data_dir or found.folder or Path())
+    return FoundModel(outer, facts, data_dir or found_run.folder or Path())
 
 
 def _own_copy(run_id: RunId) -> tuple[Path, OuterState] | None:

@@ -96,10 +96,10 @@ def bytes_tokenizer(context: int) -> TokenizerFiles:
 def is_of_bytes(folder: Path) -> bool:
     """Return whether the tokenizer in a folder is the one whose tokens are bytes."""
     try:
-        found = (folder / "tokenizer.json").read_bytes()
+        content = (folder / "tokenizer.json").read_bytes()
     except OSError:
         return False
-    return found == bytes_tokenizer(1).files["tokenizer.json"]
+    return content == bytes_tokenizer(1).files["tokenizer.json"]
 
 
 def _config(context: int) -> dict[str, Any]:

@@ -220,10 +220,10 @@ class Bootstrap:
         if estimate is None:
             return Check("clock", True, "no peer has been asked yet")
         offset_s = round(estimate.offset_s, 1) + 0.0  # not -0.0
-        found = f"{offset_s:+.1f} s from the median of {plural(estimate.peers, 'peer')}"
+        offset = f"{offset_s:+.1f} s from the median of {plural(estimate.peers, 'peer')}"
         if abs(estimate.offset_s) > CLOCK_OFF_MAX_S + estimate.error_s:
-            return Check("clock", False, f"{found}; turn NTP on")
-        return Check("clock", True, found)
+            return Check("clock", False, f"{offset}; turn NTP on")
+        return Check("clock", True, offset)
 
     def _check_disk(self) -> Check:
         path = self.settings.data_directory
@@ -231,10 +231,10 @@ class Bootstrap:
             free = shutil.disk_usage(path).free
         except OSError as error:
             return Check("disk", False, f"{path}: {error.strerror or error}")
-        found = f"{free / 1e9:.1f} GB free in {path}"
+        room = f"{free / 1e9:.1f} GB free in {path}"
         if free < DISK_FREE_MIN_BYTES:
-            return Check("disk", False, f"{found}; known peers cannot be saved, free some space")
-        return Check("disk", True, found)
+            return Check("disk", False, f"{room}; known peers cannot be saved, free some space")
+        return Check("disk", True, room)
 
     def content(self) -> Mapping[str, Any]:
         """Content of the page, for ``/state.json``."""

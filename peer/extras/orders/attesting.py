@@ -16,7 +16,7 @@ def chosen(told: Sequence[Sequence[Kept]], fragments: int) -> tuple[tuple[Kept, 
     for states in told:
         for kept in set(states):
             holders[kept] = holders.get(kept, 0) + 1
-    found = []
+    attested = []
     for fragment in range(fragments):
         able = [
             (kept.version, count, kept.digest, kept)
@@ -26,5 +26,5 @@ def chosen(told: Sequence[Sequence[Kept]], fragments: int) -> tuple[tuple[Kept, 
         if not able:
             return None
         _, count, _, kept = max(able, key=lambda each: each[:3])
-        found.append((kept, count))
-    return tuple(found)
+        attested.append((kept, count))
+    return tuple(attested)

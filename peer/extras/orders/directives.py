@@ -145,31 +145,31 @@ def direct(
     from peer.rules.amendments import objection
     from peer.storage.credentials import invite_from, owner_key_path
 
-    found = find(where)
-    signer = signer_for(found, key, delegation)
-    asked = (*found.seeds, *(addresses.parse_seed(text) for text in seeds or ()))
-    copy = own_directive_path(key or owner_key_path(), found.run.run_id)
+    found_run = find(where)
+    signer = signer_for(found_run, key, delegation)
+    asked = (*found_run.seeds, *(addresses.parse_seed(text) for text in seeds or ()))
+    copy = own_directive_path(key or owner_key_path(), found_run.run.run_id)
     # Peers tell versions and states only to whom the run admits.
-    policy = found.run.policy
+    policy = found_run.run.policy
     invite = invite_from(signer) if policy.admission == "invited" else None
     # A peer that is listed may run with the owner's key: two with one key disturb each other.
     as_owner = policy.admission == "listed" and signer.key.peer_id not in policy.peers
-    link = Link(found.run.run_id, with_own_peers(found.run.run_id, asked), invite)
+    link = Link(found_run.run.run_id, with_own_peers(found_run.run.run_id, asked), invite)
 
     async def spread() -> Delivered:
         async with visit(link, signer.key if as_owner else None) as visitor:
             seen = await visitor.look(timeout_s=FIND_WITHIN_S)
-            last = _last(copy, signer, found, seen.directives.get(signer.key.peer_id))
+            last = _last(copy, signer, found_run, seen.directives.get(signer.key.peer_id))
             bans = frozenset(last.bans) if last is not None else frozenset()
             orders = NONE if last is None else last.orders
             number = 1 if last is None else last.number + 1
             kept = await visitor.attestable() if asks_kept else {}
             with usage_errors():
-                wanted = change(Before(found, bans, orders, number, seen, kept))
+                wanted = change(Before(found_run, bans, orders, number, seen, kept))
                 waits = waiting(seen, wanted[1])
                 if last is not None and wanted == (bans, orders):
                     return Delivered(last, False, await visitor.deliver(encode(last)), waits)
-                if (reason := objection(found.run, wanted[1])) is not None:
+                if (reason := objection(found_run.run, wanted[1])) is not None:
                     raise ValueError(reason)
                 directive = signer.directive(number, *wanted)
             write_whole(copy, encode(directive))

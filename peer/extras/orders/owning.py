@@ -62,18 +62,18 @@ def invite(
     from dht.membership.credentials import InviteKey
     from peer.joining.link import Link, only_from
 
-    found = find(where)
-    signer = signer_for(found, key, delegation)
-    if found.run.policy.admission != "invited":
+    found_run = find(where)
+    signer = signer_for(found_run, key, delegation)
+    if found_run.run.policy.admission != "invited":
         complain("nobody needs this invite: the run's policy.admission is not 'invited'")
     until = int(time.time()) + days * DAY_S
     if signer.delegation is not None:
         until = min(until, signer.delegation.expires_at)
     secret = Identity.generate()
     signed = InviteKey(signer.invite(secret.public_key, role, until), secret)
-    asked = (*found.seeds, *(addresses.parse_seed(text) for text in seed or ()))
-    seeds = with_own_peers(found.run.run_id, asked)[:SEEDS_MAX]
-    link = str(Link(found.run.run_id, seeds, signed))
+    asked = (*found_run.seeds, *(addresses.parse_seed(text) for text in seed or ()))
+    seeds = with_own_peers(found_run.run.run_id, asked)[:SEEDS_MAX]
+    link = str(Link(found_run.run.run_id, seeds, signed))
     ends = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(until))
     if as_json:
         record = {"link": link, "invite": signed.invite.id, "role": role, "expires_at": until}

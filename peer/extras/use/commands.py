@@ -244,7 +244,7 @@ def _report_tasks(folder: Path, tasks: list[str], *, as_json: bool) -> None:
     results = measured(folder, tasks)
     lines = (
         f"{task}  {name}  {value}"
-        for task, found in results.items()
-        for name, value in found.items()
+        for task, scores in results.items()
+        for name, value in scores.items()
     )
     show({"tasks": results}, lines, as_json=as_json)

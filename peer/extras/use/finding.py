@@ -42,12 +42,12 @@ def find_ready(where: str, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
         return _ready_adapter(Path(where), data_dir=data_dir, quiet=quiet)
     parts = data_home(os.environ) / "model"
     parts.parent.mkdir(parents=True, exist_ok=True)
-    found = find_model(where, parts, data_dir=data_dir, quiet=quiet, check=check_buildable)
-    found.check_recipe()
-    base = found.base(quiet=quiet)
+    model = find_model(where, parts, data_dir=data_dir, quiet=quiet, check=check_buildable)
+    model.check_recipe()
+    base = model.base(quiet=quiet)
     with report_if_slow(LOADING):
-        ready = ready_of_run(found.outer, found.tokenizer(), data_dir=found.data_dir, base=base)
-    shutil.rmtree(parts_of(found.outer.run, parts), ignore_errors=True)
+        ready = ready_of_run(model.outer, model.tokenizer(), data_dir=model.data_dir, base=base)
+    shutil.rmtree(parts_of(model.outer.run, parts), ignore_errors=True)
     return ready
 
 

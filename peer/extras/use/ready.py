@@ -194,6 +194,6 @@ def context_of(model: nn.Module, otherwise: int) -> int:
     """Tokens that a model can read at once; ``otherwise`` if it does not say."""
     shape: Any = getattr(model, "shape", None) or getattr(model, "config", None)
     for name in ("context", "max_position_embeddings", "n_positions"):
-        if isinstance(found := getattr(shape, name, None), int):
-            return found
+        if isinstance(length := getattr(shape, name, None), int):
+            return length
     return otherwise

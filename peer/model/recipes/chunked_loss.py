@@ -74,15 +74,15 @@ def can_chunk(model: nn.Module) -> bool:
     enlarging = _head(model).register_forward_hook(lambda _, given, made: COMPARED_TIMES * made)
     try:
         with torch.no_grad():
-            found, whole = _logits(model, _hidden(model, tokens)), model(tokens).logits
+            chunked, whole = _logits(model, _hidden(model, tokens)), model(tokens).logits
     except (AttributeError, TypeError, IndexError, RuntimeError):
         return False  # a backbone of another kind
     finally:
         enlarging.remove()
         for module in training:
             module.training = True
-    return found.shape == whole.shape and torch.allclose(
-        found, whole, rtol=1e-4, atol=1e-5 * COMPARED_TIMES
+    return chunked.shape == whole.shape and torch.allclose(
+        chunked, whole, rtol=1e-4, atol=1e-5 * COMPARED_TIMES
     )
 
 

@@ -162,12 +162,12 @@ def _parts(
     model: torch.nn.Module, flat: torch.Tensor
 ) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
     """Each parameter with a view of its part of the flat vector."""
-    at, found = 0, []
+    at, parts = 0, []
     for parameter in trained_parameters(model).values():
         part = flat[at : at + parameter.numel()].view(parameter.shape)
-        found.append((parameter, part))
+        parts.append((parameter, part))
         at += parameter.numel()
-    return found
+    return parts
 
 
 class _GptTraining:

@@ -302,7 +302,7 @@ def wished_devices(device: str, devices: str) -> DeviceWish:
         return DeviceWish(device, count=int(devices))
     named = [_NAME.fullmatch(name.strip()) for name in devices.split(",")]
     # The same device has two names, as cuda and cuda:0.
-    known = [(found[1], found[2] or "0") for found in named if found is not None]
+    known = [(match[1], match[2] or "0") for match in named if match is not None]
     is_one_kind = len({kind for kind, _ in known}) == 1
     if len(known) < len(named) or len(set(known)) < len(known) or not is_one_kind:
         raise ValueError(

@@ -235,6 +235,6 @@ class Skips:
         late = LateValue(found_inf if isinstance(found_inf, torch.Tensor) else 0.0)
         self._steps.append((late, tokens))
         while len(self._steps) > (LAG if late.is_late else 0):
-            found, tokens = self._steps.popleft()
-            if not found.wait():
+            skipped, tokens = self._steps.popleft()
+            if not skipped.wait():
                 yield tokens

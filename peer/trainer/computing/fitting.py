@@ -145,10 +145,10 @@ class Remembered:
 
     def _all(self) -> dict[str, Any]:
         try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
+            content = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return content if isinstance(content, dict) else {}
 
 
 def key_of(run: RunFile, facts: DeviceFacts, wishes: OwnerChoices, *, devices: int = 1) -> str:

@@ -46,8 +46,8 @@ class Meter:
     def _gradient_bytes(self) -> float:
         if self._device.type != "cuda":
             return 0.0
-        found = (p.grad for p in self._engine.model.parameters())
-        return float(sum(grad.nbytes for grad in found if grad is not None))
+        gradients = (p.grad for p in self._engine.model.parameters())
+        return float(sum(grad.nbytes for grad in gradients if grad is not None))
 
 
 def probe(

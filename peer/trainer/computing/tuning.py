@@ -258,11 +258,11 @@ class Tuner(Tuning):
         # On a busy machine the time of a pass is that of other programs as well.
         sequence_s = min(best.seconds, best.work_s) / best.size
         size = max(1, min(most, int(COMPARED_S / max(1e-9, sequence_s))))
-        found = []
+        probes = []
         for choices in (half, replace(half, precision="fp32")):
             self._engine.choose(replace(choices, micro_batch=size))
-            found.append((yield from self._measured(size)))
-        in_half, plain = found
+            probes.append((yield from self._measured(size)))
+        in_half, plain = probes
         # What a sequence adds is at most twice as much in fp32.
         grown = max(0.0, best.peak_bytes - in_half.peak_bytes)
         takes = min(plain.scaled(most).peak_bytes, plain.peak_bytes + 2.0 * grown)

@@ -80,9 +80,9 @@ def owners(
     Two keys belong together if each names the other, or by way of a third one that both belong to.
     """
     there = set(peers)
-    found: dict[PeerId, frozenset[PeerId]] = {}
+    owned: dict[PeerId, frozenset[PeerId]] = {}
     for peer in sorted(there):
-        if peer in found:
+        if peer in owned:
             continue
         group, ahead = {peer}, [peer]
         while ahead:
@@ -90,8 +90,8 @@ def owners(
             group |= mutual
             ahead += mutual
         for each in group:
-            found[each] = frozenset(group)
-    return found
+            owned[each] = frozenset(group)
+    return owned
 
 
 def _mutual(peer: PeerId, statements: Mapping[PeerId, Statement]) -> set[PeerId]:

@@ -185,8 +185,8 @@ class _Server:
         if folder is None or export not in {each.name for each in published(folder)}:
             return None
         there = {path.name: path for path in (folder / export).iterdir() if path.is_file()}
-        found = there.get(name)
-        return None if found is None or found.is_symlink() else found
+        listed = there.get(name)
+        return None if listed is None or listed.is_symlink() else listed
 
 
 async def _harden(request: web.BaseRequest, response: web.StreamResponse) -> None:
