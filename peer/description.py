@@ -175,9 +175,9 @@ async def read_layout(
 
     Raises ``DhtError``, or ``ValueError``.
     """
-    told = await ask(host, peer, run, timeout_s=timeout_s)
+    theirs = await ask(host, peer, run, timeout_s=timeout_s)
     kinds = await KINDS_OF_TENSORS.ask(host, peer, run, KINDS, timeout_s=timeout_s)
-    specs = [TensorSpec(each.name, each.shape) for each in told.tensors if not each.digest]
+    specs = [TensorSpec(each.name, each.shape) for each in theirs.tensors if not each.digest]
     if (values := sum(spec.size for spec in specs)) > VALUES_MAX:
         raise ValueError(f"a model of {values} values; {VALUES_MAX} are the most")
     return Layout.build(

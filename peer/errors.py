@@ -198,16 +198,16 @@ class ModelMismatch(RunRefused):
     def __str__(self) -> str:
         if not self.differences:
             return super().__str__()
-        told = "; ".join(f"{name}: {a} here, {b} there" for name, a, b in self.differences)
+        text = "; ".join(f"{name}: {a} here, {b} there" for name, a, b in self.differences)
         if self.count > len(self.differences):
-            told += f"; and {self.count - len(self.differences)} more"
+            text += f"; and {self.count - len(self.differences)} more"
         if self.frozen:
             return (
-                f"frozen parameters are not those of run {self.run!r}: {told}; load the same "
+                f"frozen parameters are not those of run {self.run!r}: {text}; load the same "
                 "weights as the other peers, or pass allow_frozen_differences=True"
             )
         return (
-            f"the model is not that of run {self.run!r}: {told}; build the model as the other "
+            f"the model is not that of run {self.run!r}: {text}; build the model as the other "
             "peers do"
         )
 

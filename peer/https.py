@@ -93,8 +93,8 @@ def answers_checked() -> Iterator[None]:
     except OSError:  # one of them is a kind of both
         raise
     except (http.client.HTTPException, ValueError) as error:
-        told = f"the address or its server's answer is invalid: {one_line(error)}"
-        raise urllib.error.URLError(told) from error
+        reason = f"the address or its server's answer is invalid: {one_line(error)}"
+        raise urllib.error.URLError(reason) from error
 
 
 def https_opener(

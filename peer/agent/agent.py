@@ -400,7 +400,7 @@ class Agent(Role):
             version - (0 if base is None else base.version)
             for version, base in zip(status.versions, held, strict=False)
         ]
-        told = msgspec.structs.asdict(self._training) | {
+        training = msgspec.structs.asdict(self._training) | {
             # As of the account: the trainer has told the others up to a second ago.
             "steps": memory.step,
             "tokens": memory.tokens,
@@ -408,7 +408,7 @@ class Agent(Role):
         }
         return msgspec.structs.replace(
             status,
-            **told,
+            **training,
             staleness=max([0, *behind]),
             fates=fates(self._account.update(self.peer.states)),
             # Further work could not be merged any more.
@@ -438,7 +438,7 @@ class Agent(Role):
         peer = self.peer
         finished = fields["outcome"] == "finished"
         weights = dict(zip(fields["contributors"], fields["weights"], strict=False))
-        told = {
+        summary = {
             "fragment": fields["fragment"],
             "version": fields["version"],
             "members": len(fields["members"]),
@@ -449,7 +449,7 @@ class Agent(Role):
             "weight": weights.get(peer.me),
             "left_out": peer.board.names.within(fields["left_out"].get(peer.me, "")),
         }
-        self._line.say(Happened("round" if finished else "round_missed", told))
+        self._line.say(Happened("round" if finished else "round_missed", summary))
 
     def on_turn_to_measure(self, version: int, tokens: int) -> None:
         self._line.say(Measure(version, tokens))

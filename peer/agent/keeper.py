@@ -84,16 +84,16 @@ def _kept_until(date: datetime) -> str:
 
 async def _rest(guest: Guest, stop: asyncio.Event, on_event: Callable[[str, Fields], None]) -> None:
     """Stay off line while the machine's owner wants it."""
-    told: str | None = None
+    reason_told: str | None = None
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(guest.watch_machine(), name="watch machine")
         while isinstance(verdict := guest.look(), Rest) and not (stop.is_set() or guest.must_leave):
-            if verdict.reason != told:
-                told = verdict.reason
-                on_event("paused", {"reason": f"off line: {told}"})
+            if verdict.reason != reason_told:
+                reason_told = verdict.reason
+                on_event("paused", {"reason": f"off line: {reason_told}"})
             await asyncio.sleep(OBEY_EVERY_S)
         watching.cancel()
-    if told is not None and isinstance(verdict, Go):
+    if reason_told is not None and isinstance(verdict, Go):
         on_event("resumed", {"text": "on line again"})
 
 
@@ -217,10 +217,10 @@ class Keeper(Role):
             link = peer.network.link()
             if link and is_news(link, self._link):
                 self._link = link
-                told = event_of(link, peer.run_file)
-                self._on_event("link", told)
-                if told["limit"] is not None:
-                    self._on_event("link_limited", {"text": told["limit"]})
+                link_fields = event_of(link, peer.run_file)
+                self._on_event("link", link_fields)
+                if link_fields["limit"] is not None:
+                    self._on_event("link_limited", {"text": link_fields["limit"]})
             await asyncio.sleep(1.0)
 
     def _ask_those_ahead(self, averager: Averager) -> None:
@@ -229,8 +229,10 @@ class Keeper(Role):
         A keeper is in no group, and hears of a new version by the records of others alone.
         """
         live = self.peer.network.live_members()
-        told = {member.peer: unpack_versions(member.record.versions) for member in live}
-        known = {p: each for p, each in told.items() if averager.is_established(p)} or told
+        versions_of = {member.peer: unpack_versions(member.record.versions) for member in live}
+        known = {
+            p: each for p, each in versions_of.items() if averager.is_established(p)
+        } or versions_of
         self._turn += 1
         for state in averager.states:
             if state is None:

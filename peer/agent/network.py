@@ -398,11 +398,11 @@ class Network:
                 return None
 
         answers = [each for each in await asyncio.gather(*map(ask, peers)) if each is not None]
-        told = {PeerId(answer.peer): answer for answer in answers}
-        self.foundings.update((peer, a.founding) for peer, a in told.items() if a.founding)
-        for peer in self.foundings.keys() - self._view.keys() - told.keys():
+        by_peer = {PeerId(answer.peer): answer for answer in answers}
+        self.foundings.update((peer, a.founding) for peer, a in by_peer.items() if a.founding)
+        for peer in self.foundings.keys() - self._view.keys() - by_peer.keys():
             del self.foundings[peer]  # as many as there are live peers
-        for peer, answer in told.items():
+        for peer, answer in by_peer.items():
             self.losses.pop(peer, None)
             if answer.loss is not None:
                 self.losses[peer] = asyncio.get_running_loop().time(), answer.loss

@@ -161,8 +161,8 @@ def keep(
     where = directory or keeper_directory(found_run.run.run_id)
     seeds = (*(seed or ()), *map(str, found_run.seeds))
     check_somebody_to_ask(found_run, link, seeds, where)
-    told = _told_layout(found_run, seeds, where)
-    lines = check_keeper(found_run.run, where, told)
+    told_layout = _told_layout(found_run, seeds, where)
+    lines = check_keeper(found_run.run, where, told_layout)
     if public is not None:
         public.check(found_run.run)
     for text in look_at_files(where).told:
@@ -171,7 +171,7 @@ def keep(
         print_summary(lines)
         if not typer.confirm("Take part?", default=True):
             return ExitCode.REFUSED
-    layout = told or recipe_layout(found_run.run)
+    layout = told_layout or recipe_layout(found_run.run)
 
     sentence = Sentences()
 

@@ -220,17 +220,17 @@ def run_check(
     if not as_json:
         for remark in remarks(run):
             complain(remark)
-    told: dict[str, Any] = {"ok": True, "name": run.name, "run_id": run.run_id}
+    record: dict[str, Any] = {"ok": True, "name": run.name, "run_id": run.run_id}
     lines: Sequence[str] = ()
     if not isinstance(run.model, CustomModel):
         from peer.trainer.needs import needs_of  # with torch: faults are told without it
 
         needs = needs_of(run)
         lines = needs.lines
-        told["parameters"] = needs.parameters
-        told["buffers"] = needs.buffers
-        told["fragments"] = len(needs.layout.fragments)
-        told["layout_hash"] = needs.layout.hash.hex()
+        record["parameters"] = needs.parameters
+        record["buffers"] = needs.buffers
+        record["fragments"] = len(needs.layout.fragments)
+        record["layout_hash"] = needs.layout.hash.hex()
         size = needs.parameters // run.outer.fragments
         if size < FRAGMENT_MIN and not as_json:
             complain(
@@ -240,7 +240,7 @@ def run_check(
     if data is not None:
         try:
             with report_if_slow("still reading the data"):
-                told["data"] = (
+                record["data"] = (
                     "custom: a program reads it"
                     if isinstance(run.data, CustomData)
                     else read_once(run, cache_dir=data_cache(), data_dir=data)
@@ -251,7 +251,7 @@ def run_check(
             faults = [{"line": None, "setting": "data", "fault": str(error)}]
             print(json_text({"ok": False, "faults": faults}))
             return error.exit_code
-    show(told, (*(f"{key}: {value}" for key, value in told.items()), *lines), as_json=as_json)
+    show(record, (*(f"{key}: {value}" for key, value in record.items()), *lines), as_json=as_json)
     return 0
 
 

@@ -22,13 +22,13 @@ class KnownNames(Names):
             ]
         if len(fits) != 1:
             known = sorted((self._names[peer], peer) for peer in fits or self._names)
-            told = [f"{name} -> {peer}" for name, peer in known[:CANDIDATES_MAX]]
+            candidates = [f"{name} -> {peer}" for name, peer in known[:CANDIDATES_MAX]]
             if fits:
                 raise Unusable(
-                    f"{wanted!r} may be one of {', '.join(told)}; name one by its id",
+                    f"{wanted!r} may be one of {', '.join(candidates)}; name one by its id",
                     section="no-such-peer",
                 )
-            known_here = ", ".join(told) or "nobody"
+            known_here = ", ".join(candidates) or "nobody"
             raise Unusable(
                 f"no peer {wanted!r} is known here; known are {known_here}",
                 section="no-such-peer",

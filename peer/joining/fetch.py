@@ -119,15 +119,17 @@ def who_answered(link: Link, presence: Presence, *, now: float) -> str:
     if presence.table.live(now):
         return ""  # they may have the run file
     elsewhere, hosts = _other_runs(link, presence), len(presence.bootstrap_seeds)
-    told = [f"{peer} takes part in another run, {run[:16]}..." for peer, run in elsewhere.items()]
+    reasons = [
+        f"{peer} takes part in another run, {run[:16]}..." for peer, run in elsewhere.items()
+    ]
     if hosts:
         who, them = (
             ("the bootstrap host", "it") if hosts == 1 else (f"{hosts} bootstrap hosts", "them")
         )
-        told.append(
+        reasons.append(
             f"{who} answered, no peer of this run is known to {them}; check the run id in the link"
         )
-    return "; ".join(told)
+    return "; ".join(reasons)
 
 
 def _other_runs(link: Link, presence: Presence) -> dict[PeerId, str]:

@@ -243,8 +243,8 @@ def read_file(path: Path, *, bytes_max: int = TEXT_MAX_BYTES) -> bytes:
             data = file.read(bytes_max + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        told = f"{reason}; pass a file, an https URL or a link"
-        raise RunFileUnreadable(str(path), told) from error
+        problem = f"{reason}; pass a file, an https URL or a link"
+        raise RunFileUnreadable(str(path), problem) from error
     if len(data) > bytes_max:
         raise RunFileUnreadable(str(path), f"it is longer than {bytes_max} bytes")
     return data
@@ -269,8 +269,8 @@ def download(
     except urllib.error.HTTPError as error:
         raise RunNotFound(url, f"the server answered {error.code} {error.reason}") from error
     except OSError as error:  # URLError and timeouts are, too
-        told = f"{reason_of(error)}; check the address and this machine's connection"
-        raise RunNotFound(url, told) from error
+        problem = f"{reason_of(error)}; check the address and this machine's connection"
+        raise RunNotFound(url, problem) from error
     if len(data) > bytes_max:
         raise RunNotFound(url, f"it is longer than {bytes_max} bytes")
     return data

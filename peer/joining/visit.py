@@ -152,15 +152,15 @@ class RunStatus:
     @property
     def step_times_s(self) -> list[float]:
         """The step times of all learners, those included that only their records speak for."""
-        told = [peer.step_time_s for peer in self.peers if peer.role == LEARNER]
-        return told + [s.step_time_s or 0.0 for s in self.silent.values() if s.role == LEARNER]
+        times = [peer.step_time_s for peer in self.peers if peer.role == LEARNER]
+        return times + [s.step_time_s or 0.0 for s in self.silent.values() if s.role == LEARNER]
 
     @property
     def ended_at(self) -> float | None:
         """Wall-clock time at which the run ended, if all peers with a state say so."""
-        told = [peer.ended_at for peer in self.peers if peer.versions]
-        times = [at for at in told if at is not None]
-        return min(times) if times and len(times) == len(told) else None
+        dates = [peer.ended_at for peer in self.peers if peer.versions]
+        times = [at for at in dates if at is not None]
+        return min(times) if times and len(times) == len(dates) else None
 
     @property
     def is_ordered_to_end(self) -> bool:
@@ -174,8 +174,8 @@ class RunStatus:
     @property
     def newest_version(self) -> int | None:
         """The newest version of any fragment; ``None`` if no peer tells its own."""
-        told = [max(peer.versions) for peer in self._holders]
-        return told_by_two(told) if told else None
+        versions = [max(peer.versions) for peer in self._holders]
+        return told_by_two(versions) if versions else None
 
     @property
     def fragments(self) -> int:
@@ -191,8 +191,8 @@ class RunStatus:
     @property
     def held_out(self) -> status.HeldOut | None:
         """The newest held-out loss that any peer knows, after tokens that the run has merged."""
-        told = [peer.held_out for peer in self.peers if peer.held_out is not None]
-        known = [each for each in told if each.tokens <= self.global_tokens]
+        losses = [peer.held_out for peer in self.peers if peer.held_out is not None]
+        known = [each for each in losses if each.tokens <= self.global_tokens]
         return max(known, key=lambda held_out: held_out.tokens, default=None)
 
     def plain(self) -> dict[str, Any]:
@@ -312,8 +312,10 @@ class Visitor:
         """
 
         def counting_more() -> list[PeerId]:
-            told = [answer for answer in answers.values() if isinstance(answer, status.PeerStatus)]
-            return [PeerId(each.peer) for each in told if each.peers > len(answers)]
+            statuses = [
+                answer for answer in answers.values() if isinstance(answer, status.PeerStatus)
+            ]
+            return [PeerId(each.peer) for each in statuses if each.peers > len(answers)]
 
         loop = asyncio.get_running_loop()
         deadline = loop.time() + COUNTED_WITHIN_S
@@ -387,12 +389,12 @@ class Visitor:
 
         Peers that lie can only leave some out.
         """
-        told = sorted(self._told)
-        if not told or (run := await self._run_file()) is None:
+        directives = sorted(self._told)
+        if not directives or (run := await self._run_file()) is None:
             return {}
         owner = None if run.policy.owner is None else PeerId(run.policy.owner)
         admission, now = Admission(Terms(self._link.run_id, owner=owner)), time.time()
-        for data in told:
+        for data in directives:
             admission.take(data, now=now)
         return admission.in_force(now)
 
@@ -516,8 +518,8 @@ def status_lines(seen: RunStatus, *, ids: bool = False) -> list[str]:
     for signer, directive in seen.directives.items():
         banned = ", ".join(banned_names(directive))
         orders = words(directive.orders)
-        told = [f"banned: {banned or 'nobody'}"] if banned or not orders else []
-        said = "; ".join([*told, *orders, *waiting(seen, directive.orders)])
+        parts = [f"banned: {banned or 'nobody'}"] if banned or not orders else []
+        said = "; ".join([*parts, *orders, *waiting(seen, directive.orders)])
         lines.append(f"directive {directive.number} of {signer}: {said}")
         for peer in seen.peers if directive.delegation is None else ():
             if peer.directive != directive.number:

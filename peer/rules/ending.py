@@ -510,7 +510,7 @@ class Ending:
 
     def _done(self) -> list[Effect]:
         """Go on: the purpose of the present state is achieved, or its time is over."""
-        seen, state, told = self._seen, self.state, list[Effect]()
+        seen, state, effects = self._seen, self.state, list[Effect]()
         match state:
             case State.LAST_ROUNDS if self._learns and not seen.learners:
                 left_s = self._until - self._now
@@ -528,14 +528,14 @@ class Ending:
                     "tokens": seen.pending,
                     "seconds": self._now - self._offering.since,
                 }
-                told.append(Tell("last_offers", fields))
+                effects.append(Tell("last_offers", fields))
             case State.AGREEING | State.SETTLING if self._waiting:
                 self._apart = "; ".join(self._waiting)
                 which = {"versions": list(seen.versions), "model": seen.model}
-                told.append(Tell("left_apart", {"text": self._apart, **which}))
+                effects.append(Tell("left_apart", {"text": self._apart, **which}))
             case State.DRAINING | State.CUT_SHORT if seen.in_flight:
-                told.append(Tell("drain_cut_short", {"in_flight": seen.in_flight}))
-        return told + self._go(DONE[state])
+                effects.append(Tell("drain_cut_short", {"in_flight": seen.in_flight}))
+        return effects + self._go(DONE[state])
 
     # --- looks and answers ----------------------------------------------------------------------
 
@@ -595,8 +595,8 @@ class Ending:
         if left_s is not None and left_s <= -CLOCKS_DIFFER_S and self._rounds is not None:
             self._until = self._now + self._last_round_s
             versions = list(self._rounds.versions)
-            told = Tell("last_round", {"versions": versions, "peers": seen.learners})
-            effects += [told, *self._go(State.LAST_ROUNDS)]
+            tells = Tell("last_round", {"versions": versions, "peers": seen.learners})
+            effects += [tells, *self._go(State.LAST_ROUNDS)]
         return effects
 
     def _close(self, final: Set[int], by_owner: bool) -> list[Effect]:
@@ -634,8 +634,8 @@ class Ending:
         is_news = self.ended_at is None
         self.ended_at = self.ended_at or self._wall_time
         if self._stays:
-            told = Tell("ended_here", {"reason": reason})
-            return [*([told] if is_news else []), *self._go(State.SETTLING)]
+            tells = Tell("ended_here", {"reason": reason})
+            return [*([tells] if is_news else []), *self._go(State.SETTLING)]
         self.departure = Departure(reason, 0, finished=True, timeout_s=LAST_ROUND_S)
         self._since = self._now
         return [Enter("leaving", reason), *self._go(State.AGREEING)]
@@ -655,12 +655,12 @@ class Ending:
 
     def _leave(self, departure: Departure) -> list[Effect]:
         self.departure, self._since = departure, self._now
-        told = Enter("leaving", departure.reason)
+        enters = Enter("leaving", departure.reason)
         if departure.timeout_s <= 0:
-            return [told, *self._go(State.CUT_SHORT)]
+            return [enters, *self._go(State.CUT_SHORT)]
         least_s, most_s = PENDING_SHARE * departure.timeout_s, departure.patience_s
         self._begin_to_offer(departure.reason, least_s=least_s, most_s=most_s)
-        return [told, Do.GREET, *self._go(State.OFFERING)]
+        return [enters, Do.GREET, *self._go(State.OFFERING)]
 
     def _begin_to_offer(self, reason: str, *, least_s: float, most_s: float) -> None:
         self._offering = _Offering(reason, self._now, least_s, most_s, folds=self._seen.folds)

@@ -95,11 +95,11 @@ def public_ports(
     free = (port for port in container.usable if port not in wished and is_free(port))
     ports = [_port(address) or next(free, 0) for address in listen]
     lane_port = int(lane) if lane.isdecimal() else next(free, 0) if lane == "auto" else 0
-    told = [container.shown(port) for port in ports if port in container.outer]
+    shown = [container.shown(port) for port in ports if port in container.outer]
     if lane_port in container.outer:
         lane = f"{lane_port}:{container.outer[lane_port]}"
-        told.append(f"{container.shown(lane_port)} for bulk data")
-    if not told:
+        shown.append(f"{container.shown(lane_port)} for bulk data")
+    if not shown:
         return None
     return PublicPorts(
         listen=tuple(
@@ -108,7 +108,7 @@ def public_ports(
         ),
         announce=container.announced(ports),
         lane=lane,
-        text=f"{container.provider} leads {', '.join(told)}: others dial this peer there",
+        text=f"{container.provider} leads {', '.join(shown)}: others dial this peer there",
     )
 
 

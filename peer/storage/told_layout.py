@@ -55,5 +55,5 @@ async def told_layout(visitor: Visitor, holders: Sequence[PeerStatus], run: RunF
         if layout.hash.hex() == each.layout:
             return layout
         reasons.append(f"{each.name}: its description does not give its layout")
-    told = "; ".join(reasons) or "none is here that has its state"
-    raise NotDownloaded(run.name, f"no peer describes the model ({told})")
+    problems = "; ".join(reasons) or "none is here that has its state"
+    raise NotDownloaded(run.name, f"no peer describes the model ({problems})")

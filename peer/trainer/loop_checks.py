@@ -151,11 +151,11 @@ class LoopChecks:
         added = [name for name in trained if name not in self._joined]
         unfrozen = [name for name in trained if name in self._joined]
         changes = {"replaced or removed": replaced, "added": added, "unfrozen": unfrozen}
-        told = [f"{listed(names)} {what}" for what, names in changes.items() if names]
-        if told:
+        parts = [f"{listed(names)} {what}" for what, names in changes.items() if names]
+        if parts:
             self.found(
                 "parameters",
-                f"since joining, parameters of the model were changed: {'; '.join(told)}. The run "
+                f"since joining, parameters of the model were changed: {'; '.join(parts)}. The run "
                 "exchanges those it was joined with: change the model before peer.join",
             )
 

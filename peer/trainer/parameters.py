@@ -133,12 +133,12 @@ def check_recipe(run: RunFile, shapes: Mapping[str, tuple[int, ...]]) -> None:
     ]
     if differing:
         recipe = str(run.model.__struct_config__.tag)
-        told = [f"{name}: {here} here, {there} there" for name, here, there in differing]
-        if more := told[DIFFERENCES_SHOWN:]:
-            told[DIFFERENCES_SHOWN:] = [f"and {len(more)} more"]
+        words = [f"{name}: {here} here, {there} there" for name, here, there in differing]
+        if more := words[DIFFERENCES_SHOWN:]:
+            words[DIFFERENCES_SHOWN:] = [f"and {len(more)} more"]
         raise Declined(
             f"these are not the parameters of the model that the file of run {run.name!r} "
-            f"describes (model.recipe is {recipe!r}): {'; '.join(told)}; build that model "
+            f"describes (model.recipe is {recipe!r}): {'; '.join(words)}; build that model "
             "with peer.build_model, or begin a run of your own model: `shoal run new --custom`",
             section="not-the-recipe",
         )

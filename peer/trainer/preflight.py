@@ -133,8 +133,8 @@ def first_lines(run: RunFile) -> tuple[str, ...]:
 
 def about_lines(run: RunFile) -> tuple[str, ...]:
     """One line with the addresses of a run's page and people; no line if its file names none."""
-    told = {"": run.homepage, "contact ": run.contact, "discussion ": run.discussion}
-    parts = [f"{what}{where}" for what, where in told.items() if where]
+    addresses = {"": run.homepage, "contact ": run.contact, "discussion ": run.discussion}
+    parts = [f"{what}{where}" for what, where in addresses.items() if where]
     return (f"About    {'   '.join(parts)}",) if parts else ()
 
 

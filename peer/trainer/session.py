@@ -387,8 +387,8 @@ class Run(Rank):
             self._stage.agent.send(Happened(str(event["event"]), fields))
 
     def _heard_same_batches(self, fields: Fields) -> None:
-        told = f"this peer {on_screen({'event': 'same_batches', **fields})}"
-        warnings.warn(told, LoopWarning, stacklevel=2)
+        text = f"this peer {on_screen({'event': 'same_batches', **fields})}"
+        warnings.warn(text, LoopWarning, stacklevel=2)
 
     def _heard_not_finite(self, fields: Fields) -> None:
         if self._checks is not None:
@@ -417,10 +417,10 @@ class Run(Rank):
             self._link_seen = link
             if is_news(link, self._link_told):
                 self._link_told = link
-                told = event_of(link, self.run_file)
-                self._news.add("link", told)
-                if told["limit"] is not None:
-                    self._news.add("link_limited", {"text": told["limit"]})
+                link_fields = event_of(link, self.run_file)
+                self._news.add("link", link_fields)
+                if link_fields["limit"] is not None:
+                    self._news.add("link_limited", {"text": link_fields["limit"]})
 
     @property
     def recipe_data(self) -> Data:
@@ -565,8 +565,8 @@ def first_merges(fragments: int, cycle: int) -> list[int]:
 
 
 def _print(event: str, fields: Fields) -> None:
-    told = {"event": event, **fields}
-    _print_line(f"{on_screen(told) or worded(TABLE[event].sentence, told)}")
+    record = {"event": event, **fields}
+    _print_line(f"{on_screen(record) or worded(TABLE[event].sentence, record)}")
 
 
 def _print_line(text: str) -> None:

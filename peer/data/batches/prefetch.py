@@ -81,8 +81,8 @@ class Prefetched:
             return None
         before = self._state
         batch, self._state, digest = taken
-        told = min(sequences, SEQUENCES_MAX)
-        self.reading = Reading(before, told, digest) if digest else None
+        whole = min(sequences, SEQUENCES_MAX)
+        self.reading = Reading(before, whole, digest) if digest else None
         return batch
 
     def state(self) -> dict[str, int]:

@@ -109,8 +109,8 @@ def missing_bytes(
         return 0
     made = downloads or model_downloads(cache_dir, _host(base))
     sizes = [made.size_bytes(_address(base, file)) for file in missing]
-    told = [size for size in sizes if size is not None]
-    return sum(told) if len(told) == len(sizes) else None
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
 
 
 def model_downloads(

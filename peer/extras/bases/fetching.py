@@ -54,5 +54,5 @@ def _to_fetch(run: RunFile) -> str | None:
     if not (missing := missing_files(run, cache_dir=cache_dir)):
         return None
     size = missing_bytes(run, cache_dir=cache_dir)
-    told = "of a size that is not known" if size is None else bytes_text(size)
-    return f"{base.text}: {plural(len(missing), 'file')}, {told}, into {cache_dir}"
+    size_text = "of a size that is not known" if size is None else bytes_text(size)
+    return f"{base.text}: {plural(len(missing), 'file')}, {size_text}, into {cache_dir}"

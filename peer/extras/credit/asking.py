@@ -30,13 +30,13 @@ async def contributors_told(host: Host, run: RunId, peers: Sequence[PeerId]) -> 
     async def ask(peer: PeerId) -> Part:
         with suppress(DhtError, ValueError):
             asked = wire.summary(tally)
-            told = await wire.CALL.ask(host, peer, run, asked, timeout_s=ASK_TIMEOUT_S)
-            return wire.unpacked(told)
+            answers = await wire.CALL.ask(host, peer, run, asked, timeout_s=ASK_TIMEOUT_S)
+            return wire.unpacked(answers)
         return Part()
 
     for _ in range(ANSWERS_MAX):  # one is enough, unless there are thousands
         parts = await asyncio.gather(*map(ask, peers[:ASKED_MAX]))
-        told = [part for part in parts if part != Part()]
-        if not tally.unite(confirmed(told), today=day_of(time.time()), believes=everything):
+        answers = [part for part in parts if part != Part()]
+        if not tally.unite(confirmed(answers), today=day_of(time.time()), believes=everything):
             break
     return contributors(tally)

@@ -148,8 +148,8 @@ class Crediting(Service):
     async def ask(self, peer: PeerId) -> None:
         """Take what a peer knows and this one does not."""
         try:
-            told = await self._around.ask(peer, wire.summary(self.tally))
-            self._unite(await asyncio.to_thread(wire.unpacked, told))
+            answer = await self._around.ask(peer, wire.summary(self.tally))
+            self._unite(await asyncio.to_thread(wire.unpacked, answer))
         except (DhtError, ValueError) as error:
             logger.info("credit_not_had peer=%s reason=%s", peer, error)
 

@@ -181,8 +181,8 @@ async def check_codecs() -> Finding:
 
 def check_container(container: Container) -> Finding:
     """Check that a rented container has public ports for a peer. Dialling back is tried later."""
-    told = ", ".join(map(container.shown, container.usable))
-    text = f"{container.provider} leads {told or 'no port above 1023'}"
+    ports = ", ".join(map(container.shown, container.usable))
+    text = f"{container.provider} leads {ports or 'no port above 1023'}"
     if len(container.usable) < 2:
         remedy = (
             "rent it with two public TCP ports, such as 7701 and 7702: one by which others find "

@@ -79,12 +79,12 @@ def sources_in(seen: RunStatus, layout: Layout | None, run_name: str) -> list[Pe
     holders = [each for each in seen.peers if each.versions]
     fitting = [each for each in holders if layout and each.layout == layout.hash.hex()]
     if not fitting:
-        told = f"{peers_text(len(seen.peers))} answered, and none of them has its state yet"
+        reason = f"{peers_text(len(seen.peers))} answered, and none of them has its state yet"
         if layout is not None and holders:
-            told = f"the peers have another layout ({holders[0].layout}) than {layout.hash.hex()}"
+            reason = f"the peers have another layout ({holders[0].layout}) than {layout.hash.hex()}"
         elif not seen.peers and seen.silent:
-            told = seen.reasons
-        raise NotDownloaded(run_name, told)
+            reason = seen.reasons
+        raise NotDownloaded(run_name, reason)
     founding = heaviest(fitting)
     return [each for each in fitting if each.founding == founding] or fitting
 

@@ -113,10 +113,10 @@ class RunPages:
         keepers = sorted((m.peer for m in live if m.peer in since), key=lambda peer: since[peer])
         asked = keepers[:ASKED_MAX]
         pages = await asyncio.gather(*(self._ask(run, peer) for peer in asked))
-        told = sorted((page for page in pages if page), key=lambda page: page.tokens or 0)
-        if not told:
+        ranked = sorted((page for page in pages if page), key=lambda page: page.tokens or 0)
+        if not ranked:
             return self._from_records(run, live, said)
-        page = elsewhere(told[len(told) // 2])
+        page = elsewhere(ranked[len(ranked) // 2])
         fixed = {name: text for name, text in said.items() if name in FIXED}
         return msgspec.structs.replace(page, **fixed, link=self._link(run, live))
 

@@ -144,16 +144,16 @@ def attest(where: Where, key: KeyFile = None, seed: Seeds = None, as_json: Json 
     def change(orders: Orders, before: Before) -> Orders:
         from peer.extras.orders.attesting import chosen
 
-        told = [states for states in before.kept.values() if states]
+        answers = [states for states in before.kept.values() if states]
         if (count := before.seen.fragments) > FRAGMENTS_MAX:
             raise ValueError(
                 f"the run has {count} fragments; the states of up to {FRAGMENTS_MAX} "
                 "can be attested"
             )
-        found = chosen(told, count)
+        found = chosen(answers, count)
         if not found:
             raise Declined(
-                nothing_to_attest(len(told)),
+                nothing_to_attest(len(answers)),
                 section="no-state-to-attest",
             )
         attested = tuple(Attested(kept.version, kept.lineage, kept.digest) for kept, _ in found)

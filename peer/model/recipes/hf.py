@@ -104,7 +104,7 @@ def _loaded(lora: Lora | None, config: Any, base: Path) -> nn.Module:
             }
     transformers.utils.logging.disable_progress_bar()
     try:
-        model, told = transformers.AutoModelForCausalLM.from_pretrained(
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
             base,
             config=config,
             trust_remote_code=False,
@@ -115,7 +115,7 @@ def _loaded(lora: Lora | None, config: Any, base: Path) -> nn.Module:
         )
     except (OSError, SafetensorError, RuntimeError, ValueError, TypeError) as error:
         raise BaseUnfit(str(base), one_line(error)) from error
-    if missing := sorted(told["missing_keys"]):
+    if missing := sorted(info["missing_keys"]):
         raise BaseUnfit(
             str(base),
             f"{', '.join(missing[:NAMES_MAX])} "

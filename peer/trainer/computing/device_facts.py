@@ -107,8 +107,10 @@ def cpu_has_bf16() -> bool:
     AMX and AVX512-BF16, and the bf16 extension of ARM. Other processors have only conversions, and
     bf16 is slower than fp32 there.
     """
-    if (told := getattr(torch.cpu, "get_capabilities", None)) is not None:  # from torch 2.11 on
-        capabilities = told()
+    if (
+        get_capabilities := getattr(torch.cpu, "get_capabilities", None)
+    ) is not None:  # from torch 2.11 on
+        capabilities = get_capabilities()
         return any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
     asked: list[Callable[[], bool]] = [
         getattr(torch.cpu, name, lambda: False)

@@ -228,8 +228,8 @@ def confirmed(parts: Sequence[Part]) -> Part:
         for each in part.maps:
             by_fragment.setdefault(each.fragment, []).append(each)
     chosen = []
-    for _, told in sorted(by_fragment.items()):
-        ranked = sorted(told, key=lambda each: each.rank, reverse=True)
+    for _, statements in sorted(by_fragment.items()):
+        ranked = sorted(statements, key=lambda each: each.rank, reverse=True)
         chosen.append(ranked[min(1, len(ranked) - 1)])
     return Part(
         tuple(chosen),
