@@ -360,7 +360,7 @@ class Agent(Role):
         for fragment, state in enumerate(self.peer.states):
             if fragment not in self._to_restore or state is None:
                 continue
-            if self.port.restore(fragment, state, reason="not finite"):
+            if self.port.overwrite(fragment, state, reason="not finite"):
                 self._to_restore.remove(fragment)
 
     # --- the trainer ----------------------------------------------------------------------------

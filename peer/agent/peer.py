@@ -54,7 +54,7 @@ from peer.status import (
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.good_states import GoodStates
 from peer.storage.home import GOOD, OUTER
-from peer.storage.last_seen import State, load_last_seen, save_state
+from peer.storage.last_seen import KeptState, load_last_seen, save_state
 from peer.storage.outer_state import OuterState, founding_name, load_outer, model_name
 from peer.views.event_log import EventLog
 
@@ -134,7 +134,7 @@ class Peer:
         """The peers that are not live (``PeerTable.absent``). It stays the same object."""
         self.phase: PhaseName = "connecting"
         self._phase_text = ""
-        self._state = State(self.phase, "", 0.0)
+        self._state = KeptState(self.phase, "", 0.0)
         self.averager: Averager | None = None
         """There from the moment at which the peer has its first states, or looks for them."""
         self.rounds_missed = 0
@@ -294,7 +294,7 @@ class Peer:
     def keep_state(self, text: str | None = None) -> None:
         """Write what this peer does into its folder; ``None``: what its phase says."""
         text = text or self._phase_text
-        self._state = State(self.phase, text, time.time(), self._state.figures)
+        self._state = KeptState(self.phase, text, time.time(), self._state.figures)
         self._save_state()
 
     async def keep_figures(self, figures: Mapping[str, Any]) -> None:

@@ -288,7 +288,7 @@ class SlotPort:
         self._entries[fragment].giving_up = reason
         self.adopt(fragment, state, contained=None)
 
-    def restore(self, fragment: int, state: FragmentState, *, reason: str) -> bool:
+    def overwrite(self, fragment: int, state: FragmentState, *, reason: str) -> bool:
         """``discard`` for the trainer, which asks for it, unless a round uses what it offered."""
         entry = self._entries[fragment]
         if entry.outstanding is not None:

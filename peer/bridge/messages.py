@@ -38,7 +38,7 @@ class _Message(Struct, frozen=True, array_like=True, tag=True):
     """A message of either side."""
 
 
-class Tensor(Struct, frozen=True, array_like=True):
+class ExchangedTensor(Struct, frozen=True, array_like=True):
     """A parameter to be exchanged."""
 
     name: str
@@ -56,7 +56,7 @@ class Begin(_Message, frozen=True, kw_only=True):
     """Folder for key, checkpoints, known peers and the event log of this peer in this run."""
     settings: PeerSettings
     """All its seeds are in them, also those of the run file."""
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[ExchangedTensor, ...]
     embeddings: tuple[str, ...]
     heads: tuple[str, ...]
     statistics: tuple[str, ...] = ()

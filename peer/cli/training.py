@@ -33,7 +33,7 @@ STEPS_TO_REMEMBER = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Checks:
     """Results of the checks of this machine before joining."""
 
     lines: tuple[str, ...]
@@ -47,7 +47,7 @@ class Look:
 
 def look_at(
     run: RunFile, settings: TrainerSettings, *, devices: int, pace_s: float, directory: Path
-) -> Look:
+) -> Checks:
     """``peer.trainer.preflight.examine``, in a process of its own if several devices will train."""
     if devices == 1:
         return _examine(run, settings, devices, pace_s, directory, keep=True)
@@ -65,7 +65,7 @@ def _examine(
     directory: Path,
     *,
     keep: bool,
-) -> Look:
+) -> Checks:
     from peer.trainer.computing.deferred_compiler import defer_compiler
     from peer.trainer.preflight import examine
 
@@ -78,7 +78,7 @@ def _examine(
         remembered=_measurements(),
         devices=devices,
     )
-    return Look(
+    return Checks(
         lines=preflight.lines,
         step_time_s=preflight.step_time_s,
         goal=preflight.goal,
@@ -94,7 +94,7 @@ def _measurements() -> Remembered:
 
 
 def train_here(
-    run: RunFile, own: JoinSettings, options: Options, settings: TrainerSettings, look: Look
+    run: RunFile, own: JoinSettings, options: Options, settings: TrainerSettings, look: Checks
 ) -> int:
     """Train in this process. Returns the exit code."""
     from peer.trainer.loop import train
@@ -125,7 +125,7 @@ def train_on_devices(
     own: JoinSettings,
     options: Options,
     settings: TrainerSettings,
-    look: Look,
+    look: Checks,
     devices: tuple[str, ...],
 ) -> int:
     """Train in one process per device, which are one peer. Returns the exit code."""

@@ -189,7 +189,7 @@ class Feed:
                 self._tell_waiting()
             opened = opening.result()
             if self._recipe_at:
-                opened.train.restore(self._recipe_at)
+                opened.train.restore_position(self._recipe_at)
             self._train = Prefetched(opened.train, digests=self._run.policy.spot_checks > 0)
             self._recipe = replace(opened, train=self._train)
         return self._recipe
@@ -221,7 +221,7 @@ class Feed:
             cache_dir=data_cache(),
             data_dir=self._data_dir,
         )
-        opened.train.restore(reading.position)
+        opened.train.restore_position(reading.position)
         return opened.train.next(reading.sequences)
 
     def state(self) -> dict[str, int]:
@@ -233,9 +233,9 @@ class Feed:
         """Continue from a checkpoint of the program. Raises ``RunRefused`` for another run's."""
         if state["run_id"] != self._run_id:
             raise RunRefused("the run of the checkpoint", str(state["run_id"]), self._run_id)
-        self.restore(state["data"])
+        self.restore_position(state["data"])
 
-    def restore(self, state: Mapping[str, int]) -> None:
+    def restore_position(self, state: Mapping[str, int]) -> None:
         """Continue from a ``state``. Raises ``ValueError`` if it is invalid."""
         position = state.get("dataset", 0)
         if position < 0:
@@ -243,7 +243,7 @@ class Feed:
         self._position = position
         self._recipe_at = {name: at for name, at in state.items() if name != "dataset"}
         if self._recipe is not None and self._recipe_at:
-            self._recipe.train.restore(self._recipe_at)
+            self._recipe.train.restore_position(self._recipe_at)
 
 
 def _has_items(dataset: object) -> bool:

@@ -375,7 +375,7 @@ class SourceStream:
     def state(self) -> dict[str, int]:
         return {"visit": self._visit, "place": self._place, "window": self._window}
 
-    def restore(self, state: Mapping[str, int]) -> None:
+    def restore_position(self, state: Mapping[str, int]) -> None:
         visit, place, window = state["visit"], state["place"], state["window"]
         if min(visit, place, window) < 0:
             raise ValueError(
@@ -496,11 +496,13 @@ class Mixture:
             },
         }
 
-    def restore(self, state: Mapping[str, int]) -> None:
+    def restore_position(self, state: Mapping[str, int]) -> None:
         if state["sequence"] < 0:
             raise ValueError(f"sequence is {state['sequence']}; it must be at least 0")
         for number, source in enumerate(self._sources):
-            source.restore({n: state[f"{number}/{n}"] for n in ("visit", "place", "window")})
+            source.restore_position(
+                {n: state[f"{number}/{n}"] for n in ("visit", "place", "window")}
+            )
         self._sequence = state["sequence"]
 
 

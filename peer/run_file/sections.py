@@ -412,7 +412,7 @@ class Membership(Section, frozen=True, kw_only=True):
     ] = 30.0
 
 
-class Limits(Section, frozen=True, kw_only=True):
+class RunLimits(Section, frozen=True, kw_only=True):
     """Limits on the contribution of one peer."""
 
     step_tokens_max: Annotated[
@@ -580,7 +580,7 @@ class RunFile(Section, frozen=True, kw_only=True):
     rounds: Rounds = Rounds()
     mixing: Mixing = Mixing()
     membership: Membership = Membership()
-    limits: Limits = Limits()
+    limits: RunLimits = RunLimits()
     evaluation: Evaluation = Evaluation()
     policy: Policy = Policy()
     end: End = End()

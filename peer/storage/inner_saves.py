@@ -17,7 +17,7 @@ from peer.storage.inner_state import (
     Optimizers,
     Restored,
     capture,
-    restore,
+    restore_inner,
     save,
 )
 
@@ -59,7 +59,9 @@ class InnerSaves:
     def restore(self) -> Restored | None:
         """Restore the state of optimizer, scaler and torch's generators after a restart."""
         try:
-            restored = restore(self._folder, self._model, self._optimizers, run_id=self._run_id)
+            restored = restore_inner(
+                self._folder, self._model, self._optimizers, run_id=self._run_id
+            )
         except CheckpointDamaged as error:
             self._tell("optimizer_not_restored", {"reason": str(error)})
             return None

@@ -68,7 +68,7 @@ class Restored:
     step: int
     """Step of the incarnation that saved it."""
     data: Mapping[str, int]
-    """Position for ``TokenStream.restore``; empty if the program reads its data itself."""
+    """Position for ``TokenStream.restore_position``; empty if the program reads its data itself."""
     optimizer: bool
     """``False`` if the state belongs to another kind of optimizer and was not restored."""
     reason: str = field(default="")
@@ -134,7 +134,7 @@ def _writable(tensor: torch.Tensor) -> Tensor:
     return Tensor(_TO_NAME[tensor.dtype], tuple(tensor.shape), (raw,))
 
 
-def restore(
+def restore_inner(
     folder: CheckpointFolder,
     model: torch.nn.Module,
     optimizer: Optimizers,

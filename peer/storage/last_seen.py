@@ -59,7 +59,7 @@ class LastSeen(msgspec.Struct, frozen=True, kw_only=True):
             return None
 
 
-class State(msgspec.Struct, frozen=True):
+class KeptState(msgspec.Struct, frozen=True):
     """Phase and figures of a peer, for commands of its owner."""
 
     name: str
@@ -71,14 +71,14 @@ class State(msgspec.Struct, frozen=True):
     """``PeerStatus.figures`` of some seconds ago."""
 
 
-def save_state(folder: Path, state: State) -> None:
+def save_state(folder: Path, state: KeptState) -> None:
     """Replace what is kept in a peer's folder. Raises ``OSError``."""
     write_whole(folder / STATE_FILE, msgspec.json.encode(state))
 
 
-def load_state(folder: Path) -> State | None:
+def load_state(folder: Path) -> KeptState | None:
     """The last state that a peer has kept."""
-    return read_json(folder / STATE_FILE, State)
+    return read_json(folder / STATE_FILE, KeptState)
 
 
 def date_text(at: float) -> str:

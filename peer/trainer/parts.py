@@ -21,7 +21,7 @@ import torch
 
 from dht.identity import Identity, PeerId
 from peer.bridge.agent_process import AgentProcess
-from peer.bridge.messages import Begin, Phase, Tensor
+from peer.bridge.messages import Begin, ExchangedTensor, Phase
 from peer.bridge.shared_memory import SharedTensors
 from peer.data.feed import Feed
 from peer.errors import LeftEarly, RunUnreachable, explained, remade
@@ -271,7 +271,7 @@ def _first_message(
         run=found.run.canonical(),
         directory=str(home.directory),
         settings=settings.with_seeds(seeds),
-        tensors=tuple(Tensor(s.name, s.shape, s.dtype) for s in specs_of(parameters)),
+        tensors=tuple(ExchangedTensor(s.name, s.shape, s.dtype) for s in specs_of(parameters)),
         embeddings=tuple(sorted(embedding_names(plan.model) & parameters.keys())),
         heads=tuple(sorted(head_names(plan.model) & parameters.keys())),
         statistics=tuple(sorted(statistics_of(plan.model, found.run.outer.buffers))),

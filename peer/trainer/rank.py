@@ -270,7 +270,7 @@ class Rank(abc.ABC):
         self._checks.watch_rates(self._open, parts.rates, lambda: self.global_tokens)
         parts.inner.scaler = self._scaler
         if (restored := parts.inner.restore()) is not None:
-            parts.feed.restore(restored.data)
+            parts.feed.restore_position(restored.data)
         if parts.plan.auto:
             hook = parts.plan.optimizers[-1].register_step_post_hook(self._after_step)
             self._open.callback(hook.remove)

@@ -33,7 +33,7 @@ from averaging.numbers.codecs import codec_names
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
 from peer.bridge.agent_process import AgentProcess, LineSettings
-from peer.bridge.messages import Begin, FromAgent, Happened, Over, Report, Tensor
+from peer.bridge.messages import Begin, ExchangedTensor, FromAgent, Happened, Over, Report
 from peer.bridge.settings import PeerSettings
 from peer.bridge.shared_memory import SharedTensors, SlotState
 from peer.cli.application import Json, json_text
@@ -214,7 +214,7 @@ class StandIn(threading.Thread):
                 page=None,
                 state_on_disk=WAYS[way],
             ),
-            tensors=tuple(Tensor(spec.name, spec.shape, spec.dtype) for spec in specs),
+            tensors=tuple(ExchangedTensor(spec.name, spec.shape, spec.dtype) for spec in specs),
             embeddings=(),
             heads=(),
             found_after_s=None if seeds else 0.0,

@@ -44,7 +44,7 @@ from peer.status import PeerRow, Training
 from peer.storage.address import keep_link
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import KEY, OUTER, occupied
-from peer.storage.last_seen import State, save_state
+from peer.storage.last_seen import KeptState, save_state
 from peer.storage.outer_state import outer_content
 from tests.golden.refusals import KINDS, transcript
 from tests.peer.extras.credit.accounting.books import a_tally
@@ -142,7 +142,7 @@ def _json_outputs(folder: Path) -> Iterator[tuple[str, str]]:
             '{"at": 1.5, "event": "log", "peer": "anna", "name": "anna"}\n'
         )
         Identity.load_or_create(peer / KEY)
-        save_state(peer, State("ready", "in the run", time.time(), a_status().figures()))
+        save_state(peer, KeptState("ready", "in the run", time.time(), a_status().figures()))
         for name, arguments in {
             "run sign": ["run", "sign", str(good)],
             "run check": ["run", "check", str(good)],
@@ -205,7 +205,7 @@ BEGIN = bridge.Begin(
     run=b"{}",
     directory="/a/folder",
     settings=PeerSettings(name="anna", seeds=(SEED,)),
-    tensors=(bridge.Tensor("w", (2, 4), "float32"),),
+    tensors=(bridge.ExchangedTensor("w", (2, 4), "float32"),),
     embeddings=("e",),
     heads=("h",),
     found_after_s=None,

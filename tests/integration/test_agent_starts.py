@@ -13,7 +13,7 @@ import pytest
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
 from peer.bridge.agent_process import AgentProcess, LineSettings
-from peer.bridge.messages import Begin, FromAgent, Happened, Over, Phase, Tensor
+from peer.bridge.messages import Begin, ExchangedTensor, FromAgent, Happened, Over, Phase
 from peer.bridge.settings import PeerSettings
 from peer.bridge.shared_memory import SharedTensors
 from peer.run_file.reading import parse
@@ -49,7 +49,7 @@ def agent_at(
             listen=(f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}",),
             page=None,
         ),
-        tensors=(Tensor("w", (4,), "float32"),),
+        tensors=(ExchangedTensor("w", (4,), "float32"),),
         embeddings=(),
         heads=(),
         found_after_s=0.0,

@@ -88,9 +88,9 @@ class Prefetched:
     def state(self) -> dict[str, int]:
         return dict(self._state)
 
-    def restore(self, state: Mapping[str, int]) -> None:
+    def restore_position(self, state: Mapping[str, int]) -> None:
         self._stop()
-        self._stream.restore(state)
+        self._stream.restore_position(state)
         self._state = self._stream.state()
 
     def _stop(self) -> None:
@@ -99,7 +99,7 @@ class Prefetched:
             self._end.detach()
             self._reader.stop()
             self._reader = None
-            self._stream.restore(self._state)
+            self._stream.restore_position(self._state)
 
 
 class _Reader:

@@ -24,10 +24,10 @@ class TokenStream(Protocol):
         ...
 
     def state(self) -> dict[str, int]:
-        """Return the position, from which ``restore`` continues with exactly the next sequence."""
+        """Return the position. ``restore_position`` continues with exactly the next sequence."""
         ...
 
-    def restore(self, state: Mapping[str, int]) -> None:
+    def restore_position(self, state: Mapping[str, int]) -> None:
         """Continue from a ``state`` of the same peer in the same run."""
         ...
 

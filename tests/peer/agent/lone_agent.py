@@ -216,7 +216,7 @@ async def live(line: TrainerLine, bell_at: int, memory: SharedTensors) -> None:
         while True:
             await asyncio.sleep(0.002)
             for fragment in sorted(to_restore):
-                if port.restore(fragment, states[fragment], reason="not finite"):
+                if port.overwrite(fragment, states[fragment], reason="not finite"):
                     to_restore.remove(fragment)
             if memory.step < last + due:
                 continue

@@ -37,7 +37,7 @@ from peer.storage.address import keep_link
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.earlier import look_at_files
 from peer.storage.home import OUTER, default_directory, occupied
-from peer.storage.last_seen import LastSeen, State, save_last_seen, save_state
+from peer.storage.last_seen import KeptState, LastSeen, save_last_seen, save_state
 from peer.storage.outer_state import outer_content
 from peer.trainer.needs import needs_of
 from peer.trainer.settings import JoinSettings
@@ -944,7 +944,7 @@ def test_status_without_a_link_shows_the_peers_of_this_machine(
     folder = tmp_path / "anna"
     with occupied(folder, OLD, "learner"):
         assert ": starting\n" in said(["status"], capsys)[1]
-        save_state(folder, State("ready", "in the run", time.time()))
+        save_state(folder, KeptState("ready", "in the run", time.time()))
         save_last_seen(folder, LastSeen(run=OLD.canonical().decode(), at=0.0, tokens=2_000_000))
         code, output, _ = said(["status"], capsys)
         assert code == 0

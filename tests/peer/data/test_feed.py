@@ -109,7 +109,7 @@ def test_the_positions_in_a_dataset_and_in_the_recipe_are_both_saved() -> None:
     before = first.state()
     expected = next(iter(first.batches(None, 2))).tolist()
     again = feed()
-    again.restore(before)
+    again.restore_position(before)
     assert (before["dataset"], before["sequence"], first.state()["sequence"]) == (20, 6, 8)
     assert next(iter(again.batches(None, 2))).tolist() == expected
     assert again.state() == first.state()
@@ -129,7 +129,7 @@ def test_files_continue_at_the_position_of_a_checkpoint(tmp_path: Path) -> None:
     state = first.state()
     assert all(type(at) is int for at in state.values())
     again = files()
-    again.restore(state)
+    again.restore_position(state)
     assert [batch.tolist() for batch in islice(again.batches(None, 3), 5)] == whole[7:]
 
 
@@ -151,7 +151,7 @@ def test_the_threads_of_a_feed_end_with_it(tmp_path: Path) -> None:
 
 def test_a_restored_position_is_saved_again_without_reading() -> None:
     again = feed()
-    again.restore({"dataset": 3, "position": 6})
+    again.restore_position({"dataset": 3, "position": 6})
     assert again.state() == {"dataset": 3, "position": 6}
 
 
@@ -224,7 +224,7 @@ def test_a_download_is_told_while_training_waits_for_it(
 
         def __init__(self, stream: TokenStream, tell: TellOf) -> None:
             self._stream, self._tell = stream, tell
-            self.state, self.restore = stream.state, stream.restore
+            self.state, self.restore_position = stream.state, stream.restore_position
 
         def next(self, sequences: int) -> Sequences:
             download(self._tell)

@@ -134,7 +134,7 @@ def test_a_stream_resumes_at_any_sequence_whatever_is_read_ahead_and_by_whom(
     for workers, (position, state) in enumerate(states, 1):
         assert all(type(value) is int for value in state.values())
         again = Prefetched(opened(run, several, workers=workers).train)
-        again.restore(state)
+        again.restore_position(state)
         assert (again.next(90) == expected[position : position + 90]).all()
 
 
@@ -187,7 +187,7 @@ def test_a_position_that_cannot_be_is_refused(several: Path) -> None:
     state = stream.state()
     for name in ("sequence", "1/visit", "2/window"):
         with pytest.raises(ValueError, match=r"negative|at least 0"):
-            stream.restore({**state, name: -1})
+            stream.restore_position({**state, name: -1})
 
 
 # --- the cache ----------------------------------------------------------------------------------

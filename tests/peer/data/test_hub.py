@@ -229,7 +229,7 @@ def test_a_dataset_of_the_hub_is_read_by_ranges_as_other_files_are(
     ranges = [wanted.removeprefix("bytes=").split("-") for _, wanted in hub.asked if wanted]
     assert all(int(stop) - int(start) < whole for start, stop in ranges)
     again = opened(tmp_path)
-    again.train.restore(state)
+    again.train.restore_position(state)
     assert (again.train.next(2000) == following).all()
     other = opened(tmp_path, PeerId("bert"))
     assert (other.held_out == data.held_out).all()

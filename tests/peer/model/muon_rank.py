@@ -19,7 +19,7 @@ from torch.distributed.tensor import Shard
 
 from peer.model.muon import Muon
 from peer.storage.checkpoint import CheckpointFolder
-from peer.storage.inner_state import capture, restore, save
+from peer.storage.inner_state import capture, restore_inner, save
 
 
 def net() -> nn.Module:
@@ -68,7 +68,7 @@ def main(settings: dict[str, Any]) -> None:
     folder = CheckpointFolder(Path(settings["directory"]) / str(dist.get_rank()))
     save(folder, capture(model, optimizer, run_id="r", step=3, data={}))
     restarted = muon(model)
-    restored = restore(folder, model, restarted, run_id="r")
+    restored = restore_inner(folder, model, restarted, run_id="r")
     assert restored is not None
     assert restored.optimizer, restored.reason
     steps(model, restarted, range(3, 6))

@@ -16,7 +16,7 @@ from peer.run_file.sections import (
     SgdInner,
 )
 from peer.storage.checkpoint import CheckpointFolder
-from peer.storage.inner_state import InnerStateUnknown, capture, restore, save
+from peer.storage.inner_state import InnerStateUnknown, capture, restore_inner, save
 
 SHAPE = GptModel(layers=1, width=32, heads=2, context=16)
 ADAMW = RunFile(model=SHAPE, data=PythonStdlibData(sequence_length=16))
@@ -54,7 +54,7 @@ def test_a_restarted_trainer_continues_exactly(
         for name, parameter in again.named_parameters():
             parameter.copy_(parameters[name])
     fresh = build_optimizer(run, again)
-    restored = restore(folder, again, fresh, run_id=run.run_id)
+    restored = restore_inner(folder, again, fresh, run_id=run.run_id)
     assert restored is not None
     assert restored.optimizer
     assert restored.step == 3
@@ -73,7 +73,7 @@ def test_settings_of_the_run_override_saved_settings(tmp_path: Path) -> None:
     slower = build_optimizer(
         RunFile(model=SHAPE, data=ADAMW.data, inner=AdamwInner(learning_rate=1e-5)), model
     )
-    assert restore(folder, model, slower, run_id=ADAMW.run_id) is not None
+    assert restore_inner(folder, model, slower, run_id=ADAMW.run_id) is not None
     assert {group["lr"] for group in slower.param_groups} == {1e-5}
     assert len(slower.state) == len(list(model.parameters()))
 
@@ -85,7 +85,7 @@ def test_the_state_of_another_optimizer_is_not_restored(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     save(folder, capture(model, optimizer, run_id=ADAMW.run_id, step=5, data={"position": 2}))
     sgd = build_optimizer(SGD, model)
-    restored = restore(folder, model, sgd, run_id=ADAMW.run_id)
+    restored = restore_inner(folder, model, sgd, run_id=ADAMW.run_id)
     assert restored is not None
     assert not restored.optimizer
     assert restored.reason == "it belongs to AdamW, this trainer uses SGD"
@@ -98,12 +98,12 @@ def test_the_state_of_another_run_or_model_is_not_used(tmp_path: Path) -> None:
     optimizer = build_optimizer(ADAMW, model)
     train(model, optimizer, 1)
     folder = CheckpointFolder(tmp_path)
-    assert restore(folder, model, optimizer, run_id=ADAMW.run_id) is None
+    assert restore_inner(folder, model, optimizer, run_id=ADAMW.run_id) is None
     save(folder, capture(model, optimizer, run_id=ADAMW.run_id, step=1, data={}))
-    assert restore(folder, model, optimizer, run_id="other") is None
+    assert restore_inner(folder, model, optimizer, run_id="other") is None
     wider = RunFile(model=GptModel(layers=1, width=64, heads=2, context=16), data=ADAMW.data)
     other = build_model(wider)
-    restored = restore(folder, other, build_optimizer(wider, other), run_id=ADAMW.run_id)
+    restored = restore_inner(folder, other, build_optimizer(wider, other), run_id=ADAMW.run_id)
     assert restored is not None
     assert "shape" in restored.reason
 
@@ -144,6 +144,6 @@ def test_the_random_state_of_the_model_s_own_gpu_is_saved(
         "torch.cuda.set_rng_state", lambda found, device: states.update({device: found})
     )
     states.clear()
-    assert restore(folder, model, optimizer, run_id="run") is not None
+    assert restore_inner(folder, model, optimizer, run_id="run") is not None
     ((device, found),) = states.items()
     assert device == torch.device("cuda:1") and torch.equal(found, state)

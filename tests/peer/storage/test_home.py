@@ -35,7 +35,7 @@ from peer.storage.home import (
     peer_folder,
     running_peers,
 )
-from peer.storage.last_seen import State, save_state
+from peer.storage.last_seen import KeptState, save_state
 from tests.processes import killed_beside_its_child
 
 
@@ -224,7 +224,7 @@ def test_commands_without_a_folder_act_on_all_running_peers(
         peers = json.loads(capsys.readouterr().out)["peers"]
         assert {each["run"]: each["peer"] for each in peers} == {"one": None, "two": me}
         text = "resting: paused; continue with `shoal resume`"
-        save_state(tmp_path / "a", State("ready", text, time.time()))
+        save_state(tmp_path / "a", KeptState("ready", text, time.time()))
         assert cli.run(["status"]) == 0
         listed = capsys.readouterr().out
         one, two = listed.split(f"{tmp_path / 'a'}")

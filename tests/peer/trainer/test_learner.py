@@ -294,14 +294,14 @@ async def test_a_fragment_that_is_not_finite_is_not_offered_and_can_be_overwritt
         return await waiting
 
     assert await ask() is not None
-    assert not pair.port.restore(0, states[0], reason="not finite"), "a round uses it"
+    assert not pair.port.overwrite(0, states[0], reason="not finite"), "a round uses it"
     pair.port.release(0)
     name = pair.layout.fragments[0].units[-1].tensor
     with torch.no_grad():
         pair.parameters[name].view(-1)[-1] = float("nan")
     assert await ask() is None and await ask() is None
     assert told == [0], "once"
-    assert pair.port.restore(0, states[0], reason="not finite")
+    assert pair.port.overwrite(0, states[0], reason="not finite")
     pair.idle()
     assert np.array_equal(pair.now(0), states[0].theta)
     assert pair.learner.overwritten == {0}

@@ -36,7 +36,7 @@ class Counting:
     def state(self) -> dict[str, int]:
         return {"at": self.at}
 
-    def restore(self, state: Mapping[str, int]) -> None:
+    def restore_position(self, state: Mapping[str, int]) -> None:
         self.at = state["at"]
 
 
@@ -48,7 +48,7 @@ def test_batches_of_any_sizes_continue_each_other_across_a_resume(
     seen = [n for size in sizes[:stop] for n in first.next(size).ravel().tolist()]
     assert first.state() == {"at": sum(sizes[:stop])}
     second = Prefetched(Counting())
-    second.restore(first.state())
+    second.restore_position(first.state())
     seen += [n for size in sizes[stop:] for n in second.next(size).ravel().tolist()]
     assert seen == list(range(sum(sizes)))
 

@@ -141,7 +141,7 @@ def test_examples_are_read_from_files_by_each_peer_in_its_own_order(
     state = mine.train.state()
     following = mine.train.next(5)
     again = opened(run, tmp_path)
-    again.train.restore(state)
+    again.train.restore_position(state)
     assert np.array_equal(again.train.next(5), following)
 
 
