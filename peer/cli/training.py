@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -21,9 +21,9 @@ from peer.storage.home import data_home, default_directory
 if TYPE_CHECKING:
     from peer.bridge.messages import Fields
     from peer.island.ranks import RankPlace
-    from peer.trainer.computing.engine import Engine
     from peer.trainer.computing.fitting import Fit, Goal, Remembered
     from peer.trainer.loop import Outcome, Stop, TrainerSettings
+    from peer.trainer.preflight import Preflight
     from peer.trainer.session import Run
     from peer.trainer.settings import JoinSettings
     from peer.views.watch import Reporter
@@ -32,22 +32,9 @@ STEPS_TO_REMEMBER = 20
 """Number of steps after which their median time replaces what was measured before joining."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checks:
-    """Results of the checks of this machine before joining."""
-
-    lines: tuple[str, ...]
-    step_time_s: float
-    goal: Goal
-    engine: Engine | None
-    """The model on its device, if this process is to train it."""
-    key: str
-    """Key of the measurements in ``Remembered``."""
-
-
 def look_at(
     run: RunFile, settings: TrainerSettings, *, devices: int, pace_s: float, directory: Path
-) -> Checks:
+) -> Preflight:
     """``peer.trainer.preflight.examine``, in a process of its own if several devices will train."""
     if devices == 1:
         return _examine(run, settings, devices, pace_s, directory, keep=True)
@@ -65,12 +52,12 @@ def _examine(
     directory: Path,
     *,
     keep: bool,
-) -> Checks:
+) -> Preflight:
     from peer.trainer.computing.deferred_compiler import defer_compiler
     from peer.trainer.preflight import examine
 
     defer_compiler()
-    preflight = examine(
+    checked = examine(
         run,
         settings,
         pace_s=pace_s,
@@ -78,13 +65,7 @@ def _examine(
         remembered=_measurements(),
         devices=devices,
     )
-    return Checks(
-        lines=preflight.lines,
-        step_time_s=preflight.step_time_s,
-        goal=preflight.goal,
-        engine=preflight.engine if keep else None,
-        key=preflight.key,
-    )
+    return checked if keep else replace(checked, engine=None)
 
 
 def _measurements() -> Remembered:
@@ -94,7 +75,7 @@ def _measurements() -> Remembered:
 
 
 def train_here(
-    run: RunFile, own: JoinSettings, options: Options, settings: TrainerSettings, look: Checks
+    run: RunFile, own: JoinSettings, options: Options, settings: TrainerSettings, look: Preflight
 ) -> int:
     """Train in this process. Returns the exit code."""
     from peer.trainer.loop import train
@@ -125,7 +106,7 @@ def train_on_devices(
     own: JoinSettings,
     options: Options,
     settings: TrainerSettings,
-    look: Checks,
+    look: Preflight,
     devices: tuple[str, ...],
 ) -> int:
     """Train in one process per device, which are one peer. Returns the exit code."""

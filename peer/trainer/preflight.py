@@ -59,8 +59,8 @@ class Preflight:
 
     run: RunFile
     parameters: int
-    engine: Engine
-    """The model on its device, ready to train."""
+    engine: Engine | None
+    """The model on its device, ready to train; ``None`` in a process that is not to train it."""
     facts: DeviceFacts
     goal: Goal
     """The way to begin to train, and the measurements left to make while training."""

@@ -30,10 +30,10 @@ from peer.run_file.schedule import Rates
 from peer.run_file.sections import GptModel, RunFile, vocabulary
 from peer.trainer.computing.choices import Precision, flops_per_token, peak_flops
 from peer.trainer.computing.device_facts import facts_of
-from peer.trainer.computing.engine import autocast
+from peer.trainer.computing.engine import Engine, autocast
 from peer.trainer.computing.fitting import Remembered, key_of
 from peer.trainer.loop import Stop, TrainerSettings, prepare_torch, train
-from peer.trainer.preflight import Preflight, examine
+from peer.trainer.preflight import examine
 from peer.trainer.session import Run, join
 from peer.trainer.settings import JoinSettings
 
@@ -84,16 +84,18 @@ class Setup:
             pace_s=self.pace_s,
         )
 
-    def examine(self) -> Preflight:
+    def engine(self) -> Engine:
         """Begin as ``shoal join`` does. Choices that the first turn finds while it trains are
         kept."""
-        return examine(
+        engine = examine(
             self.run_file,
             self.trainer,
             pace_s=0.0,
             directory=Path(self.own),
             remembered=self.remembered,
-        )
+        ).engine
+        assert engine is not None
+        return engine
 
     @property
     def remembered(self) -> Remembered:
@@ -144,7 +146,7 @@ class Stopwatch:
 
 def alone(setup: Setup, result: dict[str, Any]) -> Stopwatch:
     """The built-in loop without a run."""
-    run, engine = setup.run_file, setup.examine().engine
+    run, engine = setup.run_file, setup.engine()
     watch = Stopwatch(engine.device, setup.seconds)
     rates = Rates(run)
     rates.follow(engine.optimizer)
@@ -164,7 +166,7 @@ def alone(setup: Setup, result: dict[str, Any]) -> Stopwatch:
 
 def shoal(setup: Setup, result: dict[str, Any]) -> Stopwatch:
     """The built-in loop as ``shoal join`` runs it. It is measured after its first round."""
-    engine = setup.examine().engine
+    engine = setup.engine()
     watch = Stopwatch(engine.device, setup.seconds)
     stop = Stop()
     before: dict[str, float] = {}

@@ -83,6 +83,7 @@ def test_the_checks_before_joining_count_the_base(data_dir: Path, tmp_path: Path
         pace_s=0.0,
         directory=tmp_path / "not" / "there",
     )
+    assert found.engine is not None
     parameters = sum(p.numel() for p in found.engine.model.parameters() if not p.requires_grad)
     assert found.frozen_bytes == 4 * parameters
     assert found.memory_needed > found.frozen_bytes
