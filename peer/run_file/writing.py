@@ -83,9 +83,7 @@ def setting_lines(
         out += _list_lines(field.name, field, listed, plain[field.name])
         if not plain[field.name]:
             out += ["#", f"# [[{field.name}]]"]
-            for inner in fields_of(listed):
-                out += _comment(f"{description_of(inner.type)} ({rule_of(inner.type)})")
-                out.append(f"# {_default_line(inner)}")
+            out += _unset_lines(listed)
     return out
 
 
@@ -152,12 +150,19 @@ def _recipe_lines(
         if part is not None:
             head = f"{section}.{field.name}"
             out.append(f"#   [[{head}]]" if listed else f"#   [{head}]")
-            for inner in fields_of(part):
-                out += _comment(f"  {description_of(inner.type)} ({rule_of(inner.type)})")
-                out.append(f"#   {_default_line(inner)}")
+            out += _unset_lines(part, indent="  ")
         else:
             out.append(f"#   {_default_line(field)}")
     return out if len(out) > 2 else []
+
+
+def _unset_lines(section: type[msgspec.Struct], indent: str = "") -> list[str]:
+    """The settings of a section that is left out, in comments."""
+    lines = []
+    for field in fields_of(section):
+        lines += _comment(f"{indent}{description_of(field.type)} ({rule_of(field.type)})")
+        lines.append(f"# {indent}{_default_line(field)}")
+    return lines
 
 
 def _default_line(field: msgspec.structs.FieldInfo) -> str:
@@ -212,10 +217,7 @@ def _part_lines(
     lines = ["", *_comment(f"{description_of(field.type)} (a table)")]
     if values is None:
         lines.append(f"# [{name}]")
-        for inner in fields_of(part):
-            lines += _comment(f"{description_of(inner.type)} ({rule_of(inner.type)})")
-            lines.append(f"# {_default_line(inner)}")
-        return lines
+        return lines + _unset_lines(part)
     lines.append(f"[{name}]")
     for inner in fields_of(part):
         lines += _setting_lines(inner, values[inner.name])
