@@ -162,7 +162,7 @@ class Commit(_Part, frozen=True, kw_only=True):
     parents: Annotated[tuple[Link, ...], Meta(min_length=1, max_length=ROSTER_MAX)]
     """The states that members stand on, one per distinct lineage, heaviest first."""
     ancestors: Annotated[tuple[Links, ...], Meta(max_length=ROSTER_MAX)] = ()
-    """Of several parents: each one's thinned-out chain. The new chain contains all of them."""
+    """Each parent's thinned-out chain, if there are several. The new chain contains all of them."""
     members: Annotated[tuple[Entry, ...], Meta(min_length=1, max_length=ROSTER_MAX)]
     reducers: Annotated[tuple[Peer, ...], Meta(min_length=1, max_length=ROSTER_MAX)]
     """The reducer of each slice. Slices of a reducer that dies are reassigned during the round."""

@@ -42,7 +42,7 @@ class Rate(Generic[Author]):
 
     @classmethod
     def in_a_minute(cls, count: int) -> Rate[Author]:
-        """So many at once, which come back within a minute."""
+        """A rate of ``count`` at once, which come back within a minute."""
         return cls(count / 60.0, count)
 
     def left(self, author: Author, now: float) -> float:
@@ -76,7 +76,7 @@ P = TypeVar("P", bound=Place[Any])
 
 
 class Places(Generic[P]):
-    """What is had at once: so much in all, and so much by each author.
+    """Places that are had at once: so many in all, and so many by each author.
 
     When all places are taken, the author with the most makes room, with what it has not used for
     longest. So nobody keeps others out by holding several.
@@ -97,7 +97,7 @@ class Places(Generic[P]):
         self.prefers = prefers
         self._newest_first = newest_first
         self._taken: dict[P, None] = {}
-        """In the order of the last use."""
+        """The places that are taken, in the order of their last use."""
 
         self._held: Counter[Any] = Counter()
 
@@ -153,7 +153,7 @@ class Places(Generic[P]):
 
 
 class FairQueue(Generic[Author, T]):
-    """What waits, in an order that gives each author as much: calls, or bytes.
+    """A queue that gives each author as much: calls, or bytes.
 
     Start-time fair queueing: the author that was served least goes first, and one that comes back
     is treated as if it had been served as much as the one served last.

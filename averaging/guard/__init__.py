@@ -1,4 +1,4 @@
-"""What protects a peer from members that lie, behind one door.
+"""The protection of a peer from members that lie, behind one door.
 
 ``averaging.live.guard`` says what a peer asks of a guard and tells it, and has the one that guards
 against nothing; ``averaging.rules.electors`` says the same of who counts. An invited run is

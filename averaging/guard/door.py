@@ -47,7 +47,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defences:
-    """What a peer defends itself with beside the run's policy. Called, it makes a guard."""
+    """The defences of a peer beside the run's policy. Called, it makes a guard."""
 
     trusted: Callable[[PeerId], bool] = lambda peer: False
     """True if the run's owner vouches for a peer: it is never on probation."""

@@ -67,7 +67,7 @@ class Guard:
         return ()
 
     def lie_of(self, peer: PeerId) -> str | None:
-        """What a peer is proved to have done; ``None``: it is not convicted."""
+        """The deed that a peer is convicted of; ``None``: it is not convicted."""
         return None
 
     def refuses(self, peer: PeerId) -> str | None:

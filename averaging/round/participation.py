@@ -92,7 +92,7 @@ class Participation:
         self._peers = peers = fragment.peers
         self._certificates = fragment.certificates
         self._standing = fragment.standing
-        """Where this peer stands as it enters the round."""
+        """This peer's standing as it enters the round."""
         self.signed = signed
         self.id = signed.round
         self.commit = commit

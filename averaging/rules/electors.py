@@ -1,4 +1,4 @@
-"""Who counts: the peers whose votes, lead, signatures and states count for one peer.
+"""The electors: the peers whose votes, lead, signatures and states count for one peer.
 
 ``Electors`` is the answer where nobody is guarded against, as among people who invited each other:
 all peers count, whatever they have done. ``averaging.guard`` puts another one in its place, for
@@ -39,7 +39,7 @@ class Electors:
         return True
 
     def required_work(self, live: Iterable[PeerId], now: float) -> Any:
-        """What a peer must have done to count while these are live; for ``progress``."""
+        """The work that a peer must have done to count while these are live; for ``progress``."""
         return None
 
     def progress(self, peer: PeerId, required: Any, now: float) -> float:

@@ -65,7 +65,7 @@ PASSED_OVER_MAX: Final = 16
 
 
 class Ground(Enum):
-    """What a deed speaks of."""
+    """The aspect of a peer that a deed speaks of."""
 
     CONDUCT = auto()
     WORK = auto()
@@ -76,7 +76,7 @@ class Ground(Enum):
 
 
 class Bar(NamedTuple):
-    """What is too much on a ground."""
+    """The limit of what is tolerated on a ground."""
 
     limit: float
     again: float
@@ -97,7 +97,7 @@ OF_POWER: Final = (Ground.CONDUCT, Ground.WORK)
 
 
 class Deed(Enum):
-    """What a peer did, in the words of the one that saw it: its ground, its weight, and the time in
+    """A deed of a peer, as the one that saw it tells it: its ground, its weight, and the time in
     which it counts once."""
 
     IS_LATE = Ground.CONDUCT, 0.5, 10.0
@@ -131,7 +131,7 @@ class Deed(Enum):
 
 @dataclass(slots=True)
 class Record:
-    """What one peer has done on one ground."""
+    """The deeds of one peer on one ground."""
 
     count: float = 0.0
     at: float = 0.0

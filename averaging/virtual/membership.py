@@ -1,4 +1,4 @@
-"""Who sees whom in a virtual swarm, as if the membership of ``dht`` had done its work.
+"""The views of the peers of a virtual swarm, as if the membership of ``dht`` had done its work.
 
 Views of its own for each peer need memory, and time, quadratic in the number of peers. So
 ``Observers`` keep a few for a whole swarm, which are late as those of a real one are.
@@ -50,7 +50,7 @@ class Membership:
         return not self.young and peer.plan.starts_at == 0.0 and peer.incarnation == 1
 
     def known_to(self, peer: PeerId) -> Known:
-        """What a peer knows of the others when it begins a life."""
+        """The view of the others with which a peer begins a life."""
         return Known({}, {})
 
     def came(self, peer: Peer, others: list[Peer]) -> None:
@@ -100,7 +100,7 @@ def shown(
     since: float = 0.0,
     to: tuple[int, int],
 ) -> PeerView:
-    """What a peer announces of itself, to observers that had this view and speak ``to``."""
+    """The view that a peer gives of itself, to observers that had this view and speak ``to``."""
     known, plan, name = view.get(peer.name), peer.plan, peer.name
     if known is not None and known.incarnation != peer.incarnation:
         known = None  # a restarted peer is a new one

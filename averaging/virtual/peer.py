@@ -77,7 +77,7 @@ class Learner(LearnerPort, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a peer knows of the others, kept up to date by the membership."""
+    """The peer's view of the others, kept up to date by the membership."""
 
     view: MutableMapping[PeerId, PeerView]
     absent: MutableMapping[PeerId, float | None]
@@ -154,7 +154,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kit:
-    """What a peer begins a life with."""
+    """The things with which a peer begins a life."""
 
     key: Signer
     host: Host

@@ -50,12 +50,12 @@ LOOK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class VirtualRun:
-    """What all peers of a swarm share."""
+    """Everything that all peers of a swarm share."""
 
     layout: Layout
     policy: RoundPolicy
     first: Sequence[FragmentState]
-    """What those begin with that have nothing on their disks."""
+    """The first states of peers that have nothing on their disks."""
     run_id: RunId = RUN
     settings: AveragerSettings = SETTINGS
     bulk_factor: float = 1.0
@@ -94,7 +94,7 @@ class Swarm:
         self._loop = VirtualLoop(seed=seed)
         self._failure: asyncio.Future[None] = self._loop.create_future()
         self._ending: list[asyncio.Task[None]] = []
-        """What has ended, or will soon."""
+        """Tasks of peers that have ended, or will soon."""
         self.memory = self.within(
             lambda: MemoryNetwork(weather, seed=seed, bulk_factor=run.bulk_factor)
         )
@@ -216,7 +216,7 @@ class Swarm:
         return self.network.is_paused(name)
 
     def addresses(self, peer: PeerId) -> Sequence[Any]:
-        """Where a peer can be dialled, as its record says."""
+        """The addresses of a peer, as its record says."""
         if peer not in self.nodes or self.plans[peer].dial_out_only:
             return ()
         return (self.memory.full_address_of(peer),)

@@ -38,7 +38,7 @@ _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
 
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
 _NEXT, _ALLOWED, _NO_SOCKET, _NO_CALL, _NO_EFFECT = 0, -4, -3, -2, -1
-"""Where to go on: the next instruction, or one of the last four, counted from the end."""
+"""The place to go on: the next instruction, or one of the last four, counted from the end."""
 
 _OTHER_ABI = 0x40000000
 """Numbers from here on are calls of x32, another way to the same calls of x86-64."""

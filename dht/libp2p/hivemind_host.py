@@ -160,7 +160,7 @@ class HivemindHost:
         """Number of inbound streams that were refused."""
 
         self.prefers: Callable[[PeerId], object] = lambda peer: False
-        """Whether a peer's streams go before those of others when there are too many."""
+        """Says of a peer whether its streams go before those of others when there are too many."""
 
         self.on_restart: list[Callable[[], None]] = []
         """Called after each restart of the daemon."""

@@ -70,7 +70,7 @@ class MemoryStream:
 
         self._aborted = False
         self._outgoing: list[Callable[[], object]] = []
-        """What is sent at this moment."""
+        """The message that is sent at this moment."""
         self._outgoing_bytes = 0
         self._receiver: asyncio.Future[bool] | None = None
         self._silent_at = 0.0

@@ -62,7 +62,7 @@ class _Future(asyncio.Future[Any]):
 
 
 class _Call:
-    """What ``call_soon`` returns: an ``asyncio.Handle`` without that class's debug mode."""
+    """The result of ``call_soon``: an ``asyncio.Handle`` without that class's debug mode."""
 
     __slots__ = ("_args", "_callback", "_context", "_loop", "is_cancelled")
 
@@ -96,7 +96,7 @@ class _Call:
 
 
 class _Alarm(Entry):
-    """What ``call_at`` returns: an ``asyncio.TimerHandle`` on the event heap."""
+    """The result of ``call_at``: an ``asyncio.TimerHandle`` on the event heap."""
 
     __slots__ = ("_when",)
 

@@ -1,4 +1,4 @@
-"""What the guard decides: who has worked enough to count, who lies, and how that is proved.
+"""Decisions of the guard: who has worked enough to count, who lies, and how that is proved.
 
 **Probation** (``probation``): in a run that anybody may join, newcomers work before they count.
 

@@ -97,7 +97,7 @@ class FalseMerge(_Head, frozen=True, kw_only=True):
     sources: Claims
     piece: Index
     paths: Annotated[tuple[Path, ...], Meta(max_length=messages.ROSTER_MAX + 1)]
-    """Of the piece of each source, in order; then of the piece of the result."""
+    """Digests of the piece of each source, in order; then of the piece of the result."""
 
 
 class TwoClaims(_Head, frozen=True, kw_only=True):

@@ -46,7 +46,7 @@ ROUNDS_KEPT_MAX = 256
 
 @dataclass(slots=True)
 class _Round:
-    """What was said in one round."""
+    """The statements of one round."""
 
     commit: Commit
     votes: dict[PeerId, dict[int, Vote]] = field(default_factory=dict)

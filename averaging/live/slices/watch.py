@@ -55,14 +55,14 @@ class Watch:
         return message
 
     def contributes(self, commit: Commit, given: Contribution | None) -> Contribution | None:
-        """What to encode for a round in place of the own contribution; ``None``: nothing."""
+        """The values to encode for a round in place of the own contribution; ``None``: nothing."""
         return given
 
     def encoded(self, commit: Commit, round_id: bytes, slices: Sequence[memoryview]) -> None:
         """The own contribution to a round is encoded: a delegate's alone, without its riders'."""
 
     def arrived(self, upload: UploadArrived) -> UploadArrived:
-        """What the machine is told of an upload that has come, or has failed to."""
+        """The input for the machine about an upload that has come, or has failed to."""
         return upload
 
     def offers(self, offer: Offer | None) -> Offer | None:
@@ -70,7 +70,7 @@ class Watch:
         return offer
 
     def shows(self, asker: PeerId, uploads: Uploads) -> Uploads:
-        """What an auditor is shown of a round."""
+        """The record of a round that an auditor is shown."""
         return uploads
 
     def serves(self, state: FragmentState) -> FragmentState | None:

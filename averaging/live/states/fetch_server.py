@@ -377,7 +377,7 @@ class FetchServer:
 
 
 def _shares(share_bytes: float) -> Rate[PeerId]:
-    """At most a second share of debt: a peer goes first again after twice the time."""
+    """The debt is at most a second share: a peer goes first again after twice the time."""
     return Rate(share_bytes / SHARE_S, share_bytes, debt=share_bytes)
 
 

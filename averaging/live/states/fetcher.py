@@ -185,7 +185,7 @@ class Fetcher:
     _turns: defaultdict[int, asyncio.Lock] = field(
         default_factory=lambda: defaultdict(asyncio.Lock)
     )
-    """Whose turn it is to fetch a fragment's state: two calls would share its verified pieces, and
+    """The turn to fetch a fragment's state: two calls would share its verified pieces, and
     each would look in vain for those that the other one has asked for."""
 
     async def state(

@@ -59,7 +59,7 @@ class Called(Struct, frozen=True):
     leader: PeerId
     attempt: int
     head: Head | None
-    """Where the leader stands, if it has a state."""
+    """The leader's standing, if it has a state."""
     until: float
     """How long it waits."""
     hurried: bool

@@ -170,7 +170,7 @@ class Leading:
         self._admit(sender, join, now)
 
     def _leader_for(self, sender: PeerId, join: Join, now: float) -> Claim:
-        """Who leads this joiner, which takes this peer for the leader."""
+        """The peer that leads this joiner, which takes this peer for the leader."""
         attempt, pacemaker = self._joining.attempt, self._pacemaker
         if attempt is None or attempt.leader == self._id.me:
             return pacemaker.leader_for(sender, join, now)
@@ -182,7 +182,7 @@ class Leading:
         return mine if goes_over else Claim(pacemaker.attempt, attempt.leader)
 
     def _elsewhere(self, sender: PeerId, join: Join, now: float) -> Callable[[], None] | None:
-        """What to answer a joiner that stands elsewhere, by a call; ``None`` if it may join as it
+        """The answer to a joiner that stands elsewhere, by a call; ``None`` if it may join as it
         is."""
         mine = self._reference()
         if mine is None:

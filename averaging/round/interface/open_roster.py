@@ -14,7 +14,7 @@ from dht.identity import PeerId
 
 
 class OpenRoster:
-    """Who has been called, has joined, waits or passes."""
+    """The peers that have been called, have joined, wait or pass."""
 
     def __init__(
         self, group: tuple[PeerId, ...], *, decide_at: float, search_at: float, now: float

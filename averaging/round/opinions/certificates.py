@@ -306,7 +306,7 @@ class Certificates:
         return self.among_groups or self._peers.lineages_part(now)
 
     def input_taken(self) -> None:
-        """At the next input this peer may see others. Thousands of them are not kept until then."""
+        """The next input may show others. Thousands of them are not kept until then."""
         self._counting = None
 
     def _electorate(self, now: float) -> frozenset[PeerId]:

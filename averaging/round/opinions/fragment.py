@@ -80,7 +80,7 @@ class Fragment(ABC):
 
     @property
     def standing(self) -> Standing | None:
-        """Where this peer stands; ``None`` at an auxiliary peer without state."""
+        """This peer's standing; ``None`` at an auxiliary peer without state."""
         return self.certificates.standing
 
     @property

@@ -99,7 +99,7 @@ class Neighbourhood:
         self._absent = circumstances.absent
         self._began_at = now
         self.electors = electors or Electors(identity.policy.reputation())
-        """Who counts, and the others' reputation; all fragments of a peer share one."""
+        """The electors, with the others' reputation; all fragments of a peer share one."""
         self._required: tuple[float, Any] | None = None
         """Cache of ``required_work``, as of one moment."""
         self._policy = identity.policy
@@ -463,7 +463,7 @@ class Neighbourhood:
         return max(silent, default=None)
 
     def may_work_until(self, now: float) -> float:
-        """Until when live learners that make no steps are waited for; long ago without any."""
+        """End of the wait for live learners that make no steps; long ago without any."""
         worked_at = [
             seen.worked_at
             for seen in self.view.values()

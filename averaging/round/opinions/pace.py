@@ -44,7 +44,7 @@ class Pace:
         """The level of the newest roster that closed."""
         self.need = line_levels.FROM_THE_START
         self._need_changed_at = -CYCLES_HELD
-        """In cycles of this peer."""
+        """The number of this peer's cycles at that change."""
         self._cycles = 0
         self._paced_level = self.level
         """The level for which ``every`` was decided."""

@@ -68,7 +68,7 @@ class Doubting:
         self._open_mark: int | None = None
         """The own step up to which others may go on with work that this peer offers again."""
         self._declined_melds = 0
-        """Since that work is open."""
+        """Melds that were declined since that work is open."""
 
     def is_about(self, round_id: bytes) -> bool:
         return self.doubt is not None and self.doubt.round == round_id

@@ -32,7 +32,7 @@ OTHER_PORTS = range(49152, 65536)
 
 PORTS_TRIED_MAX = 4
 TAKEN = "ConflictInMappingEntry"
-"""What the library says of a router where the outer port leads elsewhere already."""
+"""The library's words for a router where the outer port leads elsewhere already."""
 
 
 class Upnp:

@@ -55,7 +55,7 @@ _IP = Annotated[str, msgspec.Meta(max_length=_IP_MAX)]
 _OuterAddresses = Annotated[
     tuple[tuple[_IP, _OuterPort], ...], msgspec.Meta(min_length=1, max_length=2)
 ]
-"""Of IPv4, of IPv6, or both."""
+"""The outer address of IPv4, of IPv6, or both."""
 
 _Number = Annotated[bytes, msgspec.Meta(min_length=NUMBER_BYTES, max_length=NUMBER_BYTES)]
 _Key = Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
