@@ -35,7 +35,7 @@ class Account:
     """The states that the run goes on from after a rollback, one for each fragment."""
     opened_with: Fate | None = None
     """The fate of all earlier work, as of ``open``."""
-    _came_back: dict[int, Root] = field(default_factory=dict)
+    _rolled_back_to: dict[int, Root] = field(default_factory=dict)
     """The root that each fragment was last accounted for with."""
 
     def __post_init__(self) -> None:
@@ -105,11 +105,11 @@ class Account:
         """The fate of own tokens that were merged before and are not in this state."""
         fragment, roots = state.fragment, self.roots()
         root = roots[fragment] if fragment < len(roots) else None
-        if root is None or self._came_back.get(fragment) == root:
+        if root is None or self._rolled_back_to.get(fragment) == root:
             return APART
         if not grew_from(state.chain, root.version, root.lineage):
             return APART
-        self._came_back[fragment] = root
+        self._rolled_back_to[fragment] = root
         return ROLLED_BACK
 
 

@@ -104,7 +104,7 @@ class Histories:
         roots = await asyncio.to_thread(here.owner.roots)
         await self._averager.begin_again(roots, rollback=number, reason=ROLLED_BACK)
         await asyncio.to_thread(here.good.forget_recent)
-        here.came_back()
+        here.note_rollback()
         here.event(
             "rolled_back",
             number=number,

@@ -195,11 +195,11 @@ async def take_part(
     coroutines = [
         ("averager", averager.run()),
         ("save", saver.run()),
-        ("keep house", saver.keep_house()),
+        ("tidy folder", saver.tidy_folder()),
         ("settle foundings", histories.settle_foundings()),
         ("follow orders", histories.follow_orders()),
         ("meet", network.meet()),
-        ("turn out", network.turn_out()),
+        ("drop banned", network.drop_banned()),
         ("watch presence", network.presence.watch()),
         *((service.name, service.run(averager)) for service in peer.services),
         *own.items(),

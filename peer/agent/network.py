@@ -365,7 +365,7 @@ class Network:
         self._view.pop(peer, None)
         self._banned.put_nowait((peer, what))
 
-    async def turn_out(self) -> None:
+    async def drop_banned(self) -> None:
         """Cut off the peers that ``ban`` names, for ever."""
         while True:
             peer, what = await self._banned.get()

@@ -223,7 +223,7 @@ class Peer:
 
     # --- the orders of the run's owner -----------------------------------------------------------
 
-    def came_back(self) -> None:
+    def note_rollback(self) -> None:
         """The run was taken back: its end, and the counts towards its end, are void."""
         self.end.hear(Heard.TAKEN_BACK)
         self._merged_tokens = 0

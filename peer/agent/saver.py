@@ -28,7 +28,7 @@ SAVE_EVERY_S = 60.0
 SAVE_FIRST_S = 2.0
 LOOK_EVERY_S = 1.0
 """Time between two looks whether the last other learner has left."""
-KEEP_HOUSE_EVERY_S = 5.0
+TIDY_EVERY_S = 5.0
 DISK_LEAST_BYTES = 1 << 20
 """A disk with less room is full: logs and small files fail, perhaps long before a checkpoint."""
 
@@ -156,7 +156,7 @@ class Saver:
             )
             peer.event("disk_full", text=text, needed_bytes=DISK_LEAST_BYTES)
 
-    async def keep_house(self) -> None:
+    async def tidy_folder(self) -> None:
         """Keep logs and checkpoints within the owner's limits, which may change at any time."""
         peer = self._peer
         while True:
@@ -173,7 +173,7 @@ class Saver:
             for prune in prunes:
                 with contextlib.suppress(OSError):  # a failing disk is told with the checkpoint
                     await asyncio.to_thread(prune)
-            await asyncio.sleep(KEEP_HOUSE_EVERY_S)
+            await asyncio.sleep(TIDY_EVERY_S)
 
     async def export(self, *, apart: str) -> None:
         """Write the final model. ``apart``: peers that ended the run elsewhere, and how."""

@@ -359,7 +359,7 @@ async def test_the_held_out_loss_is_measured_and_told_anew_after_a_rollback(
     local, _ = made
     assert local.held_out.is_my_turn(60, [])
     local.take_held_out(HeldOut(60, 1.5, BORIS, 6000))
-    local.came_back()
+    local.note_rollback()
     assert local.held_out.newest is None
     assert local.held_out.is_my_turn(40, [])
     local.take_held_out(HeldOut(40, 1.75, BORIS, 4000))

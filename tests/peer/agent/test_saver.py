@@ -17,7 +17,7 @@ import pytest
 from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import PeerId
-from peer.agent.saver import KEEP_HOUSE_EVERY_S, SAVE_EVERY_S, SAVE_FIRST_S, Saver
+from peer.agent.saver import SAVE_EVERY_S, SAVE_FIRST_S, TIDY_EVERY_S, Saver
 from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import CheckpointFolder
 
@@ -184,11 +184,11 @@ async def test_a_disk_that_became_read_only_does_not_end_the_agent(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
     monkeypatch.setattr(Path, "rename", read_only)
-    house = asyncio.create_task(peer.saver.keep_house())
-    await asyncio.sleep(2 * KEEP_HOUSE_EVERY_S)
+    house = asyncio.create_task(peer.saver.tidy_folder())
+    await asyncio.sleep(2 * TIDY_EVERY_S)
     assert not house.done() and len(local.folder.numbers()) == 2
     monkeypatch.undo()
-    await asyncio.sleep(2 * KEEP_HOUSE_EVERY_S)
+    await asyncio.sleep(2 * TIDY_EVERY_S)
     assert len(local.folder.numbers()) == 1
     house.cancel()
 
@@ -202,7 +202,7 @@ async def test_a_full_disk_is_told_once_within_ten_seconds(
     local.guest.disk.logs, local.log.keep_within = None, lambda allowed: None
     free = [50_000_000]
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free[0]))
-    house = asyncio.create_task(peer.saver.keep_house())
+    house = asyncio.create_task(peer.saver.tidy_folder())
     await asyncio.sleep(20.0)
     assert not peer.told
     free[0] = 0
@@ -228,7 +228,7 @@ async def test_the_logs_of_agent_and_ranks_are_kept_within_the_limit_together(
     local.guest.disk.logs, local.log.keep_within = 1200, lambda allowed: None
     for name in ("agent.log", "rank-1.log", "rank-2.log"):
         (local.directory / name).write_bytes(b"a" * 1000)
-    house = asyncio.create_task(peer.saver.keep_house())
-    await asyncio.sleep(KEEP_HOUSE_EVERY_S)
+    house = asyncio.create_task(peer.saver.tidy_folder())
+    await asyncio.sleep(TIDY_EVERY_S)
     house.cancel()
     assert sum(each.stat().st_size for each in local.directory.glob("*.log*")) == 300
