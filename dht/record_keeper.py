@@ -40,16 +40,6 @@ class KeeperLimits:
     bytes_max: int = 64 << 20
     """Limit of all records together."""
 
-    def __post_init__(self) -> None:
-        if self.records_max < 2:
-            raise ValueError(f"records_max is {self.records_max}; it is at least 2")
-        if self.bytes_max < self.key_max_bytes:
-            raise ValueError(
-                f"bytes_max is {self.bytes_max}; it is at least key_max_bytes, {self.key_max_bytes}"
-            )
-        if self.memory_s < 0:
-            raise ValueError(f"memory_s is {self.memory_s}; it is not negative")
-
 
 @dataclass(frozen=True, slots=True)
 class Admitted:

@@ -134,11 +134,6 @@ class HostSettings:
         for relay in self.relays:
             if address_rules.peer_of(relay) is None:
                 raise ValueError(f"relay {relay} does not end in /p2p/PEER")
-        if not 0 < self.streams_per_peer_max <= self.streams_max:
-            raise ValueError(
-                f"streams_per_peer_max is {self.streams_per_peer_max} and streams_max is "
-                f"{self.streams_max}; 0 < per peer <= all"
-            )
 
 
 STRANGER = HostSettings(daemon=DaemonSettings(listen=(), port_mapping=False), serve_directory=False)

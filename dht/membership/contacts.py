@@ -30,10 +30,6 @@ class ContactSettings:
     peers_max: int = 16
     """Number of connections above which a peer does not open another one just for a hello."""
 
-    def __post_init__(self) -> None:
-        if self.hellos_per_beat < 1:
-            raise ValueError(f"hellos_per_beat is {self.hellos_per_beat}; it is at least 1")
-
 
 def peers_to_greet(
     table: PeerTable | None,

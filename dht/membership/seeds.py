@@ -41,16 +41,6 @@ class SeedSettings:
     jitter: float = 0.25
     attempts_at_once: int = 8
 
-    def __post_init__(self) -> None:
-        if not 0 < self.retry_first_s <= RETRY_MAX_S:
-            raise ValueError(
-                f"retry_first_s is {self.retry_first_s}; it is positive and at most {RETRY_MAX_S:g}"
-            )
-        if not 0 <= self.jitter < 1:
-            raise ValueError(f"jitter is {self.jitter}; it is at least 0 and below 1")
-        if self.attempts_at_once < 1:
-            raise ValueError(f"attempts_at_once is {self.attempts_at_once}; it is at least 1")
-
 
 @dataclass(frozen=True, slots=True)
 class Attempt:

@@ -74,9 +74,3 @@ class PresenceSettings:
     cache_every_s: float = 60.0
     calls_per_minute: int = 120
     """Limit on the calls of one other peer to this one; a tenth of it for dial-backs."""
-
-    def __post_init__(self) -> None:
-        if self.calls_per_minute < 1:
-            raise ValueError(f"calls_per_minute is {self.calls_per_minute}; it is at least 1")
-        if self.call_timeout_s <= 0:
-            raise ValueError(f"call_timeout_s is {self.call_timeout_s}; it is positive")

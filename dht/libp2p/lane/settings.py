@@ -68,16 +68,6 @@ class LaneSettings:
     standing_max: int = 64
     """Limit of unused connections with peers behind routers; the longest unused one is closed."""
 
-    def __post_init__(self) -> None:
-        for name in ("port", "told_port"):
-            port = getattr(self, name)
-            if port is not None and not 0 <= port <= 65535:
-                raise ValueError(f"{name} is {port}; a port is between 0 and 65535")
-        if not 0 < self.per_peer_max <= CONNECTIONS_MAX:
-            raise ValueError(
-                f"per_peer_max is {self.per_peer_max}; it is from 1 to {CONNECTIONS_MAX}"
-            )
-
 
 def parse_lane(text: str) -> LaneSettings | None:
     """Settings from a command line's ``auto``, ``off``, PORT, or PORT:TOLD_PORT.

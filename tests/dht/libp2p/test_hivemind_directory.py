@@ -395,11 +395,6 @@ async def test_a_reader_outlives_a_reply_with_nested_subkeys() -> None:
         assert reader.keeper.rejected["malformed"] >= 1
 
 
-def test_settings_of_hosts_are_checked() -> None:
-    with pytest.raises(ValueError, match="streams_per_peer_max is 5 and streams_max is 4"):
-        replace(LOOPBACK, streams_per_peer_max=5, streams_max=4)
-
-
 SQUATTERS = 8
 
 

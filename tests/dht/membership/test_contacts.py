@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
-import pytest
 
 from dht.addresses import pack, parse
 from dht.identity import PeerId
@@ -127,8 +126,3 @@ def test_a_peer_is_lonely_until_it_has_the_fewest_contacts_or_all_there_are() ->
     assert not lonely(swarm_of("anna"), [IDS["anna"]]), "it is the only one"
     assert lonely(swarm_of(), [IDS["anna"]]), "a connection with a stranger is no contact"
     assert lonely(None, []) and not lonely(None, [IDS["anna"]])
-
-
-def test_a_peer_greets_somebody() -> None:
-    with pytest.raises(ValueError, match="hellos_per_beat"):
-        ContactSettings(hellos_per_beat=0)

@@ -1340,12 +1340,6 @@ async def test_the_identity_has_to_be_the_hosts(swarm: Swarm) -> None:
     await host.close()
 
 
-@pytest.mark.parametrize("wrong", ["calls_per_minute", "call_timeout_s"])
-def test_impossible_settings_are_refused_by_name(wrong: str) -> None:
-    with pytest.raises(ValueError, match=wrong):
-        PresenceSettings(**{wrong: 0})  # type: ignore[arg-type]
-
-
 async def test_the_seeds_of_a_run_hold_its_records_whatever_is_nearer_to_their_keys(
     swarm: Swarm,
 ) -> None:
