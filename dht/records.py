@@ -60,7 +60,6 @@ _SIGNED_PREFIX = b"shoal record\0"  # the signature of a record is valid for not
 Role = Literal["learner", "keeper", "bootstrap"]
 COUNT_MAX = 2**62
 Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
-Versions = Annotated[bytes, msgspec.Meta(max_length=512)]
 
 
 class ContributionCounters(msgspec.Struct, frozen=True, array_like=True):
@@ -75,6 +74,10 @@ NUMBER_MIN, NUMBER_MAX = 1e-9, 1e12
 """Bounds of speeds and times: others divide by them."""
 
 VERSION_MAX = 2**53 - 1
+Versions = Annotated[
+    tuple[Annotated[int, msgspec.Meta(ge=0, le=VERSION_MAX)], ...],
+    msgspec.Meta(max_length=FRAGMENTS_MAX + 1),
+]
 NAME_LENGTH_MAX = 32
 SITE_LENGTH_MAX = 16
 RELEASE_LENGTH_MAX = 24
@@ -119,7 +122,7 @@ class PeerRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     trains: bool = False
     step_time_s: float | None = None
     link_bytes_s: float | None = None
-    versions: Versions = b""
+    versions: Versions = ()
     """See ``pack_versions``."""
 
     counters: ContributionCounters = ContributionCounters()
@@ -141,6 +144,8 @@ class PeerRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and not NUMBER_MIN <= value <= NUMBER_MAX:  # it is displayed, too
                 raise ValueError(f"{name} is {value}; it is {NUMBER_MIN:g} to {NUMBER_MAX:g}")
+        if self.versions and 0 not in self.versions[1:]:
+            raise ValueError("no version is the lowest one")
         if max(unpack_versions(self.versions), default=0) > VERSION_MAX:
             raise ValueError(f"a fragment's version is above {VERSION_MAX}")
 
@@ -297,46 +302,17 @@ def _check_alone(data: bytes) -> Sealed | Rejected:
     return Sealed(peer, RunId(match["run"]), body.key, body.sequence, ttl_s, record, digest)
 
 
-def pack_versions(versions: Sequence[int]) -> bytes:
-    """Encode fragment versions: the lowest, then the excess of each, as LEB128 numbers.
+def pack_versions(versions: Sequence[int]) -> tuple[int, ...]:
+    """The lowest version, then the excess of each fragment over it.
 
     Fragments of one run advance together, so an excess takes a byte or two.
     """
-    if len(versions) > FRAGMENTS_MAX:
-        raise ValueError(f"{len(versions)} fragments; at most {FRAGMENTS_MAX}")
     if not versions:
-        return b""
+        return ()
     lowest = min(versions)
-    if lowest < 0:
-        raise ValueError(f"a fragment's version is {lowest}; versions start at 0")
-    out = bytearray()
-    for number in (lowest, *(version - lowest for version in versions)):
-        while number >= 0x80:
-            out.append(number & 0x7F | 0x80)
-            number >>= 7
-        out.append(number)
-    return bytes(out)
+    return lowest, *(version - lowest for version in versions)
 
 
-def unpack_versions(data: bytes) -> tuple[int, ...]:
-    """Decode the output of ``pack_versions``. Raises ``ValueError`` for anything else."""
-    numbers: list[int] = []
-    number = shift = 0
-    for byte in data:
-        if shift > 56:
-            raise ValueError("a version has more than nine bytes")
-        number |= (byte & 0x7F) << shift
-        if byte & 0x80:
-            shift += 7
-            continue
-        if shift and not byte:
-            raise ValueError("a version is written longer than it need be")
-        numbers.append(number)
-        number = shift = 0
-    if shift:
-        raise ValueError("the last version is cut off")
-    if len(numbers) == 1 or len(numbers) > FRAGMENTS_MAX + 1:
-        raise ValueError(f"{len(numbers) - 1} versions; between 1 and {FRAGMENTS_MAX}")
-    if numbers and 0 not in numbers[1:]:
-        raise ValueError("no version is the lowest one")
-    return tuple(numbers[0] + excess for excess in numbers[1:])
+def unpack_versions(packed: Sequence[int]) -> tuple[int, ...]:
+    """The versions of a record's fragments."""
+    return tuple(packed[0] + excess for excess in packed[1:])

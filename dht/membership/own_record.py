@@ -45,7 +45,7 @@ class OwnRecord:
                 if len(addresses) > 1:
                     addresses.pop()
                 elif facts.versions:
-                    facts = replace(facts, versions=b"")  # a hint: a round names its version itself
+                    facts = replace(facts, versions=())  # a hint: a round names its version itself
                 else:
                     raise
 

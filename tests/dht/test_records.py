@@ -173,8 +173,11 @@ def test_a_signed_but_unusable_body_is_refused(body: list[Any], reason: str) -> 
         {"step_time_s": 0.0},
         {"step_time_s": 5e-324},
         {"link_bytes_s": 5e-324},
-        {"versions": b"\xff" * 30},
         {"versions": b"\x00"},
+        {"versions": (0,)},
+        {"versions": (3, -1)},
+        {"versions": (3, 1, 2)},
+        {"versions": (0,) * (FRAGMENTS_MAX + 2)},
         {"versions": pack_versions([2**53])},
         {"link_bytes_s": float("inf")},
         {"link_bytes_s": -1.0},
@@ -422,15 +425,6 @@ def test_no_history_makes_a_keeper_believe_an_older_sequence(
 @given(st.lists(st.integers(0, 2**55), min_size=0, max_size=FRAGMENTS_MAX))
 def test_versions_come_back_as_they_were_packed(versions: list[int]) -> None:
     assert unpack_versions(pack_versions(versions)) == tuple(versions)
-
-
-def test_too_many_or_negative_versions_are_refused() -> None:
-    with pytest.raises(ValueError, match=f"at most {FRAGMENTS_MAX}"):
-        pack_versions([0] * (FRAGMENTS_MAX + 1))
-    with pytest.raises(ValueError, match="start at 0"):
-        pack_versions([3, -1])
-    with pytest.raises(ValueError, match="between 1 and"):
-        unpack_versions(bytes(FRAGMENTS_MAX + 2))
 
 
 def test_a_keeper_looks_at_no_record_that_is_not_over(monkeypatch: pytest.MonkeyPatch) -> None:

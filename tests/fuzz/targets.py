@@ -80,9 +80,7 @@ from dht.records import (
     Rejected,
     check,
     claimed_run,
-    pack_versions,
     seal,
-    unpack_versions,
 )
 from peer import attestable, description, status
 from peer.attestable import Kept
@@ -475,9 +473,6 @@ TARGETS: dict[str, Target] = {
         [ReplayHead(said.encode_commit(COMMIT), (0,), (bytes(32),)).encode()],
         ReplayHead.decode,
         BadMessage,
-    ),
-    "versions": Target(
-        [pack_versions([812, 811, 812, 1000])], unpack_versions, ValueError, pack_versions
     ),
     "hello": Target(
         [hello.write(hello.Hello(run=RUN, record=SEALED, passed=_PASSED))],

@@ -25,7 +25,7 @@ DECODERS = {
 
 FUZZED: dict[str, tuple[str, ...]] = {
     "dht/addresses.py": ("address", "seed"),
-    "dht/records.py": ("record", "signed_record", "claimed_run", "versions"),
+    "dht/records.py": ("record", "signed_record", "claimed_run"),
     "dht/membership/credentials.py": (
         "credential",
         "directive",

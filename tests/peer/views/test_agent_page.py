@@ -19,7 +19,7 @@ from tests.peer.statuses import a_status
 ANNA, BORIS, GONE = PeerId("anna"), PeerId("boris"), PeerId("gone")
 
 
-def a_member(peer: PeerId, *, versions: bytes = b"", trains: bool = True) -> Member:
+def a_member(peer: PeerId, *, versions: tuple[int, ...] = (), trains: bool = True) -> Member:
     record = PeerRecord(
         protocol=(1, 1),
         role="learner",
