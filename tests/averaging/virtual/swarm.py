@@ -230,6 +230,8 @@ class Swarm(virtual.Swarm, Watch):
         self.crashed: dict[PeerId, dict[int, tuple[int, int]]] = {}
         """Steps and tokens per step of former lives."""
         self.let_go: Counter[PeerId] = Counter()
+        self.presumed: set[PeerId] = set()
+        """Peers that called work merged which may be merged on another side."""
         self.faulty: dict[PeerId, str] = {}
         self.liars: frozenset[PeerId] = frozenset()
         """Only these may be convicted."""
@@ -374,6 +376,8 @@ class Swarm(virtual.Swarm, Watch):
 
     def noted(self, peer: Peer, fragment: int, note: Note) -> None:
         self.truth.note(note)
+        if note.event == "presumed":
+            self.presumed.add(peer.name)
         self.trace.update(f"{self.now!r} {peer.name} {note.event} {note.fields}\n".encode())
         if self.keep_events:
             self.events.append((self.now, peer.name, note))
@@ -502,7 +506,7 @@ class Swarm(virtual.Swarm, Watch):
             standing,
             learner,
             self.crashed.get(peer.name, {}),
-            forked=dealt or bool(self.let_go[peer.name]),
+            forked=dealt or bool(self.let_go[peer.name]) or peer.name in self.presumed,
         )
 
     def lineages(self) -> set[bytes]:

@@ -194,7 +194,8 @@ class Truth:
         """Every token of a peer is merged, pending or discarded.
 
         ``former``: steps and tokens per step of its former lives. ``forked``: after a meld the
-        larger of two forks' token counts stands, so some work may be called lost.
+        larger of two forks' token counts stands, so some work may be called lost; and work that a
+        peer has called merged elsewhere may be merged nowhere.
         """
         covered = self.covered[standing.lineage]
         mine = covered.get((life.peer, life.incarnation), 0)
