@@ -75,6 +75,13 @@ def test_files_that_a_document_names_exist(document: Path) -> None:
     assert not missing, "\n".join(missing)
 
 
+def test_pages_that_the_source_names_exist() -> None:
+    source = "\n".join(path.read_text() for path in tracked() if path.suffix == ".py")
+    pages = set(re.findall(r"\bdocs/[a-z]+/[a-z-]+\.md\b", source))
+    assert len(pages) > 10
+    assert not [page for page in pages if not (ROOT / page).exists()]
+
+
 def test_tests_that_a_document_names_exist() -> None:
     texts = "\n".join(path.read_text() for path in documents())
     mentioned = set(re.findall(r"`(test_\w+)`", texts))

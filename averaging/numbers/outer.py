@@ -9,7 +9,7 @@ it is a third of the work of a step.
 
 The default is mu = 0.5 (``averaging.rules.policy``). With 0.7 the loss was 3.5% lower where nothing
 failed and 3.5% higher where 30% of the contributions came late: late work is kept whole and is
-added to a momentum that went on without it (docs/research/results-quality.md). A run of reliable
+added to a momentum that went on without it (docs/research/results-settings.md). A run of reliable
 machines may set ``outer.momentum = 0.7``.
 """
 

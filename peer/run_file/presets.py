@@ -56,8 +56,8 @@ def starting(name: str) -> RunFile:
     """A run to edit: the defaults, but for what turned out to train better after they were fixed.
 
     Muon takes 9 to 12% off the loss of AdamW at equal tokens and bytes, and smaller codecs and
-    longer cycles are used only on lines that do not carry the preferred ones (results-quality.md
-    and results-slow-links.md in docs/research).
+    longer cycles are used only on lines that do not carry the preferred ones (results-muon.md and
+    results-slow-links.md in docs/research).
     """
     return RunFile(name=name, inner=MuonInner(learning_rate=2e-3), outer=NEW_OUTER)
 

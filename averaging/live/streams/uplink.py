@@ -4,7 +4,7 @@ Transfers that share a line all end late. Three homes at 1 Mbit/s have the bytes
 under way at once: each round then takes most of a cycle, so that the next one of its fragment
 begins while somebody is still busy with it, and a home that has missed one fetches its replay over
 lines that are full. So on a slow line replays go first, then the transfers of the oldest round.
-docs/research/results-rounds.md has the figures.
+docs/research/results-faults.md has the figures.
 
 A transfer that takes much longer than its bytes need waits for its receiver and not for the line:
 it lets the next one in. None waits for long, because its receiver gives up a silent stream.
