@@ -8,7 +8,6 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from peer.demo.processes import free_port
 
 from peer.demo.processes import free_port
 from peer.documents import ROLES
