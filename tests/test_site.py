@@ -119,6 +119,12 @@ def test_sentences_are_short(page: Path) -> None:
     assert not long, "\n".join(long)
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=named)
+def test_no_table_has_a_bar_in_code(page: Path) -> None:
+    """GitHub shows it without its backslash, and the site with it."""
+    assert not re.search(r"`[^`\n]*\\\|[^`\n]*`", page.read_text("utf-8"))
+
+
 def sentences(text: str) -> list[str]:
     """What stands between two full stops, colons or semicolons, outside of code and tables."""
     text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)

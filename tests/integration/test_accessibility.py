@@ -124,13 +124,13 @@ def test_the_site_has_no_faults(folder: str, processes: Processes, tmp_path: Pat
     async def look(tab: chromium.Tab) -> None:
         found = []
         for page in pages:
-            await tab.look(width=1200, height=800, dark=False)
+            await tab.look(width=1400, height=800, dark=False)
             await tab.go(page.as_uri())
             there = "document.readyState === 'complete' && window.axe !== undefined"
             await tab.until(there, timeout_s=60)
             if folder != ".":
                 await tab.value(SHARED)
-            found += [f"{page.stem} 1200 light: {fault}" for fault in await tab.value(FOUND)]
+            found += [f"{page.stem} 1400 light: {fault}" for fault in await tab.value(FOUND)]
             # The theme asks for the scheme only as a page is loaded, which costs as much as a look.
             await tab.look(width=390, height=800, dark=True)
             await tab.value(DARK)
