@@ -33,11 +33,11 @@ RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
 FOUND = f"""
 axe.run(document, {{runOnly: {RULES}, preload: false, resultTypes: ["violations"]}}).then(result =>
   result.violations.flatMap(rule => rule.nodes.slice(0, 3).map(node =>
-    rule.id + ": " + node.target.join(" ") + " " + node.html.slice(0, 160))))
+    rule.id + ": " + node.target.join(" ") + " " + node.html.slice(0, 160).replace(/\\s+/g, " "))))
 """
 
 SHARED = """
-document.querySelectorAll(".md-header, .md-sidebar--primary, .md-footer")
+document.querySelectorAll(".md-header, .md-tabs, .md-sidebar--primary, .md-footer")
   .forEach(part => part.remove())
 """
 """What all pages of the site have alike is looked at on the first one: it is half of the work."""
