@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import psutil
 
@@ -51,15 +51,73 @@ def _is_tracker(process: psutil.Process) -> bool:
         return False
 
 
+class Child:
+    """A program, this Python unless another is named, whose input and output are pipes to the test.
+
+    At the end of the block its input is closed, and it is killed with its family if it still runs.
+    """
+
+    def __init__(
+        self, *arguments: str, program: Sequence[str] = (sys.executable,), **options: Any
+    ) -> None:
+        """``options``: those of ``subprocess.Popen``."""
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process: subprocess.Popen[Any] = subprocess.Popen(
+            [*program, *arguments], **{**pipes, **options}
+        )
+        self.pid = self.process.pid
+
+    @property
+    def output(self) -> IO[Any]:
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def line(self) -> str:
+        """The next line of its output; an empty one when it has ended."""
+        line: str = self.output.readline()
+        return line.rstrip("\n")
+
+    def rest(self) -> str:
+        """All that it still says."""
+        rest: str = self.output.read()
+        return rest
+
+    def tell(self, line: str = "") -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def end_input(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def wait(self, timeout_s: float = 60.0) -> int:
+        return self.process.wait(timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL, for it alone."""
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            kill_tree(self.process)
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                with suppress(BrokenPipeError):  # of what was not written yet
+                    pipe.close()
+
+
 @contextmanager
 def killed_beside_its_child(program: str, argument: Path) -> Iterator[None]:
     """Run a program that prints the process id of its child and kills itself. The child is killed
     at the end."""
-    command = [sys.executable, "-c", program, str(argument)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as killed:
-        assert killed.stdout is not None
-        child = int(killed.stdout.readline())
-        killed.wait(60)
+    with Child("-c", program, str(argument)) as killed:
+        child = int(killed.line())
+        killed.wait()
         try:
             yield
         finally:

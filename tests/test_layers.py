@@ -972,78 +972,77 @@ def test_imports_are_seen_wherever_they_stand(source: str, found: list[str]) -> 
 TESTS = ROOT / "tests"
 
 
-IMPORT_OF_TESTS = re.compile(
-    r"^\s*(?:from|import)\s+tests\b[\w.]*(?:\.test_|\s+import\s+(?:\([^)]*|[^\n]*)\btest_)",
-    re.MULTILINE,
-)
-"""An import from a test module. To parse all tests takes seconds."""
+@dataclass(frozen=True)
+class Shunned:
+    """Text that stands in no module of the tests but those that are ``allowed``. To parse all tests
+    takes seconds."""
+
+    pattern: str
+    breaches: tuple[str, ...]
+    others: tuple[str, ...]
+    allowed: re.Pattern[str] = re.compile(r"(?!)")
+
+    def found_in(self, modules: Modules) -> list[str]:
+        pattern = re.compile(self.pattern, re.MULTILINE)
+        return [
+            f"{module.name}: {found.group().strip()}"
+            for module in modules.values()
+            if not self.allowed.fullmatch(module.name)
+            for found in pattern.finditer(module.source)
+        ]
 
 
-def imports_between_test_modules(modules: Modules) -> list[str]:
-    return [
-        f"{module.name}: {found.group().strip()}"
-        for module in modules.values()
-        if module.name.rpartition(".")[2].startswith("test_")
-        for found in IMPORT_OF_TESTS.finditer(module.source)
-    ]
+SHUNNED = {
+    "an import from another test module": Shunned(
+        r"^\s*(?:from|import)\s+tests\b[\w.]*(?:\.test_|\s+import\s+(?:\([^)]*|[^\n]*)\btest_)",
+        breaches=(
+            "from tests.dht.test_b import c",
+            "import tests.dht.test_b as b",
+            "def f():\n    from tests.dht import a, test_b",
+            "from tests.dht import (\n    a,\n    test_b,\n)",
+        ),
+        others=(
+            "from tests.dht.swarm import (\n    a,\n)\nfrom tests import x\n\ndef test_b(): ...",
+        ),
+        allowed=re.compile(r"(?:.*\.)?(?!test_)\w+"),
+    ),
+    # Liars and faults stand on ``averaging.live.slices.watch``: a private method may change. A test
+    # of its own has ``monkeypatch``.
+    "a private part of a peer that is replaced": Shunned(
+        r"^\s*(?:[A-Z]\w*\._\w+ = |setattr\([A-Z]\w*, \"_)",
+        breaches=(
+            "def lie():\n    FragmentWork._do = done",
+            'setattr(Reducing, "_merge", merged)',
+        ),
+        others=("self._do = 1\n    averager._x = 2",),
+    ),
+    "a process that the library of processes does not start": Shunned(
+        r"^[^#\"'\n]*(?<![\w\"'])Popen\(",
+        breaches=("process = subprocess.Popen(command)", "    with Popen(command) as started:"),
+        others=("def f(process: subprocess.Popen[str]): ...", "popen(command)"),
+        # The second one has it in the text of a program.
+        allowed=re.compile(r"tests\.processes|tests\.peer\.bridge\.test_shared_memory"),
+    ),
+}
+"""What no test module has, and what finds it."""
 
 
-def all_tests() -> Modules:
+@pytest.mark.parametrize("shunned", SHUNNED.values(), ids=SHUNNED)
+def test_no_test_has(shunned: Shunned) -> None:
     modules = {}
     for path in sorted(TESTS.rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         modules[name] = Module(name, path.read_text(encoding="utf-8"))
-    return modules
-
-
-def test_no_test_module_imports_from_another() -> None:
-    wrong = imports_between_test_modules(all_tests())
+    wrong = shunned.found_in(modules)
     assert not wrong, "\n".join(wrong)
 
 
-PRIVATE_PART = re.compile(r"^\s*(?:[A-Z]\w*\._\w+ = |setattr\([A-Z]\w*, \"_)", re.MULTILINE)
-"""Something put in place of a private part of a class; a test of its own has ``monkeypatch``."""
-
-
-def private_parts_replaced(modules: Modules) -> list[str]:
-    """Liars and faults stand on ``averaging.live.slices.watch``: a private method may change."""
-    return [
-        f"{module.name}: {found.group().strip()}"
-        for module in modules.values()
-        for found in PRIVATE_PART.finditer(module.source)
-    ]
-
-
-def test_no_liar_replaces_private_parts_of_peers() -> None:
-    wrong = private_parts_replaced(all_tests())
-    assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.parametrize(
-    "source",
-    ["def lie():\n    FragmentWork._do = done", 'setattr(Reducing, "_merge", merged)'],
-)
-def test_a_private_part_that_is_replaced_is_found(source: str) -> None:
-    assert private_parts_replaced(planted(tests__chaos__liar=source))
-    assert not private_parts_replaced(planted(tests__a="self._do = 1\n    averager._x = 2"))
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "from tests.dht.test_b import c",
-        "import tests.dht.test_b as b",
-        "def f():\n    from tests.dht import a, test_b",
-        "from tests.dht import (\n    a,\n    test_b,\n)",
-    ],
-)
-def test_an_import_from_another_test_module_is_found(source: str) -> None:
-    assert imports_between_test_modules(planted(tests__test_a=source))
-
-
-def test_an_import_from_a_helper_is_none_from_a_test_module() -> None:
-    source = "from tests.dht.swarm import (\n    a,\n)\nfrom tests import x\n\ndef test_b(): ..."
-    assert not imports_between_test_modules(planted(tests__test_a=source))
+@pytest.mark.parametrize("shunned", SHUNNED.values(), ids=SHUNNED)
+def test_breaches_are_found_and_nothing_else(shunned: Shunned) -> None:
+    for source in shunned.breaches:
+        assert shunned.found_in(planted(tests__test_a=source)), source
+    for source in shunned.others:
+        assert not shunned.found_in(planted(tests__test_a=source)), source
 
 
 def test_folders_of_tests_mirror_the_rooms() -> None:

@@ -12,11 +12,10 @@ import json
 import selectors
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from typing import IO, Annotated, Any
 
@@ -29,6 +28,7 @@ from peer.errors import PeerError
 from peer.extras.typed import count
 from tests.benchmark.participant import Setup
 from tests.command_line import run_program, tell
+from tests.processes import Child
 
 ANSWER_TIMEOUT_S = 180.0
 
@@ -83,58 +83,43 @@ class _Process:
     """A worker process, and the pipes to it."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    child: Child
     log: IO[bytes]
 
     @classmethod
     def start(cls, system: str, setup: Setup) -> _Process:
         settings = {"system": system, **asdict(setup)}
         log = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by stop()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.benchmark.worker", json.dumps(settings)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+        child = Child(
+            *("-m", "tests.benchmark.worker", json.dumps(settings)),
             # hivemind logs a lot: only the end of its log is shown, when it fails.
             stderr=log if system == "hivemind" else None,
         )
-        return cls(f"{system} {setup.codec} peer {setup.index}", process, log)
+        return cls(f"{system} {setup.codec} peer {setup.index}", child, log)
 
     def tell(self, do: str, **arguments: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
-        self.process.stdin.flush()
+        self.child.tell(json.dumps({"do": do, **arguments}))
 
     def answer(self, *, deadline: float) -> dict[str, Any]:
-        assert self.process.stdout is not None
         with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
+            selector.register(self.child.output, selectors.EVENT_READ)
             if not selector.select(max(0.0, deadline - time.monotonic())):
                 raise TimeoutError(f"{self.name} did not answer in time")
-        line = self.process.stdout.readline()
+        line = self.child.line()
         if not line:
             self.log.seek(0)
             said = self.log.read()[-2000:].decode("utf-8", "replace").strip()
             raise ConnectionError(
-                f"{self.name} ended with status {self.process.wait(10)}; it said: {said}"
+                f"{self.name} ended with status {self.child.wait(10)}; it said: {said}"
             )
         reply: dict[str, Any] = json.loads(line)
         return reply
 
     def stop(self) -> None:
-        if self.process.poll() is None:
-            try:
-                self.tell("close")
-                self.process.wait(10)
-            except (BrokenPipeError, subprocess.TimeoutExpired):
-                self.process.terminate()
-                try:
-                    self.process.wait(5)
-                except subprocess.TimeoutExpired:
-                    self.process.kill()
-                    self.process.wait(5)
-        for pipe in (self.process.stdin, self.process.stdout, self.log):
-            if pipe is not None:
-                pipe.close()
+        with self.child, suppress(BrokenPipeError, subprocess.TimeoutExpired):
+            self.tell("close")
+            self.child.wait(10)
+        self.log.close()
 
 
 @dataclass(slots=True, eq=False)

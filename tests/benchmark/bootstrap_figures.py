@@ -38,6 +38,7 @@ from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run as run_virtually
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
+from tests.processes import Child
 
 PORT = 17790
 RUN = RunId("be" * 32)
@@ -68,19 +69,13 @@ async def bootstrap() -> AsyncIterator[tuple[Multiaddr, int]]:
     """A bootstrap peer as a process: its address and its process id."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            *(sys.executable, "-m", "peer.cli", "bootstrap", "--page", "off"),
+            *("-m", "peer.cli", "bootstrap", "--page", "off"),
             *("--listen", f"/ip4/127.0.0.1/tcp/{PORT}", "--data-dir", folder),
         ]
-        log = (Path(folder) / "log").open("wb")
-        process = subprocess.Popen(  # noqa: ASYNC220 (nothing runs yet)
-            command, stdout=subprocess.PIPE, stderr=log
-        )
-        try:
-            assert process.stdout is not None
-            yield Multiaddr(process.stdout.readline().decode().strip()), process.pid
-        finally:
-            process.terminate()
-            process.wait(10)
+        with (Path(folder) / "log").open("wb") as log, Child(*command, stderr=log) as child:
+            yield Multiaddr(child.line()), child.pid
+            child.process.terminate()
+            child.wait(10)
 
 
 async def main(sizes: list[int]) -> None:

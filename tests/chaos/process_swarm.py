@@ -129,17 +129,6 @@ class ProcessSwarm:
                 raise ProcessFailed(what, str(learner.life.output.log))
             time.sleep(0.1)
 
-    def until_steady(self, steps: int, *, within_s: float) -> None:
-        """Wait until every learner has made ``steps`` steps. Raises ``ProcessFailed``."""
-        deadline = time.monotonic() + within_s
-        while any(learner.life.steps < steps for learner in self.learners):
-            self.turn()
-            if time.monotonic() > deadline:
-                slow = min(self.learners, key=lambda learner: learner.life.steps)
-                what = f"{slow.name} made {slow.life.steps} steps in {within_s:g} s"
-                raise ProcessFailed(what, str(slow.life.output.log))
-            time.sleep(0.1)
-
     def _dialler(self, port: int) -> str | None:
         """The member that uses this local port. Called from the thread of the proxies."""
         assert self.workspace.proxies is not None

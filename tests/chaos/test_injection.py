@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from tests.chaos.attackers.hostile_agent import KINDS, NORM_FACTOR, KindOfUpload
 from tests.chaos.fault_actions import make_unwritable
 from tests.chaos.proxy import LinkRule, Proxies
 from tests.chaos.workspace import set_clock, write_hook
+from tests.processes import Child
 
 # --- spoilt uploads
 
@@ -223,21 +222,12 @@ def test_a_process_sees_its_false_clock_and_the_jumps_of_that_clock(
         "print(time.time(), flush=True); sys.stdin.readline(); time.sleep(0.3)\n"
         "print(time.time(), time.time_ns() / 1e9, flush=True)\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", script],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={"PYTHONPATH": str(tmp_path / "hook"), "SHOAL_CHAOS_CLOCK": str(clock)},
-        text=True,
-    )
-    with process:
-        assert process.stdin is not None and process.stdout is not None
-        first = float(process.stdout.readline())
-        assert first - time.time() == pytest.approx(7200.0, abs=60.0)
+    environment = {"PYTHONPATH": str(tmp_path / "hook"), "SHOAL_CHAOS_CLOCK": str(clock)}
+    with Child("-P", "-c", script, env=environment) as process:
+        assert float(process.line()) - time.time() == pytest.approx(7200.0, abs=60.0)
         set_clock(clock, -30.0)
-        process.stdin.write("\n")
-        process.stdin.flush()
-        for text in process.stdout.readline().split():
+        process.tell()
+        for text in process.line().split():
             assert float(text) - time.time() == pytest.approx(-30.0, abs=20.0)
 
 

@@ -12,6 +12,7 @@ import sys
 import tomllib
 import urllib.request
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -19,11 +20,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dht.memory.host import identity_of
 from peer import cli
 from peer.demo.processes import free_port
 from peer.extras.hosting.bootstrap import DEFAULT_PORT
-from tests.processes import Processes, descendants, still_running
+from tests.processes import Child, Processes, descendants, still_running
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "bootstrap_host"
@@ -35,46 +35,42 @@ WAIT_S = 60.0
 class Server:
     """``shoal bootstrap`` as a process, with separate stdout and stderr."""
 
-    process: subprocess.Popen[str]
+    child: Child
     errors: Path
 
     def line(self) -> str:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line.endswith("\n"), self.errors.read_text()
-        return line.strip()
+        line = self.child.line()
+        assert line, self.errors.read_text()
+        return line
 
     def stop(self, number: signal.Signals, *, group: bool = False) -> tuple[int, str]:
         """Signal it or, like a terminal, its group; returns its exit code and remaining output."""
         kill = os.killpg if group else os.kill
-        kill(self.process.pid, number)
-        rest = self.process.communicate(timeout=WAIT_S)[0]
-        return self.process.returncode, rest
+        kill(self.child.pid, number)
+        return self.end()
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code and remaining output."""
+        rest = self.child.rest()
+        return self.child.wait(WAIT_S), rest
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[object]:
-    started: list[Server] = []
+    with ExitStack() as stack:
 
-    def starter(*arguments: str, program: Sequence[str] = SHOAL) -> Server:
-        errors = tmp_path / f"errors-{len(started)}.txt"
-        with errors.open("w") as file:
-            process = subprocess.Popen(
-                [*program, "bootstrap", "--data-dir", str(tmp_path / "data"), *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                text=True,
-                start_new_session=True,
-            )
-        started.append(Server(process, errors))
-        return started[-1]
+        def starter(*arguments: str, program: Sequence[str] = SHOAL) -> Server:
+            errors = tmp_path / f"errors-{len(list(tmp_path.glob('errors-*')))}.txt"
+            with errors.open("w") as file:
+                child = Child(
+                    *("bootstrap", "--data-dir", str(tmp_path / "data"), *arguments),
+                    program=program,
+                    stderr=file,
+                    start_new_session=True,
+                )
+            return Server(stack.enter_context(child), errors)
 
-    yield starter
-    for server in started:
-        if server.process.poll() is None:
-            server.process.kill()
-        server.process.communicate(timeout=WAIT_S)
+        yield starter
 
 
 def local(port: int) -> tuple[str, ...]:
@@ -99,7 +95,7 @@ def test_a_bootstrap_peer_from_its_first_line_to_kill_minus_9_and_the_next_start
     address = server.line()
     assert re.fullmatch(rf"/ip4/127\.0\.0\.1/tcp/{port}/p2p/12D3KooW\w+", address)
     a_second_one_on_the_same_port_says_so(start(*local(port)), port)
-    assert server.process.poll() is None, "the second one has disturbed it"
+    assert server.child.process.poll() is None, "the second one has disturbed it"
     the_doctor_finds_the_seed_that_is_up(capfd, address, port)
     assert server.stop(signal.SIGINT, group=True) == (0, "")
     log = server.errors.read_text()
@@ -110,7 +106,7 @@ def test_a_bootstrap_peer_from_its_first_line_to_kill_minus_9_and_the_next_start
 
     killed = start(*local(port))
     assert killed.line() == address
-    below = descendants(killed.process.pid)
+    below = descendants(killed.child.pid)
     assert below, "a daemon runs below it"
     killed.stop(signal.SIGKILL)
     assert not still_running(below, timeout_s=WAIT_S), "the daemon outlived its owner"
@@ -128,8 +124,7 @@ def test_a_bootstrap_peer_from_its_first_line_to_kill_minus_9_and_the_next_start
 
 
 def a_second_one_on_the_same_port_says_so(second: Server, port: int) -> None:
-    output = second.process.communicate(timeout=WAIT_S)[0]
-    assert (second.process.returncode, output) == (2, "")
+    assert second.end() == (2, "")
     complaint = second.errors.read_text()
     assert complaint.count("\n") == 1
     assert f"port {port} is taken" in complaint
@@ -154,15 +149,6 @@ def the_doctor_finds_the_seed_that_is_up(
     ]
     states = {finding["check"]: finding["state"] for finding in findings}
     assert states["DHT"] == states["relay"] == states["clock"] == "ok"
-
-
-@pytest.mark.slow  # tests/peer/extras/doctor has the words and the codes of all findings
-def test_the_doctor_fails_without_a_seed_that_is_up(capfd: pytest.CaptureFixture[str]) -> None:
-    gone = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{identity_of('nobody').peer_id}"
-    code, output, _ = shoal(capfd, "doctor", gone)
-    assert code == 3
-    assert "FAIL  seed" in output
-    assert "->" in output.split("FAIL  seed")[1]
 
 
 WITHOUT_THE_REST = f"""

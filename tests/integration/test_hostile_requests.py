@@ -6,12 +6,11 @@ import asyncio
 import json
 import math
 import os
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ from dht.records import PeerRecord, seal
 from peer.demo.processes import free_port
 from tests.chaos.attackers.hostile_requests import KINDS
 from tests.integration.loopback import WAIT_S, hosts, identity, run
+from tests.processes import Child
 
 ATTACKERS = 2
 KEY = "ef" * 32 + "/peers/"
@@ -89,14 +89,14 @@ class Look:
         return 1e3 * float(np.percentile(self.times, 99))
 
 
-async def look_ups_beside(attackers: list[subprocess.Popen[str]], *at: str) -> list[Look]:
+async def look_ups_beside(attackers: list[Child], *at: str) -> list[Look]:
     """Look-ups at these bootstrap peers in turns, while the attack goes on."""
     async with hosts(1, first=1000) as (member,):
         looks = [Look(member, each) for each in at]
         for look in looks:
             await look.begin()
         turns = 0
-        while any(attacker.poll() is None for attacker in attackers) or turns < TURNS_MIN:
+        while any(attacker.process.poll() is None for attacker in attackers) or turns < TURNS_MIN:
             for look in looks:
                 if turns % STORE_EVERY == 0:
                     await look.store()
@@ -107,29 +107,22 @@ async def look_ups_beside(attackers: list[subprocess.Popen[str]], *at: str) -> l
 
 
 @contextmanager
-def bootstrap(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
+def bootstrap(folder: Path) -> Iterator[tuple[Child, str, int]]:
     """A bootstrap peer: its process, address and the port of its page."""
     folder.mkdir()
     port, page_port = free_port(), free_port()
-    command = [sys.executable, "-m", "peer.cli", "bootstrap", "--data-dir", str(folder / "data")]
+    command = ["-m", "peer.cli", "bootstrap", "--data-dir", str(folder / "data")]
     listen = ["--listen", f"/ip4/127.0.0.1/tcp/{port}", "--page", f"127.0.0.1:{page_port}"]
     with (
         (folder / "errors.txt").open("w") as errors,
-        subprocess.Popen(
-            [*command, *listen],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        ) as process,
+        Child(*command, *listen, stderr=errors) as child,
     ):
-        assert process.stdout is not None
         try:
-            yield process, process.stdout.readline().strip(), page_port
-            assert process.poll() is None
+            yield child, child.line(), page_port
+            assert child.process.poll() is None
         finally:
-            process.terminate()
-            process.wait(WAIT_S)
+            child.process.terminate()
+            child.wait(WAIT_S)
     assert "Traceback" not in (folder / "errors.txt").read_text()
 
 
@@ -139,35 +132,26 @@ def attack(tmp_path: Path, requests: int, *, seconds: float = math.inf, seed: in
     The other one tells what the machine costs, which also runs the attackers.
     """
     with (
-        bootstrap(tmp_path / "attacked") as (process, at, page_port),
+        bootstrap(tmp_path / "attacked") as (attacked_one, at, page_port),
         bootstrap(tmp_path / "quiet") as (_, quiet_at, _),
+        ExitStack() as stack,
     ):
-        server = psutil.Process(process.pid)
+        server = psutil.Process(attacked_one.pid)
+        before = resident(server)
         attackers = []
-        try:
-            before = resident(server)
-            for number in range(ATTACKERS):
-                seeded = str(ATTACKERS * seed + number)
-                arguments = [at, str(page_port), str(requests // ATTACKERS), seeded, str(seconds)]
-                attackers.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", "tests.integration.hostile_attack", *arguments],
-                        stdout=subprocess.PIPE,
-                        text=True,
-                    )
-                )
-            attacked, quiet = run(
-                look_ups_beside(attackers, at, quiet_at), timeout_s=requests / 50 + 300
-            )
-            sent: Counter[str] = Counter()
-            for attacker in attackers:
-                sent.update(json.loads(attacker.communicate(timeout=WAIT_S)[0]))
-            grown = resident(server) - before
-            spent = sum(sum(p.cpu_times()[:2]) for p in (server, *server.children()))
-        finally:
-            for attacker in attackers:
-                attacker.kill()
-                attacker.communicate()
+        for number in range(ATTACKERS):
+            seeded = str(ATTACKERS * seed + number)
+            arguments = [at, str(page_port), str(requests // ATTACKERS), seeded, str(seconds)]
+            attacker = Child("-m", "tests.integration.hostile_attack", *arguments)
+            attackers.append(stack.enter_context(attacker))
+        attacked, quiet = run(
+            look_ups_beside(attackers, at, quiet_at), timeout_s=requests / 50 + 300
+        )
+        sent: Counter[str] = Counter()
+        for attacker in attackers:
+            sent.update(json.loads(attacker.rest()))
+        grown = resident(server) - before
+        spent = sum(sum(p.cpu_times()[:2]) for p in (server, *server.children()))
     sys.stderr.write(
         f"{sum(sent[kind] for kind in (*KINDS, 'knock'))} requests in "
         f"{sent['seconds'] / ATTACKERS:.0f} s, {sent['answered']} answered, {spent:.0f} s of "

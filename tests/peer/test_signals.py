@@ -10,6 +10,7 @@ import time
 import pytest
 
 from peer.signals import terminations
+from tests.processes import Child
 
 PROGRAM = """
 import hashlib
@@ -42,18 +43,13 @@ def test_a_second_signal_in_the_middle_of_an_operation_ends_the_process(
 ) -> None:
     """A handler of Python hears of both only after the operation, as if they were one."""
     program = PROGRAM.replace("ITERATIONS", str(iterations)).replace("HANGUP", hangup)
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    with process:
-        try:
-            assert process.stdout.readline() == "works\n"
-            for each in sent:
-                time.sleep(0.3)
-                process.send_signal(each)
-            assert process.wait(60) == code
-            assert process.stdout.read() == ("" if code else "done\n")
-        finally:
-            process.kill()
+    with Child("-c", program) as child:
+        assert child.line() == "works"
+        for each in sent:
+            time.sleep(0.3)
+            child.process.send_signal(each)
+        assert child.wait() == code
+        assert child.rest() == ("" if code else "done\n")
 
 
 def test_a_process_that_was_forked_meanwhile_does_not_keep_the_block_from_ending() -> None:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from peer.errors import PeerError
+from tests.processes import Child
 
 AnyInternet = TypeVar("AnyInternet", bound="Internet")
 
@@ -363,14 +364,10 @@ def raised(built: AnyInternet, *, loss: float) -> Iterator[AnyInternet]:
 @contextmanager
 def _running(command: Sequence[str]) -> Iterator[None]:
     """A program that has said its first line, as long as the block runs."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        try:
-            if not process.stdout.readline():
-                raise NetworkFailed(f"{' '.join(command)} ended")
-            yield
-        finally:
-            process.terminate()
+    with Child(program=command) as child:
+        if not child.line():
+            raise NetworkFailed(f"{' '.join(command)} ended")
+        yield
 
 
 def _link(one: str, one_end: str, other: str, other_end: str) -> None:

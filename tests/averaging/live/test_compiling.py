@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+
+from tests.processes import Child, still_running
 
 pytest.importorskip("numba", reason="compiled codecs need the extra 'fast'")
 
@@ -71,13 +71,6 @@ def test_a_compiler_that_fails_leaves_the_codecs_of_numpy(
         asyncio.run(try_compiler())
 
 
-def runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def test_the_process_that_compiles_ends_with_the_peer(tmp_path: Path) -> None:
     """A peer that is killed says nothing to it."""
     at = tmp_path / "pid"
@@ -88,15 +81,13 @@ from averaging.live import compiling
 compiling.COMPILE = {compiles!r}
 asyncio.run(compiling.use_compiled_codecs())
 """
-    peer = subprocess.Popen([sys.executable, "-c", killed])
     deadline = time.monotonic() + 60.0
-    while not (at.exists() and at.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    peer.kill()
-    peer.wait()
-    while runs(int(at.read_text())) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not runs(int(at.read_text()))
+    with Child("-c", killed) as peer:
+        while not (at.exists() and at.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        compiler = psutil.Process(int(at.read_text()))
+        peer.kill()
+    assert still_running([compiler], timeout_s=60.0) == []
 
 
 def test_files_of_the_current_folder_are_not_imported(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -21,6 +20,7 @@ from peer.bridge.shared_memory import (
     SharedTensors,
     SlotState,
 )
+from tests.processes import Child
 
 LAYOUT = bytes(range(32))
 
@@ -29,18 +29,16 @@ def memory(*sizes: int, coarse: bool = False) -> SharedTensors:
     return SharedTensors.create(sizes or (5, 3000), layout=LAYOUT, incarnation=77, coarse=coarse)
 
 
-def run_on(made: SharedTensors, code: str) -> subprocess.Popen[str]:
-    """A second process with the same memory."""
+def run_on(made: SharedTensors, code: str) -> str:
+    """What a second process with the same memory says."""
     prelude = (
         "import sys, time; from peer.bridge.shared_memory import *; "
         "m = SharedTensors(int(sys.argv[1]))"
     )
-    return subprocess.Popen(
-        [sys.executable, "-c", f"{prelude}\n{textwrap.dedent(code)}", str(made.descriptor)],
-        pass_fds=(made.descriptor,),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    program = f"{prelude}\n{textwrap.dedent(code)}"
+    at = made.descriptor
+    with Child("-c", program, str(at), pass_fds=(at,)) as other:
+        return other.rest()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere slots keep their memory")
@@ -67,7 +65,7 @@ def test_another_process_sees_slots_counters_and_state_words() -> None:
     made.slot(1)[:] = np.arange(3000)
     made.report(step=4, tokens=90, step_time_s=0.25, batch_tokens_max=30)
     made.offer(1, mark=4, tokens=90)
-    child = run_on(
+    said = run_on(
         made,
         """
         print(m.incarnation, m.coarse, m.layout == bytes(range(32)), m.step, m.tokens)
@@ -76,11 +74,7 @@ def test_another_process_sees_slots_counters_and_state_words() -> None:
         m.give(1, AdoptionOrder(Adoption.ADD, 3, b"l" * 32, None, 8))
         """,
     )
-    out, _ = child.communicate(timeout=60)
-    assert out.split("\n")[:2] == [
-        "77 True True 4 90",
-        "OFFERED (4, 90) 4498500.0",
-    ]
+    assert said.splitlines() == ["77 True True 4 90", "OFFERED (4, 90) 4498500.0"]
     assert made.state(1) is SlotState.ADOPT
     assert made.order(1) == AdoptionOrder(Adoption.ADD, 3, b"l" * 32, None, 8)
     assert float(made.slot(1).sum()) == 2 * 4498500.0
@@ -140,19 +134,14 @@ child = subprocess.Popen([sys.executable, "-c", {child_code!r}], pass_fds=(m.des
 print(child.pid, flush=True)
 time.sleep(60)
 """
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert parent.stdout is not None
-    child = int(parent.stdout.readline())
-    assert parent.stdout.readline().strip() == "up"
-    try:
-        assert left() == before  # also while both are alive
-        os.kill(child if killed == "child" else parent.pid, signal.SIGKILL)
-    finally:
-        os.killpg(parent.pid, signal.SIGKILL)
-        parent.wait(timeout=60)
-        parent.stdout.close()
+    with Child("-c", code, start_new_session=True) as parent:
+        child = int(parent.line())
+        assert parent.line() == "up"
+        try:
+            assert left() == before  # also while both are alive
+            os.kill(child if killed == "child" else parent.pid, signal.SIGKILL)
+        finally:
+            os.killpg(parent.pid, signal.SIGKILL)
     assert left() == before
 
 

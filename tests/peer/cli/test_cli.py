@@ -27,6 +27,7 @@ from peer.errors import NobodyMet, PeerError, RunRefused
 from peer.run_file.sections import RunFile
 from peer.storage.home import LIMITS, occupied
 from peer.views.watch import PlainReporter, ScreenReporter
+from tests.processes import Child
 
 PEER = Identity.from_seed(bytes(32)).peer_id
 LINK = f"shoal://{'0' * 64}?seed=/ip4/127.0.0.1/tcp/9/p2p/{PEER}"
@@ -360,16 +361,12 @@ complain("still here")
 sys.exit(len(asked))
 """
     errors = subprocess.STDOUT if both else subprocess.PIPE
-    command = [sys.executable, "-c", peer]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
-    ) as process:
-        assert process.stdout is not None and process.stdin is not None
-        process.stdout.close()
-        process.stdin.close()
-        if process.stderr is not None:
-            assert process.stderr.read() == "shoal: still here\n"
-        assert process.wait(timeout=60) == 1
+    with Child("-c", peer, stderr=errors) as child:
+        child.output.close()
+        child.end_input()
+        if child.process.stderr is not None:
+            assert child.process.stderr.read() == "shoal: still here\n"
+        assert child.wait() == 1
 
 
 @pytest.mark.parametrize(

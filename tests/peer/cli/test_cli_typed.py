@@ -6,7 +6,6 @@ import fcntl
 import os
 import re
 import select
-import subprocess
 import sys
 import termios
 import time
@@ -24,6 +23,7 @@ from tests.peer.extras.bases.published_model import NAME, publish
 from tests.peer.extras.export.exported_run import save_run
 from tests.peer.hub_server import hub_server
 from tests.peer.run_file.whole import whole
+from tests.processes import Child
 
 TEXT = """
 name = "old"
@@ -44,8 +44,8 @@ REFUSED, INTERRUPTED = 4, 130
 class Terminal:
     """A command whose input and output is a terminal of its own."""
 
-    def __init__(self, process: subprocess.Popen[bytes], keyboard: int) -> None:
-        self._process, self._keyboard = process, keyboard
+    def __init__(self, child: Child, keyboard: int) -> None:
+        self._child, self._keyboard = child, keyboard
         self.screen = ""
 
     def wait_for(self, text: str, *, timeout_s: float = 90.0) -> None:
@@ -66,7 +66,7 @@ class Terminal:
         deadline = time.monotonic() + timeout_s
         while self._read():
             assert time.monotonic() < deadline, f"it has not ended:\n{self.screen}"
-        return self._process.wait(timeout=30)
+        return self._child.wait(30)
 
     def _read(self) -> bool:
         """Read some output; false at its end."""
@@ -86,13 +86,13 @@ def typing_to(*arguments: str, home: Path, **environment: str) -> Iterator[Termi
     def take_terminal() -> None:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "peer.cli", *arguments],
+    child = Child(
+        *("-P", "-m", "peer.cli", *arguments),
         stdin=screen,
         stdout=screen,
         stderr=screen,
         start_new_session=True,
-        preexec_fn=take_terminal,  # noqa: PLW1509  this process has no thread that holds a lock
+        preexec_fn=take_terminal,
         env={
             **os.environ,
             "XDG_DATA_HOME": str(home),
@@ -102,12 +102,9 @@ def typing_to(*arguments: str, home: Path, **environment: str) -> Iterator[Termi
         },
     )
     os.close(screen)
-    try:
-        yield Terminal(process, keyboard)
-    finally:
-        process.kill()
-        process.wait(timeout=30)
-        os.close(keyboard)
+    with child:
+        yield Terminal(child, keyboard)
+    os.close(keyboard)
 
 
 @pytest.fixture

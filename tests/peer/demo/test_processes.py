@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 
 from peer.demo.processes import Output, kill_tree
+from tests.processes import Child, descendants, still_running
 
 
 def test_only_complete_json_lines_are_read(tmp_path: Path) -> None:
@@ -29,12 +28,11 @@ def test_killing_a_process_takes_its_children_along() -> None:
         f"subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True);"
         "time.sleep(60)"
     )
-    process = subprocess.Popen([sys.executable, "-c", parent])
-    deadline = time.monotonic() + 60
-    family: list[psutil.Process] = []
-    while not family and time.monotonic() < deadline:
-        family = psutil.Process(process.pid).children(recursive=True)
-    assert family
-    kill_tree(process)
-    _, alive = psutil.wait_procs(family, timeout=60)
-    assert alive == []
+    with Child("-c", parent) as started:
+        family: list[psutil.Process] = []
+        deadline = time.monotonic() + 60
+        while not family and time.monotonic() < deadline:
+            family = descendants(started.pid)
+        assert family
+        kill_tree(started.process)
+        assert still_running(family, timeout_s=60) == []

@@ -6,7 +6,6 @@ import logging
 import os
 import random
 import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from peer.errors import CheckpointDamaged, DiskFull, OfLaterRelease
 from peer.storage import checkpoint
 from peer.storage.checkpoint import CheckpointFolder, open_checkpoint
 from peer.storage.tensor_file import Tensor, read_header, write_safetensors
+from tests.processes import Child
 
 
 def tensors(value: float = 1.0, size: int = 1000) -> dict[str, Tensor]:
@@ -303,19 +303,16 @@ def test_a_writer_killed_at_any_moment_leaves_its_saved_checkpoints(tmp_path: Pa
     rng = random.Random(0)
     announced, save_s = 0, 0.02
     for _ in range(8):
-        with subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-        ) as writer:
-            assert writer.stdout is not None
-            begin = int(writer.stdout.readline().split()[1])
+        with Child("-c", WRITER, str(tmp_path)) as writer:
+            begin = int(writer.line().split()[1])
             assert begin >= announced, "a saved checkpoint was lost"
             for _ in range(rng.randint(0, 2)):
                 since = time.monotonic()
-                begin = int(writer.stdout.readline().split()[1])
+                begin = int(writer.line().split()[1])
                 save_s = time.monotonic() - since
             time.sleep(rng.uniform(0, save_s))  # anywhere within the next save
-            os.kill(writer.pid, signal.SIGKILL)
-            lines = writer.stdout.read().splitlines()
+            writer.kill()
+            lines = writer.rest().splitlines()
         # The last line may be cut by the kill; what precedes it was certainly announced.
         announced = max([begin, *(int(line.split()[1]) for line in lines[:-1])])
         loaded = CheckpointFolder(tmp_path).load_latest()

@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.storage.progress import Processed, ProgressFile, read_progress
+from tests.processes import Child
 
 NOW = 1_800_000_000.5
 
@@ -131,20 +128,17 @@ def test_no_step_before_a_kill_is_lost_and_no_reader_sees_a_torn_record(tmp_path
     path = tmp_path / "p"
     total = 0
     for _ in range(3):
-        with subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
-        ) as writer:
-            assert writer.stdout is not None
+        with Child("-c", WRITER, str(path)) as writer:
             last, seen = 0, 0
             until = time.monotonic() + 0.2
             while time.monotonic() < until:
-                last = int(writer.stdout.readline())
+                last = int(writer.line())
                 read = read_progress(path)
                 assert read is not None
                 assert read.tokens == 3 * read.step
                 assert read.step >= max(last, seen)
                 seen = read.step
-            os.kill(writer.pid, signal.SIGKILL)
+            writer.kill()
         read = read_progress(path)
         assert read is not None
         assert read.step >= seen

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from peer.errors import DataUnavailable
 from peer.run_file.places import pinned
 from peer.run_file.sections import Evaluation, FilesData, FileSource, GptModel, RunFile
 from tests.peer.data.file_corpus import ANNA, LENGTH, opened, texts, write
-from tests.processes import still_running
+from tests.processes import Child, still_running
 
 
 @pytest.fixture(scope="module")
@@ -224,13 +223,10 @@ def test_a_worker_ends_with_its_parent_even_if_that_is_killed(
 ) -> None:
     write(tmp_path, "a.jsonl", texts(10))
     arguments = [str(tmp_path / "a.jsonl"), str(tokenizer), str(tmp_path / "cache")]
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == b"ready\n"
+    with Child("-c", PARENT, *arguments) as parent:
+        assert parent.line() == "ready"
         (worker,) = psutil.Process(parent.pid).children()
-        parent.send_signal(signal.SIGKILL)
+        parent.kill()
         assert still_running([worker], timeout_s=20) == []
 
 

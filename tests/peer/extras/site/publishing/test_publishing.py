@@ -39,6 +39,7 @@ from tests.peer.extras.bases.adapted_run import adapted_model, adapted_run
 from tests.peer.extras.bases.published_model import publish as publish_base
 from tests.peer.extras.export.exported_run import RUN, save_run
 from tests.peer.hub_server import TOKEN, Hub, hub_server
+from tests.processes import Child
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="the extra 'hf' is not installed")
 constants = pytest.importorskip("huggingface_hub.constants")
@@ -268,27 +269,12 @@ def test_without_a_token_nothing_begins(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_process_that_exports_ends_with_its_parent(
     publishing: Publishing, tmp_path: Path
 ) -> None:
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "peer.extras.site.publishing",
-            publishing.job(tmp_path / "peer").decode(),
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    try:
-        process.send_signal(signal.SIGSTOP)  # it cannot be done before its parent is gone
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.close()
-        process.send_signal(signal.SIGCONT)
-        assert process.wait(timeout=60) in (0, 1)
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+    job = publishing.job(tmp_path / "peer").decode()
+    with Child("-m", "peer.extras.site.publishing", job) as child:
+        child.process.send_signal(signal.SIGSTOP)  # it cannot be done before its parent is gone
+        child.end_input()
+        child.process.send_signal(signal.SIGCONT)
+        assert child.wait() in (0, 1)
 
 
 @pytest.mark.parametrize(
