@@ -1,5 +1,3 @@
-import time
-import tracemalloc
 from typing import Any
 
 import msgspec
@@ -197,26 +195,6 @@ def test_a_newer_version_may_append_fields() -> None:
     payload = msgspec.msgpack.encode([*msgspec.msgpack.decode(PAYLOAD), "from the future"])
     verdict = check(_signed([1, KEY, 1, 1000, payload]))
     assert isinstance(verdict, Sealed) and verdict.record == RECORD
-
-
-def test_deep_nesting_and_huge_announced_lengths_cost_nothing() -> None:
-    bombs = [
-        b"\x95\x01" + b"\x91" * 16_000,
-        b"\x95\x01\xd9\x03abc\x01\x01\xc6\xff\xff\xff\xff",
-        b"\xdd\xff\xff\xff\xff\x01",
-        b"\x95\x01\xdb\xff\xff\xff\xff",
-    ]
-    tracemalloc.start()
-    started = time.process_time()
-    for bomb in bombs:
-        for body in (bomb, PAYLOAD[:4] + bomb):
-            encoded = body[: PEER_RECORD_MAX_BYTES - 96]
-            data = ANNA.sign(b"shoal record\0" + encoded) + ANNA.public_key + encoded
-            assert isinstance(check(data), Rejected)
-    peak_bytes = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak_bytes < 2_000_000
-    assert time.process_time() - started < 5
 
 
 def test_a_megabyte_is_refused_by_its_size_alone() -> None:

@@ -45,13 +45,14 @@ from averaging.numbers.arrays import arithmetic
 from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named, codec_names
 from averaging.numbers.layout import TensorSpec
+from averaging.numbers.norm_bounds import squares_at_most
 from dht import addresses
 from dht.identity import Identity, RunId
 from dht.libp2p import directory_wire
 from dht.libp2p.directory_wire import MalformedMessage, place_of, read_packed, read_subkey
 from dht.libp2p.framing.frame_stream import HEADER, FrameStream, FrameType
 from dht.libp2p.framing.packing import packing, unpacking
-from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES
+from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES, Ticket
 from dht.libp2p.hivemind_patches import (
     DictionaryDHTValue,
     MSGPackSerializer,
@@ -84,6 +85,7 @@ from dht.records import (
 )
 from peer import attestable, description, status
 from peer.attestable import Kept
+from peer.calls import Call
 from peer.description import Described, Description, Kinds
 from peer.errors import LinkError, RunFileError
 from peer.extras.credit.accounting import wire as credit
@@ -127,6 +129,18 @@ class Target:
     error: type[Exception] | tuple[type[Exception], ...] = ()
     written: Callable[[Any], Any] | None = None
     """What is read is written by this as the same bytes: there is one form of each value."""
+    values: Sequence[Any] = ()
+    """What the examples are read as, where they come from values."""
+
+    @classmethod
+    def of(
+        cls,
+        values: Sequence[Any],
+        encode: Callable[[Any], bytes],
+        decode: Callable[[bytes], Any],
+        error: type[Exception],
+    ) -> Target:
+        return cls([encode(value) for value in values], decode, error, values=values)
 
 
 def _signed(body: bytes) -> Any:
@@ -189,9 +203,11 @@ def _found(data: bytes) -> None:
             MSGPackSerializer.loads(result.value)
 
 
-def _frames(data: bytes) -> None:
+def _frames(data: bytes, ticket: Ticket | None = None) -> None:
     """Give bytes to a stream in pieces, as a socket would."""
     stream = FrameStream(lambda stream, message: None)
+    if ticket is not None:
+        stream.seal(ticket.seals(dialled=False))
     stream.connection_made(_Nowhere())
     for start in range(0, len(data), 37):
         piece = data[start : start + 37]
@@ -251,20 +267,25 @@ def _run_file(data: bytes) -> RunFile:
     return from_canonical(data, blake3(data).hexdigest())
 
 
-def _proof(data: bytes) -> None:
+def _proof(data: bytes) -> Any:
     """Read a proof's head, and judge it without its bytes, as anybody can make it."""
     head = decode_head(data)
     with suppress(BadProof):
         size_of_data(head, COURT)
         proofs.check(Proof(head), COURT)
+    return head
 
 
 def _text(read: Callable[[str], Any]) -> Callable[[bytes], Any]:
     return lambda data: read(data.decode("utf-8", errors="replace"))
 
 
-def _hello(kind: Any) -> Callable[[bytes], Any]:
-    return lambda data: hello.read(kind, data)
+def _hello(message: Any) -> Target:
+    return Target.of([message], hello.write, partial(hello.read, type(message)), ValueError)
+
+
+def _answer(call: Call[Any, Any], *answers: Any) -> Target:
+    return Target.of(answers, call.encode, call.decode, ValueError)
 
 
 _PASSED = (hello.Passed(SEALED, 1.5),)
@@ -328,6 +349,7 @@ def _decoded_by(name: str) -> Callable[[bytes], Any]:
     def read(data: bytes) -> None:
         with arithmetic():
             codec.check(data, SIZES, SCRATCH)
+            assert np.isfinite(squares_at_most(codec, memoryview(data), SIZES)).all()
             codec.decode(data, SIZES, out, SCRATCH)
         assert np.isfinite(out).all(), "what was checked is finite"
 
@@ -360,6 +382,9 @@ def _accepted(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 _STATE = state_of(1, 1000)
+_TICKET = Ticket(ANNA.peer_id, _SECRET, _SECRET)
+_SEALED_HEADER = HEADER.pack(3, FrameType.PREAMBLE)
+_SEALED_FRAMES = _SEALED_HEADER + _TICKET.seals(dialled=True).mine.close(_SEALED_HEADER, b"abc")
 _FRAMES = b"\x03abc" + b"".join(
     HEADER.pack(len(content), kind) + content
     for kind, content in ((FrameType.DATA, b"x" * 50), (FrameType.END, b""))
@@ -383,20 +408,12 @@ _PACKED = _result_of(packing([memoryview(bytes(5000))])) or b""
 _AT = "/ip4/203.0.113.7/tcp/7700/p2p/" + ANNA.peer_id
 
 TARGETS: dict[str, Target] = {
-    "message": Target(
-        [said.encode(message) for message in EXAMPLES],
-        said.decode,
-        BadMessage,
+    "message": Target.of(EXAMPLES, said.encode, said.decode, BadMessage),
+    "commit": Target.of((COMMIT, FULL), said.encode_commit, said.decode_commit, BadMessage),
+    "signatures": Target.of(
+        [HEAD.signatures], said.encode_signatures, said.decode_signatures, BadMessage
     ),
-    "commit": Target(
-        [said.encode_commit(each) for each in (COMMIT, FULL)],
-        said.decode_commit,
-        BadMessage,
-    ),
-    "signatures": Target(
-        [said.encode_signatures(HEAD.signatures)], said.decode_signatures, BadMessage
-    ),
-    "opening": Target([said.encode_opening(OPENING)], said.decode_opening, BadMessage),
+    "opening": Target.of([OPENING], said.encode_opening, said.decode_opening, BadMessage),
     "merged_maps": Target(
         [encode_maps({0: ParentMap(MergedMap({ANNA.peer_id: Mark(1, 2, 3)}), bytes(32))})],
         decode_maps,
@@ -407,11 +424,11 @@ TARGETS: dict[str, Target] = {
         lambda data: read_manifest(data, fragment=0, values=_STATE.theta.size),
         BadMessage,
     ),
-    "statement": Target(
-        [encode_statement(each.statement) for each in CLAIMS], decode_statement, BadMessage
+    "statement": Target.of(
+        [each.statement for each in CLAIMS], encode_statement, decode_statement, BadMessage
     ),
-    "claims": Target([encode_claims(CLAIMS)], decode_claims, BadMessage),
-    "proof": Target([encode_head(each) for each in PROOFS], _proof, BadMessage),
+    "claims": Target.of([tuple(CLAIMS)], encode_claims, decode_claims, BadMessage),
+    "proof": Target.of(PROOFS, encode_head, _proof, BadMessage),
     "audit_request": Target(
         [
             msgspec.msgpack.encode(each)
@@ -425,10 +442,8 @@ TARGETS: dict[str, Target] = {
         partial(read_request, requests=auditing.REQUESTS),
         BadMessage,
     ),
-    "reading": Target(
-        [encode_reading(each) for each in (Reading({"0/visit": 3}, 8, bytes(32)), None)],
-        decode_reading,
-        BadMessage,
+    "reading": Target.of(
+        [Reading({"0/visit": 3}, 8, bytes(32)), None], encode_reading, decode_reading, BadMessage
     ),
     "shown_upload": Target(
         [msgspec.msgpack.encode((CLAIMS[0], bytes(64)))], read_shown, BadMessage
@@ -458,14 +473,9 @@ TARGETS: dict[str, Target] = {
     "delegation_text": Target(
         [delegation_text(_DELEGATION).encode()], _text(parse_delegation), ValueError
     ),
-    "papers": Target(
-        [
-            hello.write(
-                hello.Papers(
-                    run=RUN, credential=_CREDENTIALS[0], digest=bytes(16), directives=(b"x",)
-                )
-            )
-        ],
+    "papers": Target.of(
+        [hello.Papers(run=RUN, credential=_CREDENTIALS[0], digest=bytes(16), directives=(b"x",))],
+        hello.write,
         lambda data: hello.read(hello.Papers, data, max_bytes=hello.PAPERS_MAX_BYTES),
         ValueError,
     ),
@@ -474,41 +484,14 @@ TARGETS: dict[str, Target] = {
         ReplayHead.decode,
         BadMessage,
     ),
-    "hello": Target(
-        [hello.write(hello.Hello(run=RUN, record=SEALED, passed=_PASSED))],
-        _hello(hello.Hello),
-        ValueError,
+    "hello": _hello(hello.Hello(run=RUN, record=SEALED, passed=_PASSED)),
+    "hello_reply": _hello(
+        hello.HelloReply(run=RUN, record=SEALED, passed=_PASSED, received_at=1.0, sent_at=2.0)
     ),
-    "hello_reply": Target(
-        [
-            hello.write(
-                hello.HelloReply(
-                    run=RUN, record=SEALED, passed=_PASSED, received_at=1.0, sent_at=2.0
-                )
-            )
-        ],
-        _hello(hello.HelloReply),
-        ValueError,
+    "dial_back": _hello(
+        hello.DialBack(peer=ANNA.peer_id, nonce=bytes(16), addresses=(bytes(8),), relay=True)
     ),
-    "dial_back": Target(
-        [
-            hello.write(
-                hello.DialBack(
-                    peer=ANNA.peer_id,
-                    nonce=bytes(16),
-                    addresses=(bytes(8),),
-                    relay=True,
-                )
-            )
-        ],
-        _hello(hello.DialBack),
-        ValueError,
-    ),
-    "dial_back_reply": Target(
-        [hello.write(hello.DialBackReply(verdict="not reached", reason="silence"))],
-        _hello(hello.DialBackReply),
-        ValueError,
-    ),
+    "dial_back_reply": _hello(hello.DialBackReply(verdict="not reached", reason="silence")),
     "description": Target(
         [
             description.page(
@@ -523,11 +506,7 @@ TARGETS: dict[str, Target] = {
         description.KINDS_OF_TENSORS.decode,
         ValueError,
     ),
-    "attestable": Target(
-        [attestable.CALL.encode((Kept(1, 8, bytes(32), bytes(32), bytes(32), 100),))],
-        attestable.CALL.decode,
-        ValueError,
-    ),
+    "attestable": _answer(attestable.CALL, (Kept(1, 8, bytes(32), bytes(32), bytes(32), 100),)),
     "credit_summary": Target(
         [credit.CALL.request(CREDIT_RUN, credit.summary(A_TALLY))],
         lambda data: credit.CALL.asked(data, CREDIT_RUN),
@@ -544,14 +523,19 @@ TARGETS: dict[str, Target] = {
         lambda data: status.CALL.asked(data, CREDIT_RUN),
         ValueError,
     ),
-    "run_page": Target([run_page.CALL.encode(a_page())], run_page.CALL.decode, ValueError),
-    "status": Target([status.CALL.encode(a_status())], status.CALL.decode, ValueError),
+    "run_page": _answer(run_page.CALL, a_page()),
+    "status": _answer(
+        status.CALL,
+        a_status(),
+        a_status(loss=None, held_out=None, versions=(), reachable=None),
+    ),
     "port_mapping": Target(
         [struct.pack("!BBHIHHI", 0, 130, 0, 1000, 7700, 7701, 3600)],
         lambda data: nat_pmp.read_reply(data, 7700),
         NotMapped,
     ),
     "frames": Target([_FRAMES], _frames),
+    "sealed_frames": Target([_SEALED_FRAMES], partial(_frames, ticket=_TICKET)),
     "packed": Target([_PACKED], lambda data: _result_of(unpacking(bytearray(data))), ValueError),
     "address": Target(
         [
@@ -565,6 +549,9 @@ TARGETS: dict[str, Target] = {
         addresses.unpack,
         ValueError,
         written=addresses.pack,
+    ),
+    "hints": Target(
+        [addresses.pack(addresses.parse(_AT))], lambda data: addresses.unpack_all([data])
     ),
     "seed": Target([_AT.encode()], _text(addresses.parse_seed), ValueError),
     "link": Target(
@@ -621,8 +608,8 @@ TARGETS: dict[str, Target] = {
     ),
 }
 TARGETS |= {
-    f"lane_{type(example).__name__.lower()}": Target(
-        [lane_wire.encode(example)], partial(lane_wire.decode, type(example)), ValueError
+    f"lane_{type(example).__name__.lower()}": Target.of(
+        [example], lane_wire.encode, partial(lane_wire.decode, type(example)), ValueError
     )
     for example in LANE
 }

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import time
+import tracemalloc
 from pathlib import Path
 
 import psutil
@@ -63,6 +64,43 @@ def test_examples_are_read_and_hostile_inputs_are_read_or_refused(name: str) -> 
 
 async def _feed_one(name: str, target: Target, data: bytes) -> None:
     assert feed(name, target, data), f"{name} refuses its example"
+
+
+@pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if target.values])
+def test_what_is_written_is_read_as_what_it_was(name: str) -> None:
+    target = TARGETS[name]
+    for value, example in zip(target.values, target.examples, strict=True):
+        assert target.decode(example) == value
+
+
+BOMBS = (
+    *(b"\x91" * 14_000, b"\x81\xa1k" * 5_000),
+    *(kind + b"\xff\xff\xff\xff" for kind in (b"\xdd", b"\xdf", b"\xdb", b"\xc6")),
+)
+"""Nesting beyond any limit, and announced lengths of 4 GB."""
+BOMB_MAX_BYTES = 4 << 20
+BOUNDED_ELSEWHERE = ("port_mapping",)
+"""Decoders of a datagram."""
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_deep_nesting_and_announced_lengths_cost_nothing(name: str) -> None:
+    target = TARGETS[name]
+
+    async def work() -> None:
+        if target.error and name not in BOUNDED_ELSEWHERE:
+            assert not feed(name, target, bytes(1 << 20)), "a megabyte of nothing is read"
+        for example in target.examples[:2]:
+            for begin in (0, 1, 2, 5, len(example) // 2):
+                for bomb in BOMBS:
+                    feed(name, target, example[:begin] + bomb)
+
+    tracemalloc.start()
+    try:
+        asyncio.run(work())
+        assert tracemalloc.get_traced_memory()[1] < BOMB_MAX_BYTES
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("path", sorted(ONCE_FAILING.iterdir()), ids=lambda path: path.stem)

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from peer.status import CALL, NOT_TOLD, Figure, time_left_s
 from tests.peer.statuses import a_status
@@ -143,29 +141,6 @@ def test_a_peer_tells_others_no_figures_of_its_machine() -> None:
 )
 def test_a_figure_is_written_in_its_unit(figure: Figure, value: object, text: str) -> None:
     assert figure.told(value) == text
-
-
-def test_a_status_survives_the_wire() -> None:
-    assert CALL.decode(CALL.encode(a_status())) == a_status()
-    nothing = a_status(loss=None, held_out=None, versions=(), reachable=None)
-    assert CALL.decode(CALL.encode(nothing)) == nothing
-
-
-@given(st.binary(max_size=400))
-def test_bytes_that_are_no_status_are_refused(data: bytes) -> None:
-    with pytest.raises(ValueError):
-        CALL.decode(data)
-
-
-@given(st.integers(0, 200), st.integers(0, 255))
-def test_a_damaged_status_is_a_status_or_refused(place: int, value: int) -> None:
-    data = bytearray(CALL.encode(a_status()))
-    data[place % len(data)] = value
-    try:
-        found = CALL.decode(bytes(data))
-    except ValueError:
-        return
-    assert found.name.isprintable()
 
 
 def test_a_status_too_large_or_with_control_characters_is_refused() -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import signal
-import struct
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,13 +16,12 @@ import pytest
 from multiaddr import Multiaddr
 
 from dht.identity import Identity, PeerId, RunId
-from dht.libp2p.hivemind_directory import REPLICAS, Judge, NoStorage, RecordStorage, id_of
+from dht.libp2p.hivemind_directory import Judge, NoStorage, RecordStorage, id_of
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.hivemind_patches import (
     DHTRecord,
     DictionaryDHTValue,
     MSGPackSerializer,
-    P2PHandlerError,
     PeerID,
     TimedStorage,
     dht_pb2,
@@ -70,22 +66,6 @@ async def store_by_force(
     )
     assert answer is not None, "it did not answer"
     return bool(answer[0])
-
-
-@pytest.mark.slow  # six daemons; tests/contract/test_host.py finds records through others
-async def test_records_are_found_by_everybody_under_their_peers() -> None:
-    async with hosts(6) as opened:
-        stored = await asyncio.gather(
-            *(
-                host.directory.publish(KEY, sealed(1 + i), ttl_s=30, timeout_s=WAIT_S)
-                for i, host in enumerate(opened)
-            )
-        )
-        assert all(REPLICAS - 1 <= count <= REPLICAS for count in stored)
-        for host in opened:
-            found = await host.directory.look_up(KEY, timeout_s=WAIT_S)
-            assert found == {other.peer_id: sealed(1 + i) for i, other in enumerate(opened)}
-        assert await opened[0].directory.look_up("run/peers/1", timeout_s=WAIT_S) == {}
 
 
 async def test_a_record_is_renewed_without_a_search_until_a_place_is_gone_or_new() -> None:
@@ -306,21 +286,6 @@ async def test_a_look_up_ends_in_time_although_peers_are_silent() -> None:
             os.kill(silent.daemon_pid, signal.SIGCONT)
 
 
-A_HOST = """
-import asyncio, sys
-from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from tests.integration.loopback import LOOPBACK, identity
-
-async def main():
-    async with await HivemindHost.open(identity(1), LOOPBACK) as host:
-        print((await host.addresses())[0], flush=True)
-        await asyncio.to_thread(sys.stdin.readline)
-        print(dict(host.keeper.rejected), flush=True)
-
-asyncio.run(main())
-"""
-
-
 def nested(depth: int) -> bytes:
     """A subkey that is a tuple in a tuple in a tuple."""
     data = b"\xc4\x00"
@@ -328,54 +293,6 @@ def nested(depth: int) -> bytes:
         content = b"\x91" + data
         data = b"\xc9" + len(content).to_bytes(4, "big") + b"\x40" + content
     return data
-
-
-@pytest.mark.slow  # a judge survives any subkey, and a reader such a reply: in this file
-async def test_a_process_outlives_a_subkey_that_is_nested_250_deep() -> None:
-    """The host is a process of its own: this request ended it with a segmentation fault."""
-    victim = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        A_HOST,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert victim.stdin is not None and victim.stdout is not None
-    try:
-        async with asyncio.timeout(WAIT_S):
-            address = Multiaddr((await victim.stdout.readline()).decode().strip())
-        async with hosts(1, first=2) as (attacker,):
-            peer = identity(1).peer_id
-            await attacker.connect(peer, [address], timeout_s=WAIT_S)
-            protocol = attacker.records._node.protocol
-            target = PeerID.from_base58(peer)
-            request = dht_pb2.StoreRequest(
-                keys=[id_of(KEY).to_bytes()],
-                subkeys=[nested(250)],
-                values=[b"x"],
-                expiration_time=[time.time() + 30],
-                in_cache=[False],
-                peer=protocol.node_info,
-            )
-            with pytest.raises(P2PHandlerError, match="malformed"):
-                await protocol.get_stub(target).rpc_store(request, timeout=WAIT_S)
-            # Nested in a dictionary, which is decoded elsewhere.
-            row = b"\x93" + nested(250) + b"\xc4\x01x" + b"\xcb" + struct.pack(">d", 4e9)
-            packed = b"\x93\xcb" + struct.pack(">d", math.inf) + b"\x00\x91" + row
-            request.subkeys[0] = b""
-            request.values[0] = b"\xc9" + len(packed).to_bytes(4, "big") + b"\x50" + packed
-            with pytest.raises(P2PHandlerError, match="malformed"):
-                await protocol.get_stub(target).rpc_store(request, timeout=WAIT_S)
-            assert victim.returncode is None
-            assert await attacker.directory.publish(KEY, sealed(2), ttl_s=30, timeout_s=WAIT_S)
-        victim.stdin.write(b"\n")
-        async with asyncio.timeout(WAIT_S):
-            assert await victim.stdout.readline() == b"{'malformed': 2}\n"
-            assert await victim.wait() == 0
-    finally:
-        if victim.returncode is None:
-            victim.kill()
-            await victim.wait()
 
 
 async def test_a_reader_outlives_a_reply_with_nested_subkeys() -> None:

@@ -192,26 +192,6 @@ def test_a_changed_or_truncated_byte_is_refused(data: st.DataObject) -> None:
         assert isinstance(read_directive(forged, run=RUN, owner=OWNER.peer_id), Refused)
 
 
-@given(data=st.binary(max_size=400))
-def test_arbitrary_bytes_are_refused(data: bytes) -> None:
-    assert isinstance(read(data), Refused)
-    assert isinstance(read_directive(data, run=RUN, owner=OWNER.peer_id), Refused)
-
-
-nested = st.recursive(
-    st.none() | st.integers(-(2**63), 2**64 - 1) | st.binary(max_size=70) | st.text(max_size=10),
-    lambda inner: st.lists(inner, max_size=7),
-    max_leaves=30,
-)
-
-
-@given(value=nested, depth=st.integers(0, 300))
-def test_arbitrary_structures_are_refused(value: object, depth: int) -> None:
-    data = b"\x91" * depth + msgspec.msgpack.encode(value)
-    assert isinstance(read(data), Refused)
-    assert isinstance(read_directive(data, run=RUN, owner=OWNER.peer_id), Refused)
-
-
 def test_texts_are_read_back_and_damaged_ones_are_refused() -> None:
     by = invitation(signer=DELEGATES)
     again = parse_invite(str(by))

@@ -1,7 +1,5 @@
 """Wire format of direct messages between peers."""
 
-import time
-import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -54,7 +52,6 @@ MESSAGES.append(
         not_taken="ü" * wire.REASON_MAX,
     )
 )
-KINDS: list[Any] = [wire.Hello, wire.HelloReply, wire.DialBack, wire.DialBackReply, wire.Papers]
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
@@ -98,19 +95,3 @@ def test_papers_with_a_reason_that_a_terminal_would_obey_are_refused() -> None:
     data = msgspec.msgpack.encode([1, RUN, b"", b"", [], "", "\x1b[2J"])
     with pytest.raises(ValueError, match="cannot be printed"):
         wire.read(wire.Papers, data, max_bytes=wire.PAPERS_MAX_BYTES)
-
-
-def test_deep_and_huge_messages_are_value_errors_that_cost_nothing() -> None:
-    tracemalloc.start()
-    started = time.process_time()
-    for bomb in (
-        b"\x94\x01" + b"\x91" * 14_000,
-        b"\x94\x01\xdb\xff\xff\xff\xff",
-        b"\xdd" + b"\xff" * 9,
-    ):
-        for kind in KINDS:
-            with pytest.raises(ValueError):
-                wire.read(kind, bomb)
-    assert tracemalloc.get_traced_memory()[1] < 4_000_000
-    tracemalloc.stop()
-    assert time.process_time() - started < 5

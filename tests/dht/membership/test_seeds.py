@@ -7,7 +7,7 @@ from multiaddr import Multiaddr
 
 from dht.addresses import parse
 from dht.errors import ANOTHER_PEER, AddressError
-from dht.identity import Identity, PeerId, RunId
+from dht.identity import Identity, PeerId
 from dht.membership.seeds import (
     CONNECT_TIMEOUT_S,
     SEEDS_MAX,
@@ -17,7 +17,6 @@ from dht.membership.seeds import (
 )
 
 ME = Identity.from_seed(b"m" * 32).peer_id
-RUN = RunId("5f" * 32)
 
 
 def peer(number: int) -> PeerId:

@@ -11,13 +11,6 @@ import pytest
 from averaging import messages as said
 from averaging.guard.rules import selection
 from averaging.guard.rules.witness import BALLOTS_MAX, ROUNDS_KEPT_MAX, Witness
-from averaging.history.claims import (
-    decode_claims,
-    decode_statement,
-    encode_claims,
-    encode_statement,
-)
-from averaging.messages import BadMessage
 from dht.identity import PeerId
 from tests.averaging.guard.rules.audited_rounds import COURT, WHO, Round, commit_of
 
@@ -228,19 +221,6 @@ def test_forged_votes_of_a_member_leave_a_place_for_its_own() -> None:
     for ballot in range(1000, 1000 + 10 * BALLOTS_MAX):
         assert witness.sees(ANNA, sealed(ballot, (0, 1))) == []
     assert len(witness.sees(ANNA, sealed(900, (0, 2), true[1]))) == 1
-
-
-def test_claims_and_statements_are_read_as_they_were_written_and_others_are_refused() -> None:
-    claims = [each for _, each in sorted(Round(commit_of()).claims.items())]
-
-    assert list(decode_claims(encode_claims(claims))) == claims
-    assert decode_statement(encode_statement(claims[0].statement)) == claims[0].statement
-    for data in (b"", b"\x91", encode_claims(claims)[:-1]):
-        with pytest.raises(BadMessage):
-            decode_claims(data)
-    for data in (b"", bytes(600), encode_statement(claims[0].statement) + b"\0"):
-        with pytest.raises(BadMessage):
-            decode_statement(data)
 
 
 def test_one_audit_in_ten_is_exact() -> None:

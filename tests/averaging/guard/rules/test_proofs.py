@@ -41,7 +41,6 @@ from tests.averaging.guard.rules.audited_rounds import (
     Round,
     commit_of,
     denied_vote,
-    heads_of_proofs,
     in_pieces,
     of_a_site,
     two_votes,
@@ -346,14 +345,6 @@ def test_two_uploads_of_one_slice_convict_their_sender() -> None:
 
 
 # Bytes
-
-
-def test_heads_are_read_as_they_were_written_and_other_bytes_are_refused() -> None:
-    for head in heads_of_proofs():
-        assert decode_head(encode_head(head)) == head
-    for data in (b"", b"\x01", b"\x02" + encode_head(heads_of_proofs()[0])[1:], bytes(300 << 10)):
-        with pytest.raises(BadMessage):
-            decode_head(data)
 
 
 def test_a_proof_of_another_length_than_the_layout_says_proves_nothing() -> None:
