@@ -32,7 +32,7 @@ from dht.identity import PeerId, RunId
 from dht.memory.event_heap import Timer
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import CALM, Weather
-from dht.memory.virtual_loop import VirtualLoop
+from dht.memory.virtual_loop import VirtualLoop, running_loop
 
 T = TypeVar("T")
 
@@ -60,6 +60,9 @@ class VirtualRun:
     settings: AveragerSettings = SETTINGS
     bulk_factor: float = 1.0
     """The model stands for one that is so many times as large (``dht.memory.stream``)."""
+    memory: MemoryNetwork | None = None
+    """The network that the swarm is on, whose event loop runs and lets time pass; not set, the
+    swarm has both for itself."""
 
 
 class Swarm:
@@ -91,11 +94,11 @@ class Swarm:
         self.lives: Counter[PeerId] = Counter()
         self._learner = learner
         self._keys = keys or Keys()
-        self._loop = VirtualLoop(seed=seed)
+        self._loop = VirtualLoop(seed=seed) if run.memory is None else running_loop()
         self._failure: asyncio.Future[None] = self._loop.create_future()
         self._ending: list[asyncio.Task[None]] = []
         """Tasks of peers that have ended, or will soon."""
-        self.memory = self.within(
+        self.memory = run.memory or self.within(
             lambda: MemoryNetwork(weather, seed=seed, bulk_factor=run.bulk_factor)
         )
         self.network = self.memory.simulated
@@ -153,7 +156,7 @@ class Swarm:
         """Let time pass. Raises the first error of a peer or of the watch."""
         while self.now < until:
             self._loop.run_until_complete(self._pass(min(until, self.now + LOOK_S)))
-            self._check()
+            self.check_errors()
 
     async def _pass(self, until: float) -> None:
         await asyncio.wait([self._failure], timeout=until - self.now)
@@ -163,7 +166,8 @@ class Swarm:
         if not self._failure.done():
             self._failure.set_exception(error)
 
-    def _check(self) -> None:
+    def check_errors(self) -> None:
+        """Raise the first error of a peer, of the watch, or that the event loop was told of."""
         if self._failure.done():
             error = self._failure.exception()
         else:

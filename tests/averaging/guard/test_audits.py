@@ -268,36 +268,6 @@ async def test_a_peer_that_answers_auditors_drop_by_drop_or_not_at_all_counts_fo
         assert not any(each.count(one, Ground.CONDUCT, now) for each in known for one in others)
 
 
-@pytest.mark.slow  # answers to auditors that come drop by drop are in the quick tests
-async def test_a_proof_that_comes_drop_by_drop_does_not_keep_others_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    reduce_falsely(monkeypatch, MALLORY)
-    honestly, slow = Auditing._tell_all, identity_of("nora").peer_id
-    drips = False
-
-    async def drip(self: Auditing, stream: Stream, data: memoryview) -> None:
-        if self._host.peer_id != slow or not drips:
-            await honestly(self, stream, data)
-            return
-        for at in range(len(data)):
-            await asyncio.sleep(19.0)
-            await self._tell(stream, data[at : at + 1])
-
-    monkeypatch.setattr(Auditing, "_tell_all", drip)
-    async with swarm(MemoryNetwork()) as made:
-        peers = await honest(made, HALF)
-        nora = await made.add("nora", policy=HALF)
-        await made.add("mallory", policy=HALF)
-        await made.until(lambda: convicts([*peers, nora]) == [{MALLORY}] * 4, within_s=60.0)
-        drips = True
-        late = await made.add("late", policy=HALF)
-        await asyncio.sleep(0.1)
-        (proof,) = whole(nora.averager).audits._proofs
-        whole(late.averager).audits.heard_of(slow, said.Accused(0, proof, MALLORY))
-        await made.until(lambda: convicts([late]) == [{MALLORY}], within_s=200.0)
-
-
 @pytest.mark.parametrize("uploads_bytes_max", [1000, 5000])
 async def test_peers_whose_uploads_are_too_large_to_be_kept_hold_nothing_against_each_other(
     monkeypatch: pytest.MonkeyPatch, uploads_bytes_max: int
@@ -325,7 +295,7 @@ async def test_strangers_that_hold_all_places_of_a_peer_do_not_have_it_refuse_au
     async with swarm(MemoryNetwork()) as made:
         anna, boris, _ = await honest(made, EVERYTHING)
         await made.live(30.0)
-        strangers = [made.network.host(f"stranger {number}") for number in range(4)]
+        strangers = [made.memory.host(f"stranger {number}") for number in range(4)]
         for stranger in strangers:
             await stranger.connect(anna.id, await anna.host.addresses(), timeout_s=5.0)
             for _ in range(SERVED_PER_PEER_MAX):

@@ -89,7 +89,7 @@ async def gated(made: Swarm, *, replays: bool = False) -> Gated:
 
 async def parted(case: Gated, seconds: float) -> None:
     """Let the others go on without the gated peer for a while, then let it meet them again."""
-    network = case.swarm.network
+    network = case.swarm.memory
     network.partition([[case.anna.id]])
     await case.swarm.live(seconds)
     network.heal()
@@ -135,8 +135,8 @@ async def test_a_jump_that_raises_the_loss_is_undone_and_not_taken_again(replays
         await made.live(30.0)
         before = case.versions()
         for peer in case.others:  # they do nothing more: what is refused stays as it is
-            assert peer.training is not None
-            peer.training.cancel()
+            assert peer.learner is not None
+            peer.learner.end()
         await made.live(30.0)
         network.heal()
         await made.live(40.0)

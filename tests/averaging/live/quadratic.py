@@ -7,13 +7,11 @@ targets. It adopts versions as a real one does, so tests see what a trainer woul
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from averaging.guard.door import Defences
@@ -22,21 +20,24 @@ from averaging.guard.loss_gate import LossGate
 from averaging.guard.spot_checking import Judge
 from averaging.history.adoption import Parting
 from averaging.history.state import FragmentState
-from averaging.live.averager import Averager
 from averaging.live.learner_port import Progress, Snapshot
-from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings
-from averaging.live.slices.watch import Watch
+from averaging.live.settings import AveragerSettings, RunTerms
 from averaging.live.states.state_files import StateFiles
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
+from averaging.round.fetched_states import Life
 from averaging.rules.due import DuePolicy
-from averaging.rules.orders import RoundOrders
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import QuorumPolicy
 from averaging.rules.sites import site_name
+from averaging.virtual import peer as virtual
+from averaging.virtual import swarm as virtual_swarm
+from averaging.virtual.membership import Membership
+from averaging.virtual.peer import Kit, Known, PeerPlan
+from averaging.virtual.swarm import VirtualRun
 from dht.host import Host
-from dht.identity import Identity, PeerId, RunId
+from dht.identity import PeerId, RunId, verify
 from dht.memory.host import MemoryNetwork, identity_of
 from tests.averaging.virtual.truth import Learner
 
@@ -111,6 +112,7 @@ class QuadraticLearner:
         self.released = 0
         self.on_step: Callable[[], object] = lambda: None
         """Called after each step, as the doorbell of a trainer calls the agent."""
+        self._training: asyncio.Task[None] | None = None
         self._stepped = asyncio.Event()
         self._rng = np.random.default_rng(seed)
         self.parts: dict[int, Learner] = {}
@@ -125,6 +127,17 @@ class QuadraticLearner:
     def _begin(self, state: FragmentState) -> None:
         target = self.targets[state.fragment]
         self.parts[state.fragment] = Learner(state, target, self.batch_tokens, step=self.step)
+
+    def begin(self, peer: virtual.Peer) -> None:
+        self.on_step = peer.stepped
+        self._training = asyncio.get_running_loop().create_task(self.train())
+
+    def rest(self) -> None:
+        self.rests = True
+
+    def end(self) -> None:
+        if self._training is not None:
+            self._training.cancel()
 
     async def train(self) -> None:
         while True:
@@ -227,33 +240,25 @@ class QuadraticLearner:
         self.parts[fragment].release()
 
 
-@dataclass(eq=False)
-class Peer:
-    """One member of a swarm in memory."""
+class Peer(virtual.Peer):
+    """A member of a swarm whose events are kept."""
 
-    name: str
-    host: Host
-    averager: Averager
     learner: QuadraticLearner | None
-    view: dict[PeerId, PeerView]
-    events: list[tuple[float, str, Mapping[str, Any]]] = field(default_factory=list)
-    task: asyncio.Task[None] | None = None
-    training: asyncio.Task[None] | None = None
-    issued: Mapping[bytes, RoundOrders] = field(default_factory=dict)
-    """Directives of the run's owner, by their bytes."""
 
-    def take_directive(self, data: bytes) -> bool:
-        """Follow a directive if it is newer; ``False`` if it is older than the one followed."""
-        orders, mine = self.issued.get(data), self.averager.terms.book.orders
-        number = 0 if orders is None or orders.stamp is None else orders.stamp.number
-        known = 0 if mine.stamp is None else mine.stamp.number
-        if orders is not None and number > known:
-            self.averager.follow(orders)
-        return number >= known
+    def __init__(self, swarm: Swarm, plan: PeerPlan, life: Life, kit: Kit, *, nick: str) -> None:
+        self.nick = nick
+        self.host = kit.host
+        self.events: list[tuple[float, str, Mapping[str, Any]]] = []
+        around = {"take_directive": self._keeps_to_its_own, **kit.around}
+        super().__init__(swarm, plan, life, replace(kit, around=around))
+
+    def _keeps_to_its_own(self, directive: bytes) -> bool:
+        """No directive that others show is known; one is older than the own, if it has one."""
+        return self.averager.terms.book.orders.stamp is None
 
     @property
     def id(self) -> PeerId:
-        return self.host.peer_id
+        return self.name
 
     def told(self, event: str) -> list[Mapping[str, Any]]:
         return [fields for _, name, fields in self.events if name == event]
@@ -261,156 +266,130 @@ class Peer:
     def versions(self) -> list[int | None]:
         return [None if state is None else state.version for state in self.averager.states]
 
-    async def stop(self) -> None:
-        for task in (self.training, self.task):
-            if task is not None:
-                task.cancel()
-        running = [task for task in (self.training, self.task) if task is not None]
-        if running:
-            await asyncio.wait(running)
-        for task in running:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                raise error
+    async def ended(self) -> None:
+        """Stop it, and raise the error that has ended it before, if there is one."""
+        self.stop()
+        assert self.task is not None
+        await asyncio.wait([self.task])
+        if not self.task.cancelled():
+            self.task.result()
 
 
-class Swarm:
-    """Averagers with quadratic learners on one in-memory network, each in view of the others."""
+class InView(Membership):
+    """Everybody has long seen all others. Who runs is heard of while the swarm ``live``s."""
+
+    def begin(self, swarm: object) -> None: ...
+
+    def look(self, peer: virtual.Peer, other: virtual.Peer, since: float = 0.0) -> None:
+        peer.view[other.name] = PeerView(
+            first_seen=peer.now() - 1000.0,
+            heard_at=peer.now(),
+            reachable=not other.plan.dial_out_only,
+            trains=other.learner is not None,
+            keeps=other.learner is None and other.plan.keeps,
+            site=site_name(other.plan.site),
+            step_time_s=other.plan.step_time_s if other.learner else None,
+        )
+
+
+class Swarm(virtual_swarm.Swarm, virtual.Watch):
+    """Averagers with quadratic learners on the network of a test, which adds them one by one."""
 
     def __init__(self, network: MemoryNetwork, *, layout: Layout = LAYOUT) -> None:
-        self.network = network
-        self.layout = layout
         self.peers: list[Peer] = []
-        self.start = start_of(layout)
+        self.first = start_of(layout)
+        run = VirtualRun(layout, POLICY, self.first, RUN, memory=network)
+        super().__init__([], run, learner=self._quadratic, membership=InView(), watch=self)
+
+    def _quadratic(
+        self, swarm: object, name: PeerId, plan: PeerPlan, states: Sequence[FragmentState]
+    ) -> QuadraticLearner:
+        seed = len(self.peers) + 1
+        return QuadraticLearner(self.layout, seed=seed, step_time_s=plan.step_time_s, states=states)
 
     async def add(
         self,
-        name: str,
+        nick: str,
         *,
         policy: RoundPolicy | None = None,
         settings: AveragerSettings | None = None,
-        step_time_s: float = 1.0,
-        trains: bool = True,
-        knows_start: bool = True,
         reachable: bool = True,
-        keeps: bool = True,
-        founder: bool = False,
-        site: str | None = None,
+        knows_start: bool = True,
         incarnation: int = 1,
         states: Sequence[FragmentState] | None = None,
-        shelf: ProofShelf | None = None,
         wrap: Callable[[Host], Host] = lambda host: host,
-        issued: Mapping[bytes, RoundOrders] | None = None,
+        shelf: ProofShelf | None = None,
         gate: LossGate | None = None,
         judge: Judge | None = None,
         state_files: StateFiles | None = None,
-        watch: Watch | None = None,
+        **plan: Any,
     ) -> Peer:
         """A peer that everybody else sees at once, as if presence had done its work.
 
-        ``policy``: not set, ``POLICY`` with the number of fragments of the layout.
+        ``policy``: not set, ``POLICY`` with the number of fragments of the layout. ``plan``: more
+        of the ``PeerPlan``.
         """
         if policy is None:
             due = replace(POLICY.due, fragments=len(self.layout.fragments))
             policy = replace(POLICY, due=due)
-        identity: Identity = identity_of(name)
-        host = wrap(self.network.host(identity))
+        key = identity_of(nick)
+        made = PeerPlan(dial_out_only=not reachable, **plan)
+        self.keys[key.peer_id], self.plans[key.peer_id] = key, made
+        host = wrap(self.memory.host(key))
         if not reachable:
-            self.network.dial_out_only(identity.peer_id)
+            self.memory.dial_out_only(key.peer_id)
         known = list(states) if states is not None else []
         if states is None and knows_start:
             # Each has numbers of its own: averaging steps on its momentum in place.
-            known = [replace(state, momentum=state.momentum.copy()) for state in self.start]
-        learner = None
-        if trains:
-            learner = QuadraticLearner(
-                self.layout, seed=len(self.peers) + 1, step_time_s=step_time_s, states=known
-            )
-        events: list[tuple[float, str, Mapping[str, Any]]] = []
-        loop = asyncio.get_running_loop()
-        view: dict[PeerId, PeerView] = {}
-
-        def ban(peer: PeerId, what: str) -> None:
-            view.pop(peer, None)
-
-        def on_event(event: str, fields: Mapping[str, Any]) -> None:
-            events.append((loop.time(), event, fields))
-            if event == "written_off" and learner is not None:
-                learner.write_off(fields["fragment"], fields["tokens"])
-
-        def take_directive(data: bytes) -> bool:
-            return peer.take_directive(data)
-
-        averager = Averager(
-            host,
-            learner,
-            me=Participant(
-                identity=identity,
-                incarnation=incarnation,
-                founder=founder,
-                keeps=keeps,
-                reachable=reachable,
-                site=site,
-            ),
+            known = [replace(state, momentum=state.momentum.copy()) for state in self.first]
+        kit = Kit(
+            key=key,
+            host=host,
             terms=RunTerms(RUN, self.layout, policy),
-            around=Surroundings(
-                view=view,
-                state_files=state_files,
-                take_directive=take_directive,
-                draw_bits=random.Random(f"{name} {incarnation}").getrandbits,
-                on_event=on_event,
-                guard=Defences(gate=gate, judge=judge, shelf=shelf, on_convicted=ban),
-                watch=watch or Watch(),
-            ),
-            states=known,
             settings=settings or AveragerSettings(progress_s=1.0),
+            verify=verify,
+            learner=self._learner(self, key.peer_id, made, known) if made.trains else None,
+            known=Known({}, {}),
+            states=known,
+            defences=Defences(gate=gate, judge=judge, shelf=shelf),
+            around={"state_files": state_files},
         )
-        if learner is not None:
-            learner.on_step = averager.look
-        peer = Peer(name, host, averager, learner, view, events)
-        peer.issued = issued or {}
+        peer = Peer(self, made, Life(key.peer_id, incarnation), kit, nick=nick)
+        self.membership.came(peer, [*self.peers])
         for other in self.peers:
-            for here, there in ((peer, other), (other, peer)):
-                here.view[there.id] = PeerView(
-                    first_seen=loop.time() - 1000.0,
-                    heard_at=loop.time(),
-                    reachable=there.averager.reachable,
-                    trains=there.learner is not None,
-                    keeps=there.learner is None and there.averager.keeps,
-                    site=site_name(there.averager.me.site),
-                    step_time_s=there.learner.step_time_s if there.learner else None,
-                )
             if other.averager.reachable:
                 await host.connect(other.id, await other.host.addresses(), timeout_s=10.0)
             elif reachable:
                 await other.host.connect(peer.id, await host.addresses(), timeout_s=10.0)
+        self.nodes[peer.id] = peer
         self.peers.append(peer)
-        peer.task = asyncio.create_task(averager.run(), name=f"averager {name}")
-        if learner is not None:
-            peer.training = asyncio.create_task(learner.train(), name=f"learner {name}")
+        peer.start()
         return peer
+
+    def told(self, peer: virtual.Peer, event: str, fields: Mapping[str, Any]) -> None:
+        assert isinstance(peer, Peer)
+        peer.events.append((self.now, event, fields))
+        if event == "written_off" and peer.learner is not None:
+            peer.learner.write_off(fields["fragment"], fields["tokens"])
 
     async def until(self, seen: Callable[[], bool], *, within_s: float) -> None:
         """Let time pass until something is seen. Fails when it is not, within this time."""
-        end = asyncio.get_running_loop().time() + within_s
+        end = self.now + within_s
         while not seen():
-            assert asyncio.get_running_loop().time() < end, f"not seen within {within_s:g} s"
+            assert self.now < end, f"not seen within {within_s:g} s"
             await self.live(1.0)
 
     async def live(self, seconds: float) -> None:
         """Let time pass, with everybody who runs heard of every five seconds."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + seconds
-        while loop.time() < until:
+        until = self.now + seconds
+        while self.now < until:
             running = [peer for peer in self.peers if peer.task and not peer.task.done()]
             for peer in self.peers:
                 for other in running:
-                    if other is not peer and other.id in peer.view:
-                        heard = msgspec.structs.replace(peer.view[other.id], heard_at=loop.time())
-                        peer.view[other.id] = heard
-            await asyncio.sleep(min(5.0, until - loop.time()))
-            for peer in self.peers:
-                if peer.task is not None and peer.task.done() and not peer.task.cancelled():
-                    peer.task.result()
+                    if other is not peer:
+                        self.membership.heard(peer, other.id)
+            await asyncio.sleep(min(5.0, until - self.now))
+            self.check_errors()
 
     def check(self) -> None:
         """Equal lineages have equal bits, and every token has a fate."""
@@ -419,10 +398,10 @@ class Swarm:
             for state in peer.averager.states:
                 if state is None:
                     continue
-                assert np.isfinite(state.theta).all(), f"{peer.name}: fragment {state.fragment}"
+                assert np.isfinite(state.theta).all(), f"{peer.nick}: fragment {state.fragment}"
                 digest = state.digest()
                 assert bits.setdefault(state.lineage, digest) == digest, (
-                    f"{peer.name}: fragment {state.fragment} v{state.version} has other bits"
+                    f"{peer.nick}: fragment {state.fragment} v{state.version} has other bits"
                 )
 
     @property
@@ -442,7 +421,7 @@ async def swarm(network: MemoryNetwork, *, layout: Layout = LAYOUT) -> AsyncIter
         yield made
     finally:
         for peer in made.peers:
-            await peer.stop()
+            await peer.ended()
         for peer in made.peers:
             await peer.host.close()
 
@@ -468,7 +447,7 @@ def check_tokens(peers: Sequence[Peer]) -> None:
             if own.lineage != furthest.lineage:
                 continue
             fate = merged + pending + learner.discarded(index)
-            assert fate == processed, f"{peer.name}, fragment {index}: {fate} of {processed}"
+            assert fate == processed, f"{peer.nick}, fragment {index}: {fate} of {processed}"
 
 
 def lineages(made: Swarm) -> list[set[bytes]]:

@@ -71,7 +71,7 @@ async def test_a_stranger_gets_no_answer_from_any_protocol_of_an_invited_run() -
         peers = await invited(made, door(*NAMES))
         await made.live(40.0)
         assert rounds(peers) >= 1, "the invited peers merge"
-        stranger = made.network.host("mallory")
+        stranger = made.memory.host("mallory")
         (anna, _, _) = peers
         await stranger.connect(anna.id, await anna.host.addresses(), timeout_s=5.0)
         assert isinstance(anna.host, GuardedHost)
@@ -113,7 +113,7 @@ async def test_a_swarm_goes_on_without_a_peer_that_was_banned_in_the_middle() ->
             assert clara.id not in peer.averager.transport.linked()
             with pytest.raises(PeerUnreachable, match="banned"):
                 await peer.host.open_stream(clara.id, "any", timeout_s=1.0)
-        await clara.stop()
+        await clara.ended()
         await clara.host.close()
 
 

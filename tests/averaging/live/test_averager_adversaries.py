@@ -446,7 +446,7 @@ async def test_garbage_other_versions_and_unknown_fragments_only_count() -> None
     async with swarm(MemoryNetwork()) as made:
         peers = await honest(made)
         anna = peers[0]
-        host = made.network.host("mallory")
+        host = made.memory.host("mallory")
         await host.connect(anna.id, await anna.host.addresses(), timeout_s=5.0)
         rng = np.random.default_rng(7)
         control, bulk = control_protocol(RUN), bulk_protocol(RUN)
@@ -472,45 +472,6 @@ async def test_garbage_other_versions_and_unknown_fragments_only_count() -> None
         assert len(refusals(peers, "bad_opening")) == 3
         assert "speaks 1" in refusals(peers, "bad_message")[0]["reason"]
         await host.close()
-
-
-@pytest.mark.slow  # storms with liars have what was said repeated: virtual/strangers.py
-async def test_messages_and_openings_that_are_said_again_later_change_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    recorded: list[tuple[PeerId, bytes]] = []
-    openings: list[tuple[PeerId, bytes]] = []
-
-    async with swarm(MemoryNetwork()) as made:
-        peers = await honest(made)
-        mallory = await made.add("mallory")
-        send, open_bulk = mallory.averager.transport.send, mallory.averager.transport.open_bulk
-
-        def record(peer: PeerId, message: bytes) -> None:
-            recorded.append((peer, message))
-            send(peer, message)
-
-        async def record_opening(peer: PeerId, header: bytes) -> Bulk:
-            openings.append((peer, header))
-            return await open_bulk(peer, header)
-
-        monkeypatch.setattr(mallory.averager.transport, "send", record)
-        monkeypatch.setattr(mallory.averager.transport, "open_bulk", record_opening)
-        await made.live(40.0)
-        before = progress(peers)
-        for peer, message in recorded[:200]:
-            send(peer, message)
-            await asyncio.sleep(0.01)
-        for peer, header in openings[:20]:
-            bulk = await open_bulk(peer, header)
-            with pytest.raises(Exception, match=r"refused|broke"):
-                await bulk.granted(timeout_s=10.0)
-            bulk.abort()
-        # An old call may lure members away from the round they had joined; that one is void.
-        await made.live(POLICY.round_s + 40.0)
-        made.check()
-        assert progress(peers) >= before + 2
-        assert refusals(peers, "opening_refused")
 
 
 async def test_a_replay_with_other_bytes_than_were_merged_is_refused_and_its_state_fetched(
@@ -545,7 +506,7 @@ async def test_a_peer_with_another_layout_is_refused_by_name_of_both() -> None:
 
     async with swarm(MemoryNetwork()) as made:
         peers = await honest(made)
-        made.layout, made.start = other, start_of(other)
+        made.layout, made.first = other, start_of(other)
         stranger = await made.add("mallory")
         for peer in peers:
             del peer.view[MALLORY]  # membership shows nobody of another run or layout
@@ -604,7 +565,7 @@ async def test_a_peer_that_is_not_listed_gets_no_weights() -> None:
         ]
         await made.live(40.0)
         assert progress(peers) >= 1
-        stranger = made.network.host("mallory")
+        stranger = made.memory.host("mallory")
         threads = Threads(1)
         fetcher = Fetcher(stranger, RUN, threads)
         for peer in peers:
@@ -635,7 +596,7 @@ def test_commits_of_strangers_that_name_a_peer_as_reducer_do_not_fill_its_memory
             await made.live(12.0)
             work = anna.averager._works[0]
             strangers = [identity_of(f"stranger {number}") for number in range(4)]
-            hosts = [made.network.host(stranger) for stranger in strangers]
+            hosts = [made.memory.host(stranger) for stranger in strangers]
             for host in hosts:
                 await host.connect(anna.id, await anna.host.addresses(), timeout_s=5.0)
             members = tuple(

@@ -136,7 +136,7 @@ async def test_a_site_goes_on_when_its_delegates_die(at_s: float) -> None:
     async with swarm(MemoryNetwork()) as made:
         peers = await six(made, sites=True)
         await made.live(at_s)
-        await peers[0].stop()
+        await peers[0].ended()
         await peers[0].host.close()
         await made.live(30.0)
         made.check()

@@ -151,7 +151,7 @@ def test_peers_with_and_without_compiled_codecs_agree_and_convict_nobody(
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:
             peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
-            await made.live(30.0)
+            await made.live(35.0)
             assert sum(peer.averager.guard.counters["audits"] for peer in peers) > 10
             assert not any(peer.averager.guard.convicted for peer in peers)
             assert not any(peer.told("audit_refused") for peer in peers)

@@ -102,7 +102,7 @@ async def test_rounds_of_eight_peers_have_the_bits_of_the_central_syncer(
             for told in peers[0].told("round")
             if told["contributors"]
         }
-        syncer = reference.Syncer(made.start[0].theta, eta=ETA, mu=MU)
+        syncer = reference.Syncer(made.first[0].theta, eta=ETA, mu=MU)
         for version in range(1, rounds + 1):
             done = work(version - 1)
             assert sorted(rosters[version]) == list(range(MEMBERS))

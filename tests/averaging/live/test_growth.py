@@ -52,7 +52,7 @@ def test_the_memory_of_an_averager_is_bounded_over_hundreds_of_rounds() -> None:
             for minute in range(30):
                 guest = await comes("clara", 1 + minute)
                 await made.live(45.0)
-                await guest.stop()
+                await guest.ended()
                 await guest.host.close()
                 made.peers.remove(guest)
                 await made.live(15.0)

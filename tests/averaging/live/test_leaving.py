@@ -49,7 +49,7 @@ async def merged_within(peer: Peer, patience_s: float) -> float | None:
 
 async def gone(made: Swarm, peer: Peer) -> None:
     assert await peer.averager.drain(timeout_s=10.0)
-    await peer.stop()
+    await peer.ended()
     for other in made.peers:
         other.view.pop(peer.id, None)
 
@@ -188,7 +188,7 @@ async def test_the_work_of_a_peer_that_comes_back_while_it_is_in_flight_is_merge
         # It is killed while its uploads are under way, and starts again from its states.
         states = [each for each in anna.averager.states if each is not None]
         network.crash(anna.id)
-        await anna.stop()
+        await anna.ended()
         made.peers.remove(anna)
         await made.live(1.0)
         again = await made.add("anna", policy=terms, incarnation=2, states=states)
@@ -215,7 +215,7 @@ async def test_a_keeper_that_goes_away_meanwhile_costs_nothing_but_the_time() ->
             assert anna.averager.offer_before_leaving()
             await asyncio.sleep(0.001)
         network.crash(keeper.id)
-        await keeper.stop()
+        await keeper.ended()
         made.peers.remove(keeper)
         del anna.view[keeper.id]
         assert await merged_within(anna, 120.0) is not None, "it folds what was in flight"

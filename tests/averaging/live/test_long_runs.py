@@ -23,7 +23,7 @@ async def test_every_learner_is_gone_for_an_hour_and_the_run_goes_on_from_its_ke
         learners = [await made.add(name) for name in ("anna", "boris")]
         await made.live(100.0)
         for learner in learners:
-            await learner.stop()
+            await learner.ended()
         await made.live(10.0)
         kept = {keeper.id: keeper.averager.states for keeper in keepers}
         left = [lowest(keeper) for keeper in keepers]

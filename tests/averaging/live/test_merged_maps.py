@@ -32,7 +32,7 @@ def grown(state: FragmentState, marks: int) -> FragmentState:
 
 
 async def founded(made: Swarm, marks: int) -> None:
-    made.start = [grown(state, marks) for state in made.start]
+    made.first = [grown(state, marks) for state in made.first]
     for name in ("anna", "boris", "clara", "dora"):
         await made.add(name, policy=IN_GROUPS)
 
@@ -53,7 +53,7 @@ async def test_maps_that_do_not_fit_one_frame_travel_in_several() -> None:
 
 async def test_a_newcomer_takes_the_state_of_a_run_with_more_than_50_000_keys() -> None:
     async with swarm(MemoryNetwork(), layout=layout_of(1)) as made:
-        made.start = [grown(state, 51_000) for state in made.start]
+        made.first = [grown(state, 51_000) for state in made.first]
         await made.add("anna", trains=False)
         late = await made.add("clara", trains=False, knows_start=False)
         await made.until(lambda: None not in late.versions(), within_s=60.0)
@@ -79,7 +79,7 @@ async def test_a_run_with_too_many_keys_takes_no_work_of_new_ones_and_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with swarm(MemoryNetwork()) as made:
-        made.start = [grown(state, 100) for state in made.start]
+        made.first = [grown(state, 100) for state in made.first]
         monkeypatch.setattr(merged_map, "KEYS_MAX", 103)
         for name in ("anna", "boris", "clara"):
             await made.add(name)

@@ -28,11 +28,6 @@ def copies(states: Sequence[FragmentState | None]) -> list[FragmentState]:
     ]
 
 
-def codecs(peer: Peer) -> list[tuple[int, str]]:
-    told = [t for t in peer.told("round") if t["outcome"] == "finished"]
-    return [(t["version"], t["codec"]) for t in told]
-
-
 async def test_rounds_that_follow_lines_since_an_amendment_are_told_of() -> None:
     async with swarm(MemoryNetwork()) as made:
         averager = (await made.add("anna")).averager
@@ -62,7 +57,7 @@ async def test_an_attested_state_of_one_peer_that_does_not_count_is_taken() -> N
         await made.live(60.0)
         states = await at_one_version(made)
         for peer in (anna, boris):
-            await peer.stop()
+            await peer.ended()
         holder = await made.add("holder", states=copies(states), trains=False)
         for peer in (anna, boris):
             network.crash(peer.id)

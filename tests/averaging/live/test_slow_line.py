@@ -42,7 +42,7 @@ POLICY: Final = RoundPolicy(
 
 def merges(made: Swarm, *, since: float) -> list[tuple[float, str, frozenset[str]]]:
     """Time, leader and contributors of each round."""
-    names = {peer.id: peer.name for peer in made.peers}
+    names = {peer.id: peer.nick for peer in made.peers}
     found: dict[str, tuple[float, str, frozenset[str]]] = {}
     for peer in made.peers:
         for at, event, told in peer.events:
@@ -102,23 +102,23 @@ def test_one_slow_line_slows_nobody_else_down() -> None:
             found = merges(made, since=second)
             per_cycle = len(found) / (7 * FRAGMENTS)
             assert per_cycle >= 22 / 25, f"{per_cycle:.0%} of the merges that are due"
-            assert all(leader != slow.name for at, leader, _ in found if at > third)
+            assert all(leader != slow.nick for at, leader, _ in found if at > third)
             reduced = [at for at, told in entered(slow) if at > third and told["slices"]]
             assert not reduced, f"it still reduces at {[at - began for at in reduced]} s"
             every = max([told["every"] for told in slow.told("takes_part")], default=1)
-            took_part = sum(slow.name in who for *_, who in found)
+            took_part = sum(slow.nick in who for *_, who in found)
             assert took_part >= len(found) / every - 1, f"in {took_part} of {len(found)}"
-            assert all(who >= LINES.keys() - {slow.name} for at, _, who in found if at > third)
+            assert all(who >= LINES.keys() - {slow.nick} for at, _, who in found if at > third)
 
-            set_line(network, slow, *LINES[slow.name])
+            set_line(network, slow, *LINES[slow.nick])
             began = asyncio.get_running_loop().time()
             await live(made, 5 * CYCLE_S)
             found = merges(made, since=began + 3 * CYCLE_S)
             assert found and all(who == LINES.keys() for *_, who in found)
             for peer in made.peers:
-                assert len(peer.told("level")) <= 3 * FRAGMENTS, peer.name
+                assert len(peer.told("level")) <= 3 * FRAGMENTS, peer.nick
                 level = peer.averager.level()
-                assert level is not None and level[0] == FIRST and level[1].level == 0, peer.name
+                assert level is not None and level[0] == FIRST and level[1].level == 0, peer.nick
             made.check()
 
     run(main())

@@ -122,17 +122,6 @@ def test_members_that_do_not_ask_for_the_directive_are_found(
             survive(swarm, Storm())
 
 
-def test_a_run_that_is_ended_at_a_version_ends_there_everywhere() -> None:
-    swarm = Swarm(4, [PeerPlan(founder=True)] + [PeerPlan()] * 4)
-    swarm.run(30.0)
-    last = max(swarm.versions()) + 3
-    swarm.follow(swarm.names[1], issue(swarm, 1, last_version=last))
-    swarm.run(300.0)
-    assert set(swarm.versions()) == {last}
-    assert all(node.machine.ending.is_final(node.now()) for node in swarm.alive)
-    assert len(swarm.lineages()) == 1
-
-
 def pass_orders_on(swarm: Swarm) -> None:
     """Peers that are connected show each other the newest directive, now and every few seconds."""
     up = [node for node in swarm.alive if not swarm.network.is_paused(node.name)]

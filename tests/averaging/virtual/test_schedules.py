@@ -90,17 +90,6 @@ def seen(swarm: Swarm, *events: str) -> None:
     assert not missing, f"never happened: {missing}"
 
 
-def test_a_calm_round_merges_everybody() -> None:
-    swarm = swarm_of(6)
-    swarm.run(60.0)
-
-    agree(swarm)
-    assert min(swarm.versions()) >= 4
-    seen(swarm, "closed merge")
-    for node in swarm.trainers():
-        assert node.state is not None and len(node.state.merged) == 6
-
-
 def test_a_leader_dies_before_the_commit_and_the_next_in_rank_leads() -> None:
     swarm = swarm_of(5)
     crashed = crash_at(swarm, "gathering")
@@ -730,21 +719,6 @@ def test_those_left_when_most_of_a_round_died_merge_on_once_the_dead_are_missed(
     settle(swarm)
 
 
-def test_an_upload_out_of_bound_is_left_out_and_stays_pending() -> None:
-    swarm = swarm_of(4)
-    swarm.faulty[swarm.names[2]] = "the norm is 1e9, the bound 1e3"
-    swarm.run(30.0)
-
-    agree(swarm)
-    seen(swarm, "upload_refused", "finished merge")
-    for node in swarm.trainers():
-        assert node.state is not None and swarm.names[2] not in node.state.merged
-    node = swarm.nodes[swarm.names[2]]
-    learner = learner_of(node)
-    assert learner is not None
-    assert learner.pending == learner.step * learner.tokens_per_step
-
-
 @pytest.mark.parametrize("required", [None, "all"])
 def test_a_bad_upload_does_not_cost_the_other_of_two_its_round(required: str | None) -> None:
     quorum = replace(POLICY.quorum, required=required)  # type: ignore[arg-type]
@@ -756,21 +730,6 @@ def test_a_bad_upload_does_not_cost_the_other_of_two_its_round(required: str | N
     assert min(swarm.versions()) >= 2
     for node in swarm.trainers():
         assert node.state is not None and list(node.state.merged) == swarm.names[:1]
-
-
-def test_a_peer_that_only_dials_out_is_a_full_member_and_leads_nothing() -> None:
-    plans = [PeerPlan(founder=True), PeerPlan(), PeerPlan(dial_out_only=True)]
-    swarm = Swarm(3, plans, slices=4)
-    swarm.keep_events = True
-    swarm.run(80.0)
-
-    agree(swarm)
-    assert min(swarm.versions()) >= 5
-    assert all(
-        n != swarm.names[2] for _, n, note in swarm.events if note.event in ("closed", "took_slice")
-    )
-    state = swarm.nodes[swarm.names[2]].state
-    assert state is not None and swarm.names[2] in state.merged
 
 
 def test_a_group_that_nobody_can_reach_borrows_a_reducer() -> None:
@@ -863,28 +822,6 @@ def test_a_state_that_comes_while_a_round_is_under_way_is_not_taken(
 
     assert fetched
     settle(swarm)
-
-
-def test_a_founder_folds_until_somebody_comes() -> None:
-    plans = [PeerPlan(founder=True), PeerPlan(starts_at=45.0)]
-    swarm = Swarm(1, plans)
-    swarm.run(44.0)
-    assert swarm.truth.coverage["folded"] >= 3
-    swarm.run(110.0)
-
-    settle(swarm)
-    seen(swarm, "finished merge")
-
-
-def test_a_peer_that_lost_everybody_waits_before_it_folds() -> None:
-    swarm = swarm_of(2)
-    swarm.call_at(30.0, swarm.crash, swarm.names[1])
-    swarm.run(25.0 + POLICY.alone_s)
-    assert swarm.truth.coverage["alone"]
-    assert not swarm.truth.coverage["folded"], "it counts from when the other was last heard"
-    swarm.run(200.0)
-
-    assert swarm.truth.coverage["folded"]
 
 
 def test_a_restarted_member_declines_what_its_former_life_promised() -> None:

@@ -17,29 +17,6 @@ from tests.averaging.live import quadratic
 from tests.averaging.virtual.swarm import Swarm, learner_of
 from tests.averaging.virtual.truth import Broken
 
-
-class Quadratic(quadratic.QuadraticLearner):
-    """A learner of several fragments that trains in virtual time."""
-
-    _peer: Peer | None = None
-
-    def begin(self, peer: Peer) -> None:
-        self._peer = peer
-        peer.swarm.call_in(self.step_time_s, self._step)
-
-    def rest(self) -> None:
-        self.rests = True
-
-    def end(self) -> None:
-        self._peer = None
-
-    def _step(self) -> None:
-        if self._peer is not None and not self.rests:
-            self.train_once()
-            self._peer.stepped()
-            self._peer.swarm.call_in(self.step_time_s, self._step)
-
-
 THREE = [PeerPlan(founder=number == 0, clock_offset_s=1e4 * number) for number in range(3)]
 
 
@@ -115,8 +92,8 @@ def test_any_learner_of_any_fragments_trains_in_a_swarm() -> None:
 
     def learner(
         swarm: AnySwarm, name: PeerId, plan: PeerPlan, states: Sequence[FragmentState]
-    ) -> Quadratic:
-        return Quadratic(quadratic.LAYOUT, seed=next(numbers), states=states)
+    ) -> quadratic.QuadraticLearner:
+        return quadratic.QuadraticLearner(quadratic.LAYOUT, seed=next(numbers), states=states)
 
     run = VirtualRun(quadratic.LAYOUT, quadratic.POLICY, first)
     with AnySwarm(THREE, run, learner=learner, seed=1) as swarm:

@@ -6,14 +6,11 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from dht.membership import hello as wire
 from dht.membership.credentials import Signer, encode
 from dht.membership.orders import NONE, End, Orders
 from dht.memory.network import CALM, STORM, Weather
-from dht.presence.door import exchange_papers
 from dht.presence.settings import PresenceSettings
 from tests.dht.membership.signers import (
     DELEGATE,
@@ -22,7 +19,6 @@ from tests.dht.membership.signers import (
     RUN,
     admission,
     banning,
-    key,
 )
 from tests.dht.presence.presence_swarm import Peer, Swarm, simulate, until
 from tests.seeds import seeds
@@ -43,17 +39,6 @@ async def member(swarm: Swarm, name: str, *, kept: Path | None = None) -> Peer:
         admission=admission("open"),
         settings=replace(PresenceSettings(), directives_path=kept),
     )
-
-
-async def tell(swarm: Swarm, peer: Peer, directive: bytes) -> wire.Papers:
-    """Give a directive to one peer, as the owner's command does."""
-    visitor = swarm.network.host("the owner's visitor")
-    try:
-        await visitor.connect(peer.id, await peer.host.addresses(), timeout_s=20.0)
-        papers = wire.Papers(run=RUN, directives=(directive,))
-        return await exchange_papers(visitor, peer.id, papers, timeout_s=20.0)
-    finally:
-        await visitor.close()
 
 
 def follows(peer: Peer, number: int) -> bool:
@@ -95,20 +80,6 @@ async def test_the_event_of_a_directive_says_whom_it_bans_and_how_long_a_delegat
     assert [each["expires_at"] for each in told] == [DELEGATES.delegation.expires_at, None]
 
 
-async def test_of_two_orders_at_once_all_peers_follow_the_same_one(swarm: Swarm) -> None:
-    peers = [await member(swarm, f"p{number}") for number in range(6)]
-    await until(lambda: swarm.all_see(peers), within_s=300, what="all see each other")
-    peers[0].presence.door.take([ordering(3, Orders(paused=True))])
-    peers[5].presence.door.take([ordering(3, Orders(end=End(version=9)))])
-
-    def agreed() -> bool:
-        return len({each.presence.door.admission.digest(0.0) for each in peers}) == 1
-
-    await until(agreed, within_s=WITHIN_S, what="one of the two is in force")
-    (orders,) = {each.presence.door.admission.orders for each in peers}
-    assert orders != NONE
-
-
 async def test_an_order_that_was_given_in_a_partition_holds_everywhere_after_it(
     swarm: Swarm,
 ) -> None:
@@ -122,29 +93,3 @@ async def test_an_order_that_was_given_in_a_partition_holds_everywhere_after_it(
     await until(lambda: all(follows(each, 2) for each in left), within_s=60, what="one side")
     swarm.network.heal()
     await until(lambda: all(follows(each, 4) for each in peers), within_s=300, what="all")
-
-
-async def test_an_old_order_that_is_replayed_is_refused_with_the_one_in_force(swarm: Swarm) -> None:
-    anna = await member(swarm, "anna")
-    old, new = ordering(1, Orders(paused=True)), ordering(2)
-    for data in (old, new):
-        assert (await tell(swarm, anna, data)).not_taken == ""
-    answer = await tell(swarm, anna, old)
-    assert "does not replace its directive 2, which is in force" in answer.not_taken
-    assert answer.directives == (new,)
-    assert not anna.presence.door.admission.orders.paused
-
-
-async def test_a_forged_order_is_refused(swarm: Swarm) -> None:
-    anna = await member(swarm, "anna")
-    by_mallory = ordering(9, Orders(paused=True), Signer(key("mallory"), RUN))
-    assert "is not signed by" in (await tell(swarm, anna, by_mallory)).not_taken
-    genuine = OWNERS.directive(9, frozenset())
-    changed = encode(msgspec.structs.replace(genuine, orders=Orders(paused=True)))
-    assert "is not signed by" in (await tell(swarm, anna, changed)).not_taken
-    assert anna.presence.door.admission.owners_directive is None
-
-
-async def test_a_run_without_an_owner_takes_no_orders(swarm: Swarm) -> None:
-    anna = await swarm.start("anna", run=RUN, admission=admission("open", owner=None))
-    assert "no owner" in (await tell(swarm, anna, ordering(1))).not_taken

@@ -27,7 +27,6 @@ from tests.averaging.round.machines import (
 )
 
 OTHERS = tuple(PeerId(f"other-{number}") for number in range(5))
-LATE = 2.0 + POLICY.doubt_s
 
 
 def entered(group_size: int = 5) -> tuple[FragmentRounds, Commit, bytes]:

@@ -24,8 +24,8 @@ DAY_S = 86_400.0
 async def credited(made: Swarm, peer: Peer, folder: Path, *, name: str = "") -> Crediting:
     """The tally of a live peer, and the calls by which others ask for it."""
     loop = asyncio.get_running_loop()
-    made_of = identity_of(peer.name)
-    folder = folder / peer.name
+    made_of = identity_of(peer.nick)
+    folder = folder / peer.nick
     folder.mkdir(exist_ok=True)
 
     async def ask(other: PeerId, summary: Summary) -> Packed:
@@ -56,12 +56,12 @@ async def test_live_peers_and_a_keeper_have_one_tally_which_is_the_ledger(tmp_pa
         made = await stack.enter_async_context(swarm(MemoryNetwork()))
         peers = [await made.add(f"peer-{number}") for number in range(3)]
         peers.append(await made.add("keeper", trains=False))
-        parts = [await credited(made, peer, tmp_path, name=peer.name) for peer in peers]
+        parts = [await credited(made, peer, tmp_path, name=peer.nick) for peer in peers]
         work = keeping_tallies(tasks, peers, parts)
         await made.live(75.0)
         for peer in peers[:3]:
-            assert peer.training is not None
-            peer.training.cancel()
+            assert peer.learner is not None
+            peer.learner.end()
         await made.live(100.0)
 
         tallies = [part.tally for part in parts]
