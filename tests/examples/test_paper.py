@@ -21,7 +21,7 @@ from examples.paper.quality import run as quality
 from peer.extras.experiments.programs import command_of
 from peer.simulate.members import Late
 from peer.simulate.names import problem_of
-from peer.simulate.paired import LevelChange, Row
+from peer.simulate.paired import LevelChange
 from peer.simulate.problems.quadratic import Quadratic
 from peer.simulate.problems.text_gpt import TextGpt
 
@@ -156,24 +156,6 @@ def test_each_mix_of_speeds_meets_each_rule_and_has_reported_figures_once() -> N
     assert [bool(experiment.event) for experiment in experiments] == [False] * 12 + [True] * 6
 
 
-@pytest.mark.slow  # what quorum and grace do is tested in averaging/rules
-def test_only_waiting_for_all_peers_loses_steps_and_only_dropped_work_loses_loss() -> None:
-    speeds = "two speeds, 18% apart"
-    rows = {
-        row.cell.label: row
-        for row in heterogeneous.table(seeds=(0,), cycles=4, parts=(speeds,), changes=CHEAP)
-    }
-
-    def goodput_of(row: Row) -> float:
-        return row.mean(lambda one: one.goodput)
-
-    assert goodput_of(rows["K = all"]) < 0.95
-    assert min(goodput_of(row) for name, row in rows.items() if name != "K = all") > 0.98
-    bare, graced = rows["K = 2, no grace"], rows["K = 2, grace"]
-    assert graced.mean(lambda one: one.missed) < bare.mean(lambda one: one.missed)
-    assert rows[heterogeneous.NO_GRACE].loss.value > rows["K = all"].loss.value
-
-
 # Quality
 
 
@@ -279,18 +261,6 @@ def test_a_slow_link_costs_data_parallel_time_and_shoal_hardly_any() -> None:
             latencies_s=(0.02,),
             changes=CHEAP,
         )
-
-
-@pytest.mark.slow  # averaging/live/test_line_levels.py shows it with peers
-def test_a_slow_line_is_followed_once_for_a_reason_and_a_fast_one_changes_nothing() -> None:
-    rows = compare.following_table(
-        LINE, seeds=(0,), links_mbit=(1000.0, 200.0), changes={**CHEAP, "problem.size": 2}
-    )
-    label = next(iter(compare.FOLLOWING))
-    fast, slow = (compare.following_record(row, LINE) for row in rows if row.cell.label == label)
-    assert (fast["last"], fast["changes"], fast["reason"]) == (str(compare.FIRST), 0, "")
-    assert slow["changes"] == 1 and f"{slow['last']} takes" in slow["reason"]
-    assert min(row.change.value for row in rows if row.change and not compare.follows(row)) == 0
 
 
 # Commands

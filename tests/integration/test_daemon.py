@@ -310,30 +310,6 @@ def test_a_daemon_that_answers_no_longer_is_replaced(monkeypatch: pytest.MonkeyP
     run(scenario())
 
 
-@pytest.mark.slow  # dht/libp2p/test_hivemind_facts.py: protocols are served again
-def test_a_protocol_can_be_served_from_while_the_daemon_is_being_restarted() -> None:
-    """A peer enters its run while its daemon restarts because nobody can dial it."""
-
-    async def scenario() -> None:
-        async def answer(peer: PeerId, request: bytes) -> bytes:
-            return request
-
-        async def ignore(stream: Stream) -> None: ...
-
-        async with hosts(2) as (host, client):
-            assert host.daemon_pid is not None
-            os.kill(host.daemon_pid, signal.SIGKILL)
-            async with asyncio.timeout(WAIT_S):
-                while host.daemon_pid is not None:  # noqa: ASYNC110
-                    await asyncio.sleep(0)
-            await host.serve_calls("/test/echo", answer, request_max_bytes=10)
-            await host.serve_streams("/test/ignore", ignore)
-            await host.connect(client.peer_id, await client.addresses(), timeout_s=WAIT_S)
-            assert await client.call(host.peer_id, "/test/echo", b"x", timeout_s=WAIT_S) == b"x"
-
-    run(scenario())
-
-
 @pytest.mark.slow  # tests/dht/libp2p/test_reachability.py
 def test_a_peer_that_nobody_can_dial_has_places_at_its_relays_and_its_daemon_runs_on() -> None:
     """It learns that while it runs. Earlier its daemon was started again for it, and whenever a

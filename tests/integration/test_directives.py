@@ -27,7 +27,6 @@ from tests.swarms.commands import (
 
 pytestmark = [pytest.mark.timeout(580), pytest.mark.slow]
 
-KNOWN_WITHIN_S = 60.0
 BACK_WITHIN_S = 120.0
 
 

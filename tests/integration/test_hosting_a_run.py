@@ -87,26 +87,3 @@ def test_a_run_is_hosted_by_one_command(processes: Processes, tmp_path: Path) ->
     assert hosting.wait(WAIT_S) == 0, processes.output_of(hosting)[-3000:]
     assert not still_running(below, timeout_s=WAIT_S)
     assert learner.wait(WAIT_S) in (0, 130)
-
-
-@pytest.mark.slow  # the reasons of each part are in tests/peer/extras/hosting
-def test_a_part_that_cannot_run_ends_the_group_with_its_reason(
-    processes: Processes, tmp_path: Path
-) -> None:
-    run_file = tmp_path / "my.run.toml"
-    assert cli.run(["run", "new", str(run_file)]) == 0
-    port = free_port()
-    taken = processes.python(
-        "-c",
-        f"import socket, time; held = socket.create_server(('', {port})); print('up', flush=True); "
-        "time.sleep(300)",
-    )
-    processes.wait_for_line(taken, "up", timeout_s=WAIT_S)
-    hosting = processes.python(
-        *("-m", "peer.cli", "host", str(run_file), "--port", str(port)),
-        *("--page", f"127.0.0.1:{free_port()}", "--data-dir", str(tmp_path / "host")),
-    )
-    assert hosting.wait(WAIT_S) == 2
-    output = processes.output_of(hosting)
-    assert f"port {port} is taken" in output
-    assert "the bootstrap peer has ended with code 2" in output

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from tests.swarms.commands import Command, Swarm, run_text
 pytestmark = pytest.mark.timeout(240)
 
 REFUSED = 4
-LATER_AGENT = (sys.executable, "-m", "tests.integration.later_agent")
 
 
 @pytest.fixture
@@ -53,16 +51,6 @@ def test_a_folder_of_another_run_is_refused_with_both_ids(swarm: Swarm) -> None:
     assert parse(run_text(cycle=12)).run_id[:16] in anna.output, anna.output
 
 
-@pytest.mark.slow
-def test_a_run_file_made_for_another_layout_is_refused_with_both_hashes(swarm: Swarm) -> None:
-    expected = "ab" * 32
-    anna = swarm.start("anna", run_text(model=f'layout_hash = "{expected}"'))
-    assert anna.wait(timeout_s=120) == REFUSED, anna.output
-    line = anna.output.strip().splitlines()[-1]
-    assert expected in line and "layout" in line, anna.output
-    assert len([word for word in line.replace(",", " ").split() if len(word) == 64]) == 2, line
-
-
 def own_learner(swarm: Swarm, name: str, **settings: Any) -> Command:
     """A process of ``learner_process``."""
     given = {"directory": str(swarm.directory / name), "run": learner_process.text(), **settings}
@@ -86,19 +74,6 @@ def test_a_model_that_does_not_fit_is_refused_with_the_names_that_differ(swarm: 
         assert error["kind"] == "ModelMismatch" and name in error["text"], error
     dora = own_learner(swarm, "dora", base=2.0, seeds=seeds, allow_frozen_differences=True)
     dora.wait_for_word("ready")
-    assert anna.process.poll() is None
-
-
-@pytest.mark.slow
-def test_an_agent_of_another_protocol_is_refused_with_both_ranges(swarm: Swarm) -> None:
-    anna = own_learner(swarm, "anna")
-    boris = own_learner(
-        swarm, "boris", agent_command=LATER_AGENT, found_after_s=8.0, seeds=[seed_of(anna)]
-    )
-    assert boris.wait(timeout_s=120) == REFUSED, boris.output
-    text = boris.wait_for_word("error")["text"]
-    assert "protocol" in text and "3 to 4" in text, text
-    assert "the other side is too old" in text, text
     assert anna.process.poll() is None
 
 

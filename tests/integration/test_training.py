@@ -137,20 +137,6 @@ def test_a_lone_trainer_is_not_set_back_when_its_agent_is_replaced(
     assert not any(fates.get(f"discarded.{reason}") for reason in ("lost", "crash")), fates
 
 
-def test_a_run_ends_at_its_token_budget_everywhere(start: Callable[..., Learner]) -> None:
-    text = learner_process.text(tokens=14_000)
-    anna = start("anna", run=text)
-    boris = start("boris", run=text, seeds=[seed_of(anna)])
-    for learner in (anna, boris):
-        ended = learner.end()
-        assert ended["finished"]
-        assert ended["global_tokens"] >= 14_000
-    one, other = (
-        (learner.directory / "model.safetensors").read_bytes() for learner in (anna, boris)
-    )
-    assert one == other  # the same bits at both peers
-
-
 def test_a_run_ends_at_its_date_with_a_last_round_and_the_same_parameters_everywhere(
     start: Callable[..., Learner],
 ) -> None:

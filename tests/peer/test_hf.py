@@ -368,48 +368,6 @@ def test_a_returning_trainer_continues_with_its_optimizer_and_place_in_the_data(
     assert sorted(seen) == list(range(64))  # one epoch, each once
 
 
-@pytest.mark.slow  # tests/peer/trainer/test_loop.py: a restart goes on with the next sequence
-def test_a_returning_trainer_continues_with_the_runs_data_and_measures_as_much_as_fits(
-    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
-    recipe = f'[data]\nrecipe = "python_stdlib"\nsequence_length = {LENGTH}'
-    toml = TOML.replace('[data]\nrecipe = "custom"', recipe)
-    measured: list[int] = []
-
-    def train(steps: int, **how: Any) -> list[tuple[int, ...]]:
-        """The sequences that were trained on."""
-        model, read = llama(vocabulary=256), list[torch.Tensor]()
-        training = start(
-            model,
-            toml=toml,
-            max_steps=steps,
-            save_strategy="steps",
-            save_steps=8,
-            per_device_eval_batch_size=3,
-        )
-        training.trainer.train_dataset = training.shoal.dataset()
-
-        def see(model: Any, given: tuple[torch.Tensor, ...], named: dict[str, Any]) -> None:
-            if model.training:
-                read.append(named["input_ids"])
-            else:
-                measured.append(len(given[0]))
-
-        model.register_forward_pre_hook(see, with_kwargs=True)
-        training.train(**how)
-        return [tuple(row) for batch in read for row in batch.tolist()]
-
-    first = train(8)
-    again = train(12, resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-8"))
-    (tmp_path / "peer" / "inner").rename(tmp_path / "earlier")
-    whole = train(20)
-    assert first == whole[:32]
-    # The Trainer's loader has taken one batch more than was trained on.
-    assert again == whole[36:52]
-    assert max(measured) == 3
-
-
 def test_peers_walk_the_same_data_in_orders_of_their_own(start: Start) -> None:
     def order(peer_id: str) -> list[int]:
         loader = start().trainer.get_train_dataloader()

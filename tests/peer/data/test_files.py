@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import io
 import json
 import os
 import re
@@ -374,80 +375,56 @@ def test_of_two_columns_with_one_name_none_is_read(tmp_path: Path) -> None:
     )
 
 
-def test_a_shard_of_an_odd_length_is_reported(tmp_path: Path) -> None:
-    assert "a.bin has 4001 bytes, which is no whole number of uint16 tokens" in problem(
-        tmp_path, "a.bin", bytes(4001)
-    )
-    assert "no whole number of uint32 tokens" in problem(
-        tmp_path, "a.bin", bytes(4002), dtype="uint32"
-    )
+def saved(values: np.ndarray[Any, Any]) -> bytes:
+    """The bytes of a .npy file."""
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
 
 
-@pytest.mark.parametrize("name", ["a.bin", "a.npy"])
-def test_an_empty_shard_is_reported(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).touch()
-    if name == "a.npy":
-        np.save(tmp_path / name, np.empty(0, np.uint16))
-    assert f"{name} has no tokens; copy, download or write it again, or remove it" in problem(
-        tmp_path, name
-    )
-
-
-@pytest.mark.parametrize("name", ["a.bin", "a.npy"])
-def test_a_token_that_the_model_does_not_have_is_reported(tmp_path: Path, name: str) -> None:
-    tokens = np.full(20_000, 255, np.uint16)
-    tokens[12_345] = 256
-    if name == "a.npy":
-        np.save(tmp_path / name, tokens)
-    else:
-        (tmp_path / name).write_bytes(tokens.tobytes())
-    reason = problem(tmp_path, name)
-    assert f"{name} has the token 256 at index 12345; the model has the tokens 0 to 255" in reason
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        (np.zeros((10, 10), np.uint16), r"has shape \(10, 10\) of uint16; a shard is one row"),
-        (np.zeros(1000), r"has shape \(1000,\) of float64"),
-        (np.full(1000, -1, np.int64), "has the token -1 at index 0"),
-    ],
-)
-def test_an_array_that_is_no_row_of_tokens_is_reported(
-    tmp_path: Path, values: np.ndarray[Any, Any], words: str
-) -> None:
-    np.save(tmp_path / "a.npy", values)
-    with pytest.raises(DataUnavailable, match=words):
-        opened(run_of(FileSource(files=["a.npy"])), tmp_path).train.next(300)
-
-
-def test_an_array_of_objects_is_never_unpickled(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.array([{}]), allow_pickle=True)
-    assert "a.npy is no whole .npy file" in problem(tmp_path, "a.npy")
-
-
-def test_a_truncated_array_is_reported(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.zeros(1000, np.uint16))
-    content = (tmp_path / "a.npy").read_bytes()
-    assert "a.npy is no whole .npy file" in problem(tmp_path, "a.npy", content[:-10])
-
-
-@pytest.mark.parametrize("shape", ["((((", f"({'9' * 40},)", "(True,)", "(-1,)", "()"])
-def test_a_damaged_header_of_an_array_is_reported(tmp_path: Path, shape: str) -> None:
+def headed(shape: str) -> bytes:
+    """The bytes of a .npy file that says to have this shape."""
     header = f"{{'descr': '<u2', 'fortran_order': False, 'shape': {shape}}}\n".encode()
-    length = len(header).to_bytes(2, "little")
-    reason = problem(tmp_path, "a.npy", b"\x93NUMPY\1\0" + length + header + bytes(2000))
-    assert re.search(r"a\.npy (is no whole \.npy file|has shape)", reason)
+    return b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header + bytes(2000)
 
 
-def test_a_format_that_is_not_known_is_reported(tmp_path: Path) -> None:
-    assert "a.md has none of the formats .txt, .jsonl" in problem(tmp_path, "a.md", b"some text")
+STRANGE = np.where(np.arange(20_000) == 12_345, 256, 255).astype(np.uint16)
+"""Tokens of which the model does not have one."""
+LACKED = "has the token 256 at index 12345; the model has the tokens 0 to 255"
+NOTHING = "has no tokens; copy, download or write it again, or remove it"
+NO_ARRAY = "a.npy is no whole .npy file"
+NO_SEQUENCE = "no sequence of 16 tokens"
 
 
-def test_missing_and_too_short_files_are_reported(tmp_path: Path) -> None:
-    assert "matches 'a.txt'; put the files there or pass" in problem(tmp_path, "a.txt")
-    assert "no sequence of 16 tokens; raise data.held_out" in problem(tmp_path, "a.txt", b"short")
-    assert "no sequence of 16 tokens" in problem(tmp_path, "b.txt", b"")
+MALFORMED: list[tuple[str, bytes | None, str]] = [
+    ("a.bin", bytes(4001), "a.bin has 4001 bytes, which is no whole number of uint16 tokens"),
+    ("a.bin", b"", f"a.bin {NOTHING}"),
+    ("a.bin", STRANGE.tobytes(), f"a.bin {LACKED}"),
+    ("a.npy", saved(np.empty(0, np.uint16)), f"a.npy {NOTHING}"),
+    ("a.npy", saved(STRANGE), f"a.npy {LACKED}"),
+    ("a.npy", saved(np.zeros((10, 10), np.uint16)), "has shape (10, 10) of uint16; a shard is"),
+    ("a.npy", saved(np.zeros(1000)), "has shape (1000,) of float64"),
+    ("a.npy", saved(np.full(1000, -1, np.int64)), "has the token -1 at index 0"),
+    ("a.npy", saved(np.array([{}])), NO_ARRAY),  # objects are never unpickled
+    ("a.npy", saved(np.zeros(1000, np.uint16))[:-10], NO_ARRAY),
+    *(("a.npy", headed(shape), NO_ARRAY) for shape in ("((((", "(True,)", "(-1,)")),
+    *(("a.npy", headed(shape), "a.npy ") for shape in (f"({'9' * 40},)", "()")),
+    ("a.md", b"some text", "a.md has none of the formats .txt, .jsonl"),
+    ("a.txt", None, "matches 'a.txt'; put the files there or pass"),
+    ("a.txt", b"short", f"{NO_SEQUENCE}; raise data.held_out"),
+    ("b.txt", b"", NO_SEQUENCE),
+]
+
+
+@pytest.mark.parametrize("case", range(len(MALFORMED)))
+def test_a_file_that_cannot_be_used_is_reported(tmp_path: Path, case: int) -> None:
+    name, content, words = MALFORMED[case]
+    assert words in problem(tmp_path, name, content)
+
+
+def test_shards_have_whole_tokens_of_their_type(tmp_path: Path) -> None:
+    reason = problem(tmp_path, "a.bin", bytes(4002), dtype="uint32")
+    assert "no whole number of uint32 tokens" in reason
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="its names of files are UTF-8")

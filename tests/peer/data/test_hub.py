@@ -182,9 +182,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         package.HfFileSystem.clear_instance_cache()
 
 
-DOCUMENTS = [f"{number} is a number. " * 30 for number in range(100)]
-
-
 def parquet(columns: Mapping[str, Any], **how: Any) -> bytes:
     pyarrow = pytest.importorskip("pyarrow", reason="the extra 'hf' is not installed")
     written = io.BytesIO()

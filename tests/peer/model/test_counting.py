@@ -16,7 +16,7 @@ import pytest
 from peer.errors import RunFileError
 from peer.limited import ran_out_of_memory
 from peer.model.recipes import build_model, counting, trained_parameters
-from peer.model.recipes.counting import Size, size_of
+from peer.model.recipes.counting import size_of
 from peer.run_file.hf_config import MODEL_TYPES
 from peer.run_file.sections import GptModel, HfModel, RunFile
 
@@ -40,17 +40,6 @@ def test_a_model_of_our_own_is_counted_without_a_child() -> None:
 def transformers_models() -> Path:
     transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
     return Path(transformers.__file__).parent / "models"
-
-
-@pytest.mark.slow  # test_lora.py counts one in a child, too
-def test_a_child_counts_a_transformers_model() -> None:
-    transformers_models()
-    run = RunFile(model=HfModel(config=LLAMA))
-    ghost = build_model(run, weights=False)
-    assert size_of(run) == Size(
-        sum(p.numel() for p in trained_parameters(ghost).values()),
-        sum(buffer.nbytes for buffer in ghost.buffers()),
-    )
 
 
 HUGE = LLAMA | {"num_hidden_layers": 4096}
@@ -88,15 +77,6 @@ def count_huge(limit: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(subprocess, "run", limited)
         monkeypatch.setattr(counting, limit, value)
         size_of(RunFile(model=HfModel(config=HUGE)))
-
-
-@pytest.mark.slow  # tests/peer/data/text/test_workers.py has the limits of a child
-def test_a_configuration_that_fills_the_memory_ends_only_the_child_and_fetches_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """100 000 modules took a gigabyte and 40 s in the process of whoever looked at the run."""
-    with pytest.raises(RunFileError, match=r"model\.config takes more than 24 MB"):
-        count_huge("MEMORY_MAX_BYTES", 24 << 20, monkeypatch)
 
 
 @pytest.mark.parametrize(

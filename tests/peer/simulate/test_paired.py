@@ -87,19 +87,6 @@ def test_a_run_may_count_processed_tokens_instead_of_merged_ones() -> None:
     assert processed.final.merged_tokens < 0.9 * wanted
 
 
-@pytest.mark.slow  # test_report.py has cells in processes of their own
-def test_results_come_in_the_order_of_the_jobs_however_many_work_on_them() -> None:
-    jobs = [
-        Job("short", SMALL.with_settings({"end.cycles": 1.0}), 0),
-        Job("long", SMALL.with_settings({"end.cycles": 3.0}), 0),
-    ]
-    shares: list[float] = []
-    alone = run_jobs(jobs, workers=1, progress=shares.append)
-    assert [one.name for one in alone] == ["short", "long"]
-    assert shares == sorted(shares)
-    assert run_jobs(jobs, workers=2) == alone
-
-
 def test_finished_trainings_are_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [Job("a", SMALL, 0), Job("b", SMALL, 1)]
     first = run_jobs(jobs[:1], workers=1, kept=TrainingFolder(tmp_path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,10 @@ from numpy.typing import NDArray
 
 from averaging.numbers.arrays import Float32s
 from peer.simulate.lifecycle import states_of
-from peer.simulate.outcome import SwarmResult
 from peer.simulate.problems.problem import LocalTraining
 from peer.simulate.problems.quadratic import Quadratic
 from peer.simulate.settings import Swarm
-from peer.simulate.simulation import SimulatedSwarm, run
+from peer.simulate.simulation import SimulatedSwarm
 
 
 @dataclass(frozen=True)
@@ -117,23 +115,3 @@ def test_mixing_does_not_change_the_mean_of_the_swarm() -> None:
 
     places = swarm.lives.places.read(0, np.mean(first, axis=0))
     np.testing.assert_allclose(np.mean(states, axis=0), places, atol=1e-5)
-
-
-SEVERAL_GROUPS: dict[str, Any] = {
-    "peers__count": 24,
-    "rounds__group_size": 6,
-    "end__cycles": 16.0,
-    "problem__size": 4,
-    "outer__codec": "int4",
-}
-
-
-@cache
-def several_groups(**settings: Any) -> SwarmResult:
-    return run(experiment(**{**SEVERAL_GROUPS, **settings}), 3)
-
-
-@pytest.mark.slow  # a swarm of 24; the variance above falls by mixing alone
-def test_peers_of_several_groups_stay_near_each_other() -> None:
-    late = [point.dispersion for point in several_groups().points]
-    assert late[-1] < 1.5 * late[len(late) // 2], "it is bounded"

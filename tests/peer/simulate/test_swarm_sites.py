@@ -13,7 +13,6 @@ from averaging.history.state import FragmentState
 from averaging.messages import Commit
 from averaging.round.interface.effects import Apply
 from averaging.virtual.peer import Peer
-from dht.identity import PeerId
 from peer.simulate.settings import Swarm
 from peer.simulate.simulation import SimulatedSwarm
 
@@ -106,45 +105,3 @@ def test_a_slow_upload_to_a_delegate_does_not_delay_the_round_until_its_deadline
     assert len(left_out) > 2
     # Where the slow peer is the delegate itself, all wait for it as for any slow peer.
     assert float(np.median(swarm.took)) < 0.5 * swarm.lives.policy.upload_s
-
-
-class Ambushed(SimulatedSwarm):
-    """Kills one delegate when its own contribution is encoded, or soon after, for good."""
-
-    victim: PeerId | None = None
-    delay_s = 0.0
-    killed_at = 0.0
-
-    def encoded(
-        self, peer: Peer, commit: Commit, round_id: bytes, slices: Sequence[memoryview]
-    ) -> None:
-        entry = commit.index(peer.name)
-        carries = any(each.delegate == entry for each in commit.members)
-        if self.victim is None and self.lives.now > 40.0 and carries:
-            self.victim = peer.name
-            self.lives.call_in(self.delay_s, self._kill)
-
-    def _kill(self) -> None:
-        assert self.victim is not None
-        self.killed_at = self.lives.now
-        self.lives.fail(self.lives.slot_of[self.victim], 0.0)
-
-
-@pytest.mark.slow  # averaging/live/test_averager_sites.py: a site goes on when its delegates die
-@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.06, 0.1, 0.2])
-def test_the_death_of_a_delegate_loses_only_its_own_work(delay_s: float) -> None:
-    """The delegate dies before, during or after the uploads to it, or while it sends its bundle."""
-    with Ambushed(experiment(end__cycles=8.0), 1) as swarm:
-        swarm.delay_s = delay_s
-        result = swarm.run()
-
-    assert swarm.victim is not None
-    fate = result.fate
-    told = fate.merged + fate.pending + sum(fate.discarded.values())
-    assert fate.processed == pytest.approx(told)
-    lost = fate.discarded["crash"] / swarm.problem.step_tokens
-    assert lost <= 24.0 + 2.0, "a cycle of the dead delegate, and of nobody else"
-    assert fate.discarded["apart"] == fate.discarded["given up"] == 0.0
-    late = [record for record in result.rounds if record.time_s > swarm.killed_at + 60.0]
-    assert late and {record.contributors for record in late} == {11}
-    assert result.final.lineages == 1.0

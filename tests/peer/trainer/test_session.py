@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 import warnings
 from collections import Counter
@@ -54,7 +53,7 @@ from peer.views.watch import progress
 from tests.peer.agent import lone_agent
 from tests.peer.agent.lone_agents import AGENT, PROCESS, QUICK
 from tests.peer.trainer.custom_run import toml
-from tests.processes import Processes, descendants, still_running
+from tests.processes import descendants
 
 pytestmark = pytest.mark.usefixtures("agent_threads")
 
@@ -751,28 +750,6 @@ def test_a_synchronous_learner_waits_for_every_round_of_its_own(
         for _ in range(4):
             one_step(run, model, optimizer)
         assert min(run.versions) >= 1
-
-
-@pytest.mark.slow  # tests/peer/bridge/test_agent_process.py: an agent hears that it was killed
-def test_the_agent_ends_when_the_trainer_is_killed(tmp_path: Path) -> None:
-    code = f"""
-        import time, torch, peer
-        from pathlib import Path
-        from peer.run_file.reading import parse
-        model = torch.nn.Linear(4, 3)
-        with peer.join(parse({toml()!r}), model=model,
-                       optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
-                       directory=Path({str(tmp_path / "peer")!r}),
-                       agent_command={AGENT!r}) as run:
-            print("up", flush=True)
-            time.sleep(60)
-        """
-    with Processes(tmp_path) as processes:
-        trainer = processes.python("-c", textwrap.dedent(code))
-        processes.wait_for_line(trainer, "up", timeout_s=90)
-        agents = processes.kill_hard(trainer)
-        assert agents
-        assert not still_running(agents, timeout_s=30)
 
 
 def test_names_are_for_people() -> None:

@@ -793,44 +793,6 @@ def test_no_size_that_is_measured_is_compiled_in_the_way_of_training(batch_size:
     assert set(compiling) == {"compile"}
 
 
-@pytest.mark.slow  # what is remembered of memory that became less is shown below
-@pytest.mark.parametrize("most", [1, 3])
-def test_compiled_code_that_needs_more_memory_than_expected_is_made_for_fewer_sequences(
-    most: int,
-) -> None:
-    """Each step is made, and nothing is compiled in the way of training."""
-    torch._dynamo.reset()
-    compiling: list[str] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        compiling.append(threading.current_thread().name)
-
-        def run(*tensors: Any) -> Any:
-            tokens = [each for each in tensors if not each.is_floating_point()]
-            training = threading.current_thread().name != "compile"
-            if training and any(len(each) > most for each in tokens):
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return graph.forward(*tensors)
-
-        return run
-
-    choices = Choices(micro_batch=16, compile=True)
-    engine, free = engine_of(SIXTEEN, choices=choices, backend=backend), engine_of(SIXTEEN)
-    kept = begun(engine, GPU, OwnerChoices(), room=1e9)
-    with engine.tuning:
-        for _ in range(2):
-            until_settled(engine)
-            free.model.load_state_dict(engine.model.state_dict())
-            found, expected = (gradients_of(each, batch_of(16)) for each in (engine, free))
-            assert_same(found, expected, atol=1e-6)
-            free.optimizer.zero_grad()
-            assert engine.apply()
-    assert engine.choices.compile
-    assert engine.choices.micro_batch <= most
-    assert kept[-1].choices == engine.choices
-    assert set(compiling) == {"compile"}
-
-
 @pytest.mark.parametrize(
     ("bytes_each", "most", "size"),
     [(1.0, 64, 16), (6.0, 64, 16), (7.0, 64, 32), (12.0, 64, 32), (12.0, 20, 20), (12.0, 16, 16)],
@@ -1316,33 +1278,6 @@ def test_a_micro_batch_that_ran_out_of_memory_is_not_chosen_after_comparing_prec
         until_settled(engine)
     assert {size for kind, size in tried if kind == torch.float32} == {1}
     assert engine.choices.micro_batch <= 3
-
-
-@pytest.mark.slow  # a compiler that fails, and two precisions, each by itself: above
-def test_a_processor_whose_compiler_fails_takes_the_faster_precision_all_the_same() -> None:
-    torch._dynamo.reset()
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        raise KeyError("no such instruction")
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def compute_for(seconds: float) -> None:
-        began = time.process_time()
-        while time.process_time() - began < seconds:
-            pass
-
-    def loss(model: nn.Module, tokens: Tensor) -> Tensor:
-        compute_for(SLOWER_S if model(tokens[:, :-1]).dtype == torch.bfloat16 else 0.0)
-        return next_token_loss(model, tokens)
-
-    facts = DeviceFacts(kind="cpu", name="a processor", fast=("bf16", "fp32"))
-    wishes = OwnerChoices(compile="on")
-    choices = choose(facts, wishes, batch_size=7)
-    engine = engine_of(choices=choices, loss=loss, backend=backend)
-    begun(engine, facts, wishes, room=1e9)
-    with engine.tuning:
-        until_settled(engine)
-    assert engine.choices == Choices(precision="fp32", micro_batch=7)
 
 
 def test_a_measurement_is_remembered_for_the_same_machine_and_model(tmp_path: Path) -> None:
