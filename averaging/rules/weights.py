@@ -2,7 +2,7 @@
 
 The weight is tokens^2 / steps (quantity times quality: Decoupled DiLoCo, arXiv 2604.21428), damped
 by 1 / (1 + 0.25 s) for s versions of staleness. Tokens are clamped to what the steps can have
-processed, and no share is above max(2/n, 1/4), so that no peer dominates a merge. Fractions are
+processed, and no share is above max(2/n, 1/3), so that no peer dominates a merge. Fractions are
 exact until the last division, so every machine gets the same floats. Contributors on probation
 (``averaging.rules.electors``) have a quarter of the merge together at most: their number buys them
 nothing.
@@ -29,7 +29,10 @@ from typing import Literal, TypeAlias
 from averaging.messages import Commit
 
 STALENESS_DAMPING = Fraction(1, 4)
-SHARE_CAP_MIN = Fraction(1, 4)
+SHARE_CAP_MIN = Fraction(1, 3)
+"""Less would hurt few fast members among many slow ones: with a quarter, two fast ones and ten that
+take ten times as long end 1.3% higher, one fast one and ten 1.6% (docs/research/results-muon.md).
+"""
 NEWCOMERS_SHARE_MAX = Fraction(1, 4)
 """The share of all contributors on probation together."""
 CREDIT_RATIO_MAX = 1024

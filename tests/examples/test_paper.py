@@ -19,7 +19,7 @@ from examples.paper.heterogeneous import run as heterogeneous
 from examples.paper.methods import run as methods
 from examples.paper.quality import run as quality
 from peer.extras.experiments.programs import command_of
-from peer.simulate.members import Late
+from peer.simulate.members import Contribution, Late
 from peer.simulate.names import problem_of
 from peer.simulate.paired import LevelChange
 from peer.simulate.problems.quadratic import Quadratic
@@ -329,6 +329,15 @@ def test_a_cell_is_trained_beside_its_control_and_kept(tmp_path: Path) -> None:
     assert [row.change is not None for row in rows] == [False, True]
     losses = [made[0][f"30% fail/{name}", 1].loss for name in ("mean of its cycles", "whole")]
     assert losses[0] < losses[1]
+
+
+def test_weights_of_members_of_different_speed() -> None:
+    claims = [Contribution(1000, 10), *[Contribution(100, 1)] * 5]
+    assert methods.at_most(1 / 4)(claims, ()) == pytest.approx([1 / 4, *[3 / 20] * 5])
+    weights = methods.as_long_as_the_fastest(methods.by_tokens)(claims, ())
+    assert sum(w * claim.steps for w, claim in zip(weights, claims, strict=True)) == pytest.approx(
+        10
+    )
 
 
 @pytest.mark.parametrize(

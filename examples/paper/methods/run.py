@@ -37,7 +37,7 @@ from peer.simulate.members import (
     Nesterov,
     Outcome,
     Trial,
-    as_live_peers,
+    Weights,
     mean_of_its_cycles,
     train,
 )
@@ -298,50 +298,51 @@ def by_tokens(claims: Sequence[Contribution], new: Sequence[int]) -> Sequence[fl
     return [each / sum(tokens) for each in tokens]
 
 
-def as_long_as_the_fastest(claims: Sequence[Contribution], new: Sequence[int]) -> Sequence[float]:
-    """By tokens, and the merge as long as if all had made the steps of the fastest one."""
-    weights = by_tokens(claims, new)
-    mean = sum(weight * claim.steps for weight, claim in zip(weights, claims, strict=True))
-    longer = max(claim.steps for claim in claims) / mean
-    return [weight * longer for weight in weights]
+def at_most(largest: float) -> Weights:
+    """By tokens, but for those that would have more than this share."""
+
+    def weigh(claims: Sequence[Contribution], new: Sequence[int]) -> Sequence[float]:
+        weights = by_tokens(claims, new)
+        rest = sum(weight for weight in weights if weight <= largest)
+        left = 1.0 - largest * sum(weight > largest for weight in weights)
+        return [largest if weight > largest else weight * left / rest for weight in weights]
+
+    return weigh
 
 
-def capped_as_long(claims: Sequence[Contribution], new: Sequence[int]) -> Sequence[float]:
-    """As live peers weigh, and the merge as long as if all had made the steps of the fastest."""
-    weights = as_live_peers(claims, new)
-    mean = sum(weight * claim.steps for weight, claim in zip(weights, claims, strict=True))
-    longer = max(claim.steps for claim in claims) / mean
-    return [weight * longer for weight in weights]
+def as_long_as_the_fastest(weights: Weights) -> Weights:
+    """The merge is as long as if all had made the steps of the fastest one."""
 
+    def weigh(claims: Sequence[Contribution], new: Sequence[int]) -> Sequence[float]:
+        found = weights(claims, new)
+        mean = sum(weight * claim.steps for weight, claim in zip(found, claims, strict=True))
+        longer = max(claim.steps for claim in claims) / mean
+        return [weight * longer for weight in found]
 
-def at_most_a_third(claims: Sequence[Contribution], new: Sequence[int]) -> Sequence[float]:
-    """By tokens, but for one that would have more than a third."""
-    weights = list(by_tokens(claims, new))
-    largest = max(range(len(weights)), key=weights.__getitem__)
-    if weights[largest] <= 1 / 3:
-        return weights
-    rest = 1.0 - weights[largest]
-    return [1 / 3 if i == largest else each * 2 / 3 / rest for i, each in enumerate(weights)]
+    return weigh
 
 
 def slow() -> list[Cell]:
     """Ten members that take ten times as long for a step do the work of one of the others."""
     idea, control = "ten slow members", "two fast members"
     mixed = {**SHORT, "members": 12, "slow": 10}
+    quarter = at_most(1 / 4)
     found = [
         Cell(idea, control, {**SHORT, "members": 2}),
         Cell(idea, "three fast members", {**SHORT, "members": 3}, control, "-3.5%"),
         *(
-            Cell(idea, f"two fast and ten slow, {name}", {**mixed, **changes}, control, prediction)
-            for name, changes, prediction in (
-                ("as live peers", {}, "+2%"),
-                ("by tokens", {"weights": by_tokens}, "-1%"),
-                (
-                    "by tokens, as long as the fastest",
-                    {"weights": as_long_as_the_fastest},
-                    "-2%",
-                ),
-                ("as live peers, as long as the fastest", {"weights": capped_as_long}, "-1.5%"),
+            Cell(
+                idea,
+                f"two fast and ten slow, {name}",
+                {**mixed, "weights": weights},
+                control,
+                change,
+            )
+            for name, weights, change in (
+                ("at most a quarter", quarter, "+2%"),
+                ("by tokens", by_tokens, "-1%"),
+                ("as long as the fastest", as_long_as_the_fastest(by_tokens), "-2%"),
+                ("a quarter, as long as the fastest", as_long_as_the_fastest(quarter), "-1.5%"),
             )
         ),
     ]
@@ -352,11 +353,17 @@ def slow() -> list[Cell]:
         Cell(idea, control, {**SHORT, **ALONE}),
         Cell(idea, "two fast members", {**SHORT, "members": 2, **DAMPED}, control, "-3.5%"),
         *(
-            Cell(idea, f"one fast and ten slow, {name}", {**mixed, **changes}, control, prediction)
-            for name, changes, prediction in (
-                ("as live peers", {}, "+2%"),
-                ("at most a third", {"weights": at_most_a_third}, "0%"),
-                ("by tokens", {"weights": by_tokens}, "-1.5%"),
+            Cell(
+                idea,
+                f"one fast and ten slow, {name}",
+                {**mixed, "weights": weights},
+                control,
+                change,
+            )
+            for name, weights, change in (
+                ("at most a quarter", quarter, "+2%"),
+                ("at most a third", at_most(1 / 3), "0%"),
+                ("by tokens", by_tokens, "-1.5%"),
             )
         ),
     ]
@@ -366,23 +373,17 @@ def slow() -> list[Cell]:
 
 
 def turning() -> list[Cell]:
-    cells = []
-    for cycle, rate, expected in ((30, RATE["every 30"], (-1, -2)), (8, RATE["every 8"], (-1, -2))):
-        idea = f"turning to the last merge, every {cycle}"
-        settings = {"cycle": cycle, "rate": rate}
-        cells.append(Cell(idea, "not", settings, seeds_max=1))
-        cells += [
+    idea, control = "four members, turning", "to nothing"
+    four = {**SHORT, "members": 4}
+    return [
+        Cell(idea, control, four),
+        *(
             Cell(
-                idea,
-                f"{toward:g}",
-                {**settings, "toward": toward},
-                "not",
-                f"{change}%",
-                seeds_max=1,
+                idea, f"to the last merge, {toward:g}", {**four, "toward": toward}, control, change
             )
-            for toward, change in zip((0.3, 1.0), expected, strict=True)
-        ]
-    return cells
+            for toward, change in ((0.3, "-1%"), (1.0, "-2%"))
+        ),
+    ]
 
 
 # Late and lost work

@@ -47,19 +47,24 @@ def test_tokens_beyond_the_largest_batch_are_not_believed() -> None:
     assert liar == honest == 0.5
 
 
-def test_nobody_weighs_more_than_twice_an_equal_share_or_a_quarter() -> None:
+def test_nobody_weighs_more_than_twice_an_equal_share_or_a_third() -> None:
     assert shares_of([work(1000), work(1)]) == pytest.approx([1, 0], abs=1e-5)
     assert shares_of([work(10**6), work(10), work(10), work(10)])[0] == 0.5
-    assert shares_of([work(10**6), *[work(10)] * 7])[0] == 0.25
-    assert shares_of([work(10**6), *[work(10)] * 15])[0] == 0.25
+    assert shares_of([work(10**6), *[work(10)] * 7])[0] == 1 / 3
+    assert shares_of([work(10**6), *[work(10)] * 15])[0] == 1 / 3
+
+
+def test_two_fast_members_among_many_slow_ones_keep_the_weight_of_their_work() -> None:
+    shares = shares_of([*[work(1000, 10)] * 2, *[work(100, 1)] * 10])
+    assert shares == pytest.approx([1 / 3] * 2 + [1 / 30] * 10)
 
 
 def test_the_excess_over_the_cap_goes_to_the_rest_in_proportion() -> None:
-    # The first is cut to 1/4; that would lift the second above, so it is cut too.
+    # The first is cut to 1/3; that would lift the second above, so it is cut too.
     first, second, *others = shares_of([work(1000, 1), work(100, 1), *[work(10, 1)] * 14])
 
-    assert (first, second) == (0.25, 0.25)
-    assert others == pytest.approx([0.5 / 14] * 14)
+    assert (first, second) == (1 / 3, 1 / 3)
+    assert others == pytest.approx([1 / 3 / 14] * 14)
 
 
 def test_a_contribution_without_work_weighs_nothing() -> None:
@@ -88,7 +93,7 @@ def test_shares_sum_to_one_and_respect_the_cap(claims: list[Contribution]) -> No
 
     assert sum(shares) == pytest.approx(1)
     assert min(shares) >= 0
-    assert max(shares) <= max(2 / working, 0.25) * (1 + 1e-12)
+    assert max(shares) <= max(2 / working, 1 / 3) * (1 + 1e-12)
 
 
 @given(st.lists(some_work, min_size=1, max_size=12), st.randoms())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,15 @@ import pytest
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.outer import Nesterov
 from peer.simulate import Swarm, run
-from peer.simulate.members import Late, Trial, mean_of_its_cycles, noise_scale, train
+from peer.simulate.members import (
+    Contribution,
+    Late,
+    Trial,
+    as_live_peers,
+    mean_of_its_cycles,
+    noise_scale,
+    train,
+)
 from peer.simulate.paired import Job
 from peer.simulate.paired import train as train_job
 from peer.simulate.problems.text_gpt import TextGpt
@@ -83,6 +92,24 @@ def test_work_is_as_late_as_versions_have_passed_since_it_was_merged_last() -> N
     train([replace(TRIAL, steps=40, cycle=8, misses=0.5, late=noted)], SMALL)
     assert {0, 1, 2} <= set(ages)
     assert [bool(age) for age in ages] == [distance > 0 for distance in moved]
+
+
+def test_a_slow_member_makes_a_tenth_of_the_steps_and_says_so() -> None:
+    claimed: list[list[int]] = []
+
+    def noted(claims: Sequence[Contribution], new: Sequence[int]) -> Sequence[float]:
+        claimed.append([claim.steps for claim in claims])
+        return as_live_peers(claims, new)
+
+    train([replace(TRIAL, steps=40, cycle=20, fragments=1, slow=1, weights=noted)], SMALL)
+    assert claimed == [[20, 20, 2], [20, 20, 2]]
+
+
+def test_the_weights_of_a_trial_are_those_of_its_merges() -> None:
+    short = replace(TRIAL, steps=16, cycle=8)
+    [nothing] = train([replace(short, weights=lambda claims, new: [0.0] * len(claims))], SMALL)
+    first = SMALL.evaluate(SMALL.first_values(0))
+    assert nothing.merged_loss == pytest.approx(first, rel=1e-3)
 
 
 def test_newcomers_without_a_share_in_their_first_cycle_add_nothing_to_it() -> None:
