@@ -455,6 +455,16 @@ def averages() -> list[Cell]:
         ("averages, cosine rate", {}, (0.5, 2, 6, 0.5, 3)),
         ("averages, two, 60 cycles, constant", PAIR_FOR_LONG, (-1, -1.5, -1, -1, -1.5)),
         ("averages, two, 60 cycles, cosine", LONG_COSINE, (0.1, 0.2, 0.5, 0.1, 0.2)),
+        (
+            "averages, two, eta 0.7, 60 cycles, constant",
+            {**PAIR_FOR_LONG, **DAMPED},
+            (-3, -5, -6, -4, -5),
+        ),
+        (
+            "averages, two, eta 0.7, 60 cycles, cosine",
+            {**LONG_COSINE, **DAMPED},
+            (0, 0, 0.3, 0, 0),
+        ),
     ):
         settings: dict[str, Any] = {**SHORT, "averaged": True, "cycle": 15, **changes}
         if "schedule" in changes:
