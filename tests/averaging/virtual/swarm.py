@@ -313,6 +313,7 @@ class Swarm(virtual.Swarm, Watch):
             steps = learner.step, learner.tokens_per_step
             self.crashed.setdefault(peer.name, {})[peer.incarnation] = steps
             self.let_go[peer.name] += learner.discarded
+        self._phases.pop(peer.name, None)
         self.record("crash", peer.name)
 
     def save(self, peer: Peer, state: FragmentState) -> None:

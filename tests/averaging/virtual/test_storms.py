@@ -310,6 +310,12 @@ SOAKS = (
 """One for each seed, in turn."""
 
 
+def test_a_life_does_not_go_on_in_the_phase_in_which_the_one_before_it_crashed() -> None:
+    """A peer was down for three minutes, and the judge took it for one that waited."""
+    how = SOAKS[5415 % len(SOAKS)]
+    weather_out(storm(5415, how), how)
+
+
 @pytest.mark.soak
 def test_no_storm_breaks_a_promise_for_as_long_as_it_blows() -> None:
     end = time.monotonic() + float(os.environ.get("SHOAL_SOAK_S", "600"))
