@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
 
+import msgspec
+
 from averaging.history.chain import Chain, ChainLink
 from averaging.history.lineage import Lineage, after_fold, after_round, bound, seal_digest
 from averaging.history.merged_map import MergedMap
@@ -23,6 +25,10 @@ from dht.identity import PeerId
 LINKS_SHOWN = 24
 """Links of a chain in a message; below ``LINKS_MAX``, the most that a reader accepts."""
 assert LINKS_SHOWN <= LINKS_MAX
+
+LINKS_BRIEF = 4
+"""Links in a message that is mostly read by peers on the same link: the newest ones. Half of the
+bytes of all messages of rounds were older links that nobody needed."""
 
 LIGHT_SHARE = 0.25
 """A side with a smaller share of the tokens since the fork gives way. Others are melded: that
@@ -110,7 +116,13 @@ class Apart:
         return self.theirs < self.light_share * (self.mine + self.theirs)
 
 
-Relation: TypeAlias = Same | TheyAreBehind | IAmBehind | Apart
+@dataclass(frozen=True, slots=True)
+class Unclear:
+    """They are not behind, and show too little of their chain to tell more: they are to be asked
+    for the rest, by showing them where this peer stands."""
+
+
+Relation: TypeAlias = Same | TheyAreBehind | IAmBehind | Apart | Unclear
 
 
 def relate(mine: Head, chain: Chain | None, theirs: Head, *, young_versions: int = 0) -> Relation:
@@ -130,6 +142,8 @@ def relate(mine: Head, chain: Chain | None, theirs: Head, *, young_versions: int
     if theirs.version > mine.version and any(link.lineage == mine.lineage for link in theirs.links):
         return IAmBehind()
     ancestor = known.common_ancestor(theirs.links)
+    if ancestor is None and _is_brief(theirs):
+        return Unclear()
     since = ancestor.tokens if ancestor is not None else 0
     newest = max(mine.version, theirs.version)
     is_young = ancestor is not None and newest - ancestor.version <= young_versions
@@ -140,6 +154,15 @@ def relate(mine: Head, chain: Chain | None, theirs: Head, *, young_versions: int
         founded_apart=ancestor is None and _shows_root(mine) and _shows_root(theirs),
         light_share=LIGHT_SHARE_OF_YOUNG if is_young else LIGHT_SHARE,
     )
+
+
+def brief(head: Head) -> Head:
+    """Return a head with its newest links alone."""
+    return msgspec.structs.replace(head, links=head.links[:LINKS_BRIEF])
+
+
+def _is_brief(head: Head) -> bool:
+    return len(head.links) <= LINKS_BRIEF and not _shows_root(head)
 
 
 def _shows_root(head: Head) -> bool:

@@ -478,6 +478,7 @@ class FragmentRounds(Fragment):
         one way again before their next rounds, and not in them."""
         for peer in self.peers.back():
             if self.standing is not None and self.peers.knows(peer):
+                self.certificates.shows_all = True
                 self.send(peer, messages.Compare(self.fragment, self.standing.head()))
 
     def _receive(self, sender: PeerId, message: Message, now: float) -> None:

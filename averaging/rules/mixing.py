@@ -52,7 +52,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from averaging.history.standing import Apart, IAmBehind, Relation, Same, TheyAreBehind
+from averaging.history.standing import Apart, IAmBehind, Relation, Same, TheyAreBehind, Unclear
 from averaging.messages import Head
 
 MELD_LAG: Final = 2
@@ -71,7 +71,7 @@ def meets(relation: Relation, mine: Head, theirs: Head) -> bool:
             return True
         case TheyAreBehind() | IAmBehind():
             return abs(mine.version - theirs.version) <= MELD_LAG
-        case Apart(founded_apart=True):
+        case Apart(founded_apart=True) | Unclear():
             return False
         case Apart() as apart:
             newest = max(mine.version, theirs.version)

@@ -46,6 +46,7 @@ from averaging.history.standing import (
     Relation,
     Standing,
     TheyAreBehind,
+    Unclear,
     relate,
     tokens_of,
 )
@@ -215,6 +216,9 @@ class CatchingUp:
         mine = standing.head()
         young = self._peers.young_versions
         relation = relate(mine, standing.chain, theirs, young_versions=young)
+        if isinstance(relation, Unclear):
+            self._show(source, mine)
+            return
         if isinstance(relation, Apart) and relation.founded_apart:
             self.founded_apart(source, mine, relation, theirs)
             return

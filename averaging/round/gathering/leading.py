@@ -21,6 +21,7 @@ from averaging.history.standing import (
     IAmBehind,
     Same,
     TheyAreBehind,
+    Unclear,
     heaviest,
     relate,
     tokens_of,
@@ -194,6 +195,8 @@ class Leading:
             join.head,
             young_versions=self._peers.young_versions,
         )
+        if isinstance(relation, Unclear):
+            return partial(self._ask_for_more, sender, join, mine)
         if isinstance(relation, Apart) and relation.founded_apart:
             return partial(self._part_for_good, sender, join, mine, relation)
         end = self._fragment.ending.end(now)
@@ -219,6 +222,11 @@ class Leading:
                 return partial(self._hold, sender, join, "I rebase on you", now)
             case _:
                 return None  # on the same state, or melded with; or this peer can fetch nothing
+
+    def _ask_for_more(self, sender: PeerId, join: Join, mine: Head) -> None:
+        """It answers with all links, and shows them in its next join."""
+        self._show(sender, mine)
+        self._refuse(sender, join, "I do not know your version", behind=True)
 
     def _part_for_good(self, sender: PeerId, join: Join, mine: Head, relation: Apart) -> None:
         self._catching_up.founded_apart(sender, mine, relation, join.head)

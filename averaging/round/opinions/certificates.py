@@ -110,8 +110,16 @@ class Certificates:
         """
         if not isinstance(message, messages.Join):
             return 1 if isinstance(message, messages.Call) else None
-        proves = self.shows_all or self._peers.has_several_groups(now)
+        proves = self._proves(now)
         return self.parent_needed(now) + SIGNATURES_SPARE if proves else 1
+
+    def is_brief(self, message: Message, now: float) -> bool:
+        """True if the head in a message is mostly read by peers that stand on it."""
+        kinds = messages.Join, messages.Call, messages.Finished
+        return isinstance(message, kinds) and not self._proves(now)
+
+    def _proves(self, now: float) -> bool:
+        return self.shows_all or self._peers.has_several_groups(now)
 
     def show(self, head: Head, now: float, *, signatures_max: int | None = None) -> Head:
         """Return a head with the signatures under it; the own one if this peer stands on it.

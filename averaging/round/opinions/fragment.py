@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import msgspec
 
 from averaging import messages
-from averaging.history.standing import Standing
+from averaging.history.standing import Standing, brief
 from averaging.messages import Committed, Head, Message
 from averaging.round.interface.effects import Effect, Note, Send, Value
 from averaging.round.interface.identity import Circumstances, Identity
@@ -111,6 +111,8 @@ class Fragment(ABC):
             ends = goal is not None and goal.is_reached_by(head)
             most = None if ends else self.certificates.signatures_in(message, self.now)
             shown = self.certificates.show(head, self.now, signatures_max=most)
+            if not ends and self.certificates.is_brief(message, self.now):
+                shown = brief(shown)
             message = msgspec.structs.replace(message, head=shown)
         if isinstance(message, Committed):
             message = self.certificates.beside(message, to, self.now)

@@ -15,7 +15,17 @@ import pytest
 from averaging import messages as said
 from averaging.history.chain import Chain, ChainLink
 from averaging.history.merged_map import MergedMap
-from averaging.history.standing import Apart, IAmBehind, Same, Standing, TheyAreBehind, relate
+from averaging.history.standing import (
+    LINKS_BRIEF,
+    Apart,
+    IAmBehind,
+    Same,
+    Standing,
+    TheyAreBehind,
+    Unclear,
+    brief,
+    relate,
+)
 from averaging.messages import Head, Join, Message, Opening
 from averaging.round.gathering.catching_up import ATTEMPTS_IN_VAIN
 from averaging.round.gathering.roster import Leader, compose, recomposed
@@ -357,6 +367,52 @@ def test_who_led_a_round_without_work_of_its_own_follows_it_with_those_that_came
     assert [each.lineage for each in of(effects, CatchUp)] == [made.lineage]
 
 
+def test_a_head_of_few_links_tells_who_is_behind_or_is_asked_for_the_rest() -> None:
+    names = [f"v{number}" for number in range(12)]
+    whole, fork = standing(*names), standing(*names[:8], "x8", "x9", "x10", "x11")
+
+    for version, relation in ((11, Same()), (10, TheyAreBehind()), (2, TheyAreBehind())):
+        short = brief(standing(*names[: version + 1]).head())
+        assert len(short.links) <= LINKS_BRIEF
+        assert relate(whole.head(), whole.chain, short) == relation
+    for version, seen in ((8, IAmBehind()), (7, Unclear())):
+        mine = standing(*names[: version + 1])
+        assert relate(mine.head(), mine.chain, brief(whole.head())) == seen
+    assert relate(whole.head(), whole.chain, brief(fork.head())) == Unclear()
+    assert isinstance(relate(whole.head(), whole.chain, fork.head()), Apart)
+
+
+def test_who_is_shown_too_little_by_a_join_asks_and_is_told_that_it_is_behind() -> None:
+    names = [f"v{number}" for number in range(12)]
+    whole = standing(*names)
+    leader = leading(standing(*names[:5]))
+    joiner, other = sorted(leader.peers.view)
+    plain = msgspec.structs.replace(join(whole), head=brief(certified(whole, (joiner, other))))
+
+    asked, refused = sent(
+        leader.handle(Received(joiner, signed(joiner, plain, leader=ME)), 1.0), joiner
+    )
+    assert isinstance(asked, said.Compare) and asked.head.links[-1].version == 0
+    assert isinstance(refused, said.Refused) and refused.behind
+
+    (answer,) = sent(machine(whole).handle(Received(ANNA, asked), 1.1), ANNA)
+    assert isinstance(answer, said.Behind) and answer.head.links[-1].version == 0
+
+
+@pytest.mark.parametrize("was_away", [False, True])
+def test_joins_show_few_links_unless_others_may_stand_elsewhere(was_away: bool) -> None:
+    rounds = machine(standing(*(f"v{number}" for number in range(12))), reachable=False)
+    if was_away:
+        rounds.peers.mark_failed(ANNA, -60.0)
+        seen_again(rounds, ANNA, at=0.5)
+        rounds.handle(Progressed(1, 1.0), 0.5)
+    assert rounds.standing is not None
+    rounds.handle(Due(), 1.0)
+    effects = rounds.handle(Offered(offer(rounds.standing)), 1.0)
+    (message,) = [m for m in sent(effects) if isinstance(m, Join)]
+    assert len(message.head.links) == (12 if was_away else LINKS_BRIEF)
+
+
 def test_nothing_that_a_stranger_says_counts() -> None:
     eve, ahead = PeerId("eve"), standing("start", "one")
     rounds = machine()
@@ -551,8 +607,7 @@ def test_histories_that_were_founded_apart_are_neither_mixed_nor_left_by_one_fra
 def test_chains_that_begin_later_than_a_founding_prove_nothing() -> None:
     own, other = founded_by("me", 10), founded_by("anna", 10)
     cut = Head(other.version, other.lineage, other.head().links[:1])
-    relation = relate(own.head(), own.chain, cut)
-    assert isinstance(relation, Apart) and not relation.founded_apart
+    assert relate(own.head(), own.chain, cut) == Unclear()
 
 
 # Leading
