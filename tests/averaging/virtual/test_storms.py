@@ -247,13 +247,13 @@ def test_the_table_of_phases_is_what_machines_do(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("several_groups", [False, True])
-@pytest.mark.parametrize("first", seeds(8, soak=300, step=4))
+@pytest.mark.parametrize("first", seeds(4, soak=300, step=4))
 def test_no_storm_breaks_a_promise_where_nobody_has_a_guard(
     first: int, several_groups: bool
 ) -> None:
     """No promise rests on the defences against liars where nobody lies."""
-    how = replace(SEVERAL_GROUPS[first // 4 % 2] if several_groups else Storm(), guarded=False)
     for seed in range(first, first + 4):
+        how = replace(SEVERAL_GROUPS[seed % 2] if several_groups else Storm(), guarded=False)
         swarm = storm(seed, how)
         weather_out(swarm, how)
         assert not any(peer.averager.counters()["audits"] for peer in swarm.alive)
