@@ -161,7 +161,8 @@ def test_a_loop_of_a_page_trains_in_a_run(page: str, tmp_path: Path) -> None:
     assert "steps" in done.stdout
 
 
-@pytest.mark.slow  # a minute
+@pytest.mark.slow  # a minute on a quiet machine
+@pytest.mark.timeout(900)
 def test_the_simulations_of_their_page_run(tmp_path: Path) -> None:
     lines = [
         line.replace("cp examples", f"cp {ROOT}/examples")
