@@ -39,7 +39,7 @@ from peer.rules.ledger import Fate
 from peer.run_file.sections import RunFile
 from peer.status import CALL, PeerStatus, Training
 from peer.storage.home import occupant_of, occupied
-from peer.storage.last_seen import State, save_state
+from peer.storage.last_seen import KeptState, save_state
 from peer.trainer.loop import Outcome
 from peer.trainer.news import News
 from peer.views import agent_page
@@ -71,7 +71,7 @@ registry.register(Collector())
 page = agent_page.content(status, Board(Names({})), [], run_id="", run_name="", wall_time=0.0)
 folder, run = Path(os.environ["XDG_DATA_HOME"]) / "p", RunFile()
 with occupied(folder, run, "learner"):
-    save_state(folder, State("ready", "in the run", time.time(), status.figures()))
+    save_state(folder, KeptState("ready", "in the run", time.time(), status.figures()))
     row = _own_peer(folder, occupant_of(folder))
 asked = RunStatus("ab" * 32, (CALL.decode(CALL.encode(status.for_others())),), {})
 outcome = Outcome(
