@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from peer.demo.processes import kill_tree
+from peer.demo.processes import kill_tree, launch
 from tests.swarms.commands import load
 
 ROOT = Path(__file__).parents[2]
@@ -65,32 +65,24 @@ class Newcomer:
         self.installed_s = time.monotonic() - self._began
 
     def runs(self, *arguments: str, until: Callable[[str], bool]) -> float:
-        """Time from the first command until a line of this one's output is what was waited for."""
+        """Time from the first command until this one's output is what was waited for."""
         home = self.folder / "home"
         home.mkdir()
-        process = subprocess.Popen(
+        log = self.folder / "output"
+        process = launch(
             [str(self.folder / "bin/shoal"), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=home,
-            env={
-                **os.environ,
-                "HOME": str(home),
-                "XDG_DATA_HOME": str(home),
-                "PYTHONUNBUFFERED": "1",
-            },
+            log,
+            environment={"HOME": str(home), "XDG_DATA_HOME": str(home)},
         )
-        assert process.stdout is not None
         try:
-            for line in process.stdout:
-                if until(line.decode(errors="replace")):
+            while time.monotonic() - self._began < WITHIN_S and process.poll() is None:
+                if until(log.read_text(errors="replace")):
                     return time.monotonic() - self._began
-                if time.monotonic() - self._began > WITHIN_S:
-                    break
-            raise SystemExit(f"shoal {' '.join(arguments)}: not within {WITHIN_S:g} s")
+                time.sleep(0.05)
+            said = log.read_text(errors="replace")[-1000:]
+            raise SystemExit(f"shoal {' '.join(arguments)}: not within {WITHIN_S:g} s: {said}")
         finally:
             kill_tree(process)
-            process.stdout.close()
 
     @property
     def megabytes(self) -> float:
@@ -107,7 +99,7 @@ def host(folder: Path, wheels: Path) -> str:
     address_s = newcomer.runs(
         *("bootstrap", "--listen", "/ip4/127.0.0.1/tcp/0", "--data-dir", str(folder / "data")),
         *("--page", "off"),
-        until=lambda line: "/p2p/" in line,
+        until=lambda text: "/p2p/" in text,
     )
     return (
         f"host: {size:.0f} MB installed ({_held(size, HOST_MB_MAX, 'MB')}), environment made in "
@@ -119,7 +111,7 @@ def host(folder: Path, wheels: Path) -> str:
 def learner(folder: Path, wheels: Path) -> str:
     newcomer = Newcomer(folder, wheels)
     newcomer.install()
-    demo_s = newcomer.runs("demo", "--plain", until=lambda line: "is training" in line)
+    demo_s = newcomer.runs("demo", "--plain", until=lambda text: "is training" in text)
     return (
         f"learner: {newcomer.megabytes:.0f} MB installed, environment made in "
         f"{newcomer.made_s:.1f} s, pip {newcomer.installed_s:.1f} s, the demo trains after "
