@@ -74,6 +74,7 @@ HARMLESS = {
     "rounds not entered": "rounds whose rosters name this machine",
     "scopes": "computed again",
     "scopes guessed": "computed again",
+    "unanswered": "a peer is dialled once more before somebody listens",
     "told of orders": "a peer is sent the order in force once more",
     "vows to a peer": "each asker has its own",
 }

@@ -3,7 +3,8 @@
 In: unary calls, streams and directory records of a peer. Out: the same on the network, with sizes,
 counts and waiting times bounded. Start reading at ``hivemind_host`` (the host and the daemon's
 life), then ``hivemind_daemon`` (one daemon process, which ``confinement``
-keeps from QUIC and which gets no host ``names``), ``framing`` (frames on a socket), ``lane``
+keeps from QUIC and which gets no host ``names``), ``listening`` (who
+answers without it), ``framing`` (frames on a socket), ``lane``
 (direct connections for bulk streams), ``places`` (at relays) and ``hivemind_directory`` (records on
 hivemind's Kademlia node; ``directory_search`` decides which peers a search asks, and
 ``directory_wire`` checks each message before hivemind decodes it). Only modules named

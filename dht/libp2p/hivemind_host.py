@@ -81,6 +81,7 @@ from dht.libp2p.lane.wire import (
     decode,
     is_outer,
 )
+from dht.libp2p.listening import why_silent
 from dht.libp2p.names import by_ip
 from dht.libp2p.places import HOP_PROTOCOL, RESERVE, RelayPlaces
 from dht.limits import Place, Places
@@ -98,6 +99,7 @@ EARLY_S = 10.0
 NAME_WITHIN_S = 2.0
 """Limit of looking up names for a meeting of two lanes, which has ten seconds in all."""
 
+LISTENS_WITHIN_S = 2.0
 KNOCK_WITHIN_S = 2.0
 KNOCKS_MAX = 8
 KNOWN_PEERS_MAX = 256
@@ -179,6 +181,8 @@ class HivemindHost:
         self._known = BoundedMapping[PeerId, tuple[Multiaddr, ...]](
             "known addresses", KNOWN_PEERS_MAX, worth=by_age
         )
+        self._unanswered = BoundedMapping[PeerId, None]("unanswered", KNOWN_PEERS_MAX, worth=by_age)
+        """Peers whose last request failed: they are dialled when they listen."""
         self._places = RelayPlaces(
             settings.relays,
             connected=self._connected,
@@ -473,15 +477,36 @@ class HivemindHost:
         try:
             async with asyncio.timeout(timeout_s):
                 dialled = await by_ip(bare, within_s=timeout_s / 2)
+                await self._until_it_listens(peer, dialled)
                 await daemon.connect(peer, dialled, timeout_s=timeout_s)
                 if bare:
                     self._remember(peer, bare)
+                self._unanswered.pop(peer, None)
                 # Peers without a directory node count as connected too.
                 await self._records.introduce(peer)
         except TimeoutError as error:
-            raise PeerUnreachable(peer, f"silent for {timeout_s:g} s") from error
+            raise self._gone(peer, f"silent for {timeout_s:g} s") from error
         except (OSError, P2PDaemonError) as error:
             raise self._unreachable(daemon, peer, error, dialled) from error
+
+    async def _until_it_listens(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
+        """Have the daemon not dial in vain (``dht.libp2p.listening``).
+
+        Raises ``PeerUnreachable`` for a peer that has not answered, and does not listen at these
+        addresses either. One that may be reached by a relay is dialled all the same.
+        """
+        if peer not in self._unanswered or any(map(address_rules.is_relayed, addresses)):
+            return
+        direct = [address for address in addresses if address_rules.ip_of(address) is not None]
+        if not direct or peer in await self._connected():
+            return
+        reason = await why_silent(direct, within_s=LISTENS_WITHIN_S)
+        if reason is not None:
+            raise PeerUnreachable(peer, reason)
+
+    def _gone(self, peer: PeerId, reason: str) -> PeerUnreachable:
+        self._unanswered.renew(peer, None)
+        return PeerUnreachable(peer, reason)
 
     async def improve(
         self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float
@@ -589,15 +614,17 @@ class HivemindHost:
         target = PeerID(_valid(peer))
         try:
             async with asyncio.timeout(timeout_s):
+                await self._until_it_listens(peer, self._known.get(peer, ()))
                 reply: bytes = await daemon._client.call_unary_handler(target, protocol, request)
         except TimeoutError as error:
-            raise PeerUnreachable(peer, f"no answer within {timeout_s:g} s") from error
+            raise self._gone(peer, f"no answer within {timeout_s:g} s") from error
         except P2PHandlerError as error:
             raise CallRefused(peer, protocol, str(error)) from error
         except P2PDaemonError as error:
             if "protocols not supported" in str(error):
                 raise CallRefused(peer, protocol, NOT_SERVED) from error
             raise self._unreachable(daemon, peer, error) from error
+        self._unanswered.pop(peer, None)
         if len(reply) > UNARY_MAX_BYTES:
             raise CallRefused(peer, protocol, f"the reply has {len(reply)} bytes")
         return reply
@@ -608,7 +635,7 @@ class HivemindHost:
         """The error for a failed request: of the peer, unless our own daemon is gone."""
         if daemon.lost:
             return HostClosed("the daemon has just ended")
-        return PeerUnreachable(peer, _in_short(str(error), tried) or type(error).__name__)
+        return self._gone(peer, _in_short(str(error), tried) or type(error).__name__)
 
     # --- streams ---------------------------------------------------------------------------
 
@@ -676,11 +703,15 @@ class HivemindHost:
                 return direct
             timeout_s = max(0.0, timeout_s - (loop.time() - began))
         try:
-            return await daemon.open_stream(peer, protocol, timeout_s=timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._until_it_listens(peer, self._known.get(peer, ()))
+                stream = await daemon.open_stream(peer, protocol, timeout_s=timeout_s)
         except TimeoutError as error:
-            raise PeerUnreachable(peer, f"no stream within {timeout_s:g} s") from error
+            raise self._gone(peer, f"no stream within {timeout_s:g} s") from error
         except (OSError, P2PDaemonError) as error:
             raise self._unreachable(daemon, peer, error) from error
+        self._unanswered.pop(peer, None)
+        return stream
 
     # --- the direct lane -------------------------------------------------------------------
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +21,10 @@ from dht import addresses
 from dht.errors import CallRefused, HostClosed, PeerUnreachable, StreamBroken
 from dht.host import UNARY_MAX_BYTES, Stream
 from dht.identity import PeerId
-from dht.libp2p.hivemind_daemon import DaemonSettings
+from dht.libp2p.hivemind_daemon import Daemon, DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.hivemind_patches import P2PHandlerError, PeerID, TimedStorage
+from dht.libp2p.listening import why_silent
 from dht.records import PeerRecord, seal
 from tests.integration.loopback import (
     LOOPBACK,
@@ -29,6 +33,7 @@ from tests.integration.loopback import (
     dial_out_only,
     hosts,
     identity,
+    run,
     until,
 )
 
@@ -477,6 +482,63 @@ def test_a_failed_dial_says_in_a_few_words_what_happened_at_the_address_that_was
             assert ("refused" in said) == (reason == "connection refused"), said
 
     pair.run(scenario)
+
+
+def test_the_daemon_dials_a_peer_that_is_away_once_and_again_when_it_listens(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dials nobody for 5 + n² seconds after n dials in vain: two peers that were apart for a
+    minute stayed so for another one."""
+    dialled: list[PeerId] = []
+
+    async def connect(
+        daemon: Daemon, peer: PeerId, at: Sequence[Multiaddr], *, timeout_s: float
+    ) -> None:
+        dialled.append(peer)
+        await really(daemon, peer, at, timeout_s=timeout_s)
+
+    really = Daemon.connect
+    monkeypatch.setattr(Daemon, "connect", connect)
+
+    async def scenario(host: HivemindHost, neighbour: HivemindHost) -> None:
+        other = identity(97)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        at = Multiaddr(f"/ip4/127.0.0.1/tcp/{port}")
+        for _ in range(4):
+            with pytest.raises(PeerUnreachable, match="connection refused"):
+                await host.connect(other.peer_id, [at], timeout_s=WAIT_S)
+        assert dialled == [other.peer_id]
+
+        settings = replace(LOOPBACK, daemon=replace(LOOPBACK.daemon, listen=(at,)))
+        async with await HivemindHost.open(other, settings):
+            while other.peer_id not in {c.peer for c in await host.connections()}:
+                with suppress(PeerUnreachable):  # the first dial counts for up to 6 s
+                    await host.connect(other.peer_id, [at], timeout_s=WAIT_S)
+                await asyncio.sleep(0.2)
+
+    pair.run(scenario)
+
+
+@pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", None])
+def test_only_what_speaks_libp2p_listens(says: bytes | None) -> None:
+    async def scenario() -> None:
+        left = asyncio.Event()
+
+        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if says is None:
+                await reader.read()  # silent until the other end is closed
+            else:
+                writer.write(says)
+            writer.close()
+            left.set()
+
+        async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+            at = Multiaddr(f"/ip4/127.0.0.1/tcp/{server.sockets[0].getsockname()[1]}")
+            assert await why_silent([at], within_s=0.2) is not None
+            await left.wait()
+
+    run(scenario())
 
 
 def test_a_peer_that_is_not_there_is_reported_in_time(pair: Pair) -> None:
