@@ -27,6 +27,7 @@ from averaging.round.interface.effects import Apply
 from averaging.round.interface.inputs import Due, GiveWay
 from averaging.round.interface.phase import Phase
 from averaging.rules.due import DuePolicy
+from averaging.rules.peer_view import PeerView
 from averaging.rules.quorum import QuorumPolicy
 from dht.errors import PeerUnreachable
 from dht.forwarding_host import ForwardingHost
@@ -429,9 +430,11 @@ async def test_at_the_end_a_roster_waits_for_called_peers_and_those_that_catch_u
         anna, boris, clara = [await made.add(name, policy=policy) for name in names]
         fragments = range(len(made.layout.fragments))
         await made.live(20.0)
+        made.memory.partition([[clara.id]])
         for peer in (anna, boris):
             peer.averager.make_due(fragments)
         await made.live(20.0)
+        made.memory.heal()
         assert not clara.averager.stats.rounds and clara.versions() < anna.versions()
         for peer in (anna, boris, clara):
             peer.averager.gather_everybody()
@@ -632,8 +635,51 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return known
 
 
-async def test_groups_that_change_meld_and_everybody_leaves_with_the_reducers_bytes(
+@pytest.mark.slow  # that halves meld: virtual/test_schedules.py
+async def test_two_halves_that_merged_apart_meld_and_agree_again(
     ahead: Counter[str], left: list[bool]
+) -> None:
+    network = MemoryNetwork()
+    policy = replace(POLICY, doubt_s=20.0, upload_s=5.0, round_s=25.0)
+    async with swarm(network) as made:
+        peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara", "dora")]
+        await made.live(20.0)
+        halves = [peers[:2], peers[2:]]
+        network.partition([[peer.id for peer in half] for half in halves])
+        for half, others in (halves, halves[::-1]):
+            for peer in half:
+                for other in others:
+                    del peer.view[other.id]
+        await made.live(policy.round_s + 35.0)  # a round that it cut in two has ended by then
+        made.check()
+        lineages = [{state.lineage for state in p.averager.states if state} for p in peers]
+        assert not lineages[0] & lineages[2], "the halves went on by themselves"
+        network.heal()
+        loop = asyncio.get_running_loop()
+        for half, others in (halves, halves[::-1]):
+            for peer in half:
+                for other in others:
+                    peer.view[other.id] = PeerView(
+                        first_seen=loop.time() - 100.0, heard_at=loop.time(), step_time_s=1.0
+                    )
+                    await peer.host.connect(other.id, await other.host.addresses(), timeout_s=10.0)
+        await made.live(50.0)
+        made.check()
+        mixed = [r for p in peers for r in p.told("round") if r["kind"] == "meld"]
+        rebased = [a for p in peers for a in p.told("state_adopted") if a["rebased"]]
+        assert any(r["outcome"] == "finished" for r in mixed) or rebased
+        assert any(r["outcome"] == "finished" for r in mixed), "no fragment was mixed"
+        assert left and all(left), "who melds knows the bits that it had before"
+        assert ahead["meld"]
+        for index in range(len(made.layout.fragments)):
+            states = [p.averager.states[index] for p in peers]
+            versions = {state.version for state in states if state is not None}
+            assert max(versions) - min(versions) <= 1
+        check_tokens(peers)
+
+
+async def test_groups_that_change_meld_and_everybody_leaves_with_the_reducers_bytes(
+    ahead: Counter[str],
 ) -> None:
     """Six peers in groups of three or less: real payloads of displacement, theta and momentum."""
     policy = replace(POLICY, group_size=3, slice_bytes_min=1024)
@@ -645,7 +691,6 @@ async def test_groups_that_change_meld_and_everybody_leaves_with_the_reducers_by
         assert {r["kind"] for r in rounds} == {"merge", "meld"}
         assert ahead["meld"] > 0.9 * sum(r["kind"] == "meld" for r in rounds) / 3
         assert max(len(r["members"]) for r in rounds) == 3
-        assert left and all(left), "who melds knows the bits that it had before"
         for fragment in range(len(made.layout.fragments)):
             states = [state for p in peers if (state := p.averager.states[fragment])]
             assert len({state.lineage for state in states}) > 1, "groups have their own"
