@@ -31,7 +31,8 @@ from averaging.messages import Commit
 STALENESS_DAMPING = Fraction(1, 4)
 SHARE_CAP_MIN = Fraction(1, 3)
 """Less would hurt few fast members among many slow ones: with a quarter, two fast ones and ten that
-take ten times as long end 1.3% higher, one fast one and ten 1.6% (docs/research/results-muon.md).
+take ten times as long end 1.3% higher, one fast one and ten 1.6%
+(docs/research/results-few-members.md).
 """
 NEWCOMERS_SHARE_MAX = Fraction(1, 4)
 """The share of all contributors on probation together."""

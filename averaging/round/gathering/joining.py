@@ -275,14 +275,10 @@ class Joining:
         if self._fragment.open_roster is not None:
             return self._id.me
         head, pacemaker = standing.head(), self._pacemaker
-        is_waited_for = call is not None and now <= call.until
-        if call and is_waited_for and not pacemaker.shuns(call.leader, head, now):
+        if call and now <= call.until and not pacemaker.shuns(call.leader, head, now):
             pacemaker.comes_along(call.attempt)
             return call.leader
-        leader = pacemaker.leader(head, now)
-        if leader == self._id.me and is_waited_for:
-            self.call = call  # answered by the roster that this peer opens now
-        return leader
+        return pacemaker.leader(head, now)
 
     def has_made(self, entry: Entry) -> bool:
         """True if a roster names a join of this machine, and not one that was made before a restart

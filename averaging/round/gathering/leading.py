@@ -397,9 +397,8 @@ class Leading:
         me = self._id.me
         until = now + self._policy.quorum.wait_s
         group = self._peers.group(sender, join.head.version, now)
-        others = (*self._peers.to_call(group, now), *self._unfollowed_caller(now))
         roster = fragment.open_roster = OpenRoster(
-            tuple(dict.fromkeys((*group, *others))),
+            (*group, *self._peers.to_call(group, now)),
             decide_at=until,
             search_at=now + self._policy.resend_s,
             now=now,
@@ -411,16 +410,6 @@ class Leading:
         self._call([peer for peer in roster.group if peer != sender], roster, join.head, now)
         if sender != me and me in group:
             self._call_me(roster, now)
-
-    def _unfollowed_caller(self, now: float) -> tuple[PeerId, ...]:
-        """The peer that has called this one, which leads itself: one of them goes over.
-
-        It may have begun to train a moment ago, and not be in this peer's group yet.
-        """
-        call = self._joining.take_call()
-        if call is None or now > call.until or self._peers.has_several_groups(now):
-            return ()
-        return (call.leader,)
 
     def _call_me(self, roster: OpenRoster, now: float) -> None:
         """Join the own roster if there is enough to offer."""

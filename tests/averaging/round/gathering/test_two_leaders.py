@@ -147,9 +147,9 @@ def test_two_that_have_passed_each_other_over_settle_it_with_one_more_call(calle
     assert {phase(rounds) for rounds in two.machines.values()} == {Phase.ENTERED}
 
 
-def test_a_caller_that_is_not_followed_is_called_back_at_once() -> None:
-    """A newcomer calls before the other knows that it trains, and both lead: for 2 s, as the one
-    that passed did not have the newcomer in its group."""
+def test_a_caller_that_is_not_seen_to_train_yet_is_joined_at_once() -> None:
+    """A newcomer calls before the other knows that it trains. Both led for 2 s: the one that was
+    called ranked itself first, and did not have the newcomer in its group."""
     two = Two()
     for me, other, seen in (
         (FIRST, SECOND, {"trains": False}),
