@@ -175,14 +175,12 @@ class Leading:
         attempt, pacemaker = self._joining.attempt, self._pacemaker
         if attempt is None or attempt.leader == self._id.me:
             return pacemaker.leader_for(sender, join, now)
-        # At one attempt this peer has chosen, or was outranked. Joiners from its side brought it
-        # back, and had it go to and fro between two leaders.
-        standing = self._fragment.standing
-        is_later = join.attempt > pacemaker.attempt
-        is_later &= standing is not None and standing.version == join.head.version
-        if is_later and self._peers.reachable and pacemaker.moves(join.attempt, sender, now):
-            return Claim(join.attempt, self._id.me)
-        return Claim(pacemaker.attempt, attempt.leader)
+        standing, mine = self._fragment.standing, Claim(join.attempt, self._id.me)
+        head = standing.head() if standing is not None else None
+        goes_over = self._peers.reachable and pacemaker.gives_way(
+            attempt.leader, mine, sender, head, join.head, now
+        )
+        return mine if goes_over else Claim(pacemaker.attempt, attempt.leader)
 
     def _elsewhere(self, sender: PeerId, join: Join, now: float) -> Callable[[], None] | None:
         """The answer to a joiner that stands elsewhere, by a call; ``None`` if it may join as it

@@ -249,21 +249,6 @@ def test_one_that_is_called_again_is_not_waited_for_anew() -> None:
     assert phase(rounds) is Phase.ENTERED, "the other one has had its time to answer"
 
 
-def test_a_joiner_does_not_bring_one_back_that_has_gone_over_to_another_leader() -> None:
-    """After a partition a leader went over to one of the other side, whose name outranks its own,
-    back for a joiner of its side, among which it ranks first, and over again."""
-    behind = standing("start", "other side").head()
-    rounds = leading(START, first_of_all=False)
-    leader, joiner = sorted(rounds.peers.view)
-    rounds.handle(Due(), 1.0)
-    rounds.handle(Offered(offer(START)), 1.0)
-    effects = rounds.handle(Received(leader, Call(0, behind, 10.0)), 1.1)
-    assert [type(message) for message in sent(effects, leader)] == [Join]
-
-    (answer,) = sent(rounds.handle(asks(joiner, START), 1.2), joiner)
-    assert isinstance(answer, said.Redirect) and answer.leader == leader
-
-
 def test_a_leader_that_calls_one_that_is_promised_to_it_gets_the_join_again() -> None:
     """It has given up the roster with the join, and the message that said so was lost."""
     rounds = machine(reachable=False)
