@@ -43,7 +43,7 @@ from averaging.round.interface.inputs import (
     UploadArrived,
     UploadFailed,
 )
-from averaging.round.interface.phase import RoundTimer, Stage
+from averaging.round.interface.phase import LastTimer, RoundTimer, Stage
 from averaging.round.interface.signed_commit import SignedCommit
 from averaging.round.member_slices import MemberSlices
 from averaging.round.opinions.certificates import link_of
@@ -122,8 +122,7 @@ class Participation:
         self.entered_at = now
         self.end_at = now + commit.round_s
         self._timers = {RoundTimer.RESEND: now + policy.resend_s}
-        self._fades_at: float | None = None
-        """Time at which the round ends for all, whatever its members on probation do."""
+        self._last_timers: dict[LastTimer, float] = {}
         self._deserted_at: float | None = None
         """Time since which most of the voters are gone."""
 
@@ -190,13 +189,16 @@ class Participation:
         if waits:
             times += [*self._timers.values(), self.slices.next_retry_at(), self.takeover.at]
         elif not self.is_open:
-            times.append(math.inf if self._fades_at is None else self._fades_at)
+            times += self._last_timers.values()
         if self.coordinator is not None and (lead_at := self.coordinator.next_at()) is not None:
             times.append(lead_at)
         return min(times)
 
     def _rings(self, timer: RoundTimer, now: float) -> bool:
         return self._waits and now >= self._timers.get(timer, math.inf)
+
+    def _rings_last(self, timer: LastTimer, now: float) -> bool:
+        return not self.is_open and now >= self._last_timers.get(timer, math.inf)
 
     # Beginning
 
@@ -608,7 +610,9 @@ class Participation:
         if coordinator is not None and coordinator.voters_have_finished():
             # A member on probation that never says so does not keep the round for long.
             at = now + self.commit.upload_s + self._policy.margin_s
-            self._fades_at = at if self._fades_at is None else self._fades_at
+            self._last_timers.setdefault(LastTimer.FADE, at)
+        if self.coordinator is not None and self.commit.melds:
+            self._last_timers.setdefault(LastTimer.SHOW, now + self._policy.margin_s)
         if all_have and self.entry is None and self.is_open:
             self.stage = Stage.FINISHED  # this peer only reduced or led
             self.head = head
@@ -645,6 +649,17 @@ class Participation:
             if peer != self._id.me and self.head is not None:
                 self._send(peer, messages.Finished(self.commit.fragment, self.id, self.head))
         self.end_at = min(self.end_at, now + self._policy.margin_s)
+        self._last_timers[LastTimer.SHOW] = math.inf
+
+    def _show_signatures(self) -> None:
+        """Show the others that have finished the signatures of each other, as one member has not
+        finished. Each of them soon joins peers that stand elsewhere, and has to prove where it
+        stands."""
+        self._last_timers[LastTimer.SHOW] = math.inf
+        if self.coordinator is not None and self.head is not None:
+            for peer in sorted(self.coordinator.finished.values()):
+                if peer != self._id.me:
+                    self._send(peer, messages.Compare(self.commit.fragment, self.head))
 
     # Sealed, void, over
 
@@ -788,9 +803,11 @@ class Participation:
             self._leave_if_deserted(now)
         if self._waits and now >= self.takeover.at:
             self._take_over(now)
-        if not self.is_open and self._fades_at is not None and now >= self._fades_at:
+        if self._rings_last(LastTimer.FADE, now):
             self._end_for_all(now)
-            self._fades_at = math.inf
+            self._last_timers[LastTimer.FADE] = math.inf
+        if self._rings_last(LastTimer.SHOW, now):
+            self._show_signatures()
         if now >= self.end_at and self.is_open and self.stage is not Stage.APPLYING:
             if self.coordinator is not None:
                 self.coordinator.note_silent_voters(now)

@@ -67,3 +67,12 @@ class RoundTimer(StrEnum):
     """Merged slices should be here."""
     ALONE = "alone"
     """The round is given up if no other member is heard by then."""
+
+
+class LastTimer(StrEnum):
+    """A time for which a participation waits that is out of its round, or has finished it."""
+
+    FADE = "fade"
+    """The round ends for all, whatever its members on probation do."""
+    SHOW = "show"
+    """The members that have finished get the signatures of the others that have."""
