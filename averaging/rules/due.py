@@ -20,10 +20,10 @@ ROUNDS_COUNTED: Final = 8
 one cycle are all answered at once."""
 
 HURRIED_SHARE: Final = 0.125
-"""``called_share`` where a member is about to leave, of the steps of all versions that a peer sits
-out. It is not one step, and it is ``called_share`` again for a peer whose last ``ROUNDS_COUNTED``
-rounds came faster than that: one that says again and again that it leaves would have the others
-exchange without end."""
+"""``called_share`` in the first round of a life. Where a member is about to leave it is that of the
+steps of all versions that a peer sits out. It is not one step, and it is ``called_share`` again for
+a peer whose last ``ROUNDS_COUNTED`` rounds came faster than that: one that says again and again
+that it leaves would have the others exchange without end."""
 
 RETRY_SHARE: Final = 0.25
 """After an attempt that failed a fragment is due again this share of a cycle later."""
@@ -111,9 +111,13 @@ class DueTime:
 
         The steps since its own last round count: a peer that missed the last closings has work for
         another round, however short ago it heard of them. ``hurried``: a member is about to leave.
+        Who was in no round yet comes as early as then: a peer that was killed made half a cycle of
+        steps before it was in a round with the others again.
         """
         share = self.policy.called_share
-        if hurried:
+        if self._last_version is None:
+            share = HURRIED_SHARE
+        elif hurried:
             usual = self.every * share
             often = self._was_hurried_often(step, ROUNDS_COUNTED * usual * interval)
             share = usual if often else self.every * HURRIED_SHARE

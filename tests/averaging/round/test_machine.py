@@ -264,7 +264,7 @@ def test_an_answer_to_an_older_join_is_ignored_and_counted() -> None:
 
 def test_a_called_peer_with_too_few_steps_passes() -> None:
     rounds = machine()
-    rounds.handle(Progressed(5, 1.0), 1.0)
+    rounds.handle(Progressed(2, 1.0), 1.0)
 
     effects = rounds.handle(Received(ANNA, said.Call(0, standing("start").head(), 10.0)), 2.0)
 

@@ -62,14 +62,24 @@ def test_at_the_end_a_called_peer_joins_with_any_work() -> None:
 
 def test_a_called_peer_joins_with_half_a_cycle_of_steps() -> None:
     time = DueTime(POLICY, fragment=0, step=100)
+    time.took_part(1, 100)
 
     assert not time.answers_call(111, 24)
     assert time.answers_call(112, 24)
     assert not time.answers_call(100, 1), "a call without a single new step is not answered"
 
 
+def test_a_called_peer_that_was_in_no_round_yet_joins_with_an_eighth_of_a_cycle() -> None:
+    """One that was killed and came back made half a cycle of steps before it was in a round."""
+    time = DueTime(POLICY, fragment=0, step=100)
+
+    assert not time.answers_call(102, 24)
+    assert time.answers_call(103, 24)
+
+
 def test_a_peer_that_is_called_for_one_that_leaves_joins_with_an_eighth_of_its_steps() -> None:
     time = DueTime(POLICY, fragment=0, step=100)
+    time.took_part(1, 100)
 
     assert not time.answers_call(102, 24, hurried=True)
     assert time.answers_call(103, 24, hurried=True)
