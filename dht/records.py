@@ -144,8 +144,8 @@ class PeerRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and not NUMBER_MIN <= value <= NUMBER_MAX:  # it is displayed, too
                 raise ValueError(f"{name} is {value}; it is {NUMBER_MIN:g} to {NUMBER_MAX:g}")
-        if self.versions and 0 not in self.versions[1:]:
-            raise ValueError("no version is the lowest one")
+        if self.versions and (self.versions[0] < 0 or 0 not in self.versions[1:]):
+            raise ValueError("versions start at 0, and one of them is the lowest")
         if max(unpack_versions(self.versions), default=0) > VERSION_MAX:
             raise ValueError(f"a fragment's version is above {VERSION_MAX}")
 

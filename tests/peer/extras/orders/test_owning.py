@@ -302,8 +302,12 @@ def test_commands_with_the_file_ask_the_owners_own_peer_which_the_file_does_not_
         asked.append(link)
         raise NobodyMet("run", "nobody is asked in this test")
 
-    # In this order: an import of the second after a change of the first would keep the change.
-    for module in ("peer.storage.told_layout", "peer.joining.visit"):
+    # In this order: an import of an earlier one after a change of the last would keep the change.
+    for module in (
+        "peer.storage.told_layout",
+        "peer.extras.export.download",
+        "peer.joining.visit",
+    ):
         monkeypatch.setattr(f"{module}.visit", visit)
     file = tmp_path / "ours.toml"
     file.write_text(whole(INVITED.replace(f'seeds = ["{SEED}"]\n', "")), encoding="utf-8")
