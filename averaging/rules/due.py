@@ -116,7 +116,7 @@ class DueTime:
         """
         share = self.policy.called_share
         if self._last_version is None:
-            share = HURRIED_SHARE
+            share = min(share, HURRIED_SHARE)  # a synchronous peer comes with one step
         elif hurried:
             usual = self.every * share
             often = self._was_hurried_often(step, ROUNDS_COUNTED * usual * interval)
