@@ -71,7 +71,7 @@ def main() -> None:
         pad_token_id=None,
     )
     model = AlbertForMaskedLM(config)
-    optimizer = Lamb(model.parameters(), lr=0.01)
+    optimizer = Lamb(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 50))
     with peer.hf.ShoalCallback(here.run(), settings=here.SETTINGS) as shoal:
         trainer = Trainer(

@@ -25,7 +25,7 @@ SHAPES = {
     "accelerate launch": Shape("accelerated", 20_000, untrained=log(2), second=LAUNCH),
     "FSDP2 one rank": Shape("sharded", 200_000, second=(*TORCHRUN, "1")),
     "FSDP2 two ranks": Shape("sharded", 250_000, second=(*TORCHRUN, "2")),
-    "ALBERT with Lamb": Shape("masked_lm", 500_000, rate=1e-2),
+    "ALBERT with Lamb": Shape("masked_lm", 500_000),
 }
 
 GAP_S = 3.0
