@@ -116,8 +116,8 @@ class Directory(Protocol):
         """Store and look up records at these peers besides, while they are connected."""
         ...
 
-    async def publish(self, key: str, record: bytes, *, ttl_s: float, timeout_s: float) -> int:
-        """Store a record under ``key`` and the own peer id.
+    async def publish(self, key: str, record: bytes, *, timeout_s: float) -> int:
+        """Store a record of this peer that was made for ``key``, for the time that it names.
 
         Returns the number of *other* peers that stored it.
         """

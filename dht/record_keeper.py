@@ -1,4 +1,4 @@
-"""Decides which of other peers' records a node believes and remembers.
+"""Decides which of other peers' records a node believes and remembers, and has those it stores.
 
 A ``RecordKeeper`` considers the records that this node has seen before, and at a member of a run
 that admits only some peers, who may take part; both directories ask it when a record is stored and
@@ -12,7 +12,7 @@ import heapq
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, KeysView
 from dataclasses import dataclass, field
 
 from blake3 import blake3
@@ -72,6 +72,9 @@ class _Entry:
     rank: int
     settled: bool
     """True if it was among the first that came, and keeps its place. The others are a sample."""
+
+    stored: bytes | None
+    """The record itself, if this node stores it for others; ``None``: it has only read it."""
 
 
 @dataclass(slots=True)
@@ -133,7 +136,9 @@ class RecordKeeper:
     hash that only this node can compute. So a flood of identities neither displaces the peers that
     were there before, nor keeps newcomers out at every replica.
 
-    The records themselves are not kept here but in the directory.
+    A record that this node stores for others is in its entry, and gone with it. One that it has
+    only read is not passed on: each reader counts a record's time from when it first saw it, and
+    readers that served one another would keep the record of a dead peer alive.
     """
 
     run: RunId | None = None
@@ -147,9 +152,6 @@ class RecordKeeper:
 
     salt: bytes = field(default_factory=lambda: os.urandom(16), repr=False)
     """Secret of this node, from which ranks are computed."""
-
-    on_evicted: Callable[[str, PeerId], None] = lambda key, peer: None
-    """Called with key and peer of a record that was believed and made room for another one."""
 
     _shelves: dict[str, _Shelf] = field(default_factory=dict)
     _remembered: int = 0
@@ -172,19 +174,54 @@ class RecordKeeper:
         key: str | None = None,
         peer: PeerId | None = None,
         age_s: float = 0.0,
+        store: bool = False,
     ) -> Admitted | Rejected:
         """Judge a record that was found, or is to be stored, under ``key`` as that of ``peer``.
 
         The same record is admitted again until it expires. A rejected record does not change what
         is remembered. ``age_s`` is the time since the peer that passed the record on first saw it:
         without it, peers that pass on the record of a dead peer would keep it alive for ever.
+        ``store``: keep the record for others, if it is believed.
         """
         verdict = self._judge(data, now=now, key=key, peer=peer, age_s=max(0.0, age_s))
         if isinstance(verdict, Rejected):
             self.rejected[verdict.reason] += 1
-        else:
-            self.admitted += 1
+            return verdict
+        self.admitted += 1
+        if store:
+            self._shelves[verdict.sealed.key].entries[verdict.peer].stored = bytes(data)
         return verdict
+
+    @property
+    def known_keys(self) -> KeysView[str]:
+        """The keys of which a record is remembered."""
+        return self._shelves.keys()
+
+    def stored(self, key: str, *, now: float) -> dict[PeerId, bytes]:
+        """The records under a key that this node stores for others, by peer."""
+        entries = self._shelves[key].entries if key in self._shelves else {}
+        return {
+            peer: entry.stored
+            for peer, entry in entries.items()
+            if entry.stored is not None and now < entry.expires_at
+        }
+
+    def stored_bytes(self, *, now: float) -> int:
+        """Size of all records that this node stores for others."""
+        return sum(
+            entry.size_bytes
+            for _, _, entry in self._entries()
+            if entry.stored is not None and now < entry.expires_at
+        )
+
+    def newest(self, found: Iterable[bytes], *, key: str, now: float) -> dict[PeerId, bytes]:
+        """Of the records that were found under a key, each believed peer's newest one."""
+        newest: dict[PeerId, bytes] = {}
+        for data in dict.fromkeys(found):  # nodes that store a record mostly agree
+            verdict = self.admit(data, now=now, key=key)
+            if isinstance(verdict, Admitted):  # no older one than was admitted before
+                newest[verdict.peer] = data
+        return dict(sorted(newest.items()))
 
     def _entry(self, key: str, peer: PeerId) -> _Entry | None:
         shelf = self._shelves.get(key)
@@ -227,6 +264,7 @@ class RecordKeeper:
             forget_at=max(expires_at, now + self.limits.memory_s),
             rank=self._rank(sealed.key, sealed.peer),
             settled=False,
+            stored=None,
         )
         refusal = self._place(sealed.key, sealed.peer, new, now)
         return refusal or Admitted(sealed, first_seen, expires_at)
@@ -280,7 +318,7 @@ class RecordKeeper:
         if used_bytes + size_bytes > limit:
             return Rejected("full", f"key holds {used_bytes} bytes already, at most {limit}")
         for other in evicted:
-            self._evict(key, other)
+            self._remove(key, other)
         return None
 
     def _make_room_in_all(
@@ -306,7 +344,7 @@ class RecordKeeper:
                     "full",
                     f"{self._remembered} records with {self._size_bytes} bytes are held already",
                 )
-            self._evict(*highest[1:])
+            self._remove(*highest[1:])
         return None
 
     def _highest_of_sample(self) -> tuple[int, str, PeerId] | None:
@@ -317,10 +355,6 @@ class RecordKeeper:
                 return self._sample[0]
             heapq.heappop(self._sample)
         return None
-
-    def _evict(self, key: str, peer: PeerId) -> None:
-        self._remove(key, peer)
-        self.on_evicted(key, peer)
 
     def _remove(self, key: str, peer: PeerId) -> None:
         shelf = self._shelves[key]

@@ -6,12 +6,12 @@ life), then ``hivemind_daemon`` (one daemon process, which ``confinement``
 keeps from QUIC and which gets no host ``names``), ``listening`` (who
 answers without it), ``framing`` (frames on a socket), ``lane``
 (direct connections for bulk streams), ``places`` (at relays) and ``hivemind_directory`` (records on
-hivemind's Kademlia node; ``directory_search`` decides which peers a search asks, and
-``directory_wire`` checks each message before hivemind decodes it). Only modules named
+hivemind's Kademlia protocol; ``directory_search`` decides which peers a search asks, and
+``directory_wire`` checks each message before hivemind reads it). Only modules named
 ``hivemind_*`` may use hivemind, and they take its names from ``hivemind_patches``. Nothing here
 knows runs, fragments or training.
 
-Shoal uses the two lowest layers of hivemind 1.1: the libp2p daemon and the asyncio Kademlia node,
+Shoal uses the two lowest layers of hivemind 1.1: the libp2p daemon and the Kademlia protocol,
 both in the agent's own event loop. Streams, rounds and state transfer are our own. hivemind's
 ``DHT`` and averager fork processes, tear large messages in a pipe, and know neither a quorum nor a
 late peer. Facts about these layers that the modules rely on, each with a regression test in
@@ -22,11 +22,10 @@ late peer. Facts about these layers that the modules rely on, each with a regres
 - End-of-file looks like success: a stream that breaks ends in the same way as a complete one.
 - There is no half-close: the daemon closes both directions of a stream when either one ends.
 - The command pipe of hivemind's ``DHT`` process tears messages of more than about 130 kB, so the
-  Kademlia node runs in our own process.
+  Kademlia protocol runs in our own process.
 - One failed call removes a peer from the routing table and nothing adds it again, so the host
   pings connected peers that are missing in it.
 - ``store`` reports success when only the caller itself kept the value, so own copies never count.
-- A refused older write later evicts the newer record, so the storage's ``store`` is replaced.
 - An oversized unary reply leaves the caller waiting for ever, so replies are bounded beforehand.
 - The end of the daemon is not noticed: pending calls never fail. Every call has a timeout, the
   process is watched, and pending calls fail when its connection ends.
@@ -35,6 +34,6 @@ late peer. Facts about these layers that the modules rely on, each with a regres
 - A relayed connection is cut after 128 KiB or 2 minutes, so relays carry control messages only.
 - The daemon asks relays for places at its start alone, and then an hour after it has lost one. A
   restart breaks all streams, so ``places`` asks, over a stream like any other.
-- hivemind's serializer recurses on nested extension types until the process dies, so the bytes of
-  a message are checked before they are decoded.
+- hivemind's serializer recurses on nested extension types until the process dies, so it reads
+  nothing that others sent: a record, and all records under a key, are plain values to it.
 """

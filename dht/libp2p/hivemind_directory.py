@@ -1,6 +1,7 @@
-"""The directory of records on hivemind's Kademlia node.
+"""The directory of records on hivemind's Kademlia protocol.
 
-hivemind provides the routing: the peers near a key, and the calls between them.
+hivemind provides the routing: the peers near a key, and the calls between them. It moves records,
+one at a time to where they are stored and all under a key to who looks it up, and looks into none.
 ``dht.record_keeper`` decides by the own clock which records are stored, for how long, and
 which record replaces another. The expiration times in hivemind's messages come from other clocks,
 and are ignored.
@@ -10,8 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -20,21 +20,18 @@ from multiaddr import Multiaddr
 from dht import addresses as address_rules
 from dht.identity import PeerId
 from dht.libp2p.directory_search import BEAM, ROOTS, Search
-from dht.libp2p.directory_wire import MalformedMessage, read_subkey
+from dht.libp2p.directory_wire import read_records, write_records
 from dht.libp2p.hivemind_daemon import Daemon, peer_bytes
 from dht.libp2p.hivemind_patches import (
     DHTID,
     BoundedRoutingTable,
-    DHTLocalStorage,
-    DHTNode,
-    DHTRecord,
-    DictionaryDHTValue,
+    DHTProtocol,
     P2PDaemonError,
     PeerID,
-    RecordValidatorBase,
+    ValueWithExpiration,
 )
 from dht.membership.replicas import SEEDS_MAX, Holders
-from dht.record_keeper import Admitted, RecordKeeper
+from dht.record_keeper import RecordKeeper
 from dht.records import Rejected, check
 
 _logger = logging.getLogger("dht.directory")
@@ -43,103 +40,50 @@ REPLICAS = 5
 """A record is stored on this many peers, the publisher among them if it is near."""
 
 BUCKET_SIZE = 20
+DEPTH_MODULO = 5
+"""hivemind's own: far buckets are split up to a multiple of this depth."""
+
 RPC_TIMEOUT_S = 3.0
 PINGS_AT_ONCE = 8
+KEYS_SLACK = 256
+"""Places of keys that the keeper has forgotten which may be remembered, besides as many again."""
+
 _GONE = "not connected any more"
 NO_NODE_RETRY_S = 60.0
 
 
-class Judge(RecordValidatorBase):  # type: ignore[misc]  # hivemind is untyped
-    """Lets the keeper judge each record in a request to store or in an answer."""
+class RecordStorage:
+    """The records that this node stores for other peers, as hivemind's protocol asks for them.
 
-    def __init__(self, keeper: RecordKeeper) -> None:
-        self.keeper = keeper
-        self._last: tuple[bytes, Admitted] | None = None
-
-    def malformed(self, reason: str) -> None:
-        """Count a message that was refused before its records were read."""
-        self.keeper.rejected["malformed"] += 1
-
-    def validate(self, record: DHTRecord) -> bool:
-        try:
-            subkey = read_subkey(record.subkey)
-        except MalformedMessage:
-            subkey = None
-        if not isinstance(subkey, str):  # a plain value, which nothing of ours ever stores
-            self.keeper.rejected["malformed"] += 1
-            return False
-        return self.admit(record.key, PeerId(subkey), record.value) is not None
-
-    def admit(self, key_id: bytes, peer: PeerId, data: bytes) -> Admitted | None:
-        """The record, if it is valid, belongs under this key and is this peer's newest."""
-        if self._last is not None and self._last[0] is data:
-            return self._last[1]  # hivemind's validator and then the storage ask for each record
-        sealed = check(data)
-        if not isinstance(sealed, Rejected) and id_of(sealed.key).to_bytes() != key_id:
-            self.keeper.rejected["misplaced"] += 1
-            return None
-        verdict = self.keeper.admit(data, now=asyncio.get_running_loop().time(), peer=peer)
-        if isinstance(verdict, Rejected):
-            _logger.debug("record_rejected peer=%s %s: %s", peer, verdict.reason, verdict.detail)
-            return None
-        self._last = (data, verdict)
-        return verdict
-
-
-class RecordStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyped
-    """The records that this node stores for other peers: those that the keeper believes.
-
-    The keeper bounds them, under each key and in all.
+    Those under a key are one value. ``dht.record_keeper`` has them, and decides.
     """
 
-    def __init__(self, judge: Judge) -> None:
-        super().__init__()
-        self._judge = judge
-        judge.keeper.on_evicted = self._evicted
+    def __init__(self, keeper: RecordKeeper) -> None:
+        self._keeper = keeper
+        self._key_at: dict[Any, str] = {}
+        """Keys by place, and some that the keeper has forgotten."""
 
-    def store(
-        self, key: Any, value: Any, expiration_time: float, subkey: str | None = None
-    ) -> bool:
-        if subkey is None:
-            return False  # any peer could occupy a key for ever with a plain value
-        return self.store_subkey(key, subkey, value, expiration_time)
+    def store(self, place: Any, record: bytes, expiration_time: float) -> bool:
+        """Store a record under its own key, for its own time to live, if the keeper believes it.
 
-    def store_subkey(self, key: Any, subkey: str, value: bytes, expiration_time: float) -> bool:
-        """Store a record for its own time to live, regardless of the sender's expiration time."""
-        admitted = self._judge.admit(key.to_bytes(), PeerId(subkey), value)
-        if admitted is None:
+        Where the sender says that it belongs, and until when, does not matter.
+        """
+        now = asyncio.get_running_loop().time()
+        verdict = self._keeper.admit(record, now=now, store=True)
+        if isinstance(verdict, Rejected):
+            _logger.debug("record_rejected %s: %s", verdict.reason, verdict.detail)
             return False
-        left_s = admitted.expires_at - asyncio.get_running_loop().time()
-        until = time.time() + left_s
-        records = self._records(key)
-        # The newer record replaces the older one even if it holds for a shorter time.
-        del records[subkey]
-        records.store(subkey, value, until)
-        if key in self.data and self.data[key].value is records:
-            until = max(until, self.data[key].expiration_time)
-            del self[key]
-        return bool(super(DHTLocalStorage, self).store(key, records, until))
+        self._key_at[id_of(verdict.sealed.key)] = verdict.sealed.key
+        known = self._keeper.known_keys
+        if len(self._key_at) > 2 * len(known) + KEYS_SLACK:
+            self._key_at = {place: key for place, key in self._key_at.items() if key in known}
+        return True
 
-    def _records(self, key: Any) -> DictionaryDHTValue:
-        found = self.get(key)
-        if found is None:
-            return DictionaryDHTValue()
-        found.value._remove_outdated()
-        return found.value
-
-    def _evicted(self, key: str, peer: PeerId) -> None:
-        found = self.get(id_of(key))
-        if found is not None:
-            del found.value[peer]
-
-    def size_bytes(self) -> int:
-        """Size of all stored records."""
-        self._remove_outdated()
-        return sum(
-            len(entry.value)
-            for item in self.data.values()
-            for _, entry in item.value.items()  # which drops expired records
-        )
+    def get(self, place: Any) -> ValueWithExpiration | None:
+        """All records under the key at a place."""
+        now = asyncio.get_running_loop().time()
+        records = self._keeper.stored(self._key_at.get(place, ""), now=now)
+        return ValueWithExpiration(write_records(records.values()), 0.0) if records else None
 
     def items(self) -> Iterator[Any]:
         """Yield nothing: hivemind would send everything to each new node in one large message.
@@ -149,24 +93,14 @@ class RecordStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyp
         return iter(())
 
 
-class NoStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyped
-    """Replaces hivemind's cache, to which any peer may write: stores nothing."""
-
-    def store(self, key: Any, value: Any, expiration_time: float, subkey: Any = None) -> bool:
-        return False
-
-    def store_subkey(self, key: Any, subkey: Any, value: Any, expiration_time: float) -> bool:
-        return False
-
-
 class HivemindDirectory:
-    """``dht.host.Directory`` on the DHT node of one daemon run after another."""
+    """``dht.host.Directory`` on the DHT protocol of one daemon run after another."""
 
     def __init__(self, peer_id: PeerId, keeper: RecordKeeper) -> None:
         self._peer_id = peer_id
-        self._judge = Judge(keeper)
-        self._storage = RecordStorage(self._judge)
-        self._node: Any = None
+        self._keeper = keeper
+        self._storage = RecordStorage(keeper)
+        self._protocol: Any = None
         self._daemon: Daemon | None = None
         self._seeds: frozenset[PeerId] = frozenset()
         self._connected: dict[PeerId, str | None] = {}
@@ -181,12 +115,12 @@ class HivemindDirectory:
     @property
     def stored_bytes(self) -> int:
         """Size of the records that this node stores for the swarm."""
-        return self._storage.size_bytes()
+        return self._keeper.stored_bytes(now=asyncio.get_running_loop().time())
 
     @property
     def neighbours(self) -> int:
         """Number of peers in the routing table."""
-        return len(self._node.protocol.routing_table.uid_to_peer_id) if self._node else 0
+        return len(self._protocol.routing_table.uid_to_peer_id) if self._protocol else 0
 
     def set_seeds(self, seeds: Collection[PeerId]) -> None:
         self._seeds = frozenset(seeds) - {self._peer_id}
@@ -194,49 +128,40 @@ class HivemindDirectory:
     async def start(self, daemon: Daemon, *, serve: bool) -> None:
         """Start on a new daemon. With ``serve`` this node stores and routes for other peers."""
         self._daemon, self._connected = daemon, {}
-        daemon.on_malformed = self._judge.malformed
-        self._node = await DHTNode.create(
-            p2p=daemon,
+        daemon.on_malformed = self._malformed
+        protocol = self._protocol = await DHTProtocol.create(
+            daemon,
             # The same after each restart, so that neighbours need not learn a new one.
-            node_id=id_of(self._peer_id),
+            id_of(self._peer_id),
+            BUCKET_SIZE,
+            DEPTH_MODULO,
+            REPLICAS,
+            RPC_TIMEOUT_S,
             client_mode=not serve,
-            bucket_size=BUCKET_SIZE,
-            num_replicas=REPLICAS,
-            wait_timeout=RPC_TIMEOUT_S,
-            record_validator=self._judge,
-            cache_locally=False,
-            cache_nearest=0,
-            cache_on_store=False,
-            reuse_get_requests=False,
-            # No doubling: a seed that was down for an hour must be found within seconds.
-            backoff_rate=1.0,
-            ensure_bootstrap_success=False,
-            strict=False,
         )
-        protocol = self._node.protocol
-        protocol.routing_table = BoundedRoutingTable(
-            self._node.node_id, BUCKET_SIZE, protocol.routing_table.depth_modulo
-        )
+        protocol.routing_table = BoundedRoutingTable(protocol.node_id, BUCKET_SIZE, DEPTH_MODULO)
         protocol.storage = self._storage
-        protocol.cache = NoStorage()
+        protocol.cache = {}  # hivemind's, to which any peer may write: ``directory_wire`` forbids
+
+    def _malformed(self, reason: str) -> None:
+        """Count a message that was refused before its records were read."""
+        self._keeper.rejected["malformed"] += 1
 
     async def stop(self) -> None:
         """Stop answering, for a change of role. The stored records stay."""
-        node, self._node = self._node, None
-        if node is not None:
-            await node.shutdown()
+        protocol, self._protocol = self._protocol, None
+        if protocol is not None:
+            await protocol.shutdown()
 
     def drop(self) -> None:
-        """Forget the node of a daemon that is gone."""
-        if self._node is not None:
-            self._node.is_alive = False
-        self._node = None
+        """Forget the protocol of a daemon that is gone."""
+        self._protocol = None
 
     async def introduce(self, peer: PeerId) -> bool:
         """Exchange places in the directory with a peer. Says whether the peer has one."""
-        if self._node is None:
+        if (protocol := self._protocol) is None:
             return False
-        protocol, target = self._node.protocol, PeerID(peer_bytes(peer))
+        target = PeerID(peer_bytes(peer))
         place = await protocol.call_ping(target)
         if place is None:
             return False
@@ -253,13 +178,10 @@ class HivemindDirectory:
         asked again after a minute.
         """
         self._note_connections(connected)
-        if self._node is None:
+        if self._protocol is None:
             return
         self._not_nodes = {p: until for p, until in self._not_nodes.items() if until > now}
-        # hivemind counts the failures of each peer for ever, and other peers can name peers without
-        # end. The counts are exponents of its backoff, which have no effect: the rate is 1.
-        self._node.blacklist.ban_counter.clear()
-        table = self._node.protocol.routing_table
+        table = self._protocol.routing_table
         missing = [
             peer
             for peer in sorted(connected)
@@ -291,20 +213,16 @@ class HivemindDirectory:
         nearest = sorted(places, key=key_id.xor_distance)[:SEEDS_MAX]
         return {place: PeerID(peer_bytes(places[place])) for place in nearest}
 
-    async def publish(self, key: str, record: bytes, *, ttl_s: float, timeout_s: float) -> int:
-        node = self._node
-        if node is None:
+    async def publish(self, key: str, record: bytes, *, timeout_s: float) -> int:
+        protocol, loop = self._protocol, asyncio.get_running_loop()
+        if protocol is None or isinstance(check(record, key=key, peer=self._peer_id), Rejected):
             return 0
         key_id = id_of(key)
-        expiration = time.time() + ttl_s
         stored: set[Any] = set()
         replicas = REPLICAS
-        loop = asyncio.get_running_loop()
 
         async def store_at(place: Any, peer: Any) -> None:
-            answer = await node.protocol.call_store(
-                peer, [key_id], [record], [expiration], subkeys=[self._peer_id]
-            )
+            answer = await protocol.call_store(peer, [key_id], [record], [0.0])
             if answer and answer[0]:
                 stored.add(place)
 
@@ -312,18 +230,18 @@ class HivemindDirectory:
             async with asyncio.timeout(timeout_s):
                 peers = dict(self._places.all(key, now=loop.time()))
                 if len(peers) < min(BEAM, self.neighbours):
-                    peers = await self._search(node, key_id, lambda peer, records: None, {})
+                    peers = await self._search(protocol, key_id, {}, {})
                     self._places.found(key, peers.items(), now=loop.time())
                 seeds = self._seeds_of(key_id)
-                order = self._with_own_place(node, key_id, list(peers))
+                order = self._with_own_place(protocol, key_id, list(peers))
                 peers |= seeds
                 wanted = {*seeds, *order[:REPLICAS]}
                 while wanted:
-                    if node.node_id in wanted:
+                    if protocol.node_id in wanted:
                         # The own copy counts as a replica, but never as success.
-                        self._storage.store_subkey(key_id, self._peer_id, record, expiration)
-                        wanted.remove(node.node_id)
-                        order.remove(node.node_id)
+                        self._storage.store(key_id, record, 0.0)
+                        wanted.remove(protocol.node_id)
+                        order.remove(protocol.node_id)
                         replicas -= 1
                     await asyncio.gather(*(store_at(place, peers[place]) for place in wanted))
                     if wanted - stored:
@@ -335,68 +253,63 @@ class HivemindDirectory:
         return len(stored)
 
     @staticmethod
-    def _with_own_place(node: Any, key_id: Any, places: list[Any]) -> list[Any]:
+    def _with_own_place(protocol: Any, key_id: Any, places: list[Any]) -> list[Any]:
         """These places in their order, and the own one in front of the first that is farther."""
-        if node.protocol.client_mode:
+        if protocol.client_mode:
             return places
         distance = key_id.xor_distance
-        farther = (n for n, at in enumerate(places) if distance(at) > distance(node.node_id))
-        places.insert(next(farther, len(places)), node.node_id)
+        farther = (n for n, at in enumerate(places) if distance(at) > distance(protocol.node_id))
+        places.insert(next(farther, len(places)), protocol.node_id)
         return places
 
     async def look_up(
         self, key: str, *, timeout_s: float, quick: bool = False
     ) -> Mapping[PeerId, bytes]:
-        node = self._node
-        key_id = id_of(key)
-        newest: dict[PeerId, tuple[int, bytes]] = {}
-        holders: list[Any] = []
-
-        seeds = self._seeds_of(key_id)
-
-        def consider(holder: Any, records: DictionaryDHTValue) -> None:
-            if len(records) > 0 and holder not in seeds.values():
-                holders.append(holder)  # seeds have enough to do without quick look-ups
-            with records.freeze():  # another clock may call them expired; the keeper decides
-                entries = list(records.items())
-            for subkey, (data, _) in entries:
-                admitted = self._judge.admit(key_id.to_bytes(), PeerId(subkey), data)
-                if admitted is None:
-                    continue
-                sequence = admitted.sealed.sequence
-                if admitted.peer not in newest or newest[admitted.peer][0] < sequence:
-                    newest[admitted.peer] = (sequence, data)
-
-        own = self._storage.get(key_id)
-        if own is not None:
-            consider(None, own.value)
-            holders.clear()
-        if node is None:
-            return {peer: data for peer, (_, data) in sorted(newest.items())}
-        try:
-            async with asyncio.timeout(timeout_s):
-                if not (quick and await self._ask_holder(node, key, key_id, consider)):
-                    await self._search(node, key_id, consider, seeds)
-                    loop = asyncio.get_running_loop()
-                    self._holders.found(key, holders, now=loop.time())
-        except TimeoutError:
-            _logger.debug("look_up_timed_out key=%s found=%d", key, len(newest))
-        return {peer: data for peer, (_, data) in sorted(newest.items())}
+        protocol, loop = self._protocol, asyncio.get_running_loop()
+        found: dict[Any, list[bytes]] = {}
+        if protocol is not None:
+            key_id = id_of(key)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    if not (quick and await self._ask_holder(protocol, key, key_id, found)):
+                        seeds = self._seeds_of(key_id)
+                        await self._search(protocol, key_id, found, seeds)
+                        # Seeds have enough to do without quick look-ups.
+                        holders = [peer for peer in found if peer not in seeds.values()]
+                        self._holders.found(key, holders, now=loop.time())
+            except TimeoutError:
+                _logger.debug("look_up_timed_out key=%s found=%d", key, len(found))
+        own = self._keeper.stored(key, now=loop.time()).values()
+        others = (record for records in found.values() for record in records)
+        return self._keeper.newest([*own, *others], key=key, now=loop.time())
 
     async def _ask_holder(
-        self, node: Any, key: str, key_id: Any, consider: Callable[[Any, DictionaryDHTValue], None]
+        self, protocol: Any, key: str, key_id: Any, found: dict[Any, list[bytes]]
     ) -> bool:
         """Ask a peer that had records under this key before. Says whether it had some again."""
         holder = self._holders.next(key, now=asyncio.get_running_loop().time())
         if holder is None:
             return False
-        answer = await node._call_find_with_blacklist(holder, [key_id])
-        found = answer[key_id][0] if answer and key_id in answer else None
-        if found is None or not isinstance(found.value, DictionaryDHTValue):
+        answer = await self._ask(protocol, holder, key_id)
+        if answer is None or not answer[0]:
             self._holders.lost(key, holder)
             return False
-        consider(holder, found.value)
+        found[holder] = answer[0]
         return True
+
+    @staticmethod
+    async def _ask(
+        protocol: Any, peer: Any, key_id: Any
+    ) -> tuple[list[bytes], Mapping[Any, Any]] | None:
+        """The records that a peer has under a key, and peers that may be nearer to it.
+
+        ``None``: it does not answer.
+        """
+        answer = await protocol.call_find(peer, [key_id])
+        if answer is None:
+            return None
+        value, nearer = answer[key_id]
+        return [] if value is None else read_records(value.value), nearer
 
     async def _locate(self, search: Search, found: Mapping[Any, Any]) -> None:
         """Tell a search the networks of peers that it found."""
@@ -413,45 +326,47 @@ class HivemindDirectory:
 
     async def _search(
         self,
-        node: Any,
+        protocol: Any,
         key_id: Any,
-        consider: Callable[[Any, DictionaryDHTValue], None],
+        found: dict[Any, list[bytes]],
         seeds: dict[Any, Any],
     ) -> dict[Any, Any]:
         """Ask the peers nearest to a key, who may know nearer ones, until these have answered.
 
-        ``seeds`` are asked as well. Returns those that answered, by place, in the order in which
-        records are stored there. hivemind's own search leaves tasks behind when it is given up, and
-        asks far more peers than needed.
+        ``seeds`` are asked as well. ``found`` receives the records of each peer that has some.
+        Returns those that answered, by place, in the order in which records are stored there.
+        hivemind's own search leaves tasks behind when it is given up, and asks far more peers than
+        needed.
         """
-        table = node.protocol.routing_table
+        table = protocol.routing_table
         search = Search(
-            key_id, dict(table.get_nearest_neighbors(key_id, ROOTS, exclude=node.node_id)), seeds
+            key_id,
+            dict(table.get_nearest_neighbors(key_id, ROOTS, exclude=protocol.node_id)),
+            seeds,
         )
         asking: dict[asyncio.Task[Any], Any] = {}
         try:
             while True:
                 self._locate_connected(search)
                 for place in search.to_ask():
-                    find = node._call_find_with_blacklist(search.known[place], [key_id])
-                    asking[asyncio.ensure_future(find)] = place
+                    ask = self._ask(protocol, search.known[place], key_id)
+                    asking[asyncio.ensure_future(ask)] = place
                 if search.is_over():
-                    found = search.found()
-                    if search.is_located(found):
-                        return found
-                    await self._locate(search, found)
+                    answered = search.found()
+                    if search.is_located(answered):
+                        return answered
+                    await self._locate(search, answered)
                     continue
                 done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     place = asking.pop(task)
-                    answer = task.result()
-                    if not answer or key_id not in answer:
+                    if (answer := task.result()) is None:
                         search.failed(place)
                         continue
-                    records, nearer = answer[key_id]
-                    if records is not None and isinstance(records.value, DictionaryDHTValue):
-                        consider(search.known[place], records.value)
-                    search.answered(place, nearer, own_place=node.node_id)
+                    records, nearer = answer
+                    if records:
+                        found[search.known[place]] = records
+                    search.answered(place, nearer, own_place=protocol.node_id)
         finally:
             for task in asking:
                 task.cancel()

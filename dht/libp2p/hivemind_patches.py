@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import heapq
 import importlib.metadata
 import importlib.util
 import inspect
@@ -39,8 +38,6 @@ WRITTEN_FOR = ("1.1.12",)
 """Versions of hivemind that these patches were written for."""
 
 ERROR_TEXT_MAX_BYTES = 512
-HEAP_SLACK = 64
-"""Replaced entries that a storage's heap may hold, besides one for each entry."""
 
 _logger = logging.getLogger("dht.hivemind")
 
@@ -108,7 +105,7 @@ import base58  # noqa: E402  # hivemind's own dependency, as the next one
 from google.protobuf.message import DecodeError  # noqa: E402
 from hivemind.utils.logging import get_logger, use_hivemind_log_handler  # noqa: E402
 from hivemind.utils.serializer import MSGPackSerializer, SerializerBase  # noqa: E402
-from hivemind.utils.timed_storage import HeapEntry, TimedStorage, ValueWithExpiration, get_dht_time  # noqa: E402
+from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time  # noqa: E402
 
 if _utils is not None:  # names that hivemind's own modules import from the package itself
     for _name, _value in {
@@ -125,11 +122,8 @@ logging.addLevelName(logging.WARNING, "WARNING")
 use_hivemind_log_handler("nowhere")
 logging.getLogger("hivemind").setLevel(logging.ERROR)
 
-from hivemind.dht.node import DHTNode  # noqa: E402
 from hivemind.dht.protocol import DHTProtocol  # noqa: E402
 from hivemind.dht.routing import DHTID, KBucket, RoutingTable  # noqa: E402
-from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue  # noqa: E402
-from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # noqa: E402
 from hivemind.p2p import P2P, P2PContext, PeerID  # noqa: E402
 from hivemind.p2p.p2p_daemon_bindings import p2pclient  # noqa: E402
 from hivemind.p2p.p2p_daemon_bindings.control import ControlClient  # noqa: E402
@@ -141,24 +135,16 @@ __all__ = [
     "DHTID",
     "P2P",
     "BoundedRoutingTable",
-    "DHTLocalStorage",
-    "DHTNode",
     "DHTProtocol",
-    "DHTRecord",
-    "DictionaryDHTValue",
     "HivemindMultiaddr",
     "HivemindVersionError",
-    "MSGPackSerializer",
     "P2PDaemonError",
     "P2PHandlerError",
     "PeerID",
-    "RecordValidatorBase",
     "RefusedByHandler",
     "StrictP2P",
-    "TimedStorage",
     "ValueWithExpiration",
     "dht_pb2",
-    "get_dht_time",
     "p2pclient",
     "p2pd_pb2",
 ]
@@ -412,7 +398,7 @@ class StrictP2P(P2P):  # type: ignore[misc]  # hivemind is untyped
 
         async def answer(data: bytes, remote_id: Any) -> bytes:
             try:
-                request = _parsed(input_protobuf_type, data, rule.request_max_bytes)
+                request = _parsed(input_protobuf_type, data, directory_wire.MESSAGE_MAX_BYTES)
                 rule.check(request, remote_id.to_bytes())
             except MalformedMessage as error:
                 self._malformed(remote_id, str(error))
@@ -434,7 +420,7 @@ class StrictP2P(P2P):  # type: ignore[misc]  # hivemind is untyped
         )
         try:
             reply = _parsed(output_protobuf_type, data, rule.reply_max_bytes)
-            rule.check_reply(reply, request, peer_id.to_bytes())
+            rule.check_reply(reply, peer_id.to_bytes())
         except MalformedMessage as error:
             self._malformed(peer_id, str(error))
             raise
@@ -485,66 +471,6 @@ def varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def _store(self: Any, key: Any, value: Any, expiration_time: float) -> bool:
-    """``TimedStorage.store`` which checks whether the entry is newer *before* it changes the heap.
-
-    The original changed the heap first, so a refused older entry took the newer one's place there,
-    and evicted it when its own time was over. It also kept each replaced entry in the heap until
-    that one's time was over, so a record that was renewed without end filled the memory.
-    """
-    if expiration_time < get_dht_time() and not self.frozen:
-        return False
-    current = self.data.get(key)
-    if current is not None and not current.expiration_time < expiration_time:
-        return False
-    entry = HeapEntry(expiration_time, key)
-    self.key_to_heap[key] = entry
-    if len(self.expiration_heap) > 2 * len(self.key_to_heap) + HEAP_SLACK:
-        self.expiration_heap = list(self.key_to_heap.values())
-        heapq.heapify(self.expiration_heap)
-    else:
-        heapq.heappush(self.expiration_heap, entry)
-    self.data[key] = ValueWithExpiration(value, expiration_time)
-    self._remove_outdated()
-    return True
-
-
-def _keep_valid_entries(self: Any, key_bytes: bytes, dictionary: Any) -> bool:
-    """``DHTProtocol._validate_dictionary`` which drops invalid entries, not the whole dictionary.
-
-    In the original one invalid entry hid every other peer's record under the key.
-    """
-    if self.record_validator is None:
-        return True
-    with dictionary.freeze():
-        for subkey, (value, expiration_time) in list(dictionary.items()):
-            tag = self.serializer.dumps(subkey)
-            if not self.record_validator.validate(
-                DHTRecord(key_bytes, tag, value, expiration_time)
-            ):
-                del dictionary[subkey]
-    return True
-
-
-def _loads(cls: Any, buf: bytes) -> Any:
-    """``MSGPackSerializer.loads`` for untrusted bytes: any error is a ``ValueError``.
-
-    The original called itself for each extension type inside another one, until the process ended
-    with a segmentation fault: 250 of them fit into a request of 1.4 kB.
-    """
-    value = directory_wire.read_packed(bytes(buf))
-    if not isinstance(value, directory_wire.Dictionary):
-        return value
-    with DictionaryDHTValue().freeze() as dictionary:
-        for subkey, data, expiration_time in value.entries:
-            try:
-                dictionary.store(subkey, data, expiration_time)
-            except TypeError as error:  # hivemind compares subkeys whose entries end together
-                raise MalformedMessage("subkeys that cannot be compared") from error
-        dictionary.latest_expiration_time = value.latest_expiration_time
-    return dictionary
-
-
 @lru_cache(maxsize=16_384)
 def _base58(peer_id_bytes: bytes) -> str:
     text: str = base58.b58encode(peer_id_bytes).decode()
@@ -559,9 +485,6 @@ def _init_peer_id(self: Any, peer_id_bytes: bytes) -> None:
 
 # Functions that are replaced, overridden or relied upon, with the digests of their examined source.
 for _function, _digest in (
-    (TimedStorage.store, "312d87832aaef6ca"),
-    (TimedStorage._remove_outdated, "bf66730f18d38b89"),
-    (DHTProtocol._validate_dictionary, "64e1927db3e373fb"),
     (RoutingTable.add_or_update_node, "6ab5a1f8767af675"),
     (RoutingTable.__delitem__, "c097f46b65b1404e"),
     (KBucket.add_or_update_node, "8358fcd3c31585a9"),
@@ -573,12 +496,7 @@ for _function, _digest in (
     (DHTProtocol.call_ping, "7282d8ddc614b2c4"),
     (DHTProtocol.call_store, "61fc01b360f06a4b"),
     (DHTProtocol.call_find, "433adef0e520e526"),
-    (DictionaryDHTValue.packb, "7cfaf78a8faf6b22"),
-    (DictionaryDHTValue.unpackb, "96920de88f809637"),
     (MSGPackSerializer.dumps, "b5889c447075fd08"),
-    (MSGPackSerializer.loads, "e34bc04a8ccfe782"),
-    (MSGPackSerializer._encode_ext_types, "53b9aaec11bb80ac"),
-    (MSGPackSerializer._decode_ext_types, "0f563675ee1f459a"),
     (P2P.__init__, "a83eaaf45423fbde"),
     (P2P._add_protobuf_unary_handler, "29c242f5b962d984"),
     (P2P._call_unary_protobuf_handler, "a844e495400c5598"),
@@ -596,8 +514,5 @@ for _function, _digest in (
 ):
     check_source(_function, _digest, found=VERSION)
 
-MSGPackSerializer.loads = classmethod(_loads)
-TimedStorage.store = _store
-DHTProtocol._validate_dictionary = _keep_valid_entries
 p2pclient.ControlClient = SteadyControlClient
 PeerID.__init__ = _init_peer_id

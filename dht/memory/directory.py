@@ -9,7 +9,7 @@ records. Routing is not simulated: a node knows the nearest hosts of its own swa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Generic, TypeVar
@@ -21,7 +21,7 @@ from dht.errors import HostClosed
 from dht.identity import PeerId
 from dht.membership.replicas import SEEDS_MAX, Holders, apart
 from dht.memory.network import SimulatedNetwork
-from dht.record_keeper import Admitted, RecordKeeper
+from dht.record_keeper import RecordKeeper
 from dht.records import Rejected, check
 
 REPLICAS = 5
@@ -105,27 +105,21 @@ class MemoryDirectory:
         self._address_of = address_of
         self._seeds: frozenset[PeerId] = frozenset()
         self._holders: Holders[PeerId] = Holders()
-        self._stored: dict[str, dict[PeerId, tuple[bytes, float]]] = {}
-        keeper.on_evicted = self._evicted
-
-    def __repr__(self) -> str:
-        records = sum(len(records) for records in self._stored.values())
-        return f"MemoryDirectory({self.peer_id}, {len(self.neighbourhood.nodes)} nodes, {records=})"
 
     def set_seeds(self, seeds: Collection[PeerId]) -> None:
         self._seeds = frozenset(seeds) - {self.peer_id}
 
-    async def publish(self, key: str, record: bytes, *, ttl_s: float, timeout_s: float) -> int:
+    async def publish(self, key: str, record: bytes, *, timeout_s: float) -> int:
         """Store my record under ``key`` and my peer id. Returns on how many *other* peers."""
         self._check_open()
-        me = self.peer_id
-        self._store(key, me, record, ttl_s)
-
-        def store(node: MemoryDirectory) -> bool:
-            return node._store(key, me, record, ttl_s)
-
+        if isinstance(check(record, key=key, peer=self.peer_id), Rejected):
+            return 0
+        self._store(record)
         answers = self._ask(
-            self._nearest(key), REQUEST_BYTES + len(record), store, lambda stored: REQUEST_BYTES
+            self._nearest(key),
+            REQUEST_BYTES + len(record),
+            lambda node: node._store(record),
+            lambda stored: REQUEST_BYTES,
         )
         return sum(await answers.wait(timeout_s))
 
@@ -138,7 +132,7 @@ class MemoryDirectory:
         """
         self._check_open()
         deadline = self._now + timeout_s
-        others: list[tuple[PeerId, dict[PeerId, bytes]]] = []
+        others: list[tuple[PeerId, list[bytes]]] = []
         holder = self._holders.next(key, now=self._now) if quick else None
         if holder is not None:
             node = self.neighbourhood.nodes.get(holder)
@@ -151,21 +145,17 @@ class MemoryDirectory:
             others = await self._read_from(self._nearest(key), key, deadline - self._now)
             had_some = [peer for peer, records in others if records and peer not in self._seeds]
             self._holders.found(key, had_some, now=self._now)
-        candidates: dict[PeerId, dict[bytes, None]] = {}
-        for records in (self._read(key), *(records for _, records in others)):
-            for peer, data in records.items():
-                candidates.setdefault(peer, {})[data] = None
-        found = {peer: self._best(key, peer, candidates[peer]) for peer in sorted(candidates)}
-        return {peer: data for peer, data in found.items() if data is not None}
+        found = [*self._read(key), *(data for _, records in others for data in records)]
+        return self.keeper.newest(found, key=key, now=self._now)
 
     async def _read_from(
         self, nodes: list[MemoryDirectory], key: str, timeout_s: float
-    ) -> list[tuple[PeerId, dict[PeerId, bytes]]]:
+    ) -> list[tuple[PeerId, list[bytes]]]:
         answers = self._ask(
             nodes,
             REQUEST_BYTES,
             lambda node: (node.peer_id, node._read(key)),
-            lambda answer: REQUEST_BYTES + sum(map(len, answer[1].values())),
+            lambda answer: REQUEST_BYTES + sum(map(len, answer[1])),
         )
         return await answers.wait(timeout_s)
 
@@ -176,7 +166,6 @@ class MemoryDirectory:
         """Stop serving, and forget everything."""
         self.closed = reason
         self.neighbourhood.drop(self)
-        self._stored.clear()
 
     # --- as a node among others ------------------------------------------------------------
 
@@ -188,42 +177,12 @@ class MemoryDirectory:
         if self.closed is not None:
             raise HostClosed(self.closed)
 
-    def _store(self, key: str, peer: PeerId, record: bytes, ttl_s: float) -> bool:
-        verdict = self.keeper.admit(record, now=self._now, key=key, peer=peer)
-        if isinstance(verdict, Rejected):
-            return False
-        expires_at = min(verdict.expires_at, self._now + ttl_s)
-        self._stored.setdefault(key, {})[peer] = (bytes(record), expires_at)
-        return True
+    def _store(self, record: bytes) -> bool:
+        verdict = self.keeper.admit(record, now=self._now, store=True)
+        return not isinstance(verdict, Rejected)
 
-    def _evicted(self, key: str, peer: PeerId) -> None:
-        self._stored.get(key, {}).pop(peer, None)
-
-    def _read(self, key: str) -> dict[PeerId, bytes]:
-        records = self._stored.get(key)
-        if records is None:
-            return {}
-        for peer in [peer for peer, (_, expires_at) in records.items() if expires_at <= self._now]:
-            del records[peer]
-        if not records:
-            del self._stored[key]
-        return {peer: data for peer, (data, _) in records.items()}
-
-    def _best(self, key: str, peer: PeerId, found: Iterable[bytes]) -> bytes | None:
-        """The newest record that this node believes. Replicas may still have older ones."""
-
-        def sequence(data: bytes) -> int:
-            sealed = check(data)
-            return -1 if isinstance(sealed, Rejected) else sealed.sequence
-
-        newest_first = list(found)
-        if len(newest_first) > 1:  # replicas usually agree
-            newest_first.sort(key=sequence, reverse=True)
-        for data in newest_first:
-            verdict = self.keeper.admit(data, now=self._now, key=key, peer=peer)
-            if isinstance(verdict, Admitted):
-                return data
-        return None
+    def _read(self, key: str) -> list[bytes]:
+        return list(self.keeper.stored(key, now=self._now).values())
 
     def _nearest(self, key: str) -> list[MemoryDirectory]:
         """The other nodes that should store this key, as far as this one can reach them."""

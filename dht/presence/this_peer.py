@@ -151,8 +151,7 @@ class Announcement:
 
     async def publish(self, sealed: bytes) -> None:
         """Store a record that ``renew`` returned. A failure is made good at the next heartbeat."""
-        ttl_s = self._this.settings.membership.expiry_s
         with contextlib.suppress(DhtError):
             await self._this.host.directory.publish(
-                self._key, sealed, ttl_s=ttl_s, timeout_s=DIRECTORY_TIMEOUT_S
+                self._key, sealed, timeout_s=DIRECTORY_TIMEOUT_S
             )

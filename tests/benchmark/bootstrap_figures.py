@@ -144,7 +144,9 @@ async def simulated(size: int) -> SimulatedFigures:
         received_bytes_s=round((received_then - received) / MEASURE_S),
         sent_bytes_s=round(sent_bytes / MEASURE_S),
         sent_by_each_bytes_s=round(others_bytes / MEASURE_S / size),
-        records_kept=sum(len(records) for records in bootstrap.directory._stored.values()),
+        records_kept=sum(
+            len(bootstrap.directory._read(key)) for key in bootstrap.keeper.known_keys
+        ),
         took_s=round(time.monotonic() - started, 1),
     )
 

@@ -608,9 +608,9 @@ async def test_records_are_found_by_peers_that_were_introduced_through_others(
     clara = await world.host("clara")
     await clara.connect(boris.peer_id, await boris.addresses(), timeout_s=WAIT_S)
     mine = record(world, "anna")
-    assert await anna.directory.publish(KEY, mine, ttl_s=30, timeout_s=WAIT_S) >= 1
+    assert await anna.directory.publish(KEY, mine, timeout_s=WAIT_S) >= 1
     theirs = record(world, "clara")
-    assert await clara.directory.publish(KEY, theirs, ttl_s=30, timeout_s=WAIT_S) >= 1
+    assert await clara.directory.publish(KEY, theirs, timeout_s=WAIT_S) >= 1
 
     everything = {anna.peer_id: mine, clara.peer_id: theirs}
     for host in (anna, boris, clara):
@@ -625,13 +625,13 @@ async def test_a_quick_look_up_finds_what_a_thorough_one_did_although_a_holder_i
     for host in (anna, boris):
         await clara.connect(host.peer_id, await host.addresses(), timeout_s=WAIT_S)
     mine = record(world, "anna")
-    assert await anna.directory.publish(KEY, mine, ttl_s=30, timeout_s=WAIT_S) >= 1
+    assert await anna.directory.publish(KEY, mine, timeout_s=WAIT_S) >= 1
     for quick in (True, False, True, True):
         found = await clara.directory.look_up(KEY, timeout_s=WAIT_S, quick=quick)
         assert found == {anna.peer_id: mine}
 
     newer = record(world, "anna", sequence=2)
-    assert await anna.directory.publish(KEY, newer, ttl_s=30, timeout_s=WAIT_S) >= 1
+    assert await anna.directory.publish(KEY, newer, timeout_s=WAIT_S) >= 1
     await boris.close()
     for _ in range(3):  # each holder has its turn
         found = await clara.directory.look_up(KEY, timeout_s=WAIT_S, quick=True)
@@ -648,7 +648,7 @@ async def test_a_host_without_peers_stores_nothing_elsewhere_and_finds_at_most_i
 ) -> None:
     anna = await world.host("anna")
     mine = record(world, "anna")
-    assert await anna.directory.publish(KEY, mine, ttl_s=30, timeout_s=SHORT_S) == 0
+    assert await anna.directory.publish(KEY, mine, timeout_s=SHORT_S) == 0
     found = await anna.directory.look_up(KEY, timeout_s=SHORT_S)
     assert found in ({}, {anna.peer_id: mine})
 
@@ -657,19 +657,19 @@ async def test_a_newer_record_replaces_an_older_one_and_never_the_reverse(world:
     anna, boris = await pair(world)
     old, new = record(world, "anna", sequence=1), record(world, "anna", sequence=2)
     for sealed in (old, new):
-        assert await anna.directory.publish(KEY, sealed, ttl_s=30, timeout_s=WAIT_S) == 1
+        assert await anna.directory.publish(KEY, sealed, timeout_s=WAIT_S) == 1
     assert await boris.directory.look_up(KEY, timeout_s=WAIT_S) == {anna.peer_id: new}
-    assert await anna.directory.publish(KEY, old, ttl_s=30, timeout_s=WAIT_S) == 0
+    assert await anna.directory.publish(KEY, old, timeout_s=WAIT_S) == 0
     assert await boris.directory.look_up(KEY, timeout_s=WAIT_S) == {anna.peer_id: new}
 
 
 async def test_a_record_of_another_peer_or_another_key_is_not_stored(world: World) -> None:
     anna, boris = await pair(world)
     borrowed = record(world, "boris")
-    assert await anna.directory.publish(KEY, borrowed, ttl_s=30, timeout_s=WAIT_S) == 0
+    assert await anna.directory.publish(KEY, borrowed, timeout_s=WAIT_S) == 0
     misplaced = record(world, "anna", key="run/peers/01")
-    assert await anna.directory.publish(KEY, misplaced, ttl_s=30, timeout_s=WAIT_S) == 0
-    assert await anna.directory.publish(KEY, b"nonsense", ttl_s=30, timeout_s=WAIT_S) == 0
+    assert await anna.directory.publish(KEY, misplaced, timeout_s=WAIT_S) == 0
+    assert await anna.directory.publish(KEY, b"nonsense", timeout_s=WAIT_S) == 0
     assert await boris.directory.look_up(KEY, timeout_s=WAIT_S) == {}
 
 
@@ -678,7 +678,7 @@ async def test_a_record_expires(world: World) -> None:
     # A busy machine may take longer for a look-up than the first records live.
     for sequence, ttl_s in enumerate((1.0, 4.0, 16.0), 1):
         mine = record(world, "anna", sequence=sequence, ttl_s=ttl_s)
-        await anna.directory.publish(KEY, mine, ttl_s=ttl_s, timeout_s=WAIT_S)
+        await anna.directory.publish(KEY, mine, timeout_s=WAIT_S)
         seen = await boris.directory.look_up(KEY, timeout_s=WAIT_S)
         await asyncio.sleep(ttl_s + 0.3)
         assert await boris.directory.look_up(KEY, timeout_s=WAIT_S) == {}

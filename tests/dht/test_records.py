@@ -301,12 +301,10 @@ def test_a_flood_neither_displaces_the_first_nor_keeps_newcomers_out_of_every_re
     size_bytes = len(sealed())
     limits = KeeperLimits(key_max_bytes=100 * size_bytes)
     keepers = [RecordKeeper(RUN, limits, salt=bytes([n])) for n in range(5)]
-    evicted: list[str] = []
     flood = [Identity.from_seed(n.to_bytes(32, "big")) for n in range(200)]
     newcomers = [Identity.from_seed(n.to_bytes(32, "little")) for n in range(1000, 1020)]
     for keeper in keepers:
-        keeper.on_evicted = lambda key, peer: evicted.append(peer)
-        keeper.admit(sealed(identity=ANNA, ttl_s=600), now=0.0)
+        keeper.admit(sealed(identity=ANNA, ttl_s=600), now=0.0, store=True)
         for attacker in flood:
             keeper.admit(sealed(identity=attacker, ttl_s=600), now=1.0)
     found = 0
@@ -315,11 +313,32 @@ def test_a_flood_neither_displaces_the_first_nor_keeps_newcomers_out_of_every_re
         answers = [isinstance(keeper.admit(record, now=2.0), Admitted) for keeper in keepers]
         found += any(answers)
     assert found >= len(newcomers) * 2 // 3
-    assert evicted and ANNA.peer_id not in evicted
     for keeper in keepers:
         shelf = keeper._shelves[KEY]
-        assert ANNA.peer_id in shelf.entries
+        assert list(keeper.stored(KEY, now=2.0)) == [ANNA.peer_id]
         assert shelf.size_bytes <= limits.key_max_bytes
+
+
+def test_a_record_is_stored_for_others_if_it_is_to_be_and_until_it_expires_or_is_outdated() -> None:
+    keeper = RecordKeeper(RUN)
+    mine = sealed(identity=ANNA, ttl_s=30)
+    keeper.admit(mine, now=0.0)
+    assert keeper.stored(KEY, now=0.0) == {}, "it was only read"
+    keeper.admit(mine, now=1.0, store=True)
+    keeper.admit(sealed(identity=BORIS), now=1.0)
+    assert keeper.stored(KEY, now=29.9) == {ANNA.peer_id: mine}
+    assert keeper.stored_bytes(now=29.9) == len(mine)
+    assert keeper.stored(KEY, now=30.0) == {}
+    assert keeper.stored_bytes(now=30.0) == 0
+    keeper.admit(sealed(identity=ANNA, sequence=2), now=20.0)
+    assert keeper.stored(KEY, now=20.0) == {}, "readers know by now that there is a newer one"
+
+
+def test_the_newest_of_what_was_found_is_believed_whatever_comes_first() -> None:
+    older, newer, other = sealed(sequence=1), sealed(sequence=2), sealed(identity=BORIS)
+    for found in ([older, newer, b"x", other], [newer, other, older, newer]):
+        newest = RecordKeeper(RUN).newest(found, key=KEY, now=0.0)
+        assert newest == {ANNA.peer_id: newer, BORIS.peer_id: other}
 
 
 def test_memory_is_bounded_and_a_flood_does_not_displace_the_living() -> None:

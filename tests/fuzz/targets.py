@@ -49,17 +49,11 @@ from averaging.numbers.norm_bounds import squares_at_most
 from dht import addresses
 from dht.identity import Identity, RunId
 from dht.libp2p import directory_wire
-from dht.libp2p.directory_wire import MalformedMessage, place_of, read_packed, read_subkey
+from dht.libp2p.directory_wire import MalformedMessage, place_of, read_records, write_records
 from dht.libp2p.framing.frame_stream import HEADER, FrameStream, FrameType
 from dht.libp2p.framing.packing import packing, unpacking
 from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES, Ticket
-from dht.libp2p.hivemind_patches import (
-    DictionaryDHTValue,
-    MSGPackSerializer,
-    PeerID,
-    _parsed,
-    dht_pb2,
-)
+from dht.libp2p.hivemind_patches import PeerID, _parsed, dht_pb2
 from dht.libp2p.lane import nat_pmp
 from dht.libp2p.lane import wire as lane_wire
 from dht.libp2p.lane.nat_pmp import NotMapped
@@ -149,29 +143,21 @@ def _signed(body: bytes) -> Any:
     return check(ANNA.sign(b"shoal record\0" + body) + ANNA.public_key + body)
 
 
-def _dictionary() -> DictionaryDHTValue:
-    made = DictionaryDHTValue()
-    made.store(ANNA.peer_id, SEALED, 4e9)
-    made.store(("a", 1), b"x", 5e9)
-    return made
-
-
 _NODE = dht_pb2.NodeInfo(node_id=place_of(PeerID.from_base58(ANNA.peer_id).to_bytes()))
 _STORE = dht_pb2.StoreRequest(
-    keys=[bytes(20)] * 2,
-    subkeys=[MSGPackSerializer.dumps(ANNA.peer_id), MSGPackSerializer.dumps(("a", 1))],
-    values=[SEALED, b"x"],
-    expiration_time=[4e9] * 2,
-    in_cache=[False] * 2,
+    keys=[bytes(20)],
+    subkeys=[directory_wire.NO_SUBKEY],
+    values=[SEALED],
+    expiration_time=[0.0],
+    in_cache=[False],
     peer=_NODE,
 )
 _FIND = dht_pb2.FindRequest(keys=[bytes(20)], peer=_NODE)
 _FOUND = dht_pb2.FindResponse(
     results=[
         dht_pb2.FindResult(
-            type=2,
-            value=MSGPackSerializer.dumps(_dictionary()),
-            expiration_time=4e9,
+            type=dht_pb2.FOUND_REGULAR,
+            value=write_records([SEALED, SEALED]),
             nearest_node_ids=[_NODE.node_id],
             nearest_peer_ids=[PeerID.from_base58(ANNA.peer_id).to_bytes()],
         )
@@ -185,22 +171,9 @@ def _request(kind: Any) -> Callable[[bytes], Any]:
     rule = directory_wire.rule_for(kind.DESCRIPTOR.name)
 
     def read(data: bytes) -> None:
-        request = _parsed(kind, data, rule.request_max_bytes)
-        rule.check(request, _SENDER)
-        if kind is dht_pb2.StoreRequest:  # what hivemind does with it
-            for subkey in request.subkeys:
-                MSGPackSerializer.loads(subkey)
+        rule.check(_parsed(kind, data, directory_wire.MESSAGE_MAX_BYTES), _SENDER)
 
     return read
-
-
-def _found(data: bytes) -> None:
-    rule = directory_wire.rule_for("FindRequest")
-    reply = _parsed(dht_pb2.FindResponse, data, rule.reply_max_bytes)
-    rule.check_reply(reply, _FIND, _SENDER)
-    for result in reply.results:
-        if result.type == 2:
-            MSGPackSerializer.loads(result.value)
 
 
 def _frames(data: bytes, ticket: Ticket | None = None) -> None:
@@ -356,11 +329,11 @@ def _decoded_by(name: str) -> Callable[[bytes], Any]:
     return read
 
 
-def _reply(kind: Any, request: Any) -> Callable[[bytes], Any]:
-    rule = directory_wire.rule_for(request.DESCRIPTOR.name)
+def _reply(kind: Any, to: Any) -> Callable[[bytes], Any]:
+    rule = directory_wire.rule_for(to.DESCRIPTOR.name)
 
     def read(data: bytes) -> None:
-        rule.check_reply(_parsed(kind, data, rule.reply_max_bytes), request, _SENDER)
+        rule.check_reply(_parsed(kind, data, rule.reply_max_bytes), _SENDER)
 
     return read
 
@@ -573,17 +546,7 @@ TARGETS: dict[str, Target] = {
         _text(parse),
         RunFileError,
     ),
-    "directory_value": Target(
-        [MSGPackSerializer.dumps(_dictionary())], MSGPackSerializer.loads, MalformedMessage
-    ),
-    "directory_packed": Target(
-        [MSGPackSerializer.dumps(_dictionary())], read_packed, MalformedMessage
-    ),
-    "directory_subkey": Target(
-        [MSGPackSerializer.dumps(key) for key in (ANNA.peer_id, ("a", 1, None))],
-        read_subkey,
-        MalformedMessage,
-    ),
+    "directory_records": Target.of([[SEALED, b"x"]], write_records, read_records, MalformedMessage),
     "directory_store": Target(
         [_STORE.SerializeToString()], _request(dht_pb2.StoreRequest), MalformedMessage
     ),
@@ -595,15 +558,19 @@ TARGETS: dict[str, Target] = {
         _request(dht_pb2.PingRequest),
         MalformedMessage,
     ),
-    "directory_found": Target([_FOUND.SerializeToString()], _found, MalformedMessage),
+    "directory_found": Target(
+        [_FOUND.SerializeToString()],
+        _reply(dht_pb2.FindResponse, dht_pb2.FindRequest),
+        MalformedMessage,
+    ),
     "directory_stored": Target(
-        [dht_pb2.StoreResponse(store_ok=[True, False], peer=_NODE).SerializeToString()],
-        _reply(dht_pb2.StoreResponse, _STORE),
+        [dht_pb2.StoreResponse(store_ok=[True], peer=_NODE).SerializeToString()],
+        _reply(dht_pb2.StoreResponse, dht_pb2.StoreRequest),
         MalformedMessage,
     ),
     "directory_pinged": Target(
         [dht_pb2.PingResponse(peer=_NODE, dht_time=2e9).SerializeToString()],
-        _reply(dht_pb2.PingResponse, dht_pb2.PingRequest()),
+        _reply(dht_pb2.PingResponse, dht_pb2.PingRequest),
         MalformedMessage,
     ),
 }

@@ -168,7 +168,7 @@ async def check_directory(host: Host, identity: Identity) -> Finding:
     sealed = seal(content, identity, key=key, sequence=int(host.wall_time()), ttl_s=30.0)
     loop = asyncio.get_running_loop()
     started = loop.time()
-    stored = await host.directory.publish(key, sealed, ttl_s=30.0, timeout_s=DIRECTORY_TIMEOUT_S)
+    stored = await host.directory.publish(key, sealed, timeout_s=DIRECTORY_TIMEOUT_S)
     record = await host.directory.look_up(key, timeout_s=DIRECTORY_TIMEOUT_S)
     took_s = loop.time() - started
     if not stored or record.get(identity.peer_id) != sealed:

@@ -13,10 +13,11 @@ from dht import addresses
 from dht.errors import DhtError
 from dht.host import UNARY_MAX_BYTES
 from dht.identity import Identity, PeerId, RunId
+from dht.libp2p.directory_wire import NO_SUBKEY
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_directory import id_of
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.libp2p.hivemind_patches import MSGPackSerializer, dht_pb2
+from dht.libp2p.hivemind_patches import dht_pb2
 from dht.membership import hello
 from dht.membership.table import bucket_key
 from dht.records import (
@@ -62,10 +63,10 @@ class Attacker:
             "DHTProtocol.rpc_find", dht_pb2.FindRequest(keys=keys, peer=info).SerializeToString()
         )
 
-    async def store(self, key: str, value: bytes, subkey: bytes | None = None) -> None:
+    async def store(self, key: str, value: bytes, subkey: bytes = NO_SUBKEY) -> None:
         request = dht_pb2.StoreRequest(
             keys=[id_of(key).to_bytes()],
-            subkeys=[MSGPackSerializer.dumps(self.identity.peer_id) if subkey is None else subkey],
+            subkeys=[subkey],
             values=[value],
             expiration_time=[LATER],
             in_cache=[False],
@@ -121,8 +122,9 @@ class Attacker:
         self.sequence += 1
         await self.store(key, self.sealed(key, sequence=self.sequence))
 
-    async def store_a_plain_value(self) -> None:
-        await self.store(bucket_key(self.new_run(), ""), b"plain", MSGPackSerializer.dumps(None))
+    async def store_under_a_subkey(self) -> None:
+        key = bucket_key(self.run, "")
+        await self.store(key, self.sealed(key), msgspec.msgpack.encode(self.identity.peer_id))
 
     async def store_a_dictionary(self) -> None:
         rows = [[self.rng.randbytes(8).hex(), self.rng.randbytes(60), LATER] for _ in range(100)]

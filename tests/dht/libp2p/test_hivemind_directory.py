@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -15,17 +14,11 @@ from typing import Any
 import pytest
 from multiaddr import Multiaddr
 
-from dht.identity import Identity, PeerId, RunId
-from dht.libp2p.hivemind_directory import Judge, NoStorage, RecordStorage, id_of
+from dht.identity import Identity
+from dht.libp2p.directory_wire import read_records, write_records
+from dht.libp2p.hivemind_directory import KEYS_SLACK, RecordStorage, id_of
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.libp2p.hivemind_patches import (
-    DHTRecord,
-    DictionaryDHTValue,
-    MSGPackSerializer,
-    PeerID,
-    TimedStorage,
-    dht_pb2,
-)
+from dht.libp2p.hivemind_patches import PeerID, ValueWithExpiration
 from dht.record_keeper import KeeperLimits, RecordKeeper
 from dht.records import PeerRecord, seal
 from tests.integration.loopback import LOOPBACK, WAIT_S, Pair, hosts, identity, until
@@ -54,15 +47,11 @@ def sealed(number: int, *, sequence: int = 1, key: str = KEY, ttl_s: float = 30)
 
 
 async def store_by_force(
-    at: HivemindHost, by: HivemindHost, peer: PeerId | None, record: bytes, *, key: str = KEY
+    at: HivemindHost, by: HivemindHost, record: bytes, *, until: float = 0.0
 ) -> bool:
     """Ask a peer to store something as hivemind would, without our own checks."""
-    answer = await by.records._node.protocol.call_store(
-        PeerID.from_base58(at.peer_id),
-        [id_of(key)],
-        [record],
-        [time.time() + 30],
-        subkeys=[peer],
+    answer = await by.records._protocol.call_store(
+        PeerID.from_base58(at.peer_id), [id_of(KEY)], [record], [until]
     )
     assert answer is not None, "it did not answer"
     return bool(answer[0])
@@ -72,20 +61,20 @@ async def test_a_record_is_renewed_without_a_search_until_a_place_is_gone_or_new
     async with hosts(3) as (writer, boris, clara), hosts(1, first=4) as (late,):
         for host in (boris, clara):
             await writer.connect(host.peer_id, await host.addresses(), timeout_s=WAIT_S)
-        node = writer.records._node
+        protocol = writer.records._protocol
         asked: list[Any] = []
-        ask = node._call_find_with_blacklist
+        ask = protocol.call_find
 
         async def find(peer: Any, keys: Any) -> Any:
             asked.append(peer)
             return await ask(peer, keys)
 
-        node._call_find_with_blacklist = find
+        protocol.call_find = find
 
         async def renew(sequence: int) -> int:
             asked.clear()
             record = sealed(1, sequence=sequence)
-            return await writer.directory.publish(KEY, record, ttl_s=30, timeout_s=WAIT_S)
+            return await writer.directory.publish(KEY, record, timeout_s=WAIT_S)
 
         assert (await renew(1), len(asked)) == (2, 2)
         assert (await renew(2), len(asked)) == (2, 0)
@@ -104,87 +93,57 @@ def test_a_newer_record_replaces_the_older_one_even_if_it_holds_for_a_shorter_ti
     async def scenario(server: HivemindHost, client: HivemindHost) -> None:
         for sequence, ttl_s in ((1, 300.0), (2, 30.0)):
             record = sealed(2, key=key, sequence=sequence, ttl_s=ttl_s)
-            assert await client.directory.publish(key, record, ttl_s=ttl_s, timeout_s=WAIT_S) == 1
+            assert await client.directory.publish(key, record, timeout_s=WAIT_S) == 1
             found = await server.directory.look_up(key, timeout_s=WAIT_S)
             assert found == {client.peer_id: record}
         replayed = sealed(2, key=key)
-        assert not await store_by_force(server, client, client.peer_id, replayed, key=key)
+        assert not await store_by_force(server, client, replayed)
         assert server.keeper.rejected["replayed"] == 1
 
     pair.run(scenario)
 
 
-def test_a_value_that_is_not_the_callers_own_record_for_that_key_is_rejected_and_counted(
-    pair: Pair, key: str
-) -> None:
+def test_what_is_no_record_is_rejected_and_counted(pair: Pair, key: str) -> None:
     async def scenario(server: HivemindHost, liar: HivemindHost) -> None:
         stored_bytes = server.records.stored_bytes
         good = sealed(2, key=key)
         flipped = good[:-1] + bytes([good[-1] ^ 1])
-        assert not await store_by_force(server, liar, liar.peer_id, flipped, key=key)
-        assert not await store_by_force(server, liar, identity(3).peer_id, good, key=key)
-        assert not await store_by_force(server, liar, liar.peer_id, good, key="run/peers/1")
-        assert not await store_by_force(server, liar, liar.peer_id, bytes(2000), key=key)
-        assert not await store_by_force(server, liar, None, good, key=key)  # a plain value
-        assert server.keeper.rejected == {
-            "forged": 2,
-            "misplaced": 1,
-            "malformed": 1,
-            "oversized": 1,
-        }
+        before = server.keeper.rejected.copy()
+        assert not await store_by_force(server, liar, flipped)
+        assert not await store_by_force(server, liar, bytes(2000))
+        assert server.keeper.rejected - before == {"forged": 1, "oversized": 1}
         assert server.records.stored_bytes == stored_bytes
-        assert await store_by_force(server, liar, liar.peer_id, good, key=key)
+        assert await store_by_force(server, liar, good)
 
     pair.run(scenario)
 
 
-async def test_a_record_of_another_run_is_refused_by_a_member_of_one_run() -> None:
-    judge = Judge(RecordKeeper(run=RunId("mine")))
-
-    key = id_of(KEY).to_bytes()
-    assert judge.admit(key, identity(1).peer_id, sealed(1)) is None
-    assert judge.keeper.rejected == {"foreign": 1}
+def answers_with(liar: HivemindHost, monkeypatch: pytest.MonkeyPatch, value: bytes) -> None:
+    """A node that runs other code than ours puts what it likes into its answers."""
+    monkeypatch.setattr(liar.records._storage, "get", lambda place: ValueWithExpiration(value, 0.0))
 
 
-def test_one_bad_entry_in_an_answer_does_not_hide_the_good_ones(pair: Pair, key: str) -> None:
-    async def scenario(liar: HivemindHost, reader: HivemindHost) -> None:
-        # A node that runs other code than ours puts what it likes into its answers.
-        poisoned = DictionaryDHTValue()
-        future = time.time() + 1000
-        poisoned.store(identity(7).peer_id, sealed(7, key=key), future)
-        poisoned.store(identity(8).peer_id, sealed(7, key=key), future)
-        poisoned.store(identity(9).peer_id, b"rubbish", future)
-        poisoned.store(12345, sealed(6, key=key), future + 1)
-        TimedStorage.store(liar.records._storage, id_of(key), poisoned, future)
-        found = await reader.directory.look_up(key, timeout_s=WAIT_S)
-        assert found == {identity(7).peer_id: sealed(7, key=key)}
-        assert reader.keeper.rejected.total() >= 2
-
-    pair.run(scenario)
-
-
-@pytest.mark.parametrize("offset_s", [-3600.0, 3600.0])
-def test_a_wrong_clock_of_another_peer_does_not_matter(
-    pair: Pair, key: str, offset_s: float, monkeypatch: pytest.MonkeyPatch
+def test_one_bad_record_in_an_answer_does_not_hide_the_good_ones(
+    pair: Pair, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async def scenario(liar: HivemindHost, reader: HivemindHost) -> None:
+        good, elsewhere = sealed(7, key=key), sealed(6, key="run/peers/1")
+        answers_with(liar, monkeypatch, write_records([b"rubbish", elsewhere, good]))
+        found = await reader.directory.look_up(key, timeout_s=WAIT_S)
+        assert found == {identity(7).peer_id: good}
+        assert reader.keeper.rejected["malformed"] == reader.keeper.rejected["misplaced"] == 1
+
+    pair.run(scenario)
+
+
+@pytest.mark.parametrize("until", [0.0, 1e300])
+def test_the_times_of_hiveminds_messages_do_not_matter(pair: Pair, key: str, until: float) -> None:
+    """They are of another clock, or of none."""
+
     async def scenario(server: HivemindHost, client: HivemindHost) -> None:
-        other_time = time.time() + offset_s + 30
-        answer = await client.records._node.protocol.call_store(
-            PeerID.from_base58(server.peer_id),
-            [id_of(key)],
-            [sealed(2, key=key)],
-            [other_time],
-            subkeys=[client.peer_id],
-        )
-        assert answer == [True]
-        # The reader's clock differs from that of the node which answers, too.
-        real = time.time
-        for module in ("hivemind.utils.timed_storage", "dht.libp2p.hivemind_patches"):
-            monkeypatch.setattr(f"{module}.get_dht_time", lambda: real() + offset_s)
+        assert await store_by_force(server, client, sealed(2, key=key), until=until)
         found = await client.directory.look_up(key, timeout_s=WAIT_S)
-        monkeypatch.undo()
-        if offset_s < 0:
-            assert list(found) == [client.peer_id]
+        assert list(found) == [client.peer_id]
 
     pair.run(scenario)
 
@@ -194,7 +153,7 @@ def test_a_record_is_forgotten_when_its_own_time_is_over(pair: Pair, key: str) -
         # A busy machine may take longer for a look-up than the first records live.
         for sequence, ttl_s in enumerate((0.3, 3.0, 15.0), 1):
             record = sealed(2, key=key, sequence=sequence, ttl_s=ttl_s)
-            await client.directory.publish(key, record, ttl_s=1000, timeout_s=WAIT_S)
+            await client.directory.publish(key, record, timeout_s=WAIT_S)
             seen = await server.directory.look_up(key, timeout_s=WAIT_S)
             await asyncio.sleep(ttl_s + 0.05)
             assert await server.directory.look_up(key, timeout_s=WAIT_S) == {}
@@ -206,66 +165,48 @@ def test_a_record_is_forgotten_when_its_own_time_is_over(pair: Pair, key: str) -
     pair.run(scenario)
 
 
-async def test_the_storage_is_bounded_per_key_and_takes_no_plain_values() -> None:
+async def test_the_storage_is_bounded_per_key() -> None:
     size = len(sealed(1))
     keeper = RecordKeeper(limits=KeeperLimits(key_max_bytes=8 * size, bytes_max=12 * size))
-    storage = RecordStorage(Judge(keeper))
-    key, elsewhere = id_of(KEY), id_of("run/peers/1")
+    storage = RecordStorage(keeper)
+    place = id_of(KEY)
     for number in range(1, 40):
-        storage.store_subkey(key, identity(number).peer_id, sealed(number), 0)
-        storage.store_subkey(
-            elsewhere, identity(number).peer_id, sealed(number, key="run/peers/1"), 0
-        )
-    stored = dict(storage.get(key).value.items())
-    assert len(stored) <= 8 and storage.size_bytes() == 12 * size
-    assert {identity(n).peer_id for n in (1, 2, 3)} <= set(stored), "the first keep their places"
+        storage.store(place, sealed(number), 0)
+        storage.store(place, sealed(number, key="run/peers/1"), 0)
+    found = storage.get(place)
+    assert found is not None
+    stored = read_records(found.value)
+    assert len(stored) <= 8 and keeper.stored_bytes(now=0.0) == 12 * size
+    assert {sealed(n) for n in (1, 2, 3)} <= set(stored), "the first keep their places"
     assert keeper.rejected["full"]
-    first = identity(1).peer_id
-    assert storage.store_subkey(key, first, sealed(1, sequence=2), 0)  # in its own place
-    assert not storage.store(id_of("run/peers/2"), sealed(1), time.time() + 10)
+    assert storage.store(place, sealed(1, sequence=2), 0)  # in its own place
     assert list(storage.items()) == []  # hivemind would send it all to each new node
 
-    cache = NoStorage()
-    assert not cache.store(key, sealed(1), time.time() + 10)
-    assert not cache.store_subkey(key, "x", sealed(1), time.time() + 10)
-    assert cache.get(key) is None
 
-
-async def test_a_record_that_is_renewed_without_end_takes_no_more_memory() -> None:
-    storage = RecordStorage(Judge(RecordKeeper()))
-    key, peer = id_of(KEY), identity(1).peer_id
-    for sequence in range(1, 1000):
-        assert storage.store_subkey(key, peer, sealed(1, sequence=sequence, ttl_s=600), 0)
-    assert len(storage.expiration_heap) + len(storage.get(key).value.expiration_heap) < 300
-    assert dict(storage.get(key).value.items())[peer].value == sealed(1, sequence=999, ttl_s=600)
-
-
-async def test_a_judge_survives_any_subkey() -> None:
-    judge = Judge(RecordKeeper())
-    for subkey in (b"", b"\xc1", b"\xff" * 100, MSGPackSerializer.dumps([1, 2])):
-        assert not judge.validate(DHTRecord(id_of(KEY).to_bytes(), subkey, sealed(1), 0.0))
-    assert judge.keeper.rejected == {"malformed": 4}
+async def test_the_places_of_keys_that_are_forgotten_are_forgotten_as_well() -> None:
+    keeper = RecordKeeper(limits=KeeperLimits(records_max=10))
+    storage = RecordStorage(keeper)
+    for number in range(1000):
+        storage.store(None, sealed(1, key=f"run{number}/peers/"), 0)
+    assert len(keeper.known_keys) <= 10 and len(storage._key_at) <= 2 * 10 + KEYS_SLACK
+    for key in keeper.known_keys:
+        assert storage.get(id_of(key)) is not None
 
 
 def test_a_peer_that_becomes_dial_out_only_ceases_to_store_for_others(pair: Pair, key: str) -> None:
     async def scenario(seed: HivemindHost, peer: HivemindHost) -> None:
         await peer.serve_directory(False)
         assert peer.records.neighbours == 1
+        assert await peer.directory.publish(key, sealed(2, key=key), timeout_s=WAIT_S) == 1
+        assert key not in peer.keeper.known_keys
+        target = PeerID.from_base58(peer.peer_id)
+        record = sealed(1, key=key)
         assert (
-            await peer.directory.publish(key, sealed(2, key=key), ttl_s=30, timeout_s=WAIT_S) == 1
+            await seed.records._protocol.call_store(target, [id_of(key)], [record], [0.0]) is None
         )
-        assert peer.records.stored_bytes == 0
-        answer = await seed.records._node.protocol.call_store(
-            PeerID.from_base58(peer.peer_id),
-            [id_of(key)],
-            [sealed(1, key=key)],
-            [time.time() + 30],
-            subkeys=[seed.peer_id],
-        )
-        assert answer is None
         await peer.serve_directory(True)
         await until(lambda: seed.records.neighbours == 1, timeout_s=WAIT_S)
-        assert await store_by_force(peer, seed, seed.peer_id, sealed(1, key=key), key=key)
+        assert await store_by_force(peer, seed, record)
 
     pair.run(scenario)
 
@@ -273,13 +214,13 @@ def test_a_peer_that_becomes_dial_out_only_ceases_to_store_for_others(pair: Pair
 async def test_a_look_up_ends_in_time_although_peers_are_silent() -> None:
     async with hosts(3) as (first, second, silent):
         await first.connect(second.peer_id, await second.addresses(), timeout_s=WAIT_S)
-        assert await second.directory.publish(KEY, sealed(2), ttl_s=30, timeout_s=WAIT_S) >= 1
+        assert await second.directory.publish(KEY, sealed(2), timeout_s=WAIT_S) >= 1
         assert silent.daemon_pid is not None
         os.kill(silent.daemon_pid, signal.SIGSTOP)
         try:
             began = asyncio.get_running_loop().time()
             # That a request is not answered is known to hivemind itself only after this.
-            first.records._node.protocol.wait_timeout = 2 * WAIT_S
+            first.records._protocol.wait_timeout = 2 * WAIT_S
             found = await first.directory.look_up(KEY, timeout_s=3)
             assert asyncio.get_running_loop().time() - began < WAIT_S
             assert list(found) == [second.peer_id]
@@ -287,26 +228,10 @@ async def test_a_look_up_ends_in_time_although_peers_are_silent() -> None:
             os.kill(silent.daemon_pid, signal.SIGCONT)
 
 
-def nested(depth: int) -> bytes:
-    """A subkey that is a tuple in a tuple in a tuple."""
-    data = b"\xc4\x00"
-    for _ in range(depth):
-        content = b"\x91" + data
-        data = b"\xc9" + len(content).to_bytes(4, "big") + b"\x40" + content
-    return data
-
-
-async def test_a_reader_outlives_a_reply_with_nested_subkeys() -> None:
+async def test_a_reader_outlives_a_reply_that_is_nested(monkeypatch: pytest.MonkeyPatch) -> None:
     async with hosts(3) as (liar, reader, honest):
-        assert await honest.directory.publish(KEY, sealed(3), ttl_s=30, timeout_s=WAIT_S)
-
-        async def answer(data: bytes, peer: PeerID) -> bytes:
-            value = b"\xc9" + len(nested(250)).to_bytes(4, "big") + b"\x50" + nested(250)
-            result = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=value)
-            reply: bytes = dht_pb2.FindResponse(results=[result]).SerializeToString()
-            return reply
-
-        liar.records._node.p2p._client.control.unary_handlers["DHTProtocol.rpc_find"] = answer
+        assert await honest.directory.publish(KEY, sealed(3), timeout_s=WAIT_S)
+        answers_with(liar, monkeypatch, b"\x91" * 200_000)
         await reader.connect(honest.peer_id, await honest.addresses(), timeout_s=WAIT_S)
         found = await reader.directory.look_up(KEY, timeout_s=WAIT_S)
         assert list(found) == [honest.peer_id]
@@ -326,9 +251,9 @@ def ground(count: int) -> list[Identity]:
 def turn_hostile(host: HivemindHost, others: dict[Any, Any]) -> None:
     """Say that every record is stored, store none, and name only the other hostile peers."""
     storage: Any = host.records._storage
-    storage.store_subkey = lambda *arguments: True
-    storage.get = lambda key: None
-    table = host.records._node.protocol.routing_table
+    storage.store = lambda *arguments: True
+    storage.get = lambda place: None
+    table = host.records._protocol.routing_table
     table.get_nearest_neighbors = lambda *arguments, **options: list(others.items())
 
 
@@ -361,7 +286,7 @@ async def squatted(*networks: int) -> AsyncIterator[list[HivemindHost]]:
 async def is_found(honest: list[HivemindHost]) -> bool:
     """Say whether one honest peer finds the record of another one."""
     _, writer, reader = honest
-    await writer.directory.publish(KEY, sealed(2), ttl_s=30, timeout_s=WAIT_S)
+    await writer.directory.publish(KEY, sealed(2), timeout_s=WAIT_S)
     return writer.peer_id in await reader.directory.look_up(KEY, timeout_s=WAIT_S)
 
 

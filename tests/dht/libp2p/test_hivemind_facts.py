@@ -23,7 +23,7 @@ from dht.host import UNARY_MAX_BYTES, Stream
 from dht.identity import PeerId
 from dht.libp2p.hivemind_daemon import Daemon, DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.libp2p.hivemind_patches import P2PHandlerError, PeerID, TimedStorage
+from dht.libp2p.hivemind_patches import P2PHandlerError, PeerID
 from dht.libp2p.listening import why_silent
 from dht.records import PeerRecord, seal
 from tests.integration.loopback import (
@@ -222,7 +222,7 @@ async def test_the_routing_table_is_filled_again_after_it_was_emptied() -> None:
         client = opened[2]
         await client.connect(opened[1].peer_id, await opened[1].addresses(), timeout_s=WAIT_S)
         await until(lambda: client.records.neighbours == 2, timeout_s=WAIT_S)
-        protocol = client.records._node.protocol
+        protocol = client.records._protocol
         for host in opened[:2]:  # what hivemind does after one reply that was late
             other = PeerID.from_base58(host.peer_id)
             await protocol.update_routing_table(None, other, responded=False)
@@ -238,7 +238,7 @@ async def test_a_silent_peer_costs_one_time_out_and_comes_back() -> None:
         os.kill(stalled.daemon_pid, signal.SIGSTOP)
         try:
             assert await publish(client, 2, timeout_s=0.3) == 0
-            await client.records._node.protocol.update_routing_table(
+            await client.records._protocol.update_routing_table(
                 None, PeerID.from_base58(stalled.peer_id), responded=False
             )
             assert client.records.neighbours == 0
@@ -252,7 +252,7 @@ async def publish(
     host: HivemindHost, number: int, *, sequence: int = 1, timeout_s: float = WAIT_S
 ) -> int:
     record = seal(RECORD, identity(number), key=KEY, sequence=sequence, ttl_s=30)
-    return await host.directory.publish(KEY, record, ttl_s=30, timeout_s=timeout_s)
+    return await host.directory.publish(KEY, record, timeout_s=timeout_s)
 
 
 @OF_HIVEMIND
@@ -266,23 +266,6 @@ async def test_a_record_that_nobody_else_stored_counts_as_stored_on_nobody() -> 
     async with hosts(1, dial_out_only()) as (server, client):
         assert await publish(client, 2) == 1
         assert list(await server.directory.look_up(KEY, timeout_s=WAIT_S)) == [client.peer_id]
-
-
-def test_a_refused_older_write_does_not_evict_the_newer_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 100.0
-    monkeypatch.setattr("hivemind.utils.timed_storage.get_dht_time", lambda: now)
-    monkeypatch.setattr("dht.libp2p.hivemind_patches.get_dht_time", lambda: now)
-    storage = TimedStorage()
-    assert storage.store("key", "newer", 120.0)
-    assert not storage.store("key", "older", 110.0)
-    now = 115.0
-    assert storage.get("key") == ("newer", 120.0)
-    assert not storage.store("key", "same age", 120.0)
-    now = 121.0
-    assert storage.get("key") is None
-    assert not storage.expiration_heap, "refused writes must not fill the heap either"
 
 
 @OF_HIVEMIND

@@ -15,9 +15,9 @@ from multiaddr import Multiaddr
 
 from dht.libp2p import hivemind_patches
 from dht.libp2p.hivemind_patches import (
+    DHTProtocol,
     HivemindVersionError,
     SteadyControlClient,
-    TimedStorage,
     check_source,
     check_version,
     varint,
@@ -39,12 +39,12 @@ def test_a_version_that_nobody_has_read_is_refused() -> None:
 
 
 def test_changed_code_is_refused_even_under_a_known_version() -> None:
-    with pytest.raises(HivemindVersionError, match=r"source of TimedStorage\.get has changed"):
-        check_source(TimedStorage.get, "0" * 16, found="1.1.12")
+    with pytest.raises(HivemindVersionError, match=r"source of DHTProtocol\.rpc_find has changed"):
+        check_source(DHTProtocol.rpc_find, "0" * 16, found="1.1.12")
 
 
 def test_the_patches_are_in_place() -> None:
-    assert TimedStorage.store is hivemind_patches._store
+    assert PeerID.__init__ is hivemind_patches._init_peer_id
     assert hivemind_patches.p2pclient.ControlClient is SteadyControlClient
 
 

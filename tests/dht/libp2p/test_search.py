@@ -31,22 +31,19 @@ GROUND = dict(list(peers(range(100, 1100)).items())[:100])
 
 
 class Network:
-    """hivemind's node with these peers in its table; each answers with the peers it is to name."""
+    """hivemind's protocol with these peers in its table, each of which names some peers."""
 
     def __init__(self, table: dict[Any, Any], answers: dict[Any, dict[Any, Any] | None]) -> None:
         self.node_id = id_of("me")
         self.asked: list[Any] = []
         self._answers = answers
-        self.protocol = SimpleNamespace(
-            client_mode=True,
-            routing_table=SimpleNamespace(
-                get_nearest_neighbors=lambda key, count, exclude: sorted(
-                    table.items(), key=lambda item: key.xor_distance(item[0])
-                )[:count]
-            ),
+        self.routing_table = SimpleNamespace(
+            get_nearest_neighbors=lambda key, count, exclude: sorted(
+                table.items(), key=lambda item: key.xor_distance(item[0])
+            )[:count]
         )
 
-    async def _call_find_with_blacklist(self, peer: Any, keys: list[Any]) -> Any:
+    async def call_find(self, peer: Any, keys: list[Any]) -> Any:
         self.asked.append(peer)
         await asyncio.sleep(0)
         named = self._answers.get(peer)
@@ -66,7 +63,7 @@ def search(
     if seed is not None:
         directory.set_seeds([ids[seed]])
     seeds = directory._seeds_of(KEY_ID)
-    found = asyncio.run(directory._search(network, KEY_ID, lambda peer, records: None, seeds))
+    found = asyncio.run(directory._search(network, KEY_ID, {}, seeds))
     return list(found.values())
 
 

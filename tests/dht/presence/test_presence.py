@@ -27,7 +27,7 @@ from dht.presence.kept_peers import load_cache
 from dht.presence.presence import Presence
 from dht.presence.settings import GOODBYE_TIMEOUT_S, PresenceSettings, Profile
 from dht.presence.this_peer import PresenceEvent
-from dht.records import PeerRecord, seal
+from dht.records import PeerRecord, Sealed, check, seal
 from tests.dht.presence.presence_swarm import OTHER_RUN, RUN, Peer, Swarm, simulate, until
 from tests.seeds import seeds
 
@@ -196,12 +196,12 @@ async def test_holders_without_a_peers_record_do_not_make_it_lost(
     assert len(holders) > 2
     store = MemoryDirectory._store
 
-    def forgetful(
-        node: MemoryDirectory, key: str, peer: PeerId, record: bytes, ttl_s: float
-    ) -> bool:
-        if peer == unlucky.id and node in holders[1:]:
+    def forgetful(node: MemoryDirectory, record: bytes) -> bool:
+        sealed = check(record)
+        assert isinstance(sealed, Sealed)
+        if sealed.peer == unlucky.id and node in holders[1:]:
             return False
-        return store(node, key, peer, record, ttl_s)
+        return store(node, record)
 
     monkeypatch.setattr(MemoryDirectory, "_store", forgetful)
     until_s = loop.time() + 3 * MINUTE
@@ -1350,8 +1350,9 @@ async def test_the_seeds_of_a_run_hold_its_records_whatever_is_nearer_to_their_k
     ids = {swarm.peers[name].id for name in seeds}
     assert all(member.host.directory._seeds == ids for member in swarm.members())
     for name in seeds:
-        stored = swarm.peers[name].host.directory._stored
-        assert {peer for records in stored.values() for peer in records} == members
+        keeper = swarm.peers[name].host.keeper
+        stored = (keeper.stored(key, now=swarm.network.heap.now) for key in keeper.known_keys)
+        assert {peer for records in stored for peer in records} == members
 
 
 # --- laptops ------------------------------------------------------------------------------------
