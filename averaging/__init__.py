@@ -1,6 +1,6 @@
 """Agreeing on numbers with other peers, fragment by fragment.
 
-In come a learner's snapshots, and messages and streams from other peers over a ``dht.host.Host``;
+In come a learner's snapshots, and messages and streams of other peers over ``dht.host.Messaging``;
 out come merged states, each with the history that made it. The package knows nothing of trainers,
 files or torch, and it imports nothing of ``peer``.
 

@@ -1,4 +1,4 @@
-"""A host that passes everything on to another one, for hosts that change a part of it.
+"""A host that passes messages on to another one, for hosts that change a part of that.
 
 ``DiallingHost`` is the smallest of them; ``guarded_host`` and ``throttled_host`` are others.
 """
@@ -6,53 +6,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 
 from multiaddr import Multiaddr
 
 from dht.errors import PeerUnreachable
-from dht.host import CallHandler, Connection, Directory, Host, Stream, StreamHandler
+from dht.host import CallHandler, Host, Messaging, Stream, StreamHandler
 from dht.identity import PeerId
 
 
 class ForwardingHost:
-    """``dht.host.Host`` by means of another host."""
+    """``dht.host.Messaging`` by means of another host."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Messaging) -> None:
         self._host = host
 
     @property
     def peer_id(self) -> PeerId:
         return self._host.peer_id
-
-    @property
-    def directory(self) -> Directory:
-        return self._host.directory
-
-    def wall_time(self) -> float:
-        return self._host.wall_time()
-
-    async def addresses(self) -> tuple[Multiaddr, ...]:
-        return await self._host.addresses()
-
-    async def connect(
-        self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float
-    ) -> None:
-        await self._host.connect(peer, addresses, timeout_s=timeout_s)
-
-    async def improve(
-        self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float
-    ) -> None:
-        await self._host.improve(peer, addresses, timeout_s=timeout_s)
-
-    async def disconnect(self, peer: PeerId) -> None:
-        await self._host.disconnect(peer)
-
-    def stranger(self) -> AbstractAsyncContextManager[Host]:
-        return self._host.stranger()
-
-    async def connections(self) -> tuple[Connection, ...]:
-        return await self._host.connections()
 
     async def serve_calls(
         self, protocol: str, handler: CallHandler, *, request_max_bytes: int
@@ -70,17 +40,18 @@ class ForwardingHost:
     ) -> Stream:
         return await self._host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)
 
-    async def close(self) -> None:
-        await self._host.close()
-
 
 class DiallingHost(ForwardingHost):
     """A host that dials a peer where its record says it is, if the network has forgotten it."""
 
-    def __init__(self, host: Host, addresses: Callable[[PeerId], Sequence[Multiaddr]]) -> None:
-        """``addresses``: those at which a peer says that it can be dialled."""
+    def __init__(
+        self, host: Messaging, addresses: Callable[[PeerId], Sequence[Multiaddr]], *, dials: Host
+    ) -> None:
+        """``addresses``: those at which a peer says that it can be dialled. ``dials``: the host
+        below all others, which has the connections."""
         super().__init__(host)
         self._addresses = addresses
+        self._dials = dials
 
     async def open_stream(
         self, peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False
@@ -90,5 +61,5 @@ class DiallingHost(ForwardingHost):
         except PeerUnreachable:
             if not (addresses := self._addresses(peer)):
                 raise
-            await self._host.connect(peer, addresses, timeout_s=timeout_s)
+            await self._dials.connect(peer, addresses, timeout_s=timeout_s)
             return await self._host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)

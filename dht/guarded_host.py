@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.forwarding_host import ForwardingHost
-from dht.host import CallHandler, Host, Stream, StreamHandler
+from dht.host import CallHandler, Messaging, Stream, StreamHandler
 from dht.identity import PeerId
 
 REFUSED = b"\x02"
@@ -28,7 +28,7 @@ Refusal = Callable[[PeerId], Awaitable[str | None]]
 class GuardedHost(ForwardingHost):
     """A host with a guard before every handler and every stream that is opened."""
 
-    def __init__(self, host: Host, refusal: Refusal) -> None:
+    def __init__(self, host: Messaging, refusal: Refusal) -> None:
         super().__init__(host)
         self._refusal = refusal
         self.refused = 0

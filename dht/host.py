@@ -134,11 +134,38 @@ class Directory(Protocol):
         ...
 
 
-class Host(Protocol):
-    """One peer's connection to the network. The code that opens it closes it."""
+class Messaging(Protocol):
+    """The part of a host that rounds and calls of a run need: messages to and from other peers."""
 
     @property
     def peer_id(self) -> PeerId: ...
+
+    async def serve_calls(
+        self, protocol: str, handler: CallHandler, *, request_max_bytes: int
+    ) -> None:
+        """Answer unary calls of ``protocol`` until the host closes. Survives daemon restarts."""
+        ...
+
+    async def call(self, peer: PeerId, protocol: str, request: bytes, *, timeout_s: float) -> bytes:
+        """One request, one reply. Raises ``PeerUnreachable`` or ``CallRefused``."""
+        ...
+
+    async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
+        """Handle incoming streams of ``protocol`` until the host closes."""
+        ...
+
+    async def open_stream(
+        self, peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False
+    ) -> Stream:
+        """Open a stream. Raises ``PeerUnreachable``.
+
+        ``bulk``: for megabytes, which may take another path than small messages.
+        """
+        ...
+
+
+class Host(Messaging, Protocol):
+    """One peer's connection to the network. The code that opens it closes it."""
 
     @property
     def directory(self) -> Directory: ...
@@ -183,29 +210,6 @@ class Host(Protocol):
         ...
 
     async def connections(self) -> tuple[Connection, ...]: ...
-
-    async def serve_calls(
-        self, protocol: str, handler: CallHandler, *, request_max_bytes: int
-    ) -> None:
-        """Answer unary calls of ``protocol`` until the host closes. Survives daemon restarts."""
-        ...
-
-    async def call(self, peer: PeerId, protocol: str, request: bytes, *, timeout_s: float) -> bytes:
-        """One request, one reply. Raises ``PeerUnreachable`` or ``CallRefused``."""
-        ...
-
-    async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
-        """Handle incoming streams of ``protocol`` until the host closes."""
-        ...
-
-    async def open_stream(
-        self, peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False
-    ) -> Stream:
-        """Open a stream. Raises ``PeerUnreachable``.
-
-        ``bulk``: for megabytes, which may take another path than small messages.
-        """
-        ...
 
     async def close(self) -> None:
         """Stop serving, break what is open, end every process that this host started."""

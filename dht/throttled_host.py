@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from dht.errors import PeerUnreachable
 from dht.forwarding_host import ForwardingHost
-from dht.host import Host, Stream, StreamHandler
+from dht.host import Messaging, Stream, StreamHandler
 from dht.identity import PeerId
 
 FREE_FRAME_BYTES = 4096
@@ -109,7 +109,7 @@ class ThrottledHost(ForwardingHost):
 
     def __init__(
         self,
-        host: Host,
+        host: Messaging,
         *,
         up: Gate,
         down: Gate,

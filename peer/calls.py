@@ -14,8 +14,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from dht.decoding import decoded
-from dht.guarded_host import GuardedHost
-from dht.host import Host
+from dht.host import Messaging
 from dht.identity import PeerId, RunId
 
 Asked = TypeVar("Asked")
@@ -67,7 +66,7 @@ class Call(Generic[Asked, Answer]):
         return answer
 
     async def ask(
-        self, host: Host, peer: PeerId, run: RunId, asked: Asked, *, timeout_s: float
+        self, host: Messaging, peer: PeerId, run: RunId, asked: Asked, *, timeout_s: float
     ) -> Answer:
         """Raises ``DhtError``, or ``ValueError`` for an answer that is none."""
         request = self.request(run, asked)
@@ -75,7 +74,7 @@ class Call(Generic[Asked, Answer]):
 
     async def serve(
         self,
-        host: Host | GuardedHost,
+        host: Messaging,
         run: RunId,
         answer: Callable[[PeerId, Asked], Awaitable[bytes]],
     ) -> None:

@@ -1,6 +1,6 @@
 """Averaging over real streams: the effects of the round machine, carried out with asyncio.
 
-**In**: a ``dht.host.Host`` for the network, a ``LearnerPort`` for the learner (none for a keeper),
+**In**: ``dht.host.Messaging``, a ``LearnerPort`` for the learner (none for a keeper),
 a view of the live peers, and the states of a checkpoint. **Out**: states for the learner and for
 other peers, and events for people and logs.
 

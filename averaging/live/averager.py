@@ -38,7 +38,7 @@ from averaging.rules.due import HURRIED_SHARE
 from averaging.rules.line_levels import Level, Need
 from averaging.rules.line_pace import exchanges_at_once, merges_at_once
 from averaging.rules.orders import RoundOrders
-from dht.host import Host
+from dht.host import Messaging
 from dht.identity import PeerId
 
 KEPT_LINKS = 8
@@ -54,7 +54,7 @@ class Averager(Services):
 
     def __init__(
         self,
-        host: Host,
+        host: Messaging,
         port: LearnerPort | None,
         *,
         me: Participant,

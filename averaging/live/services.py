@@ -37,7 +37,7 @@ from averaging.messages import MESSAGES_SINCE, Message, check_incarnation, encod
 from averaging.round.interface import inputs
 from averaging.rules.reputation import Deed, Ground
 from averaging.rules.spacing import Spacing
-from dht.host import Host
+from dht.host import Messaging
 from dht.identity import PeerId
 from dht.protocol import OLDEST
 
@@ -68,7 +68,7 @@ class Services(ABC):
 
     def __init__(
         self,
-        host: Host,
+        host: Messaging,
         port: LearnerPort | None,
         *,
         me: Participant,

@@ -29,7 +29,7 @@ from averaging.round.interface.effects import Apply, Effect, Fold, Note
 from averaging.round.interface.inputs import Input, Offer, UploadArrived
 from averaging.round.machine import FragmentRounds
 from averaging.rules.peer_view import PeerView
-from dht.host import Host
+from dht.host import Messaging
 from dht.identity import PeerId, Signer
 from dht.memory.event_heap import Timer
 from dht.memory.network import SimulatedNetwork
@@ -157,7 +157,7 @@ class Kit:
     """The things with which a peer begins a life."""
 
     key: Signer
-    host: Host
+    host: Messaging
     terms: RunTerms
     settings: AveragerSettings
     verify: Callable[[PeerId, bytes, bytes], bool]

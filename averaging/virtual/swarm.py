@@ -27,7 +27,7 @@ from averaging.virtual.keys import Keys
 from averaging.virtual.membership import Membership
 from averaging.virtual.peer import Kit, Learner, Peer, PeerPlan, Watch
 from dht.forwarding_host import DiallingHost
-from dht.host import Host
+from dht.host import Messaging
 from dht.identity import PeerId, RunId
 from dht.memory.event_heap import Timer
 from dht.memory.host import MemoryNetwork
@@ -225,9 +225,10 @@ class Swarm:
             return ()
         return (self.memory.full_address_of(peer),)
 
-    def host_of(self, name: PeerId) -> Host:
+    def host_of(self, name: PeerId) -> Messaging:
         """The host of a new life."""
-        return DiallingHost(self.memory.host(self.keys[name]), self.addresses)
+        host = self.memory.host(self.keys[name])
+        return DiallingHost(host, self.addresses, dials=host)
 
     def around(self, name: PeerId) -> Mapping[str, Any]:
         """More of the surroundings of a new life (``averaging.live.settings.Surroundings``)."""

@@ -135,7 +135,7 @@ def make_averager(peer: Peer, first: FirstStates) -> Averager:
     book.orders = peer.owner.of_rounds()
     throttled = ThrottledHost(network.guarded, up=guest.up, down=guest.down, closed=role.why_closed)
     return Averager(
-        DiallingHost(throttled, network.presence.addresses_to_dial),
+        DiallingHost(throttled, network.presence.addresses_to_dial, dials=network.host),
         role.learner,
         me=Participant(
             identity=peer.seat.identity,

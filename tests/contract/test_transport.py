@@ -56,7 +56,7 @@ async def test_a_peer_that_is_gone_is_reported_lost(world: World) -> None:
     async with linked(*hosts) as (anna, boris):
         anna.transport.send(boris.peer, b"hello")
         await _until(lambda: boris.heard)
-        await boris.host.close()
+        await hosts[1].close()
         await _until(lambda: anna.lost)
         assert {peer for peer, _ in anna.lost} == {boris.peer}
 

@@ -22,7 +22,7 @@ async def test_a_stream_is_opened_to_a_peer_of_which_only_the_addresses_are_know
     anna, boris = (network.host(Identity.generate()) for _ in range(2))
     await boris.serve_streams("talk", leave_open)
     found = await boris.addresses() if known else ()
-    dialling = DiallingHost(anna, lambda peer: found)
+    dialling = DiallingHost(anna, lambda peer: found, dials=anna)
     with pytest.raises(PeerUnreachable):
         await anna.open_stream(boris.peer_id, "talk", timeout_s=1.0)
 

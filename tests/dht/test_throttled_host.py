@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dht.errors import PeerUnreachable, StreamBroken
-from dht.host import Host, Stream
+from dht.host import Messaging, Stream
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import Weather
 from dht.throttled_host import FREE_FRAME_BYTES, Gate, ThrottledHost, TokenBucket
@@ -33,7 +33,7 @@ async def pair() -> AsyncIterator[tuple[ThrottledHost, Stream, Stream]]:
         await over.wait()
 
     await boris.serve_streams("/frames", serve)
-    await throttled.connect(boris.peer_id, await boris.addresses(), timeout_s=5)
+    await anna.connect(boris.peer_id, await boris.addresses(), timeout_s=5)
     ours = await throttled.open_stream(boris.peer_id, "/frames", timeout_s=5)
     await ours.send(b"begin", timeout_s=5)
     other = await theirs
@@ -124,7 +124,7 @@ async def test_a_closed_protocol_begins_no_stream_either_way_and_the_rest_goes_o
     )
     heard: list[str] = []
 
-    def hear(host: Host, protocol: str) -> Coroutine[Any, Any, None]:
+    def hear(host: Messaging, protocol: str) -> Coroutine[Any, Any, None]:
         async def serve(stream: Stream) -> None:
             heard.append(f"{host.peer_id} {protocol}")
             await stream.receive(timeout_s=5)
@@ -134,7 +134,7 @@ async def test_a_closed_protocol_begins_no_stream_either_way_and_the_rest_goes_o
     for protocol in ("/bulk", "/control"):
         await hear(limited, protocol)
         await hear(boris, protocol)
-    await limited.connect(boris.peer_id, await boris.addresses(), timeout_s=5)
+    await anna.connect(boris.peer_id, await boris.addresses(), timeout_s=5)
     ours = await limited.open_stream(boris.peer_id, "/control", timeout_s=5)
     with pytest.raises(PeerUnreachable, match="used up"):
         await limited.open_stream(boris.peer_id, "/bulk", timeout_s=5)

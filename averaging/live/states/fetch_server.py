@@ -38,7 +38,7 @@ from averaging.messages import BadMessage, Count, Digest, Signatures, encode_sig
 from averaging.rules.line_speed import LineSpeed
 from dht.errors import HostClosed, StreamBroken
 from dht.guarded_host import refuse
-from dht.host import Host, Stream
+from dht.host import Messaging, Stream
 from dht.identity import PeerId, RunId
 from dht.limits import Rate
 
@@ -171,7 +171,7 @@ class FetchServer:
 
     def __init__(
         self,
-        host: Host,
+        host: Messaging,
         *,
         run: RunId,
         library: Library,

@@ -54,7 +54,7 @@ from averaging.round.fetched_states import is_outvoted
 from averaging.round.gathering.catching_up import SLOWEST_LINE_BYTES_S
 from averaging.rules.line_speed import LineSpeed
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
-from dht.host import Host, Stream
+from dht.host import Messaging, Stream
 from dht.identity import PeerId, RunId
 
 logger = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class FetchProgress:
 class Fetcher:
     """Fetches what a peer lacks of one run: all fragments, one state at a time of each."""
 
-    host: Host
+    host: Messaging
     run: RunId
     threads: Threads
     on_progress: Callable[[FetchProgress], None] = lambda progress: None

@@ -33,7 +33,7 @@ from averaging.live.streams.uplink import Uplink
 from averaging.rules.line_speed import paired
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.guarded_host import REASON_MAX_BYTES, REFUSED
-from dht.host import Host, Stream
+from dht.host import Messaging, Stream
 from dht.identity import PeerId, RunId
 from dht.limits import Place, Places, Rate
 
@@ -112,7 +112,7 @@ class Transport:
 
     def __init__(
         self,
-        host: Host,
+        host: Messaging,
         *,
         run: RunId,
         message: Callable[[PeerId, bytes], None],

@@ -16,7 +16,7 @@ from averaging.messages import BadMessage, unpacked
 from averaging.numbers.arrays import uninitialised
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.guarded_host import REASON_MAX_BYTES, REFUSED, refuse
-from dht.host import Host, Stream
+from dht.host import Messaging, Stream
 from dht.identity import PeerId
 
 DATA = b"\x01"
@@ -98,7 +98,7 @@ def in_frames(data: memoryview) -> Iterator[memoryview]:
 
 
 @asynccontextmanager
-async def stream_to(host: Host, peer: PeerId, protocol: str) -> AsyncIterator[Stream]:
+async def stream_to(host: Messaging, peer: PeerId, protocol: str) -> AsyncIterator[Stream]:
     """Open a stream for questions, and end it once they are answered.
 
     Its connection then carries the next stream: one that is dropped takes the connection with it.

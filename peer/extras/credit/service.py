@@ -18,8 +18,7 @@ from averaging.history.standing import Standing
 from averaging.live.averager import Averager
 from averaging.round.opinions.certificates import link_of
 from dht.errors import BUSY, DhtError
-from dht.guarded_host import GuardedHost
-from dht.host import Host
+from dht.host import Messaging
 from dht.identity import Identity, PeerId, RunId
 from dht.limits import Rate
 from peer.agent.peer import Peer
@@ -39,7 +38,7 @@ logger = logging.getLogger(__name__)
 class Around:
     """The other peers of a run, for the tally of one."""
 
-    host: Host | GuardedHost
+    host: Messaging
     """Answers them."""
     ask: Callable[[PeerId, wire.Summary], Awaitable[wire.Packed]]
     """Asks a peer for what a summary lacks. Raises ``DhtError`` or ``ValueError``."""

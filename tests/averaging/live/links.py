@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from averaging.live.streams.bulk import Bulk, TransportSettings
 from averaging.live.streams.links import Transport
-from dht.host import Host
+from dht.host import Host, Messaging
 from dht.identity import PeerId, RunId
 
 RUN = RunId("test-run")
@@ -19,7 +19,7 @@ RUN = RunId("test-run")
 class Linked:
     """A transport and everything it reported."""
 
-    host: Host
+    host: Messaging
     transport: Transport
     heard: list[tuple[PeerId, bytes]] = field(default_factory=list)
     lost: list[tuple[PeerId, str]] = field(default_factory=list)
@@ -41,7 +41,7 @@ async def _refuse_all(bulk: Bulk, header: bytes) -> None:
 
 @asynccontextmanager
 async def linked(
-    *hosts: Host, settings: TransportSettings | None = None, bulk: BulkHandler = _refuse_all
+    *hosts: Messaging, settings: TransportSettings | None = None, bulk: BulkHandler = _refuse_all
 ) -> AsyncIterator[list[Linked]]:
     """A transport on each host, closed at the end."""
     made: list[Linked] = []

@@ -36,9 +36,9 @@ from averaging.virtual import swarm as virtual_swarm
 from averaging.virtual.membership import Membership
 from averaging.virtual.peer import Kit, Known, PeerPlan
 from averaging.virtual.swarm import VirtualRun
-from dht.host import Host
+from dht.host import Messaging
 from dht.identity import PeerId, RunId, verify
-from dht.memory.host import MemoryNetwork, identity_of
+from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from tests.averaging.virtual.truth import Learner
 
 RUN = RunId("quadratic")
@@ -245,9 +245,12 @@ class Peer(virtual.Peer):
 
     learner: QuadraticLearner | None
 
-    def __init__(self, swarm: Swarm, plan: PeerPlan, life: Life, kit: Kit, *, nick: str) -> None:
+    def __init__(
+        self, swarm: Swarm, plan: PeerPlan, life: Life, kit: Kit, *, nick: str, host: MemoryHost
+    ) -> None:
+        """``host``: that below the one which the averager has."""
         self.nick = nick
-        self.host = kit.host
+        self.host = host
         self.events: list[tuple[float, str, Mapping[str, Any]]] = []
         around = {"take_directive": self._keeps_to_its_own, **kit.around}
         super().__init__(swarm, plan, life, replace(kit, around=around))
@@ -317,7 +320,7 @@ class Swarm(virtual_swarm.Swarm, virtual.Watch):
         knows_start: bool = True,
         incarnation: int = 1,
         states: Sequence[FragmentState] | None = None,
-        wrap: Callable[[Host], Host] = lambda host: host,
+        wrap: Callable[[MemoryHost], Messaging] = lambda host: host,
         shelf: ProofShelf | None = None,
         gate: LossGate | None = None,
         judge: Judge | None = None,
@@ -335,7 +338,7 @@ class Swarm(virtual_swarm.Swarm, virtual.Watch):
         key = identity_of(nick)
         made = PeerPlan(dial_out_only=not reachable, **plan)
         self.keys[key.peer_id], self.plans[key.peer_id] = key, made
-        host = wrap(self.memory.host(key))
+        host = self.memory.host(key)
         if not reachable:
             self.memory.dial_out_only(key.peer_id)
         known = list(states) if states is not None else []
@@ -344,7 +347,7 @@ class Swarm(virtual_swarm.Swarm, virtual.Watch):
             known = [replace(state, momentum=state.momentum.copy()) for state in self.first]
         kit = Kit(
             key=key,
-            host=host,
+            host=wrap(host),
             terms=RunTerms(RUN, self.layout, policy),
             settings=settings or AveragerSettings(progress_s=1.0),
             verify=verify,
@@ -354,7 +357,7 @@ class Swarm(virtual_swarm.Swarm, virtual.Watch):
             defences=Defences(gate=gate, judge=judge, shelf=shelf),
             around={"state_files": state_files},
         )
-        peer = Peer(self, made, Life(key.peer_id, incarnation), kit, nick=nick)
+        peer = Peer(self, made, Life(key.peer_id, incarnation), kit, nick=nick, host=host)
         self.membership.came(peer, [*self.peers])
         for other in self.peers:
             if other.averager.reachable:

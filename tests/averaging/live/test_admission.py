@@ -14,7 +14,7 @@ from averaging.live.states.fetcher import Fetcher, FetchFailed
 from averaging.live.streams.threads import Threads
 from dht.errors import PeerUnreachable, StreamBroken
 from dht.guarded_host import REFUSED, GuardedHost
-from dht.host import Host
+from dht.host import Messaging
 from dht.identity import PeerId
 from dht.membership.admission import NO_INVITE, Admission
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
@@ -42,7 +42,7 @@ async def invited(made: Swarm, admits: Admission) -> list[Peer]:
     async def refusal(peer: PeerId) -> str | None:
         return admits.refusal(peer, now=NOW)
 
-    def guarded(host: Host) -> Host:
+    def guarded(host: Messaging) -> Messaging:
         return GuardedHost(host, refusal)
 
     return [await made.add(name, wrap=guarded) for name in NAMES]
@@ -74,8 +74,9 @@ async def test_a_stranger_gets_no_answer_from_any_protocol_of_an_invited_run() -
         stranger = made.memory.host("mallory")
         (anna, _, _) = peers
         await stranger.connect(anna.id, await anna.host.addresses(), timeout_s=5.0)
-        assert isinstance(anna.host, GuardedHost)
-        served = list(anna.host._host._streams)  # type: ignore[attr-defined]
+        guarded = anna.averager.host
+        assert isinstance(guarded, GuardedHost)
+        served = list(anna.host._streams)
         assert {protocol.split("/")[2] for protocol in served} >= {"control", "bulk", "fetch"}
         state = anna.averager.states[0]
         assert state is not None
@@ -88,7 +89,7 @@ async def test_a_stranger_gets_no_answer_from_any_protocol_of_an_invited_run() -
             await Fetcher(stranger, RUN, threads).state(
                 0, LAYOUT.fragments[0].size, [anna.id], trust=EVERYBODY, timeout_s=10.0
             )
-        assert anna.host.refused >= 3 * len(served)
+        assert guarded.refused >= 3 * len(served)
         assert not anna.averager.counters()["manifests_served"]
         assert anna.averager.transport.linked() == tuple(sorted(p.id for p in peers[1:]))
         threads.close()
@@ -112,7 +113,7 @@ async def test_a_swarm_goes_on_without_a_peer_that_was_banned_in_the_middle() ->
         for peer in peers[:2]:
             assert clara.id not in peer.averager.transport.linked()
             with pytest.raises(PeerUnreachable, match="banned"):
-                await peer.host.open_stream(clara.id, "any", timeout_s=1.0)
+                await peer.averager.host.open_stream(clara.id, "any", timeout_s=1.0)
         await clara.ended()
         await clara.host.close()
 

@@ -574,7 +574,8 @@ async def test_a_peer_that_is_not_listed_gets_no_weights() -> None:
                 await fetcher.state(
                     0, LAYOUT.fragments[0].size, [peer.id], trust=EVERYBODY, timeout_s=10.0
                 )
-            assert isinstance(peer.host, GuardedHost) and peer.host.refused == 1
+            guarded = peer.averager.host
+            assert isinstance(guarded, GuardedHost) and guarded.refused == 1
             assert peer.averager.counters()["manifests_served"] == 0
         await stranger.close()
         threads.close()

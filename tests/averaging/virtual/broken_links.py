@@ -17,7 +17,7 @@ from averaging.rules.policy import RoundPolicy
 from averaging.virtual.peer import Peer, PeerPlan
 from dht.errors import PeerUnreachable
 from dht.forwarding_host import ForwardingHost
-from dht.host import Host, Stream
+from dht.host import Messaging, Stream
 from dht.identity import PeerId
 from tests.averaging.virtual.swarm import Swarm
 
@@ -36,7 +36,7 @@ BEFORE_S = 2.5
 class BreakableHost(ForwardingHost):
     """A host that can lose its connections, and for a while opens no stream to a peer."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Messaging) -> None:
         super().__init__(host)
         self.down_until: dict[PeerId, float] = {}
 
@@ -49,7 +49,7 @@ class BreakableHost(ForwardingHost):
 
 
 class BreakableSwarm(Swarm):
-    def host_of(self, name: PeerId) -> Host:
+    def host_of(self, name: PeerId) -> Messaging:
         return BreakableHost(super().host_of(name))
 
 
@@ -80,7 +80,7 @@ class Links:
             host = self.swarm.nodes[here].averager.host
             assert isinstance(host, BreakableHost)
             host.down_until[there] = until
-            self.swarm.await_(host.disconnect(there))
+            self.swarm.await_(self.swarm.memory._hosts[here].disconnect(there))
 
     def _look(self) -> None:
         now = self.swarm.now
