@@ -63,22 +63,15 @@ from dht.libp2p.hivemind_patches import (
 from dht.libp2p.lane.lane import Lane
 from dht.libp2p.lane.observers import OBSERVERS_MAX
 from dht.libp2p.lane.port_mapping import keep_mapped, own_gateway
-from dht.libp2p.lane.relaying import connected
 from dht.libp2p.lane.settings import LaneSettings
 from dht.libp2p.lane.wire import (
     CIRCUIT_MAX_BYTES,
     CIRCUIT_PROTOCOL,
-    KNOCK_MAX_BYTES,
-    KNOCK_PROTOCOL,
     LANE_PROTOCOL,
-    LEFT_OUT,
-    LET_IN,
     PUNCH_MAX_BYTES,
     PUNCH_PROTOCOL,
     SEEN_PROTOCOL,
     VIA_PROTOCOL,
-    Knock,
-    decode,
     is_outer,
 )
 from dht.libp2p.listening import why_silent
@@ -100,8 +93,6 @@ NAME_WITHIN_S = 2.0
 """Limit of looking up names for a meeting of two lanes, which has ten seconds in all."""
 
 LISTENS_WITHIN_S = 2.0
-KNOCK_WITHIN_S = 2.0
-KNOCKS_MAX = 8
 KNOWN_PEERS_MAX = 256
 LOOK_OUTSIDE_S = 60.0
 """Pause between questions at which public address this host is seen, while its port is mapped."""
@@ -191,7 +182,6 @@ class HivemindHost:
         )
         self._places.want(settings.is_hidden)
         self._role_lock = asyncio.Lock()
-        self._knocking = 0
         self.lane: Lane | None = None
         """The direct lane; ``None`` if the settings have none."""
 
@@ -717,7 +707,6 @@ class HivemindHost:
 
     async def _open_lane(self) -> None:
         await self.serve_calls(SEEN_PROTOCOL, self._tell_seen, request_max_bytes=0)
-        await self.serve_calls(KNOCK_PROTOCOL, self._knock, request_max_bytes=KNOCK_MAX_BYTES)
         listen = self._settings.daemon.listen
         outwards = [at for at in listen if not address_rules.is_loopback(at)]
         router = own_gateway() if self._settings.daemon.port_mapping and outwards else None
@@ -754,27 +743,6 @@ class HivemindHost:
     async def _tell_seen(self, peer: PeerId, request: bytes) -> bytes:
         """Tell a peer at which IP address this host sees it; empty behind a relay."""
         return "".join((await self._where(peer))[:1]).encode()
-
-    async def _knock(self, peer: PeerId, request: bytes) -> bytes:
-        """Dial a port of a peer, which learns from that what its router lets in.
-
-        It is dialled where it is connected, so nobody can have another machine dialled.
-        """
-        knock = decode(Knock, request)
-        hosts = await self._where(peer)
-        if not hosts:
-            raise ValueError("there is no direct connection with this peer")
-        if self._knocking >= KNOCKS_MAX:
-            raise ValueError(f"this peer dials {KNOCKS_MAX} others already")
-        self._knocking += 1
-        try:
-            async with asyncio.timeout(KNOCK_WITHIN_S):
-                (await connected(hosts[0], knock.port)).close()
-        except (OSError, TimeoutError):
-            return LEFT_OUT
-        finally:
-            self._knocking -= 1
-        return LET_IN
 
     async def _offer_lane(self, peer: PeerId, request: bytes) -> bytes:
         assert self.lane is not None

@@ -269,7 +269,6 @@ LANE: tuple[lane_wire.Message, ...] = (
     lane_wire.Answer(seen_ip="203.0.113.7", seen_port=7),
     lane_wire.Punch((("203.0.113.7", 7700), ("2606:4700::1", 7701))),
     lane_wire.PunchOffer((("203.0.113.7", 7700),), _NUMBER, _SECRET, _SECRET),
-    lane_wire.Knock(7700),
     lane_wire.Circuit(ANNA.peer_id, _NUMBER),
     lane_wire.Leg(7700, _NUMBER),
     lane_wire.Via(ANNA.peer_id, _NUMBER),

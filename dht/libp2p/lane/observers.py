@@ -18,12 +18,8 @@ from dht.identity import PeerId
 from dht.libp2p.lane.connection import Connection, Holder, Path, ticket_of
 from dht.libp2p.lane.punching import Opening
 from dht.libp2p.lane.wire import (
-    KNOCK_PROTOCOL,
-    LET_IN,
-    Knock,
     Offer,
     decode,
-    encode,
     is_outer,
 )
 
@@ -67,13 +63,6 @@ class RouterView:
     seen: tuple[tuple[str, int], ...] = ()
     """The peer's address as each of a few others sees it."""
 
-    lets_strangers_in: bool | None = None
-    """The address is open to an IP address to which nothing was sent; ``None``: no peer could
-    try."""
-
-    lets_other_ports_in: bool | None = None
-    """The address is open to other ports of an IP address to which something was sent."""
-
     has_ipv6: bool = False
     """This machine has a public IPv6 address, too."""
 
@@ -95,27 +84,14 @@ class Observers:
         Raises ``DhtError``.
         """
         opening, connections, seen = Opening(), [], []
-        strangers = others = None
         try:
-            every = await self.outside.observers()
-            observers = [each for each in every if _is_ipv4(each[1])]
-            over_ipv6 = {peer for peer, ip in every if not _is_ipv4(ip)}  # they would knock there
-            knocking = [each for each in observers if each[0] not in over_ipv6]
+            observers = [each for each in await self.outside.observers() if _is_ipv4(each[1])]
             for peer, ip in observers[:ROUTER_OBSERVERS_MAX]:
                 observed = await self._observe(opening, peer, ip)
-                if observed is None:
-                    continue
-                connections.append(observed[0])
-                seen.append(observed[1])
-                if len(seen) == 1:  # nothing was sent to any other address yet
-                    _, port = observed[1]
-                    again = [other for other, at in knocking if other == peer]
-                    others = await self._knocks(again, port)
-                    elsewhere = [other for other, at in knocking if at != ip]
-                    strangers = await self._knocks(elsewhere, port)
-            return RouterView(
-                opening.port, tuple(seen), strangers, others, has_ipv6=bool(opening.ipv6)
-            )
+                if observed is not None:
+                    connections.append(observed[0])
+                    seen.append(observed[1])
+            return RouterView(opening.port, tuple(seen), has_ipv6=bool(opening.ipv6))
         finally:
             for connection in connections:
                 connection.cut()
@@ -178,13 +154,6 @@ class Observers:
         if is_outer(answer.seen_ip) and answer.seen_port:
             return connection, (answer.seen_ip, answer.seen_port)
         connection.cut()
-        return None
-
-    async def _knocks(self, peers: Sequence[PeerId], port: int) -> bool | None:
-        """Let one of these peers dial an outer port of this one; ``None``: none of them can."""
-        for peer in peers[:OBSERVERS_MAX]:
-            with contextlib.suppress(DhtError):
-                return await self.outside.call(peer, KNOCK_PROTOCOL, encode(Knock(port))) == LET_IN
         return None
 
 

@@ -23,11 +23,6 @@ PUNCH_PROTOCOL = "/shoal/punch/1"
 SEEN_PROTOCOL = "/shoal/seen/1"
 """Unary call over libp2p without content, answered with the asking peer's IP address as text."""
 
-KNOCK_PROTOCOL = "/shoal/knock/1"
-"""Unary call over libp2p with a ``Knock``, answered with ``LET_IN`` or ``LEFT_OUT``."""
-
-LET_IN, LEFT_OUT = b"\x01", b"\x00"
-
 CIRCUIT_PROTOCOL = "/shoal/circuit/1"
 """Unary call over libp2p to a relay with a ``Circuit``, answered with a ``Leg``."""
 
@@ -35,7 +30,6 @@ VIA_PROTOCOL = "/shoal/via/1"
 """Unary call over libp2p with a ``Via``, answered with a ``ViaOffer``."""
 
 PUNCH_MAX_BYTES = 80
-KNOCK_MAX_BYTES = 16
 CIRCUIT_MAX_BYTES = 160
 PREAMBLE_MAX_BYTES = 512
 PROTOCOL_MAX = 256
@@ -106,12 +100,6 @@ class PunchOffer(msgspec.Struct, frozen=True, array_like=True):
     listener_key: _Key
 
 
-class Knock(msgspec.Struct, frozen=True, array_like=True):
-    """Request to dial this port, at the address at which the asking peer is connected."""
-
-    port: _Port
-
-
 class Circuit(msgspec.Struct, frozen=True, array_like=True):
     """Request to a relay to join the asking peer's connection to that of another peer."""
 
@@ -150,9 +138,7 @@ def is_outer(ip: str) -> bool:
     return is_public(ip) and ipv4_within(ip_address(ip)) is None
 
 
-Message: TypeAlias = (
-    Offer | Begin | Answer | Punch | PunchOffer | Knock | Circuit | Leg | Via | ViaOffer
-)
+Message: TypeAlias = Offer | Begin | Answer | Punch | PunchOffer | Circuit | Leg | Via | ViaOffer
 _M = TypeVar("_M", bound=Message)
 
 

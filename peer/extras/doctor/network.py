@@ -331,7 +331,7 @@ async def check_router(examine_router: ExamineRouter) -> Finding:
 
 
 def describe_router(view: RouterView, own_ips: Sequence[str]) -> Finding:
-    """The kind of router, from what peers outside see of it and are let in."""
+    """The kind of router, from what peers outside see of it."""
     if not view.seen:
         text = "no connected peer outside has a direct lane, which shows what the router does"
         remedy = (
@@ -358,22 +358,7 @@ def describe_router(view: RouterView, own_ips: Sequence[str]) -> Finding:
         )
     kept = "keeps" if port == view.port else "changes"
     text = f"it {kept} the number of a port, and uses one port for all connections from it"
-    return Finding("router", "ok", f"{_filter_of(view)}: {text} ({asked})")
-
-
-def _filter_of(view: RouterView) -> str:
-    """The kind of a router that uses one port for all connections from a port, by whom it admits.
-
-    Tested with addresses to which nothing was sent, and with other ports of one that was called.
-    """
-    if view.lets_strangers_in:
-        return "full cone"
-    if view.lets_other_ports_in:
-        unsure = " or full cone (no second address outside could try)"
-        return "address-restricted" + unsure * (view.lets_strangers_in is None)
-    if view.lets_other_ports_in is None:
-        return "cone of unknown kind (no peer outside could try)"
-    return "port-restricted"
+    return Finding("router", "ok", f"cone: {text} ({asked})")
 
 
 async def _count_live(presence: Presence) -> int:
