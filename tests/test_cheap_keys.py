@@ -30,7 +30,7 @@ from averaging.rules.policy import ProbationPolicy, RoundPolicy
 from averaging.rules.reputation import Deed, Reputation
 from dht.bounded_mapping import ALL, BoundedMapping
 from dht.identity import PeerId, RunId
-from dht.libp2p.framing.sealing import Tickets
+from dht.libp2p.framing.sealing import Ticket, Tickets
 from dht.limits import Rate
 from dht.membership.admission import Admission, Terms
 from peer.agent.peer import Repeats
@@ -215,15 +215,11 @@ def tables_of_limits() -> Iterator[Flood]:
     rate = Rate[PeerId](1.0, 16.0, authors_max=64)
     assert [rate.spend(LIAR, 0.0) for _ in range(17)].count(True) == 16
     yield Flood(rate._left, dict(rate._left), lambda number: spent_once(rate, number))
-    tickets = Tickets(life_s=30.0, per_peer_max=8, tickets_max=128)
-
-    def issued_to(peer: PeerId) -> Any:
-        return SimpleNamespace(ticket=SimpleNamespace(peer=peer))
-
+    tickets = Tickets(life_s=30.0, tickets_max=128)
     yield Flood(
         tickets._issued,
-        {peer: issued_to(peer) for peer in HONEST},
-        lambda number: (number, issued_to(key(number % 32))),
+        {ticket.number: (ticket, 30.0) for ticket in map(Ticket.new, HONEST)},
+        lambda number: (b"%d" % number, (Ticket.new(key(number % 32)), 30.0)),
     )
     admission = Admission(Terms("run", "invited"))  # type: ignore[arg-type]
 

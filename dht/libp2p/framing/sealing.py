@@ -11,6 +11,7 @@ secret: it is of no use without the keys.
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidTag
@@ -93,22 +94,21 @@ class Seals:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The keys for one connection with ``peer``."""
+    """The keys for one connection with ``peer``, and the number that names them."""
 
     peer: PeerId
+    number: bytes
     dialler_key: bytes = field(repr=False)
     listener_key: bytes = field(repr=False)
+
+    @classmethod
+    def new(cls, peer: PeerId) -> Ticket:
+        return cls(peer, *map(secrets.token_bytes, (NUMBER_BYTES, KEY_BYTES, KEY_BYTES)))
 
     def seals(self, *, dialled: bool) -> Seals:
         """Fresh cipher states for the end that dialled, or for the other end."""
         diallers, listeners = Seal(self.dialler_key), Seal(self.listener_key)
         return Seals(diallers, listeners) if dialled else Seals(listeners, diallers)
-
-
-@dataclass(frozen=True, slots=True)
-class _Issued:
-    ticket: Ticket
-    ends_at: float
 
 
 class Tickets:
@@ -117,26 +117,20 @@ class Tickets:
     Times are those of the caller's clock.
     """
 
-    __slots__ = ("_issued", "life_s", "per_peer_max", "tickets_max")
-
-    def __init__(self, *, life_s: float, per_peer_max: int, tickets_max: int) -> None:
-        self.life_s = life_s
-        self.per_peer_max = per_peer_max
-        self.tickets_max = tickets_max
-        self._issued = BoundedMapping[bytes, _Issued](
-            "lane tickets", tickets_max, worth=by_age, author=lambda _, issued: issued.ticket.peer
+    def __init__(self, *, life_s: float, tickets_max: int) -> None:
+        self._life_s = life_s
+        self._issued = BoundedMapping[bytes, tuple[Ticket, float]](
+            "lane tickets", tickets_max, worth=by_age, author=lambda _, issued: issued[0].peer
         )
+        """Tickets by number, and the time at which each ends."""
 
-    def issue(self, number: bytes, ticket: Ticket, *, now: float) -> None:
-        """Make a ticket usable under this number."""
-        if len(number) != NUMBER_BYTES:
-            raise ValueError(f"number has {len(number)} bytes; a number has {NUMBER_BYTES}")
-        same = [n for n, issued in self._issued.items() if issued.ticket.peer == ticket.peer]
-        if len(same) >= self.per_peer_max:
-            del self._issued[same[0]]
-        self._issued[number] = _Issued(ticket, now + self.life_s)
+    def issue(self, peer: PeerId, *, now: float) -> Ticket:
+        """A new ticket, which can be used from now on."""
+        ticket = Ticket.new(peer)
+        self._issued[ticket.number] = ticket, now + self._life_s
+        return ticket
 
     def redeem(self, number: bytes, *, now: float) -> Ticket | None:
         """Use up and return the ticket of this number; ``None`` if there is none."""
-        issued = self._issued.pop(number, None)
-        return issued.ticket if issued is not None and now < issued.ends_at else None
+        ticket, ends_at = self._issued.pop(number, (None, 0.0))
+        return ticket if now < ends_at else None

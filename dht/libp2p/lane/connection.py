@@ -1,6 +1,6 @@
 """One TCP connection of a lane, which carries one stream after another.
 
-It belongs to a ``Holder``, the lane, which decides what is done with a connection that is free.
+It belongs to the lane, which decides what is done with a connection that is free.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from dht.libp2p.lane.wire import (
     Answer,
     Begin,
     Offer,
-    PunchOffer,
-    ViaOffer,
     decode,
     encode,
 )
@@ -42,7 +40,7 @@ class Path(IntEnum):
 
 
 class Holder(Protocol):
-    """Owner of connections."""
+    """The lane, as its connections see it."""
 
     def heard(self, connection: Connection, message: bytes) -> None:
         """Take a preamble of the dialling side."""
@@ -151,7 +149,7 @@ class Connection:
         self.greeted.set()
         self._holder.lost(self)
 
-    async def show(self, dialled: socket.socket, ticket: Ticket, number: bytes) -> Answer:
+    async def show(self, dialled: socket.socket, ticket: Ticket) -> Answer:
         """Show a ticket on a new connection. Raises ``OSError`` or ``ValueError``."""
         stream, loop = self.stream, asyncio.get_running_loop()
         try:
@@ -160,7 +158,7 @@ class Connection:
             dialled.close()
             raise
         try:
-            stream.write_raw(bytes((NUMBER_BYTES,)) + number)
+            stream.write_raw(bytes((NUMBER_BYTES,)) + ticket.number)
             stream.seal(ticket.seals(dialled=True))
             stream.write_preamble(encode(Begin()))
             answer = decode(Answer, await self.next_preamble())
@@ -172,8 +170,8 @@ class Connection:
         return answer
 
 
-def ticket_of(peer: PeerId, offer: Offer | PunchOffer | ViaOffer) -> Ticket:
-    return Ticket(peer, offer.dialler_key, offer.listener_key)
+def ticket_of(peer: PeerId, offer: Offer) -> Ticket:
+    return Ticket(peer, offer.number, offer.dialler_key, offer.listener_key)
 
 
 @dataclass(slots=True, eq=False)

@@ -31,7 +31,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import secrets
 import socket
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -43,7 +42,7 @@ from dht.errors import DhtError, HostClosed
 from dht.host import Tasks
 from dht.identity import PeerId
 from dht.libp2p.framing.frame_stream import FrameStream
-from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES, Ticket, Tickets
+from dht.libp2p.framing.sealing import NUMBER_BYTES, Ticket, Tickets
 from dht.libp2p.lane.connection import Connection, Partner, Path, ticket_of
 from dht.libp2p.lane.meetings import Meetings, Where
 from dht.libp2p.lane.observers import Ask, Observers, Outside, RouterView
@@ -59,7 +58,7 @@ from dht.libp2p.lane.settings import (
     TICKET_LIFE_S,
     LaneSettings,
 )
-from dht.libp2p.lane.wire import REASON_MAX, Answer, Begin, Circuit, Leg, Offer, decode, encode
+from dht.libp2p.lane.wire import REASON_MAX, Answer, Begin, Circuit, LaneOffer, Leg, decode, encode
 from dht.limits import Place, Places
 
 _logger = logging.getLogger("dht.libp2p.lane.lane")
@@ -104,11 +103,7 @@ class Lane:
         self._ask = ask
         self._where = where
         self._serve = serve
-        self._tickets = Tickets(
-            life_s=TICKET_LIFE_S,
-            per_peer_max=settings.per_peer_max,
-            tickets_max=4 * CONNECTIONS_MAX,
-        )
+        self._tickets = Tickets(life_s=TICKET_LIFE_S, tickets_max=4 * CONNECTIONS_MAX)
         self._listeners: list[socket.socket] = []
         self._mapped_port: int | None = None
         """Port of the router's public address that leads to this lane."""
@@ -246,20 +241,16 @@ class Lane:
     # --- being dialled ---------------------------------------------------------------------
 
     async def offer(self, peer: PeerId) -> bytes:
-        """The ``Offer`` for a peer that asks over the daemon. Raises ``ValueError`` to refuse."""
+        """The ``LaneOffer`` for a peer that asks over the daemon. Raises ``ValueError``."""
         port = await self._port_for(peer)
         if port is None or self._closed:
             raise ValueError("it does not listen for a direct lane")
-        number, ticket = self.issue(peer)
-        offer = Offer(port, number, ticket.dialler_key, ticket.listener_key)
-        return encode(offer)
+        return encode(LaneOffer(*self.issue(peer), port))
 
-    def issue(self, peer: PeerId) -> tuple[bytes, Ticket]:
-        """A new ticket and its number."""
-        number = secrets.token_bytes(NUMBER_BYTES)
-        ticket = Ticket(peer, secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES))
-        self._tickets.issue(number, ticket, now=self._now)
-        return number, ticket
+    def issue(self, peer: PeerId) -> tuple[bytes, bytes, bytes]:
+        """A new ticket for a peer, as the fields of an ``Offer``."""
+        ticket = self._tickets.issue(peer, now=self._now)
+        return ticket.number, ticket.dialler_key, ticket.listener_key
 
     @property
     def _now(self) -> float:
@@ -526,7 +517,7 @@ class Lane:
         """Dial the lane of a peer. ``False``: its router lets nobody in, so it has to be met."""
         if known.lets_none_in:
             return False
-        offer = decode(Offer, await self._ask(peer))
+        offer = decode(LaneOffer, await self._ask(peer))
         try:
             async with asyncio.timeout(CONNECT_S):
                 dialled = await connected(host, offer.port)
@@ -535,15 +526,15 @@ class Lane:
                 raise
             known.lets_none_in = True
             return False
-        await self.introduce(known, dialled, ticket_of(peer, offer), offer.number, Path.DIRECT)
+        await self.introduce(known, dialled, ticket_of(peer, offer), Path.DIRECT)
         return True
 
     async def introduce(
-        self, known: Partner, dialled: socket.socket, ticket: Ticket, number: bytes, path: Path
+        self, known: Partner, dialled: socket.socket, ticket: Ticket, path: Path
     ) -> None:
         """Prove this side's identity on a new connection, and keep it if the other side does."""
         connection = Connection(self, path, dialled=True)
-        await connection.show(dialled, ticket, number)
+        await connection.show(dialled, ticket)
         connection.peer = ticket.peer
         connection.stream.expect_preamble(connection.on_preamble)
         known.dialled.add(connection)

@@ -38,10 +38,10 @@ from dht.libp2p.lane.wire import (
     VIA_PROTOCOL,
     Circuit,
     Leg,
+    Offer,
     Punch,
     PunchOffer,
     Via,
-    ViaOffer,
     decode,
     encode,
     is_outer,
@@ -75,8 +75,8 @@ class Ends(Holder, Protocol):
 
     counters: Counter[str]
 
-    def issue(self, peer: PeerId) -> tuple[bytes, Ticket]:
-        """A new ticket and its number."""
+    def issue(self, peer: PeerId) -> tuple[bytes, bytes, bytes]:
+        """A new ticket for a peer, as the fields of an ``Offer``."""
         ...
 
     def admit(self, dialled: socket.socket, path: Path) -> Connection:
@@ -88,7 +88,7 @@ class Ends(Holder, Protocol):
         ...
 
     async def introduce(
-        self, known: Partner, dialled: socket.socket, ticket: Ticket, number: bytes, path: Path
+        self, known: Partner, dialled: socket.socket, ticket: Ticket, path: Path
     ) -> None:
         """Prove this side's identity on a new connection, and keep it if the other side does."""
         ...
@@ -185,8 +185,7 @@ class Meetings:
                     with contextlib.suppress(OSError, ValueError, TimeoutError):
                         async with asyncio.timeout(self.settings.answer_timeout_s):
                             ticket = ticket_of(peer, offer)
-                            number, path = offer.number, Path.PUNCHED
-                            await self.lane.introduce(known, dialled, ticket, number, path)
+                            await self.lane.introduce(known, dialled, ticket, Path.PUNCHED)
                         return
         except TimeoutError:
             raise OSError(APART) from None
@@ -215,10 +214,10 @@ class Meetings:
                 continue
             try:
                 via = encode(Via(relay, circuit.number))
-                offer = decode(ViaOffer, await self.outside.call(peer, VIA_PROTOCOL, via))
+                offer = decode(Offer, await self.outside.call(peer, VIA_PROTOCOL, via))
                 dialled = await reach_through(ip, leg.port, leg.number)
                 ticket = ticket_of(peer, offer)
-                await self.lane.introduce(known, dialled, ticket, offer.number, Path.RELAYED)
+                await self.lane.introduce(known, dialled, ticket, Path.RELAYED)
             except (OSError, ValueError, PeerUnreachable, CallRefused) as error:
                 refusals.append(str(error))
                 continue
@@ -290,8 +289,7 @@ class Meetings:
                 self.observers.outer_addresses(opening) as own,
                 opening.meeting(addresses) as found,
             ):
-                number, ticket = self.lane.issue(peer)
-                offer = PunchOffer(own, number, ticket.dialler_key, ticket.listener_key)
+                offer = PunchOffer(*self.lane.issue(peer), own)
                 if ready.done():
                     return  # the call was given up
                 ready.set_result(encode(offer))
@@ -342,9 +340,8 @@ class Meetings:
         except BaseException:
             self._under_way -= 1
             raise
-        number, ticket = self.lane.issue(peer)
         self.lane.spawn(self._come_to(hosts[0], leg), f"come to {relay}")
-        return encode(ViaOffer(number, ticket.dialler_key, ticket.listener_key))
+        return encode(Offer(*self.lane.issue(peer)))
 
     async def _come_to(self, ip: str, leg: Leg) -> None:
         """Take a connection that another peer makes through a relay."""

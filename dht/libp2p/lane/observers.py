@@ -17,11 +17,7 @@ from dht.errors import DhtError
 from dht.identity import PeerId
 from dht.libp2p.lane.connection import Connection, Holder, Path, ticket_of
 from dht.libp2p.lane.punching import Opening
-from dht.libp2p.lane.wire import (
-    Offer,
-    decode,
-    is_outer,
-)
+from dht.libp2p.lane.wire import LaneOffer, decode, is_outer
 
 OBSERVERS_MAX = 2
 """Number of peers that are asked for the outer address of a port."""
@@ -31,7 +27,7 @@ ROUTER_OBSERVERS_MAX = 4
 Address = tuple[str, int]
 
 Ask = Callable[[PeerId], Awaitable[bytes]]
-"""Gets a peer's ``Offer`` over the daemon. Raises ``DhtError``."""
+"""Gets a peer's ``LaneOffer`` over the daemon. Raises ``DhtError``."""
 
 
 class Outside(Protocol):
@@ -146,9 +142,9 @@ class Observers:
         connection = Connection(self.holder, Path.DIRECT, dialled=True)
         try:
             async with asyncio.timeout(self.timeout_s):
-                offer = decode(Offer, await self.ask(peer))
+                offer = decode(LaneOffer, await self.ask(peer))
                 dialled = await opening.dial(host, offer.port)
-                answer = await connection.show(dialled, ticket_of(peer, offer), offer.number)
+                answer = await connection.show(dialled, ticket_of(peer, offer))
         except (OSError, TimeoutError, ValueError, DhtError):
             return None
         if is_outer(answer.seen_ip) and answer.seen_port:

@@ -15,7 +15,7 @@ from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES
 from dht.public_ip import ipv4_within, is_public
 
 LANE_PROTOCOL = "/shoal/lane/1"
-"""Unary call over libp2p that is answered with an ``Offer``."""
+"""Unary call over libp2p that is answered with a ``LaneOffer``."""
 
 PUNCH_PROTOCOL = "/shoal/punch/1"
 """Unary call over libp2p with a ``Punch``, answered with a ``PunchOffer``."""
@@ -27,7 +27,7 @@ CIRCUIT_PROTOCOL = "/shoal/circuit/1"
 """Unary call over libp2p to a relay with a ``Circuit``, answered with a ``Leg``."""
 
 VIA_PROTOCOL = "/shoal/via/1"
-"""Unary call over libp2p with a ``Via``, answered with a ``ViaOffer``."""
+"""Unary call over libp2p with a ``Via``, answered with an ``Offer``."""
 
 PUNCH_MAX_BYTES = 80
 CIRCUIT_MAX_BYTES = 160
@@ -56,15 +56,26 @@ _Key = Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """The answer over libp2p: the port of the lane, and a ticket for one connection."""
+    """An answer over libp2p: a ticket for one connection, of which nobody else learns the keys."""
 
-    port: _Port
     number: _Number
     dialler_key: _Key
     """Key for the frames of the dialling side."""
 
     listener_key: _Key
     """Key for the frames of the listening side."""
+
+
+class LaneOffer(Offer, frozen=True, array_like=True):
+    """The port of the lane as well."""
+
+    port: _Port
+
+
+class PunchOffer(Offer, frozen=True, array_like=True):
+    """Answer to ``Punch``: the addresses to dial as well."""
+
+    addresses: _OuterAddresses
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True):
@@ -91,15 +102,6 @@ class Punch(msgspec.Struct, frozen=True, array_like=True):
     addresses: _OuterAddresses
 
 
-class PunchOffer(msgspec.Struct, frozen=True, array_like=True):
-    """Answer to ``Punch``: the addresses to dial, and a ticket for the connection."""
-
-    addresses: _OuterAddresses
-    number: _Number
-    dialler_key: _Key
-    listener_key: _Key
-
-
 class Circuit(msgspec.Struct, frozen=True, array_like=True):
     """Request to a relay to join the asking peer's connection to that of another peer."""
 
@@ -122,14 +124,6 @@ class Via(msgspec.Struct, frozen=True, array_like=True):
     circuit: _Number
 
 
-class ViaOffer(msgspec.Struct, frozen=True, array_like=True):
-    """Answer to ``Via``: a ticket for the connection, whose keys the relay does not learn."""
-
-    number: _Number
-    dialler_key: _Key
-    listener_key: _Key
-
-
 def is_outer(ip: str) -> bool:
     """Say whether this is a public address. Nobody is sent to dial any other one.
 
@@ -138,7 +132,7 @@ def is_outer(ip: str) -> bool:
     return is_public(ip) and ipv4_within(ip_address(ip)) is None
 
 
-Message: TypeAlias = Offer | Begin | Answer | Punch | PunchOffer | Circuit | Leg | Via | ViaOffer
+Message: TypeAlias = Offer | LaneOffer | PunchOffer | Begin | Answer | Punch | Circuit | Leg | Via
 _M = TypeVar("_M", bound=Message)
 
 

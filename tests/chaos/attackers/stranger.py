@@ -22,7 +22,7 @@ from dht.libp2p.framing.frame_stream import HEADER, FrameType
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane.settings import LaneSettings
-from dht.libp2p.lane.wire import LANE_PROTOCOL, Offer
+from dht.libp2p.lane.wire import LANE_PROTOCOL, LaneOffer
 from dht.membership.hello import (
     CONFIRM_PROTOCOL,
     DIAL_BACK_PROTOCOL,
@@ -100,11 +100,11 @@ async def garbage(
                 stream.abort()
 
 
-async def _lane_of(host: HivemindHost, peer: PeerId) -> Offer | None:
+async def _lane_of(host: HivemindHost, peer: PeerId) -> LaneOffer | None:
     """The port of a peer's lane with a ticket for it, which every peer gets."""
     try:
         answer = await host.call(peer, LANE_PROTOCOL, b"", timeout_s=TIMEOUT_S)
-        return msgspec.msgpack.decode(answer, type=Offer)
+        return msgspec.msgpack.decode(answer, type=LaneOffer)
     except (DhtError, msgspec.MsgspecError):
         return None
 

@@ -78,11 +78,7 @@ def test_a_key_wears_out() -> None:
 
 
 def ticket(peer: PeerId) -> Ticket:
-    return Ticket(peer, bytes(KEY_BYTES), KEY)
-
-
-def number(value: int) -> bytes:
-    return value.to_bytes(NUMBER_BYTES, "big")
+    return Ticket(peer, bytes(NUMBER_BYTES), bytes(KEY_BYTES), KEY)
 
 
 def test_the_ends_of_a_ticket_understand_each_other_and_a_frame_that_comes_back_is_no_answer() -> (
@@ -97,40 +93,35 @@ def test_the_ends_of_a_ticket_understand_each_other_and_a_frame_that_comes_back_
 
 
 def test_a_ticket_is_good_once_and_until_its_time_is_over() -> None:
-    tickets = Tickets(life_s=10.0, per_peer_max=2, tickets_max=4)
-    for n in range(2):
-        tickets.issue(number(n), ticket(ANNA), now=100.0)
-    assert tickets.redeem(number(9), now=100.0) is None
-    assert tickets.redeem(number(0), now=109.9) == ticket(ANNA)
-    assert tickets.redeem(number(0), now=109.9) is None
-    assert tickets.redeem(number(1), now=110.0) is None
+    tickets = Tickets(life_s=10.0, tickets_max=4)
+    first, second = (tickets.issue(ANNA, now=100.0) for _ in range(2))
+    assert tickets.redeem(bytes(NUMBER_BYTES), now=100.0) is None
+    assert tickets.redeem(first.number, now=109.9) == first
+    assert tickets.redeem(first.number, now=109.9) is None
+    assert tickets.redeem(second.number, now=110.0) is None
 
 
 def test_a_peer_that_asks_for_many_tickets_spends_its_own() -> None:
-    tickets = Tickets(life_s=10.0, per_peer_max=2, tickets_max=4)
-    tickets.issue(number(0), ticket(BORIS), now=0.0)
-    for n in range(1, 5):
-        tickets.issue(number(n), ticket(ANNA), now=0.0)
-    held = [n for n in range(5) if tickets.redeem(number(n), now=0.0) is not None]
+    tickets = Tickets(life_s=10.0, tickets_max=3)
+    issued = [tickets.issue(peer, now=0.0) for peer in (BORIS, ANNA, ANNA, ANNA, ANNA)]
+    held = [n for n, each in enumerate(issued) if tickets.redeem(each.number, now=0.0) is not None]
     assert held == [0, 3, 4]
 
 
-def test_of_too_many_tickets_the_oldest_give_way_and_those_of_yesterday_do_not_count() -> None:
-    tickets = Tickets(life_s=10.0, per_peer_max=1, tickets_max=2)
-    for n in range(3):
-        tickets.issue(number(n), ticket(PeerId(str(n))), now=float(n))
-    assert tickets.redeem(number(0), now=2.0) is None
-    tickets.issue(number(3), ticket(PeerId("3")), now=11.5)
-    assert tickets.redeem(number(2), now=11.5) is not None
+def test_of_too_many_tickets_the_oldest_give_way() -> None:
+    tickets = Tickets(life_s=10.0, tickets_max=2)
+    issued = [tickets.issue(PeerId(str(n)), now=float(n)) for n in range(3)]
+    assert tickets.redeem(issued[0].number, now=2.0) is None
+    assert tickets.redeem(issued[2].number, now=2.0) == issued[2]
 
 
 def test_a_flood_of_identities_does_not_drop_the_tickets_of_others() -> None:
     """128 identities with 8 tickets each dropped all that were issued before."""
-    tickets = Tickets(life_s=30.0, per_peer_max=8, tickets_max=1024)
-    tickets.issue(number(0), ticket(BORIS), now=0.0)
+    tickets = Tickets(life_s=30.0, tickets_max=1024)
+    mine = tickets.issue(BORIS, now=0.0)
     for n in range(1, 2000):
-        tickets.issue(n.to_bytes(16, "little"), ticket(PeerId(str(n % 200))), now=1.0)
-    assert tickets.redeem(number(0), now=2.0) == ticket(BORIS)
+        tickets.issue(PeerId(str(n % 200)), now=1.0)
+    assert tickets.redeem(mine.number, now=2.0) == mine
 
 
 def test_a_ticket_does_not_show_its_keys() -> None:

@@ -18,7 +18,7 @@ from dht.libp2p.framing.frame_stream import HEADER, FrameStream, FrameType
 from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES
 from dht.libp2p.lane.connection import Connection, Path
 from dht.libp2p.lane.settings import CONNECTIONS_MAX, LaneSettings, parse_lane
-from dht.libp2p.lane.wire import Offer
+from dht.libp2p.lane.wire import LaneOffer
 from dht.limits import Place
 from dht.throttled_host import Gate, ThrottledStream
 from tests.dht.libp2p.lane_ends import (
@@ -177,7 +177,7 @@ async def test_a_closed_port_and_a_peer_without_a_direct_connection_go_another_w
 
 
 def replaced(offer: bytes, **changes: object) -> bytes:
-    told = msgspec.msgpack.decode(offer, type=Offer)
+    told = msgspec.msgpack.decode(offer, type=LaneOffer)
     return msgspec.msgpack.encode(msgspec.structs.replace(told, **changes))
 
 
@@ -201,7 +201,7 @@ async def test_without_a_ticket_and_both_of_its_keys_there_is_no_lane(
 
 async def test_behind_a_router_others_are_told_its_port() -> None:
     async with pair(there=LaneSettings(told_port=443)) as (_, boris):
-        told = msgspec.msgpack.decode(await boris.lane.offer(ANNA), type=Offer)
+        told = msgspec.msgpack.decode(await boris.lane.offer(ANNA), type=LaneOffer)
         assert told.port == 443 != boris.lane.port
 
 
@@ -211,7 +211,7 @@ async def test_a_neighbour_is_told_the_own_port_and_not_the_one_that_the_router_
         boris.lane._port_mapped(443)
         for ip in "11.1.2.3", "100.64.0.7", None, "192.168.1.3", "2a01:db8::1":
             boris.at = () if ip is None else (ip,)
-            told = msgspec.msgpack.decode(await boris.lane.offer(ANNA), type=Offer)
+            told = msgspec.msgpack.decode(await boris.lane.offer(ANNA), type=LaneOffer)
             near = ip in ("192.168.1.3", "2a01:db8::1")
             assert told.port == (boris.lane.port if near else 443)
 

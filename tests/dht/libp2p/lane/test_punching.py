@@ -24,7 +24,7 @@ from dht.libp2p.lane.punching import Opening
 from dht.libp2p.lane.settings import LaneSettings
 from dht.libp2p.lane.wire import (
     PUNCH_MAX_BYTES,
-    Offer,
+    LaneOffer,
     Punch,
     PunchOffer,
     decode,
@@ -60,7 +60,7 @@ def _has_ipv6() -> bool:
 needs_ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6, as a container")
 
 OFFER = PunchOffer(
-    (("203.0.113.7", 7700),), bytes(NUMBER_BYTES), bytes(KEY_BYTES), bytes(KEY_BYTES)
+    bytes(NUMBER_BYTES), bytes(KEY_BYTES), bytes(KEY_BYTES), (("203.0.113.7", 7700),)
 )
 
 
@@ -125,7 +125,7 @@ async def test_a_peer_that_dialled_out_and_lets_nobody_in_is_met_instead() -> No
         port = gone.getsockname()[1]
 
     def elsewhere(offer: bytes) -> bytes:
-        return encode(msgspec.structs.replace(decode(Offer, offer), port=port))
+        return encode(msgspec.structs.replace(decode(LaneOffer, offer), port=port))
 
     anna.change = elsewhere
     for size in (0, 100_000):
@@ -354,7 +354,7 @@ async def test_nobody_is_sent_to_services_of_its_own_machine(
 
         async def named(peer: PeerId, protocol: str, message: bytes) -> bytes:
             there = HERE_IPV6, service.getsockname()[1]
-            return encode(PunchOffer((there,), b"flush_all\r\n.....", bytes(32), bytes(32)))
+            return encode(PunchOffer(b"flush_all\r\n.....", bytes(32), bytes(32), (there,)))
 
         monkeypatch.setattr(anna.lane._meetings.outside, "call", named)  # type: ignore[union-attr]
         reason = await anna.lane.reach(BORIS)
@@ -505,5 +505,5 @@ def test_an_offer_of_a_meeting_is_checked_when_it_is_read(changes: dict[str, obj
     with pytest.raises(ValueError, match="not PunchOffer"):
         decode(PunchOffer, encode(PunchOffer(**{**fields, **changes})))
     assert decode(PunchOffer, encode(OFFER)) == OFFER
-    with pytest.raises(ValueError, match="not Offer"):
-        decode(Offer, encode(OFFER))
+    with pytest.raises(ValueError, match="not LaneOffer"):
+        decode(LaneOffer, encode(OFFER))
