@@ -21,7 +21,6 @@ from dht.membership.clock_offset import ClockEstimate, ClockOffsets, sample
 from dht.membership.contacts import contacts_to_make, peers_to_greet
 from dht.presence.dialler import Dialler, DialLimited
 from dht.presence.intake import Intake, Misfit
-from dht.presence.run_files import RunFiles
 from dht.presence.settings import GOODBYE_TIMEOUT_S
 from dht.presence.this_peer import Announcement, ThisPeer
 
@@ -50,7 +49,6 @@ class Greeting:
     dialler: Dialler
     intake: Intake
     announcement: Announcement
-    run_files: RunFiles
     budget: Rate[PeerId]
     has_worked: Callable[[PeerId], bool] = lambda peer: True
     """True if the clock of a member counts before those of members that only just came."""
@@ -277,7 +275,6 @@ class Greeting:
         for other in passed:
             self.intake.take(other.sealed, age_s=other.age_s)
         self.this.runs.heard(peer, self.this.now())
-        self.run_files.wake()
         self.intake.report_news()
 
     def _judge_clock(self) -> None:

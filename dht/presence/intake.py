@@ -15,7 +15,6 @@ from dht.errors import DhtError
 from dht.identity import PeerId, RunId
 from dht.membership.table import bucket_key
 from dht.presence.reachability_checks import ReachabilityChecks
-from dht.presence.run_files import RunFiles
 from dht.presence.settings import DIRECTORY_TIMEOUT_S
 from dht.presence.this_peer import Announcement, ThisPeer
 from dht.records import Sealed, check
@@ -151,10 +150,9 @@ class BucketReading:
     peers, 5.4 since). All are asked when that single reading would let a member expire.
     """
 
-    def __init__(self, this: ThisPeer, intake: Intake, run_files: RunFiles) -> None:
+    def __init__(self, this: ThisPeer, intake: Intake) -> None:
         self._this = this
         self._intake = intake
-        self._run_files = run_files
         self._unsettled_until = math.inf
         """Every bucket is read from all holders until then: a peer that was met lately may have
         brought other peers, or another part of the directory, within reach."""
@@ -193,7 +191,6 @@ class BucketReading:
         this.stats.look_ups += 1
         found = await this.host.directory.look_up(key, timeout_s=DIRECTORY_TIMEOUT_S, quick=quick)
         newcomers = sum(peer != this.id and this.table.get(peer) is None for peer in found)
-        news = [self._intake.take(found[peer], peer=peer, key=key) for peer in sorted(found)]
-        if any(news):
-            self._run_files.wake()
+        for peer in sorted(found):
+            self._intake.take(found[peer], peer=peer, key=key)
         return newcomers

@@ -129,10 +129,8 @@ class Presence:
             )
             runs.judge_own_run(self._door.judge)
         self._run_files = RunFiles(this, self._dialler, budget)
-        self._buckets = BucketReading(this, self._intake, self._run_files)
-        self._greeting = Greeting(
-            this, self._dialler, self._intake, self._announcement, self._run_files, budget
-        )
+        self._buckets = BucketReading(this, self._intake)
+        self._greeting = Greeting(this, self._dialler, self._intake, self._announcement, budget)
         self._seeking = Seeking(
             this, self._dialler, self._greeting, self._checks, on_connected=self._met_a_seed
         )

@@ -7,7 +7,6 @@ to. The caller checks the content that arrives: the hash of a run file is its ru
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 
 from dht.errors import BUSY, CallRefused, HostClosed, PeerUnreachable, RunFileUnavailable
@@ -21,8 +20,8 @@ from dht.records import RUN_FILE_MAX_BYTES
 ASKED_AT_ONCE = 3
 """Parallel requests, so that a peer that does not answer does not delay the others."""
 
-RETRY_S = 1.0
-"""Pause before all peers are asked again; a peer that turns up is asked at once."""
+RETRY_FIRST_S, RETRY_MAX_S = 0.1, 1.0
+"""Pause before all peers are asked again, and those that turned up meanwhile; it doubles."""
 
 
 class RunFiles:
@@ -35,17 +34,12 @@ class RunFiles:
         self._settings = this.settings
         self._dialler = dialler
         self._budget = budget
-        self._woken = asyncio.Event()
 
     async def serve(self) -> None:
         """Answer other peers from now on."""
         await self._host.serve_calls(
             wire.RUN_FILE_PROTOCOL, self._answer, request_max_bytes=wire.RUN_ID_MAX
         )
-
-    def wake(self) -> None:
-        """Ask again at once: a peer that has the run file may have turned up."""
-        self._woken.set()
 
     async def fetch(
         self,
@@ -57,30 +51,15 @@ class RunFiles:
         """The run file, from the first peer that has it. See ``Presence.fetch_run_file``."""
         assert self._run is not None, "a bootstrap peer has no run file to ask for"
         answers: dict[str, str] = {}
-        loop = asyncio.get_running_loop()
-        ask_all_at = loop.time()
+        pause_s = RETRY_FIRST_S
         try:
             async with asyncio.timeout(timeout_s):
-                while True:
-                    self._woken.clear()
-                    asked = peers()
-                    if loop.time() >= ask_all_at:
-                        ask_all_at = loop.time() + RETRY_S
-                    else:
-                        asked = [peer for peer in asked if peer not in answers]
-                        if not asked:
-                            await self._wait_until(ask_all_at)
-                            continue
-                    content = await self._ask_all(asked, matches, answers)
-                    if content is not None:
-                        return content
+                while (content := await self._ask_all(peers(), matches, answers)) is None:
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, RETRY_MAX_S)
+                return content
         except TimeoutError:
             raise RunFileUnavailable(self._run, tuple(sorted(answers.items())), timeout_s) from None
-
-    async def _wait_until(self, at: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(at):
-                await self._woken.wait()
 
     async def _ask_all(
         self, peers: Sequence[PeerId], matches: Callable[[bytes], bool], answers: dict[str, str]
