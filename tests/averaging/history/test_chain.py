@@ -1,4 +1,4 @@
-"""Chains: ancestors, storage shared between chains, and thinning."""
+"""Chains: ancestors, chains made from one another, and thinning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from averaging.history.chain import BLOCK_LINKS, CHAIN_MAX_LINKS, Chain, ChainLink
+from averaging.history.chain import CHAIN_MAX_LINKS, Chain, ChainLink
 
 
 def lineage(name: object) -> bytes:
@@ -56,25 +56,6 @@ def test_extending_does_not_change_the_shorter_chain() -> None:
     assert mine.tip == link(5, "mine")
     assert theirs.tip == link(5, "theirs")
     assert mine.find(*link(5, "theirs")[:2]) is None
-
-
-@given(st.lists(st.tuples(st.integers(0, 20), st.sampled_from("ab")), max_size=40))
-def test_chains_that_share_storage_behave_as_if_alone(
-    steps: list[tuple[int, str]],
-) -> None:
-    """Extend any earlier chain, again and again, beside plain lists."""
-    chains = [Chain()]
-    models: list[list[ChainLink]] = [[]]
-    for which, side in steps:
-        model = models[which % len(models)]
-        new = link(model[-1].version + 1 if model else 0, f"{side}{len(models)}")
-        chains.append(chains[which % len(chains)].extended(new))
-        models.append([*model, new])
-
-    for chain, model in zip(chains, models, strict=True):
-        assert list(chain) == model
-        assert list(reversed(chain)) == model[::-1]
-        assert all(chain.find(entry.version, entry.lineage) == entry for entry in model)
 
 
 def test_versions_only_grow() -> None:
@@ -138,7 +119,6 @@ def test_ten_thousand_links_are_kept_and_the_oldest_are_dropped() -> None:
 
 def test_the_founders_version_is_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("averaging.history.chain.CHAIN_MAX_LINKS", 12)
-    monkeypatch.setattr("averaging.history.chain.BLOCK_LINKS", 4)
     chain = Chain()
     for version in range(200):
         chain = chain.extended(link(version))
@@ -158,18 +138,9 @@ def test_the_founders_version_is_kept_for_ever(monkeypatch: pytest.MonkeyPatch) 
     assert len(chain) == 12 and chain.tip.version == 199
 
 
-def test_storage_is_bounded() -> None:
-    chain = history(range(3 * CHAIN_MAX_LINKS))
-
-    assert sum(map(len, chain._blocks)) <= CHAIN_MAX_LINKS + 2 * BLOCK_LINKS
-
-
 @pytest.mark.parametrize("seed", range(20))
-def test_chains_that_share_blocks_do_not_change_one_another(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Against plain sets of links, with blocks of a few, some of which several chains hold."""
-    monkeypatch.setattr("averaging.history.chain.BLOCK_LINKS", 4)
+def test_a_chain_has_the_links_that_it_was_made_of(seed: int) -> None:
+    """Against plain sets of links."""
     rng = random.Random(seed)
     made: list[tuple[Chain, set[ChainLink]]] = [(Chain(), set())]
     for _ in range(120):

@@ -27,7 +27,7 @@ NOT_FULL = {
     ".counters": 100,
     "electors._seen": SEEN_MAX,
     "probation._tokens_unseen": SEEN_MAX,
-    ".chain._blocks": CHAIN_MAX_LINKS,
+    ".chain._links": CHAIN_MAX_LINKS,
     "audits._witness._commits": ROUNDS_KEPT_MAX,
     "audits._witness._rounds": ROUNDS_KEPT_MAX,
 }
