@@ -733,11 +733,8 @@ averaging.round.opinions.fragment.Fragment.own_messages""",
 averaging.guard.auditing.Auditing._kept""",
     "proofs times peers in view": """
 averaging.guard.auditing.Auditing._told""",
-    "states being read: the slowest goes, then that of peers that had their share": """
-averaging.live.states.fetch_server._Frozen.readers
-averaging.live.states.fetch_server._Frozen.awaited
-averaging.live.states.fetch_server._Frozen.asked
-averaging.live.states.fetch_server.FetchServer._frozen""",
+    "states being read, one on each stream, and those that were asked for lately": """
+averaging.live.states.fetch_server.FetchServer._shown""",
     "peers with work in the merged maps": """
 peer.extras.credit.accounting.tally.Tally.statements""",
 }

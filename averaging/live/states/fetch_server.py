@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Protocol
 
@@ -57,18 +57,9 @@ SHARE_S = 600.0
 """Time in which a peer regains all of its share of ``SHARE_STATES``."""
 GIVE_WAY_S = 5.0
 """Pause before each piece for such a peer, while another one is being served."""
-FROZEN_MAX = 4
-"""States kept as they were for somebody who is reading them, while newer ones replace them."""
-ASKERS_MAX = 64
-"""Peers that are remembered as having asked for one of them."""
-FROZEN_SPARE_S = 1.0
-"""A frozen state that nobody reads, and nobody read from for so long, makes room for another one.
-"""
-FROZEN_IDLE_S = 20.0
-"""A frozen state that nobody read from for so long is let go."""
-FROZEN_UNREAD_S = 2.0
-"""Likewise when nobody reads it, or is about to because it asked for the manifest. It takes as much
-memory as the state itself, and a newcomer reads one fragment after the other."""
+KEPT_S = 20.0
+"""Time for which a state is kept for those that have its manifest and no stream yet to read it on:
+they wait for the manifests of others."""
 
 
 class _Request(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -118,25 +109,15 @@ class Library(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Frozen:
+class _Shown:
+    """A state whose manifest was asked for."""
+
     state: FragmentState
     manifest: asyncio.Future[bytes]
-    read_at: float
-    readers: list[PeerId] = field(default_factory=list)
-    """Peers whose streams are open and asked for it."""
-    awaited: set[PeerId] = field(default_factory=set)
-    """Peers that have its manifest, and ask others for theirs before they ask for pieces."""
-    asked: set[PeerId] = field(default_factory=set)
-    """Peers that have its manifest."""
-    frozen_at: float = 0.0
-    served_bytes: int = 0
-
-    @property
-    def is_wanted(self) -> bool:
-        return bool(self.readers or self.awaited)
-
-    def bytes_per_s(self, now: float) -> float:
-        return self.served_bytes / max(now - self.frozen_at, 1e-9)
+    until: float = 0.0
+    """It is kept until then, and as long as it is read."""
+    readers: int = 0
+    """Streams that asked for it last."""
 
 
 @dataclass(slots=True, eq=False)
@@ -147,8 +128,8 @@ class _Reader:
     place: ServedPlace
     places: ServedPlaces
     line: LineSpeed | None
-    reading: list[_Frozen] = field(default_factory=list)
-    """States that it asked for."""
+    reading: _Shown | None = None
+    """The state that it asked for last."""
 
     async def tell(self, *parts: bytes | memoryview) -> None:
         """Send a frame of an answer."""
@@ -159,15 +140,18 @@ class _Reader:
         if self.line is not None:
             self.line.carried(size, began=began, ended=now)
 
-    def begins(self, frozen: _Frozen) -> None:
-        """Note that it reads this state from now on, until it ends."""
-        if all(frozen is not other for other in self.reading):
-            frozen.readers.append(self.place.author)
-            self.reading.append(frozen)
+    def reads(self, shown: _Shown | None) -> None:
+        """Note that it reads this state from now on, and no other one."""
+        if self.reading is not None:
+            self.reading.readers -= 1
+        if shown is not None:
+            shown.readers += 1
+        self.reading = shown
 
 
 class FetchServer:
-    """Answers those who catch up. It keeps a state that is being read until it was read."""
+    """Answers those who catch up. A state that is being read is kept until it was read: each stream
+    has one, so those that keep places from others (``ServedPlaces``) keep no memory either."""
 
     def __init__(
         self,
@@ -193,7 +177,7 @@ class FetchServer:
         self._threads = threads
         self._line = line
         self._uplink = uplink or Uplink()
-        self._frozen: OrderedDict[tuple[int, Lineage], _Frozen] = OrderedDict()
+        self._shown: dict[tuple[int, Lineage], _Shown] = {}
         self._served = ServedPlaces(
             SERVED_MAX,
             SERVED_PER_PEER_MAX,
@@ -209,11 +193,9 @@ class FetchServer:
     def _let_go(self) -> None:
         """Let go of states that nobody reads: each may be the last of its version in memory."""
         now = asyncio.get_running_loop().time()
-        idle_s, unread_s = FROZEN_IDLE_S, FROZEN_UNREAD_S
-        for key, frozen in list(self._frozen.items()):
-            idle_max_s = idle_s if frozen.is_wanted else min(idle_s, unread_s)
-            if frozen.read_at <= now - idle_max_s and frozen.manifest.done():
-                del self._frozen[key]
+        for key, shown in list(self._shown.items()):
+            if not shown.readers and shown.until <= now and shown.manifest.done():
+                del self._shown[key]
 
     async def _serve(self, stream: Stream) -> None:
         peer = stream.remote
@@ -236,124 +218,66 @@ class FetchServer:
         except (StreamBroken, HostClosed) as error:
             logger.debug("fetch_broken peer=%s reason=%s", peer, error)
         finally:
-            for frozen in reader.reading:
-                frozen.readers.remove(peer)
+            reader.reads(None)
             self._served.leave(place)
-            for idle_s in (FROZEN_UNREAD_S, FROZEN_IDLE_S):
-                asyncio.get_running_loop().call_later(idle_s, self._let_go)
+            asyncio.get_running_loop().call_later(KEPT_S, self._let_go)
 
     async def _answer(self, reader: _Reader, request: Request) -> None:
-        if reader.stream.relayed:
-            if not isinstance(request, AskManifest):
+        match request:
+            case AskManifest(fragment):
+                reader.reads(shown := self._show(fragment))
+                await self._tell_manifest(reader, shown)
+            case _ if reader.stream.relayed:
                 raise NotHere(RELAYED)
-            await self._confirm(reader, request)
-        elif isinstance(request, AskManifest):
-            frozen = self._freeze(request.fragment, reader.place.author)
-            if len(frozen.awaited) < ASKERS_MAX:
-                frozen.awaited.add(reader.stream.remote)
-                frozen.asked.add(reader.stream.remote)
-            reader.begins(frozen)
-            await self._tell_manifest(reader, frozen)
-        elif isinstance(request, AskPieces):
-            frozen = self._kept(request)
-            frozen.awaited.discard(reader.stream.remote)
-            reader.begins(frozen)
-            await self._tell_pieces(reader, request, frozen)
-        else:
-            await self._tell_replay(reader, request)
+            case AskPieces():
+                shown = self._kept(request)
+                reader.reads(shown)
+                await self._tell_pieces(reader, request, shown.state)
+            case AskReplay():
+                await self._tell_replay(reader, request)
 
-    async def _tell_manifest(self, reader: _Reader, frozen: _Frozen) -> None:
-        data = await asyncio.shield(frozen.manifest)
+    async def _tell_manifest(self, reader: _Reader, shown: _Shown) -> None:
+        data = await asyncio.shield(shown.manifest)
         self.counters["manifests_served"] += 1
-        await reader.tell(encode_signatures(self._library.signatures(frozen.state)))
-        for part in in_frames(memoryview(data)):
-            await reader.tell(bytes(part))  # only values are memoryviews
+        await reader.tell(encode_signatures(self._library.signatures(shown.state)))
+        if reader.stream.relayed:
+            await reader.tell(identity_of(data))  # relays carry little
+        else:
+            for part in in_frames(memoryview(data)):
+                await reader.tell(bytes(part))  # only values are memoryviews
         await reader.tell()
 
-    async def _confirm(self, reader: _Reader, request: AskManifest) -> None:
-        """Tell the identity of a manifest in its place: relays carry little."""
-        frozen = self._freeze(request.fragment, reader.place.author)
-        data = await asyncio.shield(frozen.manifest)
-        await reader.tell(encode_signatures(self._library.signatures(frozen.state)))
-        await reader.tell(identity_of(data))
-        await reader.tell()
-
-    def _freeze(self, fragment: int, peer: PeerId) -> _Frozen:
+    def _show(self, fragment: int) -> _Shown:
+        """The state that a peer has now, with its manifest."""
         state = self._library.state(fragment)
         if state is None:
             raise NotHere(f"no state of fragment {fragment} here")
         self._let_go()
-        now = asyncio.get_running_loop().time()
         key = (fragment, state.lineage)
-        frozen = self._frozen.get(key)
-        if frozen is None:
-            if len(self._frozen) >= FROZEN_MAX and not self._made_room(peer, now):
-                raise NotHere("as many states as I can keep are being read; ask somebody else")
+        shown = self._shown.get(key)
+        if shown is None:
             made = asyncio.ensure_future(self._threads.run(describe, state))
-            frozen = self._frozen[key] = _Frozen(state, made, now, frozen_at=now)
-        frozen.read_at = now
-        return frozen
+            shown = self._shown[key] = _Shown(state, made)
+        shown.until = asyncio.get_running_loop().time() + KEPT_S
+        return shown
 
-    def _made_room(self, peer: PeerId, now: float) -> bool:
-        """Let go of a state that nobody reads: one that nobody is about to read, if there is one.
-
-        Else a newcomer that fetches one fragment after the other would wait for each to grow idle.
-        A state that is being read stays, unless all are: then the one that is read most slowly
-        goes, if it is slow, or if all who read it had their share. A state that no other peer has
-        asked for makes room at once when its only reader goes on: a model of many small fragments
-        is read faster than its states grow idle.
-        """
-        spare = [
-            (
-                bool(frozen.awaited) + 2 * bool(frozen.readers),
-                frozen.bytes_per_s(now),
-                frozen.frozen_at,
-                key,
-            )
-            for key, frozen in self._frozen.items()
-            if frozen.manifest.done()
-            and (
-                (
-                    not frozen.readers
-                    and (frozen.read_at < now - FROZEN_SPARE_S or frozen.asked == {peer})
-                )
-                or (
-                    frozen.frozen_at < now - SERVED_GRACE_S
-                    and frozen.bytes_per_s(now) < SLOW_BYTES_S
-                )
-                or (frozen.is_wanted and self._all_give_way(frozen, peer, now))
-            )
-        ]
-        if not spare:
-            return False
-        del self._frozen[min(spare)[-1]]
-        return True
-
-    def _all_give_way(self, frozen: _Frozen, peer: PeerId, now: float) -> bool:
-        wanted_by = {*frozen.readers, *frozen.awaited}
-        return all(self._served.goes_before(peer, other, now) for other in wanted_by)
-
-    def _kept(self, request: AskPieces) -> _Frozen:
-        frozen = self._frozen.get((request.fragment, request.lineage))
-        if frozen is None:
+    def _kept(self, request: AskPieces) -> _Shown:
+        shown = self._shown.get((request.fragment, request.lineage))
+        if shown is None:
             raise NotHere("that state is no longer kept here: ask for the manifest again")
-        return frozen
+        return shown
 
-    async def _tell_pieces(self, reader: _Reader, request: AskPieces, frozen: _Frozen) -> None:
-        pieces = Pieces(frozen.state.theta.size)
+    async def _tell_pieces(self, reader: _Reader, request: AskPieces, state: FragmentState) -> None:
+        pieces = Pieces(state.theta.size)
         if request.first + request.count > pieces.count:
             raise BadMessage(
                 f"pieces {request.first}+{request.count} asked for; there are {pieces.count}"
             )
-        theta, momentum = as_bytes(frozen.state.theta), as_bytes(frozen.state.momentum)
+        theta, momentum = as_bytes(state.theta), as_bytes(state.momentum)
         for index in range(request.first, request.first + request.count):
-            frozen.read_at = asyncio.get_running_loop().time()
-            if self._served.gives_way(reader.place, frozen.read_at):
+            if self._served.gives_way(reader.place, asyncio.get_running_loop().time()):
                 await asyncio.sleep(GIVE_WAY_S)
-            self._kept(request)  # a slow reader's is let go for others
-            piece = pieces.view(index, theta, momentum)
-            await reader.tell(piece)
-            frozen.served_bytes += len(piece)
+            await reader.tell(pieces.view(index, theta, momentum))
             self.counters["pieces_served"] += 1
 
     async def _tell_replay(self, reader: _Reader, request: AskReplay) -> None:

@@ -52,7 +52,11 @@ def test_what_the_screen_says(event: Fields, says: str) -> None:
     "event",
     [
         # Four peers joined at once, and asked the same few: nothing is wrong.
-        {"event": "fetch_waits", "fragment": 1, "reason": "as many states as I can keep are read"},
+        {
+            "event": "fetch_waits",
+            "fragment": 1,
+            "reason": "too many fetches at once; ask somebody else, or later",
+        },
         # The other side of a round of which this peer knows the end.
         {"event": "refused", "peer": "12D3", "kind": "opening_refused", "reason": "it is over"},
         # A connection broke; the next message opens another.

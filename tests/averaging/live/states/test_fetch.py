@@ -18,9 +18,7 @@ from averaging.history.chain import Chain, ChainLink
 from averaging.history.manifest import PIECE_BYTES, Manifest, Pieces, describe, read_manifest
 from averaging.history.state import FragmentState
 from averaging.live.states.fetch_server import (
-    FROZEN_IDLE_S,
-    FROZEN_MAX,
-    SERVED_GRACE_S,
+    KEPT_S,
     SHARE_STATES,
     AskManifest,
     AskPieces,
@@ -364,7 +362,7 @@ async def test_a_piece_with_other_bits_than_its_manifest_ends_that_source_only()
 
 def keeps(server: FetchServer, state: FragmentState) -> bool:
     """True if a server keeps this state for somebody who reads it."""
-    return any(frozen.state is state for frozen in server._frozen.values())
+    return any(shown.state is state for shown in server._shown.values())
 
 
 async def test_a_state_that_is_being_read_stays_readable_when_a_newer_one_replaces_it() -> None:
@@ -382,7 +380,7 @@ async def test_a_state_that_is_being_read_stays_readable_when_a_newer_one_replac
         asyncio.get_running_loop().call_later(8.0, move_on)
         got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=600.0)
         assert same(got, state)
-        await asyncio.sleep(FROZEN_IDLE_S + 1.0)
+        await asyncio.sleep(KEPT_S + 1.0)
         assert not keeps(servers[0], state)
 
 
@@ -469,7 +467,7 @@ async def test_a_slow_reader_keeps_its_state_when_others_ask_for_newer_ones() ->
         others = Fetcher(other, RUN, fetcher.threads, pieces_per_request=FEW_PIECES)
 
         async def others_read() -> None:
-            for version in range(1, 2 * FROZEN_MAX):
+            for version in range(1, 8):
                 await asyncio.sleep(4.0)
                 shelves[0].held = state_of(15 + version)
                 await others.state(0, VALUES, peers, trust=EVERYBODY, timeout_s=60.0)
@@ -481,40 +479,25 @@ async def test_a_slow_reader_keeps_its_state_when_others_ask_for_newer_ones() ->
         await other.close()
 
 
-async def test_a_source_sends_nothing_more_of_a_state_that_it_has_let_go() -> None:
-    """A round stepped in place meanwhile: the reader got other bits than the manifest says, and
-    held it against its source."""
-    network = MemoryNetwork()
-    state = state_of(30, 16 * PIECE_BYTES // 4)
-    async with sources(network, state, pieces_per_request=PIECES_PER_REQUEST) as made:
-        fetcher, peers, hosts, servers, shelves = made
-        network.simulated.set_link(fetcher.host.peer_id, down_bytes_s=160 * MBIT)
-        wrong: list[str] = []
-        fetcher.on_wrong_bits = lambda peer, fragment, reason: wrong.append(reason)
-        values = state.theta.size
-        reading = asyncio.ensure_future(
-            fetcher.state(0, values, peers, trust=EVERYBODY, timeout_s=600.0)
-        )
-        await asyncio.sleep(0.25)  # it asks for many pieces at once now, and its line becomes slow
-        network.simulated.set_link(fetcher.host.peer_id, down_bytes_s=1 * MBIT)
-        await asyncio.sleep(SERVED_GRACE_S + 8.0)
-        others = [network.host("one"), network.host("another")]
-        await introduce(others[0], *hosts)
-        await introduce(others[1], *hosts)
-        for number in range(FROZEN_MAX):
-            shelves[0].held = state_of(31 + number)
-            stream = await others[number % 2].open_stream(
-                peers[0], fetch_protocol(RUN), timeout_s=5.0
-            )
+async def test_a_stream_keeps_the_one_state_that_it_asked_for_last() -> None:
+    async with sources(MemoryNetwork(), None) as (fetcher, peers, _, servers, shelves):
+        states = [state_of(31 + number) for number in range(3)]
+        stream = await fetcher.host.open_stream(peers[0], fetch_protocol(RUN), timeout_s=5.0)
+        for state in states:
+            shelves[0].held = state
             await ask(stream, AskManifest(0))
+            while len(await next_data(stream)):
+                pass
+        for _ in range(3):  # a stream on which nothing is asked for longer is ended
+            await asyncio.sleep(0.4 * KEPT_S)
+            await ask(stream, AskPieces(0, states[-1].lineage, 0, 1))
             await next_data(stream)
-        assert not keeps(servers[0], state)
-        state.momentum.fill(0)
-        with pytest.raises(FetchFailed):
-            await reading
-        assert not wrong
-        for other in others:
-            await other.close()
+        await ask(stream, AskManifest(0))
+        await next_data(stream)
+        assert [keeps(servers[0], state) for state in states] == [False, False, True]
+        stream.abort()
+        await asyncio.sleep(KEPT_S + 1.0)
+        assert not keeps(servers[0], states[-1])
 
 
 async def test_nobody_to_ask_and_nobody_who_has_it_are_told_apart() -> None:
