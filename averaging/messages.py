@@ -89,7 +89,7 @@ class _Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True,
 # Parts
 
 
-class Link(_Part, frozen=True):
+class Link(_Part, frozen=True, order=True, gc=False):
     """One version of a chain, and the tokens of all peers that were merged up to it."""
 
     version: Count

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import blake3
 
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
 from averaging.history.lineage import Lineage, after_rollback, bound
 from averaging.history.manifest import Pieces, as_bytes
 from averaging.history.state import FragmentState
+from averaging.messages import Link
 
 
 def numbers_digest(state: FragmentState) -> bytes:
@@ -64,7 +65,7 @@ def rolled_back(state: FragmentState, number: int) -> FragmentState:
         state.fragment,
         version,
         lineage,
-        state.chain.extended(ChainLink(version, lineage, state.merged.tokens)),
+        state.chain.extended(Link(version, lineage, state.merged.tokens)),
         state.theta,
         state.momentum,
         state.merged,

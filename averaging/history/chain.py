@@ -9,37 +9,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
-from typing import NamedTuple, Protocol
 
 from averaging.history.lineage import LINEAGE_BYTES, Lineage
+from averaging.messages import Link
 
 CHAIN_MAX_LINKS = 10_000
 """Links that a chain keeps at most; older ones are dropped, except for the founder's version 0, by
 which foundings of a run are told apart."""
 
 
-class ChainLink(NamedTuple):
-    """One version of a fragment, and the tokens of all peers that were merged up to it."""
-
-    version: int
-    lineage: Lineage
-    tokens: int
-
-
-class AnyLink(Protocol):
-    """A link of a chain or of a message."""
-
-    @property
-    def version(self) -> int: ...
-
-    @property
-    def lineage(self) -> Lineage: ...
-
-    @property
-    def tokens(self) -> int: ...
-
-
-_version_and_lineage = attrgetter("version", "lineage")
+_place = attrgetter("version", "lineage")
 
 
 class Chain:
@@ -51,33 +30,31 @@ class Chain:
 
     __slots__ = ("_links",)
 
-    def __init__(self, links: Iterable[AnyLink] = ()) -> None:
-        ordered = sorted({_version_and_lineage(link): link for link in links}.items())
-        for (_, lineage), _ in ordered:
-            _check(lineage)
-        self._links = _newest(tuple(ChainLink(*key, link.tokens) for key, link in ordered))
+    def __init__(self, links: Iterable[Link] = ()) -> None:
+        ordered = sorted({_place(link): link for link in links}.values())
+        for link in ordered:
+            _check(link.lineage)
+        self._links = _newest(tuple(ordered))
 
     @classmethod
-    def _of(cls, links: tuple[ChainLink, ...]) -> Chain:
+    def _of(cls, links: tuple[Link, ...]) -> Chain:
         """Return the chain of these links, which are in order."""
         chain = cls.__new__(cls)
         chain._links = _newest(links)
         return chain
 
-    def extended(self, link: ChainLink) -> Chain:
+    def extended(self, link: Link) -> Chain:
         """Return this chain with a newer link. Beyond ``CHAIN_MAX_LINKS`` an old one is dropped."""
         _check(link.lineage)
         if len(self) and link.version <= self.tip.version:
             raise ValueError(f"version {link.version} does not come after {self.tip.version}")
         return self._of((*self._links, link))
 
-    def united(self, other: Iterable[AnyLink]) -> Chain:
+    def united(self, other: Iterable[Link]) -> Chain:
         """Return a chain with all links of both, as after a meld."""
         # In a swarm of sixty groups each version adds sixty links, most of which are known.
         new = {
-            (link.version, link.lineage): ChainLink(link.version, link.lineage, link.tokens)
-            for link in other
-            if self.find(link.version, link.lineage) is None
+            _place(link): link for link in other if self.find(link.version, link.lineage) is None
         }
         return self._of(tuple(sorted((*self._links, *new.values())))) if new else self
 
@@ -88,10 +65,10 @@ class Chain:
     def __len__(self) -> int:
         return len(self._links)
 
-    def __iter__(self) -> Iterator[ChainLink]:
+    def __iter__(self) -> Iterator[Link]:
         return iter(self._links)
 
-    def __reversed__(self) -> Iterator[ChainLink]:
+    def __reversed__(self) -> Iterator[Link]:
         return reversed(self._links)
 
     def __eq__(self, other: object) -> bool:
@@ -107,20 +84,20 @@ class Chain:
         return f"Chain({len(self)} links up to {tip.version} {tip.lineage.hex()[:8]})"
 
     @property
-    def tip(self) -> ChainLink:
+    def tip(self) -> Link:
         """The newest link. Raises ``IndexError`` if the chain is empty."""
         return self._links[-1]
 
     @property
-    def root(self) -> ChainLink | None:
+    def root(self) -> Link | None:
         """The founder's version 0; ``None`` in a chain that was made without it."""
         return self._links[0] if self._links and self._links[0].version == 0 else None
 
-    def find(self, version: int, lineage: Lineage) -> ChainLink | None:
+    def find(self, version: int, lineage: Lineage) -> Link | None:
         """Return the link of a state if it is in this chain. This is the test for *behind*."""
-        place = bisect_left(self._links, (version, lineage))
+        place = bisect_left(self._links, Link(version, lineage, 0))
         found = self._links[place] if place < len(self) else None
-        return found if found is not None and found[:2] == (version, lineage) else None
+        return found if found is not None and _place(found) == (version, lineage) else None
 
     def reaches(self, version: int) -> bool:
         """Return whether this chain still has all its links of a version and of later ones."""
@@ -129,19 +106,19 @@ class Chain:
         oldest = next((link.version for link in self if link.version), version)
         return oldest < version
 
-    def common_ancestor(self, other: Iterable[AnyLink]) -> ChainLink | None:
+    def common_ancestor(self, other: Iterable[Link]) -> Link | None:
         """Return the newest link that both chains have. ``other`` may be a thinned-out chain."""
-        for link in sorted(other, key=_version_and_lineage, reverse=True):
+        for link in sorted(other, key=_place, reverse=True):
             found = self.find(link.version, link.lineage)
             if found is not None:
                 return found
         return None
 
-    def since(self, version: int) -> tuple[ChainLink, ...]:
+    def since(self, version: int) -> tuple[Link, ...]:
         """Return the links newer than ``version``, oldest first."""
-        return self._links[bisect_left(self._links, (version + 1,)) :]
+        return self._links[bisect_left(self._links, Link(version + 1, b"", 0)) :]
 
-    def thinned(self, count: int) -> tuple[ChainLink, ...]:
+    def thinned(self, count: int) -> tuple[Link, ...]:
         """Return at most ``count`` links, newest first: the latest ones, then ever further apart.
 
         The oldest link is always among them, so that two long histories of one run have a link in
@@ -170,7 +147,7 @@ def _check(lineage: Lineage) -> None:
         raise ValueError(f"a lineage has {LINEAGE_BYTES} bytes, not {len(lineage)}")
 
 
-def _newest(links: tuple[ChainLink, ...]) -> tuple[ChainLink, ...]:
+def _newest(links: tuple[Link, ...]) -> tuple[Link, ...]:
     """The links that there is room for, the founder's version among them."""
     if len(links) <= CHAIN_MAX_LINKS:
         return links

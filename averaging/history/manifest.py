@@ -9,7 +9,6 @@ most of them sent.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated
 
 import blake3
@@ -17,7 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from averaging.history.chain import CHAIN_MAX_LINKS, Chain, ChainLink
+from averaging.history.chain import CHAIN_MAX_LINKS, Chain
 from averaging.history.lineage import bound
 from averaging.history.merged_map import MARKS_MAX, Mark, MergedMap
 from averaging.history.state import FragmentState
@@ -39,7 +38,7 @@ class Manifest(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
     fragment: Annotated[int, Meta(ge=0, lt=2**16)]
     version: Count
     lineage: Digest
-    links: Annotated[tuple[tuple[Count, Digest, Count], ...], Meta(max_length=CHAIN_MAX_LINKS)]
+    links: Annotated[tuple[Link, ...], Meta(max_length=CHAIN_MAX_LINKS)]
     marks: Annotated[tuple[tuple[Peer, Count, Count, Count], ...], Meta(max_length=MARKS_MAX)]
     history: Digest
     """The lineage is this and the merged map (``averaging.history.lineage.bound``)."""
@@ -49,10 +48,10 @@ class Manifest(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
     @property
     def tip(self) -> Link:
         """The newest link, which other peers sign."""
-        return Link(*self.links[-1])
+        return self.links[-1]
 
     def chain(self) -> Chain:
-        return Chain(ChainLink(*link) for link in self.links)
+        return Chain(self.links)
 
     def merged(self) -> MergedMap:
         return MergedMap({peer: Mark(*numbers) for peer, *numbers in self.marks})
@@ -85,7 +84,7 @@ def describe(state: FragmentState) -> bytes:
         state.fragment,
         state.version,
         state.lineage,
-        tuple((link.version, link.lineage, link.tokens) for link in state.chain),
+        tuple(state.chain),
         tuple(
             (peer, mark.incarnation, mark.step, mark.tokens)
             for peer, mark in sorted(state.merged.items())
@@ -113,12 +112,11 @@ def read_manifest(data: bytes, *, fragment: int, values: int) -> Manifest:
         raise BadMessage(
             f"{len(manifest.digests)} bytes of piece digests; the layout says {expected}"
         )
-    newest = manifest.links[-1] if manifest.links else None
-    if newest is None or newest[:2] != (manifest.version, manifest.lineage):
+    places = [(link.version, link.lineage) for link in manifest.links]
+    if places[-1:] != [(manifest.version, manifest.lineage)]:
         raise BadMessage("the chain does not end in the state's own version and lineage")
-    if any(later[:2] <= link[:2] for link, later in pairwise(manifest.links)) or (
-        len(manifest.links) > 1 and manifest.links[-2][0] == manifest.version
-    ):
+    is_double = len(places) > 1 and places[-2][0] == manifest.version
+    if is_double or places != sorted(set(places)):
         raise BadMessage("its chain is not in order, or does not end with its only newest version")
     if bound(manifest.history, manifest.merged().digest()) != manifest.lineage:
         raise BadMessage("its merged map is not the one that its lineage binds")

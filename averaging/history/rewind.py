@@ -25,9 +25,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
+from averaging.messages import Link
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch
 
@@ -37,7 +38,7 @@ ERROR_MAX = 2.0**-10
 _ROUNDING = 2.0**-24
 
 
-def shared_version(mine: Chain, theirs: Chain, *, versions_max: int) -> ChainLink | None:
+def shared_version(mine: Chain, theirs: Chain, *, versions_max: int) -> Link | None:
     """Return the last version that both sides share; ``None`` if work from there is too old."""
     shared = theirs.common_ancestor(mine)
     if shared is None or theirs.tip.version - shared.version > versions_max:

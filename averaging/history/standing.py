@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
 from averaging.history.lineage import Lineage, after_fold, after_round, bound, seal_digest
 from averaging.history.merged_map import MergedMap
 from averaging.history.state import FragmentState
@@ -73,7 +73,7 @@ class Standing:
 
     def head(self) -> Head:
         if not self._head:
-            links = tuple(map(_shown, self.chain.thinned(LINKS_SHOWN)))
+            links = self.chain.thinned(LINKS_SHOWN)
             self._head.append(Head(self.version, self.lineage, links))
         return self._head[0]
 
@@ -136,7 +136,7 @@ def relate(mine: Head, chain: Chain | None, theirs: Head, *, young_versions: int
     """
     if theirs.lineage == mine.lineage:
         return Same()
-    known = chain if chain is not None else Chain(map(_link, mine.links))
+    known = chain if chain is not None else Chain(mine.links)
     if known.find(theirs.version, theirs.lineage) is not None:
         return TheyAreBehind()
     if theirs.version > mine.version and any(link.lineage == mine.lineage for link in theirs.links):
@@ -187,7 +187,7 @@ def after_commit(
     if commit.melds:
         grown = _grown(_Sealed(round_id, tuple(seal), tuple(digests), commit))
         chain = standing.chain.united(grown.links)
-        chain = chain.extended(ChainLink(version, grown.history, standing.merged.tokens))
+        chain = chain.extended(Link(version, grown.history, standing.merged.tokens))
         return Standing(version, grown.history, chain, standing.merged, grown.history)
     parents = [standing.lineage]  # members of a merge stay on their own lineage
     history = after_round(parents, round_id, seal_digest(seal), digests)
@@ -196,7 +196,7 @@ def after_commit(
 
 def _extended(standing: Standing, version: int, history: bytes, merged: MergedMap) -> Standing:
     lineage = bound(history, merged.digest())
-    chain = standing.chain.extended(ChainLink(version, lineage, merged.tokens))
+    chain = standing.chain.extended(Link(version, lineage, merged.tokens))
     return Standing(version, lineage, chain, merged, history)
 
 
@@ -253,7 +253,7 @@ def with_merged_map(standing: Standing, merged: MergedMap) -> Standing:
     """Complete ``after_commit``'s standing of a meld, once the merged map is known."""
     version, history, chain = standing.version, standing.history, standing.chain
     lineage = bound(history, merged.digest())
-    chain = chain.before_tip().extended(ChainLink(version, lineage, merged.tokens))
+    chain = chain.before_tip().extended(Link(version, lineage, merged.tokens))
     return Standing(version, lineage, chain, merged, history)
 
 
@@ -277,13 +277,3 @@ def tokens_of(head: Head) -> int:
         if link.lineage == head.lineage:
             return link.tokens
     return 0
-
-
-@lru_cache(maxsize=4096)
-def _shown(link: ChainLink) -> Link:
-    """Return a chain's link as a message's. Cached because many heads show the same links."""
-    return Link(*link)
-
-
-def _link(link: Link) -> ChainLink:
-    return ChainLink(link.version, link.lineage, link.tokens)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import blake3
 import numpy as np
 
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
 from averaging.history.lineage import Lineage, bound, origin
 from averaging.history.merged_map import MergedMap
+from averaging.messages import Link
 from averaging.numbers.arrays import Float32s
 
 
@@ -38,7 +39,7 @@ class FragmentState:
         history = origin(layout_hash, fragment, _bytes_digest(theta))
         nothing = MergedMap()
         lineage = bound(history, nothing.digest())
-        chain = Chain([ChainLink(0, lineage, 0)])
+        chain = Chain([Link(0, lineage, 0)])
         return cls(fragment, 0, lineage, chain, theta, np.zeros_like(theta), nothing, history)
 
     def digest(self) -> bytes:

@@ -20,12 +20,12 @@ from typing import Protocol
 import numpy as np
 
 from averaging.history.adoption import Parting
-from averaging.history.chain import ChainLink
 from averaging.history.merged_map import MergedMap
 from averaging.history.replay import ReplayEntry, ReplayLog
 from averaging.history.rewind import rewound, shared_version
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
+from averaging.messages import Link
 from averaging.numbers.arrays import Float32s, norm
 from averaging.numbers.codec import Scratch
 from averaging.round.interface.effects import Apply, CatchUp, Rebase
@@ -181,7 +181,7 @@ def unfit(
 class Fork:
     """A fork whose other side was fetched."""
 
-    shared: ChainLink
+    shared: Link
     """The last version that both sides share."""
     before: FragmentState
     after: FragmentState

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from averaging.guard.door import Defences
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
 from averaging.history.state import FragmentState
 from averaging.live.settings import RunTerms
 from averaging.live.streams.bulk import TransportSettings
-from averaging.messages import link_claim
+from averaging.messages import Link, link_claim
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Fragment, Layout
 from averaging.round.opinions.certificates import link_of
@@ -155,7 +155,7 @@ class Lives(virtual.Swarm):
         states = []
         own_states = self._founded(self.layout, self._begins_at(slot.number))
         for first, own in zip(origin, own_states, strict=True):
-            links = (ChainLink(0, first.lineage, 0), ChainLink(1, own.lineage, 0))
+            links = (Link(0, first.lineage, 0), Link(1, own.lineage, 0))
             states.append(replace(own, version=1, chain=Chain(links)))
         return states
 

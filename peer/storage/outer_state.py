@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
+from averaging.messages import Link
 from averaging.numbers.arrays import Float32s, uninitialised_floats
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import PeerId
@@ -314,7 +315,7 @@ def read_state(
         fragment=index,
         version=described["version"],
         lineage=bytes.fromhex(described["lineage"]),
-        chain=Chain(ChainLink(version, line.tobytes(), tokens) for version, line, tokens in links),
+        chain=Chain(Link(version, line.tobytes(), tokens) for version, line, tokens in links),
         theta=theta,
         momentum=momentum,
         merged=MergedMap(marks),

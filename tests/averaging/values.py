@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
 from averaging.history.merged_map import MergedMap
 from averaging.history.standing import Standing
-from averaging.messages import Commit, Entry
+from averaging.messages import Commit, Entry, Link
 from averaging.rules.peer_view import PeerView
 from dht.identity import PeerId
 from tests.averaging.message_examples import COMMIT
@@ -37,7 +37,7 @@ def lineage(name: str) -> bytes:
 def chain(*names: str, tokens: int = 100) -> Chain:
     """Versions 0, 1, ... on lineages of these names, each with so many tokens more."""
     return Chain(
-        ChainLink(version, lineage(name), tokens * version) for version, name in enumerate(names)
+        Link(version, lineage(name), tokens * version) for version, name in enumerate(names)
     )
 
 

@@ -22,9 +22,10 @@ import numpy as np
 import pytest
 from typer import rich_utils
 
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
+from averaging.messages import Link
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity, PeerId, RunId
 from dht.membership.credentials import Signer
@@ -267,8 +268,8 @@ def states() -> tuple[FragmentState, ...]:
             lineage=bytes([index + 1] * 32),
             chain=Chain(
                 [
-                    ChainLink(6 + index, bytes([index + 5] * 32), 400),
-                    ChainLink(7 + index, bytes([index + 1] * 32), 500),
+                    Link(6 + index, bytes([index + 5] * 32), 400),
+                    Link(7 + index, bytes([index + 1] * 32), 500),
                 ]
             ),
             theta=np.arange(fragment.size).astype(np.float32) / np.float32(8),

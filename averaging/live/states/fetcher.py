@@ -306,7 +306,7 @@ class Fetcher:
 
         def weight(identity: bytes) -> tuple[int, int, int, bytes]:
             manifest = next(iter(camps[identity]))
-            return attempt.votes(identity), manifest.links[-1][2], manifest.version, identity
+            return attempt.votes(identity), manifest.tip.tokens, manifest.version, identity
 
         best = max(camps, key=weight)
         ((chosen, _),) = camps[best].most_common(1)  # with the older links that most of them know

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from averaging.history.chain import Chain, ChainLink
+from averaging import messages as said
+from averaging.history.chain import Chain
 from averaging.history.manifest import Manifest
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
@@ -220,7 +221,7 @@ def _kept(
         meta, theta = checkpoint.meta, checkpoint.array("theta")
         version, lineage = int(meta["version"]), bytes.fromhex(meta["lineage"])
         merged = MergedMap({PeerId(p): Mark(*mark) for p, mark in meta["merged"].items()})
-        chain = Chain([ChainLink(version, lineage, merged.tokens)])
+        chain = Chain([said.Link(version, lineage, merged.tokens)])
     except (CheckpointDamaged, KeyError, ValueError, TypeError):
         return None
     if theta.shape != (size,) or any(each.versions[index] != version for each in sources):

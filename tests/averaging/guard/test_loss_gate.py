@@ -14,10 +14,10 @@ import pytest
 
 from averaging.guard.loss_gate import GateSettings, LossGate
 from averaging.guard.rules.loss_gate import PATIENCE_VERSIONS, REFUSALS_MAX, Refusals
-from averaging.history.chain import ChainLink
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.settings import AveragerSettings
+from averaging.messages import Link
 from averaging.numbers.arrays import Float32s
 from averaging.round.interface.phase import Phase
 from dht.membership.orders import Attested
@@ -255,7 +255,7 @@ class Still:
         before = self.states[fragment]
         assert before is not None
         lineage = bytes([fragment]) * 24 + version.to_bytes(8, "big")
-        chain = before.chain.extended(ChainLink(version, lineage, 10 * version))
+        chain = before.chain.extended(Link(version, lineage, 10 * version))
         after = replace(before, version=version, lineage=lineage, chain=chain)
         await gate.before_jump(before, Standing.of(after))
         self._stand(after)

@@ -13,9 +13,10 @@ from averaging.history.adoption import (
     Parting,
     change_for,
 )
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
 from averaging.history.merged_map import MergedMap
 from averaging.history.state import FragmentState
+from averaging.messages import Link
 from averaging.numbers.arrays import Float32s
 
 HELD = Held(base_version=3, knows_base=True, snapshot_mark=8)
@@ -28,7 +29,7 @@ def vector(value: float) -> Float32s:
 
 def state(version: int, value: float) -> FragmentState:
     lineage = bytes([version]) * 32
-    chain = Chain([ChainLink(version, lineage, 0)])
+    chain = Chain([Link(version, lineage, 0)])
     return FragmentState(0, version, lineage, chain, vector(value), vector(0.0), MergedMap())
 
 

@@ -13,9 +13,10 @@ from averaging.history.attested import (
     rolled_back,
     root_lineage,
 )
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
 from averaging.history.manifest import describe, read_manifest
 from averaging.history.standing import Apart, Standing, TheyAreBehind, relate
+from averaging.messages import Link
 from tests.averaging.live.served_states import state_of
 
 
@@ -70,5 +71,5 @@ def test_a_chain_that_has_dropped_the_root_does_not_say_that_it_was_taken_back(
     assert grew_from(chain, chain.tip.version, root.lineage) is False
 
 
-def link(version: int, name: str) -> ChainLink:
-    return ChainLink(version, name.encode().ljust(32, b"-"), 10 * version)
+def link(version: int, name: str) -> Link:
+    return Link(version, name.encode().ljust(32, b"-"), 10 * version)

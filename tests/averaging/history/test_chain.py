@@ -11,15 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from averaging.history.chain import CHAIN_MAX_LINKS, Chain, ChainLink
+from averaging.history.chain import CHAIN_MAX_LINKS, Chain
+from averaging.messages import Link
 
 
 def lineage(name: object) -> bytes:
     return blake3.blake3(repr(name).encode()).digest()
 
 
-def link(version: int, side: str = "", tokens: int | None = None) -> ChainLink:
-    return ChainLink(version, lineage((version, side)), 100 * version if tokens is None else tokens)
+def link(version: int, side: str = "", tokens: int | None = None) -> Link:
+    return Link(version, lineage((version, side)), 100 * version if tokens is None else tokens)
+
+
+def at(link: Link) -> tuple[int, bytes]:
+    return link.version, link.lineage
 
 
 def history(versions: range, side: str = "") -> Chain:
@@ -39,9 +44,9 @@ def forked(common: int, length: int, side: str) -> Chain:
 def test_a_chain_finds_its_own_ancestors_only() -> None:
     chain = forked(10, 5, "mine")
 
-    assert chain.find(*link(9)[:2]) == link(9)
-    assert chain.find(*link(12, "mine")[:2]) == link(12, "mine")
-    assert chain.find(*link(12, "theirs")[:2]) is None
+    assert chain.find(*at(link(9))) == link(9)
+    assert chain.find(*at(link(12, "mine"))) == link(12, "mine")
+    assert chain.find(*at(link(12, "theirs"))) is None
     assert chain.find(13, lineage((12, "mine"))) is None, "a lineage belongs to its version"
     assert chain.find(15, lineage("future")) is None
     assert chain.tip == link(14, "mine")
@@ -55,7 +60,7 @@ def test_extending_does_not_change_the_shorter_chain() -> None:
     assert list(short) == [link(version) for version in range(5)]
     assert mine.tip == link(5, "mine")
     assert theirs.tip == link(5, "theirs")
-    assert mine.find(*link(5, "theirs")[:2]) is None
+    assert mine.find(*at(link(5, "theirs"))) is None
 
 
 def test_versions_only_grow() -> None:
@@ -67,7 +72,7 @@ def test_versions_may_skip() -> None:
     chain = history(range(3)).extended(link(10))
 
     assert chain.since(1) == (link(2), link(10))
-    assert chain.find(*link(10)[:2]) is not None
+    assert chain.find(*at(link(10))) is not None
 
 
 def test_the_common_ancestor_is_the_newest_shared_link() -> None:
@@ -112,8 +117,8 @@ def test_ten_thousand_links_are_kept_and_the_oldest_are_dropped() -> None:
 
     assert len(chain) == len(list(chain)) == CHAIN_MAX_LINKS
     assert list(chain)[:2] == [link(0), link(501)]
-    assert chain.find(*link(500)[:2]) is None
-    assert chain.find(*link(501)[:2]) is not None
+    assert chain.find(*at(link(500))) is None
+    assert chain.find(*at(link(501))) is not None
     assert len(chain.united([link(0), link(3), link(20_000)])) == CHAIN_MAX_LINKS
 
 
@@ -130,7 +135,7 @@ def test_the_founders_version_is_kept_for_ever(monkeypatch: pytest.MonkeyPatch) 
         assert chain.root == ordered[0] == link(0) and ordered == sorted(ordered)
         assert len(chain) == len(ordered) <= 12
         assert list(reversed(chain)) == ordered[::-1]
-        assert chain.find(*link(0)[:2]) == link(0)
+        assert chain.find(*at(link(0))) == link(0)
         shown = chain.thinned(6)
         assert shown[-1] == link(0) and list(shown) == sorted(set(shown), reverse=True)
         assert chain.common_ancestor([link(0)]) == link(0)
@@ -142,7 +147,7 @@ def test_the_founders_version_is_kept_for_ever(monkeypatch: pytest.MonkeyPatch) 
 def test_a_chain_has_the_links_that_it_was_made_of(seed: int) -> None:
     """Against plain sets of links."""
     rng = random.Random(seed)
-    made: list[tuple[Chain, set[ChainLink]]] = [(Chain(), set())]
+    made: list[tuple[Chain, set[Link]]] = [(Chain(), set())]
     for _ in range(120):
         chain, links = rng.choice(made[-4:])
         tip = max((each.version for each in links), default=-1)
@@ -164,7 +169,7 @@ def test_a_chain_has_the_links_that_it_was_made_of(seed: int) -> None:
         assert chain.since(middle) == tuple(each for each in ordered if each.version > middle)
         for side in "abcdef":
             wanted = link(middle, side)
-            assert chain.find(*wanted[:2]) == (wanted if wanted in links else None)
+            assert chain.find(*at(wanted)) == (wanted if wanted in links else None)
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 8, 9, 10, 25, 24, 1000, 10_000])

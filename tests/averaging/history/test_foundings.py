@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from averaging.history.chain import CHAIN_MAX_LINKS, Chain, ChainLink
+from averaging.history.chain import CHAIN_MAX_LINKS, Chain
 from averaging.history.merged_map import MergedMap
 from averaging.history.standing import Apart, Same, Standing, TheyAreBehind, relate
 from averaging.history.state import FragmentState
+from averaging.messages import Link
 
 THETA = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
 
@@ -21,7 +22,7 @@ def founded(first: float = 0.0) -> FragmentState:
 def grown(chain: Chain, side: bytes, versions: int) -> Standing:
     for version in range(1, versions + 1):
         lineage = (side + version.to_bytes(4, "big")).rjust(32, b"\0")
-        chain = chain.extended(ChainLink(version, lineage, 10 * version))
+        chain = chain.extended(Link(version, lineage, 10 * version))
     return Standing(chain.tip.version, chain.tip.lineage, chain, MergedMap())
 
 

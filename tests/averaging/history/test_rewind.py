@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from averaging.history.adoption import Parting
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
 from averaging.history.rewind import rewound, shared_version
 from averaging.history.state import FragmentState
+from averaging.messages import Link
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch
 from averaging.rules.peer_view import PeerView
@@ -56,7 +57,7 @@ def test_a_result_that_would_be_mostly_rounding_is_withheld() -> None:
 
 def chain(*names: str) -> Chain:
     return Chain(
-        ChainLink(index, name.encode().ljust(32), 100 * index) for index, name in enumerate(names)
+        Link(index, name.encode().ljust(32), 100 * index) for index, name in enumerate(names)
     )
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from averaging import messages as said
-from averaging.history.chain import ChainLink
 from averaging.history.lineage import bound
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.standing import Standing
@@ -25,7 +24,7 @@ from averaging.live.slices.reducing import Reducing
 from averaging.live.slices.uploading import Uploading
 from averaging.live.states.fetch_server import FetchServer
 from averaging.live.streams.threads import Threads
-from averaging.messages import Head, Join, Message, Signatures
+from averaging.messages import Head, Join, Link, Message, Signatures
 from averaging.numbers.codec import Scratch
 from averaging.numbers.piece_digests import digests_of
 from averaging.round.gathering import leading
@@ -266,7 +265,7 @@ def forged(honest: FragmentState, *, ahead: int, tokens: int, value: float) -> F
     version, history = honest.version + ahead, bytes([honest.fragment + 1]) * 32
     merged = honest.merged.with_work(MALLORY.peer_id, 1, 1, tokens)
     lineage = bound(history, merged.digest())
-    chain = honest.chain.extended(ChainLink(version, lineage, merged.tokens))
+    chain = honest.chain.extended(Link(version, lineage, merged.tokens))
     theta = np.full_like(honest.theta, value)
     momentum = np.zeros_like(theta)
     fragment = honest.fragment
@@ -334,7 +333,7 @@ async def test_no_member_alone_moves_another_however_it_signs(signs: str) -> Non
             if signs == "the others, now":  # the lineage is right, its bits are not
                 lie = replace(state, theta=lie.theta)
             lies[state.fragment] = lie
-            claim = said.link_claim(liar.averager.topic, state.fragment, said.Link(*lie.chain.tip))
+            claim = said.link_claim(liar.averager.topic, state.fragment, lie.chain.tip)
             others = {
                 "itself": (),
                 "the others, long ago": old[state.fragment],

@@ -20,7 +20,6 @@ from averaging.live.settings import AveragerSettings
 from averaging.live.slices.reducing import Reducing
 from averaging.live.states.fetch_server import fetch_protocol
 from averaging.live.streams.uplink import FIRST, Uplink
-from averaging.messages import Link
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.round.interface.effects import Apply
@@ -627,7 +626,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     async def noted(self: FragmentWork, effect: Apply) -> None:
         assert self.state is not None
-        link, digest = Link(*self.state.chain.tip), numbers_digest(self.state)
+        link, digest = self.state.chain.tip, numbers_digest(self.state)
         await apply(self, effect)
         if effect.commit.melds:
             known.append(self.machine.certificates.known_digest(link) == digest)

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from averaging.history import merged_map, parent_maps
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
 from averaging.history.lineage import bound
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
+from averaging.messages import Link
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork
 from tests.averaging.live.quadratic import POLICY, Swarm, layout_of, swarm
@@ -27,7 +28,7 @@ def grown(state: FragmentState, marks: int) -> FragmentState:
         }
     )
     lineage = bound(state.history, merged.digest())
-    chain = Chain([ChainLink(0, lineage, merged.tokens)])
+    chain = Chain([Link(0, lineage, merged.tokens)])
     return replace(state, merged=merged, lineage=lineage, chain=chain)
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from averaging.guard.rules.probation import Probation
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
 from averaging.history.merged_map import MergedMap
 from averaging.history.standing import Standing
 from averaging.messages import (
@@ -20,6 +20,7 @@ from averaging.messages import (
     Committed,
     Head,
     Join,
+    Link,
     Message,
     claim_of,
     encode_commit,
@@ -57,7 +58,7 @@ def lineage(name: str) -> bytes:
 
 
 def standing(*names: str, tokens: int = 100) -> Standing:
-    links = [ChainLink(i, lineage(name), i * tokens) for i, name in enumerate(names)]
+    links = [Link(i, lineage(name), i * tokens) for i, name in enumerate(names)]
     return Standing(len(names) - 1, links[-1].lineage, Chain(links), MergedMap())
 
 

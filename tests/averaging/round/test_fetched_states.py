@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from averaging.history.adoption import Parting
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.replay import ReplayLog
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
+from averaging.messages import Link
 from averaging.numbers.codec import Scratch
 from averaging.round.fetched_states import (
     Life,
@@ -31,11 +32,11 @@ LIFE = Life(ANNA, 2)
 THETA = np.zeros(4, np.float32)
 
 
-def link(version: int, name: str, tokens: int) -> ChainLink:
-    return ChainLink(version, name.encode().ljust(32, b"\0"), tokens)
+def link(version: int, name: str, tokens: int) -> Link:
+    return Link(version, name.encode().ljust(32, b"\0"), tokens)
 
 
-def state(*links: ChainLink, merged: dict[PeerId, Mark] | None = None) -> FragmentState:
+def state(*links: Link, merged: dict[PeerId, Mark] | None = None) -> FragmentState:
     tip = links[-1]
     marks = {BORIS: Mark(1, 1, tip.tokens)} if merged is None else merged
     chain = Chain(links)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from averaging import messages as said
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
 from averaging.history.merged_map import MergedMap
 from averaging.history.standing import (
     LINKS_BRIEF,
@@ -26,7 +26,7 @@ from averaging.history.standing import (
     brief,
     relate,
 )
-from averaging.messages import Head, Join, Message, Opening
+from averaging.messages import Head, Join, Link, Message, Opening
 from averaging.round.gathering.catching_up import ATTEMPTS_IN_VAIN
 from averaging.round.gathering.roster import Leader, compose, recomposed
 from averaging.round.interface.effects import (
@@ -580,7 +580,7 @@ def test_a_peer_that_stays_after_all_still_answers_every_call_of_an_ending_run()
 def founded_by(name: str, tokens: int) -> Standing:
     """A peer's standing on a founding that shares nothing with others."""
     root, tip = (blake3.blake3(f"{name} {at}".encode()).digest() for at in (0, 1))
-    chain = Chain([ChainLink(0, root, 0), ChainLink(1, tip, tokens)])
+    chain = Chain([Link(0, root, 0), Link(1, tip, tokens)])
     return Standing(1, tip, chain, MergedMap())
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
 from averaging.history.standing import LINKS_SHOWN
 from averaging.messages import Head, Link
 from averaging.rules.final_mix import Goal, RunsEnd, grew_from, shows_final
@@ -18,13 +18,12 @@ GOAL = Goal(tokens=100)
 def chain(*tokens: int, side: int = 0) -> Chain:
     """Return a chain with these counts of merged tokens."""
     return Chain(
-        ChainLink(version, bytes([version, side]) * 16, merged)
-        for version, merged in enumerate(tokens)
+        Link(version, bytes([version, side]) * 16, merged) for version, merged in enumerate(tokens)
     )
 
 
 def head(of: Chain) -> Head:
-    links = tuple(Link(*link) for link in of.thinned(LINKS_SHOWN))
+    links = of.thinned(LINKS_SHOWN)
     return Head(of.tip.version, of.tip.lineage, links)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from averaging import messages as said
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.standing import (
     Apart,
@@ -20,7 +20,7 @@ from averaging.history.standing import (
     merged_after,
     with_merged_map,
 )
-from averaging.messages import Commit, Head
+from averaging.messages import Commit, Head, Link
 from averaging.numbers.arithmetic import MeldNumbers, Moved, Weighted, encoded_size
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Cutting
@@ -174,16 +174,16 @@ def test_after_a_meld_all_old_and_new_work_is_merged_once() -> None:
 def test_chains_unite_to_all_links_of_both(seed: int) -> None:
     rng = np.random.default_rng(seed)
 
-    def some() -> list[ChainLink]:
+    def some() -> list[Link]:
         picked = sorted({(int(v), int(k)) for v, k in rng.integers(0, [40, 3], (25, 2))})
-        return [ChainLink(v, lineage(f"{v}/{k}"), 10 * v) for v, k in picked]
+        return [Link(v, lineage(f"{v}/{k}"), 10 * v) for v, k in picked]
 
     one, other = some(), some()
     united = Chain(one).united(other)
 
     assert list(united) == list(Chain([*one, *other]))
     assert list(united.before_tip()) == list(united)[:-1]
-    longer = united.extended(ChainLink(50, lineage("new"), 500))
+    longer = united.extended(Link(50, lineage("new"), 500))
     assert list(longer)[:-1] == list(united) and list(Chain(one)) == one
 
 

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 
 from averaging import messages as said
-from averaging.history.chain import ChainLink
 from averaging.history.lineage import bound
 from averaging.history.merged_map import Mark
 from averaging.history.parent_maps import ParentMap
@@ -290,7 +289,7 @@ def _invented(
         state,
         version=version,
         lineage=lineage,
-        chain=state.chain.extended(ChainLink(version, lineage, merged.tokens)),
+        chain=state.chain.extended(Link(version, lineage, merged.tokens)),
         theta=state.theta + np.float32(7.0),
         merged=merged,
         history=history,

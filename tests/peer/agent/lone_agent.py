@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from averaging.history.chain import ChainLink
 from averaging.history.state import FragmentState
+from averaging.messages import Link
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
 from peer.agent.slots import Adopted, SlotPort
@@ -232,7 +232,7 @@ async def live(line: TrainerLine, bell_at: int, memory: SharedTensors) -> None:
                     fragment,
                     version,
                     lineage,
-                    state.chain.extended(ChainLink(version, lineage, 0)),
+                    state.chain.extended(Link(version, lineage, 0)),
                     theta.astype(np.float32),
                     state.momentum,
                     state.merged.with_work(me, memory.incarnation, snapshot.mark, snapshot.tokens),
@@ -274,7 +274,7 @@ async def live(line: TrainerLine, bell_at: int, memory: SharedTensors) -> None:
 
         for fragment, before in enumerate(states):
             lineage = bytes([255]) * 32
-            chain = before.chain.extended(ChainLink(before.version + 1, lineage, 0))
+            chain = before.chain.extended(Link(before.version + 1, lineage, 0))
             standing = Standing(before.version + 1, lineage, chain, before.merged)
             await gate.before_jump(before, standing)
             states[fragment] = standing.state(fragment, before.theta + POISON, before.momentum)

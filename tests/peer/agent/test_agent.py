@@ -15,9 +15,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from averaging.guard.loss_gate import REFUSED
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
 from averaging.history.merged_map import MergedMap
 from averaging.history.state import FragmentState
+from averaging.messages import Link
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import RunId
 from dht.membership.orders import Root
@@ -103,7 +104,7 @@ def test_work_that_is_lost_with_what_the_owner_takes_back_is_counted_as_that_onc
     kept.roots = lambda: [root]
 
     def after(lineage: bytes, version: int, merged: MergedMap) -> FragmentState:
-        links = {ChainLink(3, root.lineage, 0), ChainLink(version, lineage, merged.tokens)}
+        links = {Link(3, root.lineage, 0), Link(version, lineage, merged.tokens)}
         return replace(state(0, merged), version=version, lineage=lineage, chain=Chain(links))
 
     made.note_adoption(0, AdoptionOrder(Adoption.SET, 3, root.lineage, None, 0), step=9, tokens=90)

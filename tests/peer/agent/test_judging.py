@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from averaging.guard.spot_checking import Losses, OtherData, Trial
-from averaging.history.chain import ChainLink
 from averaging.history.readings import Reading
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
+from averaging.messages import Link
 from averaging.round.interface.phase import Phase
 from dht.identity import PeerId
 from dht.memory.virtual_loop import run as virtual
@@ -171,7 +171,7 @@ def test_a_trainer_on_its_way_into_the_run_is_not_asked() -> None:
 
 def test_the_gate_of_a_peer_remembers_what_it_refused_before(tmp_path: Path) -> None:
     before = FragmentState.founded(bytes(32), 0, np.zeros(16, np.float32))
-    chain = before.chain.extended(ChainLink(1, bytes([1]) * 32, 5))
+    chain = before.chain.extended(Link(1, bytes([1]) * 32, 5))
     after = Standing(1, bytes([1]) * 32, chain, before.merged)
     losses = [2.0, 3.0]
     heard: list[str] = []

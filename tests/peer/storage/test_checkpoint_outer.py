@@ -10,9 +10,10 @@ import safetensors
 import safetensors.torch
 import torch
 
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
+from averaging.messages import Link
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import PeerId
 from peer import cli
@@ -50,7 +51,7 @@ def state_of(fragment: int, version: int = 7) -> FragmentState:
     parameters = {name: p.detach().numpy().ravel() for name, p in trained_parameters(MODEL).items()}
     units = LAYOUT.fragments[fragment].units
     theta = np.concatenate([parameters[u.tensor][u.start : u.end] for u in units])
-    links = [ChainLink(v, bytes([v, fragment]) * 16, 100 * v) for v in range(version + 1)]
+    links = [Link(v, bytes([v, fragment]) * 16, 100 * v) for v in range(version + 1)]
     return FragmentState(
         fragment=fragment,
         version=version,
@@ -236,7 +237,7 @@ def test_a_large_tensor_split_over_fragments_is_exported_in_one_piece(tmp_path: 
             fragment.index,
             0,
             bytes(32),
-            Chain([ChainLink(0, bytes(32), 0)]),
+            Chain([Link(0, bytes(32), 0)]),
             np.concatenate([whole[u.tensor][u.start : u.end] for u in fragment.units]),
             np.zeros(fragment.size, np.float32),
             MergedMap(),

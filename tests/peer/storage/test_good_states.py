@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from averaging.history.attested import rolled_back
-from averaging.history.chain import ChainLink
 from averaging.history.lineage import after_fold, bound
 from averaging.history.state import FragmentState
+from averaging.messages import Link
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import PeerId
 from dht.membership.orders import Attested, Orders, Rollback, Root
@@ -33,7 +33,7 @@ def state(fragment: int, version: int) -> FragmentState:
         merged = made.merged.with_work(PeerId("anna"), 1, 10 * number, 100)
         history = after_fold(made.lineage, PeerId("anna"), 1, number)
         lineage = bound(history, merged.digest())
-        chain = made.chain.extended(ChainLink(number, lineage, merged.tokens))
+        chain = made.chain.extended(Link(number, lineage, merged.tokens))
         theta = np.full(size, number, np.float32)
         made = FragmentState(
             fragment, number, lineage, chain, theta, np.float32(0.5) * theta, merged, history

@@ -8,10 +8,10 @@ import math
 import numpy as np
 import torch
 
-from averaging.history.chain import ChainLink
 from averaging.history.merged_map import MergedMap
 from averaging.history.state import FragmentState
 from averaging.live.learner_port import Snapshot
+from averaging.messages import Link
 from averaging.numbers.layout import Layout
 from dht.identity import PeerId
 from peer.agent.slots import Adopted, SlotPort
@@ -131,7 +131,7 @@ def moved(state: FragmentState, by: float, merged: MergedMap | None = None) -> F
         state.fragment,
         version,
         lineage,
-        state.chain.extended(ChainLink(version, lineage, 0)),
+        state.chain.extended(Link(version, lineage, 0)),
         (state.theta + np.float32(by)).astype(np.float32),
         state.momentum,
         state.merged if merged is None else merged,

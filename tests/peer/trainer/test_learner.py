@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from averaging.history.chain import ChainLink
 from averaging.history.state import FragmentState
 from averaging.live.learner_port import Snapshot
+from averaging.messages import Link
 from averaging.numbers.layout import Layout
 from peer.agent.slots import Adopted
 from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors, SlotState
@@ -722,7 +722,7 @@ async def test_kept_work_is_offered_to_peers_that_are_no_further() -> None:
     before = pair.now(0)
     other = moved(states[0], 3.0)
     other = FragmentState(
-        0, 1, b"o" * 32, states[0].chain.extended(ChainLink(1, b"o" * 32, 0)),
+        0, 1, b"o" * 32, states[0].chain.extended(Link(1, b"o" * 32, 0)),
         other.theta, other.momentum, other.merged,
     )  # fmt: skip
     port.adopt(0, other, contained=None)

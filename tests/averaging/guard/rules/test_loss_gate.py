@@ -19,7 +19,8 @@ from averaging.guard.rules.loss_gate import (
     Undo,
     judge,
 )
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
+from averaging.messages import Link
 
 
 class Owners(NamedTuple):
@@ -34,7 +35,7 @@ def lineage(version: int, side: int = 0) -> bytes:
 def chain(tip: int, *, parts_at: int = 0) -> Chain:
     """A history of versions 0 to ``tip``; from ``parts_at`` on another one than usual, if set."""
     return Chain(
-        ChainLink(version, lineage(version, int(0 < parts_at <= version)), version)
+        Link(version, lineage(version, int(0 < parts_at <= version)), version)
         for version in range(tip + 1)
     )
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from msgspec import Struct
 
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
 from averaging.history.manifest import PIECE_BYTES, Manifest, Pieces, describe, read_manifest
 from averaging.history.state import FragmentState
 from averaging.live.states.fetch_server import (
@@ -37,7 +37,7 @@ from averaging.live.states.fetcher import (
 )
 from averaging.live.streams.questions import ask, next_data
 from averaging.live.streams.threads import Threads
-from averaging.messages import BadMessage
+from averaging.messages import BadMessage, Link
 from dht.errors import HostClosed, StreamBroken
 from dht.guarded_host import GuardedHost
 from dht.host import Host
@@ -314,8 +314,8 @@ async def test_sources_with_one_state_and_other_older_links_agree() -> None:
     """Peers come to one state from several groups, each with the links of its own way."""
     state = state_of(4)
     ways = [
-        replace(state, version=2, chain=Chain([ChainLink(1, bytes([way]) * 32, 5), tip]))
-        for tip in [ChainLink(2, state.lineage, 9)]
+        replace(state, version=2, chain=Chain([Link(1, bytes([way]) * 32, 5), tip]))
+        for tip in [Link(2, state.lineage, 9)]
         for way in (1, 2, 2)
     ]
     async with sources(MemoryNetwork(), *ways) as (fetcher, peers, _, servers, _):
@@ -534,7 +534,7 @@ def test_a_manifest_is_read_strictly() -> None:
             read_manifest(good, fragment=fragment, values=values)
     # A chain that goes on beyond its version cannot be extended: the next round ended the averager.
     root, other = manifest.links[0], bytes(32)
-    for before in ((root[0] + 7, other, 0), (root[0], other, 0), root):
+    for before in (Link(root.version + 7, other, 0), Link(root.version, other, 0), root):
         links = [before, root]
         astray = msgspec.msgpack.encode(msgspec.structs.replace(manifest, links=links))
         with pytest.raises(BadMessage, match="not in order"):

@@ -9,7 +9,7 @@ import pytest
 
 from averaging import messages as said
 from averaging.history.standing import Standing
-from averaging.messages import Committed, Head, Link, Opening, ParentCertificate
+from averaging.messages import Committed, Head, Opening, ParentCertificate
 from averaging.round.gathering.catching_up import REFUSALS_MIN
 from averaging.round.gathering.roster import Leader, compose
 from averaging.round.interface.effects import Rebase, RefuseStream
@@ -419,7 +419,7 @@ def test_a_peer_that_can_prove_its_state_keeps_it() -> None:
 
 def test_a_stuck_peer_takes_the_word_of_one() -> None:
     rounds = machine(MINE, FIVE, GROUPS)
-    link = Link(*THEIRS.chain.tip)
+    link = THEIRS.chain.tip
     late = 1.0 + POLICY.doubt_s
     assert isinstance(rounds.peers.view, dict)
     assert is_refused(joins(rounds, ANNA, certified(THEIRS, (ANNA,))))

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from averaging import messages as said
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
 from averaging.history.merged_map import MergedMap
 from averaging.history.standing import IAmBehind, Standing, relate
 from averaging.messages import Head, Link, Signatures
@@ -362,7 +362,7 @@ def test_the_runs_tokens_end_it_only_with_a_certificate() -> None:
 def test_signatures_are_kept_of_the_newest_links_only() -> None:
     rounds = machine(others=FIVE)
     for number in range(3 * LINKS_KEPT):
-        link = ChainLink(number + 1, lineage(str(number)), 1)
+        link = Link(number + 1, lineage(str(number)), 1)
         head = Standing(link.version, link.lineage, Chain([link]), MergedMap()).head()
         signatures = under(link_of(head), ANNA)
         rounds.handle(Received(ANNA, said.Compare(0, with_signatures(head, signatures))), 1.0)

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from averaging.history.chain import Chain, ChainLink
+from averaging.history.chain import Chain
 from averaging.history.lineage import Lineage
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
 from averaging.live.states.fetch_server import FetchServer
 from averaging.live.states.fetcher import Fetcher
 from averaging.live.streams.threads import Threads
-from averaging.messages import Signatures
+from averaging.messages import Link, Signatures
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import PeerId, RunId
 from dht.memory.host import MemoryHost, MemoryNetwork
@@ -58,7 +58,7 @@ class Merging:
         version = self.version()
         theta = np.full(VALUES, version + fragment / FRAGMENTS, np.float32)
         founded = FragmentState.founded(bytes(32), fragment, theta)
-        chain = Chain([ChainLink(version, founded.lineage, version)])
+        chain = Chain([Link(version, founded.lineage, version)])
         return replace(founded, version=version, chain=chain)
 
     def signatures(self, state: FragmentState) -> Signatures:
