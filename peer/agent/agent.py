@@ -243,9 +243,7 @@ class Agent(Role):
         async for message in messages:
             match message:
                 case Leave():
-                    self._leave(
-                        "the training program asked to leave", message.timeout_s, message.patience_s
-                    )
+                    self._leave("its program stops", message.timeout_s, message.patience_s)
                 case Due() if self.peer.averager is not None:
                     self.peer.averager.make_due([message.fragment])
                 case Progress():

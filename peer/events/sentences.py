@@ -92,7 +92,7 @@ def phase_on_screen(event: Fields) -> str:
     """Text of the phase, with the progress of a download."""
     text, done = str(event["text"]), event.get("done")
     if event.get("name") == "leaving":
-        return f"leaving ({text}): finishing the rounds under way"
+        return f"leaving: {text}"
     if event.get("name") == "fetching" and isinstance(done, float) and 0.0 < done < 1.0:
         return f"{text}: {bar_text(done)}"
     return text

@@ -356,7 +356,6 @@ Effect: TypeAlias = Do | Ask | Show | MakeDue | Drain | Adopt | Enter | Tell | E
 class _Offering:
     """Pending work that is being handed over."""
 
-    reason: str
     since: float
     least_s: float
     most_s: float
@@ -402,7 +401,7 @@ class Ending:
         """Time at which the present state ends at the latest."""
         self._to_one_until = 0.0
         """Time until which the work is handed over to the fastest peer alone."""
-        self._offering = _Offering("", 0.0, 0.0, 0.0, folds=0)
+        self._offering = _Offering(0.0, 0.0, 0.0, 0)
         self._agreed = 0
         self._waiting: list[str] = []
         self._apart = ""
@@ -514,7 +513,7 @@ class Ending:
         match state:
             case State.LAST_ROUNDS if self._learns and not seen.learners:
                 left_s = self._until - self._now
-                self._begin_to_offer("the run ends", least_s=PENDING_SHARE * left_s, most_s=left_s)
+                self._begin_to_offer(least_s=PENDING_SHARE * left_s, most_s=left_s)
                 return self._go(State.LAST_WORK) + self._offer()
             case State.LAST_DRAIN:
                 return [Do.END_MERGES, *self._over(self._date_reason)]
@@ -659,11 +658,11 @@ class Ending:
         if departure.timeout_s <= 0:
             return [enters, *self._go(State.CUT_SHORT)]
         least_s, most_s = PENDING_SHARE * departure.timeout_s, departure.patience_s
-        self._begin_to_offer(departure.reason, least_s=least_s, most_s=most_s)
+        self._begin_to_offer(least_s=least_s, most_s=most_s)
         return [enters, Do.GREET, *self._go(State.OFFERING)]
 
-    def _begin_to_offer(self, reason: str, *, least_s: float, most_s: float) -> None:
-        self._offering = _Offering(reason, self._now, least_s, most_s, folds=self._seen.folds)
+    def _begin_to_offer(self, *, least_s: float, most_s: float) -> None:
+        self._offering = _Offering(self._now, least_s, most_s, folds=self._seen.folds)
 
     def _offer(self) -> list[Effect]:
         """Wait for one more round of each fragment, so that no work is lost with this peer."""
@@ -680,7 +679,7 @@ class Ending:
                 fields = {"tokens": pending, "seconds": left.expected_s}
                 effects.append(Tell("handing_over", fields))
             offering.told = pending
-            text = f"{offering.reason}: {tokens_left(pending, left.expected_s)}"
+            text = tokens_left(pending, left.expected_s)
             done = 1.0 - left.encoded_bytes / max(1, offering.bytes_at_first)
             effects.append(Enter("leaving", text, done))
         whole = replace(left, encoded_bytes=offering.bytes_at_first)

@@ -69,7 +69,9 @@ def _is_progress(fields: Fields, before: Fields) -> bool:
         return False
     # "downloading the state of the run from 3 peers": their number changes all the time.
     texts = [str(event["text"]).partition(" from ")[0] for event in (fields, before)]
-    return texts[0] == texts[1] or bool(fields.get("done") and before.get("done"))
+    is_bar = fields.get("done") and before.get("done")
+    # How much a peer hands over when it leaves is told by an event of its own.
+    return texts[0] == texts[1] or bool(is_bar) or fields["name"] == "leaving"
 
 
 class Watch:

@@ -189,7 +189,7 @@ ROUND: Fields = {
             {"event": "phase", "name": "fetching", "text": "downloading", "done": 0.5},
             "ing: [#####     ] 50%",
         ),
-        ({"event": "phase", "name": "leaving", "text": "enough"}, "leaving (enough)"),
+        ({"event": "phase", "name": "leaving", "text": "enough"}, "leaving: enough"),
         ({"event": "fetch_failed", "reason": "nobody to ask"}, "nobody to ask; trying again"),
         (
             {"event": "diverged", "fragment": 1, "majority": ["12D3"], "with_me": 1},

@@ -229,7 +229,7 @@ def test_a_peer_that_leaves_is_done_step_by_step_and_tells_what_it_hands_over() 
     hear(machine, Look(Seen(versions=(4, 4), pending=7)))
     told, progress = hear(machine, LastOffers(encoded_bytes=100, bytes_per_s=10.0))
     assert told == Tell("handing_over", {"tokens": 7, "seconds": 12.5})
-    assert progress == Enter("leaving", "asked: handing over 7 tokens, about 12 s", 0.0)
+    assert progress == Enter("leaving", "handing over 7 tokens, about 12 s", 0.0)
     (told,) = hear(machine, Look(HERE), now=9.0)
     fields = {"merged": True, "alone": False, "tokens": 0, "seconds": 9.0}
     assert told == Tell("last_offers", fields)

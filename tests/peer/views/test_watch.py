@@ -143,8 +143,10 @@ def test_the_plain_reporter_tells_the_reason_to_leave_once() -> None:
     with PlainReporter(said.append) as reporter:
         reporter.on_event(over)
         reporter.on_event({"event": "phase", "name": "leaving", "text": over["reason"]})
+        for left in ("handing over 9 k tokens, about 20 s", "handing over 5 k tokens, about 11 s"):
+            reporter.on_event({"event": "phase", "name": "leaving", "text": left, "done": 0.0})
         reporter.on_event(over)
-    assert said == [over["reason"], f"leaving ({over['reason']}): finishing the rounds under way"]
+    assert said == [over["reason"], f"leaving: {over['reason']}"]
 
 
 def test_a_line_of_progress_may_lack_a_loss() -> None:
