@@ -10,7 +10,8 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ParamSpec, Protocol, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from averaging.guard.door import Defences
 from averaging.history.parent_maps import ParentMap
@@ -35,7 +36,6 @@ from dht.memory.event_heap import Timer
 from dht.memory.network import SimulatedNetwork
 from dht.protocol import SPOKEN, Range
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -233,7 +233,7 @@ class Peer:
         self.absent = kit.known.absent
         self.machines: dict[int, FragmentRounds] = {}
         self.task: asyncio.Task[None] | None = None
-        self._seen: dict[int, FragmentState | None] = {each.fragment: each for each in kit.states}
+        self.seen: dict[int, FragmentState | None] = {each.fragment: each for each in kit.states}
         seed = f"{swarm.seed} {life.peer} {life.incarnation}"
         self.averager = _Sleeper(
             kit.host,
@@ -347,28 +347,21 @@ class Peer:
 
     # What happens
 
-    def handled(self, fragment: int) -> None:
-        state, watch = self.averager.states[fragment], self.swarm.watch
-        if state is not None and state is not self._seen.get(fragment):
-            self._seen[fragment] = state
-            watch.stands(self, state)
-        watch.handled(self, fragment)
-
     def _tell(self, event: str, fields: Mapping[str, Any]) -> None:
-        _guarded(self, self.swarm.watch.told, self, event, fields)
+        self.show("told", event, fields)
 
     def _convicted(self, guilty: PeerId, what: str) -> None:
         self.swarm.membership.convicted(self, guilty)
-        _guarded(self, self.swarm.watch.convicted, self, guilty, what)
+        self.show("convicted", guilty, what)
 
-
-def _guarded(peer: Peer, hook: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a hook, and end the simulation if it raises: a task group may take its time to end."""
-    try:
-        return hook(*args, **kwargs)
-    except Exception as error:
-        peer.swarm.failed(error)
-        raise
+    def show(self, hook: str, *given: Any) -> Any:
+        """Call a hook of the swarm's watch, and end the simulation if it raises: a task group may
+        take its time to end."""
+        try:
+            return getattr(self.swarm.watch, hook)(self, *given)
+        except Exception as error:
+            self.swarm.failed(error)
+            raise
 
 
 class _Watched(live.Watch):
@@ -376,65 +369,31 @@ class _Watched(live.Watch):
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
+        for hook in vars(live.Watch).keys() & vars(Watch).keys() - vars(_Watched).keys():
+            if not hook.startswith("_"):
+                setattr(self, hook, partial(self._show, hook))
+
+    def _show(self, hook: str, *given: Any) -> Any:
+        if self._peer.alive:
+            return self._peer.show(hook, *given)
+        return getattr(super(), hook)(*given)
 
     def began(self, machine: FragmentRounds) -> None:
-        peer = self._peer
-        peer.machines[machine.fragment] = machine
-        _guarded(peer, peer.swarm.watch.began, peer, machine)
+        self._peer.machines[machine.fragment] = machine
+        self._peer.show("began", machine)
 
     def effect(self, fragment: int, effect: Effect) -> Effect | None:
-        peer = self._peer
-        if not peer.alive:
-            return effect
-        instead = _guarded(peer, peer.swarm.watch.effect, peer, fragment, effect)
-        if isinstance(instead, Note):
-            _guarded(peer, peer.swarm.watch.noted, peer, fragment, instead)
+        instead: Effect | None = self._show("effect", fragment, effect)
+        if isinstance(instead, Note) and self._peer.alive:
+            self._peer.show("noted", fragment, instead)
         return instead
 
     def handled(self, fragment: int) -> None:
-        if self._peer.alive:
-            _guarded(self._peer, self._peer.handled, fragment)
-
-    def applied(
-        self,
-        apply: Apply,
-        before: FragmentState,
-        after: FragmentState,
-        merged: memoryview,
-        maps: Mapping[int, ParentMap],
-    ) -> None:
         peer = self._peer
-        if peer.alive:
-            hook = peer.swarm.watch.applied
-            _guarded(peer, hook, peer, apply, before, after, merged, maps)
-
-    def folded(self, fold: Fold, before: FragmentState, after: FragmentState) -> None:
-        peer = self._peer
-        if peer.alive:
-            _guarded(peer, peer.swarm.watch.folded, peer, fold, before, after)
-
-    def heard(self, sender: PeerId, message: Message) -> Message | None:
-        return _guarded(self._peer, self._peer.swarm.watch.heard, self._peer, sender, message)
-
-    def sends(self, to: PeerId, message: Message) -> Message | None:
-        return _guarded(self._peer, self._peer.swarm.watch.sends, self._peer, to, message)
-
-    def encoded(self, commit: Commit, round_id: bytes, slices: Sequence[memoryview]) -> None:
-        peer = self._peer
-        if peer.alive:
-            _guarded(peer, peer.swarm.watch.encoded, peer, commit, round_id, slices)
-
-    def arrived(self, upload: UploadArrived) -> UploadArrived:
-        return _guarded(self._peer, self._peer.swarm.watch.arrived, self._peer, upload)
-
-    def contributes(self, commit: Commit, given: Contribution | None) -> Contribution | None:
-        return _guarded(self._peer, self._peer.swarm.watch.contributes, self._peer, commit, given)
-
-    def offers(self, offer: Offer | None) -> Offer | None:
-        return _guarded(self._peer, self._peer.swarm.watch.offers, self._peer, offer)
-
-    def serves(self, state: FragmentState) -> FragmentState | None:
-        return _guarded(self._peer, self._peer.swarm.watch.serves, self._peer, state)
-
-    def serves_rounds(self, entries: Sequence[ReplayEntry]) -> Sequence[ReplayEntry]:
-        return _guarded(self._peer, self._peer.swarm.watch.serves_rounds, self._peer, entries)
+        if not peer.alive:
+            return
+        state = peer.averager.states[fragment]
+        if state is not None and state is not peer.seen.get(fragment):
+            peer.seen[fragment] = state
+            peer.show("stands", state)
+        peer.show("handled", fragment)
