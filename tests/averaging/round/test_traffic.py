@@ -71,7 +71,7 @@ def test_without_its_delegate_a_rider_only_fetches_what_is_not_here() -> None:
 
 def test_a_rider_tries_its_delegate_again_where_certificates_may_be_on_their_way() -> None:
     """The stream over the own network came first: three of eight contributions to each meld were
-    lost (test_swarm_sites)."""
+    lost."""
     clara = traffic(CLARA, msgspec.structs.replace(SITES, parents=2 * SITES.parents))
     first = clara.upload(0, ANNA, OWN)
     assert first == Route(0, BORIS, OWN, by_delegate=True)

@@ -79,25 +79,6 @@ def test_long_poison_within_the_bound_ruins_a_mean_and_not_a_clipped_one() -> No
     assert clipped.final.loss < 5 * honest
 
 
-@pytest.mark.slow
-def test_members_that_check_others_refuse_poison_and_nothing_that_is_honest() -> None:
-    text = {"problem__name": "text_mlp", "problem__size": 64, "outer__merge": "centered_clip"}
-    settings = {
-        **text,
-        "peers__count": 5,
-        "peers__liars": 0.2,
-        "rounds__spot_checks": 4.0,
-        "end__cycles": 3.0,
-        "rounds__slice_bytes_min": 1024,
-    }
-    notes = run(experiment(**settings), 1).notes
-    assert notes["checks of liars, failed"] >= 4
-    assert notes["uploads of liars refused"] >= 2
-    assert notes["checks of honest, passed"] >= 8
-    honest = ("checks of honest, failed", "uploads of honest refused", "checks of liars, passed")
-    assert not any(notes.get(name) for name in honest)
-
-
 def test_a_problem_without_data_of_peers_has_no_spot_checks() -> None:
     with pytest.raises(ValueError, match="has no spot checks"):
         SimulatedSwarm(experiment(rounds__spot_checks=1.0), 1)
