@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ from tests.processes import Processes
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NOTEBOOK = EXAMPLES / "notebook.ipynb"
-LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
 
 def environment_below(folder: Path) -> dict[str, str]:
@@ -50,19 +48,6 @@ def test_the_notebook_trains_and_leaves(processes: Processes, tmp_path: Path) ->
     assert "held-out loss" in output
 
 
-@pytest.mark.slow  # the loop above founds a run with the same agent and daemon
-def test_tiny_gpt_starts_and_prints_its_link(processes: Processes, tmp_path: Path) -> None:
-    tiny_gpt = (
-        *("start", str(EXAMPLES / "tiny_gpt" / "run.toml"), "--listen", LOOPBACK),
-        *("--threads", "1", "--steps", "2", "--json", "--yes"),
-    )
-    output = ran(processes, tmp_path, "-P", "-m", "peer.cli", *tiny_gpt)
-    records = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    assert any(r["event"] == "link" and r["link"].startswith("shoal://") for r in records)
-    assert records[-1]["event"] == "done"
-    assert records[-1]["steps"] == 2
-
-
 @pytest.mark.slow  # trains, and measures on all held-out data
 def test_the_figures_of_tiny_gpt_are_measured_as_its_document_says() -> None:
     """Earlier, the document named arguments that the function has not had for long."""
@@ -78,28 +63,6 @@ def test_the_figures_of_tiny_gpt_are_measured_as_its_document_says() -> None:
     )
     steps, loss = done.stdout.split()
     assert steps == "1" and 2.0 < float(loss) < 6.0
-
-
-@pytest.mark.slow  # each imports a large library
-@pytest.mark.parametrize(
-    ("example", "library"),
-    [("hf_trainer", "transformers"), ("lightning", "lightning"), ("island", "torch")],
-)
-def test_the_trainer_of_another_framework_founds_a_run_and_trains(
-    processes: Processes, tmp_path: Path, example: str, library: str
-) -> None:
-    pytest.importorskip(library, reason=f"the extra for {library} is not installed")
-    trainer = processes.python(
-        str(EXAMPLES / example / "train.py"),
-        *("--steps", "5", "--directory", str(tmp_path / "peer"), "--listen", LOOPBACK),
-        environment=environment_below(tmp_path / "home"),
-    )
-    assert trainer.wait(timeout=250) == 0, processes.output_of(trainer)
-    lines = processes.output_of(trainer).splitlines()
-    records = [json.loads(line) for line in lines if line.startswith('{"event"')]
-    assert records[-1]["event"] == "done"
-    assert records[-1]["steps"] == 5
-    assert len([record for record in records if record["event"] == "link"]) == 1
 
 
 @pytest.mark.slow

@@ -61,22 +61,6 @@ class Island:
         return [] if code else sorted(map(json.loads, lines), key=lambda said: said["rank"])
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_all_ranks_take_the_same_versions_in_at_the_same_steps(
-    processes: Processes, tmp_path: Path, way: str, dtype: str
-) -> None:
-    island = Island(processes, tmp_path, {"LONE_AGENT_ROUNDS": "6"})
-    said = island.train(way, dtype=dtype)
-    assert len(said) == 2, island.output[-3000:]
-    lead, other = said
-    assert max(lead["adopted"]) >= 3
-    assert lead["steps"] == other["steps"], "the run ended for them at different steps"
-    assert lead["rates"] == other["rates"]
-    assert lead["values"] == other["values"]
-    assert lead["tokens"] == lead["steps"] * (8 + 9)
-
-
 def test_all_ranks_rest_and_measure_together(processes: Processes, tmp_path: Path) -> None:
     island = Island(processes, tmp_path, {"LONE_AGENT_ROUNDS": "6", "LONE_AGENT_RESTS_S": "1.5"})
     said = island.train("fsdp2")
@@ -91,20 +75,6 @@ def test_a_rank_that_cannot_measure_says_so(processes: Processes, tmp_path: Path
     island = Island(processes, tmp_path, {})
     assert not island.train("fsdp2", measures_at=0)
     assert "call run.measure_with(...) in every rank" in island.output
-
-
-def test_an_island_that_lost_a_rank_is_the_same_peer_with_its_optimizer(
-    processes: Processes, tmp_path: Path
-) -> None:
-    island = Island(processes, tmp_path, {})
-    first = island.train("fsdp2", steps=30)
-    again = island.train("fsdp2", steps=20, dies_at=10, restarts=1)
-    assert len(again) == 2, island.output[-3000:]
-    assert "exitcode  : 3" in island.output or "exitcode: 3" in island.output
-    assert {said["peer"] for said in (*first, *again)} == {first[0]["peer"]}
-    # The killed island saved nothing: the restarted one continues where the first one ended.
-    assert [said["moments"] for said in again] == [[50], [50]]
-    assert again[0]["values"] == again[1]["values"]
 
 
 def test_ranks_with_different_models_say_so(processes: Processes, tmp_path: Path) -> None:

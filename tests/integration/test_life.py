@@ -83,31 +83,6 @@ def test_two_that_start_one_run_file_on_one_machine_train_in_one_run(
     swarm.end()
 
 
-def test_two_programs_with_one_run_file_on_one_machine_train_in_one_run(
-    processes: Processes, tmp_path: Path
-) -> None:
-    run = learner_process.text(name="one-file")
-    programs = []
-    for name in ("anna", "boris"):
-        given = {"directory": str(tmp_path / name), "run": run, "found_after_s": None}
-        environment = {"XDG_DATA_HOME": str(tmp_path / "data")}
-        module = "tests.swarms.learner_process"
-        programs.append(
-            Command(processes, [json.dumps(given)], module=module, environment=environment)
-        )
-    links = {each.wait_for_word("ready")["link"] for each in programs}
-    assert len(links) == 2
-    told = [each.output.count('"event": "joins_here"') for each in programs]
-    began = [each.output.count('"event": "founded"') for each in programs]
-    assert sorted(told) == sorted(began) == [0, 1] and told != began
-    logs = [tmp_path / name / "events.jsonl" for name in ("anna", "boris")]
-    until(
-        lambda: all('"contributed":true' in log.read_text() for log in logs),
-        "they merge",
-        timeout_s=120,
-    )
-
-
 def test_the_model_of_a_run_that_has_ended_stays_with_its_keeper(
     processes: Processes, tmp_path: Path
 ) -> None:

@@ -12,11 +12,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from peer.views.event_log import read_events
-from tests.processes import Processes, still_running
+from tests.processes import Processes
 from tests.swarms import learner_process
 from tests.swarms.commands import sums_up, until
 from tests.swarms.learners import Learner, seed_of
@@ -57,64 +56,6 @@ def test_two_learners_train_one_model_and_leave(start: Callable[..., Learner]) -
         assert len(event["members"]) == 2 and len(event["weights"]) == len(event["contributors"])
         assert event["sent_bytes"] + event["received_bytes"] >= 0 and event["seconds"] >= 0
         assert isinstance(event["left_out"], dict)
-
-
-def test_two_peers_of_a_finished_run_save_the_same_bytes(start: Callable[..., Learner]) -> None:
-    run = learner_process.text(tokens=12_000)
-    anna = start("anna", run=run)
-    boris = start("boris", run=run, seeds=[seed_of(anna)])
-    saved = []
-    for learner in (anna, boris):
-        assert learner.end()["finished"]
-        saved.append((learner.directory / "saved.safetensors").read_bytes())
-    assert saved[0] == saved[1]
-
-
-def test_a_killed_learner_returns_and_is_merged_again(
-    start: Callable[..., Learner], processes: Processes
-) -> None:
-    anna = start("anna")
-    boris = start("boris", seeds=[seed_of(anna)])
-    until(lambda: boris.own_rounds() >= 3, "boris is merged")
-    orphans = processes.kill_hard(boris.process)
-    assert orphans
-    assert not still_running(orphans, timeout_s=30), "the agent outlived its trainer"
-    before = anna.last()["step"]
-    until(lambda: anna.last()["step"] >= before + 20, "anna goes on")
-    boris.restart()
-    boris.ready()
-    until(lambda: boris.own_rounds() >= 3, "boris is merged again")
-    boris.stop()
-    fates = boris.end()["fates"]
-    assert sums_up(fates), fates
-    assert fates.get("discarded.crash", 0) > 0
-    anna.stop()
-    assert sums_up(anna.end()["fates"])
-
-
-def test_training_goes_on_while_an_agent_is_replaced(start: Callable[..., Learner]) -> None:
-    anna = start("anna")
-    boris = start("boris", seeds=[seed_of(anna)])
-    # A replay needs a checkpoint to start from.
-    until(lambda: any((boris.directory / "outer").glob("0*")), "a first checkpoint")
-    saved = boris.own_rounds()
-    until(lambda: boris.own_rounds() >= saved + 3, "boris is merged beyond it")
-    agent = boris.last()["agent"]
-    daemons = psutil.Process(agent).children(recursive=True)
-    os.kill(agent, signal.SIGKILL)
-    assert not still_running(daemons, timeout_s=10), "the daemon outlived its agent"
-    steps = boris.last()["step"]
-    until(lambda: boris.last()["step"] >= steps + 20, "boris goes on", timeout_s=10)
-    merged = boris.own_rounds()
-    until(lambda: boris.last()["agent"] not in (None, agent), "a new agent")
-    until(lambda: boris.own_rounds() >= merged + 3, "boris is merged again")
-    assert boris.said("ready")[0]["peer"] == boris.said("ready")[-1]["peer"]
-    boris.stop()
-    fates = boris.end()["fates"]
-    assert sums_up(fates)
-    assert not any(fates.get(f"discarded.{reason}") for reason in ("lost", "crash")), fates
-    anna.stop()
-    anna.end()
 
 
 def test_a_lone_trainer_is_not_set_back_when_its_agent_is_replaced(

@@ -18,19 +18,8 @@ pytestmark = pytest.mark.slow  # each process imports torch
 TWO = ("cpu:0", "cpu:1")
 
 
-def test_the_ranks_find_each_other_and_rank_0_gives_the_code(tmp_path: Path) -> None:
-    assert run_island(TWO, works.add_up, logs=tmp_path, tell=pytest.fail) == 40 + 3
-
-
 def test_the_code_of_a_refused_rank_0_is_final(tmp_path: Path) -> None:
     assert run_island(TWO, works.refuse, logs=tmp_path, tell=pytest.fail) == 4
-
-
-def test_a_lost_rank_is_started_again_with_the_others(tmp_path: Path) -> None:
-    told: list[str] = []
-    code = run_island(TWO, works.lose_the_second_once, logs=tmp_path, tell=told.append)
-    assert code == 40 + 3
-    assert told == ["the process on cpu:1 was lost; starting again on cpu:0, cpu:1"]
 
 
 def test_a_device_that_fails_again_and_again_is_left_out(tmp_path: Path) -> None:

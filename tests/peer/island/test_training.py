@@ -95,11 +95,3 @@ def test_overlapped_sums_are_those_of_one_operation_also_after_memory_ran_out(
 ) -> None:
     work = works.compare_with_a_sum_at_the_end
     assert run_island(("cpu:0", "cpu:1"), work, logs=tmp_path, tell=pytest.fail) == 0
-
-
-@pytest.mark.slow
-def test_a_rank_that_is_lost_between_two_buckets_is_started_again(tmp_path: Path) -> None:
-    told: list[str] = []
-    work = works.lose_the_second_in_its_backward_pass
-    assert run_island(("cpu:0", "cpu:1"), work, logs=tmp_path, tell=told.append) == 5
-    assert told == ["the process on cpu:1 was lost; starting again on cpu:0, cpu:1"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 
 import msgspec
 import torch
@@ -49,14 +48,6 @@ def add_up_for_ever(place: RankPlace) -> int:
         time.sleep(0.01)
 
 
-def lose_the_second_once(place: RankPlace) -> int:
-    """The second rank is killed at its first start."""
-    if place.rank == 1 and not _notes(place, "killed"):
-        _note(place, "killed")
-        os.kill(os.getpid(), signal.SIGKILL)
-    return add_up(place)
-
-
 def lose_one_device_always(place: RankPlace) -> int:
     """The process on ``cpu:1`` fails whenever it starts."""
     if place.device == "cpu:1":
@@ -72,10 +63,6 @@ def refuse(place: RankPlace) -> int:
 
 def _note(place: RankPlace, name: str) -> None:
     (place.log.parent / name).touch()
-
-
-def _notes(place: RankPlace, name: str) -> bool:
-    return Path(place.log.parent / name).exists()
 
 
 RUN = RunFile(
@@ -166,19 +153,3 @@ def compare_with_a_sum_at_the_end(place: RankPlace) -> int:
         dist.all_reduce(whole)
         torch.testing.assert_close(found.grad, whole, rtol=1e-5, atol=1e-7)
     return 0
-
-
-def lose_the_second_in_its_backward_pass(place: RankPlace) -> int:
-    """At its first start the second rank is killed between two buckets of its gradients."""
-    engine, summed, own = rank_engine(place)
-
-    def kill(gradient: torch.Tensor) -> None:
-        if place.rank == 1 and summed.sent and not _notes(place, "killed"):
-            _note(place, "killed")
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    engine.model.get_parameter("blocks.0.attention.out.weight").register_hook(kill)
-    for _ in range(2):
-        engine.gradients(own)
-        assert engine.apply()
-    return 5
