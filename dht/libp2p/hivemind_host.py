@@ -30,7 +30,7 @@ from dht.errors import (
     HostClosed,
     PeerUnreachable,
 )
-from dht.guarded_host import Refusal
+from dht.guarded_host import GuardedHost, Refusal
 from dht.host import (
     UNARY_MAX_BYTES,
     CallHandler,
@@ -191,7 +191,7 @@ class HivemindHost:
         self._outer_ip = ""
         self._look_outside_at = 0.0
         self.lane_refusal: Refusal = _admit_all
-        """Guard of the lane's tickets (``dht.guarded_host``)."""
+        """Whom the lane refuses tickets and meetings."""
 
     @classmethod
     async def open(
@@ -714,7 +714,7 @@ class HivemindHost:
             self._tasks.spawn(keep_mapped(router, port, self._port_mapped), "port mapping")
         if self._settings.lane is None:
             return
-        self.lane = Lane(
+        lane = self.lane = Lane(
             self._settings.lane,
             ask=self._ask_for_lane,
             where=self._where,
@@ -722,20 +722,22 @@ class HivemindHost:
             # A host for all runs does not dial addresses that strangers name.
             outside=None if self._settings.daemon.serve_as_relay else _Outside(self),
         )
-        self.lane.start([host for at in listen if (host := address_rules.ip_of(at)) is not None])
+        lane.start([host for at in listen if (host := address_rules.ip_of(at)) is not None])
         if router is not None:
-            self.lane.map_port(router)
-        await self.serve_calls(LANE_PROTOCOL, self._offer_lane, request_max_bytes=0)
-        for protocol, answer, most_bytes in (
-            (PUNCH_PROTOCOL, self.lane.meet, PUNCH_MAX_BYTES),
-            (VIA_PROTOCOL, self.lane.come, CIRCUIT_MAX_BYTES),
+            lane.map_port(router)
+
+        async def offer(peer: PeerId, request: bytes) -> bytes:
+            return await lane.offer(peer)
+
+        guarded = GuardedHost(self, lambda peer: self.lane_refusal(peer))  # noqa: PLW0108  # set later
+        for serving, protocol, answer, most_bytes in (
+            (guarded, LANE_PROTOCOL, offer, 0),
+            (guarded, PUNCH_PROTOCOL, lane.meet, PUNCH_MAX_BYTES),
+            (guarded, VIA_PROTOCOL, lane.come, CIRCUIT_MAX_BYTES),
+            # The relay has a judge of its own, for both ends of a circuit.
+            (self, CIRCUIT_PROTOCOL, lane.grant, CIRCUIT_MAX_BYTES),
         ):
-            guarded = partial(self._if_admitted, answer)
-            await self.serve_calls(protocol, guarded, request_max_bytes=most_bytes)
-        # The relay has a judge of its own, for both ends of a circuit.
-        await self.serve_calls(
-            CIRCUIT_PROTOCOL, self.lane.grant, request_max_bytes=CIRCUIT_MAX_BYTES
-        )
+            await serving.serve_calls(protocol, answer, request_max_bytes=most_bytes)
 
     def _port_mapped(self, port: int | None) -> None:
         self._mapped_port = port
@@ -743,17 +745,6 @@ class HivemindHost:
     async def _tell_seen(self, peer: PeerId, request: bytes) -> bytes:
         """Tell a peer at which IP address this host sees it; empty behind a relay."""
         return "".join((await self._where(peer))[:1]).encode()
-
-    async def _offer_lane(self, peer: PeerId, request: bytes) -> bytes:
-        assert self.lane is not None
-        if (reason := await self.lane_refusal(peer)) is not None:
-            raise ValueError(reason)
-        return await self.lane.offer(peer)
-
-    async def _if_admitted(self, answer: CallHandler, peer: PeerId, request: bytes) -> bytes:
-        if (reason := await self.lane_refusal(peer)) is not None:
-            raise ValueError(reason)
-        return await answer(peer, request)
 
     async def _ask_for_lane(self, peer: PeerId) -> bytes:
         return await self.call(peer, LANE_PROTOCOL, b"", timeout_s=DAEMON_TIMEOUT_S)
