@@ -306,7 +306,8 @@ def scope_of(address: Multiaddr) -> Scope:
     return Scope.NETWORK if any(ip in network for network in _LOCAL_NETWORKS) else Scope.INTERNET
 
 
-def scope_seen(remote: Multiaddr, own: Iterable[Multiaddr]) -> Scope:
+@lru_cache(maxsize=16_384)
+def scope_seen(remote: Multiaddr, own: tuple[Multiaddr, ...]) -> Scope:
     """The scope of a connected peer, judged by the remote address of its connection.
 
     ``own``: the addresses of this peer. A peer with one of their IP addresses is on this machine
@@ -325,12 +326,12 @@ def scope_seen(remote: Multiaddr, own: Iterable[Multiaddr]) -> Scope:
     return scope
 
 
-def scope_guessed(announced: Iterable[Multiaddr], own: Iterable[Multiaddr]) -> Scope | None:
+@lru_cache(maxsize=16_384)  # as many members as a table has, and as many again
+def scope_guessed(announced: tuple[Multiaddr, ...], own: tuple[Multiaddr, ...]) -> Scope | None:
     """The scope of a peer that was never connected, by its addresses; ``None`` without any.
 
     A private address counts as one of our network only if it resembles one of ours.
     """
-    own = tuple(own)
     widest: Scope | None = None
     for address in announced:
         scope = scope_seen(address, own)

@@ -72,8 +72,6 @@ HARMLESS = {
     "refused states": "states that this peer has taken and gone back from",
     "relays that refused": "this peer asks a relay once more",
     "rounds not entered": "rounds whose rosters name this machine",
-    "scopes": "computed again",
-    "scopes guessed": "computed again",
     "unanswered": "a peer is dialled once more before somebody listens",
     "told of orders": "a peer is sent the order in force once more",
     "vows to a peer": "each asker has its own",

@@ -243,34 +243,22 @@ class Proximity:
     """Scope of each known peer."""
 
     def __init__(self) -> None:
+        self.own: tuple[Multiaddr, ...] = ()
+        """The addresses that distances are measured from."""
+
         self.present: dict[PeerId, Multiaddr] = {}
         """Remote address of each direct connection, as of the last look."""
 
-        self._own: tuple[Multiaddr, ...] = ()
         self._seen = BoundedMapping[PeerId, tuple[Scope, float]](
             "distances", PEERS_MAX, worth=by_age
         )
         """Scope of peers that are or were connected, and when that was observed."""
 
-        self._scope_at = BoundedMapping[Multiaddr, Scope]("scopes", PEERS_MAX, worth=by_age)
-        """Cache: each look asks about the same few addresses."""
-
-        self._guessed = BoundedMapping[PeerId, tuple[tuple[Multiaddr, ...], Scope | None]](
-            "scopes guessed", PEERS_MAX, worth=by_age
-        )
-        """Cache of guesses, each with the announced addresses that it was made from."""
-
-    def set_own_addresses(self, own: tuple[Multiaddr, ...]) -> None:
-        """Set the addresses that distances are measured from."""
-        self._own = own
-        self._scope_at.clear()
-        self._guessed.clear()
-
     def look(self, connections: Sequence[Connection], *, now: float) -> None:
         """Take in the present connections."""
         self.present = {c.peer: c.address for c in connections if not c.relayed}
         for connection in connections:
-            self._seen.renew(connection.peer, (self.scope_seen(connection.address), now))
+            self._seen.renew(connection.peer, (scope_seen(connection.address, self.own), now))
 
     def scope_that_counts(
         self, members: Iterable[Member], *, now: float, count_connected: bool
@@ -287,22 +275,11 @@ class Proximity:
         """The scope of a peer that is ``present``."""
         return self._seen[peer][0]
 
-    def scope_seen(self, remote: Multiaddr) -> Scope:
-        """The scope of a connection's remote address."""
-        scope = self._scope_at.get(remote)
-        if scope is None:
-            scope = self._scope_at[remote] = scope_seen(remote, self._own)
-        return scope
-
     def _scope_of_member(self, member: Member, now: float) -> Scope | None:
         seen = self._seen.get(member.peer)
         if seen is not None and now - seen[1] < SEEN_FROM_S:
             return seen[0]
-        known = self._guessed.get(member.peer)
-        if known is None or known[0] != member.addresses:
-            known = member.addresses, scope_guessed(member.addresses, self._own)
-            self._guessed[member.peer] = known
         has_other = not all(map(is_loopback, member.addresses))
         if has_other and (member.failed_at is not None or member.reachable is False):
             return Scope.INTERNET  # another home, whose private network has the same numbers
-        return known[1]
+        return scope_guessed(member.addresses, self.own)

@@ -116,7 +116,7 @@ class Dialler:
             and (
                 member is not None and member.reachable
                 if scope_of(address) is Scope.INTERNET
-                else scope_guessed([address], own) is not Scope.INTERNET
+                else scope_guessed((address,), own) is not Scope.INTERNET
             )
         ]
         tried = self._tried.get(peer)
@@ -156,7 +156,7 @@ class Dialler:
         def may_lead(address: Multiaddr) -> bool:
             if is_relayed(address) or scope_of(address) is Scope.INTERNET:
                 return True
-            near = scope_guessed([address], own) is not Scope.INTERNET
+            near = scope_guessed((address,), own) is not Scope.INTERNET
             return near and not is_loopback(address) and address not in own
 
         return [address for address in addresses if may_lead(address)] or list(addresses)

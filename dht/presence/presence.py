@@ -385,11 +385,10 @@ class Presence:
         named = rank(deduplicate(outward or usable))
         fitting = [address for address in named if len(pack(address)) <= ADDRESS_MAX_BYTES]
         announced = tuple(fitting[:ADDRESSES_MAX])
-        changed = announced != self._this.own.addresses
-        if changed:
+        if announced != self._this.own.addresses:
             self._this.own.addresses = announced
             self._announcement.outdate()
-        self._checks.announce(announced, changed=changed)
+        self._checks.announce(announced)
 
     def _met_a_seed(self) -> None:
         """Look again at once: the directory has a peer to ask, and a peer could dial back."""

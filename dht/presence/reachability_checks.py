@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from multiaddr import Multiaddr
 
-from dht.addresses import Scope, is_relayed
+from dht.addresses import Scope, is_relayed, scope_seen
 from dht.errors import HostClosed
 from dht.identity import PeerId
 from dht.membership.reachability import HELPERS_PER_CHECK, NO_ADDRESS, Proximity, Reachability
@@ -94,10 +93,9 @@ class ReachabilityChecks:
         self._proximity.look(connections, now=self.this.now())
         self.choose_scope()
 
-    def announce(self, addresses: Sequence[Multiaddr], *, changed: bool) -> None:
+    def announce(self, addresses: tuple[Multiaddr, ...]) -> None:
         """Take note of the own addresses, of which only direct ones can be dialled."""
-        if changed:
-            self._proximity.set_own_addresses(tuple(addresses))
+        self._proximity.own = addresses
         direct = frozenset(str(address) for address in addresses if not is_relayed(address))
         if self.state.announce(direct, now=self.this.now()):
             self.wanted.set()
@@ -124,7 +122,7 @@ class ReachabilityChecks:
         answer = await self.dial_backs.ask(helper, usable)
         now = self.this.now()
         if isinstance(answer, Reached):
-            seen = self._proximity.scope_seen(answer.remote)
+            seen = scope_seen(answer.remote, self._proximity.own)
             state.confirmed(answer.by, now=now, scope=seen)
             return seen >= scope
         if isinstance(answer, NotReached):

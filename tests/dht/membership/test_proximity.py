@@ -36,7 +36,7 @@ def member(*addresses: str) -> Member:
 
 def test_a_member_in_a_network_like_ours_that_does_not_answer_is_in_another_home() -> None:
     near = Proximity()
-    near.set_own_addresses((OWN,))
+    near.own = (OWN,)
 
     def scope(one: Member) -> Scope | None:
         return near.scope_that_counts([one], now=3.0, count_connected=False)

@@ -74,15 +74,15 @@ def test_an_address_has_the_scope_of_its_range(address: str, scope: Scope) -> No
 def test_a_peer_with_our_own_address_or_on_our_link_is_no_outsider(
     remote: str, scope: Scope
 ) -> None:
-    own = [parse(text) for text in (PUBLIC, HOME, "/ip6/2606:4700::5/tcp/7700")]
+    own = tuple(map(parse, (PUBLIC, HOME, "/ip6/2606:4700::5/tcp/7700")))
     assert scope_seen(parse(remote), own) is scope
 
 
 def test_a_peer_that_was_never_connected_lives_where_its_addresses_say() -> None:
-    own = [parse(HOME)]
+    own = (parse(HOME),)
 
     def guess(*announced: str) -> Scope | None:
-        return scope_guessed([parse(text) for text in announced], own)
+        return scope_guessed(tuple(map(parse, announced)), own)
 
     assert guess() is None
     assert guess(LOOPBACK) is Scope.MACHINE
