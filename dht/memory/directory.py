@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
-from typing import Generic, TypeVar
 
 from multiaddr import Multiaddr
 
@@ -30,8 +29,6 @@ REQUEST_TIMEOUT_S = 3.0
 
 REQUEST_BYTES = 100
 ORDERS_MAX = 256
-
-T = TypeVar("T")
 
 
 class Neighbourhood:
@@ -115,13 +112,13 @@ class MemoryDirectory:
         if isinstance(check(record, key=key, peer=self.peer_id), Rejected):
             return 0
         self._store(record)
-        answers = self._ask(
-            self._nearest(key),
-            REQUEST_BYTES + len(record),
-            lambda node: node._store(record),
-            lambda stored: REQUEST_BYTES,
-        )
-        return sum(await answers.wait(timeout_s))
+
+        def store(node: MemoryDirectory) -> list[bytes]:
+            return [b""] if node._store(record) else []
+
+        size = REQUEST_BYTES + len(record)
+        answers = await self._ask(self._nearest(key), size, store, timeout_s)
+        return sum(map(bool, answers.values()))
 
     async def look_up(
         self, key: str, *, timeout_s: float, quick: bool = False
@@ -132,32 +129,26 @@ class MemoryDirectory:
         """
         self._check_open()
         deadline = self._now + timeout_s
-        others: list[tuple[PeerId, list[bytes]]] = []
+        others: dict[PeerId, list[bytes]] = {}
+
+        def read(node: MemoryDirectory) -> list[bytes]:
+            return node._read(key)
+
         holder = self._holders.next(key, now=self._now) if quick else None
         if holder is not None:
             node = self.neighbourhood.nodes.get(holder)
             if node is not None and self._network.connected(self.peer_id, holder):
-                others = await self._read_from([node], key, timeout_s)
-            if not any(records for _, records in others):
+                others = await self._ask([node], REQUEST_BYTES, read, timeout_s)
+            if not any(others.values()):
                 self._holders.lost(key, holder)
                 holder = None
         if holder is None:
-            others = await self._read_from(self._nearest(key), key, deadline - self._now)
-            had_some = [peer for peer, records in others if records and peer not in self._seeds]
+            left_s = deadline - self._now
+            others = await self._ask(self._nearest(key), REQUEST_BYTES, read, left_s)
+            had_some = [peer for peer in others if others[peer] and peer not in self._seeds]
             self._holders.found(key, had_some, now=self._now)
-        found = [*self._read(key), *(data for _, records in others for data in records)]
+        found = [*self._read(key), *(data for records in others.values() for data in records)]
         return self.keeper.newest(found, key=key, now=self._now)
-
-    async def _read_from(
-        self, nodes: list[MemoryDirectory], key: str, timeout_s: float
-    ) -> list[tuple[PeerId, list[bytes]]]:
-        answers = self._ask(
-            nodes,
-            REQUEST_BYTES,
-            lambda node: (node.peer_id, node._read(key)),
-            lambda answer: REQUEST_BYTES + sum(map(len, answer[1])),
-        )
-        return await answers.wait(timeout_s)
 
     def introduce(self, other: MemoryDirectory) -> None:
         self.neighbourhood.merge(other.neighbourhood)
@@ -201,75 +192,59 @@ class MemoryDirectory:
     def _network_of(self, node: MemoryDirectory) -> str | None:
         return network_of(self._address_of(node.peer_id))
 
-    def _ask(
+    async def _ask(
         self,
         nodes: list[MemoryDirectory],
         request_bytes: int,
-        serve: Callable[[MemoryDirectory], T],
-        reply_bytes: Callable[[T], int],
-    ) -> _Answers[T]:
+        serve: Callable[[MemoryDirectory], list[bytes]],
+        timeout_s: float,
+    ) -> dict[PeerId, list[bytes]]:
+        """The answers of several nodes that come in time."""
         network, me = self._network, self.peer_id
-        answers: _Answers[T] = _Answers(network, len(nodes))
-        for node in nodes:
+        answers: dict[PeerId, list[bytes] | None] = {}
+        all_came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-            def arrive(node: MemoryDirectory = node) -> None:
-                if node.closed is not None:
-                    network.send(node.peer_id, me, REQUEST_BYTES, refuse)
-                    return
-                reply = serve(node)
-                if not network.chance(network.weather.calls_lost):
-                    deliver = lambda: answers.add(reply)  # noqa: E731
-                    network.send(node.peer_id, me, reply_bytes(reply), deliver)
+        def go_on() -> None:
+            if not all_came.done():
+                all_came.set_result(None)
 
-            def refuse(node: MemoryDirectory = node) -> None:
-                self._forget(node)
-                answers.fail()
+        def came(node: MemoryDirectory, answer: list[bytes] | None) -> None:
+            answers[node.peer_id] = answer
+            if len(answers) == len(nodes):
+                go_on()
 
-            def silent(node: MemoryDirectory = node) -> None:
-                if not network.is_up(node.peer_id):
-                    self._forget(node)
-
+        def arrive(node: MemoryDirectory) -> None:
+            if node.closed is not None:
+                network.send(node.peer_id, me, REQUEST_BYTES, partial(refuse, node))
+                return
+            answer = serve(node)
             if not network.chance(network.weather.calls_lost):
-                network.send(me, node.peer_id, request_bytes, arrive, silent)
-        return answers
+                size = REQUEST_BYTES + sum(map(len, answer))
+                network.send(node.peer_id, me, size, partial(came, node, answer))
+
+        def refuse(node: MemoryDirectory) -> None:
+            self._forget(node)
+            came(node, None)
+
+        def silent(node: MemoryDirectory) -> None:
+            if not network.is_up(node.peer_id):
+                self._forget(node)
+
+        for node in nodes:
+            if not network.chance(network.weather.calls_lost):
+                to, lost = partial(arrive, node), partial(silent, node)
+                network.send(me, node.peer_id, request_bytes, to, lost)
+        if nodes:
+            timer = network.heap.call_in(min(timeout_s, REQUEST_TIMEOUT_S), go_on)
+            try:
+                await all_came
+            finally:
+                timer.cancel()
+        return {peer: answer for peer, answer in answers.items() if answer is not None}
 
     def _forget(self, node: MemoryDirectory) -> None:
         if node is not self:
             self.neighbourhood.drop(node)
-
-
-class _Answers(Generic[T]):
-    """Collects the answers of several nodes."""
-
-    def __init__(self, network: SimulatedNetwork, expected: int) -> None:
-        self._heap = network.heap
-        self._missing = expected
-        self._got: list[T] = []
-        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def add(self, answer: T) -> None:
-        if not self._done.done():
-            self._got.append(answer)
-            self.fail()
-
-    def fail(self) -> None:
-        """Wait for one answer less."""
-        self._missing -= 1
-        if self._missing <= 0 and not self._done.done():
-            self._done.set_result(None)
-
-    async def wait(self, timeout_s: float) -> list[T]:
-        if self._missing > 0:
-            timer = self._heap.call_in(min(timeout_s, REQUEST_TIMEOUT_S), self._give_up)
-            try:
-                await self._done
-            finally:
-                timer.cancel()
-        return self._got
-
-    def _give_up(self) -> None:
-        if not self._done.done():
-            self._done.set_result(None)
 
 
 @lru_cache(maxsize=65_536)

@@ -49,10 +49,6 @@ class Timer(Entry):
         self.args = args
         self.is_cancelled = False
 
-    def __repr__(self) -> str:
-        state = " cancelled" if self.is_cancelled else ""
-        return f"Timer(at {self.when:.6f}{state}, {self.callback})"
-
 
 class EventHeap:
     """Virtual time: runs scheduled calls in order of time, then of scheduling."""
@@ -66,9 +62,6 @@ class EventHeap:
         self._order = 0
         self._cancelled = 0
         self._entries: list[tuple[float, int, Entry]] = []
-
-    def __repr__(self) -> str:
-        return f"EventHeap(now={self.now:.6f}, scheduled={len(self)}, events={self.events})"
 
     def __len__(self) -> int:
         return len(self._entries) - self._cancelled

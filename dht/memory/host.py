@@ -77,9 +77,6 @@ class MemoryNetwork:
         self._partitioned_at: float | None = None
         self._strangers = 0
 
-    def __repr__(self) -> str:
-        return f"MemoryNetwork({len(self._hosts)} hosts, {self.simulated!r})"
-
     def host(
         self,
         identity: Signer | str,
@@ -240,10 +237,6 @@ class _Wire:
         self._calls: tuple[dict[int, asyncio.Future[_Reply]], ...] = ({}, {})
         self._streams: tuple[dict[MemoryStream, None], ...] = ({}, {})
         self._calls_made = 0
-
-    def __repr__(self) -> str:
-        names = " - ".join(host.peer_id for host in self.hosts)
-        return f"_Wire({names}, open={self._open})"
 
     @property
     def hangs(self) -> bool:
@@ -424,10 +417,6 @@ class MemoryHost:
         self._wires: dict[PeerId, _Wire] = {}
         self._address_book: dict[PeerId, tuple[Multiaddr, ...]] = {}
         self._tasks = Tasks()
-
-    def __repr__(self) -> str:
-        state = self._ended or f"{len(self._wires)} connections"
-        return f"MemoryHost({self.peer_id}, {state})"
 
     async def __aenter__(self) -> MemoryHost:
         return self

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import TypeAlias
 
 from dht.identity import PeerId
 from dht.memory.event_heap import EventHeap, Timer
@@ -49,19 +50,6 @@ class Weather:
 
     silence_s: float = 10.0
     """Time without an answer from the other machine after which a connection is given up."""
-
-    def __post_init__(self) -> None:
-        low, high = self.latency_s
-        if not 0 <= low <= high:
-            raise ValueError(f"latency_s is {self.latency_s}; it is a range, lowest first")
-        if self.bandwidth_bytes_s <= 0:
-            raise ValueError(f"bandwidth_bytes_s is {self.bandwidth_bytes_s}; it is positive")
-        for name in ("connection_loss", "duplicate", "calls_lost"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it is in [0, 1)")
-        for name in ("jitter_s", "reorder_s", "silence_s"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it is not negative")
 
 
 CALM = Weather()
@@ -114,24 +102,6 @@ class _Peer(_Line):
     """Actions to take when the pause is over."""
 
 
-class OrderedChannel:
-    """Keeps messages from one peer to another in order, as inside one connection.
-
-    They arrive in the order in which they were sent, once, or not at all.
-    """
-
-    __slots__ = ("_queue", "closed")
-
-    def __init__(self) -> None:
-        self.closed = False
-        self._queue: deque[_Parcel] = deque()
-
-    def close(self) -> None:
-        """Deliver nothing more."""
-        self.closed = True
-        self._queue.clear()
-
-
 @dataclass(slots=True, eq=False)
 class _Parcel:
     sender: PeerId
@@ -150,6 +120,11 @@ class _Parcel:
     given_up: Timer | None = None
 
 
+OrderedChannel: TypeAlias = deque[_Parcel]
+"""Keeps messages from one peer to another in order, as inside one connection: they arrive in the
+order in which they were sent, once, or not at all."""
+
+
 class SimulatedNetwork:
     """Schedules the arrival of messages. A peer exists once it is named."""
 
@@ -163,10 +138,6 @@ class SimulatedNetwork:
         self._latency_s: dict[tuple[PeerId, PeerId], float] = {}
         self._held: dict[int, _Parcel] = {}
         self._held_order = 0
-
-    def __repr__(self) -> str:
-        down = sum(not peer.alive for peer in self._peers.values())
-        return f"SimulatedNetwork({len(self._peers)} peers, {down} down, {self.heap!r})"
 
     # --- control of the simulation ---------------------------------------------------------
 
@@ -349,7 +320,7 @@ class SimulatedNetwork:
         self.bytes_sent += size_bytes
         origin.sent_bytes += size_bytes
         if channel is not None:
-            channel._queue.append(parcel)
+            channel.append(parcel)
         if origin.paused:
             origin.waiting.append((self._depart, parcel))
         else:
@@ -447,8 +418,8 @@ class SimulatedNetwork:
 
     def _arrive_in_order(self, parcel: _Parcel, channel: OrderedChannel) -> None:
         parcel.arrived = True
-        while channel._queue and channel._queue[0].arrived:
-            channel._queue.popleft().deliver()
+        while channel and channel[0].arrived:
+            channel.popleft().deliver()
 
     def _hold(self, parcel: _Parcel) -> None:
         """Hold a message that cannot pass: the sender repeats it, and gives up after a while."""

@@ -79,10 +79,6 @@ class MemoryStream:
         self._sender: asyncio.Future[bool] | None = None
         self._finisher: asyncio.Future[bool] | None = None
 
-    def __repr__(self) -> str:
-        state = self._lost or ("complete" if self._complete else "open")
-        return f"MemoryStream({self._remote}, {state}, inbox={len(self._inbox)})"
-
     @property
     def remote(self) -> PeerId:
         return self._remote
