@@ -12,8 +12,8 @@ Start with ``policy`` (all settings of rounds in one place) and ``quorum`` (when
   round does with members on different lineages, and how peers at one place share a slow link.
 - ``electors``: which peers count; ``reputation``: what a peer holds against others;
   ``protocols``: which protocol number a round has.
-- ``deadlines line_speed usual_norms commit_check claims plausible``: limits on what a member waits
-  for and accepts.
+- ``deadlines line_speed usual_norms claims plausible``: limits on what a member waits for and
+  accepts.
 - ``line_levels line_pace spacing``: codec, cycle and frequency that the lines carry, and the places
   of a peer's fragments in a cycle.
 - ``sources``: the order in which others are asked for a state.

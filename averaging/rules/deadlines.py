@@ -3,8 +3,8 @@
 The fixed part is 15 s for uploads (``RoundPolicy.upload_s``); to it comes twice the time that the
 slowest member's line takes for its load. A line of unknown speed counts as 5 Mbit/s, and a round
 waits for lines of down to a tenth of that. The leader puts both deadlines into its commit, so that
-all members have the same; a member checks that they are not much longer than those which follow
-from what the members said of their lines. Pure arithmetic: no clock, no measurement.
+all members have the same; they follow from what the members said of their lines. Pure arithmetic:
+no clock, no measurement.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from averaging.messages import Commit
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
 
@@ -24,9 +23,6 @@ TRANSFERS_PER_ROUND = 4
 
 SLOWER_MAX = 10.0
 """A measured line may be so many times slower than one of unknown speed counts as."""
-
-TOLERANCE = 2.0
-"""Upper bound on another leader's deadlines, relative to those that this peer would set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +39,6 @@ def deadlines(policy: RoundPolicy, *, encoded_bytes: int, loads: Sequence[Load])
         (load.bytes_of(encoded_bytes) / load.speed(policy) for load in loads), default=0
     )
     return _with_transfer(policy, SLACK * slowest_s)
-
-
-def longest(policy: RoundPolicy, *, encoded_bytes: int, commit: Commit) -> Deadlines:
-    """Return the longest deadlines that a member accepts: twice those of an honest leader."""
-    loads = loads_of(
-        [entry.peer for entry in commit.members],
-        dict(zip(commit.reducers, commit.shares, strict=True)),
-        {entry.peer: entry.bytes_per_s for entry in commit.members},
-    )
-    plain = deadlines(policy, encoded_bytes=encoded_bytes, loads=loads)
-    return Deadlines(TOLERANCE * plain.upload_s, TOLERANCE * plain.round_s)
 
 
 def loads_of(

@@ -1,6 +1,9 @@
-"""Objections to a commit: it is compared with this peer's promise and standing.
+"""Objections to a commit: it is compared with this peer's promise and standing, and with the commit
+that an honest leader makes of the joins of its members.
 
-``averaging.rules.commit_check`` checks what a leader may write at all.
+All of a commit follows from the signed joins and the run's settings, but for what the leader
+chooses: who is in, who of them votes, and f32 in place of the run's codecs. So whatever it says of
+members, slices, weights, deadlines and the outer step, one comparison finds it.
 """
 
 from __future__ import annotations
@@ -13,9 +16,7 @@ from averaging.round.gathering.roster import recomposed
 from averaging.round.interface.identity import Identity
 from averaging.round.opinions.fragment import Fragment
 from averaging.round.opinions.neighbourhood import Neighbourhood
-from averaging.rules import commit_check
 from averaging.rules.claims import SLACK
-from averaging.rules.sites import riders_of
 from dht import protocol
 
 
@@ -32,12 +33,7 @@ def objection(
         return protocol.not_spoken(commit.protocol, identity.speaks)
     return (
         identity.book.objection(commit.directive)
-        or commit_check.objection(
-            commit,
-            identity.policy_at(commit.version),
-            codecs=identity.codecs,
-            encoded_bytes=identity.encoded_bytes,
-        )
+        or _unknown_codec(commit, identity)
         or _own_objection(commit, fragment, attempt)
         or _not_of_its_joins(commit, identity)
         or _strange_roster(commit, peers)
@@ -45,6 +41,14 @@ def objection(
         or _overstated(commit, peers, fragment.pace.median_step_s(now), now)
         or peers.electors.objection(commit, peers.required_work(now), now, me=identity.me)
     )
+
+
+def _unknown_codec(commit: Commit, identity: Identity) -> str | None:
+    codec = commit.displacement_codec
+    lacking = {codec, commit.codec_down or codec}.difference(identity.codecs)
+    if not lacking:
+        return None
+    return f"I lack its codec {min(lacking)!r}; I have {', '.join(identity.codecs)}"
 
 
 def _own_objection(commit: Commit, fragment: Fragment, attempt: Attempt | None) -> str | None:
@@ -56,22 +60,20 @@ def _own_objection(commit: Commit, fragment: Fragment, attempt: Attempt | None) 
     reason = _broken_promise(commit, entry, identity, attempt)
     if reason is not None:
         return reason
-    assert attempt is not None, "else there is no promise"
-    misquoted = commit_check.misquoted(entry, attempt.join)
-    if misquoted is not None:
-        return misquoted
-    if attempt.join.site is None and (entry.delegate is not None or riders_of(commit, index)):
-        return "it puts me at a site with others; I named none"
     return _wrong_place(commit, entry, fragment)
 
 
 def _not_of_its_joins(commit: Commit, identity: Identity) -> str | None:
-    """Order, reducers, shares, delegates, weights: all of it follows from the signed joins."""
+    """Order, reducers, shares, delegates, weights: all of it follows from the signed joins.
+
+    Each member signed what its entry says, this peer as well: a mark that was changed would lose
+    its work, or have it merged a second time.
+    """
     policy = identity.policy_at(commit.version)
     made = recomposed(commit, policy, encoded_bytes=identity.encoded_bytes)
     for field in commit.__struct_fields__:
         if getattr(made, field) != getattr(commit, field):
-            return f"its {field} are not those that follow from its members' joins"
+            return f"its {field!r} is not what follows from the joins and the run's settings"
     for entry in commit.members:
         claim = messages.claim_in(commit, entry)
         if not identity.verify(entry.peer, claim, entry.signature):

@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-import msgspec
-
 from averaging.history.standing import heaviest, tokens_of
 from averaging.messages import Commit, Entry, Head, Join, Link, Stamp
 from averaging.numbers.slices import reducers_count
@@ -126,8 +124,7 @@ def recomposed(
     """The commit that an honest leader composes of these members' claims and parents.
 
     The choices of a leader are kept: who is in, who of them votes, the codecs if they are the run's
-    or f32, the deadlines (``averaging.rules.commit_check`` limits those), and the protocol number
-    of those for which all members have signed.
+    or f32, and the protocol number of those for which all members have signed.
     """
     codecs = commit.displacement_codec, commit.codec_down or "f32", "f32"
     leader = Leader(
@@ -147,14 +144,13 @@ def recomposed(
     joins = [
         (entry.peer, _join(commit, entry, heads[entry.parent], codecs)) for entry in commit.members
     ]
-    made = compose(
+    return compose(
         leader,
         sorted(joins),
         policy,
         encoded_bytes=encoded_bytes,
         on_probation={commit.members[index].peer for index in commit.on_probation},
     )
-    return msgspec.structs.replace(made, upload_s=commit.upload_s, round_s=commit.round_s)
 
 
 def _join(commit: Commit, entry: Entry, head: Head, codecs: tuple[str, ...]) -> Join:

@@ -199,7 +199,7 @@ async def test_a_peer_that_always_calls_first_leads_no_more_than_its_turn_and_ch
         assert len(rounds) >= 4
         assert not any(fields["leader"] == me for fields in rounds.values())
         declined = [fields["reason"] for peer in peers for fields in peer.told("declined")]
-        assert is_known == any("its reducers are not those" in why for why in declined)
+        assert is_known == any("its 'reducers' is not what follows" in why for why in declined)
         assert largest(peers) < 10.0
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from averaging import messages as said
 from averaging.messages import Message
+from averaging.round.gathering.roster import recomposed
 from averaging.round.interface.effects import Effect, Merge
 from averaging.virtual.peer import Peer
 from dht.identity import PeerId
@@ -82,11 +83,18 @@ def propose_twice(swarm: SwarmWithLiars) -> None:
 
 
 def commit_twice(swarm: SwarmWithLiars) -> None:
-    """As leaders they send every other member another commit under the same number."""
+    """As leaders they send every other member another commit under the same number: the same roster
+    without its last member."""
 
-    def alter(sender: PeerId, message: said.Committed) -> Message:
+    def alter(sender: PeerId, message: said.Committed) -> Message | None:
         commit = said.decode_commit(message.commit)
-        encoded = said.encode_commit(msgspec.structs.replace(commit, round_s=commit.round_s - 0.5))
+        if len(commit.members) < 3:
+            return None
+        fewer = msgspec.structs.replace(commit, members=commit.members[:-1])
+        machine = swarm.nodes[sender].machine
+        policy = machine.policy_at(commit.version)
+        encoded_bytes = machine.identity.encoded_bytes
+        encoded = said.encode_commit(recomposed(fewer, policy, encoded_bytes=encoded_bytes))
         signature = swarm.sign(sender, encoded)
         return msgspec.structs.replace(message, commit=encoded, signature=signature)
 
