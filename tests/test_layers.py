@@ -711,7 +711,6 @@ averaging.round.sealing.doubt.Doubt.forsworn
 averaging.round.sealing.doubt.Doubt.void_said_by""",
     "places of one group, half of them for newcomers, and peers that this one has called": """
 averaging.round.interface.open_roster.OpenRoster.joins
-averaging.round.interface.open_roster.OpenRoster.held
 averaging.round.interface.open_roster.OpenRoster.passed
 averaging.round.interface.open_roster.OpenRoster.promised
 averaging.round.interface.open_roster.OpenRoster.called

@@ -25,10 +25,10 @@ A peer that receives a ``Join`` and finds that the attempt is its own leads: it 
 calls the live peers of the group, and those that come into sight while the roster is open, until
 each has answered, and closes it by ``averaging.rules.quorum``. A peer that is called answers
 ``Pass`` or ``Coming``; for the latter's snapshot the roster stays open. The leader needs no state
-for this. Any peer answers ``Behind`` to a ``Join`` from behind. A ``Join`` from ahead is held while
-the leader itself catches up, and sent to a later attempt if it does not. One from another lineage
-is told to compare (the lighter side rebases), or taken for a meld. Of two leaders that meet the one
-of the lower attempt sends its members to the other one.
+for this. Any peer answers ``Behind`` to a ``Join`` from behind. A leader that has to catch up
+itself sends all who join it to a later attempt. A ``Join`` from another lineage is told to compare
+(the lighter side rebases), or taken for a meld. Of two leaders that meet the one of the lower
+attempt sends its members to the other one.
 
 **Phases** (A message stands for ``Received``. ``RoundEnded`` stands for the input that ended a
 round: it may lead to catching up, or to the next round, at once. An input that is not listed does
@@ -36,7 +36,7 @@ not change the phase, and one that is listed need not. ``tests/averaging/virtual
 compares this table with what machines do.)
 
     IDLE      -> WANTED    Due Progressed Call Join CaughtUp RoundEnded
-    IDLE      -> CATCHING  Behind Call Compare Finished Forsworn Join CaughtUp RoundEnded
+    IDLE      -> CATCHING  Behind Call Compare Finished Forsworn Join RoundEnded
     WANTED    -> JOINING   Offered
     WANTED    -> FOLDING   Offered
     WANTED    -> CATCHING  Behind Call Compare Finished Join
@@ -233,6 +233,8 @@ class FragmentRounds(Fragment):
         self._handle(given, now)
         while self.own_messages:
             self._receive(self.identity.me, self.own_messages.popleft(), now)
+        if self.phase is Phase.CATCHING:
+            self.leading.leads_no_more()
         self.lingering.ends_on(self.standing if self.ending.is_final(now) else None, now)
         self.deadline = self._next_at()
         self.certificates.input_taken()
@@ -428,7 +430,6 @@ class FragmentRounds(Fragment):
             told = self.catching_up.ended(standing, given.held_s, now)
             if standing is None:
                 self.note("catch_up_failed", reason=given.reason)
-                self.leading.release_held("I am behind you, and cannot catch up")
                 self.joining.become_idle("catching up failed", retry=True)
             else:
                 self._stand_where_fetched(standing, call, now)
@@ -447,12 +448,7 @@ class FragmentRounds(Fragment):
         self.joining.become_idle("caught up", retry=False)
         if not heard_closing:
             self.roster_closed(standing.version, None)
-        if self.open_roster is not None:
-            hurried = self.open_roster.is_hurried
-            self.leading.review(now)
-            me, attempt = self.identity.me, self.pacemaker.attempt
-            self.joining.join_caller(Called(me, attempt, None, now, hurried), now)
-        elif call is not None and now < call.until:
+        if call is not None and now < call.until:
             self.joining.join_caller(call, now)
 
     # Messages

@@ -161,7 +161,6 @@ _LOG_ONLY = _plain(
     Audience.LOG,
     {
         "idle": "reason",
-        "held": "peer",
         "redirect": "peer, to",
         "told_behind": "peer",
         "heard_finished": "peer",

@@ -12,8 +12,7 @@ is back; earlier, both waited for the quorum's deadline.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 
 from averaging import messages
 from averaging.history.standing import (
@@ -52,6 +51,7 @@ from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 UNPROVEN = "too few that count for me have signed the version that you stand on"
+CATCHES_UP = "I have yet to catch up with others"
 LATE_MAX = 64
 """Peers that came too late for a round and will hear how it ended."""
 
@@ -105,8 +105,10 @@ class Leading:
         elif (unfit := self._unfit(sender, join, now)) is not None:
             self._fragment.count("bad_join")
             self._refuse_strange(sender, join, unfit)
-        elif (elsewhere := self._elsewhere(sender, join, now)) is not None:
-            elsewhere()
+        elif self._stands_elsewhere(sender, join, now):
+            pass
+        elif self._fragment.phase is Phase.CATCHING:
+            self._refuse(sender, join, CATCHES_UP, behind=True)
         else:
             self._joined_here(sender, join, now)
 
@@ -182,12 +184,11 @@ class Leading:
         )
         return mine if goes_over else Claim(pacemaker.attempt, attempt.leader)
 
-    def _elsewhere(self, sender: PeerId, join: Join, now: float) -> Callable[[], None] | None:
-        """The answer to a joiner that stands elsewhere, by a call; ``None`` if it may join as it
-        is."""
+    def _stands_elsewhere(self, sender: PeerId, join: Join, now: float) -> bool:
+        """Answer a joiner that stands elsewhere. ``False``: it may join as it is."""
         mine = self._reference()
         if mine is None:
-            return None
+            return False
         standing = self._fragment.standing
         relation = relate(
             mine,
@@ -196,32 +197,35 @@ class Leading:
             young_versions=self._peers.young_versions,
         )
         if isinstance(relation, Unclear):
-            return partial(self._ask_for_more, sender, join, mine)
+            self._ask_for_more(sender, join, mine)
+            return True
         if isinstance(relation, Apart) and relation.founded_apart:
-            return partial(self._part_for_good, sender, join, mine, relation)
+            self._part_for_good(sender, join, mine, relation)
+            return True
         end = self._fragment.ending.end(now)
         if isinstance(relation, Apart) and end is not None and end.settles(mine, join.head):
-            return partial(self._settle, sender, join, mine, relation, end, now)
+            self._settle(sender, join, mine, relation, end, now)
+            return True
         as_they_are = self._may_meet_as_they_are(join.head, now)
         splits = as_they_are and meets(relation, mine, join.head)
         if isinstance(relation, Same) or self._parents.may_join(link_of(join.head), now):
             if splits:
-                return None
+                return False
         elif (isinstance(relation, IAmBehind) and splits) or (
             isinstance(relation, Apart) and not relation.they_are_light
         ):
-            return partial(self._refuse_unproven, sender, join, mine, now)
+            self._refuse_unproven(sender, join, mine, now)
+            return True
         match relation:
             case TheyAreBehind():
-                return partial(self._tell_behind, sender, join, mine)
+                self._tell_behind(sender, join, mine)
             case Apart() if relation.they_are_light or not self._peers.is_established(sender, now):
-                return partial(self._show, sender, mine)
-            case IAmBehind() if standing is not None:
-                return partial(self._hold, sender, join, "I am behind you", now)
-            case Apart(i_am_light=True) if standing is not None:
-                return partial(self._hold, sender, join, "I rebase on you", now)
+                self._show(sender, mine)
+            case IAmBehind() | Apart(i_am_light=True) if standing is not None:
+                self._go_there(sender, join, mine, now)
             case _:
-                return None  # on the same state, or melded with; or this peer can fetch nothing
+                return False  # on the same state, or melded with; or this peer can fetch nothing
+        return True
 
     def _ask_for_more(self, sender: PeerId, join: Join, mine: Head) -> None:
         """It answers with all links, and shows them in its next join."""
@@ -289,33 +293,21 @@ class Leading:
             self._fragment.send(sender, _closed(signed))
         return True
 
-    def _hold(self, sender: PeerId, join: Join, reason: str, now: float) -> None:
-        """Catch up with this joiner, and count its join then, if this peer leads.
+    def _go_there(self, sender: PeerId, join: Join, mine: Head, now: float) -> None:
+        """Go to where this joiner stands; it goes on to a later attempt meanwhile.
 
         A peer that is not followed is shown the certificate under the version that this one stands
         on: it may have to go back to it.
         """
         self._catching_up.compare(sender, join.head, now)
-        fragment = self._fragment
-        stays = fragment.phase is not Phase.CATCHING
-        takes_long = now - self._catching_up.began_at >= self._policy.answer_s
-        if stays or takes_long or not self._leads(sender, join, now):
-            if stays and fragment.standing is not None:
-                self._show(sender, fragment.standing.head())
-            self._refuse(sender, join, reason, behind=True)
-            return
-        self._open(sender, join, now)
-        roster = fragment.open_roster
-        assert roster is not None
-        if len(roster.held) < messages.ROSTER_MAX:
-            roster.held[sender] = join
-            fragment.note("held", peer=sender)
-            self._tell_noted(sender, join, roster, now)
+        if self._fragment.phase is not Phase.CATCHING:
+            self._show(sender, mine)
+        self._refuse(sender, join, CATCHES_UP, behind=True)
 
-    def _leads(self, sender: PeerId, join: Join, now: float) -> bool:
-        """True if this peer leads the group of this joiner."""
-        leads = self._fragment.open_roster is not None
-        return leads or self._pacemaker.leader_for(sender, join, now).leader == self._id.me
+    def leads_no_more(self) -> None:
+        """This peer goes to where others stand: its members go on to a later attempt."""
+        for peer, join in self._dropped_joins():
+            self._refuse(peer, join, CATCHES_UP, behind=True)
 
     def _admit(self, sender: PeerId, join: Join, now: float) -> None:
         """Count a join in the open roster; open one if there is none."""
@@ -333,7 +325,6 @@ class Leading:
         if known is None or known.join <= join.join:
             roster.joins[sender] = join
             roster.joined_at = now
-            roster.held.pop(sender, None)
             self._reputation.forgive(sender, Ground.COMES, fragment=self._id.fragment)
             hurries = not roster.is_hurried and self._is_in_a_hurry(sender, join, now)
             roster.is_hurried |= hurries
@@ -479,7 +470,6 @@ class Leading:
             self._no_quorum(messages.LEAVING)
             return
         if now >= roster.search_at:
-            self._release_held_when_slow(roster, now)
             self.look_round(now)
         if now >= roster.decide_at:
             self.consider_closing(now)
@@ -501,25 +491,9 @@ class Leading:
     def _is_last_to_leave(self, roster: OpenRoster, now: float) -> bool:
         """True if this peer leaves, and all that it waits for have left before it."""
         own = roster.joins.get(self._id.me)
-        if own is None or not own.leaves or len(roster.joins) > 1 or roster.held:
+        if own is None or not own.leaves or len(roster.joins) > 1:
             return False
         return not self._peers.others_train(now) and not self._peers.keepers(now)
-
-    def _release_held_when_slow(self, roster: OpenRoster, now: float) -> None:
-        """On a slow line a fetch takes longer than the quorum's deadline, version after version."""
-        takes_long = now - roster.opened_at >= self._policy.answer_s
-        if self._fragment.phase is Phase.CATCHING and takes_long:
-            self.release_held("I am behind you, and still catching up")
-
-    def release_held(self, reason: str) -> None:
-        """Send those that wait for this peer to catch up with them to the next in rank."""
-        roster = self._fragment.open_roster
-        if roster is None:
-            return
-        held, roster.held = roster.held, {}
-        self._fragment.drop_empty_roster()
-        for peer, join in held.items():
-            self._refuse(peer, join, reason, behind=True)
 
     def look_round(self, now: float) -> None:
         """Call the peers that have come into sight since the roster was opened, and again those
@@ -555,7 +529,7 @@ class Leading:
     def _group_in_sight(self, roster: OpenRoster, now: float) -> tuple[PeerId, ...]:
         """This peer's group; without a learner it is in none, and takes that of the first join."""
         if not self._peers.trains:
-            first = next(iter({**roster.joins, **roster.held}.items()), None)
+            first = next(iter(roster.joins.items()), None)
             return () if first is None else self._peers.group(first[0], first[1].head.version, now)
         standing = self._fragment.standing
         version = standing.version if standing is not None else self._peers.closed_version
@@ -578,7 +552,7 @@ class Leading:
         shunned = self._pacemaker.shuns(leader, mine, now)
         if not shunned:
             joining.caller = leader
-        if fragment.open_roster is not None and fragment.phase is not Phase.CATCHING:
+        if fragment.open_roster is not None:
             self._meet(called, shunned, now)
         elif shunned:
             fragment.count("call_of_no_leader")
@@ -632,7 +606,7 @@ class Leading:
     def _dropped_joins(self) -> list[tuple[PeerId, Join]]:
         """Drop the open roster. Returns its joins."""
         roster, self._fragment.open_roster = self._fragment.open_roster, None
-        return sorted({**roster.held, **roster.joins}.items()) if roster else []
+        return sorted(roster.joins.items()) if roster else []
 
     def coming(self, sender: PeerId, message: messages.Coming, now: float) -> None:
         """A called peer comes when its snapshot is taken: the roster is open until then.
@@ -685,11 +659,10 @@ class Leading:
         roster = self._fragment.open_roster
         if roster is None:
             return
-        for joins in (roster.joins, roster.held):
-            join = joins.get(sender)
-            if join is not None and join.join <= message.join:
-                del joins[sender]
-                self._fragment.note("withdrawn", peer=sender)
+        join = roster.joins.get(sender)
+        if join is not None and join.join <= message.join:
+            del roster.joins[sender]
+            self._fragment.note("withdrawn", peer=sender)
         self._fragment.drop_empty_roster()
 
     def leave_own_roster(self, now: float) -> None:
@@ -698,36 +671,6 @@ class Leading:
         if self._fragment.open_roster is not None:
             self._fragment.open_roster.passed.add(self._id.me)
         self.consider_closing(now)
-
-    def review(self, now: float) -> None:
-        """This peer has caught up while others had joined: judge their joins again.
-
-        A member that joined from where this peer was is behind it now, not apart: it is told so,
-        and not melded with. Joins that waited until this peer had caught up are judged as well.
-        """
-        roster = self._fragment.open_roster
-        if roster is None:
-            return
-        # It says next whether it comes. The joins that waited may fill the roster before that.
-        roster.passed.discard(self._id.me)
-        roster.coming[self._id.me] = now + self._policy.suspect_s
-        answers = []
-        for peer, join in sorted(roster.joins.items()):
-            answer = None if peer == self._id.me else self._elsewhere(peer, join, now)
-            if answer is not None:
-                answers.append(answer)
-                del roster.joins[peer]
-        for answer in answers:
-            answer()
-        roster = self._fragment.open_roster
-        if roster is None:
-            return
-        if len(roster.joins) < 2:
-            roster.quorum_at = None
-        for peer, join in sorted(roster.held.items()):
-            if self._fragment.open_roster is not None:
-                self._fragment.open_roster.held.pop(peer, None)
-            self.joined(peer, join, now)
 
     # Closing
 
@@ -822,7 +765,7 @@ class Leading:
         fragment.enter_own_round(signed)
         for peer, join in others.items():
             self._send_no_quorum(peer, join, _other_protocol(join, number))
-        for peer in dict.fromkeys([*roster.group, *sorted(roster.called), *roster.held]):
+        for peer in dict.fromkeys([*roster.group, *sorted(roster.called)]):
             if peer not in named:
                 fragment.send(peer, _closed(signed))
                 self._late[peer] = signed.round

@@ -22,8 +22,6 @@ class OpenRoster:
         self.group = group
         """The peers that are expected."""
         self.joins: dict[PeerId, Join] = {}
-        self.held: dict[PeerId, Join] = {}
-        """Joins from versions that the leader has to fetch before it can count them."""
         self.passed: set[PeerId] = set()
         self.promised: dict[PeerId, PeerId | None] = {}
         """The other leaders that some of these are promised to; ``None``: it has come here."""
@@ -44,7 +42,7 @@ class OpenRoster:
     def has_answered(self, peer: PeerId, now: float) -> bool:
         """True if a peer has joined or passed, or comes by a time that is not over yet."""
         comes = now < self.coming.get(peer, -math.inf)
-        return comes or any(peer in answers for answers in (self.joins, self.held, self.passed))
+        return comes or peer in self.joins or peer in self.passed
 
     def turnout(
         self,

@@ -134,7 +134,7 @@ class Fragment(ABC):
 
     def drop_empty_roster(self) -> None:
         roster = self.open_roster
-        if roster is not None and not roster.joins and not roster.held:
+        if roster is not None and not roster.joins:
             self.open_roster = None
 
     def roster_closed(self, version: int, level: int | None) -> None:

@@ -827,73 +827,39 @@ def leading_at(*standings: Standing) -> FragmentRounds:
     raise AssertionError("no names found")
 
 
-def test_a_join_from_ahead_counts_once_the_leader_has_caught_up_with_it() -> None:
+def test_a_leader_behind_its_joiner_sends_it_on_and_catches_up() -> None:
     rounds = leading_at(standing("start"), standing("start", "one"))
     first, second = sorted(rounds.peers.view)
     ahead = standing("start", "one")
-
     head = certified(ahead, (first, second))
 
     effects = rounds.handle(asks(first, ahead, head=head), 1.0)
 
-    assert [effect.source for effect in of(effects, CatchUp) if isinstance(effect, CatchUp)] == [
-        first
-    ]
-    assert [type(message) for message in sent(effects, first)] == [said.Noted]
-    assert rounds.open_roster is not None
-    assert not rounds.open_roster.joins and list(rounds.open_roster.held) == [first]
-
-    rounds.handle(asks(second, ahead, head=head), 1.5)
-    assert sorted(rounds.open_roster.held) == [first, second]
-    rounds.handle(CaughtUp(ahead), 2.0)
-
-    assert rounds.open_roster is not None
-    assert sorted(rounds.open_roster.joins) == [first, second] and not rounds.open_roster.held
-
-
-def test_a_leader_that_has_caught_up_waits_for_its_own_snapshot() -> None:
-    """Earlier, the leader led the round that it had missed the last one of, and closed it without
-    itself."""
-    rounds = leading_at(standing("start"), standing("start", "one"))
-    first, second = sorted(rounds.peers.view)
-    ahead = standing("start", "one")
-    head = certified(ahead, (first, second))
-    rounds.leading.timings.sync_took(1e3)  # rounds take long: there is no grace window
-    rounds.handle(Progressed(24, 1.0), 0.5)
-    for peer in (first, second):
-        rounds.handle(asks(peer, ahead, head=head), 1.0)
-
-    effects = rounds.handle(CaughtUp(ahead), 1.0 + POLICY.quorum.wait_s / 2)
-    assert of(effects, TakeSnapshot) and not of(effects, Enter)
-
-    (entered,) = of(rounds.handle(Offered(offer(ahead)), 2.0 + POLICY.quorum.wait_s / 2), Enter)
-    assert isinstance(entered, Enter)
-    assert {entry.peer for entry in entered.commit.members} == {ME, first, second}
-
-
-def test_a_leader_that_has_been_catching_up_for_long_refuses_a_join_from_ahead_at_once() -> None:
-    rounds = leading_at(standing("start"), standing("start", "one"))
-    first, second = sorted(rounds.peers.view)
-    ahead = standing("start", "one")
-    rounds.handle(asks(first, ahead), 1.0)
-    rounds.handle(Tick(), 1.0 + POLICY.answer_s)
-
-    shown, refused = sent(rounds.handle(asks(second, ahead), 1.0 + POLICY.answer_s), second)
-
-    assert isinstance(shown, said.Compare), "the version that it stands on"
+    (catch_up,) = of(effects, CatchUp)
+    assert isinstance(catch_up, CatchUp) and catch_up.source == first
+    (refused,) = sent(effects, first)
     assert isinstance(refused, said.Refused) and refused.behind
+
+    (refused,) = sent(rounds.handle(asks(second, standing("start")), 1.5), second)
+    assert isinstance(refused, said.Refused) and refused.behind, "it leads nobody meanwhile"
     assert rounds.open_roster is None
 
+    rounds.handle(CaughtUp(ahead), 2.0)
+    assert [type(m) for m in sent(rounds.handle(asks(first, ahead, head=head), 2.5), first)] == [
+        said.Noted
+    ]
 
-def test_a_join_from_ahead_is_dropped_when_the_leader_cannot_catch_up() -> None:
+
+def test_a_leader_that_cannot_follow_its_joiner_shows_it_where_it_stands_and_leads_on() -> None:
     """The version that a join claims may be a lie. It is no reason to refuse other joins."""
     rounds = leading_at(standing("start"), standing("start", "one"))
     first, second = sorted(rounds.peers.view)
-    ahead = standing("start", "one")
-    rounds.handle(asks(first, ahead, head=certified(ahead, (first, second))), 1.0)
-    rounds.handle(CaughtUp(None), 2.0)
-    rounds.handle(asks(second, standing("start")), 2.5)
 
+    shown, refused = sent(rounds.handle(asks(first, standing("start", "one")), 1.0), first)
+    assert isinstance(shown, said.Compare), "the version that it stands on"
+    assert isinstance(refused, said.Refused) and refused.behind
+
+    rounds.handle(asks(second, standing("start")), 2.5)
     assert rounds.open_roster is not None
     assert first not in rounds.open_roster.joins
 

@@ -96,7 +96,6 @@ REACHED = frozenset(
         "told_behind",
         "caught_up",
         "catch_up_failed",
-        "held",
         "rebase",
         "stale",
     ]
