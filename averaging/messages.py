@@ -492,8 +492,6 @@ class Promise(_Message, frozen=True):
     ballot: Ballot
     accepted_ballot: Ballot | None
     accepted: Indices
-    reports: Annotated[tuple[tuple[Index, Indices], ...], Meta(max_length=ROSTER_MAX)] = ()
-    """The slices that the sender reduces, and whose uploads of them are complete."""
     signature: Signature = b""
     """Under ``promise_text``: a voter that denies a vote convicts itself."""
 

@@ -549,16 +549,11 @@ class Participation:
         self._follow(message.ballot, now)
         if self._send_outcome(sender):
             return True
-        reports = tuple(
-            (index, tuple(sorted(state.complete - self.reducer.outlying(index).keys())))
-            for index, state in sorted(self.reducer.slices.items())
-        )
         last = self.acceptor.accepted_ballot, self.acceptor.accepted
         signature = self._id.sign(messages.promise_text(self.id, message.ballot, *last))
         fragment = self.commit.fragment
-        self._send(
-            sender, messages.Promise(fragment, self.id, message.ballot, *last, reports, signature)
-        )
+        self._send(sender, messages.Promise(fragment, self.id, message.ballot, *last, signature))
+        self._report_all()  # the next time that it is said again may be too late
         return True
 
     def _proposed(self, sender: PeerId, message: messages.Propose, now: float) -> bool:
@@ -882,9 +877,7 @@ class Participation:
         return any(self._peers.is_gone(self.commit.members[each].peer, now) for each in lacking)
 
     def _resend(self) -> None:
-        if self.stage is Stage.UPLOADING:
-            for index in sorted(self.reducer.slices):
-                self._report(index)
+        self._report_all()
         if self.coordinating_peer != self._id.me:
             self._send(self.coordinating_peer, messages.Ask(self.commit.fragment, self.id))
 
@@ -934,6 +927,11 @@ class Participation:
             self.coordinator.outbid(ballot)
         self.takeover.follow(ballot, now)
         self._note("follows", ballot=ballot)
+
+    def _report_all(self) -> None:
+        if self.stage is Stage.UPLOADING:
+            for index in sorted(self.reducer.slices):
+                self._report(index)
 
     def _report(self, index: int) -> None:
         state = self.reducer.slices[index]

@@ -112,7 +112,7 @@ EXAMPLES: tuple[Message, ...] = (
     said.Reassign(3, ROUND, 2, 1, BORIS),
     said.Missing(3, ROUND, 1),
     said.Prepare(3, ROUND, 2),
-    said.Promise(3, ROUND, 2, 0, (0, 1), ((1, (0, 1)),), bytes([9]) * 64),
+    said.Promise(3, ROUND, 2, 0, (0, 1), bytes([9]) * 64),
     said.Outbid(3, ROUND, 1, 2),
     said.Propose(3, ROUND, 2, (0, 1), bytes([7]) * 64),
     said.Accepted(3, ROUND, 2, bytes(64)),

@@ -195,9 +195,7 @@ class Coordinator:
             self._note("false_promise", peer=self.commit.members[sender].peer)
             return
         self._not_following.discard(sender)
-        if self.phase is BallotPhase.GATHERING:
-            self._promised_late(sender, promise, now)
-        elif self.phase is BallotPhase.PREPARING:
+        if self.phase is BallotPhase.PREPARING:
             self.promises[sender] = promise
             if len(self.promises) >= self.commit.majority:
                 self._begin_ballot(uploads_until, now)
@@ -216,12 +214,6 @@ class Coordinator:
             return True
         return last <= promise.ballot and is_possible(self.commit, promise.accepted)
 
-    def _promised_late(self, sender: int, promise: Promise, now: float) -> None:
-        """Take its reports as if they came now: its own resending may be after the deadline."""
-        for slice_index, complete in promise.reports:
-            if slice_index not in self.complete:
-                self.reported(self.commit.members[sender].peer, slice_index, complete, (), now)
-
     def _begin_ballot(self, uploads_until: float, now: float) -> None:
         """A majority follows this ballot: continue with its accepted seal, or gather reports."""
         accepted = [p for _, p in sorted(self.promises.items()) if p.accepted_ballot is not None]
@@ -235,9 +227,6 @@ class Coordinator:
         self.began_at = now
         self.deadline = max(uploads_until, now) + self._policy.margin_s
         promised = {self.commit.members[index].peer for index in self.promises}
-        for sender, promise in sorted(self.promises.items()):
-            for slice_index, complete in promise.reports:
-                self._take_report(self.commit.members[sender].peer, slice_index, complete)
         for slice_index, reducer in enumerate(self.reducers):
             if reducer not in promised and self._is_down(reducer, now):
                 self._reassign(slice_index, f"{reducer} is dead", now)
@@ -252,25 +241,17 @@ class Coordinator:
         refused: tuple[tuple[int, str], ...],
         now: float,
     ) -> None:
-        if not self._reduces(reducer, slice_index):
+        """The word of a slice's reducer, and of nobody else, about members of the round."""
+        if slice_index >= len(self.reducers) or self.reducers[slice_index] != reducer:
             return
         if self.phase is BallotPhase.SEALED and self._is_lost(complete, now):
             self.deadline = min(self.deadline, now + self._policy.margin_s)
-        if self.phase is not BallotPhase.GATHERING:
+        if self.phase not in (BallotPhase.PREPARING, BallotPhase.GATHERING):
             return
-        self._take_report(reducer, slice_index, complete)
         members = len(self.commit.members)
+        self.complete[slice_index] = {index for index in complete if index < members}
         self.refused[slice_index] = {i: reason for i, reason in refused if i < members}
         self.consider(now)
-
-    def _reduces(self, peer: PeerId, slice_index: int) -> bool:
-        return slice_index < len(self.reducers) and self.reducers[slice_index] == peer
-
-    def _take_report(self, peer: PeerId, slice_index: int, complete: tuple[int, ...]) -> None:
-        """Take the word of a slice's reducer, and of nobody else, about members of the round."""
-        if self._reduces(peer, slice_index):
-            members = len(self.commit.members)
-            self.complete[slice_index] = {index for index in complete if index < members}
 
     def declined(self, peer: PeerId, reason: str, now: float, *, absent: bool) -> None:
         """A member or reducer says that the commit does not hold for it.

@@ -133,7 +133,7 @@ def promise_in(
     round_: Round, ballot: int, last: int | None, seal: tuple[int, ...] = ()
 ) -> said.Promise:
     signature = WHO[1].sign(said.promise_text(round_.name, ballot, last, seal))
-    return said.Promise(0, round_.name, ballot, last, seal, (), signature)
+    return said.Promise(0, round_.name, ballot, last, seal, signature)
 
 
 def sealed_with(signature: bytes, round_: Round) -> said.Sealed:

@@ -31,14 +31,12 @@ def promise_of(
     voter: int,
     accepted_ballot: int | None = None,
     accepted: tuple[int, ...] = VOID,
-    *,
-    reports: tuple[tuple[int, tuple[int, ...]], ...] = (),
 ) -> said.Promise:
     """The signed promise of a voter to follow this coordinator."""
     last = accepted_ballot, accepted
     text = said.promise_text(lead.round, lead.ballot, *last)
     signature = sign(lead.commit.members[voter].peer, text)
-    return said.Promise(0, lead.round, lead.ballot, *last, reports, signature)
+    return said.Promise(0, lead.round, lead.ballot, *last, signature)
 
 
 def commit_of(count: int) -> Commit:
@@ -174,7 +172,7 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
                 if acceptor.prepare(ballot):
                     last = acceptor.accepted_ballot, acceptor.accepted
                     text = said.promise_text(round_id, ballot, *last)
-                    answer: Message = said.Promise(3, round_id, ballot, *last, (), sign(to, text))
+                    answer: Message = said.Promise(3, round_id, ballot, *last, sign(to, text))
                 else:
                     answer = said.Outbid(3, round_id, ballot, acceptor.promised)
                 mail.append((to, sender, answer))
@@ -339,9 +337,9 @@ def test_another_ballot_does_not_wait_for_uploads_as_long_again() -> None:
     here = (0, 1, 3)
 
     for index in here:
-        reports = ((0, here),) if index == 3 else ()
-        promise = promise_of(coordinator, index, reports=reports)
+        promise = promise_of(coordinator, index)
         coordinator.promised(index, promise, 30.0, uploads_until=15.0)
+    coordinator.reported(PeerId("p3"), 0, here, (), 30.0)
 
     coordinator.tick(30.0 + POLICY.margin_s - 0.1, i_finished=False)
     assert coordinator.value is None
@@ -349,32 +347,18 @@ def test_another_ballot_does_not_wait_for_uploads_as_long_again() -> None:
     assert coordinator.value == here
 
 
-def test_the_report_of_a_reducer_whose_promise_comes_last_counts() -> None:
-    """The reducer would send its report again only later, and the others' round has three seconds
-    left."""
+def test_a_report_counts_that_comes_before_a_majority_follows_the_ballot() -> None:
+    """The reducer would send it again only later, and the others' round has three seconds left."""
     coordinator = coordinator_of(commit_of(4), ballot_of(1, voters=4, above=0), [])
     everybody = (0, 1, 2, 3)
 
+    coordinator.reported(PeerId("p3"), 0, (*everybody, 99), (), 30.0)
+    coordinator.reported(PeerId("p2"), 0, (0, 1), (), 30.0)  # it does not reduce this slice
     for index in everybody:
-        reports = ((0, everybody),) if index == 3 else ()
-        promise = promise_of(coordinator, index, reports=reports)
+        promise = promise_of(coordinator, index)
         coordinator.promised(index, promise, 30.0, uploads_until=15.0)
 
     assert coordinator.value == everybody
-
-
-def test_a_promise_reports_nothing_of_slices_that_its_voter_does_not_reduce() -> None:
-    """One voter could claim uploads that its reducer lacks, from members that there are not."""
-    coordinator = coordinator_of(commit_of(4), ballot_of(1, voters=4, above=0), [])
-    here = (0, 1, 3)
-
-    for index, complete in {0: (0, 1, 2, 3, 99), 1: (), 3: (*here, 99)}.items():
-        reports = ((0, complete),) if complete else ()
-        promise = promise_of(coordinator, index, reports=reports)
-        coordinator.promised(index, promise, 30.0, uploads_until=15.0)
-
-    coordinator.tick(30.0 + POLICY.margin_s, i_finished=False)
-    assert coordinator.value == here
 
 
 def test_a_later_coordinator_calls_the_reducers_that_have_no_vote() -> None:
@@ -385,9 +369,8 @@ def test_a_later_coordinator_calls_the_reducers_that_have_no_vote() -> None:
     commit = msgspec.structs.replace(commit, reducers=(PeerId("p3"), PeerId("p1")), shares=(1, 1))
     coordinator = coordinator_of(commit, ballot_of(1, voters=3, above=0), effects)
     for index in (0, 1):
-        reports = ((1, (0, 1, 2)),) if index == 1 else ()
-        promise = promise_of(coordinator, index, reports=reports)
-        coordinator.promised(index, promise, 5.0, uploads_until=15.0)
+        coordinator.promised(index, promise_of(coordinator, index), 5.0, uploads_until=15.0)
+    coordinator.reported(PeerId("p1"), 1, (0, 1, 2), (), 5.0)
     called = [(to, m.slice) for to, m in taken(effects) if isinstance(m, said.Reassign)]
     assert called == [(PeerId("p3"), 0)]
 

@@ -124,7 +124,7 @@ def test_a_coordinator_that_is_heard_is_followed_for_longer() -> None:
     ballot = ballot_of_peer(part, DORA)
     (refused,) = hears(part, DORA, prepare(part, ballot), late + POLICY.margin_s - 0.1)
     assert refused == said.Outbid(0, part.id, ballot, 0)
-    (promised,) = hears(part, DORA, prepare(part, ballot), late + POLICY.margin_s)
+    promised, *_ = hears(part, DORA, prepare(part, ballot), late + POLICY.margin_s)
     assert isinstance(promised, said.Promise)
 
 
@@ -150,7 +150,7 @@ def test_a_coordinator_that_is_gone_is_replaced_at_once(gone: str) -> None:
         vow = said.Forsworn(0, part.id, None, sign(LEADER, said.vow(part.id)))
         hears(part, LEADER, vow, BEGAN)
     later = BEGAN + POLICY.suspect_s
-    (promised,) = hears(part, DORA, prepare(part, ballot_of_peer(part, DORA)), later)
+    promised, *_ = hears(part, DORA, prepare(part, ballot_of_peer(part, DORA)), later)
     assert isinstance(promised, said.Promise)
 
 
