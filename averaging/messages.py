@@ -258,7 +258,6 @@ class Join(_Message, frozen=True):
     join: Count
     """Number of the member's attempt, to recognise an answer to an earlier one."""
     head: Head
-    merged_tokens: Count
     base_version: Count
     staleness: Count
     mark: Count

@@ -307,8 +307,6 @@ class FragmentRounds(Fragment):
                     self.joining.leader_seen_again(now)
                 if self.phase is Phase.IDLE and not given.waits and self.pace.is_due:
                     self.joining.due(now)
-            case inputs.StepsCounted(step):
-                self.pace.step = step
             case inputs.Tick():
                 self._tick(now)
             case (

@@ -73,7 +73,6 @@ EXAMPLES: tuple[Message, ...] = (
         incarnation=1_750_000_000_000,
         join=9,
         head=HEAD,
-        merged_tokens=70_000,
         base_version=7,
         staleness=0,
         mark=240,

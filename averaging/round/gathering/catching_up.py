@@ -491,7 +491,6 @@ class CatchingUp:
             source,
             theirs.version,
             theirs.lineage,
-            apart.ancestor,
             f"merged since we parted: {apart.mine} tokens here, {apart.theirs} there",
             others_follow=self._others_follow(now),
             gives_way=gives_way,

@@ -293,7 +293,6 @@ class Joining:
             incarnation=self._id.incarnation,
             join=self._joins,
             head=standing.head(),
-            merged_tokens=standing.merged.tokens,
             base_version=offer.base_version,
             staleness=stale,
             mark=offer.mark,

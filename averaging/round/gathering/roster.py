@@ -161,7 +161,6 @@ def _join(commit: Commit, entry: Entry, head: Head, codecs: tuple[str, ...]) -> 
         incarnation=entry.incarnation,
         join=entry.join,
         head=head,
-        merged_tokens=0,
         base_version=entry.base_version,
         staleness=entry.staleness,
         mark=entry.mark,

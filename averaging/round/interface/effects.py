@@ -180,17 +180,11 @@ class CatchUp(Struct, frozen=True):
 
 
 class Rebase(Struct, frozen=True):
-    """This peer is on the lighter side of a fork: take ``source``'s state: ``CaughtUp``.
-
-    Work since ``ancestor`` (``None``: since the start) that is not in the new state is still to be
-    offered.
-    """
+    """This peer is on the lighter side of a fork: take ``source``'s state: ``CaughtUp``."""
 
     source: PeerId
     version: int
     lineage: bytes
-    ancestor: int | None
-    """The last version that both chains share."""
     reason: str
     others_follow: bool = False
     """Other peers go on with the old standing and will be melded with: work merged there comes

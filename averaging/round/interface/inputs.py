@@ -32,12 +32,6 @@ class Progressed(Struct, frozen=True):
     """Other fragments have their turn first (``averaging.round.turns``): begin no round."""
 
 
-class StepsCounted(Struct, frozen=True):
-    """The learner has done so many steps. Begins nothing."""
-
-    step: int
-
-
 class Due(Struct, frozen=True):
     """Begin a round of this fragment now. A busy machine ignores it, and stays due."""
 
@@ -221,7 +215,6 @@ class OrdersChanged(Struct, frozen=True):
 Input: TypeAlias = (
     Tick
     | Progressed
-    | StepsCounted
     | Due
     | GiveWay
     | Offered

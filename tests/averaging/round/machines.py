@@ -210,7 +210,6 @@ def join(where: Standing, number: int = 1, **changes: object) -> Join:
         incarnation=3,
         join=number,
         head=where.head(),
-        merged_tokens=0,
         base_version=where.version,
         staleness=0,
         mark=24,

@@ -30,7 +30,6 @@ from averaging.round.interface.inputs import (
     Progressed,
     Received,
     SliceMerged,
-    StepsCounted,
     StreamOpened,
     Tick,
 )
@@ -124,7 +123,7 @@ def that_one_declines(rounds: FragmentRounds) -> Input:
 
 
 def that_one_leads_a_later_attempt(rounds: FragmentRounds) -> Input:
-    rounds.handle(StepsCounted(48), 1.9)
+    rounds.handle(Progressed(48, 1.0, waits=True), 1.9)
     later = rounds.pacemaker.attempt + 1
     return Received(max(rounds.peers.view), messages.Call(0, standing("start").head(), 9.0, later))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from averaging import messages as said
 from averaging.round.interface.effects import TakeSnapshot
-from averaging.round.interface.inputs import Due, GiveWay, Offered, Received, StepsCounted
+from averaging.round.interface.inputs import Due, GiveWay, Offered, Progressed, Received
 from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
 from averaging.round.turns import Turns, holder_that_gives_way, rank
@@ -14,7 +14,7 @@ from tests.averaging.round.machines import ANNA, machine, offer, standing
 def fragment(index: int, *rounds_done: str) -> FragmentRounds:
     """A machine that has been through these rounds and is due."""
     rounds = machine(standing("start", *rounds_done), fragment=index)
-    rounds.handle(StepsCounted(1000), 0.0)
+    rounds.handle(Progressed(1000, 1.0, waits=True), 0.0)
     return rounds
 
 

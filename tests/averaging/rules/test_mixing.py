@@ -87,7 +87,6 @@ def join_of(here: Standing) -> said.Join:
         incarnation=1,
         join=1,
         head=here.head(),
-        merged_tokens=here.merged.tokens,
         base_version=here.version,
         staleness=0,
         mark=40,

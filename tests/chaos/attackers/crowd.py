@@ -78,7 +78,6 @@ class Intruder(Attacker):
             incarnation=1,
             join=1,
             head=self._head(),
-            merged_tokens=10**9,
             base_version=VERSION,
             staleness=0,
             mark=10**6,

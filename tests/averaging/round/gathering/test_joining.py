@@ -22,7 +22,6 @@ from averaging.round.interface.inputs import (
     Offered,
     Progressed,
     Received,
-    StepsCounted,
     Tick,
 )
 from averaging.round.interface.open_roster import OpenRoster
@@ -160,7 +159,7 @@ def test_a_leader_that_falls_behind_keeps_no_empty_roster_open() -> None:
     assert rounds.open_roster is None
     rounds.handle(CaughtUp(ahead), 1.2)
 
-    rounds.handle(StepsCounted(100), 1.5)
+    rounds.handle(Progressed(100, 1.0, waits=True), 1.5)
     assert wanted(rounds.handle(Received(caller, said.Call(0, ahead.head(), 10.0)), 2.0))
     effects = rounds.handle(Offered(offer(ahead, mark=100)), 2.1)
     assert [type(message) for message in sent(effects, caller)] == [Join]
@@ -210,7 +209,7 @@ def test_a_leader_that_is_no_member_of_its_round_opens_no_second_one() -> None:
     assert [part.entry for part in rounds.rounds.values()] == [None]
     assert rounds.open_roster is None
 
-    rounds.handle(StepsCounted(100), 1.5)
+    rounds.handle(Progressed(100, 1.0, waits=True), 1.5)
     rounds.handle(Due(), 20.0)
     effects = rounds.handle(Offered(offer(start, mark=100)), 20.0)
 
@@ -229,7 +228,7 @@ FIRST = ranked((ANNA, BORIS), standing("start").head())[0]
 
 
 def called(rounds: FragmentRounds, *, step: int = 12, now: float = 1.0) -> list[Effect]:
-    rounds.handle(StepsCounted(step), now)
+    rounds.handle(Progressed(step, 1.0, waits=True), now)
     return rounds.handle(Received(FIRST, CALL), now)
 
 
@@ -266,7 +265,7 @@ def test_a_peer_that_said_it_comes_and_does_not_passes(given: Offered | Leave | 
 
 def test_a_leader_waits_for_a_snapshot_that_a_peer_has_announced() -> None:
     rounds = leading()
-    rounds.handle(StepsCounted(24), 1.0)
+    rounds.handle(Progressed(24, 1.0, waits=True), 1.0)
     others = sorted(rounds.peers.view)
     rounds.handle(asks(others[0], standing("start")), 1.0)
     rounds.handle(Received(others[1], said.Coming(0, 4.0)), 1.1)
@@ -282,7 +281,7 @@ def test_a_leader_waits_for_a_snapshot_that_a_peer_has_announced() -> None:
 def waits_for_one_that_comes() -> tuple[FragmentRounds, PeerId, PeerId]:
     """A leader with one of two peers in its roster, and the other one, which comes in 4 s."""
     rounds = leading()
-    rounds.handle(StepsCounted(24), 1.0)
+    rounds.handle(Progressed(24, 1.0, waits=True), 1.0)
     one, other = sorted(rounds.peers.view)
     rounds.handle(asks(one, standing("start")), 1.0)
     rounds.handle(Received(other, said.Coming(0, 4.0)), 1.1)
@@ -317,7 +316,7 @@ def test_a_peer_that_says_again_that_it_comes_is_not_waited_for_longer() -> None
 def test_a_peer_that_was_left_out_counts_its_cycle_from_the_closing(came: bool) -> None:
     rounds = machine(reachable=False)
     called(rounds, step=12 if came else 5)
-    rounds.handle(StepsCounted(14), 2.0)
+    rounds.handle(Progressed(14, 1.0, waits=True), 2.0)
 
     rounds.handle(Received(FIRST, said.Closed(0, 1, bytes(32))), 2.0)
 
@@ -330,7 +329,7 @@ def test_a_closing_is_counted_once_and_not_of_any_version() -> None:
     called(rounds, step=5)
     for version in (1, 1, 10_000):
         rounds.handle(Received(FIRST, said.Closed(0, version, bytes(32))), 2.0)
-        rounds.handle(StepsCounted(9), 3.0)
+        rounds.handle(Progressed(9, 1.0, waits=True), 3.0)
 
     assert rounds.due_time.due_step == 5 + POLICY.due.cycle_steps
 
