@@ -312,7 +312,7 @@ class Redirect(_Message, frozen=True):
 class Call(_Message, frozen=True):
     """Leader to the live peers of its group: a peer is due; join if you have enough work."""
 
-    head: Head | None
+    head: Head
     wait_s: Seconds
     attempt: Count = 0
     """The attempt at the next version that it leads."""

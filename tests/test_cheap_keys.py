@@ -68,7 +68,7 @@ HARMLESS = {
     "own readings": "the own learner's",
     "peers apart": "told again",
     "pieces ahead": "the own data",
-    "reduced for others": "what an auxiliary peer has merged itself",
+    "reduced for others": "what a keeper has merged itself",
     "refused states": "states that this peer has taken and gone back from",
     "relays that refused": "this peer asks a relay once more",
     "rounds not entered": "rounds whose rosters name this machine",

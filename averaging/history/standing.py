@@ -7,7 +7,7 @@ are. The module also computes the standing after a round. Theta and momentum bel
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
@@ -125,8 +125,8 @@ class Unclear:
 Relation: TypeAlias = Same | TheyAreBehind | IAmBehind | Apart | Unclear
 
 
-def relate(mine: Head, chain: Chain | None, theirs: Head, *, young_versions: int = 0) -> Relation:
-    """Compare two peers' heads. ``chain`` is this peer's whole chain, if it is known.
+def relate(mine: Head, chain: Chain, theirs: Head, *, young_versions: int = 0) -> Relation:
+    """Compare two peers' heads. ``chain`` is this peer's whole chain.
 
     ``young_versions``: those since a fork up to which all work on either side can be offered again.
 
@@ -136,12 +136,11 @@ def relate(mine: Head, chain: Chain | None, theirs: Head, *, young_versions: int
     """
     if theirs.lineage == mine.lineage:
         return Same()
-    known = chain if chain is not None else Chain(mine.links)
-    if known.find(theirs.version, theirs.lineage) is not None:
+    if chain.find(theirs.version, theirs.lineage) is not None:
         return TheyAreBehind()
     if theirs.version > mine.version and any(link.lineage == mine.lineage for link in theirs.links):
         return IAmBehind()
-    ancestor = known.common_ancestor(theirs.links)
+    ancestor = chain.common_ancestor(theirs.links)
     if ancestor is None and _is_brief(theirs):
         return Unclear()
     since = ancestor.tokens if ancestor is not None else 0
@@ -264,11 +263,6 @@ def after_folding(
     history = after_fold(standing.lineage, peer, incarnation, mark)
     merged = standing.merged.with_work(peer, incarnation, mark, tokens)
     return _extended(standing, standing.version + 1, history, merged)
-
-
-def heaviest(heads: Iterable[Head]) -> Head:
-    """Return the head with the most merged tokens; ties are broken by lineage."""
-    return max(heads, key=lambda head: (tokens_of(head), head.lineage))
 
 
 def tokens_of(head: Head) -> int:

@@ -2,8 +2,8 @@
 
 One ``Averager`` per peer and run. It owns the links, the streams, the threads for codec work, the
 states and the replay logs; it asks the learner for snapshots and hands it states; every decision
-about a round is ``averaging.round.machine``'s. Without a learner's port it is a keeper (it holds
-states and follows) or an auxiliary (it lends itself as leader and reducer).
+about a round is ``averaging.round.machine``'s. Without a learner's port it is a keeper: it holds
+states and follows, and lends itself as leader and reducer.
 
 Everything that waits has a deadline, every queue a maximum. A message that a peer should not send
 is refused with a reason naming it, counted, and never ends a round for the others.

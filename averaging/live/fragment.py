@@ -181,7 +181,7 @@ class FragmentWork:
     def start(self) -> None:
         averager = self.averager
         self._find_first_state()
-        if averager.keeps and averager.port is None:
+        if averager.port is None:
             averager.spawn(self.following.look_round(), f"look round for fragment {self.index}")
 
     async def begin_again(self, state: FragmentState | None, *, reason: str) -> None:
@@ -243,9 +243,9 @@ class FragmentWork:
         return machine
 
     def _find_first_state(self, *, gives_up: str | None = None) -> None:
-        """Fetch a state from others if this peer is to have one and has none."""
+        """Fetch a state from others if this peer has none."""
         averager = self.averager
-        if averager.keeps and self.state is None:
+        if self.state is None:
             averager.spawn(
                 self.following.begin_from_nothing(gives_up=gives_up),
                 f"first state of fragment {self.index}",
@@ -494,7 +494,7 @@ class FragmentWork:
         """
         part, exchange = self.machine.rounds.get(round_id), self.exchanges.get(round_id)
         outcome = None if part is None else part.reduced()
-        if outcome is not None and exchange is not None and self.averager.keeps:
+        if outcome is not None and exchange is not None:
             head = ReplayHead(exchange.encoded_commit, *outcome)
             self._reduced[head.parent] = ReplayEntry(head, exchange.parts.merged_bytes)
 

@@ -88,7 +88,6 @@ class Services(ABC):
         self.life = me.life
         self.reachable = me.reachable
         self.stats = AveragerStats()
-        self.keeps = me.keeps or port is not None
         self.topic = topic_of(terms.run, terms.layout, around.rollback)
         self.threads = Threads(self.settings.threads)
         # Enough for what one round of the largest fragment lets go: an old theta, three payloads.

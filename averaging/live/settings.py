@@ -95,8 +95,6 @@ class Participant:
     incarnation: int
     founder: bool = False
     """True if nobody else has worked in the run so far."""
-    keeps: bool = True
-    """Without a learner: follow the states (a keeper). Otherwise it only leads and reduces."""
     reachable: bool = True
     """True if others can dial it, as far as is known at the start."""
     site: str | None = None

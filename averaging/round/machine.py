@@ -24,11 +24,10 @@ dead leader. ``averaging.live.averager`` and the simulator run the same machine.
 A peer that receives a ``Join`` and finds that the attempt is its own leads: it answers ``Noted``,
 calls the live peers of the group, and those that come into sight while the roster is open, until
 each has answered, and closes it by ``averaging.rules.quorum``. A peer that is called answers
-``Pass`` or ``Coming``; for the latter's snapshot the roster stays open. The leader needs no state
-for this. Any peer answers ``Behind`` to a ``Join`` from behind. A leader that has to catch up
-itself sends all who join it to a later attempt. A ``Join`` from another lineage is told to compare
-(the lighter side rebases), or taken for a meld. Of two leaders that meet the one of the lower
-attempt sends its members to the other one.
+``Pass`` or ``Coming``; for the latter's snapshot the roster stays open. Any peer answers ``Behind``
+to a ``Join`` from behind. A leader that has to catch up itself sends all who join it to a later
+attempt. A ``Join`` from another lineage is told to compare (the lighter side rebases), or taken for
+a meld. Of two leaders that meet the one of the lower attempt sends its members to the other one.
 
 **Phases** (A message stands for ``Received``. ``RoundEnded`` stands for the input that ended a
 round: it may lead to catching up, or to the next round, at once. An input that is not listed does
@@ -193,8 +192,8 @@ class FragmentRounds(Fragment):
         step: int = 0,
         now: float = 0.0,
     ) -> None:
-        """``view``: kept up to date by the owner. ``standing``: ``None`` for an auxiliary peer
-        without state. ``electors``: shared with the peer's other fragments. ``step``: the
+        """``view``: kept up to date by the owner. ``standing``: ``None`` for a peer that has yet to
+        fetch its first state. ``electors``: shared with the peer's other fragments. ``step``: the
         learner's own step now.
         """
         super().__init__(
@@ -857,10 +856,10 @@ class FragmentRounds(Fragment):
         self._consider_end(link_of(standing.head()), now)
         self.doubting.standing_changed(standing)
 
-    def _saw_head(self, head: Head | None, now: float) -> None:
+    def _saw_head(self, head: Head, now: float) -> None:
         """Another peer stands on this head: if it is certified, it counts as closed and may end the
         run."""
-        if head is not None and self.certificates.is_certified(link_of(head), now):
+        if self.certificates.is_certified(link_of(head), now):
             self.shown_version = max(self.shown_version, head.version)
             self._consider_end(link_of(head), now)
 

@@ -450,7 +450,7 @@ class Participation:
 
     def _gathers_again(self, sender: PeerId, call: messages.Call, now: float) -> None:
         """A member that leads a later attempt at this version has given the round up as well."""
-        if call.head is None or call.head.version >= self.commit.version or not self._waits:
+        if call.head.version >= self.commit.version or not self._waits:
             return
         is_later = call.attempt > self._fragment.pacemaker.attempt
         if is_later and self.commit.index(sender) is not None:

@@ -49,8 +49,7 @@ class PeerPlan:
     starts_at: float = 0.0
     dial_out_only: bool = False
     trains: bool = True
-    """Without a learner it is a keeper, if it keeps states, or lends itself to others' rounds."""
-    keeps: bool = True
+    """Without a learner it is a keeper."""
     founder: bool = False
     site: str | None = None
     speaks: Range = SPOKEN
@@ -242,7 +241,6 @@ class Peer:
                 identity=kit.key,
                 incarnation=life.incarnation,
                 founder=plan.founder,
-                keeps=plan.keeps,
                 reachable=not plan.dial_out_only,
                 site=plan.site,
                 speaks=plan.speaks,

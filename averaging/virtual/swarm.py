@@ -240,7 +240,7 @@ class Swarm:
 
     def states_of(self, name: PeerId) -> list[FragmentState]:
         """The states that a new life begins with."""
-        if not self.plans[name].keeps or not self.plans[name].trains:
+        if not self.plans[name].trains:
             return []
         disk = self.disks.get(name, {})
         # The outer step moves momentum in place: each life has its own.

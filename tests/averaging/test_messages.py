@@ -50,9 +50,9 @@ def test_the_golden_bytes_of_each_number_are_read(number: int) -> None:
 @pytest.mark.usefixtures("next_protocol")
 def test_what_is_too_new_for_a_protocol_number_is_left_out_and_refused_if_present() -> None:
     """As if it came with the next number that a call says that a member leaves."""
-    call = said.Call(3, None, 29.5, leaves=True)
+    call = said.Call(3, HEAD, 29.5, leaves=True)
     assert said.decode(said.encode(call, NEXT), SPOKEN) == call
-    assert said.decode(said.encode(call, NEWEST), SPOKEN) == said.Call(3, None, 29.5)
+    assert said.decode(said.encode(call, NEWEST), SPOKEN) == said.Call(3, HEAD, 29.5)
 
     with pytest.raises(BadMessage, match="leaves is of protocol 2, the message of 1"):
         said.decode(bytes([NEWEST]) + said.encode(call, NEXT)[1:], SPOKEN)

@@ -58,8 +58,8 @@ class Called(Struct, frozen=True):
 
     leader: PeerId
     attempt: int
-    head: Head | None
-    """The leader's standing, if it has a state."""
+    head: Head
+    """The leader's standing."""
     until: float
     """How long it waits."""
     hurried: bool
@@ -484,9 +484,7 @@ class Joining:
         if attempt.leader == self._id.me:
             self.change_leader(leader, now)  # the own roster was handed over to it
             return
-        standing = self._fragment.standing
-        head = standing.head() if standing is not None else None
-        to = Claim(called.attempt, leader)
+        head, to = self._fragment.here.head(), Claim(called.attempt, leader)
         if self._pacemaker.gives_way(attempt.leader, to, leader, head, called.head, now):
             self._fragment.note("changed_leader", to=leader)
             self.withdraw(attempt)

@@ -1,7 +1,7 @@
 """Leading the rounds of one fragment, up to the commit: joins in, a roster out.
 
-The part of ``averaging.round.machine`` that answers joiners. It needs no state of the model. From
-the commit on ``averaging.round.participation`` goes on.
+The part of ``averaging.round.machine`` that answers joiners. From the commit on
+``averaging.round.participation`` goes on.
 
 A leader opens no roster beside a round that it leads for others: where two are a quorum that forked
 a swarm of twelve nearly every time (seed 7316). While its roster is open it calls every
@@ -21,7 +21,6 @@ from averaging.history.standing import (
     Same,
     TheyAreBehind,
     Unclear,
-    heaviest,
     relate,
     tokens_of,
 )
@@ -51,6 +50,7 @@ from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 UNPROVEN = "too few that count for me have signed the version that you stand on"
+NO_STATE = "I have no state yet"
 CATCHES_UP = "I have yet to catch up with others"
 LATE_MAX = 64
 """Peers that came too late for a round and will hear how it ended."""
@@ -98,6 +98,8 @@ class Leading:
         elif join.topic != self._id.topic:
             self._fragment.count("wrong_topic")
             self._refuse_strange(sender, join, self._other_topic(join))
+        elif self._fragment.standing is None:
+            self._refuse(sender, join, NO_STATE, behind=True)
         elif sender == self._id.me:
             attempt = self._joining.attempt
             if attempt is not None and attempt.join == join:  # no earlier one, since abandoned
@@ -139,11 +141,10 @@ class Leading:
                 return "its signature is not yours, or is for another leader"
         if not usable:
             return "you have signed it for no protocol that I speak"
-        standing = self._fragment.standing
-        if standing is not None and join.head.lineage == standing.lineage:
-            mine = standing.head()
-            if (join.head.version, tokens_of(join.head)) != (mine.version, tokens_of(mine)):
-                return "your lineage has another version, or other tokens"
+        mine = self._fragment.here.head()
+        says = join.head.version, tokens_of(join.head)
+        if join.head.lineage == mine.lineage and says != (mine.version, tokens_of(mine)):
+            return "your lineage has another version, or other tokens"
         return self._peers.overstates(sender, join.steps, self._pace.median_step_s(now), now)
 
     def _joined_here(self, sender: PeerId, join: Join, now: float) -> None:
@@ -177,8 +178,7 @@ class Leading:
         attempt, pacemaker = self._joining.attempt, self._pacemaker
         if attempt is None or attempt.leader == self._id.me:
             return pacemaker.leader_for(sender, join, now)
-        standing, mine = self._fragment.standing, Claim(join.attempt, self._id.me)
-        head = standing.head() if standing is not None else None
+        head, mine = self._fragment.here.head(), Claim(join.attempt, self._id.me)
         goes_over = self._peers.reachable and pacemaker.gives_way(
             attempt.leader, mine, sender, head, join.head, now
         )
@@ -186,16 +186,9 @@ class Leading:
 
     def _stands_elsewhere(self, sender: PeerId, join: Join, now: float) -> bool:
         """Answer a joiner that stands elsewhere. ``False``: it may join as it is."""
-        mine = self._reference()
-        if mine is None:
-            return False
-        standing = self._fragment.standing
-        relation = relate(
-            mine,
-            standing.chain if standing else None,
-            join.head,
-            young_versions=self._peers.young_versions,
-        )
+        standing, young = self._fragment.here, self._peers.young_versions
+        mine = standing.head()
+        relation = relate(mine, standing.chain, join.head, young_versions=young)
         if isinstance(relation, Unclear):
             self._ask_for_more(sender, join, mine)
             return True
@@ -221,10 +214,10 @@ class Leading:
                 self._tell_behind(sender, join, mine)
             case Apart() if relation.they_are_light or not self._peers.is_established(sender, now):
                 self._show(sender, mine)
-            case IAmBehind() | Apart(i_am_light=True) if standing is not None:
+            case IAmBehind() | Apart(i_am_light=True):
                 self._go_there(sender, join, mine, now)
             case _:
-                return False  # on the same state, or melded with; or this peer can fetch nothing
+                return False  # on the same state, or melded with
         return True
 
     def _ask_for_more(self, sender: PeerId, join: Join, mine: Head) -> None:
@@ -252,29 +245,11 @@ class Leading:
 
     def _tell_behind(self, sender: PeerId, join: Join, mine: Head) -> None:
         self._fragment.note("told_behind", peer=sender)
-        behind = messages.Behind(self._id.fragment, mine, self._source(mine), join.head.lineage)
+        behind = messages.Behind(self._id.fragment, mine, self._id.me, join.head.lineage)
         self._fragment.send(sender, behind)
 
     def _show(self, peer: PeerId, mine: Head) -> None:
         self._fragment.send(peer, messages.Compare(self._id.fragment, mine))
-
-    def _reference(self) -> Head | None:
-        """The head to compare a joiner with: the own one, or the heaviest join's without state."""
-        standing, roster = self._fragment.standing, self._fragment.open_roster
-        if standing is not None:
-            return standing.head()
-        if roster is not None and roster.joins:
-            return heaviest(join.head for join in roster.joins.values())
-        return None
-
-    def _source(self, head: Head) -> PeerId:
-        """A peer that has the state of this head."""
-        roster = self._fragment.open_roster
-        if self._fragment.standing is None and roster is not None:
-            for peer, join in sorted(roster.joins.items()):
-                if join.head.lineage == head.lineage:
-                    return peer
-        return self._id.me
 
     def _answers_in_round(self, sender: PeerId, join: Join) -> bool:
         """Answer a joiner while a round is under way: it is in it, or too late for it."""
@@ -392,11 +367,11 @@ class Leading:
             search_at=now + self._policy.resend_s,
             now=now,
         )
-        if not self._peers.trains or fragment.standing is None or me not in group:
+        if not self._peers.trains or me not in group:
             roster.passed.add(me)
         roster.is_hurried = self._is_in_a_hurry(sender, join, now)
         fragment.note("gathering", group=len(roster.group))
-        self._call([peer for peer in roster.group if peer != sender], roster, join.head, now)
+        self._call([peer for peer in roster.group if peer != sender], roster, now)
         if sender != me and me in group:
             self._call_me(roster, now)
 
@@ -404,7 +379,8 @@ class Leading:
         """Join the own roster if there is enough to offer."""
         until = roster.opened_at + self._policy.quorum.wait_s
         attempt = self._pacemaker.attempt
-        called = Called(self._id.me, attempt, None, until, roster.is_hurried)
+        head = self._fragment.here.head()
+        called = Called(self._id.me, attempt, head, until, roster.is_hurried)
         self._joining.join_caller(called, now)
 
     def _is_in_a_hurry(self, sender: PeerId, join: Join, now: float) -> bool:
@@ -425,22 +401,17 @@ class Leading:
             roster.passed.remove(peer)
             roster.called[peer] = now  # its answer is waited for once more
         self._call_missing(roster, now)
-        is_missing = me in roster.group and me not in roster.joins
-        return is_missing and self._peers.trains and self._fragment.standing is not None
+        return me in roster.group and me not in roster.joins and self._peers.trains
 
     def _call_missing(self, roster: OpenRoster, now: float) -> None:
         """Call the peers of an open roster that have not answered."""
         missing = [peer for peer in roster.group if not roster.has_answered(peer, now)]
-        self._call(missing, roster, self._reference(), now)
+        self._call(missing, roster, now)
 
-    def _call(
-        self, peers: Iterable[PeerId], roster: OpenRoster, head: Head | None, now: float
-    ) -> None:
+    def _call(self, peers: Iterable[PeerId], roster: OpenRoster, now: float) -> None:
         left_s = max(0.0, roster.opened_at + self._policy.quorum.wait_s - now)
-        standing = self._fragment.standing
-        where = standing.head() if standing else head
-        attempt = self._pacemaker.attempt
-        call = messages.Call(self._id.fragment, where, left_s, attempt, roster.is_hurried)
+        head, attempt = self._fragment.here.head(), self._pacemaker.attempt
+        call = messages.Call(self._id.fragment, head, left_s, attempt, roster.is_hurried)
         for peer in peers:
             if peer != self._id.me:
                 roster.called.setdefault(peer, now)
@@ -531,25 +502,23 @@ class Leading:
         if not self._peers.trains:
             first = next(iter(roster.joins.items()), None)
             return () if first is None else self._peers.group(first[0], first[1].head.version, now)
-        standing = self._fragment.standing
-        version = standing.version if standing is not None else self._peers.closed_version
-        return self._peers.group(self._id.me, version, now)
+        return self._peers.group(self._id.me, self._fragment.here.version, now)
 
     # Other leaders
 
     def called(self, sender: PeerId, call: messages.Call, now: float) -> None:
         """Another leader has called."""
-        if call.head is not None:
-            self._catching_up.compare(sender, call.head, now)
+        if self._fragment.standing is None:
+            self._joining.pass_to(sender, NO_STATE)
+            return
+        self._catching_up.compare(sender, call.head, now)
         called = Called(sender, call.attempt, call.head, now + call.wait_s, call.leaves)
         self._answer_call(called, now)
 
     def _answer_call(self, called: Called, now: float) -> None:
         """Join the leader that called, change to it, or pass; or have it come here."""
         leader, fragment, joining = called.leader, self._fragment, self._joining
-        standing = fragment.standing
-        mine = standing.head() if standing is not None else None
-        shunned = self._pacemaker.shuns(leader, mine, now)
+        shunned = self._pacemaker.shuns(leader, fragment.here.head(), now)
         if not shunned:
             joining.caller = leader
         if fragment.open_roster is not None:
@@ -571,9 +540,8 @@ class Leading:
         It may never have heard of this peer. One that this peer does not follow is outbidden.
         """
         fragment, leader, pacemaker = self._fragment, called.leader, self._pacemaker
-        roster, standing = fragment.open_roster, fragment.standing
+        roster, mine = fragment.open_roster, fragment.here.head()
         assert roster is not None
-        mine = standing.head() if standing is not None else None
         to, me = Claim(called.attempt, leader), self._id.me
         is_elsewhere = self._peers.has_several_groups(now) and leader not in roster.group
         if not shunned and pacemaker.gives_way(me, to, leader, mine, called.head, now):
@@ -581,7 +549,7 @@ class Leading:
         elif is_elsewhere:
             self._joining.pass_to(leader, "I lead a gathering of another group")
         elif not shunned or pacemaker.moves(called.attempt + 1, leader, now):
-            self._call([leader], roster, self._reference(), now)
+            self._call([leader], roster, now)
         else:
             self._joining.pass_to(leader, "I do not follow you")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-from averaging.history.standing import heaviest, tokens_of
+from averaging.history.standing import tokens_of
 from averaging.messages import Commit, Entry, Head, Join, Link, Stamp
 from averaging.numbers.slices import reducers_count
 from averaging.rules.deadlines import deadlines, loads_of
@@ -279,12 +279,9 @@ def _ancestors(parents: Sequence[Head]) -> tuple[tuple[Link, ...], ...]:
 
 
 def _heaviest_first(heads: Iterable[Head]) -> list[Head]:
-    left = {head.lineage: head for head in heads}
-    ordered = []
-    while left:
-        head = heaviest(left.values())
-        ordered.append(left.pop(head.lineage))
-    return ordered
+    """The heads of distinct lineages, by their merged tokens; ties are broken by lineage."""
+    each = {head.lineage: head for head in heads}.values()
+    return sorted(each, key=lambda head: (tokens_of(head), head.lineage), reverse=True)
 
 
 def slice_shares(speeds: Sequence[float]) -> tuple[int, ...]:

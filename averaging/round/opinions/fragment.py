@@ -80,8 +80,15 @@ class Fragment(ABC):
 
     @property
     def standing(self) -> Standing | None:
-        """This peer's standing; ``None`` at an auxiliary peer without state."""
+        """This peer's standing; ``None`` until it has fetched its first state."""
         return self.certificates.standing
+
+    @property
+    def here(self) -> Standing:
+        """The standing of a peer that has one: without it no peer leads or joins."""
+        standing = self.certificates.standing
+        assert standing is not None
+        return standing
 
     @property
     def next_version(self) -> int:

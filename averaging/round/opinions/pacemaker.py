@@ -142,24 +142,22 @@ class Pacemaker:
             return found or Claim(attempt, self._id.me)
         found = self._turn(group, join.head, attempt, now)
         if found is None or not (peers.trains or peers.view[found.leader].trains):
-            return Claim(attempt, self._id.me)  # an auxiliary peer leads where no trainer can
+            return Claim(attempt, self._id.me)  # a keeper leads where no trainer can
         return found
 
-    def shuns(self, peer: PeerId, head: Head | None, now: float) -> bool:
+    def shuns(self, peer: PeerId, head: Head, now: float) -> bool:
         """True if that peer is no leader for this one."""
         if not self._peers.may_lead(peer, now) or self._peers.has_failed(peer):
             return True
-        return head is not None and peer in self._left_out(self._group(head, now), now)
+        return peer in self._left_out(self._group(head, now), now)
 
-    def outranks(
-        self, one: Claim, other: Claim, mine: Head | None, theirs: Head | None, now: float
-    ) -> bool:
+    def outranks(self, one: Claim, other: Claim, mine: Head, theirs: Head, now: float) -> bool:
         """True if the first of two leaders leads.
 
         Where the two stand on different versions (``mine``, ``theirs``) the rank goes by name
         alone: each could take itself for the first, again and again.
         """
-        if mine is None or theirs is None or mine.version != theirs.version:
+        if mine.version != theirs.version:
             topic, fragment = self._id.topic, self._id.fragment
             both = one.leader, other.leader
             return succession(both, topic=topic, fragment=fragment, version=0)[0] == one.leader
@@ -174,8 +172,8 @@ class Pacemaker:
         leader: PeerId,
         to: Claim,
         by: PeerId,
-        mine: Head | None,
-        theirs: Head | None,
+        mine: Head,
+        theirs: Head,
         now: float,
     ) -> bool:
         """Go over from a leader, perhaps this peer itself, to another one of which ``by`` has told;

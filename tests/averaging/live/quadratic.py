@@ -289,7 +289,7 @@ class InView(Membership):
             heard_at=peer.now(),
             reachable=not other.plan.dial_out_only,
             trains=other.learner is not None,
-            keeps=other.learner is None and other.plan.keeps,
+            keeps=other.learner is None,
             site=site_name(other.plan.site),
             step_time_s=other.plan.step_time_s if other.learner else None,
         )

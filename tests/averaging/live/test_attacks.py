@@ -125,8 +125,10 @@ def test_a_stranger_that_calls_seals_and_reduces_leads_no_round() -> None:
 
             async def lead() -> None:
                 for fragment in FRAGMENTS:
+                    standing = peers[0].averager.standing(fragment)
+                    assert standing is not None
                     for peer in peers:
-                        await stranger.say(peer.id, said.Call(fragment, None, 4.0))
+                        await stranger.say(peer.id, said.Call(fragment, standing.head(), 4.0))
                     by_peer = stranger.joins.pop(fragment, {})
                     if len(by_peer) >= 2:
                         await commit(fragment, by_peer)

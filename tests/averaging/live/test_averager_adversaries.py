@@ -315,13 +315,13 @@ async def test_an_honest_peer_that_is_thousands_of_times_further_at_the_start_is
         assert not any(peer.told("refused") for peer in peers)
 
 
-async def test_a_reducer_without_a_model_leaves_an_absurd_upload_out_by_the_others(
+async def test_a_keeper_that_reduces_leaves_an_absurd_upload_out_by_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tamper(monkeypatch, _absurd)
 
     async with swarm(MemoryNetwork()) as made:
-        helper = await made.add("helper", trains=False, keeps=False, knows_start=False)
+        helper = await made.add("helper", trains=False, knows_start=False)
         peers = [await made.add(name, reachable=False) for name in ("anna", "boris", "clara")]
         await made.add("mallory", reachable=False)
         await made.live(45.0)

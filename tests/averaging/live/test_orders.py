@@ -65,7 +65,7 @@ async def test_an_attested_state_of_one_peer_that_does_not_count_is_taken() -> N
             made.peers.remove(peer)
         late = await made.add("late", knows_start=False)
         for known in ("one", "two"):  # they count, and have nothing
-            other = await made.add(known, knows_start=False, keeps=False, trains=False)
+            other = await made.add(known, knows_start=False, trains=False)
             assert other.id in late.view
         await made.live(30.0)
         attested = orders(1, attested=places(states))
