@@ -865,7 +865,6 @@ class FragmentRounds(Fragment):
 
     def attempt_failed(self) -> None:
         self.pace.retry_later(self.now)
-        self.joining.attempt_failed()
         self.catching_up.attempt_failed()
         if self.catching_up.attempts_failed >= ATTEMPTS_IN_VAIN:
             # Dealt by a closing that is too old, it would look for a group of its own for ever. And

@@ -84,8 +84,6 @@ class Traffic:
         self.inside: tuple[int, ...] | None = None
         """The riders in the bundle, if this peer is a delegate; ``None``: not decided yet."""
         self.reduces = set(enter.slices)
-        self.arrived: set[tuple[int, int]] = set()
-        """Slices and roster indices of complete uploads."""
         self.merged: set[int] = set()
         """Merged slices that are here."""
         self.answerable: set[int] = set()

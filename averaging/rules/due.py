@@ -57,7 +57,6 @@ class DueTime:
         self.every = 1
         """k: takes part in every k-th version."""
         self._fragment = fragment
-        self._anchor = step
         self._last_version: int | None = None
         self._last_step = step
         self._took_part_at: deque[int] = deque(maxlen=ROUNDS_COUNTED)
@@ -79,7 +78,6 @@ class DueTime:
 
     def closed(self, step: int, interval: int) -> None:
         """Count from this step: a roster closed, with or without this peer."""
-        self._anchor = step
         self._due = step + max(1, interval)
 
     def attempt_failed(self, step: int, interval: int) -> None:

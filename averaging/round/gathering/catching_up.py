@@ -186,7 +186,7 @@ class CatchingUp:
         # it might (``meets``): peers differ in who counts.
         # A message shows some links of a chain; the own version may lie between them. The sender
         # has looked it up in all of its chain, and the fetched state must have it there as well.
-        effect = CatchUp(source, head.version, head.lineage, "it found my lineage")
+        effect = CatchUp(source, head.version, head.lineage)
         self._catch_up(effect, head, standing.head(), now)
 
     def _may_ask(self, source: PeerId, now: float) -> bool:
@@ -241,8 +241,7 @@ class CatchingUp:
             return
         match relation:
             case IAmBehind():
-                reason = "its chain holds my lineage"
-                effect = CatchUp(source, theirs.version, theirs.lineage, reason)
+                effect = CatchUp(source, theirs.version, theirs.lineage)
                 self._catch_up(effect, theirs, mine, now)
             case Apart() as apart if apart.i_am_light:
                 self._rebase(source, mine, theirs, apart, now)
@@ -491,7 +490,6 @@ class CatchingUp:
             source,
             theirs.version,
             theirs.lineage,
-            f"merged since we parted: {apart.mine} tokens here, {apart.theirs} there",
             others_follow=self._others_follow(now),
             gives_way=gives_way,
         )

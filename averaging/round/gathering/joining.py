@@ -32,11 +32,9 @@ LEADERS_TRIED_MAX = 6
 """Leaders that one attempt may turn to, redirects included."""
 NO_ANSWER = "it does not answer"
 RESTARTED = "it was restarted and has lost my join"
-LEAVERS_WAIT_S = 0.25
-"""Time between two attempts of a peer that leaves, after the first that failed, twice as long after
-each further one, ..."""
-LEAVERS_WAIT_MAX_S = 2.0
-"""... but no longer than this: nobody tells it of the end of a round that comes to nothing."""
+LEAVERS_WAIT_S = 2.0
+"""Time between two attempts of a peer that leaves, from one version: while the others make a round
+without it, further ones are in vain, and nobody tells it of a round that comes to nothing."""
 
 
 class Attempt(Struct, frozen=True):
@@ -89,9 +87,8 @@ class Joining:
         self._snapshot_used = False
         self.leaves = False
         """The peer is about to leave: work that cannot be merged now is lost."""
-        self._leavers_wait_s = 0.0
         self._due_at = -math.inf
-        """When a fragment of a peer that leaves was last due."""
+        """When the fragment of a peer that leaves was last due from where it stands."""
         self._left_out_of = 0
         """The newest version whose roster closed without this peer."""
         self._joins = identity.first_number
@@ -103,15 +100,13 @@ class Joining:
         if not self._may_join(now) or self._sits_out(now):
             return
         if self.leaves:
-            if now < self._due_at + self._leavers_wait_s:
+            if now < self._due_at + LEAVERS_WAIT_S:
                 return
             self._due_at = now
         self._folds = False
-        if self._peers.others_train(now):
-            self._ask_learner("due", now)
-        elif self.leaves and self._peers.keepers(now):
+        if self._peers.others_train(now) or (self.leaves and self._peers.keepers(now)):
             # A keeper merges it as a round of one: it gets the work encoded, not as a state.
-            self._ask_learner("a keeper takes it", now)
+            self._ask_learner(now)
         elif self.leaves and (lacked := self._lacked_version()) is not None:
             # A version made of its own work would only fork one that others have.
             self._fragment.note("lacks_version", version=lacked)
@@ -121,7 +116,7 @@ class Joining:
             self._fragment.attempt_failed()
         else:
             self._folds = True
-            self._ask_learner("alone, so I fold", now)
+            self._ask_learner(now)
 
     def alone_until(self, now: float) -> float:
         """When this peer, beside no other that trains, begins to merge its work by itself.
@@ -174,13 +169,13 @@ class Joining:
         wants = self._pace.is_due or self.is_called(now)
         return wants and self._may_join(now) and not self._sits_out(now)
 
-    def _ask_learner(self, reason: str, now: float, *, caller: Called | None = None) -> None:
+    def _ask_learner(self, now: float, *, caller: Called | None = None) -> None:
         self._pace.snapshot_asked(now)
         if caller is not None:
             self._come_to(caller.leader, now)
         self._fragment.phase = Phase.WANTED
         self._fragment.timers[Timer.SNAPSHOT] = now + self._policy.snapshot_s
-        self._fragment.emit(TakeSnapshot(reason))
+        self._fragment.emit(TakeSnapshot())
 
     def offered(self, offer: Offer | None, now: float, *, leads_others: bool) -> None:
         """The learner's answer to ``TakeSnapshot``; ``None`` if it has nothing.
@@ -219,18 +214,9 @@ class Joining:
             self.stands()
             self.leave("about to leave", retry=False)
 
-    def attempt_failed(self) -> None:
-        """An attempt led to no version. A peer that leaves is asked to try again all the time.
-
-        While the others make a round without it, each further attempt would be as vain. It comes
-        at once when it stands on their version, or when a leader calls.
-        """
-        wait_s = max(LEAVERS_WAIT_S, 2 * self._leavers_wait_s)
-        self._leavers_wait_s = min(LEAVERS_WAIT_MAX_S, wait_s)
-
     def stands(self) -> None:
         """This peer stands elsewhere now: an attempt that failed may succeed."""
-        self._leavers_wait_s = 0.0
+        self._due_at = -math.inf
 
     def _use(self, offer: Offer, now: float, *, leads_others: bool) -> None:
         """Join a leader with this offer, or fold it, unless it is of no use."""
@@ -260,7 +246,7 @@ class Joining:
         if self._folds:
             fragment.phase = Phase.FOLDING
             fragment.timers[Timer.FOLDING] = now + self._policy.catch_up_s
-            fragment.emit(Fold(self._folded_standing(standing, offer), offer.mark, "alone"))
+            fragment.emit(Fold(self._folded_standing(standing, offer), offer.mark))
             return
         leader = self._first_leader(standing, now)
         self._joins += 1
@@ -512,7 +498,7 @@ class Joining:
             self.call = called
             self._folds = False
             self._fragment.note("came_when_called", leader=leader)
-            self._ask_learner(f"called by {leader}", now, caller=called)
+            self._ask_learner(now, caller=called)
             return
         if leader == self._id.me:
             roster = self._fragment.open_roster
@@ -685,7 +671,3 @@ class Joining:
         """Forget the call of a leader, and return it."""
         call, self.call = self.call, None
         return call
-
-    def entered(self) -> None:
-        """A commit that names this peer holds: the attempt has reached its end."""
-        self.attempt = None

@@ -34,8 +34,6 @@ class Send(Struct, frozen=True):
 class TakeSnapshot(Struct, frozen=True):
     """Ask the learner for the fragment at its next safe point: ``Offered``."""
 
-    reason: str
-
 
 class Enter(Struct, frozen=True):
     """Take part in a round: prepare buffers. It is the first effect of a round.
@@ -144,10 +142,7 @@ class Discard(Struct, frozen=True):
 
 
 class Settle(Struct, frozen=True):
-    """The doubt about ``round`` is over: the contribution is in no version of this lineage."""
-
-    round: bytes
-    reason: str
+    """The doubt is over: the contribution is in no version of this lineage."""
 
 
 class Presume(Struct, frozen=True):
@@ -157,7 +152,6 @@ class Presume(Struct, frozen=True):
     """
 
     mark: int
-    reason: str
 
 
 class Forget(Struct, frozen=True):
@@ -176,7 +170,6 @@ class CatchUp(Struct, frozen=True):
     source: PeerId
     version: int
     lineage: bytes
-    reason: str
 
 
 class Rebase(Struct, frozen=True):
@@ -185,7 +178,6 @@ class Rebase(Struct, frozen=True):
     source: PeerId
     version: int
     lineage: bytes
-    reason: str
     others_follow: bool = False
     """Other peers go on with the old standing and will be melded with: work merged there comes
     along with them, and is not offered again."""
@@ -198,7 +190,6 @@ class Fold(Struct, frozen=True):
 
     standing: Standing
     contained: int
-    reason: str
 
 
 class Note(Struct, frozen=True):

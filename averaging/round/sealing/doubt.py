@@ -241,7 +241,7 @@ class Doubting:
     def _settle(self, doubt: Doubt, reason: str) -> None:
         self.doubt = None
         self._fragment.note("settled", reason=reason)
-        self._fragment.emit(Settle(doubt.round, reason))
+        self._fragment.emit(Settle())
 
     def _presume(self, doubt: Doubt, reason: str) -> None:
         self.doubt = None
@@ -249,4 +249,4 @@ class Doubting:
 
     def _note_presumed(self, mark: int, reason: str) -> None:
         self._fragment.note("presumed", reason=reason)
-        self._fragment.emit(Presume(mark, reason))
+        self._fragment.emit(Presume(mark))

@@ -77,17 +77,17 @@ def test_at_the_end_of_a_run_the_lighter_of_two_that_are_not_final_still_rebases
 
 
 def test_rounds_are_replayed_while_that_is_no_larger_than_the_state() -> None:
-    effect = CatchUp(BORIS, 4, b"", "")
+    effect = CatchUp(BORIS, 4, b"")
     assert prefers_replay(effect, MINE, payload_bytes=16, needs_way=False)
     assert not prefers_replay(effect, MINE, payload_bytes=17, needs_way=False)
     assert prefers_replay(effect, MINE, payload_bytes=17, needs_way=True)
     assert not prefers_replay(effect, None, payload_bytes=1, needs_way=True)
-    rebase = Rebase(BORIS, 4, b"", "")
+    rebase = Rebase(BORIS, 4, b"")
     assert not prefers_replay(rebase, MINE, payload_bytes=1, needs_way=True)
 
 
 def test_work_since_the_parting_is_offered_again_unless_others_go_on_with_it() -> None:
-    rebase = Rebase(BORIS, 2, HEAVY.lineage, "")
+    rebase = Rebase(BORIS, 2, HEAVY.lineage)
     kept = ReplayLog(bytes_max=0, version=SHARED.version, lineage=SHARED.lineage)
     fork = fork_of(rebase, MINE, HEAVY, LIFE, kept, stale_max=4)
     assert fork is not None and fork.shared == SHARED
@@ -96,7 +96,7 @@ def test_work_since_the_parting_is_offered_again_unless_others_go_on_with_it() -
     later = ReplayLog(bytes_max=0, version=MINE.version, lineage=MINE.lineage)
     assert fork_of(rebase, MINE, HEAVY, LIFE, later, stale_max=4) is None
     assert fork_of(rebase, None, HEAVY, LIFE, kept, stale_max=4) is None
-    catch_up = CatchUp(BORIS, 2, HEAVY.lineage, "")
+    catch_up = CatchUp(BORIS, 2, HEAVY.lineage)
     assert fork_of(catch_up, MINE, HEAVY, LIFE, kept, stale_max=4) is None
     followed = msgspec.structs.replace(rebase, others_follow=True)
     assert fork_of(followed, MINE, HEAVY, LIFE, kept, stale_max=4) is None
@@ -167,7 +167,7 @@ def test_merged_work_that_the_new_side_lacks_is_written_off_but_for_what_is_offe
 
 
 def test_a_peer_that_gives_way_takes_any_other_state() -> None:
-    gives_way = Rebase(BORIS, 2, LIGHT.lineage, "", gives_way=True)
+    gives_way = Rebase(BORIS, 2, LIGHT.lineage, gives_way=True)
     for theirs in (LIGHT, HEAVY, state(ROOT, SHARED)):
         mine, other = Standing.of(AHEAD), Standing.of(theirs)
         assert is_newer(mine, other, end=None, effect=gives_way)

@@ -675,7 +675,7 @@ def test_a_peer_that_hears_of_a_longer_chain_catches_up() -> None:
 
     effects = rounds.handle(Received(ANNA, behind(ahead, BORIS)), 1.0)
 
-    assert of(effects, CatchUp) == [CatchUp(BORIS, 1, ahead.lineage, "it found my lineage")]
+    assert of(effects, CatchUp) == [CatchUp(BORIS, 1, ahead.lineage)]
     assert phase(rounds) is Phase.CATCHING
     rounds.handle(CaughtUp(ahead), 2.0)
     assert rounds.standing == ahead and phase(rounds) is Phase.IDLE

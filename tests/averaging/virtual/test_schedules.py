@@ -811,8 +811,8 @@ def test_a_state_that_comes_while_a_round_is_under_way_is_not_taken(
         entered = isinstance(effect, Note) and effect.event == "entered"
         if fetched or not entered or peer.name != late:
             return effect
-        reason = "a fetch that the machine waits for no longer"
-        return Rebase(one, early.version, early.lineage, reason, others_follow=True, gives_way=True)
+        # A fetch that the machine waits for no longer.
+        return Rebase(one, early.version, early.lineage, others_follow=True, gives_way=True)
 
     monkeypatch.setattr(Fetcher, "state", fetch)
     swarm.on_effect = as_if_asked_for_before
