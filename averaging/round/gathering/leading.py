@@ -434,10 +434,7 @@ class Leading:
         roster = self._fragment.open_roster
         if roster is None:
             return
-        if self._is_last_to_leave(roster, now):
-            self._no_quorum("nobody else trains here any more")
-            return
-        if self._leaves_with_nothing(roster, now):
+        if self._leaves_in_vain(roster, now):
             self._no_quorum(messages.LEAVING)
             return
         if now >= roster.search_at:
@@ -449,22 +446,19 @@ class Leading:
         self._fragment.note("no_quorum", reason=reason)
         self.dissolve(reason)
 
-    def _leaves_with_nothing(self, roster: OpenRoster, now: float) -> bool:
-        """True if this peer leaves and brings nothing, and too few others have joined it so far.
+    def _leaves_in_vain(self, roster: OpenRoster, now: float) -> bool:
+        """True if this peer leaves, and waits for nobody whom its work needs.
 
-        It is gone in a moment. One that left after it waited for this roster until then, and had no
-        time to have its work merged elsewhere.
+        It brings nothing itself, and too few others have joined it so far: one that left after it
+        waited for this roster until it was gone, and had no time to have its work merged elsewhere.
+        Or all that it waits for have left before it.
         """
-        if not self._joining.leaves or self._id.me not in roster.passed:
+        if not self._joining.leaves:
             return False
-        return not self._policy.quorum.is_reached(self._turnout(roster, now))
-
-    def _is_last_to_leave(self, roster: OpenRoster, now: float) -> bool:
-        """True if this peer leaves, and all that it waits for have left before it."""
-        own = roster.joins.get(self._id.me)
-        if own is None or not own.leaves or len(roster.joins) > 1:
-            return False
-        return not self._peers.others_train(now) and not self._peers.keepers(now)
+        if self._id.me in roster.passed:
+            return not self._policy.quorum.is_reached(self._turnout(roster, now))
+        is_alone = roster.joins.keys() == {self._id.me}
+        return is_alone and not self._peers.others_train(now) and not self._peers.keepers(now)
 
     def look_round(self, now: float) -> None:
         """Call the peers that have come into sight since the roster was opened, and again those
