@@ -707,8 +707,7 @@ averaging.live.slices.parts.Tally._received
 averaging.live.slices.parts.Parts._shown
 averaging.round.participation.Participation._finished_by
 averaging.round.participation.Participation._void_said_by
-averaging.round.sealing.doubt.Doubt.forsworn
-averaging.round.sealing.doubt.Doubt.void_said_by""",
+averaging.round.sealing.doubt.Doubt.forsworn""",
     "places of one group, half of them for newcomers, and peers that this one has called": """
 averaging.round.interface.open_roster.OpenRoster.joins
 averaging.round.interface.open_roster.OpenRoster.passed

@@ -710,7 +710,7 @@ class Participation:
     def _void(self, reason: str, *, may_be_finished: bool) -> None:
         if self.coordinator is not None:
             self.coordinator.phase = BallotPhase.OVER
-        if self.stage is Stage.FORSWORN:
+        if self.stage in (Stage.FORSWORN, Stage.VOID):
             self.stage = Stage.VOID
             self._end(reason, in_doubt=False, may_be_finished=may_be_finished)
         elif self._waits:
@@ -725,6 +725,8 @@ class Participation:
 
     def _give_up(self, reason: str, *, in_doubt: bool) -> None:
         in_doubt = in_doubt and self.may_be_sealed_elsewhere()
+        if in_doubt:  # it may be told later that the round is void
+            self.end_at = max(self.end_at, self._fragment.now + self._policy.doubt_s)
         self.acceptor.forsworn = True
         self.stage = Stage.FORSWORN
         self._note("gave_up", reason=reason, in_doubt=in_doubt)

@@ -22,14 +22,13 @@ without it tells. Where the second such meld leaves the work open, it counts as 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from averaging import messages
 from averaging.history.standing import Standing
 from averaging.messages import Commit, Message
 from averaging.round.interface.effects import Presume, Settle
 from averaging.round.opinions.fragment import Fragment
-from averaging.round.sealing.seals import is_void, may_be_finished
 from dht.identity import PeerId
 
 ASK_INTERVAL_MAX_S = 30.0
@@ -51,7 +50,6 @@ class Doubt:
     forsworn: set[PeerId]
     deserted_at: float | None = None
     """Time since which most voters are gone, and all others that are left have vowed."""
-    void_said_by: set[PeerId] = field(default_factory=set)
 
 
 class Doubting:
@@ -173,7 +171,8 @@ class Doubting:
     def receive(self, sender: PeerId, message: Message, now: float) -> None:
         """A member has said something about the round in doubt.
 
-        The head in ``Finished`` and ``Forsworn`` was compared before, and nothing came of it.
+        The head in ``Finished`` and ``Forsworn`` was compared before, and nothing came of it. That
+        the round is void is the participation's to judge, which is kept for as long.
         """
         doubt = self.doubt
         if doubt is None:
@@ -181,11 +180,6 @@ class Doubting:
         match message:
             case messages.Finished() if self._has_several_groups(doubt, now):
                 self._presume(doubt, f"{sender} has finished it, on a lineage of its own")
-            case messages.Void():
-                verify = self._id.verify
-                if is_void(doubt.commit, message, sender, doubt.void_said_by, verify):
-                    finished = may_be_finished(message)
-                    self.void("the round is void", now, may_be_finished=finished)
             case messages.Forsworn():
                 self._forsworn_by(sender, message, doubt, now)
 
