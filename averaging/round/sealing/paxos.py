@@ -12,7 +12,6 @@ before it is dead.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from enum import StrEnum
 
 from averaging.messages import (
@@ -162,8 +161,6 @@ class Coordinator:
         self.finished: dict[int, PeerId] = {}
         self.reassigned: dict[int, int] = {}
         self.stuck: set[int] = set()
-        self._missed_by: defaultdict[int, set[int]] = defaultdict(set)
-        """The voters that say that a slice has not come in time, by slice."""
         self._slices_due_at = math.inf
         self._patient_until: dict[int, float] = {}
         """Time that a slice's new reducer has to merge it."""
@@ -345,7 +342,6 @@ class Coordinator:
         elif self.phase is BallotPhase.SEALED:
             reducer = self.reducers[slice_index]
             self._send(sender, self._sealed())
-            self._note_missed(sender, slice_index, now)
             # Before the slice is due, one member's line may have broken, or it says so in vain: all
             # would send the slice again. And all members miss what one reducer has not sent: those
             # that say so a moment later do not mean the new one.
@@ -355,25 +351,6 @@ class Coordinator:
             if declined or waited or self._is_down(reducer, now):
                 self._reassign(slice_index, f"{reducer} does not answer", now)
             self.stuck.add(slice_index)
-
-    def _note_missed(self, sender: PeerId, slice_index: int, now: float) -> None:
-        """Hold a slice that most voters miss against its reducer.
-
-        This peer may lead without waiting for slices itself. Where fewer miss one, it may be their
-        lines.
-        """
-        index = self.commit.index(sender)
-        # Slice 0 brings the maps of all lineages, and its reducer may have got a bad one.
-        could = not self.commit.melds or slice_index > 0
-        if could and index in self.commit.voters and now >= self._slices_due_at:
-            missed_by = self._missed_by[slice_index]
-            missed_by.add(index)
-            if len(missed_by) >= self.commit.majority:
-                missed_by.clear()
-                # Its successors lack its own upload, if it has left with that.
-                self._note_withheld(
-                    self.commit.reducers[slice_index], "a slice that it merged", now
-                )
 
     def has_finished(self, peer: PeerId) -> bool:
         """A member has the new version. ``True`` when all members have it or are gone."""

@@ -505,33 +505,6 @@ def test_a_slice_that_half_of_the_voters_have_is_not_forsworn() -> None:
     assert coordinator.phase is BallotPhase.SEALED
 
 
-@pytest.mark.parametrize(("is_down", "parents"), [(False, 1), (True, 1), (False, 2)])
-def test_a_reducer_that_most_voters_wait_for_is_named_by_the_leader_too(
-    is_down: bool, parents: int
-) -> None:
-    """The leader of a version is the same in each attempt, and may be no member. Only members held
-    it against a reducer, which so reduced for ever."""
-    effects: list[Effect] = []
-    peers = neighbourhood()
-    coordinator = sealed_by_all(commit_of(4), effects, peers)
-    coordinator.commit = msgspec.structs.replace(
-        coordinator.commit, parents=COMMIT.parents * parents
-    )
-    if is_down:
-        lost(PeerId("p3"), peers)
-    due = 1.0 + COMMIT.upload_s + POLICY.margin_s
-    for member in ("p0", "p1", "p2"):
-        coordinator.missing(PeerId(member), 0, due - 0.1)  # their streams broke
-    for member in ("p0", "p1", "p1"):
-        coordinator.missing(PeerId(member), 0, due)
-    assert not [effect for effect in effects if isinstance(effect, Strike)], "of a minority"
-
-    coordinator.missing(PeerId("p2"), 0, due)
-    named = [effect.peer for effect in effects if isinstance(effect, Strike)]
-    could = not is_down and parents == 1  # slice 0 brings the maps, and one may be bad
-    assert named == ([PeerId("p3")] if could else [])
-
-
 def test_a_seal_counts_with_the_votes_of_a_majority_and_no_less() -> None:
     commit, round_id = commit_of(5), bytes(32)
 
