@@ -344,7 +344,7 @@ class Following:
         if averager.guard.gate.refuses_any(self._work.index):
             return None  # a state shows its history before it is fetched
         sizes = self._work.fragment.unit_sizes
-        down = self._work.machine.policy_at(effect.version).codecs[1]
+        down = self._work.machine.identity.policy_at(effect.version).codecs[1]
         payload_bytes = codec_named(down).encoded_size(sizes)
         needs_way = averager.port is not None and averager.port.misses_base(self._work.index)
         if not prefers_replay(effect, before, payload_bytes=payload_bytes, needs_way=needs_way):

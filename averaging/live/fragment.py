@@ -507,7 +507,7 @@ class FragmentWork:
         if effect.entry is None:
             return
         self._own_round = effect.round
-        snapshot, policy = self.snapshot, self.machine.policy_at(effect.commit.version)
+        snapshot, policy = self.snapshot, self.machine.identity.policy_at(effect.commit.version)
         offered = None if snapshot is None else (snapshot.base, snapshot.values)
         given = contribution(effect, self.state, offered, policy)
         given = averager.around.watch.contributes(effect.commit, given)

@@ -146,13 +146,10 @@ from averaging.round.participation import Participation
 from averaging.round.sealing.doubt import Doubt, Doubting
 from averaging.round.sealing.outcomes import Outcomes
 from averaging.rules import plausible
-from averaging.rules.due import DueTime
 from averaging.rules.electors import Electors
 from averaging.rules.peer_view import PeerView
-from averaging.rules.policy import RoundPolicy
 from averaging.rules.reputation import Deed
 from averaging.rules.sites import carries, may_bring
-from dht import protocol
 from dht.identity import PeerId
 
 ROUNDS_MAX = 16
@@ -251,26 +248,13 @@ class FragmentRounds(Fragment):
         return min(times) if times else None
 
     @property
-    def speaks(self) -> protocol.Range:
-        """Oldest and newest protocol number that this peer speaks."""
-        return self.identity.speaks
-
-    @property
     def fragment(self) -> int:
         return self.identity.fragment
-
-    @property
-    def due_time(self) -> DueTime:
-        return self.pace.due_time
 
     @property
     def doubt(self) -> Doubt | None:
         """A contribution of this peer of which it is not known whether it is merged."""
         return self.doubting.doubt
-
-    def policy_at(self, version: int) -> RoundPolicy:
-        """The policy of a round that makes this version."""
-        return self.identity.policy_at(version)
 
     def is_called(self, now: float) -> bool:
         """True if a leader waits for this peer's join."""
@@ -347,7 +331,7 @@ class FragmentRounds(Fragment):
             case inputs.EndIsNear():
                 self.ending.comes_near()
             case inputs.MergeBeforeLeaving(leaves):
-                self.due_time.eager = leaves or self.ending.is_near
+                self.pace.due_time.eager = leaves or self.ending.is_near
                 if leaves:
                     self.joining.leave_soon()
                 self.joining.leaves = leaves

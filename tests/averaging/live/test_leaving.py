@@ -155,7 +155,7 @@ async def test_a_peer_that_rests_is_hurried_for_and_is_one_of_many_again_when_it
         anna.learner.rests = False
         for work in anna.averager._works:
             assert work.machine is not None
-            assert not work.machine.joining.leaves and not work.machine.due_time.eager
+            assert not work.machine.joining.leaves and not work.machine.pace.due_time.eager
         marks = mark_at(anna, anna)
         await made.live(120.0)
         assert all(now > then for now, then in zip(mark_at(anna, anna), marks, strict=True))

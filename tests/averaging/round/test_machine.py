@@ -248,7 +248,7 @@ def test_an_unexpected_closing_moves_no_due_time() -> None:
     for number in range(5):
         rounds.handle(Received(ANNA, said.Closed(0, number, bytes(32))), 2.0)
 
-    assert rounds.due_time.due_step == 24 and rounds.counters["stale_answer"] == 5
+    assert rounds.pace.due_time.due_step == 24 and rounds.counters["stale_answer"] == 5
 
 
 def test_an_answer_to_an_older_join_is_ignored_and_counted() -> None:
@@ -278,7 +278,7 @@ def test_a_called_peer_whose_line_carries_no_more_passes_until_its_turn() -> Non
     call = Received(first, said.Call(0, standing("start").head(), 10.0))
 
     noted = of(rounds.handle(LineMeasured(0.5e6), 0.0), Note)
-    rounds.due_time.took_part(0, 1)
+    rounds.pace.due_time.took_part(0, 1)
     rounds.handle(Progressed(60, 1.0, waits=True), 60.0)
 
     assert [note.fields["every"] for note in noted if isinstance(note, Note)] == [3]
@@ -295,7 +295,7 @@ def test_a_line_that_is_fast_again_comes_when_called() -> None:
     rounds.handle(Progressed(1, 1.0), 0.0)
     first, _ = ranked((ANNA, BORIS), standing("start").head())
     rounds.handle(LineMeasured(0.5e6), 0.0)
-    rounds.due_time.took_part(0, 1)
+    rounds.pace.due_time.took_part(0, 1)
     rounds.handle(Progressed(30, 1.0, waits=True), 30.0)
     rounds.handle(LineMeasured(5e6), 30.0)
 
@@ -569,11 +569,11 @@ def test_a_peer_that_stays_after_all_still_answers_every_call_of_an_ending_run()
     rounds = machine()
     for given in (MergeBeforeLeaving(), MergeBeforeLeaving(leaves=False)):
         rounds.handle(given, 1.0)
-        assert rounds.due_time.eager is given.leaves
+        assert rounds.pace.due_time.eager is given.leaves
     rounds.handle(EndIsNear(), 2.0)
     for given in (MergeBeforeLeaving(), MergeBeforeLeaving(leaves=False)):
         rounds.handle(given, 3.0)
-        assert rounds.due_time.eager
+        assert rounds.pace.due_time.eager
 
 
 def founded_by(name: str, tokens: int) -> Standing:

@@ -161,18 +161,18 @@ def test_amended_tokens_end_the_run_from_their_version_on() -> None:
 def test_an_amended_cycle_holds_from_the_next_one_on() -> None:
     due = DuePolicy(cycle_steps=12, fragments=24)
     rounds = following(machine(), amending(1, due=due))
-    assert rounds.due_time.cycle_steps == rounds.due_time.policy.cycle_steps == 12
+    assert rounds.pace.due_time.cycle_steps == rounds.pace.due_time.policy.cycle_steps == 12
     later = following(machine(), amending(2, due=due))
-    assert later.due_time.policy.cycle_steps == POLICY.due.cycle_steps
+    assert later.pace.due_time.policy.cycle_steps == POLICY.due.cycle_steps
 
 
 def test_a_peer_that_starts_in_an_amended_run_goes_by_the_amended_cycle_at_once() -> None:
     due = DuePolicy(cycle_steps=12, fragments=24)
     rounds = machine(standing("a", "b"), orders=amending(2, due=due))
-    assert rounds.due_time.cycle_steps == rounds.due_time.policy.cycle_steps == 12
-    assert rounds.due_time.due_step == 12
+    assert rounds.pace.due_time.cycle_steps == rounds.pace.due_time.policy.cycle_steps == 12
+    assert rounds.pace.due_time.due_step == 12
     later = machine(standing("a", "b"), orders=amending(3, due=due))
-    assert later.due_time.due_step == POLICY.due.cycle_steps
+    assert later.pace.due_time.due_step == POLICY.due.cycle_steps
 
 
 def test_a_slow_line_at_the_start_in_a_run_amended_to_fewer_levels_asks_for_one_of_them() -> None:

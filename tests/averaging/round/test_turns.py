@@ -48,7 +48,7 @@ def test_a_fragment_that_wants_no_round_any_more_loses_its_turn() -> None:
     turns, closed, due = Turns(), fragment(0), fragment(1)
     for rounds in (closed, due):
         turns.turn_away(rounds)
-    closed.due_time.closed(closed.pace.step, 24)
+    closed.pace.due_time.closed(closed.pace.step, 24)
     assert turns.next(1.0, is_free=always) is due
     assert not turns
 
@@ -58,7 +58,7 @@ def test_a_called_fragment_has_its_turn_as_long_as_the_caller_waits() -> None:
         turns, called = Turns(), fragment(0)
         call(called, 1.0)
         called.handle(GiveWay("no place"), 1.0)
-        called.due_time.attempt_failed(called.pace.step, 24)
+        called.pace.due_time.attempt_failed(called.pace.step, 24)
         turns.turn_away(called)
         assert (turns.next(at, is_free=always) is called) == comes
 
@@ -112,7 +112,7 @@ def test_a_call_that_was_answered_by_a_closed_roster_is_over() -> None:
     rounds = fragment(0)
     call(rounds, 1.0)
     rounds.handle(GiveWay("no place"), 1.0)
-    rounds.due_time.closed(rounds.pace.step, 24)
+    rounds.pace.due_time.closed(rounds.pace.step, 24)
     assert rounds.wants_a_round(1.1)
     rounds.handle(Received(ANNA, said.Closed(0, 1, b"r" * 32)), 1.2)
     assert not rounds.wants_a_round(1.3)

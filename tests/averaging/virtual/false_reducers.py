@@ -92,7 +92,7 @@ def commit_twice(swarm: SwarmWithLiars) -> None:
             return None
         fewer = msgspec.structs.replace(commit, members=commit.members[:-1])
         machine = swarm.nodes[sender].machine
-        policy = machine.policy_at(commit.version)
+        policy = machine.identity.policy_at(commit.version)
         encoded_bytes = machine.identity.encoded_bytes
         encoded = said.encode_commit(recomposed(fewer, policy, encoded_bytes=encoded_bytes))
         signature = swarm.sign(sender, encoded)

@@ -442,7 +442,7 @@ def test_the_first_who_is_due_has_the_others_called_and_all_come() -> None:
 
     def hurry(node: Peer) -> None:
         if node.name == swarm.names[1]:
-            node.machine.due_time.closed(0, 6)
+            node.machine.pace.due_time.closed(0, 6)
 
     swarm.on_start = hurry
     swarm.run(9.0)
@@ -466,7 +466,7 @@ def test_a_peer_that_hears_of_a_closing_counts_its_cycle_from_there_and_keeps_it
     last = ranked(swarm, swarm.origin)[-1]
 
     def still(node: Peer) -> None:
-        node.machine.due_time.closed(0, 1000 if node.name == last else 4)
+        node.machine.pace.due_time.closed(0, 1000 if node.name == last else 4)
 
     swarm.on_start = still
     swarm.run(5.5)
@@ -475,7 +475,7 @@ def test_a_peer_that_hears_of_a_closing_counts_its_cycle_from_there_and_keeps_it
     learner = learner_of(late)
     assert learner is not None and late.state is not None
     assert late.machine.closed_version == 1 and late.state.version == 1
-    assert late.machine.due_time.due_step <= learner.step + POLICY.due.cycle_steps
+    assert late.machine.pace.due_time.due_step <= learner.step + POLICY.due.cycle_steps
     assert learner.pending == learner.step * learner.tokens_per_step
     assert late.name not in late.state.merged
 

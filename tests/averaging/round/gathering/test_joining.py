@@ -333,7 +333,7 @@ def test_a_peer_that_was_left_out_counts_its_cycle_from_the_closing(came: bool) 
     rounds.handle(Received(FIRST, said.Closed(0, 1, bytes(32))), 2.0)
 
     assert rounds.phase is Phase.IDLE
-    assert rounds.due_time.due_step == 14 + POLICY.due.cycle_steps
+    assert rounds.pace.due_time.due_step == 14 + POLICY.due.cycle_steps
 
 
 def test_a_closing_is_counted_once_and_not_of_any_version() -> None:
@@ -343,7 +343,7 @@ def test_a_closing_is_counted_once_and_not_of_any_version() -> None:
         rounds.handle(Received(FIRST, said.Closed(0, version, bytes(32))), 2.0)
         rounds.handle(Progressed(9, 1.0, waits=True), 3.0)
 
-    assert rounds.due_time.due_step == 5 + POLICY.due.cycle_steps
+    assert rounds.pace.due_time.due_step == 5 + POLICY.due.cycle_steps
 
 
 # Peers that leave
