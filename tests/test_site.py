@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.pictures import curves, draw, screen
+from docs.pictures import badges, curves, draw, screen
 from docs.site import reference
 
 ROOT = Path(__file__).parent.parent
@@ -45,6 +45,14 @@ def test_the_animated_screen_is_that_of_the_run_that_was_kept() -> None:
         kept.split(screen.PAGE)
     )
     assert "kill -9 learner-3" in kept
+
+
+def test_badges_say_what_the_project_says_of_itself() -> None:
+    written = badges.KEPT.read_text(encoding="utf-8")
+    assert written == badges.drawn(badges.described()), "run: python -m docs.pictures.badges"
+    (words,) = re.findall(r"!\[([^\]]*)\]\(docs/pictures/badges", (ROOT / "README.md").read_text())
+    for _, text in badges.facts(badges.described()):
+        assert text.partition(",")[0] in words
 
 
 @pytest.mark.parametrize("axis", curves.AXES)
