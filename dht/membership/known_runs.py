@@ -23,7 +23,7 @@ from dht.membership.table import (
     bucket_of,
 )
 from dht.record_keeper import RecordKeeper
-from dht.records import Reason, Rejected, Sealed, check, claimed_run
+from dht.records import Rejected, Sealed, check, claimed_run
 
 RUNS_MAX = 64
 """Limit of runs of which a bootstrap peer keeps tables. Keys cost nothing, and addresses do: a
@@ -38,7 +38,6 @@ MEMBERS_MAX = 16_384
 
 @dataclass(slots=True)
 class _Known:
-    keeper: RecordKeeper
     table: PeerTable
     heard_at: float
     met: bool = False
@@ -50,7 +49,7 @@ class _Known:
 
 @dataclass(slots=True)
 class KnownRuns:
-    """A keeper and a table for each run."""
+    """A table for each run, and one keeper for all, or its limits would hold for each of them."""
 
     me: PeerId
     run: RunId | None
@@ -60,18 +59,16 @@ class KnownRuns:
     network_of: Callable[[PeerId], str | None] = lambda peer: None
     """The network from which a peer is connected, if that is known."""
 
-    rejected: Counter[Reason] = field(default_factory=Counter)
-    """Number of records that were not believed, by reason. Repeats and replays are common."""
+    keeper: RecordKeeper = field(init=False)
+    """Counts the records that were not believed, too. Repeats and replays are common."""
 
     _known: dict[RunId, _Known] = field(default_factory=dict)
-    _of_all_runs: RecordKeeper = field(default_factory=RecordKeeper)
-    """Keeper of a bootstrap peer: one for all runs, or its limits would hold for each of them."""
-
     _swept_at: float = -math.inf
 
     def __post_init__(self) -> None:
+        self.keeper = RecordKeeper(self.run)
         if self.run is not None:
-            self._known[self.run] = self._new(self.run, self.me, 0.0)
+            self._known[self.run] = _Known(PeerTable(self.run, self.me, self.settings), 0.0)
 
     @property
     def tables(self) -> Mapping[RunId, PeerTable]:
@@ -81,16 +78,6 @@ class KnownRuns:
         if self.run is None:
             raise ValueError("a bootstrap peer has no run of its own; see tables")
         return self._known[self.run].table
-
-    def judge_own_run(self, judge: Callable[[Sealed], str | None]) -> None:
-        """Take only records of the own run that ``judge`` has no objection to."""
-        assert self.run is not None
-        self._known[self.run].keeper.judge = judge
-
-    def refuses(self, sealed: Sealed) -> bool:
-        """Say whether the own run does not admit the author of a record."""
-        assert self.run is not None
-        return self._known[self.run].keeper.judge(sealed) is not None
 
     def is_member(self, peer: PeerId) -> bool:
         """Say whether a peer is known as a member of any of these runs."""
@@ -109,28 +96,28 @@ class KnownRuns:
 
         ``peer``: the peer that showed this record as its own.
         """
+        rejected = self.keeper.rejected
         if self.run is None and not self._has_room_for(claimed_run(data), peer, now):
-            self.rejected["full"] += 1  # the signature costs a hundred times as much
+            rejected["full"] += 1  # the signature costs a hundred times as much
             return False
         sealed = check(data, run=self.run, key=key, peer=peer)
         if isinstance(sealed, Rejected):
-            self.rejected[sealed.reason] += 1
+            rejected[sealed.reason] += 1
             return False
         if self.run is None and not self._left_other_runs(sealed, now):
-            self.rejected["replayed"] += 1
+            rejected["replayed"] += 1
             return False
         known = self._known_of(sealed.run, peer, now)
         bucket = sealed.key.rpartition("/")[2]
         if bucket != bucket_of(sealed.peer, len(bucket)):
             # In a deep bucket that is read alone one key counts for a thousand peers.
-            self.rejected["misplaced"] += 1
+            rejected["misplaced"] += 1
             return False
-        verdict = known.keeper.admit(data, now=now, key=key, peer=peer, age_s=age_s)
+        verdict = self.keeper.admit(data, now=now, key=key, peer=peer, age_s=age_s)
         if isinstance(verdict, Rejected):
-            self.rejected[verdict.reason] += 1
             return False
         if self.run is None and not self._has_room_in(known.table, verdict.peer, now):
-            self.rejected["full"] += 1
+            rejected["full"] += 1
             return False
         if self.run is not None and peer is not None and key is None:
             known.table.make_room_for_a_caller(peer, now)
@@ -273,9 +260,5 @@ class KnownRuns:
                 replaced = self._run_to_replace(caller, now)
                 assert replaced is not None, "there was room"
                 del self._known[replaced]
-            self._known[run] = self._new(run, None, now)
+            self._known[run] = _Known(PeerTable(run, None, self.settings), now)
         return self._known[run]
-
-    def _new(self, run: RunId, me: PeerId | None, now: float) -> _Known:
-        keeper = self._of_all_runs if self.run is None else RecordKeeper(run)
-        return _Known(keeper, PeerTable(run, me, self.settings), now)

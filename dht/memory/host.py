@@ -618,8 +618,6 @@ class MemoryHost:
         wire = self._wires.get(peer)
         if wire is None:
             raise PeerUnreachable(peer, "; ".join(dial.outcome for dial in dials))
-        if addresses:
-            self._address_book[peer] = self._address_book[peer][:1]
         return wire
 
     def _known_addresses(self, peer: PeerId) -> tuple[Multiaddr, ...]:

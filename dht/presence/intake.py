@@ -117,7 +117,7 @@ class Intake:
         ours, theirs = self._this.settings.protocol_versions, sealed.record.protocol
         if protocol.common(theirs, ours) is not None:
             return True
-        if self._this.runs.refuses(sealed):
+        if self._this.runs.keeper.judge(sealed) is not None:
             return True  # a stranger says nothing about the run, and the keeper counts it
         here, there = protocol.text(ours), protocol.text(theirs)
         advice = protocol.advice(theirs, ours)

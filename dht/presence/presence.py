@@ -127,7 +127,7 @@ class Presence:
                 Rate.in_a_minute(settings.calls_per_minute),
                 connected=lambda: self._dialler.connected,
             )
-            runs.judge_own_run(self._door.judge)
+            runs.keeper.judge = self._door.judge
         self._run_files = RunFiles(this, self._dialler, budget)
         self._buckets = BucketReading(this, self._intake)
         self._greeting = Greeting(this, self._dialler, self._intake, self._announcement, budget)
@@ -162,7 +162,7 @@ class Presence:
     @property
     def rejected(self) -> Mapping[Reason, int]:
         """Number of records that were not believed, by reason. Replays are common and harmless."""
-        return Counter(self._this.runs.rejected)
+        return Counter(self._this.runs.keeper.rejected)
 
     @property
     def misfits(self) -> Mapping[PeerId, Misfit]:
@@ -172,12 +172,12 @@ class Presence:
     @property
     def reachable(self) -> bool | None:
         """Say whether others can dial this peer; ``None``: not known yet."""
-        return self._checks.reachable
+        return self._checks.state.reachable
 
     @property
     def reachability_reason(self) -> str:
         """The evidence for ``reachable``, for a human."""
-        return self._checks.reason
+        return self._checks.state.reason
 
     @property
     def addresses(self) -> tuple[Multiaddr, ...]:

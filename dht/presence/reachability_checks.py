@@ -41,16 +41,6 @@ class ReachabilityChecks:
     _reported: bool | None = None
     _noticed: bool | None = None
 
-    @property
-    def reachable(self) -> bool | None:
-        """Say whether others can dial this peer; ``None``: not known yet."""
-        return self.state.reachable
-
-    @property
-    def reason(self) -> str:
-        """The evidence for ``reachable``, for a human."""
-        return self.state.reason
-
     async def run(self) -> None:
         """Check and report for ever."""
         state = self.state

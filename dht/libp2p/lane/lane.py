@@ -35,6 +35,7 @@ import socket
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from ipaddress import ip_address
+from itertools import chain
 from typing import Any
 
 from dht.addresses import place_of
@@ -164,13 +165,16 @@ class Lane:
 
     @property
     def connections(self) -> int:
-        return len(self._served) + sum(len(peer.dialled) for peer in self._peers.values())
+        return len(list(self._all()))
+
+    def _all(self) -> Iterator[Connection]:
+        """All connections, those that other peers have dialled first."""
+        return chain(self._served, *(partner.dialled for partner in self._peers.values()))
 
     def paths(self) -> dict[PeerId, Path]:
         """The best path by which each connected peer is connected."""
         found: dict[PeerId, Path] = {}
-        dialled = (connection for peer in self._peers.values() for connection in peer.dialled)
-        for connection in (*self._served, *dialled):
+        for connection in self._all():
             if connection.peer is not None:
                 best = found.get(connection.peer, Path.RELAYED)
                 found[connection.peer] = min(best, connection.path)
@@ -184,12 +188,10 @@ class Lane:
     @property
     def sent_bytes(self) -> int:
         """Number of bytes sent in frames since the lane was opened."""
-        dialled = (connection for peer in self._peers.values() for connection in peer.dialled)
-        return self._sent_before + sum(c.sent_bytes for c in (*self._served, *dialled))
+        return self._sent_before + sum(each.sent_bytes for each in self._all())
 
     def _sockets(self) -> Iterator[tuple[Connection, socket.socket]]:
-        dialled = (connection for peer in self._peers.values() for connection in peer.dialled)
-        for connection in (*self._served, *dialled):
+        for connection in self._all():
             if (found := connection.stream.socket) is not None:
                 yield connection, found
 
@@ -233,7 +235,7 @@ class Lane:
         self._listeners.clear()
         for dialled, _ in self._strangers.values():
             dialled.close()  # of a task that never began
-        for connection in [*self._served, *(c for p in self._peers.values() for c in p.dialled)]:
+        for connection in list(self._all()):
             connection.stream.cut()
         self._peers.clear()
         await asyncio.sleep(0)  # transports close in the loop's next turn

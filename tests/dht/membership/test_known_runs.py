@@ -40,7 +40,7 @@ def test_a_member_takes_in_its_own_run_only() -> None:
     assert not known.take(record_of(BORIS, 1), now=0.0), "nothing new"
     assert not known.take(record_of(CLARA, 1, RunId("other")), now=0.0)
     assert not known.take(b"nonsense", now=0.0)
-    assert known.rejected == {"foreign": 1, "malformed": 1}
+    assert known.keeper.rejected == {"foreign": 1, "malformed": 1}
     assert known.is_member(BORIS.peer_id) and not known.is_member(CLARA.peer_id)
 
 
@@ -67,7 +67,7 @@ def full_of_runs(network_of: Callable[[PeerId], str | None] = lambda peer: None)
 def test_a_bootstrap_peer_knows_many_runs_but_not_any_number() -> None:
     known = full_of_runs()
     assert not call(known, BORIS, "late", now=SILENT_S - 1)
-    assert known.rejected["full"] == 1
+    assert known.keeper.rejected["full"] == 1
 
     for number in range(1, RUNS_MAX):
         known.heard(member(number).peer_id, SILENT_S - 1)
@@ -85,7 +85,7 @@ def test_one_key_holds_the_place_of_one_run_at_a_bootstrap_peer() -> None:
     newest = record_of(BORIS, 2 * RUNS_MAX - 1, RunId(f"run{2 * RUNS_MAX - 1}"))
     older = record_of(BORIS, 5, RunId("older"))
     assert not known.take(older, now=1.0, peer=BORIS.peer_id), "it is in a newer one"
-    assert known.rejected == {"replayed": 1}
+    assert known.keeper.rejected == {"replayed": 1}
     assert known.newer_than(older, BORIS.peer_id) == newest, "its clock may have been set back"
     assert known.take(older, now=31.0, peer=BORIS.peer_id), "it fell silent in the newer one"
 
@@ -142,14 +142,6 @@ def test_in_a_full_bootstrap_peer_those_that_never_called_give_way_first(
     assert not known.is_member(BORIS.peer_id)
 
 
-def test_a_bootstrap_peer_remembers_no_more_records_of_many_runs_than_of_one() -> None:
-    known = runs_of(None)
-    for number in range(4):
-        known.take(record_of(member(number), 1, RunId(f"run{number}")), now=0.0)
-    keepers = [each.keeper for each in known._known.values()]
-    assert all(keeper is keepers[0] for keeper in keepers), "its limits hold for all runs together"
-
-
 def test_a_record_in_a_bucket_that_is_not_its_peers_is_not_taken() -> None:
     """One key in the buckets that a newcomer reads counted for a thousand peers there."""
     known = runs_of(RUN)
@@ -160,7 +152,7 @@ def test_a_record_in_a_bucket_that_is_not_its_peers_is_not_taken() -> None:
         assert not known.take(
             seal(record, BORIS, key=bucket_key(RUN, bucket), sequence=1, ttl_s=30), now=0.0
         )
-    assert known.rejected == {"misplaced": 3}
+    assert known.keeper.rejected == {"misplaced": 3}
     assert known.take(seal(record, BORIS, key=bucket_key(RUN, own), sequence=1, ttl_s=30), now=0.0)
 
 
@@ -188,9 +180,9 @@ def test_a_bootstrap_peer_checks_no_signature_for_a_run_that_it_has_no_room_for(
     late = record_of(BORIS, 1, RunId("late"))
     monkeypatch.setattr("dht.records.verify", lambda *arguments: pytest.fail("it was checked"))
     assert not known.take(late, now=1.0)
-    assert known.rejected == {"full": 1}
+    assert known.keeper.rejected == {"full": 1}
     assert not known.take(b"nonsense", now=1.0)
-    assert known.rejected == {"full": 1, "malformed": 1}
+    assert known.keeper.rejected == {"full": 1, "malformed": 1}
 
 
 def test_fresh_records_are_passed_on_with_their_age_and_stale_ones_are_not() -> None:
