@@ -65,20 +65,15 @@ def test_each_of_them_is_short(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "says"),
+    ("value", "says"),
     [
-        ("outer.merge", "nowhere:Rule", "outer.merge: 'nowhere:Rule': No module named 'nowhere'"),
-        ("outer.codec", "own_codec:None_", "has no attribute"),
-        ("outer.merge", "own_merge_rule:" + "x" * 30, "at most 32 fit"),
-        ("outer.codec", "own_merge_rule:Middle", "lacks"),
-        ("outer.optimizer", "adam", "it is nesterov, or module:name"),
-        ("outer.optimizer", "nowhere:Adam", "outer.optimizer: 'nowhere:Adam'"),
-        ("problem.name", "nowhere:Problem", "problem.name: 'nowhere:Problem'"),
+        ("adam", "it is nesterov, or module:name"),
+        ("nowhere:Adam", "outer.optimizer: 'nowhere:Adam'"),
     ],
 )
-def test_a_part_that_is_not_there_is_refused(setting: str, value: str, says: str) -> None:
+def test_an_optimizer_that_is_not_there_is_refused(value: str, says: str) -> None:
     with pytest.raises(BadExperiment) as refused:
-        run(Swarm().with_settings({setting: value}))
+        run(Swarm().with_settings({"outer.optimizer": value}))
     assert says in str(refused.value)
 
 

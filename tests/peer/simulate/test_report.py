@@ -8,8 +8,6 @@ from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 
-import pytest
-
 from peer import cli
 from peer.simulate.report import cells, rows, simulate
 from peer.simulate.settings import Swarm, parse, sweep
@@ -70,22 +68,6 @@ def test_one_json_object_for_scripts() -> None:
     told = json.loads(output)
     assert code == 0 and [row["seed"] for row in told["rows"]] == [0, 1]
     assert told["rows"][0]["merged_share"] > 0.5
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--set", "rounds.grup_size=1"], "rounds.group_size"),
-        (["--set", "rounds.group_size"], "key=value"),
-        (["--set", "outer.merge=chess"], "chess"),
-        (["/nowhere.toml"], "/nowhere.toml"),
-    ],
-)
-def test_errors_are_reported_in_one_line(arguments: list[str], complaint: str) -> None:
-    code, output = said("simulate", *arguments)
-
-    assert code != 0
-    assert complaint in output
 
 
 def test_a_part_of_ones_own_stands_beside_the_file_and_is_the_same_in_every_process() -> None:

@@ -120,11 +120,6 @@ def test_settings_are_checked_and_an_unknown_one_names_its_neighbours() -> None:
         parse("[rounds]\nqorum = 3")
     with pytest.raises(BadExperiment, match="not valid TOML"):
         parse("[peers")
-    with pytest.raises(
-        BadExperiment,
-        match=r"^problem\.name: 'chess' is no problem; there are quadratic, text_mlp, text_gpt",
-    ):
-        run(parse("[problem]\nname = 'chess'"))
     with pytest.raises(BadExperiment, match="names peer 9"):
         run(parse("event = [{kind = 'crash', at_s = 1.0, peers = [9]}]"))
 

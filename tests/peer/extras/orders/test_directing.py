@@ -40,15 +40,6 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
     return code, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["pause", "end", "attest", "rollback"])
-def test_a_run_without_an_owner_takes_no_orders(
-    command: str, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, errors = said(capsys, "run", command, str(file))
-    assert code == 4
-    assert "names no owner" in errors
-
-
 def test_another_key_than_the_owners_is_refused(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,52 +47,6 @@ def test_another_key_than_the_owners_is_refused(
     said(capsys, "run", "sign", str(tmp_path / "none"), "--key", str(tmp_path / "other.key"))
     code, errors = said(capsys, "run", "pause", str(file))
     assert code == 4 and "there is no such file" in errors
-
-
-@pytest.mark.parametrize(
-    ("setting", "reason"),
-    [
-        ("outer.fragments=3", "outer.fragments cannot be amended; these can: end.date"),
-        ("learning_rate", "it is such as inner.learning_rate=5e-4"),
-        ("=3", "it is such as inner.learning_rate=5e-4"),
-    ],
-)
-def test_a_setting_that_cannot_be_amended_is_bad_usage(
-    setting: str, reason: str, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said(capsys, "run", "sign", str(file))
-    code, errors = said(capsys, "run", "amend", str(file), "--set", setting)
-    assert code == 2
-    assert reason in errors
-
-
-@pytest.mark.parametrize(
-    ("order", "reason"),
-    [
-        (("amend", "--set", "inner.learning_rate=fast"), "inner.learning_rate is 'fast'; it must"),
-        (("amend", "--set", "end.tokens=-5"), "end.tokens is -5; it must"),
-        (("amend", "--set", "end.date=tomorrow"), "end.date is 'tomorrow'; it must"),
-        (("amend", "--set", "end.date=2026-01-01T00:00:00Z"), "end.date is 2026-01-01T00:00:00Z, "),
-        (("amend", "--set", "outer.codec=int5"), "outer.codec is 'int5'; it must"),
-        (("amend", "--set", "end.tokens=5000", "--at", "soon"), "--at is 'soon'; it is a version"),
-        (("end", "--at", "-3"), "--at is '-3'; it is a version"),
-        (("end", "--at", "1.5"), "--at is '1.5'; it is a version"),
-        (("end", "--at", ""), "--at is ''; it is a version"),
-    ],
-)
-def test_a_value_that_cannot_be_is_refused_before_peers_are_searched_for(
-    order: tuple[str, ...],
-    reason: str,
-    file: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    said(capsys, "run", "sign", str(file))
-    monkeypatch.setattr("peer.joining.visit.visit", None)
-    command, *options = order
-    code, errors = said(capsys, "run", command, str(file), *options)
-    assert code == 2
-    assert reason in errors
 
 
 class Ended:

@@ -199,15 +199,6 @@ def test_a_delegate_invites_with_its_own_key_and_never_for_longer(
     assert "the delegation is not signed by the owner of the run" in errors
 
 
-def test_a_ban_of_what_is_no_id_is_bad_usage(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said(capsys, "run", "sign", str(file))
-    code, _, errors = said(capsys, "run", "ban", str(file), OWNER[:-1] + "l")
-    assert code == 2
-    assert "peer id has 'l' at position" in errors
-
-
 def test_a_peer_is_banned_by_its_name_or_by_the_end_of_its_id() -> None:
     """Bans needed an id of 52 characters, which no text output showed."""
     anna, boris, clara, gone = (Identity.from_seed(bytes([n]) * 32).peer_id for n in range(4))

@@ -21,12 +21,6 @@ def problem(request: pytest.FixtureRequest) -> Problem:
     return problem_named(request.param)
 
 
-def test_an_unknown_problem_is_refused_with_the_names_that_there_are() -> None:
-    told = "'tetris' is no problem; there are quadratic, text_mlp, text_gpt"
-    with pytest.raises(ValueError, match=told):
-        problem_named("tetris")
-
-
 def test_the_same_learner_learns_the_same_to_the_last_bit(problem: Problem) -> None:
     results = []
     for _ in range(2):
@@ -212,21 +206,3 @@ def test_a_learner_on_cuda_learns_as_one_on_the_cpu(optimizer: str) -> None:
         losses.append(problem.evaluate(learner.values))
     assert losses[0] < 4.5
     assert losses[1] == pytest.approx(losses[0], rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("optimizer", "muon"),
-        ("momentum", 0.8),
-        ("batch", 3),
-        ("layers", 2),
-        ("text", "a"),
-        ("device", "cuda"),
-        ("precision", "bf16"),
-    ],
-)
-def test_a_problem_refuses_a_choice_that_it_does_not_have(setting: str, value: object) -> None:
-    settings = {"problem.name": "quadratic", f"problem.{setting}": value}
-    with pytest.raises(BadExperiment, match="quadratic has no choice of it, text_gpt has"):
-        problem_of(Swarm().with_settings(settings))

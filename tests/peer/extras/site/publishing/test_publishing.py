@@ -277,25 +277,6 @@ def test_the_process_that_exports_ends_with_its_parent(
         assert child.wait() in (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--push", "ada/small"], "--push is for what --publish writes"),
-        (["--run-page", "8080"], "choose another address with --run-page HOST:PORT"),
-        (["--publish", "exports", "--every", "1s"], "the shortest time is 10s"),
-        (["--publish", "exports", "--every", "soon"], "'soon' is not a time such as"),
-        (["--publish", "exports", "--push", "small"], "it is not OWNER/NAME"),
-        (["--publish", "exports", "--keep-exports", "0"], "should be greater than or equal to 1"),
-    ],
-)
-def test_bad_options_are_refused_in_one_line(
-    options: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.run(["keep", "nowhere.toml", *options]) == 2
-    errors = capsys.readouterr().err
-    assert told in errors and errors.count("\n") == 1
-
-
 def test_a_model_that_transformers_does_not_know_is_refused_before_the_run_is_met(
     tmp_path: Path,
 ) -> None:
