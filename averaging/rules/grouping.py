@@ -24,8 +24,6 @@ import blake3
 from averaging.rules.sites import name_shown
 from dht.identity import PeerId
 
-_SALTS_MAX = 32
-
 
 class Names(tuple[PeerId, ...]):
     """Names of peers, sorted, each once, with a cached hash.
@@ -134,33 +132,10 @@ def deal(
 ) -> tuple[tuple[PeerId, ...], ...]:
     """Return disjoint groups of at most ``size``, which is at least two.
 
-    A group does not meet unchanged at two versions in a row while there is a choice: even versions
-    are dealt freely, odd ones so that no group equals a group of the two neighbouring even
-    versions. A group is an interval of hash values, halved until it is small enough, so a peer that
-    only some can see usually changes its own group and no other.
+    A group is an interval of hash values, halved until it is small enough, so a peer that only some
+    can see usually changes its own group and no other.
     """
-    if version % 2 == 0:
-        return _dealt(peers, size, fragment, version, 0)
-    neighbours = {
-        group
-        for near in (version - 1, version + 1)
-        for group in _dealt(peers, size, fragment, near, 0)
-        if len(group) > 1
-    }
-    best = None
-    for salt in range(_SALTS_MAX):
-        groups = _dealt(peers, size, fragment, version, salt)
-        if not neighbours.intersection(groups):
-            return groups
-        best = best or groups
-    assert best is not None
-    return best
-
-
-def _dealt(
-    peers: tuple[PeerId, ...], size: int, fragment: int, version: int, salt: int
-) -> tuple[tuple[PeerId, ...], ...]:
-    prefix = f"deal/{fragment}/{version}/{salt}/".encode()
+    prefix = f"deal/{fragment}/{version}/".encode()
     placed = sorted((hashed(prefix, peer), peer) for peer in peers)
     groups: list[tuple[PeerId, ...]] = []
 

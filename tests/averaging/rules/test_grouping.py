@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from averaging.rules.grouping import deal, group_of
-from dht.identity import PeerId
 from tests.averaging.values import peers
 
 
@@ -36,18 +35,6 @@ def test_groups_are_disjoint_complete_and_small_enough(
     assert max(map(len, groups)) <= size
     if size > 3:
         assert min(map(len, groups)) >= 2, "a group of one merges nothing"
-
-
-@pytest.mark.parametrize("size", [2, 3, 8, 16])
-def test_nobody_meets_the_same_group_twice_in_a_row(size: int) -> None:
-    for count in range(size + 1, 60):
-        everybody = peers(count)
-        before: set[tuple[PeerId, ...]] = set()
-        for version in range(12):
-            groups = deal(everybody, size=size, fragment=3, version=version)
-            again = before.intersection(group for group in groups if len(group) > 1)
-            assert not again, (count, version, again)
-            before = set(groups)
 
 
 def test_a_peer_that_only_some_can_see_changes_few_groups() -> None:
