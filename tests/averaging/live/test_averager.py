@@ -101,7 +101,7 @@ async def test_a_late_joiner_fetches_the_state_and_then_contributes() -> None:
         await made.live(20.0)
         made.check()
         assert late.told("state_fetched")
-        assert late.versions() == anna.versions()
+        await made.until(lambda: late.versions() == anna.versions(), within_s=5.0)
         assert late.averager.stats.contributed > 0
 
 
@@ -210,6 +210,18 @@ async def test_histories_founded_apart_are_never_averaged_and_one_goes_over_whol
         check_tokens([anna, boris, clara])
         assert clara.learner is not None
         assert clara.learner.discarded(0) > 0
+
+
+async def test_two_that_come_at_once_to_a_founder_take_its_state_and_contribute() -> None:
+    """They count as newcomers while they fetch. Did each take the other for one that trains, it
+    would wait for its signature under the founder's state, and both for ever."""
+    async with swarm(MemoryNetwork()) as made:
+        await made.add("anna")
+        await made.live(5.0)
+        late = [await made.add(name, knows_start=False) for name in ("boris", "clara")]
+        await made.live(60.0)
+        made.check()
+        assert all(peer.averager.stats.contributed for peer in late)
 
 
 @pytest.mark.parametrize(("wants_the_way", "how"), [(False, "state"), (True, "replay")])

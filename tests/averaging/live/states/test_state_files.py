@@ -209,7 +209,10 @@ async def test_peers_with_files_and_with_memory_have_equal_bits(
         )
         await made.live(30.0)
         made.check()
-        assert anna.versions() == boris.versions() == clara.versions() == late.versions()
+        everybody = (anna, boris, clara, late)
+        await made.until(
+            lambda: len({str(peer.versions()) for peer in everybody}) == 1, within_s=9.0
+        )
         assert any(each["how"] == "replay" for each in clara.told("state_adopted"))
         assert late.told("state_fetched")
         for peer in (anna, clara, late):
