@@ -264,7 +264,6 @@ class Join(_Message, frozen=True):
     steps: Count
     tokens: Count
     batch_tokens_max: Count
-    step_time_s: Seconds
     bytes_per_s: BytesPerSecond
     reachable: bool
     codecs: Annotated[tuple[Name, ...], Meta(max_length=CODECS_MAX)]

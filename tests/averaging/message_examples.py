@@ -79,7 +79,6 @@ EXAMPLES: tuple[Message, ...] = (
         steps=24,
         tokens=98_304,
         batch_tokens_max=4096,
-        step_time_s=1.25,
         bytes_per_s=12.5e6,
         reachable=True,
         codecs=("f32", "int4"),

@@ -285,7 +285,6 @@ class Joining:
             steps=offer.steps,
             tokens=offer.tokens,
             batch_tokens_max=offer.batch_tokens_max,
-            step_time_s=self._pace.step_time_s,
             bytes_per_s=self._peers.bytes_per_s,
             reachable=self._peers.reachable,
             codecs=self._id.codecs,

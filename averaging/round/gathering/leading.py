@@ -35,7 +35,6 @@ from averaging.round.interface.phase import Phase
 from averaging.round.interface.signed_commit import SignedCommit
 from averaging.round.opinions.certificates import link_of
 from averaging.round.opinions.fragment import Fragment
-from averaging.round.opinions.neighbourhood import median
 from averaging.round.opinions.pacemaker import Claim
 from averaging.round.sealing.doubt import Doubting
 from averaging.round.sealing.seals import all_peers_of
@@ -645,7 +644,7 @@ class Leading:
         """Decide by the turnout as it is now whether the roster closes."""
         self._peers.drop_outdated_failures()
         quorum = self._policy.quorum
-        grace_s = self.timings.grace_s(quorum, self._median_step_s(roster))
+        grace_s = self.timings.grace_s(quorum, self._pace.median_step_s(now))
         if self._pace.due_time.eager and not roster.is_hurried:
             # Near the end of the run nothing is gained by being quick, while others come.
             grace_s = quorum.wait_s
@@ -689,15 +688,6 @@ class Leading:
             keeper=not self._peers.trains or bool(self._peers.keepers(now)),
             on_probation=self._peers.newcomers({*roster.group, *roster.joins}, now),
         )
-
-    def _median_step_s(self, roster: OpenRoster) -> float:
-        """Median step time of the members and of peers that may still come."""
-        times = [join.step_time_s for join in roster.joins.values()]
-        for peer in roster.group:
-            seen = self._peers.view.get(peer)
-            if peer not in roster.joins and seen is not None and seen.step_time_s:
-                times.append(seen.step_time_s)
-        return median([time_s for time_s in times if time_s > 0.0])
 
     def _close(self, roster: OpenRoster, reason: str, now: float) -> None:
         fragment = self._fragment

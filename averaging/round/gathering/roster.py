@@ -167,7 +167,6 @@ def _join(commit: Commit, entry: Entry, head: Head, codecs: tuple[str, ...]) -> 
         steps=entry.steps,
         tokens=entry.tokens if entry.claimed_tokens is None else entry.claimed_tokens,
         batch_tokens_max=entry.batch_tokens_max,
-        step_time_s=0.0,
         bytes_per_s=entry.bytes_per_s,
         reachable=entry.reachable,
         codecs=codecs,

@@ -216,7 +216,6 @@ def join(where: Standing, number: int = 1, **changes: object) -> Join:
         steps=24,
         tokens=2400,
         batch_tokens_max=100,
-        step_time_s=1.0,
         bytes_per_s=1e6,
         reachable=True,
         codecs=("f32", "int4"),

@@ -93,7 +93,6 @@ def join_of(here: Standing) -> said.Join:
         steps=10,
         tokens=500,
         batch_tokens_max=50,
-        step_time_s=1.0,
         bytes_per_s=0.0,
         reachable=True,
         codecs=("f32", "int8"),

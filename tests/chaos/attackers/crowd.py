@@ -84,7 +84,6 @@ class Intruder(Attacker):
             steps=10**6,
             tokens=10**9,
             batch_tokens_max=10**6,
-            step_time_s=0.1,
             bytes_per_s=1e9,
             reachable=True,
             codecs=("f32", "int8"),
