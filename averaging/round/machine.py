@@ -306,7 +306,7 @@ class FragmentRounds(Fragment):
             case inputs.Due():
                 self.joining.due(now)
             case inputs.Offered(offer):
-                self.joining.offered(offer, now, leads_others=self._leads_others(now))
+                self.joining.offered(offer, now)
             case inputs.GiveWay(reason):
                 self.joining.leave(reason, retry=False)
             case inputs.Folded():
@@ -376,21 +376,6 @@ class FragmentRounds(Fragment):
         elif timer is Timer.CATCHING and self.phase is Phase.CATCHING:
             limit_s = now - self.catching_up.began_at
             self._caught_up(inputs.CaughtUp(None, reason=f"not done within {limit_s:.0f} s"), now)
-
-    def _leads_others(self, now: float) -> bool:
-        """True if this peer leads a round of the next version in which it is no member."""
-        standing = self.standing
-        return (
-            standing is not None
-            and not self.peers.has_several_groups(now)
-            and any(
-                participation.coordinates
-                and participation.is_open
-                and participation.entry is None
-                and participation.commit.version > standing.version
-                for participation in self.rounds.values()
-            )
-        )
 
     def _go_on_without(self, peer: PeerId, now: float) -> None:
         """A peer has failed: the open roster and the rounds go on without it."""

@@ -84,7 +84,6 @@ class Joining:
         """The leader that waits for this peer's snapshot."""
         self._offer: Offer | None = None
         self._folds = False
-        self._snapshot_used = False
         self.leaves = False
         """The peer is about to leave: work that cannot be merged now is lost."""
         self._due_at = -math.inf
@@ -177,22 +176,19 @@ class Joining:
         self._fragment.timers[Timer.SNAPSHOT] = now + self._policy.snapshot_s
         self._fragment.emit(TakeSnapshot())
 
-    def offered(self, offer: Offer | None, now: float, *, leads_others: bool) -> None:
-        """The learner's answer to ``TakeSnapshot``; ``None`` if it has nothing.
-
-        ``leads_others``: this peer leads a round of the next version in which it is no member.
-        """
+    def offered(self, offer: Offer | None, now: float) -> None:
+        """The learner's answer to ``TakeSnapshot``; ``None`` if it has nothing."""
         phase = self._fragment.phase
         if phase is not Phase.WANTED:
             self._fragment.count("offer_not_wanted")
-            if offer is not None and not self._snapshot_used:
+            if offer is not None and self._offer is None:
                 self._fragment.emit(GiveUp(None, f"{phase}: not wanted any more", False))
         elif offer is None:
             self.become_idle("the learner has nothing to offer", retry=True)
         else:
             self._pace.snapshot_taken(now)
             self._fragment.timers.pop(Timer.SNAPSHOT, None)
-            self._use(offer, now, leads_others=leads_others)
+            self._use(offer, now)
 
     def snapshot_late(self) -> None:
         reason = "the learner did not come to a safe point in time"
@@ -218,7 +214,7 @@ class Joining:
         """This peer stands elsewhere now: an attempt that failed may succeed."""
         self._due_at = -math.inf
 
-    def _use(self, offer: Offer, now: float, *, leads_others: bool) -> None:
+    def _use(self, offer: Offer, now: float) -> None:
         """Join a leader with this offer, or fold it, unless it is of no use."""
         fragment = self._fragment
         standing = fragment.standing
@@ -237,12 +233,12 @@ class Joining:
             fragment.emit(Discard(f"stale: began {stale} versions ago"))
             self.become_idle(f"began {stale} versions ago", retry=True)
             return
-        if leads_others:
+        led, several = fragment.under_way, self._peers.has_several_groups(now)
+        if led is not None and led.commit.version > standing.version and not several:
             # A second round beside the one that it leads for others would fork the lineage.
             self._give_up_offer("the roster that I closed is without me")
             return
         self._offer = offer
-        self._snapshot_used = True
         if self._folds:
             fragment.phase = Phase.FOLDING
             fragment.timers[Timer.FOLDING] = now + self._policy.catch_up_s
@@ -302,7 +298,6 @@ class Joining:
         self.attempt = None
         self._offer = None
         self._folds = False
-        self._snapshot_used = False
         self._not_coming(reason)
         self._fragment.timers.clear()
         self._fragment.phase = Phase.IDLE
@@ -659,10 +654,9 @@ class Joining:
                 self.withdraw(attempt)
             else:
                 self._fragment.take_back_own_join()
-        if self._snapshot_used:
+        if self._offer is not None:
             self._fragment.emit(GiveUp(None, reason, False))
         self._offer = None
-        self._snapshot_used = False
         for timer in (Timer.ANSWER, Timer.SNAPSHOT):
             self._fragment.timers.pop(timer, None)
 
