@@ -2,8 +2,8 @@
 
 ``dht.memory.host`` implements it on a simulated network and a virtual clock,
 ``dht.libp2p.hivemind_host`` on a libp2p daemon; ``tests/contract`` runs one suite on both. Both
-answer calls with ``Calls``, and own their ``Tasks``. Nothing here knows about runs, fragments or
-training.
+answer calls and streams with ``Served``, and own their ``Tasks``. Nothing here knows about runs,
+fragments or training.
 
 Time is the running event loop's own (``loop.time()``), so that an hour takes a millisecond on a
 virtual loop. Every method that waits takes a time limit.
@@ -12,7 +12,8 @@ virtual loop. Every method that waits takes a time limit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,6 +22,9 @@ from multiaddr import Multiaddr
 
 from dht.errors import NOT_SERVED, DhtError
 from dht.identity import PeerId
+from dht.limits import Place, Places
+
+_logger = logging.getLogger("dht.host")
 
 UNARY_MAX_BYTES = 1 << 20
 """Limit of a request or reply of a unary call; the daemon's own limit is 4 MiB."""
@@ -216,44 +220,6 @@ class Host(Messaging, Protocol):
         ...
 
 
-class Calls:
-    """The unary calls that a host answers, within limits of size and time."""
-
-    def __init__(self) -> None:
-        self._served: dict[str, tuple[CallHandler, int]] = {}
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._served)
-
-    def serve(self, protocol: str, handler: CallHandler, *, request_max_bytes: int) -> None:
-        if not 0 <= request_max_bytes <= UNARY_MAX_BYTES:
-            raise ValueError(f"request_max_bytes is {request_max_bytes}; at most {UNARY_MAX_BYTES}")
-        self._served[protocol] = handler, request_max_bytes
-
-    async def answer(self, peer: PeerId, protocol: str, request: bytes) -> bytes:
-        """Raises ``ValueError``, which has the reason of a refusal."""
-        if protocol not in self._served:
-            raise ValueError(NOT_SERVED)
-        handler, request_max_bytes = self._served[protocol]
-        if len(request) > request_max_bytes:
-            raise ValueError(f"the request has {len(request)} bytes; at most {request_max_bytes}")
-        try:
-            async with asyncio.timeout(CALL_ANSWER_S):
-                reply = await handler(peer, request)
-        except ValueError:
-            raise
-        except (TimeoutError, DhtError) as error:
-            raise ValueError(f"no answer can be given now: {error}") from error
-        except Exception as error:
-            report(f"the handler of {protocol} failed", error)
-            raise ValueError("the handler failed") from error
-        if len(reply) > UNARY_MAX_BYTES:
-            problem = f"reply has {len(reply)} bytes; at most {UNARY_MAX_BYTES}"
-            report(f"the handler of {protocol} failed", ValueError(problem))
-            raise ValueError("the reply is larger than a message may be")
-        return reply
-
-
 class Tasks:
     """Tasks that end with their owner. An exception in one is a bug, and reported."""
 
@@ -286,6 +252,92 @@ class Tasks:
         except RuntimeError:  # neither task nor loop, as in an event of a virtual loop
             me = None
         return [task for task in self._running if task is not me]
+
+
+class ServedStream(Stream, Protocol):
+    """A stream that another peer has opened, as its host sees it."""
+
+    def cut(self) -> None:
+        """Drop the stream so that it breaks for the other side and does not end."""
+        ...
+
+
+class Served:
+    """What a host serves other peers: calls and streams, within limits of size, time and number."""
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        *,
+        streams_max: int = 1024,
+        streams_per_peer_max: int = 64,
+        prefers: Callable[[PeerId], object] = lambda peer: False,
+    ) -> None:
+        """``prefers``: peers whose streams go before those of others when there are too many."""
+        self.calls: dict[str, tuple[CallHandler, int]] = {}
+        self.streams: dict[str, StreamHandler] = {}
+        self.open = Places[Place[PeerId]](streams_max, streams_per_peer_max, prefers=prefers)
+        """Streams that other peers have opened."""
+        self._tasks = tasks
+
+    def check_unserved(self, protocol: str) -> None:
+        if protocol in self.calls or protocol in self.streams:
+            raise ValueError(f"protocol {protocol} is served already")
+
+    def serve_calls(self, protocol: str, handler: CallHandler, *, request_max_bytes: int) -> None:
+        if not 0 <= request_max_bytes <= UNARY_MAX_BYTES:
+            raise ValueError(f"request_max_bytes is {request_max_bytes}; at most {UNARY_MAX_BYTES}")
+        self.calls[protocol] = handler, request_max_bytes
+
+    async def answer(self, peer: PeerId, protocol: str, request: bytes) -> bytes:
+        """Raises ``ValueError``, which has the reason of a refusal."""
+        if protocol not in self.calls:
+            raise ValueError(NOT_SERVED)
+        handler, request_max_bytes = self.calls[protocol]
+        if len(request) > request_max_bytes:
+            raise ValueError(f"the request has {len(request)} bytes; at most {request_max_bytes}")
+        try:
+            async with asyncio.timeout(CALL_ANSWER_S):
+                reply = await handler(peer, request)
+        except ValueError:
+            raise
+        except (TimeoutError, DhtError) as error:
+            raise ValueError(f"no answer can be given now: {error}") from error
+        except Exception as error:
+            report(f"the handler of {protocol} failed", error)
+            raise ValueError("the handler failed") from error
+        if len(reply) > UNARY_MAX_BYTES:
+            problem = f"reply has {len(reply)} bytes; at most {UNARY_MAX_BYTES}"
+            report(f"the handler of {protocol} failed", ValueError(problem))
+            raise ValueError("the reply is larger than a message may be")
+        return reply
+
+    def accept(self, stream: ServedStream, protocol: str) -> str | None:
+        """Start the handler of an incoming stream, or return the reason of a refusal."""
+        handler = self.streams.get(protocol)
+        if handler is None:
+            return NOT_SERVED
+        place = Place(stream.remote, stream.cut)
+        if not self.open.take(place):
+            return "too many streams"
+        work = self._serve(stream, protocol, handler, place)
+        self._tasks.spawn(work, f"the handler of {protocol}")
+        return None
+
+    async def _serve(
+        self, stream: ServedStream, protocol: str, handler: StreamHandler, place: Place[PeerId]
+    ) -> None:
+        try:
+            await handler(stream)
+        except (DhtError, TimeoutError) as error:
+            _logger.debug("stream_failed peer=%s protocol=%s: %s", stream.remote, protocol, error)
+            stream.cut()
+        except BaseException:
+            stream.cut()
+            raise
+        finally:
+            stream.abort()
+            self.open.leave(place)
 
 
 def report(message: str, error: BaseException) -> None:

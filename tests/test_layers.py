@@ -638,8 +638,8 @@ dht.libp2p.lane.relaying.Relay._legs""",
     "samples of the last seconds": """
 dht.libp2p.lane.pacing.Pace._best""",
     "settings, files and links of this peer, and what it is asked to serve": """
-dht.host.Calls._served
-dht.libp2p.hivemind_host.HivemindHost._streams
+dht.host.Served.calls
+dht.host.Served.streams
 dht.libp2p.places.RelayPlaces._at
 dht.libp2p.places.RelayPlaces._kept
 dht.membership.seeds.SeedPlanner._entries

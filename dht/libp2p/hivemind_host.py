@@ -34,9 +34,9 @@ from dht.guarded_host import GuardedHost, Refusal
 from dht.host import (
     UNARY_MAX_BYTES,
     CallHandler,
-    Calls,
     Connection,
     Directory,
+    Served,
     Stream,
     StreamHandler,
     Tasks,
@@ -77,7 +77,6 @@ from dht.libp2p.lane.wire import (
 from dht.libp2p.listening import why_silent
 from dht.libp2p.names import by_ip
 from dht.libp2p.places import HOP_PROTOCOL, RESERVE, RelayPlaces
-from dht.limits import Place, Places
 from dht.record_keeper import RecordKeeper
 
 _logger = logging.getLogger("dht.host")
@@ -159,15 +158,13 @@ class HivemindHost:
         self._closed = False
         self._closing: asyncio.Future[None] | None = None
         self._records = HivemindDirectory(identity.peer_id, keeper)
-        self._calls = Calls()
-        self._streams: dict[str, StreamHandler] = {}
-        self._open = Places[Place[PeerId]](
-            settings.streams_max,
-            settings.streams_per_peer_max,
+        self._tasks = Tasks()
+        self._served = Served(
+            self._tasks,
+            streams_max=settings.streams_max,
+            streams_per_peer_max=settings.streams_per_peer_max,
             prefers=lambda peer: self.prefers(peer),  # noqa: PLW0108  # it is set later
         )
-        """Streams that other peers have opened."""
-        self._tasks = Tasks()
         self._supervisor: asyncio.Task[None] | None = None
         self._known = BoundedMapping[PeerId, tuple[Multiaddr, ...]](
             "known addresses", KNOWN_PEERS_MAX, worth=by_age
@@ -251,7 +248,7 @@ class HivemindHost:
 
     @property
     def inbound_streams(self) -> int:
-        return len(self._open)
+        return len(self._served.open)
 
     def wall_time(self) -> float:
         return time.time()
@@ -276,9 +273,9 @@ class HivemindHost:
             if daemon.peer_id.to_base58() != self.peer_id:
                 raise HostClosed(f"the daemon calls itself {daemon.peer_id}, not {self.peer_id}")
             await self._keep_port(daemon)
-            for protocol in self._calls:
+            for protocol in self._served.calls:
                 await self._register_calls(daemon, protocol)
-            for protocol in self._streams:
+            for protocol in self._served.streams:
                 await daemon.serve_streams(protocol)
             await self._records.start(daemon, serve=self._settings.serve_directory)
         except BaseException:
@@ -576,10 +573,9 @@ class HivemindHost:
     async def serve_calls(
         self, protocol: str, handler: CallHandler, *, request_max_bytes: int
     ) -> None:
-        if protocol in self._calls or protocol in self._streams:
-            raise ValueError(f"protocol {protocol} is served already")
+        self._served.check_unserved(protocol)
         daemon = await self._up_again()
-        self._calls.serve(protocol, handler, request_max_bytes=request_max_bytes)
+        self._served.serve_calls(protocol, handler, request_max_bytes=request_max_bytes)
         try:
             await self._register_calls(daemon, protocol)
         except (TimeoutError, P2PDaemonError) as error:
@@ -590,7 +586,7 @@ class HivemindHost:
     async def _register_calls(self, daemon: Daemon, protocol: str) -> None:
         async def answer(request: bytes, peer: PeerID) -> bytes:
             try:
-                return await self._calls.answer(PeerId(peer.to_base58()), protocol, request)
+                return await self._served.answer(PeerId(peer.to_base58()), protocol, request)
             except ValueError as error:
                 raise RefusedByHandler(str(error)) from error
 
@@ -630,10 +626,9 @@ class HivemindHost:
     # --- streams ---------------------------------------------------------------------------
 
     async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
-        if protocol in self._calls or protocol in self._streams:
-            raise ValueError(f"protocol {protocol} is served already")
+        self._served.check_unserved(protocol)
         daemon = await self._up_again()
-        self._streams[protocol] = handler
+        self._served.streams[protocol] = handler
         try:
             await daemon.serve_streams(protocol)
         except (TimeoutError, OSError, P2PDaemonError) as error:
@@ -649,36 +644,12 @@ class HivemindHost:
 
     def _serve(self, stream: FrameStream, protocol: str) -> str | None:
         """Start the handler of an incoming stream, or return the reason of a refusal."""
-        peer = stream.remote
-        handler = self._streams.get(protocol)
-        place = Place(peer, stream.cut)
-        if handler is None or self._closed:
-            reason = NOT_SERVED
-        elif not self._open.take(place):
-            reason = "too many streams"
-        else:
-            stream.on_closed = lambda: self._open.leave(place)
-            self._tasks.spawn(
-                self._serve_stream(stream, protocol, handler), f"the handler of {protocol}"
-            )
-            return None
-        self.refused_streams += 1
-        _logger.debug("stream_refused peer=%s protocol=%s reason=%r", peer, protocol, reason)
+        reason = NOT_SERVED if self._closed else self._served.accept(stream, protocol)
+        if reason is not None:
+            self.refused_streams += 1
+            peer = stream.remote
+            _logger.debug("stream_refused peer=%s protocol=%s reason=%r", peer, protocol, reason)
         return reason
-
-    async def _serve_stream(
-        self, stream: FrameStream, protocol: str, handler: StreamHandler
-    ) -> None:
-        try:
-            await handler(stream)
-        except (DhtError, TimeoutError) as error:
-            _logger.debug("stream_failed peer=%s protocol=%s: %s", stream.remote, protocol, error)
-            stream.cut()
-        except BaseException:
-            stream.cut()
-            raise
-        finally:
-            stream.abort()
 
     async def open_stream(
         self, peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False

@@ -29,8 +29,8 @@ from typing import Any
 from multiaddr import Multiaddr
 
 from dht import addresses as address_rules
-from dht.errors import NOT_SERVED, CallRefused, DhtError, HostClosed, PeerUnreachable
-from dht.host import UNARY_MAX_BYTES, CallHandler, Calls, Connection, StreamHandler, Tasks
+from dht.errors import CallRefused, HostClosed, PeerUnreachable
+from dht.host import UNARY_MAX_BYTES, CallHandler, Connection, Served, StreamHandler, Tasks
 from dht.identity import Identity, PeerId, Signer
 from dht.memory.directory import MemoryDirectory
 from dht.memory.network import CALM, OrderedChannel, SimulatedNetwork, Weather
@@ -44,7 +44,6 @@ EPOCH = 1_750_000_000.0
 DIAL_TIMEOUT_S = 5.0
 HANDSHAKE_BYTES = 500
 CALL_OVERHEAD_BYTES = 100
-STREAMS_PER_PEER_MAX = 64
 STRANGERS_PORT = 50_000
 FORGET_AFTER_S = 30.0
 """Time after which the directories' routing tables drop nodes beyond a partition."""
@@ -411,12 +410,10 @@ class MemoryHost:
         """Error of this machine's clock."""
 
         self._ended: str | None = None
-        self._calls = Calls()
-        self._streams: dict[str, StreamHandler] = {}
-        self._inbound: dict[PeerId, int] = {}
+        self._tasks = Tasks()
+        self._served = Served(self._tasks)
         self._wires: dict[PeerId, _Wire] = {}
         self._address_book: dict[PeerId, tuple[Multiaddr, ...]] = {}
-        self._tasks = Tasks()
 
     async def __aenter__(self) -> MemoryHost:
         return self
@@ -468,7 +465,7 @@ class MemoryHost:
         self, protocol: str, handler: CallHandler, *, request_max_bytes: int
     ) -> None:
         self._check_unserved(protocol)
-        self._calls.serve(protocol, handler, request_max_bytes=request_max_bytes)
+        self._served.serve_calls(protocol, handler, request_max_bytes=request_max_bytes)
 
     async def call(self, peer: PeerId, protocol: str, request: bytes, *, timeout_s: float) -> bytes:
         if len(request) > UNARY_MAX_BYTES:
@@ -493,7 +490,7 @@ class MemoryHost:
 
     async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
         self._check_unserved(protocol)
-        self._streams[protocol] = handler
+        self._served.streams[protocol] = handler
 
     async def open_stream(
         self, peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False
@@ -508,7 +505,7 @@ class MemoryHost:
         listener = wire.other(self)
 
         def arrive() -> None:
-            refusal = listener._accept(theirs, protocol)
+            refusal = listener._served.accept(theirs, protocol)
             theirs._in_order(CALL_OVERHEAD_BYTES, lambda: _set(opened, refusal))
 
         mine.on_over.append(lambda: _set(opened, "the connection broke"))
@@ -549,8 +546,7 @@ class MemoryHost:
 
     def _check_unserved(self, protocol: str) -> None:
         self._check_open()
-        if protocol in self._calls or protocol in self._streams:
-            raise ValueError(f"protocol {protocol} is served already")
+        self._served.check_unserved(protocol)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         if self._ended is not None:
@@ -562,32 +558,10 @@ class MemoryHost:
         self, caller: PeerId, protocol: str, request: bytes, answer: Callable[[_Reply], None]
     ) -> None:
         try:
-            reply = _Reply(bytes(await self._calls.answer(caller, protocol, request)))
+            reply = _Reply(bytes(await self._served.answer(caller, protocol, request)))
         except ValueError as error:
             reply = _Reply(refused=str(error))
         answer(reply)
-
-    def _accept(self, stream: MemoryStream, protocol: str) -> str | None:
-        """Serve an incoming stream, or return the reason of a refusal."""
-        handler = self._streams.get(protocol)
-        if handler is None:
-            return NOT_SERVED
-        peer = stream.remote
-        if self._inbound.get(peer, 0) >= STREAMS_PER_PEER_MAX:
-            stream.abort()
-            return None
-        self._inbound[peer] = self._inbound.get(peer, 0) + 1
-        self._spawn(self._serve_stream(stream, handler), f"the handler of {protocol}")
-        return None
-
-    async def _serve_stream(self, stream: MemoryStream, handler: StreamHandler) -> None:
-        try:
-            await handler(stream)
-        except (DhtError, TimeoutError):
-            pass  # expected: the stream breaks for the other side
-        finally:
-            stream.abort()
-            self._inbound[stream.remote] -= 1
 
     async def _reach(self, peer: PeerId, addresses: Sequence[Multiaddr], timeout_s: float) -> _Wire:
         """The connection with a peer, opened if there is none."""

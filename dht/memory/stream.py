@@ -218,6 +218,9 @@ class MemoryStream:
     def abort(self) -> None:
         self._drop("it was aborted here")
 
+    def cut(self) -> None:
+        self._drop("it was cut here")
+
     # --- messages from the other side ------------------------------------------------------
 
     def lose(self, reason: str) -> None:

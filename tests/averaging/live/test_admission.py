@@ -76,7 +76,7 @@ async def test_a_stranger_gets_no_answer_from_any_protocol_of_an_invited_run() -
         await stranger.connect(anna.id, await anna.host.addresses(), timeout_s=5.0)
         guarded = anna.averager.host
         assert isinstance(guarded, GuardedHost)
-        served = list(anna.host._streams)
+        served = list(anna.host._served.streams)
         assert {protocol.split("/")[2] for protocol in served} >= {"control", "bulk", "fetch"}
         state = anna.averager.states[0]
         assert state is not None
