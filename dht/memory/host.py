@@ -574,79 +574,62 @@ class MemoryHost:
         candidates = addresses or self._known_addresses(peer)
         if not candidates:
             raise PeerUnreachable(peer, "no address is known")
-        dials = [_Dial(self, peer, address) for address in address_rules.deduplicate(candidates)]
-        for dial in dials:
-            dial.start()
+        bare = map(address_rules.without_peer, address_rules.deduplicate(candidates))
+        dials = {address: self._dial(peer, address) for address in bare}
         try:
             async with asyncio.timeout(min(timeout_s, DIAL_TIMEOUT_S)):
-                for dial in dials:
-                    await dial.settled
+                for outcome in dials.values():
+                    await outcome
                     if peer in self._wires:
                         break
         except TimeoutError:
             pass  # the error below lists the addresses that did not answer
         finally:
-            for dial in dials:
-                dial.settled.cancel()
+            for outcome in dials.values():
+                outcome.cancel()
         self._check_open()
         wire = self._wires.get(peer)
         if wire is None:
-            raise PeerUnreachable(peer, "; ".join(dial.outcome for dial in dials))
+            reasons = (
+                f"{address} {'does not answer' if outcome.cancelled() else outcome.result()}"
+                for address, outcome in dials.items()
+            )
+            raise PeerUnreachable(peer, "; ".join(reasons))
         return wire
+
+    def _dial(self, peer: PeerId, address: Multiaddr) -> asyncio.Future[str]:
+        """Attempt to connect to a peer at one address, unless the result is cancelled before."""
+        network, me = self._network, self.peer_id
+        outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        machine = network._listening.get(address)
+        if machine is None:
+            outcome.set_result("belongs to no peer")
+            return outcome
+
+        def complete(listener: MemoryHost) -> None:
+            if not outcome.done() and self._ended is None and listener._ended is None:
+                network._connect(self, listener)
+                outcome.set_result("answered")
+
+        def arrive(machine: PeerId = machine) -> None:
+            listener = network._hosts.get(machine)
+            if listener is None:
+                reply = partial(_set, outcome, "refuses connections")
+            elif machine != peer:
+                reply = partial(_set, outcome, f"belongs to another peer, {machine}")
+            else:
+                reply = partial(complete, listener)
+            network.simulated.send(machine, me, HANDSHAKE_BYTES, reply)
+
+        if not network.simulated.is_dial_out_only(machine):
+            network.simulated.send(me, machine, HANDSHAKE_BYTES, arrive)
+        return outcome
 
     def _known_addresses(self, peer: PeerId) -> tuple[Multiaddr, ...]:
         """Addresses at which the peer was reached, or its present one if the directory knows it."""
         if peer in self.directory.neighbourhood.nodes:
             return (self._network._address_of[peer],)
         return self._address_book.get(peer, ())
-
-
-class _Dial:
-    """An attempt to connect to a peer at one address."""
-
-    def __init__(self, host: MemoryHost, peer: PeerId, address: Multiaddr) -> None:
-        self._host = host
-        self._peer = peer
-        self._address = address
-        self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._outcome = "does not answer"
-
-    @property
-    def outcome(self) -> str:
-        return f"{address_rules.without_peer(self._address)} {self._outcome}"
-
-    def start(self) -> None:
-        network = self._host._network
-        bare = address_rules.without_peer(self._address)
-        machine = network._listening.get(bare)
-        if machine is None:
-            self._settle("belongs to no peer")
-        elif not network.simulated.is_dial_out_only(machine):
-            me = self._host.peer_id
-            arrive = partial(self._arrive, machine)
-            network.simulated.send(me, machine, HANDSHAKE_BYTES, arrive)
-
-    def _arrive(self, machine: PeerId) -> None:
-        network = self._host._network
-        listener = network._hosts.get(machine)
-        if listener is None:
-            reply = partial(self._settle, "refuses connections")
-        elif machine != self._peer:
-            reply = partial(self._settle, f"belongs to another peer, {machine}")
-        else:
-            reply = partial(self._complete, listener)
-        network.simulated.send(machine, self._host.peer_id, HANDSHAKE_BYTES, reply)
-
-    def _complete(self, listener: MemoryHost) -> None:
-        # A dial that was given up meanwhile does not open a connection.
-        if not self.settled.done() and self._host._ended is None and listener._ended is None:
-            self._host._network._connect(self._host, listener)
-            self._settle("answered")
-
-    def _settle(self, outcome: str) -> None:
-        if not self.settled.done():
-            self._outcome = outcome
-            self.settled.set_result(None)
 
 
 def _set(future: asyncio.Future[Any], result: object) -> None:
