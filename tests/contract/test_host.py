@@ -655,7 +655,8 @@ async def test_a_host_without_peers_stores_nothing_elsewhere_and_finds_at_most_i
 
 async def test_a_newer_record_replaces_an_older_one_and_never_the_reverse(world: World) -> None:
     anna, boris = await pair(world)
-    old, new = record(world, "anna", sequence=1), record(world, "anna", sequence=2)
+    old = record(world, "anna", sequence=1, ttl_s=300.0)  # it would hold for longer
+    new = record(world, "anna", sequence=2)
     for sealed in (old, new):
         assert await anna.directory.publish(KEY, sealed, timeout_s=WAIT_S) == 1
     assert await boris.directory.look_up(KEY, timeout_s=WAIT_S) == {anna.peer_id: new}

@@ -169,29 +169,6 @@ async def test_a_stream_that_merely_stops_is_broken() -> None:
             stream.abort()
 
 
-def test_an_answer_can_be_received_after_saying_end(pair: Pair) -> None:
-    async def scenario(server: HivemindHost, client: HivemindHost) -> None:
-        async def double(stream: Stream) -> None:
-            frames = []
-            while (frame := await stream.receive(timeout_s=WAIT_S)) is not None:
-                frames.append(frame)
-            for frame in frames:
-                await stream.send(frame, frame, timeout_s=WAIT_S)
-            await stream.finish(timeout_s=WAIT_S)
-
-        await server.serve_streams("/test/double", double)
-        stream = await client.open_stream(server.peer_id, "/test/double", timeout_s=WAIT_S)
-        await stream.send(b"ab", timeout_s=WAIT_S)
-        await stream.send(b"", timeout_s=WAIT_S)
-        await stream.finish(timeout_s=WAIT_S)
-        assert await stream.receive(timeout_s=WAIT_S) == b"abab"
-        assert await stream.receive(timeout_s=WAIT_S) == b""
-        assert await stream.receive(timeout_s=WAIT_S) is None
-        stream.abort()
-
-    pair.run(scenario)
-
-
 @OF_HIVEMIND
 def test_large_messages_pass_and_no_part_of_hivemind_that_forks_is_there() -> None:
     script = """
