@@ -491,9 +491,8 @@ class Auditing:
     async def _try(self, inquiry: Inquiry, cutting: Cutting, *, in_full: bool = False) -> bool:
         """Judge what is here. ``True``: there is nothing left to ask."""
         proof = inquiry.proof()
-        exact = in_full or selection.is_exact(self._sign(selection.exact_text(proof.digest)))
         try:
-            guilty = await self._around.threads.run(self._check, proof, exact, cutting)
+            guilty = await self._around.threads.run(self._check, proof, not in_full, cutting)
         except Right:
             self.counters["audits"] += 1
             return True
@@ -503,9 +502,11 @@ class Auditing:
         self.convict(guilty, proof)
         return True
 
-    def _check(self, proof: Proof, exact: bool = True, cutting: Cutting | None = None) -> Guilty:
+    def _check(
+        self, proof: Proof, merges_first: bool = False, cutting: Cutting | None = None
+    ) -> Guilty:
         scratch = self._around.threads.scratch()
-        return check(proof, self._court, scratch, exact=exact, cutting=cutting)
+        return check(proof, self._court, scratch, merges_first=merges_first, cutting=cutting)
 
     def compare(self, parts: Parts, index: int, source: Claim, shown: Claim) -> None:
         """A member shows another upload than the one that was merged: perhaps it signed both."""

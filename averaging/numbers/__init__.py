@@ -13,8 +13,7 @@ round.
 - ``codec codecs block_codecs two_level_codec float32_codec tiles``: values as bytes, and the table
   of codecs.
 - ``kernels compiled_codecs``: the same codecs as machine code, where numba is installed.
-- ``merge merge_estimate outer columns``: merge rules, an estimate for audits, the outer optimizer,
-  and payloads of several columns.
+- ``merge outer columns``: merge rules, the outer optimizer, and payloads of several columns.
 - ``arrays norm_bounds``: sums in a fixed order, and cheap bounds on norms.
 
 Do not use BLAS, ``np.dot``, ``np.sum`` or a fused multiply-add where peers must agree on the

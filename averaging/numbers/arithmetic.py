@@ -26,7 +26,6 @@ from averaging.numbers.codecs import codec_named
 from averaging.numbers.columns import Columns, Displacements, shares_by_heads
 from averaging.numbers.layout import Fragment
 from averaging.numbers.merge import Units, merge_encoded, rule_named
-from averaging.numbers.merge_estimate import can_estimate, is_like
 from averaging.numbers.outer import Nesterov, Step, step_encoded
 
 
@@ -169,13 +168,6 @@ class MergeNumbers:
         units, into = Units(chunk.sizes, chunk.kinds), self.up if given.again else self.down
         codec = self.up.codec
         merge_encoded(self._rule, codec, given, units, out, scratch, into=into.codec, rest=rest)
-
-    def is_like(self, chunk: Chunk, given: Weighted, merged: memoryview, scratch: Scratch) -> bool:
-        """Return whether ``merged`` is about what ``merge`` gives. ``False`` says nothing."""
-        up, down = self.up.codec, self.down.codec
-        return can_estimate(self._rule, len(given.payloads), chunk.sizes) and is_like(
-            up, given, chunk.sizes, merged, scratch, into=down
-        )
 
     def step(self, chunk: Chunk, data: memoryview, made: Step, scratch: Scratch) -> None:
         part, codec = made.of(chunk.values), self.down.codec

@@ -53,7 +53,7 @@ from averaging.messages import (
     Signature,
     unpacked,
 )
-from averaging.numbers.arithmetic import MergeNumbers, Numbers, Weighted, cutting_of, numbers_of
+from averaging.numbers.arithmetic import Numbers, Weighted, cutting_of, numbers_of
 from averaging.numbers.arrays import Buffer
 from averaging.numbers.chunks import Chunk, Cutting
 from averaging.numbers.codec import Scratch
@@ -254,32 +254,26 @@ def check(
     court: Court,
     scratch: Scratch | None = None,
     *,
-    exact: bool = True,
+    merges_first: bool = False,
     cutting: Cutting | None = None,
 ) -> Guilty:
     """Return whom a proof convicts. Raises ``BadProof``, whatever is in it.
 
-    Unless ``exact``, a merge that is about right passes for right, which takes less time to see. So
-    does one of sources that nobody has signed, if their sender shows their bytes: signatures take
-    longer than most merges, and a sender who signed the same would have changed nothing.
+    ``merges_first``: a right merge passes also if nobody has signed its sources, whose senders show
+    their bytes: signatures take longer than most merges, and a sender who signed the same would
+    have changed nothing.
 
     ``cutting``: of the round that a false merge is about, if the caller has it.
     """
-    if not exact and isinstance(proof.head, FalseMerge):
-        _check(proof, replace(court, believes=True), scratch, exact=False, cutting=cutting)
-    return _check(proof, court, scratch, exact=exact, cutting=cutting)
-
-
-def _check(
-    proof: Proof, court: Court, scratch: Scratch | None, *, exact: bool, cutting: Cutting | None
-) -> Guilty:
     head = proof.head
     if not isinstance(head, FalseMerge):
         return _conflict(head, court)
+    if merges_first:
+        check(proof, replace(court, believes=True), scratch, cutting=cutting)
     case = _Case.read(head, court, cutting)
     if case.verdict is not None:
         return case.verdict
-    return case.judge(memoryview(proof.data).cast("B"), scratch or Scratch(), exact=exact)
+    return case.judge(memoryview(proof.data).cast("B"), scratch or Scratch())
 
 
 # Merges
@@ -343,7 +337,7 @@ class _Case:
     def size(self) -> int:
         return self.piece_size * len(self.head.sources) + self.result_size
 
-    def judge(self, data: memoryview, scratch: Scratch, *, exact: bool) -> Guilty:
+    def judge(self, data: memoryview, scratch: Scratch) -> Guilty:
         if len(data) != self.size:
             raise BadProof(f"{len(data)} bytes; the layout says {self.size}")
         head, chunk = self.head, self.chunk
@@ -358,8 +352,6 @@ class _Case:
             self._bind(source, path, payload, pieces)
         self._bind(head.claim, head.paths[-1], result, pieces + self._has_maps)
         given = self._given(payloads)
-        if not exact and self._is_like(given, result, scratch):
-            raise Right("the merge is about right")
         out = memoryview(bytearray(len(result)))
         deed = f"merged slice {head.slice} falsely"
         try:
@@ -400,11 +392,6 @@ class _Case:
         return Weighted(
             payloads, tuple(share.weight for share in taken), counts if several else None
         )
-
-    def _is_like(self, given: Weighted, result: memoryview, scratch: Scratch) -> bool:
-        if not (self.head.merged and isinstance(self.numbers, MergeNumbers)):
-            return False
-        return self.numbers.is_like(self.chunk, given, result, scratch)
 
     def _merge(self, given: Weighted, out: memoryview, scratch: Scratch) -> None:
         if not self.head.merged and len(given.payloads) == 1:

@@ -18,10 +18,6 @@ find one that lies always after half as many. But at the same number of audits i
 just after each of them, and a reducer knows of them, because it is asked: one that lies only then
 is found later than now. A draw that all members know of, such as one by the lineage, could leave
 out what another has drawn. Its author is the reducer, where one merges the whole fragment.
-
-An audit asks for a merge that is about right, and one in ten for the exact bytes, where the rule is
-so costly that this pays (``averaging.numbers.merge_estimate``). A reducer whose merges differ by
-less than the estimate tells, a hundredth of a unit's displacement, is found after a hundred rounds.
 """
 
 from __future__ import annotations
@@ -30,8 +26,6 @@ from collections.abc import Mapping
 
 import blake3
 
-EXACT_SHARE = 0.1
-"""Share of the audits that merge to the bit, whatever that costs."""
 _SCALE = float(1 << 64)
 
 
@@ -55,20 +49,6 @@ def drawn(ticket: bytes, pieces: Mapping[int, int], *, chance: float) -> list[tu
         for piece in range(count):
             hasher = blake3.blake3(ticket)
             hasher.update(slice_index.to_bytes(4, "big") + piece.to_bytes(4, "big"))
-            if _is_below(hasher.digest(8), chance):
+            if int.from_bytes(hasher.digest(8), "big") < chance * _SCALE:
                 found.append((slice_index, piece))
     return found
-
-
-def exact_text(audit: bytes) -> bytes:
-    """Return what a member signs to draw whether it makes an audit exactly. ``audit``: its name."""
-    return b"shoal exact audit 1 " + audit
-
-
-def is_exact(ticket: bytes) -> bool:
-    """``ticket``: the owner's signature under ``exact_text``."""
-    return _is_below(blake3.blake3(ticket).digest(8), EXACT_SHARE)
-
-
-def _is_below(digest: bytes, chance: float) -> bool:
-    return int.from_bytes(digest, "big") < chance * _SCALE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import blake3
 import msgspec
 import pytest
 
@@ -221,9 +220,3 @@ def test_forged_votes_of_a_member_leave_a_place_for_its_own() -> None:
     for ballot in range(1000, 1000 + 10 * BALLOTS_MAX):
         assert witness.sees(ANNA, sealed(ballot, (0, 1))) == []
     assert len(witness.sees(ANNA, sealed(900, (0, 2), true[1]))) == 1
-
-
-def test_one_audit_in_ten_is_exact() -> None:
-    tickets = (blake3.blake3(bytes([n % 256, n // 256])).digest() for n in range(4000))
-    exact = sum(map(selection.is_exact, tickets))
-    assert 0.08 < exact / 4000 < 0.12

@@ -27,8 +27,6 @@ from averaging.guard.rules.proofs import (
 )
 from averaging.history.claims import Claim
 from averaging.messages import BadMessage, Stamp
-from averaging.numbers import merge_estimate
-from averaging.numbers.arithmetic import MergeNumbers
 from averaging.numbers.codecs import codec_names
 from averaging.numbers.merge import rule_names
 from averaging.numbers.piece_digests import root_of
@@ -81,35 +79,6 @@ def test_a_right_merge_convicts_nobody_and_a_false_one_its_reducer(name: str) ->
     assert size_of_data(proof.head, COURT) == len(proof.data)
 
 
-@pytest.mark.parametrize("name", ROUNDS)
-def test_an_audit_that_is_not_exact_convicts_the_same_of_a_false_merge(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setattr(merge_estimate, "UNIT_MIN", 0)
-    round_ = Round(ROUNDS[name])
-    right = round_.right()
-
-    with pytest.raises(Right):
-        check(round_.proof(round_.audit(right)), COURT, exact=False)
-    codes = bytes(each ^ 0x15 for each in right[8:40])
-    false = round_.proof(round_.audit(right[:8] + codes + right[40:]))
-    assert check(false, COURT, exact=False) == check(false, COURT)
-
-
-def test_an_audit_that_is_not_exact_merges_nothing_where_an_estimate_is_enough(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(merge_estimate, "UNIT_MIN", 0)
-    round_ = Round(ROUNDS["centered_clip"])
-    proof = round_.proof(round_.audit(round_.right()))
-    monkeypatch.delattr(MergeNumbers, "merge")
-
-    with pytest.raises(Right, match="about right"):
-        check(proof, COURT, exact=False)
-    with pytest.raises(AttributeError):
-        check(proof, COURT)
-
-
 @pytest.mark.parametrize("kind", ["merge", "meld"])
 def test_a_delegate_that_bundles_falsely_is_convicted_like_a_reducer(kind: str) -> None:
     round_ = Round(of_a_site(commit_of(kind)))
@@ -145,7 +114,7 @@ def test_a_lie_in_one_piece_is_seen_in_that_piece_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("is_right", [True, False])
-def test_an_audit_that_is_not_exact_checks_signatures_only_of_a_false_merge(is_right: bool) -> None:
+def test_an_audit_checks_signatures_only_of_a_false_merge(is_right: bool) -> None:
     checked: list[bytes] = []
 
     def noting(peer: PeerId, signed: bytes, signature: bytes) -> bool:
@@ -158,19 +127,19 @@ def test_an_audit_that_is_not_exact_checks_signatures_only_of_a_false_merge(is_r
     court = replace(COURT, verify=noting)
     if is_right:
         with pytest.raises(Right):
-            check(proof, court, exact=False)
+            check(proof, court, merges_first=True)
     else:
-        assert check(proof, court, exact=False).peer == ACCUSED
+        assert check(proof, court, merges_first=True).peer == ACCUSED
     assert len(checked) == (0 if is_right else 5)
 
 
-def test_a_source_that_its_accomplice_has_not_signed_convicts_when_an_audit_is_exact() -> None:
+def test_a_source_that_nobody_has_signed_convicts_where_its_bytes_are_not_shown() -> None:
     round_ = Round(commit_of())
     unsigned = msgspec.structs.replace(round_.claims[3], signature=bytes(64))
     round_.claims[3] = unsigned
     proof = round_.proof(round_.audit(round_.right()))
     with pytest.raises(Right):
-        check(proof, COURT, exact=False)
+        check(proof, COURT, merges_first=True)
     assert "has not signed" in check(proof, COURT).what
 
 
