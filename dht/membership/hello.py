@@ -1,7 +1,8 @@
 """Wire format of direct messages between peers: hello, goodbye, papers, dial-back and run file.
 
-Each message is a msgpack array that begins with a version, and has a maximum size. ``read`` is the
-only decoder: untrusted bytes become a message or a ``ValueError``. ``dht.presence`` sends them.
+Each message is a msgpack array with a maximum size, and the name of its protocol ends with the
+number of its form. ``read`` is the only decoder: untrusted bytes become a message or a
+``ValueError``. ``dht.presence`` sends them.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from dht.records import (
     DIRECTIVES_MAX,
     PEER_RECORD_MAX_BYTES,
 )
-
-VERSION = 1
 
 HELLO_PROTOCOL = "/shoal/hello/1"
 GOODBYE_PROTOCOL = "/shoal/goodbye/1"
@@ -44,7 +43,6 @@ SealedPeerRecord = Annotated[bytes, msgspec.Meta(max_length=PEER_RECORD_MAX_BYTE
 PackedAddress = Annotated[bytes, msgspec.Meta(max_length=ADDRESS_MAX_BYTES)]
 RunText = Annotated[str, msgspec.Meta(max_length=RUN_ID_MAX)]
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
-Version = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 ReasonText = Annotated[str, msgspec.Meta(max_length=REASON_MAX)]
 
 
@@ -65,7 +63,6 @@ PassedRecords = Annotated[tuple[Passed, ...], msgspec.Meta(max_length=PASSED_MAX
 class Hello(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A peer introduces itself. ``run`` and ``record`` are empty in that of a bootstrap peer."""
 
-    version: Version = VERSION
     run: RunText
     record: SealedPeerRecord = b""
     passed: PassedRecords = ()
@@ -74,7 +71,6 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 class HelloReply(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The answer to a hello, with the same content about the answering peer."""
 
-    version: Version = VERSION
     run: RunText
     record: SealedPeerRecord = b""
     passed: PassedRecords = ()
@@ -99,7 +95,6 @@ class DialBack(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     the asked peer dials.
     """
 
-    version: Version = VERSION
     peer: Annotated[str, msgspec.Meta(max_length=64)]
     nonce: Nonce
     addresses: Annotated[tuple[PackedAddress, ...], msgspec.Meta(max_length=ADDRESSES_MAX)]
@@ -112,7 +107,6 @@ DialBackVerdict = Literal["reached", "not reached", "cannot help"]
 class DialBackReply(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The result of a dial-back; ``cannot help``: none was made, which says nothing about it."""
 
-    version: Version = VERSION
     verdict: DialBackVerdict
     reason: ReasonText = ""
 
@@ -123,7 +117,6 @@ class Papers(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     A peer calls with it to ask another one for its credential, or to exchange directives.
     """
 
-    version: Version = VERSION
     run: RunText
     credential: Annotated[bytes, msgspec.Meta(max_length=CREDENTIAL_MAX_BYTES)] = b""
     digest: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
@@ -149,21 +142,15 @@ class Papers(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 Message = TypeVar("Message", Hello, HelloReply, DialBack, DialBackReply, Papers)
 
 
-class _VersionOnly(msgspec.Struct, frozen=True, array_like=True):
-    version: int
-
-
 def write(message: Hello | HelloReply | DialBack | DialBackReply | Papers) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
-_version_decoder = msgspec.msgpack.Decoder(_VersionOnly)
-
-
 def read(kind: type[Message], data: bytes, *, max_bytes: int = HELLO_MAX_BYTES) -> Message:
     """Decode an untrusted message. Raises ``ValueError``."""
-    name = kind.__name__
-    version = decoded(data, _version_decoder.decode, name, max_bytes=max_bytes).version
-    if version != VERSION:
-        raise ValueError(f"{name} has version {version}; this peer reads {VERSION}")
-    return decoded(data, lambda data: msgspec.msgpack.decode(data, type=kind), name)
+    return decoded(
+        data,
+        lambda data: msgspec.msgpack.decode(data, type=kind),
+        kind.__name__,
+        max_bytes=max_bytes,
+    )
