@@ -20,10 +20,8 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-from averaging.numbers.arrays import LINE_BYTES
 from averaging.numbers.block_codecs import (
     FLOAT_MAX,
     PEAK_MIN,
@@ -46,14 +44,9 @@ UNIT, START, ROWS, COLUMNS, SCALES_AT, SCALE_STEP, CODES_AT, CODE_STEP, CODE_BYT
 )
 """Columns of a matrix of tiles (``averaging.numbers.tiles``). Steps are those from row to row."""
 
-FETCHED_LINES = 16
-"""Lines of the next block that are fetched during a block. All 64 take longer to ask for, and gain
-nothing."""
-
-_F32, _I32, _I64, _U32, _U8, _U64, _F64 = (
+_F32, _I32, _U32, _U8, _U64, _F64 = (
     np.float32,
     np.int32,
-    np.int64,
     np.uint32,
     np.uint8,
     np.uint64,
@@ -65,7 +58,10 @@ _SCALE_MAX_8, _SCALE_MAX_4 = (codec().scale_max for codec in (Int8, Int4))
 _REBIAS, _UNBIAS, _LARGEST_HALF = Float16.REBIAS, Float16.UNBIAS, Float16.LARGEST
 _K_BITS = np.uint32(127)
 _UNITS_LAST_BITS = UNITS_LAST.view(np.int32)
-_EVERY_OTHER = np.uint64(0x00FF00FF00FF00FF)
+_GATHER = np.uint64(0x8040201008040201)
+"""Times eight bytes of 0 or 1 it has them in its highest byte, the first one the highest bit; and
+times a byte it has its bits at the ends of eight bytes."""
+_ONES = np.uint64(0x0101010101010101)
 
 _tiles = types.Array(types.int64, 2, "C", readonly=True)
 _given = types.Array(types.float32, 1, "C", readonly=True)
@@ -89,112 +85,8 @@ def _bytes_at(typing_context: Any, address: Any) -> Any:
     return types.CPointer(types.uint8)(types.uint64), generate
 
 
-# Operations on 64 values at an address, as vectors of 64 lanes, which LLVM cuts into those of the
-# processor: its vectorizer packs no bits and unpacks none.
-
-_LANES, _BYTE, _WORD = 64, ir.IntType(8), ir.IntType(64)
-
-
-def _load(builder: Any, address: Any, kind: Any, align: int) -> Any:
-    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=align)
-
-
-def _on_all_lanes(builder: Any, value: Any) -> Any:
-    kind, number = ir.VectorType(value.type, _LANES), ir.IntType(32)
-    first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, number(0))
-    zeros = ir.Constant(ir.VectorType(number, _LANES), None)
-    return builder.shuffle_vector(first, first, zeros)
-
-
-def _turned(builder: Any, word: Any) -> Any:
-    """``word`` with the bits of each byte reversed: a plane has the first of eight values in the
-    highest bit of its byte, a vector of bits in the lowest."""
-    return builder.bswap(builder.bitreverse(word))
-
-
-@intrinsic
-def _signs_at(typing_context: Any, values: Any) -> Any:
-    """Return the signs of 64 floats, as 64 bits of a plane."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bits = _load(builder, arguments[0], ir.VectorType(ir.IntType(32), _LANES), 4)
-        negative = builder.icmp_signed("<", bits, ir.Constant(bits.type, None))
-        return _turned(builder, builder.bitcast(negative, _WORD))
-
-    return types.uint64(types.uint64), generate
-
-
-@intrinsic
-def _above_at(typing_context: Any, octets: Any, limit: Any) -> Any:
-    """Say which of 64 bytes are above the limit, as 64 bits of a plane."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        octets = _load(builder, arguments[0], ir.VectorType(_BYTE, _LANES), 1)
-        above = builder.icmp_unsigned(">", octets, _on_all_lanes(builder, arguments[1]))
-        return _turned(builder, builder.bitcast(above, _WORD))
-
-    return types.uint64(types.uint64, types.uint8), generate
-
-
-@intrinsic
-def _choose_at(typing_context: Any, planes: Any, values: Any, out: Any) -> Any:
-    """Set 64 floats. Those with a bit in the second plane are large.
-
-    ``planes``: addresses of 64 bits each. ``values``: a small and a large value for those without a
-    bit in the first plane, and both for those with one.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        flags = ir.VectorType(ir.IntType(1), _LANES)
-        negative, large = (
-            builder.bitcast(_turned(builder, _load(builder, address, _WORD, 1)), flags)
-            for address in cgutils.unpack_tuple(builder, arguments[0], 2)
-        )
-        low, high, less, least = (
-            _on_all_lanes(builder, value)
-            for value in cgutils.unpack_tuple(builder, arguments[1], 4)
-        )
-        smalls, larges = builder.select(negative, less, low), builder.select(negative, least, high)
-        chosen = builder.select(large, larges, smalls)
-        target = builder.inttoptr(arguments[2], chosen.type.as_pointer())
-        builder.store(chosen, target, align=4)
-        return context.get_dummy_value()
-
-    pair, four = types.UniTuple(types.uint64, 2), types.UniTuple(types.float32, 4)
-    return types.void(pair, four, types.uint64), generate
-
-
-@intrinsic
-def _count(typing_context: Any, word: Any) -> Any:
-    """Return the number of bits that are set."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ctpop(arguments[0])
-
-    return types.uint64(types.uint64), generate
-
-
-@intrinsic
-def _fetch_line(typing_context: Any, address: Any) -> Any:
-    """Begin to load a line into the cache. The address need not be valid."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        place, number = builder.inttoptr(arguments[0], _BYTE.as_pointer()), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [place.type, number, number, number])
-        fetch = builder.module.declare_intrinsic("llvm.prefetch", [place.type], kind)
-        builder.call(fetch, [place, number(0), number(3), number(1)])  # to read, all caches, data
-        return context.get_dummy_value()
-
-    return types.void(types.uint64), generate
-
-
 # One block. ``work`` holds its values, ``bits`` is the same memory, ``codes`` is the part of a
-# payload for its codes, and ``spare`` has room for three bytes per value.
-
-
-@_part
-def _place(array, index):
-    return _U64(array.ctypes.data + array.itemsize * index)
+# payload for its codes, and ``spare`` has room for two bytes per value.
 
 
 @_part
@@ -243,42 +135,31 @@ def _write_int4(work, bits, size, peak, spare, codes):
 
 
 @_part
-def _sum_bytes(words):
-    """Sum of the bytes of up to 128 words, none of which is above 127."""
-    total = _U64(0)
-    for i in range(words.size):
-        total += (words[i] & _EVERY_OTHER) + ((words[i] >> _U64(8)) & _EVERY_OTHER)
-    total = (total & _U64(0x0000FFFF0000FFFF)) + ((total >> _U64(16)) & _U64(0x0000FFFF0000FFFF))
-    return _I32((total & _U64(0xFFFFFFFF)) + (total >> _U64(32)))
-
-
-@_part
-def _write_int2(work, size, peak, spare, codes):
-    sizes, large, planes = spare[0], spare[1], spare[2].view(np.uint64)
-    plane, groups = (size + 7) // 8, (size + 63) // 64
-    for i in range(size, 64 * groups):
+def _write_int2(work, bits, size, peak, spare, codes):
+    sizes, flags = spare[0], spare[1]
+    eights, plane = flags.view(np.uint64), (size + 7) // 8
+    for i in range(size, 8 * plane):
         work[i] = 0
+    for i in range(8 * plane):
+        flags[i] = _U8(_U32(bits[i]) >> _U32(31))
+    for i in range(plane):
+        codes[i] = _U8((eights[i] * _GATHER) >> _U64(56))
     inverse = _F32(127) / peak
     total = _I32(0)
-    for i in range(64 * groups):
+    for i in range(8 * plane):
         code = _I32(_F32(work[i] * inverse + UNITS_LAST).view(np.int32) - _UNITS_LAST_BITS)
         magnitude = max(code, _I32(-code))
         sizes[i] = _U8(magnitude)
         total = _I32(total + magnitude)
     limit = _U8(min(3 * total // (2 * size), 127))
-    count = 0
-    for i in range(groups):
-        planes[i] = _signs_at(_place(work, 64 * i))
-        above = _above_at(_place(sizes, 64 * i), limit)
-        planes[BLOCK // 64 + i] = above
-        count += _I64(_count(above))
+    count, above_total = _I32(0), _I32(0)
+    for i in range(8 * plane):
+        flags[i] = _U8(1) if sizes[i] > limit else _U8(0)
+    for i in range(8 * plane):
+        count = _I32(count + _I32(flags[i]))
+        above_total = _I32(above_total + (_I32(sizes[i]) if flags[i] else _I32(0)))
     for i in range(plane):
-        codes[i] = spare[2][i]
-    for i in range(plane):
-        codes[plane + i] = spare[2][BLOCK // 8 + i]
-    for i in range(64 * groups):
-        large[i] = sizes[i] if sizes[i] > limit else _U8(0)
-    above_total = _sum_bytes(large.view(np.uint64)[: 8 * groups])
+        codes[plane + i] = _U8((eights[i] * _GATHER) >> _U64(56))
     low = _F64(total - above_total) / _F64(max(size - count, 1))
     high = _F64(above_total) / _F64(max(count, 1)) if count else (low if low != 0 else _F64(127))
     scale = min(_F32(_F64(peak) * (high / _F64(127 * 127))), SCALE_MAX)
@@ -314,7 +195,7 @@ def _write(codec, work, bits, spare, size, scale_bytes, codes):
     if codec == INT4:
         scale = _write_int4(work, bits, size, peak, spare, codes)
     elif codec == INT2:
-        scale = _write_int2(work, size, peak, spare, codes)
+        scale = _write_int2(work, bits, size, peak, spare, codes)
     elif codec == INT8:
         scale = _write_int8(work, bits, size, peak, codes)
     else:
@@ -324,22 +205,29 @@ def _write(codec, work, bits, spare, size, scale_bytes, codes):
 
 
 @_part
-def _read_int2(codes, scale, factor, size, out):
-    k = _I32(_F32(scale).view(np.uint32) & _K_BITS)
-    low, high = _F32(k) * factor, _F32(127) * factor
-    less, least = _F32(_I32(-k)) * factor, _F32(-127) * factor  # a zero is never negative
-    plane, whole = (size + 7) // 8, size // 64
-    for i in range(whole):
-        planes = _place(codes, 8 * i), _place(codes, plane + 8 * i)
-        _choose_at(planes, (low, high, less, least), _place(out, 64 * i))
-    for i in range(64 * whole, size):
-        bit = _U8(128 >> (i % 8))
-        small, large = (less, least) if codes[i // 8] & bit else (low, high)
-        out[i] = large if codes[plane + i // 8] & bit else small
+def _spread(plane, flags):
+    """Set bytes to the bits of a plane: 1 or 0."""
+    words = flags.view(np.uint64)
+    for i in range(plane.size):
+        words[i] = ((_U64(plane[i]) * _GATHER) >> _U64(7)) & _ONES
 
 
 @_part
-def _read(codec, codes, scale, factor, size, out):
+def _read_int2(codes, scale, factor, size, spare, out):
+    k = _I32(_F32(scale).view(np.uint32) & _K_BITS)
+    low, high = _F32(k) * factor, _F32(127) * factor
+    less, least = _F32(_I32(-k)) * factor, _F32(-127) * factor  # a zero is never negative
+    signs, bins, plane = spare[0], spare[1], (size + 7) // 8
+    _spread(codes[:plane], signs)
+    _spread(codes[plane:], bins)
+    for i in range(size):
+        small = less if signs[i] else low
+        large = least if signs[i] else high
+        out[i] = large if bins[i] else small
+
+
+@_part
+def _read(codec, codes, scale, factor, size, spare, out):
     """Set ``out`` to the decoded values, with ``factor`` in place of the scale."""
     if codec == INT4:
         high = out[codes.size : size]
@@ -348,7 +236,7 @@ def _read(codec, codes, scale, factor, size, out):
         for i in range(high.size):
             high[i] = _F32(_I32(_I32(np.int8(codes[i])) >> _I32(4))) * factor
     elif codec == INT2:
-        _read_int2(codes, scale, factor, size, out)
+        _read_int2(codes, scale, factor, size, spare, out)
     elif codec == INT8:
         for i in range(size):
             out[i] = _F32(np.int8(codes[i])) * factor
@@ -359,16 +247,6 @@ def _read(codec, codes, scale, factor, size, out):
             bits[i] = (half << _I32(13)) & _I32(-0x70002000)
         for i in range(size):
             out[i] = out[i] * _UNBIAS * factor
-
-
-@_part
-def _fetch(array, start):
-    """Fetch the beginning of the next block, which may lie beyond the array, during this one.
-
-    The processor goes on by itself where lines are read in order, but not into another page.
-    """
-    for i in range(FETCHED_LINES):
-        _fetch_line(_place(array, start) + _U64(LINE_BYTES * i))
 
 
 # The kernels. All take the tiles of a range of units.
@@ -388,7 +266,7 @@ def encode(codec, tiles, base, values, out, rest):
     """
     work = np.empty(BLOCK, np.float32)
     bits = work.view(np.int32)
-    spare = np.empty((3, BLOCK), np.uint8)
+    spare = np.empty((2, BLOCK), np.uint8)
     for tile in tiles:
         size = tile[COLUMNS]
         for row in range(tile[ROWS]):
@@ -402,14 +280,11 @@ def encode(codec, tiles, base, values, out, rest):
                     work[i] = now[i]
             scale = _at(out, tile[SCALES_AT] + row * tile[SCALE_STEP], 4)
             codes = _at(out, tile[CODES_AT] + row * tile[CODE_STEP], tile[CODE_BYTES])
-            _fetch(values, tile[START] + (row + 1) * size)
             if not _write(codec, work, bits, spare, size, scale, codes):
                 return tile[UNIT] + row * tile[UNIT_STEP]
-            if base.size:
-                _fetch(base, tile[START] + (row + 1) * size)
             if rest.size:
                 factor = _scale_of(scale)
-                _read(codec, codes, factor, factor, size, work)
+                _read(codec, codes, factor, factor, size, spare, work)
                 before = _at(base, tile[START] + row * size, size)
                 after = _at(rest, tile[START] + row * size, size)
                 for i in range(size):
@@ -428,7 +303,7 @@ def merge(codecs, given, made, addresses, length, weights, out, rest):
     source, target = codecs
     work, more = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     bits = work.view(np.int32)
-    spare = np.empty((3, BLOCK), np.uint8)
+    spare = np.empty((2, BLOCK), np.uint8)
     for number in range(len(made)):
         tile, read = made[number], given[number]
         size = tile[COLUMNS]
@@ -439,17 +314,16 @@ def merge(codecs, given, made, addresses, length, weights, out, rest):
                 factor = scale * weights[member]
                 codes = _at(data, read[CODES_AT] + row * read[CODE_STEP], read[CODE_BYTES])
                 if member:
-                    _read(source, codes, scale, factor, size, more)
+                    _read(source, codes, scale, factor, size, spare, more)
                     for i in range(size):
                         work[i] = work[i] + more[i]
                 else:
-                    _read(source, codes, scale, factor, size, work)
+                    _read(source, codes, scale, factor, size, spare, work)
                     for i in range(size):
                         work[i] = work[i] + _F32(0)  # a sum from zero has no negative zero
             scale = _at(out, tile[SCALES_AT] + row * tile[SCALE_STEP], 4)
             codes = _at(out, tile[CODES_AT] + row * tile[CODE_STEP], tile[CODE_BYTES])
             if rest.size:
-                _fetch(rest, tile[START] + (row + 1) * size)
                 left = _at(rest, tile[START] + row * size, size)
                 for i in range(size):
                     left[i] = work[i]
@@ -457,7 +331,7 @@ def merge(codecs, given, made, addresses, length, weights, out, rest):
                 return tile[UNIT] + row * tile[UNIT_STEP]
             if rest.size:
                 factor = _scale_of(scale)
-                _read(target, codes, factor, factor, size, more)
+                _read(target, codes, factor, factor, size, spare, more)
                 for i in range(size):
                     left[i] = left[i] - more[i]
     return -1
@@ -467,6 +341,7 @@ def merge(codecs, given, made, addresses, length, weights, out, rest):
 def decode(codec, tiles, data, weights, action, out):
     """Decode, times a weight for each unit, and set or add to ``out``, as ``action`` says."""
     work = np.empty(BLOCK, np.float32)
+    spare = np.empty((2, BLOCK), np.uint8)
     for tile in tiles:
         size = tile[COLUMNS]
         for row in range(tile[ROWS]):
@@ -474,13 +349,12 @@ def decode(codec, tiles, data, weights, action, out):
             factor = scale * weights[tile[UNIT] + row * tile[UNIT_STEP]]
             codes = _at(data, tile[CODES_AT] + row * tile[CODE_STEP], tile[CODE_BYTES])
             result = _at(out, tile[START] + row * size, size)
-            _fetch(out, tile[START] + (row + 1) * size)
             if action == ADD:
-                _read(codec, codes, scale, factor, size, work)
+                _read(codec, codes, scale, factor, size, spare, work)
                 for i in range(size):
                     result[i] = result[i] + work[i]
             else:
-                _read(codec, codes, scale, factor, size, result)
+                _read(codec, codes, scale, factor, size, spare, result)
     return 0
 
 
@@ -488,14 +362,13 @@ def decode(codec, tiles, data, weights, action, out):
 def step(codec, tiles, data, theta, momentum, eta, mu, out):
     """Take the outer step (``averaging.numbers.outer``) with an encoded displacement."""
     work = np.empty(BLOCK, np.float32)
+    spare = np.empty((2, BLOCK), np.uint8)
     for tile in tiles:
         size = tile[COLUMNS]
         for row in range(tile[ROWS]):
             scale = _scale_of(_at(data, tile[SCALES_AT] + row * tile[SCALE_STEP], 4))
             codes = _at(data, tile[CODES_AT] + row * tile[CODE_STEP], tile[CODE_BYTES])
-            _fetch(theta, tile[START] + (row + 1) * size)
-            _fetch(out, tile[START] + (row + 1) * size)
-            _read(codec, codes, scale, scale, size, work)
+            _read(codec, codes, scale, scale, size, spare, work)
             before = _at(theta, tile[START] + row * size, size)
             after = _at(out, tile[START] + row * size, size)
             if mu != 0:
