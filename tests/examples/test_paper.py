@@ -188,15 +188,6 @@ def test_a_factor_is_selected_by_the_beginning_of_its_name() -> None:
         quality.table(seeds=(0,), cycles=4, only="colour", changes=CHEAP)
 
 
-@pytest.mark.slow
-def test_a_mean_follows_liars_and_clipping_does_not() -> None:
-    small = {**CHEAP, "problem.size": 2, "outer.steps_per_cycle": 12, "outer.fragments": 2}
-    rows = quality.table(seeds=(0,), cycles=2, only="liars: 30%, sign x 10", changes=small)
-    mean, clip, centered = (row.change for row in rows[2:])
-    assert mean is not None and clip is not None and centered is not None
-    assert mean.value > 10 and max(clip.value, centered.value) < 5
-
-
 # Compare
 
 

@@ -2,5 +2,4 @@
 
 - ``trial``: real commands on such lines (``tests.swarms.wide_area``), and what is counted.
 - ``figures``: what one trial shows, beside what ``examples/paper/bandwidth`` predicts.
-- ``extrapolation``: needs of a larger run on such lines.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +19,6 @@ from peer.joining.link import find_run
 from peer.run_file.reading import with_settings
 from peer.run_file.sections import RunFile
 from peer.signals import as_interrupts
-from tests.benchmark.regions import extrapolation
 from tests.benchmark.regions.figures import record, table
 from tests.benchmark.regions.trial import Trial, conduct
 from tests.command_line import LogFolder, run_program, tell
@@ -48,10 +46,6 @@ def main(
         str | None,
         Option(help="Afterwards kill one region for this time, and watch its return."),
     ] = None,
-    extrapolate: Annotated[
-        Path | None,
-        Option(metavar="LARGE.toml", help="Also say what this run needs of such lines."),
-    ] = None,
     directory: LogFolder = None,
     as_json: Json = False,
 ) -> None:
@@ -67,7 +61,6 @@ def main(
     where = trial_folder(directory, "regions")
     with usage_errors():
         run = find_run(str(file), ask_peers=no_peers).run
-        large = None if extrapolate is None else find_run(str(extrapolate), ask_peers=no_peers).run
         cycles = [count(steps) for steps in cycle.split(",")] if cycle else [None]
         trials = [
             Trial(
@@ -91,14 +84,10 @@ def main(
         for trial in trials:
             title = f"{trial.mbit:g} Mbit/s, H = {trial.run.outer.steps_per_cycle}:"
             rows.append(conduct(trial, tell=partial(tell, title)))
-    beyond = None if large is None else extrapolation.extrapolate(large, regions, rows)
     if as_json:
-        found = {"rows": [record(each) for each in rows]}
-        print(json_text(found if beyond is None else {**found, "extrapolation": asdict(beyond)}))
+        print(json_text({"rows": [record(each) for each in rows]}))
         return
     print(table(rows))
-    if beyond is not None:
-        print(extrapolation.text(beyond))
 
 
 def _with_cycle(run: RunFile, steps: int) -> RunFile:

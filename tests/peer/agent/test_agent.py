@@ -365,17 +365,6 @@ def test_the_event_log_keeps_every_line_whole(tmp_path: Path) -> None:
     assert (second["event"], second["path"]) == ("next", str(tmp_path))
 
 
-def test_the_event_log_does_not_fill_the_disk(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    log = EventLog(path, max_bytes=1000)
-    for number in range(100):
-        log.write("tick", {"number": number})
-    log.close()
-    assert path.stat().st_size <= 1000
-    assert path.with_name("events.jsonl.1").stat().st_size <= 1000
-    assert list(read_events(path))[-1]["number"] == 99
-
-
 def test_the_page_shows_figures_that_prometheus_reads() -> None:
     class Figures:
         def collect(self) -> object:

@@ -30,14 +30,6 @@ def begun(*sizes: int) -> Ledger:
     return ledger
 
 
-def test_work_is_pending_until_a_state_contains_it() -> None:
-    ledger = begun()
-    ledger.process(100)
-    assert ledger.fate(0) == Fate(100, 0, 100, {})
-    ledger.observe(0, merged_tokens=60, settled_tokens=60)
-    assert ledger.fate(0) == Fate(100, 60, 40, {})
-
-
 def test_stale_work_is_discarded_with_its_reason() -> None:
     ledger = begun()
     ledger.process(100)
@@ -60,32 +52,6 @@ def test_tokens_merged_or_pending_when_the_run_is_rolled_back_are_discarded_for_
     assert ledger.total().imbalance == 0
 
 
-@pytest.mark.parametrize(("clean", "reason"), [(False, CRASH), (True, LEFT)])
-def test_pending_work_of_an_ended_incarnation_is_discarded(clean: bool, reason: str) -> None:
-    ledger = begun()
-    ledger.process(100)
-    ledger.observe(0, merged_tokens=60, settled_tokens=60)
-    ledger.begin(earlier_tokens=110, clean=clean)
-    assert ledger.fate(0) == Fate(110, 60, 0, {reason: 50})
-
-
-def test_a_contribution_merged_after_the_crash_is_not_discarded() -> None:
-    ledger = begun()
-    ledger.process(100)
-    ledger.begin(earlier_tokens=100, clean=False)
-    ledger.process(10)
-    ledger.observe(0, merged_tokens=80, settled_tokens=0)
-    assert ledger.fate(0) == Fate(110, 80, 10, {CRASH: 20})
-
-
-def test_moving_to_the_other_side_makes_work_pending_again() -> None:
-    ledger = begun()
-    ledger.process(100)
-    ledger.observe(0, merged_tokens=90, settled_tokens=90)
-    ledger.observe(0, merged_tokens=40, settled_tokens=40)
-    assert ledger.fate(0) == Fate(100, 40, 60, {})
-
-
 def test_work_merged_on_a_side_that_was_given_up_is_discarded() -> None:
     ledger = begun()
     ledger.process(100)
@@ -102,13 +68,6 @@ def test_a_double_merge_shows_as_excess() -> None:
     fate = ledger.fate(0)
     assert fate.excess == 50
     assert fate.imbalance == 0
-
-
-def test_a_peer_that_lost_its_files_recalls_its_tokens_from_states() -> None:
-    ledger = begun()
-    ledger.process(10)
-    ledger.observe(0, merged_tokens=500, settled_tokens=0)
-    assert ledger.fate(0) == Fate(510, 500, 10, {})
 
 
 def test_a_lost_progress_file_does_not_make_processed_less_than_merged() -> None:
@@ -355,13 +314,6 @@ def test_work_that_fragments_give_up_one_by_one_is_told_once() -> None:
     assert look(work, 160.0, now=200.0) is None
     assert look(work, 161.0, now=201.0) is None
     assert look(work, 161.0, now=201.0 + QUIET_S) == 1
-
-
-def test_work_that_was_merged_after_all_is_not_told() -> None:
-    work = GivenUpWork(0.0)
-    assert look(work, 50.0, now=1.0) is None
-    assert look(work, 0.0, now=2.0) is None
-    assert look(work, 0.0, now=2.0 + QUIET_S) is None
 
 
 def test_work_that_is_lost_again_is_told_again() -> None:

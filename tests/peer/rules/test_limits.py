@@ -495,23 +495,6 @@ def counted(*looks: tuple[datetime, int]) -> MonthlyVolume:
     return volume
 
 
-def test_a_month_begins_with_nothing_and_earlier_traffic_was_the_last_months() -> None:
-    volume = counted((NEW_YEARS - HOUR, 10), (NEW_YEARS, 5), (NEW_YEARS + HOUR, 1))
-    assert (volume.month, volume.bytes, volume.other) == ("2027-01", 1, ("2026-12", 15))
-
-
-@pytest.mark.parametrize("back", [HOUR, DAY], ids=["hour", "day"])
-def test_a_clock_that_is_set_back_over_the_begin_of_a_month_gives_neither_its_volume_twice(
-    back: timedelta,
-) -> None:
-    looks = [(NEW_YEARS - HOUR, 100), (NEW_YEARS + HOUR / 2, 0), (NEW_YEARS + HOUR / 2, 7)]
-    before = counted(*looks)
-    assert (before.month, before.bytes) == ("2027-01", 7)
-    again = before.on(NEW_YEARS + HOUR / 2 - back)
-    assert (again.month, again.bytes) == ("2026-12", 107), "what was used in December is used"
-    assert again.plus(1).on(NEW_YEARS).bytes == 7, "and so is what was used in January"
-
-
 def test_a_clock_that_was_wrong_by_months_takes_nothing_from_the_months_to_come() -> None:
     later = datetime(2027, 3, 5)
     wrong = counted((datetime(2026, 11, 20), 3), (later, 0), (later, 50))

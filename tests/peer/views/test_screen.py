@@ -69,12 +69,6 @@ def busy_view() -> View:
     )
 
 
-def test_a_busy_run_fits_80_by_24() -> None:
-    lines = shown(busy_view())
-    assert len(lines) <= 24
-    assert max(len(line) for line in lines) <= 80
-
-
 def test_the_screen_shows_loss_tokens_peers_and_events() -> None:
     text = " ".join(shown(busy_view()))
     for expected in ("1.23 M of 2 M tokens merged", "42 rounds", "12.3 MB", "0.12%", "learner-3"):
