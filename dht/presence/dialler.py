@@ -53,8 +53,8 @@ class Dialler:
     """Opens connections, and knows which peers are connected and which ones answered a dial."""
 
     def __init__(self, this: ThisPeer, seeds: Sequence[Multiaddr]) -> None:
-        self.connected: dict[PeerId, bool] = {}
-        """Connected peers; the value says whether the connection is relayed."""
+        self.connected: set[PeerId] = set()
+        """Connected peers, as of the last look and of what was dialled since."""
 
         self._this = this
         self._seed_peers = frozenset(peer_of(seed) for seed in seeds)
@@ -75,7 +75,7 @@ class Dialler:
     async def look(self) -> tuple[Connection, ...]:
         """Take note of the present connections. Raises ``HostClosed``."""
         connections = await self._this.host.connections()
-        self.connected = {c.peer: c.relayed for c in connections}
+        self.connected = {c.peer for c in connections}
         self._networks = {c.peer: network_of(c.address) for c in connections}
         for connection in connections:
             if (ip := ip_of(connection.address)) is not None:

@@ -196,7 +196,7 @@ class Greeting:
         if reply.yours:
             self.intake.take(reply.yours, peer=this.id)
         self._take_hello(peer, reply.record, reply.passed)
-        self.dialler.connected.setdefault(peer, False)
+        self.dialler.connected.add(peer)
         if run is not None and not this.runs.is_member(peer):
             table = this.table_if_any
             # Others pass this peer's record on to a bootstrap peer. A peer that is alone is

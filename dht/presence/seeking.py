@@ -62,7 +62,7 @@ class Seeking:
                 await self._checks.look()
             now, table, connected = this.now(), this.table_if_any, self._dialler.connected
             planner.met(
-                connected.keys(),
+                connected,
                 swarm_peers=0 if table is None else int(table.size_estimate(now)),
                 lonely=is_lonely(table, connected, this.settings.contacts, now=now),
                 now=now,
@@ -85,7 +85,7 @@ class Seeking:
                 this.events.tell("nobody_answered", str(report), addresses=addresses)
             return
         planner.succeeded(attempt, now=this.now())
-        self._dialler.connected.setdefault(attempt.peer, False)
+        self._dialler.connected.add(attempt.peer)
         if not self._told_connected:
             self._told_connected = True
             this.events.tell("connected", f"connected to {attempt.address}", peer=attempt.peer)

@@ -11,7 +11,6 @@ import contextlib
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Protocol
 
 LIFE_S = 1200
 """Lifetime that is asked for. A router that was restarted has lost the mapping for half of it."""
@@ -30,21 +29,6 @@ class Mapped:
 
     port: int
     life_s: int
-
-
-class Way(Protocol):
-    """A protocol for asking one router."""
-
-    @property
-    def name(self) -> str: ...
-
-    async def map(self, port: int, *, outer_port: int) -> Mapped:
-        """Map a port, if possible from this outer port. Raises ``NotMapped`` or ``OSError``."""
-        ...
-
-    async def remove(self, port: int, *, outer_port: int) -> None:
-        """Ask once to remove a mapping, which would end by itself. Raises like ``map``."""
-        ...
 
 
 ROUTER_PORT = 5351
@@ -103,7 +87,10 @@ class NatPmp:
         self._router = router
 
     async def map(self, port: int, *, outer_port: int) -> Mapped:
-        """Ask for a mapping, several times if need be. Raises ``NotMapped`` or ``OSError``."""
+        """Ask for a mapping, several times if need be, if possible from this outer port.
+
+        Raises ``NotMapped`` or ``OSError``.
+        """
         loop = asyncio.get_running_loop()
         # A connected socket receives from this address only.
         transport, answers = await loop.create_datagram_endpoint(
@@ -126,6 +113,7 @@ class NatPmp:
             transport.close()
 
     async def remove(self, port: int, *, outer_port: int) -> None:
+        """Ask once to remove a mapping, which would end by itself. Raises like ``map``."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
             asking.setblocking(False)
             asking.sendto(request(port, outer_port=0, life_s=0), (self._router, ROUTER_PORT))

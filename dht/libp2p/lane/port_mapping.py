@@ -21,11 +21,15 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
-from dht.libp2p.lane.nat_pmp import Mapped, NatPmp, NotMapped, Way
+from dht.libp2p.lane.nat_pmp import Mapped, NatPmp, NotMapped
 from dht.libp2p.lane.punching import own_address_towards
 from dht.libp2p.lane.upnp import Upnp
 from dht.libp2p.lane.wire import is_outer
+
+Way: TypeAlias = NatPmp | Upnp
+"""A protocol for asking one router."""
 
 _logger = logging.getLogger("dht.libp2p.lane.port_mapping")
 
