@@ -44,8 +44,8 @@ compares this table with what machines do.)
     JOINING   -> ENTERED   Committed StreamOpened Join
     JOINING   -> CATCHING  Behind Call Compare Finished Join
     JOINING   -> IDLE      Refused NoQuorum Closed Redirect Call Committed Tick GiveWay Leave
-    JOINING   -> IDLE      Behind OrdersChanged CaughtUp
-    PROMISED  -> JOINING   Redirect Refused Behind Call Join Tick Progressed
+    JOINING   -> IDLE      OrdersChanged CaughtUp
+    PROMISED  -> JOINING   Redirect Refused Call Join Tick Progressed
     PROMISED  -> ENTERED   Committed StreamOpened Join Pass LinkLost Tick
     PROMISED  -> CATCHING  Behind Call Compare Finished Join LinkLost Pass Tick
     PROMISED  -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
@@ -499,8 +499,6 @@ class FragmentRounds(Fragment):
             case messages.Behind():
                 self._saw_head(message.head, now)
                 self.catching_up.receive_behind(message, now)
-                if not self.catching_up.may_take(link_of(message.head), now):
-                    self.joining.told_behind_in_vain(sender, now)
             case messages.Compare():
                 self._saw_head(message.head, now)
                 self.catching_up.sign_for(sender, message.head, now)

@@ -427,16 +427,6 @@ class Joining:
         if self._pacemaker.failed(leader, self._fragment.now) > 1:
             self._fragment.note("passed_over", leader=leader, reason=reason)
 
-    def told_behind_in_vain(self, sender: PeerId, now: float) -> None:
-        """A peer says that this one is behind a version that too few have signed.
-
-        As a leader it keeps all others from a round for as long as it stands there.
-        """
-        attempt = self.attempt
-        if attempt is not None and attempt.leader == sender and self._is_answered():
-            reason = "it says that I am behind a version that too few have signed"
-            self._leave_leader(attempt, reason, now)
-
     def change_leader(self, leader: PeerId, now: float) -> None:
         """Send the join to another leader."""
         attempt = self.attempt

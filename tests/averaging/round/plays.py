@@ -187,12 +187,6 @@ def joining_a_last_time() -> FragmentRounds:
     return rounds
 
 
-def behind_what_nobody_has_signed(rounds: FragmentRounds) -> Input:
-    leader, _ = leader_of(rounds)
-    start = standing("start").lineage
-    return Received(leader, messages.Behind(0, AHEAD.head(), leader, start))
-
-
 def call_of_the_first(rounds: FragmentRounds) -> Input:
     return Received(other_than_leader(rounds), messages.Call(0, standing("start").head(), 10.0))
 
@@ -443,8 +437,6 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     (sealed_before_my_slice_is_merged, my_slice_is_merged, 2.0),
     (sealed_before_a_slice_is_here, a_slice_of_other_contributors, 2.0),
     (entered_and_behind, void_by_its_leader, 2.0),
-    (promised, behind_what_nobody_has_signed, 2.0),
-    (joining_after_many, behind_what_nobody_has_signed, 2.0),
     (joining_after_many, call_of_the_first, 2.0),
     (promised_after_many, call_of_the_first, 2.0),
     (promised_after_many, lambda rounds: Tick(), LATE),
