@@ -401,9 +401,6 @@ class Participation:
                 coordinator.promised(member, message, now, uploads_until=uploads_until)
             case messages.Outbid() if member is not None and message.ballot == coordinator.ballot:
                 coordinator.not_followed_by(member, message.promised)
-                if coordinator.was_too_early and self.takeover.ballot == coordinator.ballot:
-                    self.takeover.go_back()
-                    self.acceptor.take_back(coordinator.ballot, self.takeover.ballot)
                 if coordinator.is_over:
                     self.takeover.plan(self._policy.margin_s, now)
             case messages.Accepted() if member is not None:
@@ -912,15 +909,15 @@ class Participation:
             self._emit(Strike("withheld", {"peer": reducer, "reason": reason}))
 
     def _take_over(self, now: float) -> None:
-        self.takeover.cancel()
+        """Ask for promises. This peer follows its own ballot when others do, and no sooner: until
+        then the coordinator before it, which others may hear, has its reports and its vote."""
+        self.takeover.at = now + 4 * self._policy.margin_s + self.commit.upload_s
         if self.coordinates:
             return
         tried = 0 if self.coordinator is None else self.coordinator.ballot
-        self.takeover.begin(above=max(self.acceptor.promised, tried))
-        ballot = self.takeover.ballot
+        ballot = self.takeover.own_ballot(above=max(self.acceptor.promised, tried))
         self._note("took_over", ballot=ballot, stage=str(self.stage))
         self.coordinator = self._coordinate(ballot, now)
-        self.takeover.plan(4 * self._policy.margin_s + self.commit.upload_s, now)
 
     def _follow(self, ballot: int, now: float) -> None:
         if ballot <= self.takeover.ballot:

@@ -64,17 +64,6 @@ class Acceptor:
         self.promised = ballot
         return True
 
-    def take_back(self, ballot: int, before: int) -> None:
-        """This voter's own ballot has come to nothing before it proposed anything, and is not used
-        again: nobody relies on the promise, which it made to itself alone. Follow the ballot before
-        it as ever.
-
-        Of two voters, one that had lost the leader for a moment never voted for it any more, and
-        refused its later ballots as too early: both stood still for three usual waits.
-        """
-        if self.promised == ballot:
-            self.promised = before
-
     def propose(self, ballot: int, seal: tuple[int, ...]) -> bool:
         """Accept a seal. ``False``: a higher ballot has the promise, or the round is forsworn, or
         another seal was accepted in this ballot: two votes in it would prove this voter a liar.
@@ -154,8 +143,6 @@ class Coordinator:
         """Vows never to finish the round, by roster index."""
         self._not_following: set[int] = set()
         """The voters that have answered, but do not follow this ballot."""
-        self.was_too_early = False
-        """The coordinator before has not had its time, as most voters see it."""
         self._outbid_at: dict[int, int] = {}
         """Higher ballots that voters say to have promised, by roster index."""
         self.finished: dict[int, PeerId] = {}
@@ -196,6 +183,8 @@ class Coordinator:
             self.promises[sender] = promise
             if len(self.promises) >= self.commit.majority:
                 self._begin_ballot(uploads_until, now)
+            elif self._completes_majority:
+                self._send(self._id.me, Prepare(self.commit.fragment, self.round, self.ballot))
 
     def _is_signed(self, sender: int, promise: Promise) -> bool:
         """True if a voter has signed its promise."""
@@ -323,7 +312,6 @@ class Coordinator:
         if refused and self.phase is BallotPhase.PREPARING:
             self._note("ballot_too_early", ballot=self.ballot)
             self.phase = BallotPhase.OVER
-            self.was_too_early = True
 
     def outbid(self, promised: int) -> None:
         """Another member has taken over with a higher ballot: stop."""
@@ -644,10 +632,15 @@ class Coordinator:
 
     # Messages to send
 
+    @property
+    def _completes_majority(self) -> bool:
+        """True if this peer's own promise is all that is missing: it goes over last."""
+        return len(self.promises) + 1 >= self.commit.majority
+
     def _send_prepare(self) -> None:
         for index in self.commit.voters:
-            if index not in self.promises:
-                peer = self.commit.members[index].peer
+            peer = self.commit.members[index].peer
+            if index not in self.promises and (peer != self._id.me or self._completes_majority):
                 self._send(peer, Prepare(self.commit.fragment, self.round, self.ballot))
 
     def _send_propose(self) -> None:

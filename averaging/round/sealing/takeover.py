@@ -39,7 +39,6 @@ class Takeover:
         self._began_at = now
         self.ballot = 0
         """The highest ballot known to be in use; its owner is the coordinator."""
-        self._ballot_before = 0
         self.at = math.inf  # also of a peer that cannot coordinate
         """Time at which this peer takes over, unless the coordinator is heard before."""
         self._due_at = math.inf
@@ -113,14 +112,9 @@ class Takeover:
     def cancel(self) -> None:
         self.at = math.inf
 
-    def begin(self, *, above: int) -> None:
-        """Coordinate with an own ballot, higher than all known ones and than ``above``."""
+    def own_ballot(self, *, above: int) -> int:
+        """An own ballot, higher than all known ones and than ``above``."""
         voters = self._commit.voters
         assert self._entry is not None
-        self._ballot_before = self.ballot
         place = voters.index(self._entry)
-        self.ballot = ballot_of(place, voters=len(voters), above=max(self.ballot, above))
-
-    def go_back(self) -> None:
-        """Follow the coordinator before again, which needs this peer's reports: others hear it."""
-        self.ballot = self._ballot_before
+        return ballot_of(place, voters=len(voters), above=max(self.ballot, above))

@@ -201,7 +201,7 @@ def test_the_word_of_one_voter_stops_no_ballot_and_that_of_half_does(is_outbid: 
         coordinator.not_followed_by(0, promised=promised)
     assert not coordinator.is_over
     coordinator.not_followed_by(2, promised=1000 if is_outbid else 0)
-    assert coordinator.is_over and coordinator.was_too_early != is_outbid
+    assert coordinator.is_over
 
 
 def test_a_successor_whom_most_do_not_follow_yet_reports_to_the_coordinator_before_it() -> None:
@@ -210,25 +210,41 @@ def test_a_successor_whom_most_do_not_follow_yet_reports_to_the_coordinator_befo
     part = entered()
     part.handle(LinkLost(LEADER), BEGAN)
     part.handle(Tick(), part.takeover.at)
-    ballot = part.takeover.ballot
-    assert part.coordinates and ballot
+    assert part.coordinator is not None and part.coordinates
+    ballot = part.coordinator.ballot
+    assert ballot and part.coordinating_peer == LEADER and not part.acceptor.promised
     for peer in (LEADER, DORA):
-        assert part.coordinating_peer == ME
         hears(part, peer, said.Outbid(0, part.id, ballot, 0), BEGAN + 4.0)
     assert not part.coordinates and part.coordinating_peer == LEADER
 
     part.handle(Tick(), part.takeover.at)
-    assert part.coordinates and part.takeover.ballot > ballot, "it tries again"
+    assert part.coordinates and part.coordinator.ballot > ballot, "it tries again"
+
+
+def test_a_successor_follows_its_own_ballot_when_its_promise_completes_a_majority() -> None:
+    part = entered()
+    part.handle(LinkLost(LEADER), BEGAN)
+    part.handle(Tick(), part.takeover.at)
+    assert part.coordinator is not None
+    ballot = part.coordinator.ballot
+    text = said.promise_text(part.id, ballot, None, ())
+    promises = [
+        hears(part, peer, said.Promise(0, part.id, ballot, None, (), sign(peer, text)), BEGAN + 4.0)
+        for peer in (DORA, USURPER)
+    ]
+    assert promises == [[], [prepare(part, ballot)]] and part.coordinating_peer == LEADER
+    hears(part, ME, prepare(part, ballot), BEGAN + 4.0)
+    assert part.coordinating_peer == ME and part.acceptor.promised == ballot
 
 
 def test_a_successor_whom_most_do_not_follow_yet_votes_for_the_coordinator_before_it() -> None:
-    """Of two voters one had lost the leader for a moment. Its promise to itself kept it from every
+    """Of two voters one had lost the leader for a moment. A promise to itself kept it from every
     vote for the leader, and both stood still for 46 s."""
     part = entered()
     part.handle(LinkLost(LEADER), BEGAN)
     part.handle(Tick(), part.takeover.at)
-    mine = part.takeover.ballot
-    hears(part, ME, said.Prepare(0, part.id, mine), BEGAN + 3.9)
+    assert part.coordinator is not None
+    mine = part.coordinator.ballot
     for peer in (LEADER, DORA):
         hears(part, peer, said.Outbid(0, part.id, mine, 0), BEGAN + 4.0)
     seal = tuple(range(len(PEERS)))

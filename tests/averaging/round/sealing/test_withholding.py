@@ -356,9 +356,11 @@ def test_a_later_coordinator_whose_voters_were_never_in_the_round_leaves_it_at_o
     assert not part.coordinates
     now = part.takeover.at
     rounds.handle(Tick(), now)
-    assert part.coordinates and part.takeover.ballot > ballot
+    assert part.coordinator is not None and part.coordinates
+    mine = part.coordinator.ballot
+    assert mine > ballot
 
-    echo = said.Void(0, enter.round, "because", forsworn=False, ballot=part.takeover.ballot)
+    echo = said.Void(0, enter.round, "because", forsworn=False, ballot=mine)
     rounds.handle(Received(ME, echo), now)
     assert part.is_open, "it has not said so"
     for index in others:
