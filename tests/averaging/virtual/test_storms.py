@@ -265,14 +265,6 @@ def test_no_storm_breaks_a_promise_where_other_fragments_go_first(seed: int) -> 
     weather_out(storm(seed, how), how)
 
 
-def test_work_that_a_peer_calls_merged_elsewhere_may_be_merged_nowhere() -> None:
-    """It had declined two melds that might have merged its work a second time."""
-    how = Storm(gives_way=0.15)
-    swarm = storm(5316, how)
-    weather_out(swarm, how)
-    assert swarm.presumed
-
-
 LEVELS = (
     Level(codec="int4", codec_down="int4", cycle_steps=10),
     Level(codec="int2", codec_down="int4", cycle_steps=10),
