@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from datetime import datetime
@@ -44,7 +43,6 @@ def contradictions(run: RunFile) -> Iterator[Contradiction]:
     yield from _of_data_files(run)
     yield from _of_examples(run)
     yield from _without_commit(run)
-    yield from _of_thresholds(run)
     yield from _of_token_counts(run)
     yield from _of_rounds(run)
     if run.policy.admission == "listed" and not run.policy.peers:
@@ -195,16 +193,6 @@ def _without_commit(run: RunFile) -> Iterator[Contradiction]:
             f"is {data.tokenizer!r}; add its commit, '{data.tokenizer}@' and 40 hex digits: "
             f"https://huggingface.co/{data.tokenizer}/commits/main lists them",
         )
-
-
-def _of_thresholds(run: RunFile) -> Iterator[Contradiction]:
-    for name, threshold in (
-        ("inner.clip_norm", run.inner.clip_norm),
-        ("rounds.norm_max_ratio", run.rounds.norm_max_ratio),
-        ("model.logit_soft_cap", getattr(run.model, "logit_soft_cap", "off")),
-    ):
-        if isinstance(threshold, float) and not (math.isfinite(threshold) and threshold > 0):
-            yield name, f"is {threshold:g}; it must be a number above 0 or 'off'"
 
 
 def _of_token_counts(run: RunFile) -> Iterator[Contradiction]:

@@ -193,7 +193,7 @@ class Rounds(Section, frozen=True, kw_only=True):
         "less than ten minutes ago.",
     ] = 8
     norm_max_ratio: Annotated[
-        float | Literal["off"],
+        Annotated[float, Meta(gt=0.0)] | Literal["off"],
         "Maximum norm of a contribution relative to the usual norm, which follows from the "
         "other contributions and the last merges; a longer one is refused. Or 'off'.",
     ] = 50.0

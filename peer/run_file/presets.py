@@ -6,13 +6,13 @@ Unlike defaults, presets are no part of any run's id: the file says every settin
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 
 from peer.run_file.merging import Outer
 from peer.run_file.sections import (
-    SIZES,
     Data,
     End,
     Evaluation,
@@ -46,6 +46,14 @@ NEW_OUTER: Final = Outer(
 """The section of runs with Muon, at whose rates longer outer steps do harm, above all with two
 peers; with codecs and cycles for lines that do not carry the preferred ones."""
 
+
+_OF_ALL_SIZES = {"context": 1024, "vocabulary": 50304, "qk_norm": True}
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "124m": {"layers": 12, "width": 768, "heads": 12, **_OF_ALL_SIZES},
+    "350m": {"layers": 24, "width": 1024, "heads": 16, **_OF_ALL_SIZES},
+    "1b": {"layers": 24, "width": 1792, "heads": 14, **_OF_ALL_SIZES},
+}
+"""Settings of models of named sizes. The vocabulary is GPT-2's, rounded up to 128."""
 
 _PARAMETERS = {"124m": 124_000_000, "350m": 355_000_000, "1b": 1_000_000_000}
 _BATCHES = {"124m": 128, "350m": 128, "1b": 256}

@@ -19,7 +19,7 @@ from dht.protocol import UPGRADE
 from peer.errors import Fault, RunFileError
 from peer.quantities import listed
 from peer.run_file.contradictions import Contradiction, contradictions, obstacles
-from peer.run_file.sections import SCHEMA, SIZES, RunFile
+from peer.run_file.sections import SCHEMA, RunFile
 from peer.run_file.setting_rules import Findings, TomlLines, check_table
 
 RUN_FILE_MAX_BYTES = 16 * 1024
@@ -181,9 +181,6 @@ def _checked(settings: dict[str, Any], *, source: str, lines: TomlLines | None) 
     findings = Findings(lines)
     check_table(settings, RunFile, (), findings)
     if not findings.faults:
-        model = settings.get("model", {})
-        if (size := model.pop("size", None)) is not None:
-            settings["model"] = {**SIZES[size], **model}
         try:
             run = msgspec.convert(settings, RunFile)
         except msgspec.ValidationError as error:  # a rule that check_table does not know

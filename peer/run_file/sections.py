@@ -8,7 +8,6 @@ changed default needs a new ``SCHEMA``. Descriptions are not part of the id.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -103,30 +102,10 @@ class GptModel(_Model, frozen=True, kw_only=True, tag_field="recipe", tag="gpt")
         bool, LATER, "Whether each head normalises its queries and keys (RMSNorm)."
     ] = False
     logit_soft_cap: Annotated[
-        float | Literal["off"],
+        Annotated[float, Meta(gt=0.0)] | Literal["off"],
         LATER,
         "Upper bound c on the logits, which become c tanh(logit / c). Or 'off'.",
     ] = "off"
-    size: Annotated[
-        Literal["124m", "350m", "1b"] | None,
-        LATER,
-        "Named size: gives layers, width, heads, context, vocabulary and qk_norm the values of "
-        "a model of about so many parameters, except those that the file sets itself.",
-    ] = None
-    """``reading`` puts the values in place of the name, so that both spellings have one id."""
-
-    def __post_init__(self) -> None:
-        if self.size is not None:
-            raise ValueError(f"size is {self.size!r}; use GptModel(**SIZES[{self.size!r}])")
-
-
-_OF_ALL_SIZES = {"context": 1024, "vocabulary": 50304, "qk_norm": True}
-SIZES: Mapping[str, Mapping[str, Any]] = {
-    "124m": {"layers": 12, "width": 768, "heads": 12, **_OF_ALL_SIZES},
-    "350m": {"layers": 24, "width": 1024, "heads": 16, **_OF_ALL_SIZES},
-    "1b": {"layers": 24, "width": 1792, "heads": 14, **_OF_ALL_SIZES},
-}
-"""Settings that ``model.size`` stands for. The vocabulary is GPT-2's, rounded up to 128."""
 
 
 class Lora(Section, frozen=True, kw_only=True):
@@ -341,7 +320,7 @@ class _Inner(Section, frozen=True, kw_only=True):
         "more by noisy steps than data parallel does.",
     ] = 32
     clip_norm: Annotated[
-        float | Literal["off"],
+        Annotated[float, Meta(gt=0.0)] | Literal["off"],
         "Maximum norm of the gradient; a longer one is scaled down to it. Or 'off'.",
     ] = 1.0
 

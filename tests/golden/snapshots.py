@@ -40,7 +40,7 @@ from peer.extras.orders.directives import Delivered
 from peer.joining.visit import RunStatus, Silent
 from peer.run_file import presets
 from peer.run_file.reading import parse
-from peer.run_file.sections import SIZES, RunFile
+from peer.run_file.sections import RunFile
 from peer.status import PeerRow, Training
 from peer.storage.address import keep_link
 from peer.storage.checkpoint import CheckpointFolder
@@ -194,7 +194,7 @@ def runs_text() -> str:
         if "\n[model]" in (text := path.read_text(encoding="utf-8"))
     }
     runs["the defaults"] = RunFile()
-    runs |= {f"size {size}": presets.preset(size) for size in SIZES}
+    runs |= {f"size {size}": presets.preset(size) for size in presets.SIZES}
     return "\n".join(
         f"{name}\n{run.run_id}\n{run.canonical().decode()}\n" for name, run in runs.items()
     )

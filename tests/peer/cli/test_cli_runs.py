@@ -28,9 +28,9 @@ from peer.errors import NobodyMet, RunNotFound
 from peer.joining.link import FoundRun, Link
 from peer.joining.visit import RunStatus, Silent
 from peer.rules.leaving import Departure
-from peer.run_file.presets import preset
+from peer.run_file.presets import SIZES, preset
 from peer.run_file.reading import parse
-from peer.run_file.sections import SIZES, End, GptModel, MuonInner, RunFile
+from peer.run_file.sections import End, GptModel, MuonInner, RunFile
 from peer.simulate.settings import Swarm
 from peer.simulate.settings import parse as parse_swarm
 from peer.storage.address import keep_link

@@ -20,8 +20,8 @@ from peer.model.recipes import (
 )
 from peer.model.recipes.gpt import Gpt, Past, rotary, rotate
 from peer.model.weights import draw
+from peer.run_file.presets import SIZES
 from peer.run_file.sections import (
-    SIZES,
     AdamwInner,
     CustomInner,
     CustomModel,

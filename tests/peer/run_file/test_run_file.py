@@ -23,7 +23,6 @@ from peer.run_file.reading import (
     parse_whole,
 )
 from peer.run_file.sections import (
-    SIZES,
     AdamwInner,
     CustomData,
     CustomInner,
@@ -44,11 +43,6 @@ from peer.run_file.setting_rules import TomlLines
 from peer.run_file.writing import differences, to_toml
 
 GOLDEN_ID = "201dcbff9ced82d412ac4068ee31665243953206fe4f22761dade8507b13326a"
-GOLDEN_SIZES = {
-    "124m": "10de359ae1348b9e",
-    "350m": "8af158940743ab98",
-    "1b": "9908c7979a84b9fc",
-}
 PEER = "12D3KooWGBfKqTqgyD5c5uN3MQmLxKYzvm9mCc9ZJdNxVjBrfJm8"
 
 
@@ -166,33 +160,6 @@ def test_a_later_setting_is_in_the_canonical_form_only_if_it_is_not_the_default(
     assert run.run_id != GOLDEN_ID
     explicit = RunFile().canonical().replace(b'"layers":4', b'"kv_heads":null,"layers":4')
     assert "it is not in canonical form" in reject(explicit)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_a_size_stands_for_its_settings(size: str) -> None:
-    run = parse(f"[model]\nsize = '{size}'")
-    assert run.model == GptModel(**SIZES[size])
-    assert parse(to_toml(run)).run_id == run.run_id
-    assert '"size"' not in run.canonical().decode()
-
-
-def test_a_file_overrides_settings_of_its_size() -> None:
-    model = parse("[model]\nsize = '124m'\nlayers = 4\nkv_heads = 4").model
-    assert model == GptModel(**{**SIZES["124m"], "layers": 4}, kv_heads=4)
-
-
-def test_ids_of_sizes_never_change() -> None:
-    ids = {size: parse(f"[model]\nsize = '{size}'").run_id[:16] for size in SIZES}
-    assert ids == GOLDEN_SIZES
-
-
-def test_a_size_is_not_a_setting_of_a_run_but_a_name_for_settings() -> None:
-    with pytest.raises(ValueError, match=r"use GptModel\(\*\*SIZES\['124m'\]\)"):
-        GptModel(size="124m")
-    plain = json.loads(RunFile().canonical())
-    plain["model"]["size"] = "1b"
-    served = json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
-    assert "it is not in canonical form" in reject(served)
 
 
 def test_the_canonical_form_is_sorted_compact_json_with_every_setting() -> None:
