@@ -78,13 +78,9 @@ class Histories:
         await self._saver.save()
 
     async def follow_orders(self) -> None:
-        """Keep what the run's owner attests, and go back where it takes the run."""
-        owner, good = self._peer.owner, self._peer.good
-        followed = None
-        while good is not None:
-            if owner.directive != followed:
-                followed = owner.directive
-                await asyncio.to_thread(good.pin, owner.orders.attested)
+        """Go back where the run's owner takes the run."""
+        owner = self._peer.owner
+        while self._peer.good is not None:
             is_after = self._averager.is_after(owner.rollback)
             if owner.takes_back(self._averager.states, if_unknown=not is_after):
                 await self._go_back()

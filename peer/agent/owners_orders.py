@@ -51,6 +51,8 @@ class OwnersOrders:
         if directive == self.directive:
             return None
         self.directive = directive
+        if self.good is not None:
+            self.good.attested = self.orders.attested
         of_rounds = self.of_rounds()
         self.paused = of_rounds.paused
         return of_rounds
@@ -131,7 +133,6 @@ class OwnersOrders:
         Later ones are forgotten, or the run's owner might attest one of them.
         """
         assert self.good is not None, "a run without an owner is never taken back"
-        self.good.pin(self.orders.attested)
         roots = self.good.roots(self.orders)
         self.good.forget_recent()
         return roots

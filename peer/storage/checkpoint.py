@@ -20,7 +20,7 @@ import re
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -84,11 +84,8 @@ class Checkpoint:
     def bytes_of(self, name: str) -> NDArray[np.uint8]:
         """A copy of the bytes of a tensor."""
         begin, end = self._entry(name)["data_offsets"]
-        data = np.fromfile(
-            self.path / _TENSORS, np.uint8, count=end - begin, offset=self._begin + begin
-        )
-        if data.size != end - begin:
-            raise CheckpointDamaged(str(self.path), f"tensor {name!r} is cut short")
+        data = np.empty(end - begin, np.uint8)
+        self.read_into(name, data)
         return data
 
     def read_into(self, name: str, vector: NDArray[Any]) -> None:
@@ -126,9 +123,11 @@ class CheckpointFolder:
         keep: int = 3,
         allowed_bytes: Callable[[], float | None] = lambda: None,
         reads_only: bool = False,
+        spares: Callable[[Path], bool] = lambda path: False,
     ) -> None:
         """``allowed_bytes()``: current limit for the whole folder, the next checkpoint included.
 
+        ``spares(path)``: whether a checkpoint stays although newer ones need its place.
         ``reads_only``: damaged checkpoints are passed over and left where they are. A checkpoint
         that another version has written looks damaged, and its peer may be running.
         """
@@ -136,6 +135,7 @@ class CheckpointFolder:
         self.keep = keep
         self._allowed_bytes = allowed_bytes
         self._reads_only = reads_only
+        self._spares = spares
         self._passed_over: set[Path] = set()
         self._saving = threading.Lock()
         """Held while saving: a save whose task was cancelled continues in its thread."""
@@ -198,8 +198,8 @@ class CheckpointFolder:
             raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        for number in self.numbers()[: -self.keep]:
-            _remove(self.path_of(number))
+        for path in self._spared_by_none(self.numbers()[: -self.keep]):
+            _remove(path)
         return final
 
     def load_latest(self) -> Checkpoint | None:
@@ -224,34 +224,30 @@ class CheckpointFolder:
 
     def prune(self, needed_bytes: int = 0) -> None:
         """Remove old checkpoints until ``needed_bytes`` fit the limit; the newest one stays."""
-        while (left := self._left_bytes()) is not None and left < needed_bytes:
+        while not self.fits(needed_bytes):
             damaged = sorted(self.folder.glob(f"*{_DAMAGED}"))
-            older = [self.path_of(number) for number in self.numbers()[:-1]]
-            if not (doomed := [*damaged, *older]):
+            if not (doomed := [*damaged, *self._spared_by_none(self.numbers()[:-1])]):
                 return
             _remove(doomed[0])
 
+    def fits(self, needed_bytes: int = 0) -> bool:
+        """True if the limit leaves room for so many bytes more."""
+        left = self._left_bytes()
+        return left is None or left >= needed_bytes
+
     def _left_bytes(self) -> float | None:
         allowed = self._allowed_bytes()
-        if allowed is None:
-            return None
-        return allowed - folder_bytes(self.folder)
+        return None if allowed is None else allowed - folder_bytes(self.folder)
 
-    def clear(self, *, but: Collection[Path] = ()) -> None:
-        """Remove all checkpoints but those at these paths."""
-        with self._saving:
-            for path in map(self.path_of, self.numbers()):
-                if path not in but:
-                    _remove(path)
+    def _spared_by_none(self, numbers: Iterable[int]) -> list[Path]:
+        return [path for path in map(self.path_of, numbers) if not self._spares(path)]
 
-    def take_over(self, path: Path) -> None:
-        """Move a checkpoint of another folder on this file system here; it is the newest then."""
+    def clear(self, *, spared: bool = False) -> None:
+        """Remove all checkpoints. ``spared``: also those that stay otherwise."""
         with self._saving:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            path.rename(self.path_of(self._next_number()))
-            sync_folder(self.folder)
-            for number in self.numbers()[: -self.keep]:
-                _remove(self.path_of(number))
+            numbers = self.numbers()
+            for path in map(self.path_of, numbers) if spared else self._spared_by_none(numbers):
+                _remove(path)
 
     def set_aside(self, path: Path) -> Path:
         """Rename a checkpoint that cannot be used, so that it is not tried again."""

@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from averaging.history.attested import numbers_digest, rolled_back
 from averaging.history.state import FragmentState
@@ -40,10 +41,6 @@ VALUE_BYTES = 8
 """A value of a fragment with its momentum."""
 
 
-_Place: TypeAlias = tuple[CheckpointFolder, Path, Mapping[str, Any]]
-"""The folder, the path and the meta of a kept state."""
-
-
 class GoodStates:
     """The kept states of one peer. ``keep`` may be called in any thread."""
 
@@ -57,40 +54,39 @@ class GoodStates:
         """``allowed_bytes()``: current limit for checkpoints and these states together."""
         self._layout = layout
         self._allowed_bytes = allowed_bytes
-        self._recent = [
+        self._folders = [
             CheckpointFolder(
-                folder / "recent" / f"{part.index:04d}", keep=KEPT, allowed_bytes=self._left(index)
+                folder / f"{part.index:04d}",
+                keep=KEPT,
+                allowed_bytes=partial(self._share, index),
+                spares=partial(self._is_attested, index),
             )
             for index, part in enumerate(layout.fragments)
         ]
-        self._attested = [
-            CheckpointFolder(folder / "attested" / f"{part.index:04d}", keep=1)
-            for part in layout.fragments
-        ]
-        self._wanted: Sequence[Attested] = ()
-        """The attested states, by fragment."""
+        self.attested: Sequence[Attested] = ()
+        """The attested states, by fragment: they stay until others are attested."""
 
     def __repr__(self) -> str:
-        return f"GoodStates({sum(len(each.numbers()) for each in self._recent)} recent)"
+        return f"GoodStates({sum(len(each.numbers()) for each in self._folders)} states)"
 
-    def _left(self, fragment: int) -> Callable[[], float | None]:
-        """The space of one fragment's recent states: its part of what the others leave."""
+    def _share(self, fragment: int) -> float | None:
+        """The space of one fragment's states: its part of what the checkpoints leave."""
+        allowed, whole = self._allowed_bytes(), self._layout.size
+        if allowed is None:
+            return None
+        spare = allowed - CHECKPOINTS * VALUE_BYTES * whole
+        return spare * self._layout.fragments[fragment].size / whole
 
-        def left() -> float | None:
-            allowed = self._allowed_bytes()
-            if allowed is None:
-                return None
-            whole = self._layout.size
-            spare = allowed - CHECKPOINTS * VALUE_BYTES * whole
-            share = spare * self._layout.fragments[fragment].size / whole
-            return share - folder_bytes(self._attested[fragment].folder)
-
-        return left
+    def _is_attested(self, fragment: int, path: Path) -> bool:
+        with contextlib.suppress(CheckpointDamaged, FileNotFoundError):
+            meta = read_meta(path)
+            return any(_is(meta, each) for each in self.attested[fragment : fragment + 1])
+        return False
 
     @property
     def used_bytes(self) -> int:
         """Space on the disk that all of these states use."""
-        return sum(folder_bytes(each.folder) for each in (*self._recent, *self._attested))
+        return sum(folder_bytes(each.folder) for each in self._folders)
 
     def keep(self, state: FragmentState) -> None:
         """Write a state, if it fits; the oldest ones make room."""
@@ -102,26 +98,23 @@ class GoodStates:
             "digest": numbers_digest(state).hex(),
             "tokens": state.merged.tokens,
         }
-        folder = self._recent[state.fragment]
+        folder = self._folders[state.fragment]
         try:
             try:
                 folder.save(state_tensors(state), meta)
             except QuotaFull:
                 folder.clear()  # unlike a checkpoint, the one before it may go first
                 folder.save(state_tensors(state), meta)
-            self._pin(state.fragment)
         except (DiskFull, OSError) as error:
             logger.info("state_not_kept fragment=%d reason=%s", state.fragment, error)
 
     def prune(self) -> None:
         """Make room after the disk limit has fallen; attested states go last."""
-        for index, (recent, attested) in enumerate(zip(self._recent, self._attested, strict=True)):
-            recent.prune()
-            left = self._left(index)()
-            if left is not None and left < folder_bytes(recent.folder):
-                recent.clear()
-            if left is not None and left < 0:
-                attested.clear()
+        for folder in self._folders:
+            folder.prune()
+            for spared in (False, True):
+                if not folder.fits():
+                    folder.clear(spared=spared)
 
     def kept(self) -> tuple[Kept, ...]:
         """All states that are kept, as the owner of the run may attest them."""
@@ -134,33 +127,15 @@ class GoodStates:
                 digest=bytes.fromhex(meta["digest"]),
                 tokens=meta["tokens"],
             )
-            for fragment in range(len(self._layout.fragments))
-            for _, _, meta in self._all(fragment)
+            for fragment in range(len(self._folders))
+            for _, meta in self._all(fragment)
         )
 
-    def pin(self, attested: Sequence[Attested]) -> None:
-        """Keep the attested states until others are attested, also those that come later."""
-        self._wanted = attested[: len(self._recent)]
-        for fragment in range(len(self._wanted)):
-            try:
-                self._pin(fragment)
-            except OSError as error:
-                logger.info("state_not_kept fragment=%d reason=%s", fragment, error)
-
-    def _pin(self, fragment: int) -> None:
-        for folder, path, _ in self._attested_of(fragment):
-            if folder is not self._attested[fragment]:
-                self._attested[fragment].take_over(path)
-                return
-
     def forget_recent(self) -> None:
-        """Forget the versions that were taken back: nobody may attest them any more.
-
-        An attested one that the disk had no room to put beside them stays among them.
-        """
-        for fragment, folder in enumerate(self._recent):
+        """Forget the versions that were taken back: nobody may attest them any more."""
+        for folder in self._folders:
             try:
-                folder.clear(but=[path for _, path, _ in self._attested_of(fragment)])
+                folder.clear()
             except OSError as error:
                 logger.info("states_not_removed path=%s reason=%s", folder.folder, error)
 
@@ -179,7 +154,7 @@ class GoodStates:
 
     def _load(self, fragment: int, attested: Attested) -> FragmentState | None:
         size = self._layout.fragments[fragment].size
-        for _, path, meta in self._all(fragment):
+        for path, meta in self._all(fragment):
             if not _is(meta, attested):
                 continue
             try:
@@ -191,18 +166,12 @@ class GoodStates:
                 return state
         return None
 
-    def _attested_of(self, fragment: int) -> list[_Place]:
-        """The attested state of a fragment, wherever it is kept."""
-        wanted = self._wanted[fragment : fragment + 1]
-        return [each for each in self._all(fragment) if any(_is(each[2], it) for it in wanted)]
-
-    def _all(self, fragment: int) -> Iterator[_Place]:
-        """Every kept state of a fragment with its meta, the newest first."""
-        for folder in (self._recent[fragment], self._attested[fragment]):
-            for number in reversed(folder.numbers()):
-                path = folder.path_of(number)
-                with contextlib.suppress(CheckpointDamaged, FileNotFoundError):
-                    yield folder, path, read_meta(path)
+    def _all(self, fragment: int) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+        """The path of every kept state of a fragment with its meta, the newest first."""
+        folder = self._folders[fragment]
+        for path in map(folder.path_of, reversed(folder.numbers())):
+            with contextlib.suppress(CheckpointDamaged, FileNotFoundError):
+                yield path, read_meta(path)
 
 
 def _is(meta: Mapping[str, Any], attested: Attested) -> bool:

@@ -430,7 +430,7 @@ def test_a_peer_that_goes_back_when_it_starts_keeps_nothing_of_what_was_taken_ba
         attested=(Attested(state.version, state.lineage, kept.digest),),
         rollback=Rollback(7, (Root(root.version, root.lineage),)),
     )
-    local.owner.directive = Directive(number=7, bans=(), orders=orders)
+    local.owner.follow(Directive(number=7, bans=(), orders=orders))
     for _ in range(2):  # it may be started again before it has saved where it has gone to
         (found,) = local.owner.roots()
         assert found is not None and found.lineage == root.lineage

@@ -71,14 +71,16 @@ def test_the_last_few_are_kept_and_the_attested_one_until_another_is(tmp_path: P
     for version in (8, 16):
         for fragment in (0, 1):
             store.keep(state(fragment, version))
-    store.pin(at(store, 8))
+    store.attested = at(store, 8)
     for version in (24, 32, 40):
         for fragment in (0, 1):
             store.keep(state(fragment, version))
     assert versions(store) == [(f, v) for f in (0, 1) for v in (8, 32, 40)]
     assert versions(good(tmp_path)) == versions(store), "also after a restart"
-    store.pin(at(store, 32))
-    assert versions(store) == [(f, v) for f in (0, 1) for v in (32, 40)]
+    store.attested = at(store, 32)
+    for fragment in (0, 1):
+        store.keep(state(fragment, 48))
+    assert versions(store) == [(f, v) for f in (0, 1) for v in (32, 40, 48)]
 
 
 def test_an_attested_state_that_a_peer_comes_to_later_is_kept_as_well(tmp_path: Path) -> None:
@@ -87,7 +89,7 @@ def test_an_attested_state_that_a_peer_comes_to_later_is_kept_as_well(tmp_path: 
     for fragment in (0, 1):
         others.keep(state(fragment, 8))
     store = good(tmp_path / "own")
-    store.pin(at(others, 8))
+    store.attested = at(others, 8)
     for version in (8, 16, 24, 32):
         for fragment in (0, 1):
             store.keep(state(fragment, version))
@@ -100,7 +102,7 @@ def test_the_roots_of_a_rollback_are_made_of_the_attested_states(tmp_path: Path)
         for fragment in (0, 1):
             store.keep(state(fragment, version))
     orders = rollback(at(store, 8))
-    store.pin(orders.attested)
+    store.attested = orders.attested
     store.forget_recent()
     assert versions(store) == [(0, 8), (1, 8)]
     for fragment, root in enumerate(store.roots(orders)):
@@ -125,7 +127,7 @@ def test_a_root_is_missing_where_the_state_is_not_kept_is_damaged_or_another(
     found = store.roots(orders)
     assert found[0] is not None and found[1] is None, "other bits than those attested"
     assert to[1] != orders.attested[1]
-    for path in tmp_path.glob("recent/0000/*/tensors.safetensors"):
+    for path in tmp_path.glob("0000/*/tensors.safetensors"):
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
         path.write_bytes(data)
@@ -172,32 +174,11 @@ def test_a_disk_that_became_read_only_ends_nothing(
         failing.setattr(Path, "rename", read_only)
         failing.setattr(Path, "mkdir", read_only)
         store.keep(state(0, 16))
-        store.pin(attested)
         store.forget_recent()
     assert versions(store) == [(0, 8), (1, 8)]
-    store.pin(attested)
+    store.attested = attested
     store.forget_recent()
     assert at(store, 8) == attested
-
-
-def test_an_attested_state_is_not_forgotten_where_the_disk_has_no_room_for_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Earlier, a rollback on a full disk removed the only copy of the state to go back to."""
-    store = good(tmp_path)
-    for version in (8, 16):
-        store.keep(state(0, version))
-        store.keep(state(1, version))
-    attested = at(store, 8)
-
-    def full(path: Path, *given: object, **settings: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-    with monkeypatch.context() as failing:
-        failing.setattr(Path, "mkdir", full)
-        store.pin(attested)
-        store.forget_recent()
-    assert versions(store) == [(0, 8), (1, 8)]
 
 
 def test_states_make_room_at_once_when_the_disk_limit_falls(tmp_path: Path) -> None:
@@ -209,7 +190,7 @@ def test_states_make_room_at_once_when_the_disk_limit_falls(tmp_path: Path) -> N
         for fragment in (0, 1):
             store.keep(state(fragment, version))
         if version == 8:
-            store.pin(at(store, 8))
+            store.attested = at(store, 8)
     assert versions(store) == [(f, v) for f in (0, 1) for v in (8, 16, 24)]
     allowed[0] = (CHECKPOINTS + 1.2) * checkpoint
     store.prune()
