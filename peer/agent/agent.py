@@ -280,9 +280,7 @@ class Agent(Role):
 
     def _tell_report(self) -> PeerStatus:
         """Tell the trainer the run as this peer sees it now. Returns this peer's status."""
-        peer, limits = self.peer, self.peer.guest.limits
-        status = status_of(peer)
-        others_train = any(seen.trains for seen in peer.live_peers)
+        peer, status = self.peer, status_of(self.peer)
         own, *others = sorted(rows_of(peer, status), key=lambda row: not row.you)
         self._line.say(
             Report(
@@ -290,14 +288,10 @@ class Agent(Role):
                 rows=(own, *others[:OTHERS_MAX]),
                 # Own work that is not merged yet is part of the run; of a lone peer it is all.
                 scheduled_tokens=status.global_tokens + int(status.fates["pending"]),
-                synchronous=peer.phase == "ready" and others_train,
-                others_train=others_train,
+                others_train=any(seen.trains for seen in peer.live_peers),
                 amended=peer.owner.amended,
                 gone_back=peer.owner.gone_back,
-                cpu_share=limits.share(accelerated=False),
-                accelerator_share=limits.share(accelerated=True),
-                free_accelerator=limits.free_gpu,
-                threads=limits.threads,
+                limits=peer.guest.limits,
                 inner_bytes=peer.guest.disk.inner,
             )
         )

@@ -22,6 +22,7 @@ from dht import protocol
 from peer.bridge.settings import PeerSettings
 from peer.description import Described
 from peer.errors import OtherRelease, PeerError
+from peer.rules.limits import Limits
 from peer.status import PeerRow, PeerStatus, Training
 
 MESSAGE_MAX_BYTES = 16 << 20
@@ -146,22 +147,14 @@ class Report(_Message, frozen=True, kw_only=True):
     """This peer and the largest contributors among the others."""
     scheduled_tokens: int = 0
     """Merged tokens of all peers, plus this peer's own that are not merged yet."""
-    synchronous: bool = False
-    """True if a round with others is possible, for which a synchronous trainer should wait."""
     others_train: bool = True
     """False if the other live peers only keep the run, or rest."""
     amended: dict[str, int | float | str] = {}
     """Settings of the run that its owner has changed, as the trainer should follow them now."""
     gone_back: int = 0
     """Number of the directive with which the run's owner took it back last; tokens fall then."""
-    cpu_share: float = 1.0
-    """Part of the time that the trainer may work on a CPU."""
-    accelerator_share: float = 1.0
-    """Part of the time that the trainer may work on an accelerator."""
-    free_accelerator: bool = False
-    """True if the trainer is to give the accelerator's memory back while it rests."""
-    threads: int | None = None
-    """Number of CPU threads that the trainer may use."""
+    limits: Limits = Limits()
+    """Those of the machine's owner."""
     inner_bytes: float | None = None
     """Disk space that the trainer's checkpoints may take."""
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 
 from peer.bridge.agent_process import AgentProcess
-from peer.bridge.messages import Due, Report
-from peer.rules.limits import pause_after_step_s
+from peer.bridge.messages import Due
+from peer.rules.limits import Limits, pause_after_step_s
 from peer.run_file.sections import RunFile
 from peer.trainer.learner import Learner
 from peer.trainer.news import News
@@ -31,13 +31,13 @@ class Pacer:
         self._own_threads: int | None = None
         """The program's own number of torch threads, while the owner wants fewer."""
 
-    def pause(self, report: Report) -> None:
+    def pause(self, limits: Limits) -> None:
         """Sleep after a step as long as the limits ask for."""
         if self._accelerator is None:
             # Elsewhere these threads have little to do, and compiled code is compiled anew for
             # another number of them, while training waits.
-            self._limit_threads(report.threads)
-        share = report.cpu_share if self._accelerator is None else report.accelerator_share
+            self._limit_threads(limits.threads)
+        share = limits.share(accelerated=self._accelerator is not None)
         if share < 1.0:
             if self._accelerator is not None:
                 # Queued kernels would run on while this thread sleeps.
@@ -129,7 +129,8 @@ class SynchronousRounds:
 
     def _has_company(self) -> bool:
         """True if a round with another peer is possible."""
-        return self._news.report.synchronous
+        report = self._news.report
+        return report.status.phase == "ready" and report.others_train
 
     def _settle(self, fragment: int) -> None:
         ask_at = time.monotonic() + ASK_AFTER_S

@@ -274,7 +274,7 @@ class Run(Rank):
         if parts.synchronous is not None:
             parts.synchronous.wait()
         # Before the other processes continue: they wait here, where nothing has a deadline.
-        parts.pacer.pause(self._news.report)
+        parts.pacer.pause(self._news.report.limits)
         self._rest()
         wanted = self._news.take_measure()
         measure = None if wanted is None else self._measure
@@ -326,7 +326,7 @@ class Run(Rank):
         told_at = time.monotonic()
         while self.rest is not None and self._news.over is None and not self._asked_to_leave():
             rested = True
-            if self._ranks is None and self._news.report.free_accelerator:
+            if self._ranks is None and self._news.report.limits.free_gpu:
                 held.give()
             else:
                 held.take()

@@ -101,7 +101,7 @@ def report(
         ),
         rows=(PeerRow(peer=me, name="lone", you=True, state="resting" if rest else "training"),),
         scheduled_tokens=tokens,
-        synchronous=bool(os.environ.get("LONE_AGENT_SYNCHRONOUS")),
+        others_train=bool(os.environ.get("LONE_AGENT_SYNCHRONOUS")),
         amended={"end.tokens": int(budget)} if budget else {},
     )
 

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from peer.bridge.messages import Report
+from peer.rules.limits import Limits
 from peer.run_file.reading import parse
+from peer.status import PeerStatus
 from peer.trainer import pacing
 from peer.trainer.pacing import Pacer, SynchronousRounds
 
@@ -44,14 +46,14 @@ def pacer() -> Iterator[Pacer]:
 
 
 def test_a_share_of_the_time_is_worked_and_the_rest_is_slept(pacer: Pacer, clock: Clock) -> None:
-    limited = Report(cpu_share=0.25, accelerator_share=0.1)
+    limited = Limits(cpu_share=0.25, gpu_share=0.1)
     pacer.pause(limited)  # the step before was not under a limit
     for _ in range(3):
         clock.now += 2.0
         pacer.pause(limited)
     assert clock.slept == [6.0, 6.0, 6.0]
     clock.now += 2.0
-    pacer.pause(Report(cpu_share=1.0))
+    pacer.pause(Limits())
     assert len(clock.slept) == 3, "the limit was taken away"
 
 
@@ -64,28 +66,28 @@ def test_queued_work_of_an_accelerator_counts_as_work(
 
     monkeypatch.setattr(torch.accelerator, "synchronize", synchronize)
     pacer = Pacer(pace_s=0.0, device=torch.device("cuda", 1))
-    limited = Report(cpu_share=1.0, accelerator_share=0.5)
+    limited = Limits(gpu_share=0.5)
     pacer.pause(limited)
     clock.now += 0.5  # all that this thread does for a step
     pacer.pause(limited)
     assert clock.slept == [3.5]
     before = clock.now
-    pacer.pause(Report(cpu_share=1.0, accelerator_share=1.0))
+    pacer.pause(Limits())
     assert clock.now == before, "without a limit it waits for nothing"
 
 
 def test_threads_are_limited_and_given_back(pacer: Pacer, clock: Clock) -> None:
     torch.set_num_threads(3)
-    pacer.pause(Report(threads=2))
+    pacer.pause(Limits(threads=2))
     assert torch.get_num_threads() == 2
-    pacer.pause(Report(threads=16))
+    pacer.pause(Limits(threads=16))
     assert torch.get_num_threads() == 3, "never more than the program had"
-    pacer.pause(Report(threads=1))
+    pacer.pause(Limits(threads=1))
     assert torch.get_num_threads() == 1
-    pacer.pause(Report())
+    pacer.pause(Limits())
     assert torch.get_num_threads() == 3
     torch.set_num_threads(2)  # the program's own business again
-    pacer.pause(Report())
+    pacer.pause(Limits())
     assert torch.get_num_threads() == 2
 
 
@@ -104,7 +106,7 @@ def test_code_for_an_accelerator_is_not_compiled_anew_for_another_number_of_thre
     pacer = Pacer(pace_s=0.0, device=torch.device("cuda"))
     try:
         for wanted in (None, 2, 1):
-            pacer.pause(Report(threads=wanted))
+            pacer.pause(Limits(threads=wanted))
             doubled(torch.ones(2))
     finally:
         torch.set_num_threads(threads)
@@ -123,7 +125,9 @@ class Rounds:
             2,
             learner=self,  # type: ignore[arg-type]
             agent=SimpleNamespace(ring=lambda: None),  # type: ignore[arg-type]
-            news=SimpleNamespace(report=SimpleNamespace(synchronous=has_company)),  # type: ignore[arg-type]
+            news=SimpleNamespace(  # type: ignore[arg-type]
+                report=Report(status=PeerStatus(phase="ready"), others_train=has_company)
+            ),
             leaving=lambda: False,
         )
 
