@@ -310,10 +310,11 @@ def limits(
     """
     from peer.rules import limits as rules
 
+    least = rules.VOLUME_MIN_BYTES
     wishes: dict[str, tuple[str | None, Callable[[str], object], object]] = {
         "up_bytes_s": (up, partial(rules.parse_rate, "--up"), None),
         "down_bytes_s": (down, partial(rules.parse_rate, "--down"), None),
-        "month_bytes": (quota, rules.parse_quota, None),
+        "month_bytes": (quota, partial(rules.parse_size, "--quota", least=least), None),
         "hours": (hours, rules.parse_hours, None),
         "cpu_share": (cpu, partial(rules.parse_share, "--cpu"), 1.0),
         "gpu_share": (gpu, partial(rules.parse_share, "--gpu"), 1.0),
@@ -323,7 +324,7 @@ def limits(
         "not_while": (not_while, rules.parse_programs, ()),
         "battery_above": (battery, partial(rules.parse_share, "--battery"), None),
         "celsius_below": (celsius, rules.parse_celsius, None),
-        "disk_bytes": (disk, rules.parse_disk, None),
+        "disk_bytes": (disk, partial(rules.parse_size, "--disk", least=least), None),
         "relay_bytes_s": (relay_bulk, rules.parse_relay_rate, None),
     }
     changes = {

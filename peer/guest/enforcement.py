@@ -15,6 +15,8 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
+
 from dht.throttled_host import Gate
 from dht.whole_files import new_file, write_whole
 from peer.guest import machine, other_programs
@@ -32,12 +34,7 @@ from peer.rules.limits import (
     Rest,
     Sensed,
     decide,
-    decode,
-    decode_volume,
-    encode,
-    encode_volume,
     is_used_up,
-    must_leave,
 )
 from peer.storage.home import folder_bytes
 
@@ -55,16 +52,18 @@ def read_limits(folder: Path) -> Limits:
     """The limits in a peer's folder, empty if there is no file. Raises ``BadLimitsFile``."""
     path = folder / LIMITS_FILE
     try:
-        return decode(path.read_bytes(), path=str(path))
+        return msgspec.json.decode(path.read_bytes(), type=Limits)
     except FileNotFoundError:
         return Limits()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadLimitsFile(str(path), str(error)) from None
 
 
 def write_limits(folder: Path, limits: Limits) -> None:
     """Replace the limits. They are on the disk on return: a power cut must not lift them."""
     path = folder / LIMITS_FILE
     try:
-        write_whole(path, encode(limits))
+        write_whole(path, msgspec.json.encode(limits))
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
@@ -108,8 +107,8 @@ class Guest:
         self.verdict: Go | Rest = Go()
         self._read()
         since = time.time() if started_at is None else started_at
-        is_void = not must_leave(self.limits, started_at=since)
-        self._void_leave = self.limits.leave_at if is_void else None
+        asked_at = self.limits.leave_at
+        self._void_leave = None if asked_at is None or asked_at > since else asked_at
         """The time of an earlier ``shoal leave``. Any other one is for this peer: since it started
         the clock may have been set back."""
 
@@ -237,7 +236,7 @@ class Guest:
         self._count(_local_time())
         try:
             with new_file(self._folder / VOLUME_FILE) as beside:
-                beside.write_bytes(encode_volume(self._volume))
+                beside.write_bytes(msgspec.json.encode(self._volume))
         except OSError as error:
             logger.warning("volume_not_saved reason=%s", error)
 
@@ -270,7 +269,7 @@ class Guest:
 
     def _saved_volume(self) -> MonthlyVolume:
         try:
-            return decode_volume((self._folder / VOLUME_FILE).read_bytes())
+            return _volume_in(self._folder)
         except FileNotFoundError:
             return MonthlyVolume()
         except (OSError, ValueError) as error:
@@ -284,10 +283,15 @@ def _local_time() -> datetime:
     return datetime.now()
 
 
+def _volume_in(folder: Path) -> MonthlyVolume:
+    """Raises ``OSError`` or ``ValueError``."""
+    return msgspec.json.decode((folder / VOLUME_FILE).read_bytes(), type=MonthlyVolume)
+
+
 def used_this_month(folder: Path) -> int:
     """Bytes of this month, as a peer last saved them."""
     try:
-        return decode_volume((folder / VOLUME_FILE).read_bytes()).on(_local_time()).bytes
+        return _volume_in(folder).on(_local_time()).bytes
     except (OSError, ValueError):
         return 0
 

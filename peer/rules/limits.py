@@ -32,7 +32,9 @@ IDLE_FOR_S = 60.0
 """Other programs count as idle when the average over this time is below the limit: a compiler
 pauses, too."""
 
-DISK_MIN_BYTES = QUOTA_MIN_BYTES = 1_000_000
+VOLUME_MIN_BYTES = 1_000_000
+"""Smallest volume of a month, and smallest limit of the disk."""
+
 LOGS_OF_DISK = 0.1
 """Share of the allowed disk space for logs. The rest is for checkpoints and the state."""
 
@@ -106,7 +108,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     """On battery train only while it holds more than this share; with 1.0 never."""
     celsius_below: Annotated[float, Meta(ge=CELSIUS_MIN, le=CELSIUS_MAX)] | None = None
     """Train only while processors and accelerators are cooler."""
-    disk_bytes: Annotated[float, Meta(ge=DISK_MIN_BYTES)] | None = None
+    disk_bytes: Annotated[float, Meta(ge=VOLUME_MIN_BYTES)] | None = None
     """Size of all files in the peer's folder."""
     relay_bytes_s: Annotated[float, Meta(ge=RATE_MIN_BYTES_S)] | None = None
     """Rate of bulk data that this peer passes on between others. ``None``: it does not relay.
@@ -321,45 +323,29 @@ def is_used_up(limits: Limits, month_used_bytes: float, last_offers_bytes: float
     return month_used_bytes >= limits.month_bytes - reserve
 
 
-def must_leave(limits: Limits, *, started_at: float) -> bool:
-    """``True`` if ``shoal leave`` was called after this peer was started."""
-    return limits.leave_at is not None and limits.leave_at > started_at
-
-
 def pause_after_step_s(limits_share: float, step_s: float) -> float:
     """Pause after a step that keeps the trainer within its share of the time."""
     return step_s * (1.0 / limits_share - 1.0)
 
 
-def decode(data: bytes, *, path: str) -> Limits:
-    """Decode the content of the file at ``path``. Raises ``BadLimitsFile``."""
-    try:
-        return msgspec.json.decode(data, type=Limits)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadLimitsFile(path, str(error)) from None
-
-
-def encode(limits: Limits) -> bytes:
-    return msgspec.json.encode(limits)
-
-
 _SIZES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
-def parse_size(setting: str, text: str) -> float:
+def parse_size(setting: str, text: str, *, least: float = 0.0) -> float:
     """A size in bytes; ``10M`` is ten million. Raises ``BadLimit``."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)B?", text.strip().upper())
     if found is None or not float(found[1]):
         raise BadLimit(setting, text, "write a size such as 500K, 10M or 200G")
-    return float(found[1]) * _SIZES[found[2]]
+    size = float(found[1]) * _SIZES[found[2]]
+    if size < least:
+        minimum = f"{least / 1e6:g}M" if least >= 1e6 else f"{least / 1e3:g}K"
+        raise BadLimit(setting, text, f"the minimum is {minimum}")
+    return size
 
 
 def parse_rate(setting: str, text: str) -> float:
     """A rate in bytes per second. Raises ``BadLimit``."""
-    rate = parse_size(setting, text.removesuffix("/s"))
-    if rate < RATE_MIN_BYTES_S:
-        raise BadLimit(setting, text, f"the minimum is {RATE_MIN_BYTES_S // 1000}K bytes/s")
-    return rate
+    return parse_size(setting, text.removesuffix("/s"), least=RATE_MIN_BYTES_S)
 
 
 def parse_relay_rate(text: str | None) -> float | None:
@@ -418,22 +404,6 @@ def parse_celsius(text: str) -> float:
             "--celsius", text, f"write degrees from {CELSIUS_MIN:g} to {CELSIUS_MAX:g}, such as 80"
         )
     return float(found[1])
-
-
-def parse_quota(text: str) -> float:
-    """Bytes per month, such as ``200G``. Raises ``BadLimit``."""
-    size = parse_size("--quota", text)
-    if size < QUOTA_MIN_BYTES:
-        raise BadLimit("--quota", text, f"the minimum is {QUOTA_MIN_BYTES // 1_000_000}M")
-    return size
-
-
-def parse_disk(text: str) -> float:
-    """A disk size such as ``20G``. Raises ``BadLimit``."""
-    size = parse_size("--disk", text)
-    if size < DISK_MIN_BYTES:
-        raise BadLimit("--disk", text, f"the minimum is {DISK_MIN_BYTES // 1_000_000}M")
-    return size
 
 
 def _within(hours: tuple[int, int], minute: int) -> bool:
@@ -503,15 +473,6 @@ class MonthlyVolume(Struct, frozen=True, kw_only=True, omit_defaults=True):
             if self.at is not None and self.at - now > SLACK:
                 left = None
         return MonthlyVolume(month=month, bytes=known, at=now, other=left)
-
-
-def encode_volume(volume: MonthlyVolume) -> bytes:
-    return msgspec.json.encode(volume)
-
-
-def decode_volume(data: bytes) -> MonthlyVolume:
-    """Raises ``ValueError`` for bytes that are no volume."""
-    return msgspec.json.decode(data, type=MonthlyVolume)
 
 
 # --- the place of the run's state ----------------------------------------------------------------

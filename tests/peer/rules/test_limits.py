@@ -37,15 +37,8 @@ from peer.rules.limits import (
     check_wish,
     choose_place,
     decide,
-    decode,
-    decode_volume,
-    encode,
-    encode_volume,
     manners,
-    must_leave,
-    parse_disk,
     parse_hours,
-    parse_quota,
     parse_rate,
     parse_share,
     parse_size,
@@ -214,12 +207,9 @@ def test_with_an_accelerator_both_shares_apply() -> None:
     assert Limits(cpu_share=0.5).share(accelerated=True) == 0.5
 
 
-def test_pause_and_leave_are_obeyed() -> None:
+def test_a_pause_is_obeyed() -> None:
     paused = verdict_of(Limits(paused=True))
     assert isinstance(paused, Rest) and "shoal resume" in paused.reason
-    assert must_leave(Limits(leave_at=10.0), started_at=9.0)
-    assert not must_leave(Limits(leave_at=10.0), started_at=11.0), "it was started again after it"
-    assert not must_leave(Limits(), started_at=9.0)
 
 
 def test_half_of_the_time_means_equal_pauses_and_steps() -> None:
@@ -234,8 +224,6 @@ def test_sizes_rates_hours_and_shares_are_parsed() -> None:
     assert parse_rate("--up", "500K/s") == 500_000
     assert parse_share("--cpu", "50%") == 0.5
     assert parse_threads("4") == 4
-    assert parse_disk("20G") == 20e9
-    assert parse_quota("200G") == 200e9
 
 
 def test_the_words_of_limits_have_the_used_part() -> None:
@@ -264,14 +252,16 @@ def test_a_trimmed_log_keeps_its_end(tmp_path: Path) -> None:
     assert folder_bytes(tmp_path) == 51
 
 
-def test_limits_survive_the_file() -> None:
+def test_limits_survive_the_file(tmp_path: Path) -> None:
     limits = Limits(paused=True, up_bytes_s=1e6, month_bytes=2e11, hours=(1320, 420), cpu_share=0.5)
-    assert decode(encode(limits), path="x") == limits
+    write_limits(tmp_path, limits)
+    assert read_limits(tmp_path) == limits
     assert limits.words() == ["paused", "up 1 MB/s", "200 GB a month", "from 22:00 to 7:00",
                               "training 50% of the time"]  # fmt: skip
     for bad in (b"", b"[]", b'{"cpu_share": 0}', b'{"colour": 1}', b'{"hours": [1, 1440]}'):
-        with pytest.raises(BadLimitsFile, match="x is not a valid file of limits"):
-            decode(bad, path="x")
+        (tmp_path / "limits.json").write_bytes(bad)
+        with pytest.raises(BadLimitsFile, match=r"limits\.json is not a valid file of limits"):
+            read_limits(tmp_path)
 
 
 def test_a_running_peer_reads_changed_limits_and_keeps_the_old_if_they_are_invalid(
@@ -509,15 +499,6 @@ def test_a_clock_that_is_not_set_yet_leaves_the_count_as_it_is() -> None:
     booted = before.on(datetime(1970, 1, 1)).plus(2)
     assert (booted.month, booted.bytes) == ("2026-11", 52)
     assert booted.on(datetime(2026, 11, 20)).bytes == 52
-
-
-def test_the_file_is_read_back_and_that_of_the_release_before_is_read() -> None:
-    volume = counted((NEW_YEARS - HOUR, 10), (NEW_YEARS, 5))
-    assert decode_volume(encode_volume(volume)) == volume
-    assert decode_volume(b'{"month": "2026-11", "bytes": 12}').on(datetime(2026, 11, 9)).bytes == 12
-    for bad in (b"", b"[]", b'{"month": 3}', b"\xff"):
-        with pytest.raises(ValueError):
-            decode_volume(bad)
 
 
 @given(
