@@ -42,7 +42,7 @@ from peer.quantities import duration_text, peers_text
 from peer.rules.ending import ended
 from peer.rules.foundings import first_asked, heaviest, may_found
 from peer.rules.leaving import Departure
-from peer.rules.reach import Untested
+from peer.rules.reach import UNTESTED
 from peer.status import PeerStatus
 from peer.storage.home import PEERS
 from peer.storage.last_seen import NEVER_SEEN, date_text, recall
@@ -134,7 +134,7 @@ class Entrance:
     async def _until_dialled(self) -> None:
         """Wait until it is known whether others can dial this peer, and say so."""
         if not self._peer.network.dialled.is_set():
-            self._peer.enter_phase(self._peer.phase, str(Untested()), 0.0)
+            self._peer.enter_phase(self._peer.phase, UNTESTED, 0.0)
         await self._peer.network.until_dialled()
 
     def _known_base(self, outer: OuterState | None, fragment: int) -> Float32s | None:

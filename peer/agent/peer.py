@@ -45,7 +45,7 @@ from peer.rules.ending import LAST_ROUND_S, CameToNothing, Ending, Heard, Merged
 from peer.rules.foundings import Founding
 from peer.rules.held_out import HeldOutLoss
 from peer.rules.leaving import Departure, LastOffers
-from peer.rules.reach import Reach, Untested
+from peer.rules.reach import UNTESTED, Reach, nobody_reduces
 from peer.status import (
     HeldOut,
     PeerStatus,
@@ -475,17 +475,18 @@ class Peer:
             self._is_alone = False  # ``alone`` is reported again the next time
         if self.phase not in ("fetching", "ready"):
             return
+        learners = sum(seen.trains or seen.arrives for seen in self.live_peers)
         news = self._reach.look(
             reachable,
             connected=connected,
-            learners=sum(seen.trains or seen.arrives for seen in self.live_peers),
+            learners=learners,
             reachable=sum(seen.reachable for seen in self.live_peers),
             now=asyncio.get_running_loop().time(),
         )
-        if isinstance(news, Untested):
-            self.event("untested", text=str(news))
+        if news == "untested":
+            self.event("untested", text=UNTESTED)
         elif news is not None:
-            self.event("nobody_reduces", text=str(news), peers=news.peers)
+            self.event("nobody_reduces", text=nobody_reduces(1 + learners), peers=1 + learners)
 
     def ban(self, peer: PeerId, what: str) -> None:
         """Have nothing to do with a peer that is proved to have lied."""

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from dht.identity import PeerId
 from dht.protocol import NEWEST, RELEASE, UPGRADE
@@ -45,64 +45,57 @@ def to_meet(
     return hubs((me, *members)) - {me}
 
 
-@dataclass(frozen=True, slots=True)
-class Untested:
-    """No other peer has tried yet whether this one can be dialled."""
-
-    def __str__(self) -> str:
-        return (
-            "asking another peer to test whether others can connect to this one, "
-            "which may then lead rounds"
-        )
+UNTESTED = (
+    "asking another peer to test whether others can connect to this one, which may then lead rounds"
+)
+"""No other peer has tried yet whether this one can be dialled."""
 
 
-@dataclass(frozen=True, slots=True)
-class NobodyReduces:
+def nobody_reduces(peers: int) -> str:
     """The learners can all only dial out, and this one has no direct connection with any.
 
     The others may have some with each other, and merge.
     """
+    return (
+        f"{peers} peers are here, all of them behind routers, and this one has a direct "
+        "connection with no other: nobody can reduce for it, or send it the state; forward a "
+        "TCP port to one of them (options --listen and --announce), run `shoal keep` on a "
+        "machine that others can dial, or have the bootstrap peer started with --relay-bulk"
+    )
 
-    peers: int
 
-    def __str__(self) -> str:
-        return (
-            f"{self.peers} peers are here, all of them behind routers, and this one has a direct "
-            "connection with no other: nobody can reduce for it, or send it the state; forward a "
-            "TCP port to one of them (options --listen and --announce), run `shoal keep` on a "
-            "machine that others can dial, or have the bootstrap peer started with --relay-bulk"
-        )
+News: TypeAlias = Literal["untested", "nobody_reduces"]
 
 
 @dataclass(slots=True)
 class Reach:
     """Decides when to say so: once each time that it becomes true and stays so."""
 
-    _state: type[Untested] | type[NobodyReduces] | None = None
+    _state: News | None = None
     _since: float = 0.0
     _was_said: bool = False
 
     def look(
         self, own: bool | None, *, connected: bool, learners: int, reachable: int, now: float
-    ) -> Untested | NobodyReduces | None:
+    ) -> News | None:
         """Return the news that the owner should hear now, if any.
 
         ``own``: whether this peer can be dialled, ``None`` if that is not known. ``connected``: it
         knows a peer that can arrange the test. ``learners``, ``reachable``: number of other live
         peers that train or are about to, and that can be dialled.
         """
-        state: type[Untested] | type[NobodyReduces] | None = None
+        state: News | None = None
         if own is None and connected:
-            state = Untested
+            state = "untested"
         elif own is False and learners and not reachable:
-            state = NobodyReduces
-        if state is not self._state:
+            state = "nobody_reduces"
+        if state != self._state:
             self._state, self._since, self._was_said = state, now, False
-        patience_s = UNTESTED_AFTER_S if state is Untested else STUCK_AFTER_S
+        patience_s = UNTESTED_AFTER_S if state == "untested" else STUCK_AFTER_S
         if state is None or self._was_said or now - self._since < patience_s:
             return None
         self._was_said = True
-        return Untested() if state is Untested else NobodyReduces(1 + learners)
+        return state
 
 
 Newness: TypeAlias = tuple[int, tuple[int, ...]]

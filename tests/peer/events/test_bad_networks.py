@@ -13,7 +13,7 @@ from dht.membership.seeds import NobodyAnswered, Outcome
 from peer.events.sentences import Fields
 from peer.events.table import on_screen
 from peer.rules.leaving import who_leaves_too
-from peer.rules.reach import NobodyReduces
+from peer.rules.reach import nobody_reduces
 from tests.peer.statuses import a_status
 
 SILENT = Outcome(parse("/ip4/203.0.113.9/tcp/4001"), "seed", "failed", "no answer", 3, None)
@@ -86,7 +86,7 @@ def test_a_private_address_of_another_network_says_nothing_of_its_machine() -> N
 
 
 def test_who_can_only_dial_out_hears_what_would_help() -> None:
-    text = str(NobodyReduces(2))
+    text = nobody_reduces(2)
     assert "has a direct connection with no other" in text
     assert "run `shoal keep` on a machine that others can dial" in text
 
