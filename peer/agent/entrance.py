@@ -45,7 +45,7 @@ from peer.rules.leaving import Departure
 from peer.rules.reach import UNTESTED
 from peer.status import PeerStatus
 from peer.storage.home import PEERS
-from peer.storage.last_seen import NEVER_SEEN, date_text, recall
+from peer.storage.last_seen import date_text, remembered
 from peer.storage.outer_state import OuterState
 
 FOUNDER_PATIENCE_S = 60.0
@@ -237,8 +237,7 @@ class Entrance:
         self._tell_at = now + max(TOLD_AFTER_S, min(waited_s, TOLD_EVERY_MAX_S))
         here = self._peer
         if self._known is None:
-            seen = recall(here.run_id, [here.directory])
-            self._known = NEVER_SEEN if seen is None else seen.sentence
+            self._known = remembered(here.run_id, here.directory)
             if not self._begin.settings.seeds and not (here.directory / PEERS).exists():
                 self._known += "; there is no address to ask: get a link with one"
         who = "nobody here has the state of this run" if company else "nobody of this run is here"

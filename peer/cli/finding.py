@@ -15,21 +15,33 @@ import typer
 
 from peer.cli.application import SearchInterrupted, complain
 from peer.errors import NobodyToAsk, RunFileError, RunNotFound, SeedsElsewhere
+from peer.joining.link import (
+    NOBODY_YET,
+    SCHEME,
+    FoundRun,
+    Link,
+    find_run,
+    parse_link,
+    read_text,
+)
 from peer.storage.address import with_own_peers
 from peer.storage.home import has_been_there
 
 if TYPE_CHECKING:
-    from peer.joining.link import FoundRun, Link
     from peer.joining.visit import RunStatus
 
 ASK_AGAIN_S = (5, 10, 20, 40, 80, 160, 300)
 """Pauses between two searches for somebody who has the run file; the last one repeats."""
 
 
+def link_in(where: str) -> Link | None:
+    """The link that an argument is; ``None``: it is a file or an address. Raises ``LinkError``."""
+    return parse_link(where) if where.strip().lower().startswith(SCHEME) else None
+
+
 def find(where: str) -> FoundRun:
     """The run behind an argument. Raises what ``find_run`` raises."""
     from peer.joining.find import ask_peers
-    from peer.joining.link import NOBODY_YET, find_run
 
     reasons = [NOBODY_YET]
 
@@ -37,30 +49,19 @@ def find(where: str) -> FoundRun:
         reasons.append(reason)
         complain(f"no run file yet (Ctrl-C to stop): {reason}")
 
-    with _told_if_interrupted(where, reasons):
+    with _told_if_interrupted(link_in(where), reasons):
         return find_run(where, ask_peers=partial(ask_peers, tell=tell))
 
 
 @contextmanager
-def _told_if_interrupted(where: str, reasons: Sequence[str]) -> Iterator[None]:
+def _told_if_interrupted(link: Link | None, reasons: Sequence[str]) -> Iterator[None]:
     """Let Ctrl-C tell for what was waited, if it was for the peers of a link."""
-    from peer.joining.link import SCHEME, parse_link
-
     try:
         yield
     except KeyboardInterrupt as error:
-        if not where.strip().lower().startswith(SCHEME):
+        if link is None:
             raise
-        run = f"run {parse_link(where).run_id[:16]}..."
-        raise SearchInterrupted(run, reasons[-1]) from error
-
-
-def check_link(where: str) -> None:
-    """Refuse a broken link before libraries that take seconds to import. Raises ``LinkError``."""
-    from peer.joining.link import SCHEME, parse_link
-
-    if where.strip().lower().startswith(SCHEME):
-        parse_link(where)
+        raise SearchInterrupted(f"run {link.run_id[:16]}...", reasons[-1]) from error
 
 
 def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
@@ -68,11 +69,9 @@ def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
 
     The run file of an earlier participation is used at once. Raises what ``find_run`` raises.
     """
-    from peer.joining.link import SCHEME, FoundRun, parse_link
     from peer.storage.last_seen import recall
 
-    if where.strip().lower().startswith(SCHEME):
-        link = parse_link(where)
+    if (link := link_in(where)) is not None:
         known = recall(link.run_id, [directory])
         run = None if known is None else known.run_file(link.run_id)
         if run is not None:
@@ -84,46 +83,40 @@ def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
 def link_of(where: str) -> Link:
     """The link of a run; from its file or address, with the seeds that stand in it and those of
     this user's peers."""
-    from peer.joining.link import SCHEME, Link, parse_link
-
-    if where.strip().lower().startswith(SCHEME):
-        return parse_link(where)
+    if (link := link_in(where)) is not None:
+        return link
     found_run = find_known_run(where)
     return Link(found_run.run.run_id, with_own_peers(found_run.run.run_id, found_run.seeds))
 
 
 def find_patiently(where: str, directory: Path | None) -> FoundRun:
     """``find_known_run``; of a link that nobody answers, ask again until somebody does."""
-    from peer.joining.link import SCHEME, parse_link
-    from peer.storage.last_seen import NEVER_SEEN, recall
+    from peer.storage.last_seen import remembered
 
-    if not where.strip().lower().startswith(SCHEME):
+    if (link := link_in(where)) is None:
         return find_known_run(where, directory)
-    link = parse_link(where)
-    known = recall(link.run_id, [directory])
     for pause_s in itertools.chain(ASK_AGAIN_S, itertools.repeat(ASK_AGAIN_S[-1])):
         try:
             return find_known_run(where, directory)
         except RunNotFound as error:
             if isinstance(error, SeedsElsewhere) or not link.seeds:
                 raise
-            seen, reason = NEVER_SEEN if known is None else known.sentence, error.reason
+            seen, reason = remembered(link.run_id, directory), error.reason
         complain(
-            f"nobody of run {link.run_id[:16]}... is on line ({seen}): {reason}; "
-            f"looking again in {pause_s} s, until somebody comes (Ctrl-C to stop)"
+            f"nobody of run {link.run_id[:16]}... is on line ({seen}): "
+            f"{reason}; looking again in {pause_s} s, until somebody comes (Ctrl-C to stop)"
         )
-        with _told_if_interrupted(where, [reason]):
+        with _told_if_interrupted(link, [reason]):
             time.sleep(pause_s)
     raise AssertionError("the pauses have no end")
 
 
 def check_somebody_to_ask(found: FoundRun, where: str, seeds: Sequence[str], folder: Path) -> None:
     """Refuse to wait for ever: raise ``NobodyToAsk`` where no address of a peer is known."""
-    from peer.storage.last_seen import NEVER_SEEN, recall
+    from peer.storage.last_seen import remembered
 
     if not seeds and not has_been_there(folder):
-        known = recall(found.run.run_id, [folder])
-        raise NobodyToAsk(found.run.name, where, NEVER_SEEN if known is None else known.sentence)
+        raise NobodyToAsk(found.run.name, where, remembered(found.run.run_id, folder))
 
 
 def seen_by_peers(link: Link, *, timeout_s: float) -> RunStatus:
@@ -150,7 +143,6 @@ def no_peers(link: object) -> bytes:
 
 def check_new(found: FoundRun, source: str) -> None:
     """Check a run that is still to begin. Raises ``RunFileError``."""
-    from peer.joining.link import read_text
     from peer.run_file.reading import faults_of_new
 
     text = None if found.folder is None else read_text(Path(source))

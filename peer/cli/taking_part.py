@@ -25,10 +25,10 @@ from peer.cli.application import (
     start_logging,
 )
 from peer.cli.finding import (
-    check_link,
     check_new,
     check_somebody_to_ask,
     find_patiently,
+    link_in,
     no_peers,
     seen_by_peers,
 )
@@ -164,7 +164,7 @@ def join(link: str, options: Options) -> int:
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.last_seen import date_text, recall
 
-    check_link(link)
+    link_in(link)
     check_answerable(options.yes)
     _check_machine(options)
     found = find_patiently(link, options.directory)

@@ -27,7 +27,6 @@ from peer.storage.outer_state import kept_run
 FILE = "last_seen.json"
 STATE_FILE = "state.json"
 NAMES_MAX = 8
-NEVER_SEEN = "never seen from this machine"
 
 
 class LastSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,3 +121,9 @@ def recall(run_id: RunId, folders: Iterable[Path | None] = ()) -> LastSeen | Non
     places = {folder for folder in (*folders, *usual) if folder is not None}
     known = [seen for folder in sorted(places) if (seen := load_last_seen(folder, run_id))]
     return max(known, key=lambda seen: (bool(seen.run), seen.at), default=None)
+
+
+def remembered(run_id: RunId, folder: Path | None) -> str:
+    """What is known of a run on this machine, in words."""
+    seen = recall(run_id, [folder])
+    return "never seen from this machine" if seen is None else seen.sentence

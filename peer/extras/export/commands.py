@@ -12,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from peer.cli.application import USE_THE_MODEL, Json, show
-from peer.cli.finding import check_link
+from peer.cli.finding import link_in
 from peer.cli.keeping import Dtype
 from peer.extras.export.found_models import check_there, find_model, parts_of
 from peer.optional import extra
@@ -75,7 +75,7 @@ def export(
 
     Example: shoal export 'shoal://RUN_ID?seed=...' my-model --to hf --dtype bf16
     """
-    check_link(where)
+    link_in(where)
     check_there(where)
     from peer.extras.export.folder import (
         Export,

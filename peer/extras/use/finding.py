@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from peer.cli.application import report_if_slow
-from peer.cli.finding import check_link
+from peer.cli.finding import link_in
 from peer.extras.export.found_models import check_there, find_model, is_remote, parts_of
 from peer.run_file.places import base_of
 from peer.storage.home import data_home
@@ -26,7 +26,7 @@ ONE_FILE = (".safetensors", ".gguf")
 
 def find_ready(where: str, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
     """The model of a run, or that in an exported folder, in memory and with its tokenizer."""
-    check_link(where)
+    link_in(where)
     check_there(where)
     from peer.extras.use.ready import check_buildable, is_export, ready_in, ready_of_run
 
