@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from averaging.numbers.tensor_shards import Box
 from peer.errors import PeerError
+
+T = TypeVar("T")
 
 HEADER = 8
 """Numbers of a command: its kind and its arguments."""
@@ -99,24 +100,8 @@ class Channel:
         dist.reduce(numbers, 0, dist.ReduceOp.SUM, self._group)
         return int(numbers.item())
 
-    def all_agree(self, yes: bool) -> bool:
-        votes = torch.tensor([int(yes)], dtype=torch.int64)
-        dist.all_reduce(votes, dist.ReduceOp.MIN, self._group)
-        return bool(votes.item())
-
-    def boxes(self, own: Sequence[Box]) -> list[list[Box]]:
-        """The part of each tensor that each rank holds."""
-        dimensions = [len(box.full) for box in own]
-        flat = [n for box in own for n in (*box.offset, *box.shape)]
-        mine = torch.tensor(flat, dtype=torch.int64)
-        gathered = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(gathered, mine, self._group)
-        ranks = []
-        for numbers in (of_rank.tolist() for of_rank in gathered):
-            boxes, at = [], 0
-            for box, count in zip(own, dimensions, strict=True):
-                offset, shape = numbers[at : at + count], numbers[at + count : at + 2 * count]
-                boxes.append(Box(box.full, tuple(offset), tuple(shape)))
-                at += 2 * count
-            ranks.append(boxes)
-        return ranks
+    def gathered(self, own: T) -> list[T]:
+        """What each rank has, by rank, at all of them."""
+        answers: list[Any] = [None] * self.size
+        dist.all_gather_object(answers, own, self._group)
+        return answers

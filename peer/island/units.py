@@ -100,11 +100,11 @@ def agree_on_units(
     fits: bool,
 ) -> list[list[SharedUnit]]:
     """Exchange who holds what, in every rank at once. Raises ``IslandBroken`` if models differ."""
-    if not channel.all_agree(fits):
+    boxes = channel.gathered({n: _box(p) for n, p in parameters.items()} if fits else None)
+    by_rank = [rank for rank in boxes if rank is not None]
+    if len(by_rank) < len(boxes):
         raise IslandBroken("the ranks have models with other parameters; build the same in all")
-    names = [spec.name for spec in layout.specs]
-    boxes = channel.boxes([_box(parameters[name]) for name in names])
-    by_name = {name: [rank[n] for rank in boxes] for n, name in enumerate(names)}
+    by_name = {spec.name: [rank[spec.name] for rank in by_rank] for spec in layout.specs}
     owners_of = {name: owners(held) for name, held in by_name.items()}
     units = []
     for fragment in layout.fragments:
