@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from dht.public_ip import is_public
+from peer.bridge.agent_process import agent_environment
 from peer.data.text.downloads import Host
 from peer.data.text.formats import (
     DataFile,
@@ -228,15 +229,10 @@ class _Worker:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            package = str(Path(__file__).resolve().parents[2])
-            path = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "peer.data.text.workers", self._reaches],
                 env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(path),
-                    "CUDA_VISIBLE_DEVICES": "",
-                    "OMP_NUM_THREADS": "1",
+                    **agent_environment(os.environ),
                     # Of several processes, these are the parallel part.
                     "TOKENIZERS_PARALLELISM": "false",
                     # Others reserve memory ahead of its use, which counts for the limit.
