@@ -2,7 +2,7 @@
 
 Each line has ``at`` (Unix time of this machine), ``event``, and the fields of the event, which
 docs/reference/events.md lists. Lines are appended in one write each. A file that grows too large is
-renamed to ``.1``, ``.1`` to ``.2`` and so on, so that a run of months does not fill a disk. The
+renamed to ``.1``, in place of the one before it, so that a run of months does not fill a disk. The
 first line of each file names its owner.
 """
 
@@ -22,11 +22,8 @@ from peer.events.table import OPENED
 
 logger = logging.getLogger(__name__)
 
-LOG_MAX_BYTES = 16 << 20
-"""Size of one file. A peer fills it within a day (small model) to a year (large model)."""
-
-FILES_KEPT = 4
-"""Number of files, including the current one."""
+LOG_MAX_BYTES = 32 << 20
+"""Size of a file. A peer fills it within two days (small model) to two years (large model)."""
 
 SCHEMA = 1
 """Version of the lines. Fields and events are added, never changed."""
@@ -42,7 +39,6 @@ class EventLog:
         owner: Mapping[str, Any] | None = None,
         heard: Callable[[Mapping[str, Any]], None] = lambda event: None,
         max_bytes: int = LOG_MAX_BYTES,
-        files_kept: int = FILES_KEPT,
         wall_time: Callable[[], float] = time.time,
     ) -> None:
         """``owner``: fields of the first line. ``heard`` is called with every event."""
@@ -50,7 +46,6 @@ class EventLog:
         self._owner = owner
         self._heard = heard
         self._usual_max_bytes = self._max_bytes = max_bytes
-        self._files_kept = files_kept
         self._wall_time = wall_time
         self._descriptor = -1
         self._size = 0
@@ -90,8 +85,8 @@ class EventLog:
             self.problem = error.strerror or str(error)
 
     def keep_within(self, allowed_bytes: float | None) -> None:
-        """Limit the size of all files together; ``None``: the default limit."""
-        wanted = math.inf if allowed_bytes is None else allowed_bytes / self._files_kept
+        """Limit the size of both files together; ``None``: the default limit."""
+        wanted = math.inf if allowed_bytes is None else allowed_bytes / 2
         self._max_bytes = int(min(self._usual_max_bytes, wanted))
         self._delete_surplus()
 
@@ -122,37 +117,25 @@ class EventLog:
     def _rotate(self) -> None:
         self._close_file()
         try:
-            if self._files_kept == 1:
-                self.path.unlink()
-            for number in range(self._files_kept - 2, -1, -1):
-                file = _rotated(self.path, number)
-                if file.exists():
-                    file.replace(_rotated(self.path, number + 1))
+            self.path.replace(_earlier(self.path))
         except OSError as error:
             logger.warning("event_log_not_renamed path=%s reason=%s", self.path, error)
         self._append(b"")
         self._delete_surplus()
 
     def _delete_surplus(self) -> None:
-        """Delete old files that exceed the limit, the oldest first."""
-        earlier = [_rotated(self.path, number) for number in range(self._files_kept - 1, 0, -1)]
-        sizes = {file: file.stat().st_size for file in earlier if file.exists()}
-        for file, size in list(sizes.items()):
-            if sum(sizes.values()) > (self._files_kept - 1) * self._max_bytes:
-                try:
-                    file.unlink(missing_ok=True)
-                except OSError as error:
-                    logger.warning("event_log_not_deleted path=%s reason=%s", file, error)
-                    return
-                sizes[file] -= size
+        """Delete the earlier file if it is larger than what is allowed now."""
+        earlier = _earlier(self.path)
+        try:
+            if earlier.exists() and earlier.stat().st_size > self._max_bytes:
+                earlier.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("event_log_not_deleted path=%s reason=%s", earlier, error)
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a log and its earlier files, oldest first, without incomplete lines."""
-    earlier: list[Path] = []
-    while (file := _rotated(path, len(earlier) + 1)).exists():
-        earlier.append(file)
-    for file in (*reversed(earlier), path):
+    """The events of a log and its earlier file, oldest first, without incomplete lines."""
+    for file in (_earlier(path), path):
         yield from _read_file(file)
 
 
@@ -170,8 +153,8 @@ def _read_file(path: Path) -> Iterator[dict[str, Any]]:
         return
 
 
-def _rotated(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.name}.{number}") if number else path
+def _earlier(path: Path) -> Path:
+    return path.with_name(f"{path.name}.1")
 
 
 def _encoded(line: Mapping[str, Any]) -> bytes:
