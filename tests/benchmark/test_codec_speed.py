@@ -1,15 +1,7 @@
 from __future__ import annotations
 
-import pytest
-
 from averaging.numbers.codecs import codec_names
-from averaging.numbers.layout import UNIT_MAX_VALUES
-from tests.benchmark.codec_speed import measure, table
-
-
-@pytest.mark.bench
-def test_print_the_speed_of_the_codecs() -> None:
-    print("\n" + table(measure(values=16 * UNIT_MAX_VALUES, repetitions=9)))
+from tests.benchmark.codec_speed import measure
 
 
 def test_the_benchmark_measures_every_codec() -> None:

@@ -1,4 +1,4 @@
-"""The agent as a process: its memory, the run file and page that it serves, the example loop."""
+"""The agent as a process: its memory, its link, and the page that it serves."""
 
 from __future__ import annotations
 
@@ -14,16 +14,12 @@ import pytest
 
 from dht import addresses
 from peer.demo.processes import free_port
-from peer.joining.find import ask_peers
 from peer.joining.link import parse_link
-from peer.run_file.reading import from_canonical
 from tests.processes import Processes
 from tests.swarms.commands import until
 from tests.swarms.learners import Learner
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
 @pytest.fixture
@@ -33,13 +29,6 @@ def anna(processes: Processes, tmp_path: Path) -> Iterator[Learner]:
     yield learner
     learner.stop()
     learner.end()
-
-
-def test_a_link_is_all_that_is_needed_to_get_the_run_file(anna: Learner) -> None:
-    link = parse_link(anna.ready()["link"])
-    content = ask_peers(link)
-    run = from_canonical(content, link.run_id)
-    assert run.name == "linear"
 
 
 def test_a_link_outlives_a_restart_and_a_taken_port_is_told(
@@ -71,27 +60,6 @@ def test_an_agent_and_its_daemon_take_no_torch_and_little_memory(anna: Learner) 
     used = sum(process.memory_full_info().pss for process in family)
     # The model has 400 values, so this is the cost of imports and of an idle agent.
     assert used < 450e6, f"{used / 1e6:.0f} MB, maps {len(maps)}"
-
-
-def test_the_example_loop_is_joined_by_its_own_link(processes: Processes, tmp_path: Path) -> None:
-    loop = str(EXAMPLES / "own_loop.py")
-    first = processes.python("-u", loop, "--directory", str(tmp_path / "a"), "--steps", "4000")
-
-    def links() -> list[str]:
-        return [
-            line.split("'")[1]
-            for line in processes.output_of(first).splitlines()
-            if line.startswith("others join with")
-        ]
-
-    until(lambda: bool(links()), "a link")
-    second = processes.python(
-        "-u", loop, links()[0], "--directory", str(tmp_path / "b"), "--steps", "400"
-    )
-    processes.wait_for_line(second, "done", timeout_s=120)
-    assert "merged with 2 peers" in processes.output_of(second)
-    assert second.wait(timeout=60) == 0
-    first.terminate()
 
 
 def test_the_local_page_shows_the_status(processes: Processes, tmp_path: Path) -> None:

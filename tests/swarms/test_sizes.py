@@ -42,14 +42,6 @@ def test_the_oldest_end_first_and_nobody_comes_back() -> None:
     assert sizes.at(sizes.over_s) == 2
 
 
-def test_the_schedule_of_ten_minutes_has_all_sizes_in_order() -> None:
-    sizes = parse("2,40,2", over_s=600.0)
-
-    assert sizes.count == 40
-    assert sizes.at(300.0) == 40 and sizes.at(600.0) == 2
-    assert sorted(sizes.changes, key=lambda change: change.at_s) == list(sizes.changes)
-
-
 @pytest.mark.parametrize("text", ["", "2", "2,x", "2,40/20/2", "1,2", "2,-4"])
 def test_other_texts_are_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match=r"as in (2,40,2|20/40)"):

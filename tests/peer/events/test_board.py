@@ -76,17 +76,6 @@ def test_a_held_out_loss_is_placed_at_the_tokens_when_it_was_measured() -> None:
     assert board.plain()["losses"] == []
 
 
-def test_the_curve_of_a_run_that_was_taken_back_does_not_go_backwards() -> None:
-    board = a_board()
-    for tokens in (100, 200, 300):
-        board.sample(tokens=tokens, loss=3.0 - tokens / 1000)
-        board.note(told("measured", loss=4.0, tokens=tokens))
-    board.sample(tokens=200, loss=2.75)
-    kept = board.plain()
-    assert [tokens for tokens, _ in kept["losses"]] == [100, 200]
-    assert [tokens for tokens, _ in kept["held_out"]] == [100, 200]
-
-
 def test_the_curve_stays_while_the_states_that_a_run_was_taken_back_to_are_fetched() -> None:
     """A peer without them counts no tokens meanwhile, and lost its whole curve."""
     board = a_board()

@@ -38,14 +38,6 @@ ROUND: Fields = {
 }
 
 
-def test_the_json_reporter_says_one_object_per_event() -> None:
-    said: list[str] = []
-    with JsonReporter(said.append) as reporter:
-        reporter.on_event(ROUND)
-        reporter.on_event({"event": "adopted", "fragment": 0, "version": 1})
-    assert [json.loads(line)["event"] for line in said] == ["round", "adopted"]
-
-
 def test_a_loss_that_is_not_finite_is_valid_json() -> None:
     said: list[str] = []
     with JsonReporter(said.append) as reporter:
