@@ -90,7 +90,12 @@ def commit_twice(swarm: SwarmWithLiars) -> None:
         commit = said.decode_commit(message.commit)
         if len(commit.members) < 3:
             return None
-        fewer = msgspec.structs.replace(commit, members=commit.members[:-1])
+        last = len(commit.members) - 1
+        fewer = msgspec.structs.replace(
+            commit,
+            members=commit.members[:last],
+            on_probation=tuple(index for index in commit.on_probation if index < last),
+        )
         machine = swarm.nodes[sender].machine
         policy = machine.identity.policy_at(commit.version)
         encoded_bytes = machine.identity.encoded_bytes
