@@ -78,6 +78,7 @@ ORDER = (
     "peer.extras.site",
     "peer.extras.orders",
     "peer.extras.hosting",
+    "peer.extras.shards",
     "peer.extras.doctor",
     "peer.extras.use",
 )

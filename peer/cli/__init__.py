@@ -5,7 +5,7 @@ In: a command line. Out: text or JSON on stdout, errors as one line on stderr, a
 
 Start with ``run`` below. Every command is one small function (load, run, report) in the module of
 its family: ``taking_part`` (start, join), ``keeping`` (keep), ``steering`` (status, pause, resume,
-leave, limits), ``run_files`` (run new, run check, data prepare) and ``reading`` (docs); those of
+leave, limits), ``run_files`` (run new, run check) and ``reading`` (docs); those of
 ``peer.extras`` are there. ``application`` has the Typer application, logging, what errors become,
 and the options that all commands share, ``learner_options`` those of peers, ``listening`` an
 attempt to listen at their address, ``finding`` the run behind an argument, ``showing`` progress and
@@ -50,7 +50,8 @@ def command() -> Any:
     for family in extras("orders.owning", "orders.directing"):
         run_files.runs.add_typer(family.runs)
     app.add_typer(run_files.runs, name="run", rich_help_panel=OWN_A_RUN)
-    app.add_typer(run_files.data, name="data", rich_help_panel=OWN_A_RUN)
+    for family in extras("shards.commands"):
+        app.add_typer(family.data, name="data", rich_help_panel=OWN_A_RUN)
     for family in (
         steering,
         *extras("explain.commands", "run_lists.commands", "credit.commands", "export.commands"),

@@ -26,7 +26,6 @@ from peer.errors import ExitCode
 from peer.optional import extra
 from peer.rules.leaving import PATIENCE_S, check_patience
 from peer.trainer.computing.choices import DeviceWish, OwnerChoices, wished_devices, wishes_from
-from peer.views.sinks import check_curves
 
 if TYPE_CHECKING:
     from peer.joining.link import FoundRun
@@ -332,7 +331,8 @@ class Options:
     install_service: InstallService = False
 
     def __post_init__(self) -> None:
-        check_curves(tensorboard=self.tensorboard, wandb_project=self.wandb)
+        if self.tensorboard is not None or self.wandb is not None:
+            extra("curves").check_curves(tensorboard=self.tensorboard, wandb_project=self.wandb)
         with usage_errors():
             self.devices_wished()
             self.wishes()

@@ -1,4 +1,4 @@
-"""``shoal run new``, ``run check`` and ``data prepare``: run files, and token shards for them."""
+"""``shoal run new`` and ``run check``: run files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from peer.cli.finding import check_new, no_peers
 from peer.cli.showing import usage_errors
 from peer.errors import DataUnavailable, Fault, NotWritten, RunFileError, RunFileUnreadable
 from peer.optional import extra
-from peer.quantities import plural
 from peer.run_file.contradictions import remarks
 from peer.run_file.presets import STDLIB, name_from, preset, starting
 from peer.run_file.sections import OWNED_HUB_NAME, CustomData, CustomModel, HfData, RunFile
@@ -253,54 +252,3 @@ def run_check(
             return error.exit_code
     show(record, (*(f"{key}: {value}" for key, value in record.items()), *lines), as_json=as_json)
     return 0
-
-
-data = typer.Typer(help="Prepare training data.", no_args_is_help=True)
-
-
-@data.callback()
-def _group() -> None:
-    """Prepare training data."""
-
-
-@data.command()
-def prepare(
-    texts: Annotated[
-        list[Path], Argument(help="Files .txt, .jsonl or .parquet, or folders.", metavar="TEXT...")
-    ],
-    out: Annotated[Path, Option(file_okay=False, help="Folder for the shards.", metavar="FOLDER")],
-    tokenizer: Annotated[
-        str, Option(help="'bytes', a tokenizer.json, or a tokenizer of the hub.", metavar="NAME")
-    ] = "bytes",
-    end_token: Annotated[
-        str | None, Option(help="Token that ends a document.", metavar="TOKEN")
-    ] = None,
-    text_field: Annotated[
-        str, Option(help="Field or column that holds the text.", metavar="NAME")
-    ] = "text",
-    as_json: Json = False,
-) -> None:
-    """Write text as token shards with their hashes, and print the lines for a run file.
-
-    Example: shoal data prepare texts --out shards --tokenizer t.json --end-token '<|endoftext|>'
-    """
-    from peer.data.shards import tokenizer_named, write_shards
-
-    chosen = tokenizer_named(tokenizer, end_token, data_cache())
-    with report_if_slow("still tokenizing"):
-        written = write_shards(texts, chosen, out, text_field=text_field)
-    record = {
-        "files": [str(path) for path in written.files],
-        "list": str(written.list_file),
-        "tokens": written.tokens,
-        "vocabulary": written.vocabulary,
-        "source": written.source,
-    }
-    shards = plural(len(written.files), "shard")
-    lines = (
-        f"# {written.tokens} tokens of a vocabulary of {written.vocabulary}, in {shards}",
-        "# For a run file, whose model.vocabulary is at least that; a URL may stand before",
-        "# the name of the list. Peers with the files pass the folder above them with --data.",
-        *('[data]\nrecipe = "files"\n\n' + written.source).splitlines(),
-    )
-    show(record, lines, as_json=as_json)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from peer.cli.application import can_draw, complain, reported, say, start_logging
 from peer.cli.learner_options import Options
 from peer.errors import ExitCode
+from peer.optional import extras
 from peer.run_file.sections import RunFile
 from peer.storage.home import data_home, default_directory
 
@@ -170,16 +172,10 @@ def _watched(
 ) -> int:
     """Do the work with a screen, curves, and signals that ask it to leave."""
     from peer.trainer.loop import Stop
-    from peer.views.sinks import open_curves
 
     folder = own.directory or default_directory(run_file.run_id)
     with (
-        open_curves(
-            tensorboard=options.tensorboard,
-            wandb_project=options.wandb,
-            name=own.name or folder.name,
-            directory=folder,
-        ) as curves,
+        _curves(options, name=own.name or folder.name, directory=folder) as all_curves,
         _reporter(options) as reporter,
         Stop(heard=reporter.interrupted).on_signals() as stop,
     ):
@@ -188,7 +184,8 @@ def _watched(
             stop.insisted = partial(_cut_short, run, reporter)
             reporter.on_step(run)
             if run.rest is None:
-                curves.on_step(run)
+                for curves in all_curves:
+                    curves.on_step(run)
 
         outcome = work(stop, reporter.on_event, on_step)
         assert outcome is not None, "the process with the screen has an outcome"
@@ -196,6 +193,17 @@ def _watched(
     if outcome.lost is not None:
         raise outcome.lost
     return ExitCode.INTERRUPTED if outcome.stopped and not outcome.finished else 0
+
+
+@contextmanager
+def _curves(options: Options, *, name: str, directory: Path) -> Iterator[list[Any]]:
+    """The curves that were asked for, where that part is installed."""
+    asked = {"tensorboard": options.tensorboard, "wandb_project": options.wandb}
+    with ExitStack() as stack:
+        opened = (
+            part.open_curves(**asked, name=name, directory=directory) for part in extras("curves")
+        )
+        yield [stack.enter_context(curves) for curves in opened]
 
 
 def _cut_short(run: Run, reporter: Reporter) -> None:

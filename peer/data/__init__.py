@@ -12,7 +12,6 @@ Start with ``sources.open_data``, which opens the recipe of a run, and ``feed``,
 
 - ``finding`` finds the files of a recipe, ``hub`` those of a dataset of the Hugging Face hub.
 - ``files`` streams over weighted sources of them; ``pieces`` has their pieces prepared ahead.
-- ``shards`` writes token shards.
 
 A dataset's author and a run file's author are strangers: nothing here reads a local file outside
 of the data folder that they name, asks a host that is not public, or executes code of theirs.

@@ -2,6 +2,7 @@
 
     bases        runs that begin from a published model, and adapters (LoRA) on it
     credit       who contributed what
+    curves       curves in TensorBoard, Weights & Biases and Kubeflow Trainer
     doctor       checks of this machine and its network
     experiments  ``shoal demo`` and ``simulate``, programs of experiments
     explain      what happened, told from event logs
@@ -10,6 +11,7 @@
     known_names  finding a peer by a name or a part of its id
     orders       what the owner of a run does: invites, bans, changes, attested states, rollbacks
     run_lists    lists of runs to choose from
+    shards       token shards of text, for the author of a run
     site         exports for web servers while the run goes on, and the public page of the run
     typed        quantities with units, as people type them
     use          continuing texts, measuring losses

@@ -10,7 +10,6 @@
     page.html   the page for people
     drawing.js  what this page and the public one of a run are drawn with
     agent_page  checks, metrics and content of the pages of a learner or keeper
-    sinks       curves in TensorBoard, Weights & Biases and Kubeflow
 
 In come events, statuses and a ``Run``; out go text, files and answers to HTTP requests. Sentences
 of events come from ``peer.events``. A view changes nothing of what it shows, and a view that fails

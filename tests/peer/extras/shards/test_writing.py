@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from peer import cli
-from peer.data.shards import write_shards
 from peer.data.text.tokenizing import ByteTokenizer
 from peer.errors import DataUnavailable, NotWritten
+from peer.extras.shards.writing import write_shards
 from peer.run_file.reading import parse
 from tests.peer.full_disk import files_of_at_most
 from tests.peer.run_file.whole import whole

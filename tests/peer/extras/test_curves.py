@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from peer.errors import ExtraMissing
-from peer.views import sinks
-from peer.views.sinks import Curves, SinkFailed, TensorBoard, Wandb, open_curves
+from peer.extras import curves
+from peer.extras.curves import Curves, SinkFailed, TensorBoard, Wandb, open_curves
 from tests.peer.certificates import tls_contexts
 
 HOUR_S = 3600.0
@@ -129,7 +129,7 @@ AT = datetime(2026, 11, 28, 12, 0, tzinfo=UTC)
 
 def test_a_report_has_the_fields_of_trainer_and_the_rest_as_metrics() -> None:
     figures = {"percent": 12.7, "time_left_s": 90.4, "loss": 2.5, "global_tokens": 1234567890.0}
-    assert sinks.train_job_report(figures, at=AT) == {
+    assert curves.train_job_report(figures, at=AT) == {
         "trainerStatus": {
             "progressPercentage": 12,
             "estimatedRemainingSeconds": 90,
@@ -143,7 +143,7 @@ def test_a_report_has_the_fields_of_trainer_and_the_rest_as_metrics() -> None:
 
 
 def test_a_run_that_ends_by_date_reports_no_percentage() -> None:
-    status = sinks.train_job_report({"loss": 2.5}, at=AT)["trainerStatus"]
+    status = curves.train_job_report({"loss": 2.5}, at=AT)["trainerStatus"]
     assert status.keys() == {"metrics", "lastUpdatedTime"}
 
 
@@ -175,9 +175,9 @@ class Controller:
         self.token = folder / "token"
         self.token.write_text("right\n")
         self.variables = {
-            sinks.KUBEFLOW_URL: f"https://127.0.0.1:{self.server.server_port}/status",
-            sinks.KUBEFLOW_CA_CERT: str(folder / "cert.pem"),
-            sinks.KUBEFLOW_TOKEN: str(self.token),
+            curves.KUBEFLOW_URL: f"https://127.0.0.1:{self.server.server_port}/status",
+            curves.KUBEFLOW_CA_CERT: str(folder / "cert.pem"),
+            curves.KUBEFLOW_TOKEN: str(self.token),
         }
 
 
@@ -207,7 +207,7 @@ def test_a_token_that_is_replaced_is_read_anew_and_a_refusal_is_said_once(
     controller: Controller, caplog: pytest.LogCaptureFixture
 ) -> None:
     controller.token.write_text("old")
-    sink = sinks.Kubeflow(controller.variables)
+    sink = curves.Kubeflow(controller.variables)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             controller.refused.clear()
@@ -223,8 +223,8 @@ def test_a_token_that_is_replaced_is_read_anew_and_a_refusal_is_said_once(
 def test_a_variable_that_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(sinks.KUBEFLOW_URL, "https://127.0.0.1:1/status")
-    for name in (sinks.KUBEFLOW_TOKEN, sinks.KUBEFLOW_CA_CERT):
+    monkeypatch.setenv(curves.KUBEFLOW_URL, "https://127.0.0.1:1/status")
+    for name in (curves.KUBEFLOW_TOKEN, curves.KUBEFLOW_CA_CERT):
         monkeypatch.delenv(name, raising=False)
     with (
         pytest.raises(SinkFailed, match="all three"),
