@@ -230,9 +230,10 @@ def _told_layout(found: FoundRun, seeds: Sequence[str], where: Path) -> Layout |
     """
     from peer.event_loop import run_unless_stopped
     from peer.joining.link import Link
+    from peer.joining.visit import LOOK_S, visit
     from peer.storage.checkpoint import CheckpointFolder
+    from peer.storage.credentials import owners_invite
     from peer.storage.outer_state import load_outer
-    from peer.storage.told_layout import layout_of_peers
 
     run = found.run
     if not isinstance(run.model, CustomModel):
@@ -240,8 +241,15 @@ def _told_layout(found: FoundRun, seeds: Sequence[str], where: Path) -> Layout |
     kept = load_outer(CheckpointFolder(where / OUTER), run_id=run.run_id)
     if kept is not None:
         return kept.layout
-    work = layout_of_peers(Link(run.run_id, tuple(map(Multiaddr, seeds)), found.invite), run)
-    return run_unless_stopped(work)
+    link = Link(run.run_id, tuple(map(Multiaddr, seeds)), found.invite)
+
+    async def told() -> Layout:
+        async with visit(link, own_invite=owners_invite) as visitor:
+            seen = await visitor.look(timeout_s=LOOK_S)
+            seen.check_admitted()
+            return await visitor.told_layout([each for each in seen.peers if each.versions], run)
+
+    return run_unless_stopped(told())
 
 
 def _date(until: str) -> datetime | None:

@@ -45,12 +45,13 @@ from peer import attestable, status
 from peer.attestable import Kept
 from peer.contributors import Contributor, plain, sentence
 from peer.description import read_layout
-from peer.errors import NobodyMet, NotAdmitted
+from peer.errors import NobodyMet, NotAdmitted, PeerError
 from peer.events.names import printable
 from peer.joining.fetch import SeedFailures, check_seeds_run, observer
 from peer.joining.link import Link
 from peer.optional import extras
 from peer.quantities import bytes_text, count_text, duration_text, fates_text, peers_text, plural
+from peer.rules.foundings import heaviest
 from peer.run_file.reading import from_canonical
 from peer.run_file.sections import RunFile
 
@@ -65,6 +66,9 @@ OTHERS_ASKED_MAX = 3
 
 ASK_TIMEOUT_S = 3.0
 FILE_TIMEOUT_S = 10.0
+LOOK_S = 15.0
+"""Time to find peers that have the run's state."""
+
 LOOK_EVERY_S = 0.05
 QUIET_S = 0.4
 """The search for peers ends when no further one has been found for this long."""
@@ -79,6 +83,18 @@ Answer: TypeAlias = status.PeerStatus | DhtError | NotAdmitted | ValueError
 
 OwnInvite: TypeAlias = Callable[[RunFile], InviteKey | None]
 """The invite of this user's own to a run, such as that of its owner; ``None``: there is none."""
+
+
+class NotDownloaded(PeerError):
+    """No peer that is on line gives the parameters of the run."""
+
+    exit_code = 3
+    run: str
+    reason: str
+    message = (
+        "the parameters of run {run!r} cannot be downloaded: {reason}; the part that "
+        "is here is kept: run the command again"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,10 +361,32 @@ class Visitor:
         """Fetches parameters from peers that ``look`` has found, as one that catches up does."""
         return Fetcher(self._host, self._link.run_id, threads, has_momentum=False)
 
-    async def layout(self, peer: PeerId, fragments: int) -> Layout:
-        """The layout that a peer describes. Raises ``DhtError`` or ``ValueError``."""
-        run_id = self._link.run_id
-        return await read_layout(self._host, peer, run_id, fragments, timeout_s=FILE_TIMEOUT_S)
+    async def told_layout(self, holders: Sequence[status.PeerStatus], run: RunFile) -> Layout:
+        """The layout of a model that only programs have, as one of these peers describes it.
+
+        They have a state of the run; its heaviest founding counts. Raises ``NotDownloaded``.
+        """
+        founding = heaviest(holders)
+        reasons = []
+        for each in holders:
+            if each.founding != founding or run.model.layout_hash not in (None, each.layout):
+                continue
+            try:
+                layout = await read_layout(
+                    self._host,
+                    PeerId(each.peer),
+                    self._link.run_id,
+                    run.outer.fragments,
+                    timeout_s=FILE_TIMEOUT_S,
+                )
+            except (DhtError, ValueError) as error:
+                reasons.append(f"{each.name}: {error}")
+                continue
+            if layout.hash.hex() == each.layout:
+                return layout
+            reasons.append(f"{each.name}: its description does not give its layout")
+        problems = "; ".join(reasons) or "none is here that has its state"
+        raise NotDownloaded(run.name, f"no peer describes the model ({problems})")
 
     async def attestable(self) -> dict[PeerId, tuple[Kept, ...]]:
         """The states that each member found keeps for the owner to attest; none if it is silent."""

@@ -5,8 +5,8 @@ moment, whole or not there, verified when they are read.
 
 Start with ``checkpoint``, a folder of numbered checkpoints; ``tensor_file`` is the safetensors
 format that they use. ``outer_state`` is the content of an agent's checkpoint (fragments with their
-history, the ledger) and its export, ``told_layout`` the layout of a model that only programs have;
-``inner_state`` that of a trainer's (optimizer, position in the data, generators), and
+history, the ledger) and its export, ``inner_state`` that of a trainer's (optimizer, position in the
+data, generators), and
 ``inner_saves`` writes it at intervals, in a thread. ``progress`` counts the tokens that the trainer
 has processed.
 ``good_states`` keeps earlier states, to which the run's owner may take the run back, and ``proofs``

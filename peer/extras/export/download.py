@@ -27,7 +27,7 @@ from averaging.numbers.layout import Layout
 from dht.identity import PeerId
 from peer.errors import CheckpointDamaged
 from peer.joining.link import Link
-from peer.joining.visit import RunStatus, Visitor, visit
+from peer.joining.visit import LOOK_S, NotDownloaded, RunStatus, Visitor, visit
 from peer.quantities import bytes_text, peers_text
 from peer.rules.foundings import heaviest
 from peer.run_file.sections import RunFile
@@ -36,7 +36,6 @@ from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.credentials import owners_invite
 from peer.storage.outer_state import OuterState
 from peer.storage.tensor_file import Tensor
-from peer.storage.told_layout import LOOK_S, NotDownloaded, told_layout
 
 FETCH_FRAGMENT_S = 3600.0
 _FILES = 2
@@ -63,7 +62,7 @@ async def download(
         on_seen(seen)
         holders = [each for each in seen.peers if each.versions]
         if layout is None and holders:
-            layout = await told_layout(visitor, holders, run)
+            layout = await visitor.told_layout(holders, run)
         sources = sources_in(seen, layout, run.name)
         assert layout is not None
         _check_room(run, layout, parts)

@@ -25,9 +25,8 @@ from dht.memory.host import MemoryHost, MemoryNetwork
 from dht.memory.network import Weather
 from peer.errors import NotAdmitted
 from peer.extras.export.download import fetch_fragments, sources_in
-from peer.joining.visit import RunStatus, Silent
+from peer.joining.visit import NotDownloaded, RunStatus, Silent
 from peer.status import PeerStatus
-from peer.storage.told_layout import NotDownloaded
 from tests.averaging.live.links import introduce
 from tests.peer.statuses import ME, a_status
 

@@ -295,7 +295,6 @@ def test_commands_with_the_file_ask_the_owners_own_peer_which_the_file_does_not_
 
     # In this order: an import of an earlier one after a change of the last would keep the change.
     for module in (
-        "peer.storage.told_layout",
         "peer.extras.export.download",
         "peer.joining.visit",
     ):
