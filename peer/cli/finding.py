@@ -75,8 +75,7 @@ def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
         known = recall(link.run_id, [directory])
         run = None if known is None else known.run_file(link.run_id)
         if run is not None:
-            source = "an earlier participation"
-            return FoundRun(run, link.seeds, source, invite=link.invite, by_link=True)
+            return FoundRun(run, link.seeds, invite=link.invite, by_link=True)
     return find(where)
 
 

@@ -80,8 +80,6 @@ class FoundRun:
     run: RunFile
     seeds: tuple[Multiaddr, ...]
     """Addresses in the file or the link. They are hints, and not part of the run's id."""
-    source: str
-    """Origin of the run file, for people: a path, an address or ``peers``."""
     folder: Path | None = None
     """Folder of a local file, which its relative paths refer to."""
     invite: InviteKey | None = None
@@ -196,7 +194,7 @@ def find_run(
         # The private half of an invite stays here: a link may be passed to another process.
         data = ask_peers(replace(link, invite=None))
         run = from_canonical(data, link.run_id)
-        return FoundRun(run, link.seeds, "peers", invite=link.invite, by_link=True)
+        return FoundRun(run, link.seeds, invite=link.invite, by_link=True)
     if scheme in ("http", "https") and "://" in where:
         data = download(where.strip(), timeout_s=timeout_s, tls=tls)
         return _found(_text(data, where.strip(), RunNotFound), where.strip())
@@ -223,7 +221,7 @@ def read_text(path: Path) -> str:
 
 def _found(text: str, source: str) -> FoundRun:
     run = parse_whole(text, source=source)
-    return FoundRun(run, run.seed_addresses, source)
+    return FoundRun(run, run.seed_addresses)
 
 
 def _text(data: bytes, source: str, refusal: type[RunNotFound]) -> str:

@@ -221,7 +221,7 @@ def _tell_fetching(news: News, name: str, share: float) -> None:
 
 def _find(where: str | Path | RunFile, settings: JoinSettings) -> FoundRun:
     if isinstance(where, RunFile):
-        return FoundRun(where, where.seed_addresses, source="a program")
+        return FoundRun(where, where.seed_addresses)
 
     def tell(reason: str) -> None:
         _say_meanwhile(settings, f"no run file yet: {reason}")

@@ -151,7 +151,6 @@ def test_a_run_is_found_in_a_file_with_its_seeds(tmp_path: Path) -> None:
     found = find_run(str(path), ask_peers=nobody)
     assert found.run.run_id == parse(to_toml(RUN)).run_id
     assert [str(seed) for seed in found.seeds] == [SEED]
-    assert found.source == str(path)
     assert found.folder == tmp_path
 
 
@@ -264,7 +263,6 @@ def test_a_run_is_found_at_an_https_address(server: tuple[str, ssl.SSLContext]) 
     url, tls = server
     found = find_run(f"{url}/run.toml", ask_peers=nobody, tls=tls, timeout_s=60)
     assert found.run == RUN
-    assert found.source == f"{url}/run.toml"
 
 
 def test_a_redirect_within_https_is_followed(server: tuple[str, ssl.SSLContext]) -> None:

@@ -976,7 +976,7 @@ def test_waiting_for_the_peers_of_a_run_has_no_time_limit() -> None:
 
 
 RUN = RunFile(name="found")
-FILE, LINK = FoundRun(RUN, (), "a file"), FoundRun(RUN, (), "peers", by_link=True)
+FILE, LINK = FoundRun(RUN, ()), FoundRun(RUN, (), by_link=True)
 
 
 def test_a_link_founds_no_run_and_a_run_file_only_one_that_was_never_seen(tmp_path: Path) -> None:
