@@ -21,7 +21,7 @@ class Command(enum.IntEnum):
     """Kinds of commands from rank 0 to the other ranks."""
 
     BEGIN = 1
-    """Read the run that follows in so many bytes."""
+    """Read the run that follows."""
     OFFER = 2
     """Send your part of this unit of this fragment."""
     ADOPT = 3
@@ -31,7 +31,7 @@ class Command(enum.IntEnum):
     END = 5
     """Close the channel: the run is over."""
     FAILED = 6
-    """Fail with the reason that follows in so many bytes."""
+    """Fail with the reason that follows."""
     WAIT = 7
     """Stay: rank 0 rests, and is alive."""
 
@@ -74,14 +74,15 @@ class Channel:
         kind, *arguments = header.tolist()
         return Command(int(kind)), arguments
 
-    def command_with_text(self, kind: Command, text: bytes) -> None:
-        self.command(kind, len(text))
-        dist.broadcast(torch.frombuffer(bytearray(text), dtype=torch.uint8), 0, self._group)
+    def tell(self, kind: Command, what: Any) -> None:
+        """A command, with a value that the other ranks ``hear`` next."""
+        self.command(kind)
+        dist.broadcast_object_list([what], 0, self._group)
 
-    def receive_text(self, size: float) -> bytes:
-        text = torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(text, 0, self._group)
-        return text.numpy().tobytes()
+    def hear(self) -> Any:
+        told: list[Any] = [None]
+        dist.broadcast_object_list(told, 0, self._group)
+        return told[0]
 
     def broadcast(self, values: torch.Tensor) -> None:
         dist.broadcast(values, 0, self._group)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable
@@ -72,12 +71,11 @@ class Follower(Rank):
         self._begin_steps()
 
     def _begin(self, plan: Plan) -> _Parts:
-        kind, arguments = self._channel.receive_command()
-        text = self._channel.receive_text(arguments[0])
+        kind, _ = self._channel.receive_command()
+        beginning = self._channel.hear()
         if kind is Command.FAILED:
-            raise IslandBroken(f"rank 0 said: {text.decode(errors='replace')}")
-        beginning = json.loads(text)
-        run = from_canonical(beginning["run"].encode(), beginning["run_id"])
+            raise IslandBroken(f"rank 0 said: {beginning}")
+        run = from_canonical(beginning["run"], beginning["run_id"])
         parameters = exchanged_tensors(plan.model, run.outer.buffers)
         layout = model_layout(plan.model, run.outer.fragments, buffers=run.outer.buffers)
         units = agree_on_units(
@@ -142,8 +140,7 @@ class Follower(Rank):
                 self._channel.close()
                 return
             if kind is Command.FAILED:
-                reason = self._channel.receive_text(arguments[0]).decode(errors="replace")
-                raise IslandBroken(f"rank 0 said: {reason}")
+                raise IslandBroken(f"rank 0 said: {self._channel.hear()}")
             unit = self._parts.units[int(arguments[0])][int(arguments[1])]
             if kind is Command.OFFER:
                 self._offer(unit)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -35,12 +34,12 @@ class Lead:
     ) -> Sequence[Sequence[LeadPiece]]:
         beginning = {
             "run_id": run.run_id,
-            "run": run.canonical().decode(),
+            "run": run.canonical(),
             "peer_id": peer_id,
             "layout": layout.hash.hex(),
             "data_dir": str(data_dir.resolve()),
         }
-        self._channel.command_with_text(Command.BEGIN, json.dumps(beginning).encode())
+        self._channel.tell(Command.BEGIN, beginning)
         try:
             units = agree_on_units(self._channel, layout, parameters, fits=True)
         except IslandBroken:
@@ -75,7 +74,7 @@ class Lead:
         if failure is None:
             self._channel.command(Command.END)
         else:
-            self._channel.command_with_text(Command.FAILED, failure.encode())
+            self._channel.tell(Command.FAILED, failure)
         self._channel.close()
 
     def abandon(self) -> None:
