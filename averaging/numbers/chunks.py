@@ -28,16 +28,6 @@ class EncodedSize(Protocol):
     def encoded_size(self, sizes: Sequence[int]) -> int: ...
 
 
-class BothLegs(Protocol):
-    """The encodings of contributions on their way up, and of merged slices on their way down."""
-
-    @property
-    def up(self) -> EncodedSize: ...
-
-    @property
-    def down(self) -> EncodedSize: ...
-
-
 CHUNK_VALUES = 1 << 20
 """Values in a chunk: about a millisecond of work, and 4 MB."""
 
@@ -67,13 +57,16 @@ class Chunk:
 class Cutting:
     """The slices and chunks of a fragment, and where each of them lies in the payloads."""
 
-    def __init__(self, fragment: Fragment, legs: BothLegs, shares: Sequence[int]) -> None:
+    def __init__(
+        self, fragment: Fragment, up: EncodedSize, down: EncodedSize, shares: Sequence[int]
+    ) -> None:
+        """``up``, ``down``: the encodings of contributions, and of merged slices."""
         self.fragment = fragment
         self._audited: dict[int, list[tuple[Chunk, slice]]] = {}
         self._places: dict[tuple[int, bool], dict[int, list[slice]]] = {}
         self.slices: tuple[Slice, ...] = fragment.slices(shares)
-        self._ends = _ends_of(fragment.unit_sizes, legs.up)
-        self._merged_ends = _ends_of(fragment.unit_sizes, legs.down)
+        self._ends = _ends_of(fragment.unit_sizes, up)
+        self._merged_ends = _ends_of(fragment.unit_sizes, down)
         self.data_size = self._ends[-1]
         """Bytes of a contribution."""
         self.merged_size = self._merged_ends[-1]

@@ -19,8 +19,6 @@ class Contribution(Moved):
 
     own_map: ParentMap | None = None
     """The own merged map, where states travel."""
-    carried: tuple[Float32s, Float32s] | None = None
-    """Theta and momentum, which a meld moves besides."""
     keeps_rests: bool = False
     """The loss of encoding the slices that this member merges is part of what it offers next
     (``averaging.round.rests``)."""

@@ -22,7 +22,7 @@ from averaging.live.learner_port import Progress, Snapshot
 from averaging.live.settings import AveragerSettings, RunTerms, Surroundings
 from averaging.live.settings import Participant as RunParticipant
 from averaging.live.streams.bulk import TransportSettings
-from averaging.numbers.arithmetic import MergeNumbers, Moved, Weighted
+from averaging.numbers.arithmetic import Moved, Numbers, Weighted
 from averaging.numbers.arrays import Float32s, uninitialised
 from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
@@ -165,7 +165,7 @@ class ShoalParticipant(Participant):
         The second pass counts, as in a round: by then all memory has been touched.
         """
         numbers, scratch, peers = self._peer.numbers, Scratch(), self.setup.peers
-        cutting = Cutting(self._peer.fragment, numbers, [1] * peers)
+        cutting = Cutting(self._peer.fragment, numbers.up, numbers.down, [1] * peers)
         port = self._peer.port
         base, values = port.state.theta, port.offered
         mine, merged = uninitialised(cutting.data_size), uninitialised(cutting.merged_size)
@@ -177,7 +177,7 @@ class ShoalParticipant(Participant):
         # The other slices would come from other peers: this peer's displacement stands for them.
         for chunk in cutting.all_chunks:
             moved = base[chunk.values] - values[chunk.values]
-            numbers.down.codec.encode(moved, chunk.sizes, merged[chunk.merged], scratch)
+            numbers.down.codecs[0].encode(moved, chunk.sizes, merged[chunk.merged], scratch)
         for _ in range(2):
             began = time.perf_counter()
             for chunks in cutting.chunks:
@@ -228,7 +228,7 @@ class _Peer:
             due=DuePolicy(cycle_steps=1, fragments=1, scale_by_speed=False),
             quorum=QuorumPolicy(required="all"),
         )
-        self.numbers = MergeNumbers(
+        self.numbers = Numbers(
             codec=up, codec_down=down, merge=policy.merge, eta=policy.eta, mu=policy.mu
         )
         state = FragmentState.founded(layout.hash, 0, np.zeros(setup.values, np.float32))

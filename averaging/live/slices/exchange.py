@@ -25,7 +25,6 @@ from averaging.live.slices.parts import FragmentFacts, Parts, Workshop
 from averaging.live.slices.reducing import Reducing
 from averaging.live.slices.uploading import Uploading
 from averaging.live.streams.buffers import Abandoned, GrowingBytes
-from averaging.numbers.arithmetic import MeldNumbers
 from averaging.numbers.arrays import Float32s, Float64s
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.outer import Step
@@ -66,17 +65,13 @@ class Exchange:
     @property
     def dispersion(self) -> float | None:
         """After a meld's step: how far the weights were from the group's mean."""
-        numbers = self.parts.numbers
-        return numbers.dispersion if isinstance(numbers, MeldNumbers) else None
+        return self.parts.numbers.dispersion if self.commit.melds else None
 
     # The own contribution
 
     def contribute(self, given: Contribution) -> None:
         """Begin to encode the contribution."""
         parts = self.parts
-        if isinstance(parts.numbers, MeldNumbers):
-            assert given.carried is not None
-            parts.numbers.carry(*given.carried)
         parts.own = own = self._room()
         parts.traffic.gives = True
         if given.keeps_rests:

@@ -216,7 +216,7 @@ def _reduce_to(monkeypatch: pytest.MonkeyPatch, value: float, who: PeerId) -> No
         for (chunk, _), place in zip(given, places, strict=True):
             out = ongoing.merged.data[place]
             base = np.full(chunk.values.stop, value, np.float32)
-            numbers.down.codec.encode(base[chunk.values], chunk.sizes, out, scratch)  # type: ignore[attr-defined]
+            numbers.down.codecs[0].encode(base[chunk.values], chunk.sizes, out, scratch)
             ongoing.leaves += digests_of(out, ongoing.places[chunk.first_unit])
             say(place.stop)
         return None

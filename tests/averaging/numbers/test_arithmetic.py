@@ -12,13 +12,12 @@ from averaging.errors import NotFinite
 from averaging.history.adoption import OwnWork, Parting
 from averaging.history.state import FragmentState
 from averaging.numbers.arithmetic import (
-    MeldNumbers,
-    MergeNumbers,
     Moved,
+    Numbers,
     Weighted,
 )
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.chunks import Cutting
+from averaging.numbers.chunks import Chunk, Cutting
 from averaging.numbers.codec import Addends, Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
@@ -29,6 +28,11 @@ LAYOUT = Layout.build([TensorSpec("block.weight", (70, 50)), TensorSpec("block.b
 FRAGMENT = LAYOUT.fragments[0]
 SIZES, KINDS = FRAGMENT.unit_sizes, FRAGMENT.kinds
 SIZE = FRAGMENT.size
+
+
+def all_of(numbers: Numbers) -> Chunk:
+    """The whole fragment as one chunk."""
+    return Cutting(FRAGMENT, numbers.up, numbers.down, (1,))._chunk(0, len(FRAGMENT.units))
 
 
 def draw(seed: int, scale: float = 0.01) -> Float32s:
@@ -73,19 +77,22 @@ def test_the_rest_of_a_merge_is_what_its_encoding_loses(
 ) -> None:
     scratch, zeros = Scratch(), np.zeros(SIZE, np.float32)
 
-    def numbers(down: str) -> MergeNumbers | MeldNumbers:
+    def numbers(down: str) -> Numbers:
         if not melds:
-            return MergeNumbers(codec=up, codec_down=down, merge=rule, eta=1.0, mu=0.0)
+            return Numbers(codec=up, codec_down=down, merge=rule, eta=1.0, mu=0.0)
         codec = f"{up}/f32/f16"
-        made = MeldNumbers(codec=codec, codec_down=down, merge=rule, eta=1.0, mu=0.0)
-        made.carry(zeros, zeros)
-        return made
+        return Numbers(codec=codec, codec_down=down, merge=rule, eta=1.0, mu=0.0)
 
     payloads = []
-    (chunk,) = Cutting(FRAGMENT, numbers(down), (1,)).all_chunks
+    chunk = all_of(numbers(down))
     for seed in range(3):
         payloads.append(memoryview(bytearray(numbers(down).up.encoded_size(SIZES))))
-        numbers(down).encode(chunk, Moved(zeros, draw(seed)), payloads[-1], scratch)
+        numbers(down).encode(
+            chunk,
+            Moved(zeros, draw(seed), carried=(zeros, zeros) if melds else ()),
+            payloads[-1],
+            scratch,
+        )
 
     def merged(down: str, rest: Float32s | None) -> memoryview:
         out = memoryview(bytearray(numbers(down).down.encoded_size(SIZES)))
@@ -107,8 +114,8 @@ def test_the_rest_of_a_merge_is_what_its_encoding_loses(
 
 
 def test_slices_of_both_ways_lie_where_their_codecs_put_them() -> None:
-    numbers = MergeNumbers(codec="int2", codec_down="int4", merge="mean", eta=1.0, mu=0.0)
-    cutting = Cutting(FRAGMENT, numbers, (1, 2))
+    numbers = Numbers(codec="int2", codec_down="int4", merge="mean", eta=1.0, mu=0.0)
+    cutting = Cutting(FRAGMENT, numbers.up, numbers.down, (1, 2))
 
     assert cutting.data_size == codec_named("int2").encoded_size(SIZES)
     assert cutting.merged_size == codec_named("int4").encoded_size(SIZES)
@@ -126,15 +133,15 @@ def test_the_sent_part_and_the_part_left_are_the_displacement(
     codec: str, melds: bool, share: float
 ) -> None:
     base, values, scratch = draw(0, 1.0), draw(1, 1.0), Scratch()
-    numbers: MergeNumbers | MeldNumbers
-    numbers = MergeNumbers(codec=codec, merge="mean", eta=1.0, mu=0.0)
+    numbers: Numbers
+    numbers = Numbers(codec=codec, merge="mean", eta=1.0, mu=0.0)
     if melds:
-        numbers = MeldNumbers(codec=f"{codec}/f32/f16", merge="mean", eta=1.0, mu=0.0)
-        numbers.carry(base, np.zeros_like(base))
-    (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
+        numbers = Numbers(codec=f"{codec}/f32/f16", merge="mean", eta=1.0, mu=0.0)
+    moved = Moved(base, values, carried=(base, np.zeros_like(base)) if melds else ())
+    chunk = all_of(numbers)
     data = memoryview(bytearray(numbers.up.encoded_size(SIZES)))
     first = values.copy()
-    numbers.encode(chunk, Moved(base, values, share=share, feedback=True), data, scratch)
+    numbers.encode(chunk, replace(moved, share=share, feedback=True), data, scratch)
     sent = np.empty(SIZE, np.float32)
     shortened = np.float32(share) * (base - first)
     codec_named(codec).encode(
@@ -149,13 +156,13 @@ def test_the_sent_part_and_the_part_left_are_the_displacement(
 @pytest.mark.parametrize("melds", [False, True])
 def test_a_share_of_a_displacement_is_sent_and_the_offered_values_stay(melds: bool) -> None:
     base, values, scratch = draw(0), draw(1), Scratch()
-    numbers: MergeNumbers | MeldNumbers = MergeNumbers(codec="f32", merge="mean", eta=1.0, mu=0.0)
+    numbers: Numbers = Numbers(codec="f32", merge="mean", eta=1.0, mu=0.0)
     if melds:
-        numbers = MeldNumbers(codec="f32/f32/f16", merge="mean", eta=1.0, mu=0.0)
-        numbers.carry(base, np.zeros_like(base))
-    (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
+        numbers = Numbers(codec="f32/f32/f16", merge="mean", eta=1.0, mu=0.0)
+    moved = Moved(base, values, carried=(base, np.zeros_like(base)) if melds else ())
+    chunk = all_of(numbers)
     data, before = memoryview(bytearray(numbers.up.encoded_size(SIZES))), values.copy()
-    numbers.encode(chunk, Moved(base, values, share=0.5), data, scratch)
+    numbers.encode(chunk, replace(moved, share=0.5), data, scratch)
 
     after = np.zeros(SIZE, np.float32)
     numbers.up.subtract(chunk, data, base, after, scratch)
@@ -171,8 +178,8 @@ def alone(feedback: bool, rounds: int = 40) -> tuple[float, float]:
     one round's steps.
     """
     scratch, start = Scratch(), np.zeros(SIZE, np.float32)
-    numbers = MergeNumbers(codec="int2", merge="mean", eta=1.0, mu=0.0)
-    (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
+    numbers = Numbers(codec="int2", merge="mean", eta=1.0, mu=0.0)
+    chunk = all_of(numbers)
     state = FragmentState.founded(LAYOUT.hash, 0, start)
     own, parameters, steps = OwnWork(state, step=0), start.copy(), draw(7)
     for number in range(1, rounds + 1):
@@ -222,14 +229,14 @@ class FedBack:
         self.goal -= steps
         self.step += 1
 
-    def encode(self, codec: str = "int2") -> tuple[MergeNumbers, memoryview]:
+    def encode(self, codec: str = "int2") -> tuple[Numbers, memoryview]:
         """Train, and encode an offer. What encoding loses is left in the parameters."""
         self.train()
         self.own.offer(self.parameters.copy(), step=self.step)
         snapshot, scratch = self.own.snapshot, Scratch()
         assert snapshot is not None
-        numbers = MergeNumbers(codec=codec, merge="mean", eta=1.0, mu=0.0)
-        (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
+        numbers = Numbers(codec=codec, merge="mean", eta=1.0, mu=0.0)
+        chunk = all_of(numbers)
         data = memoryview(bytearray(numbers.up.encoded_size(SIZES)))
         numbers.encode(chunk, Moved(self.own.base, snapshot, feedback=True), data, scratch)
         return numbers, data
@@ -237,7 +244,7 @@ class FedBack:
     def merge(self, codec: str = "int2") -> None:
         """Take part in a round that this peer is alone in."""
         numbers, data = self.encode(codec)
-        (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
+        chunk = all_of(numbers)
         theta, momentum = self.state.theta.copy(), self.state.momentum.copy()
         numbers.step(chunk, data, Step(self.state.theta, theta, momentum), Scratch())
         self.train()  # while the round is under way
@@ -309,8 +316,8 @@ def test_error_feedback_loses_nothing_whatever_happens(happens: Callable[[FedBac
 def test_a_share_of_a_displacement_that_is_not_finite_is_refused(value: float) -> None:
     base, values = draw(0), draw(1)
     base[0], values[0] = -np.finfo(np.float32).max, value
-    numbers = MergeNumbers(codec="f32", merge="mean", eta=1.0, mu=0.0)
-    (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
+    numbers = Numbers(codec="f32", merge="mean", eta=1.0, mu=0.0)
+    chunk = all_of(numbers)
     data = memoryview(bytearray(numbers.up.encoded_size(SIZES)))
 
     with pytest.raises(NotFinite):

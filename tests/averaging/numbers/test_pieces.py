@@ -6,17 +6,17 @@ from itertools import pairwise
 
 import pytest
 
-from averaging.numbers.arithmetic import MergeNumbers
+from averaging.numbers.arithmetic import Numbers
 from averaging.numbers.chunks import CHUNK_VALUES, PIECE_MIN_VALUES, PIECES, Cutting
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.slices import reducers_count
 
-NUMBERS = MergeNumbers(codec="int4", codec_down=None, merge="mean", eta=0.7, mu=0.9)
+NUMBERS = Numbers(codec="int4", codec_down=None, merge="mean", eta=0.7, mu=0.9)
 
 
 def cutting(*shapes: tuple[int, int], shares: tuple[int, ...] = (1,)) -> Cutting:
     specs = [TensorSpec(f"t{number:04}", shape) for number, shape in enumerate(shapes)]
-    return Cutting(Layout.build(specs, 1).fragments[0], NUMBERS, shares)
+    return Cutting(Layout.build(specs, 1).fragments[0], NUMBERS.up, NUMBERS.down, shares)
 
 
 def sizes(cut: Cutting, index: int = 0) -> list[int]:
@@ -86,6 +86,6 @@ def test_the_slices_of_small_models_have_so_many_pieces(
     found = []
     for fragment in layout.fragments:
         count = reducers_count(10, NUMBERS.up.encoded_size(fragment.unit_sizes))
-        cut = Cutting(fragment, NUMBERS, (1,) * count)
+        cut = Cutting(fragment, NUMBERS.up, NUMBERS.down, (1,) * count)
         found += [len(sizes(cut, index)) for index in range(count)]
     assert (min(found), max(found)) == (fewest, most)

@@ -21,7 +21,7 @@ from averaging.history.standing import (
     with_merged_map,
 )
 from averaging.messages import Commit, Head, Link
-from averaging.numbers.arithmetic import MeldNumbers, Moved, Weighted, encoded_size
+from averaging.numbers.arithmetic import Moved, Numbers, Weighted, encoded_size
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
@@ -191,21 +191,21 @@ def melt(codec: str, states: list[tuple[Float32s, ...]], weights: list[float]) -
     scratch = Scratch()
     payloads = []
     for base, values, theta, momentum in states:
-        numbers = MeldNumbers(codec=codec, merge="mean", eta=0.7, mu=0.5)
-        numbers.carry(theta, momentum)
-        cutting = Cutting(FRAGMENT, numbers, (1,))
+        numbers = Numbers(codec=codec, merge="mean", eta=0.7, mu=0.5)
+        cutting = Cutting(FRAGMENT, numbers.up, numbers.down, (1,))
         payload = memoryview(bytearray(cutting.data_size))
         for chunk in cutting.chunks[0]:
-            numbers.encode(chunk, Moved(base, values), payload[chunk.data], scratch)
+            given = Moved(base, values, carried=(theta, momentum))
+            numbers.encode(chunk, given, payload[chunk.data], scratch)
             numbers.up.check(chunk, payload[chunk.data], scratch)
         payloads.append(payload)
     out = memoryview(bytearray(cutting.merged_size))
     for chunk in cutting.chunks[0]:
-        given = [payload[chunk.data] for payload in payloads]
-        numbers.merge(chunk, Weighted(given, weights), out[chunk.merged], scratch)
+        parts = [payload[chunk.data] for payload in payloads]
+        numbers.merge(chunk, Weighted(parts, weights), out[chunk.merged], scratch)
     ended = []
     for _, _, theta, momentum in states:
-        numbers = MeldNumbers(codec=codec, merge="mean", eta=0.7, mu=0.5)
+        numbers = Numbers(codec=codec, merge="mean", eta=0.7, mu=0.5)
         after, moved = theta.copy(), momentum.copy()
         for chunk in cutting.chunks[0]:
             numbers.step(chunk, out[chunk.merged], Step(theta, after, moved), scratch)
@@ -268,5 +268,6 @@ def test_a_meld_measures_how_far_each_was_from_the_mean() -> None:
 
 
 def test_a_meld_needs_three_codecs() -> None:
-    with pytest.raises(ValueError, match="three"):
-        MeldNumbers(codec="int4", merge="mean", eta=1.0, mu=0.5)
+    for codec in ("int4/f32", "int4/f32/f16/f16"):
+        with pytest.raises(ValueError, match="three"):
+            Numbers(codec=codec, merge="mean", eta=1.0, mu=0.5)

@@ -26,7 +26,6 @@ from averaging.guard.rules.proofs import (
 from averaging.history.claims import Claim, Subject, claim
 from averaging.messages import Commit
 from averaging.numbers.arithmetic import (
-    MeldNumbers,
     Moved,
     Numbers,
     Weighted,
@@ -104,11 +103,10 @@ class Round:
             values, theta, momentum = (
                 rng.standard_normal(FRAGMENT.size).astype(np.float32) for _ in range(3)
             )
-            if isinstance(self.numbers, MeldNumbers):
-                self.numbers.carry(theta, momentum)
+            carried = (theta, momentum) if self.commit.melds else ()
             out = bytearray(self.cutting.upload_size(SLICE))
             for chunk, place in self.cutting.pieces(SLICE):
-                given = Moved(theta, values)
+                given = Moved(theta, values, carried=carried)
                 self.numbers.encode(chunk, given, memoryview(out)[place], _scratch)
             self._upload(number, [number], bytes(out))
         for number, entry in enumerate(self.commit.members):
