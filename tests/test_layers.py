@@ -654,7 +654,7 @@ dht.presence.door.Door._asking
 averaging.guard.auditing.Auditing._fetching
 averaging.live.states.fetcher._Attempt.reasons
 averaging.live.states.fetcher._Attempt.manifests
-averaging.live.states.fetcher._Attempt.digests
+averaging.live.states.fetcher._Attempt.identities
 peer.joining.visit.Visitor._told""",
     "the owner, and DELEGATES_MAX that it has signed for": """
 dht.membership.admission.Admission._directives""",

@@ -22,6 +22,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Protocol
 
 from averaging.errors import AveragingError, BadPayload, LineageBroken
@@ -130,13 +131,12 @@ class _Attempt:
     reasons: dict[PeerId, str] = field(default_factory=dict)
     """The reason of each peer that gives nothing."""
     manifests: dict[PeerId, Manifest] = field(default_factory=dict)
-    digests: dict[PeerId, bytes] = field(default_factory=dict)
-    """Digests of the manifests of peers behind a relay. These hold the state, and send none."""
+    identities: dict[PeerId, bytes] = field(default_factory=dict)
+    """Those of the states of all peers that answered. One behind a relay sends no manifest."""
 
     def holders(self, identity: bytes) -> set[PeerId]:
         """The peers that say they have this state."""
-        found = {peer for peer, digest in self.digests.items() if digest == identity}
-        return found | {p for p, each in self.manifests.items() if each.identity() == identity}
+        return {peer for peer, theirs in self.identities.items() if theirs == identity}
 
     def votes(self, identity: bytes) -> int:
         """Number of peers that count and say they have this state."""
@@ -147,9 +147,7 @@ class _Attempt:
 
     def most_alike(self) -> int:
         """Number of peers that have the state that most of them have."""
-        alike = Counter(manifest.identity() for manifest in self.manifests.values())
-        alike.update(self.digests.values())
-        return max(alike.values(), default=0)
+        return max(Counter(self.identities.values()).values(), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +227,7 @@ class Fetcher:
                     f"version {manifest.version}"
                 )
             raise attempt.failed()
-        holders -= attempt.digests.keys()
+        holders &= attempt.manifests.keys()
         partial = self._partials.get(fragment)
         if partial is None or partial.manifest != manifest:
             values, has_momentum = attempt.values, self.has_momentum
@@ -249,10 +247,12 @@ class Fetcher:
 
         A state that cannot be had accuses nobody.
         """
-        votes = attempt.votes(fetched.identity())
-        for peer, theirs in sorted(attempt.manifests.items()):
-            differs = theirs.lineage == fetched.lineage and theirs.identity() != fetched.identity()
-            if differs and is_outvoted(attempt.votes(theirs.identity()), by=votes):
+        right = fetched.identity()
+        votes = attempt.votes(right)
+        for peer, manifest in sorted(attempt.manifests.items()):
+            theirs = attempt.identities[peer]
+            differs = manifest.lineage == fetched.lineage and theirs != right
+            if differs and is_outvoted(attempt.votes(theirs), by=votes):
                 self.on_wrong_bits(peer, fetched.fragment, "it serves other bits than most")
 
     async def _ask_all(self, asked: Sequence[PeerId], attempt: _Attempt) -> None:
@@ -266,9 +266,10 @@ class Fetcher:
                 return
             if isinstance(answer, Manifest):
                 attempt.manifests[peer] = answer
+                attempt.identities[peer] = answer.identity()
                 attempt.trust.hear(answer, signatures)
             else:
-                attempt.digests[peer] = answer
+                attempt.identities[peer] = answer
                 attempt.reasons[peer] = RELAYED
 
         async with asyncio.TaskGroup() as tasks:
@@ -293,12 +294,13 @@ class Fetcher:
     def _chosen(self, attempt: _Attempt) -> Manifest:
         """The state that most of the sources that count have, of those that may be taken."""
         reasons = attempt.reasons
+        problem_with = cache(attempt.trust.problem)  # most manifests are equal
         camps: dict[bytes, Counter[Manifest]] = {}
         for peer in sorted(attempt.manifests):
             manifest = attempt.manifests[peer]
-            problem = attempt.trust.problem(manifest)
+            problem = problem_with(manifest)
             if problem is None:
-                camps.setdefault(manifest.identity(), Counter())[manifest] += 1
+                camps.setdefault(attempt.identities[peer], Counter())[manifest] += 1
             else:
                 reasons[peer] = problem
         if not camps:
