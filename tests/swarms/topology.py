@@ -14,6 +14,7 @@ Rates are made by a token bucket (tbf) in each direction of a site's line.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -330,6 +331,25 @@ class Internet:
         return [*inside(self.middle), *program, "delay", str(loss), *distances]
 
     # --- changes -------------------------------------------------------------------------------
+
+    def forward(self, site: str, outer: int, inner: int) -> Callable[[], int]:
+        """Lead a TCP port of the site's public address to one of its first computer.
+
+        Returns what counts the connections that came that way.
+        """
+        to = f"{self.private_address()}:{inner}"
+        rule = f'add rule ip router arriving iifname "outer" tcp dport {outer} counter dnat to {to}'
+        must_run_in(self.edge(site), "nft", "-f", "-", text=rule)
+
+        def came() -> int:
+            """The first packet of each connection alone passes the rules of a translation."""
+            chain = ("list", "chain", "ip", "router", "arriving")
+            rules = must_run_in(self.edge(site), "nft", *chain)
+            found = re.search(rf"packets (\d+) bytes \d+ dnat to {re.escape(to)}\b", rules)
+            assert found is not None, rules
+            return int(found[1])
+
+        return came
 
     def slow_down(self, site: str, mbit: float, *, only_up: bool = False) -> Callable[[], None]:
         """Make a site's line this slow in both directions, or outwards. Returns what ends it."""
