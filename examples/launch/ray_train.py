@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ray.train import FailureConfig, RunConfig, ScalingConfig, get_context
-from ray.train.data_parallel_trainer import (
-    DataParallelTrainer,
-)  # the one that starts no process group
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # starts no process group
 
 WORKERS = 4
 USE_GPU = True

@@ -41,6 +41,8 @@ class Image:
     folder: str = "/"
     user: str = "0"
     entry: list[str] = field(default_factory=list)
+    health: list[str] = field(default_factory=list)
+    """What asks whether it is well."""
 
     def command(self, words: list[str]) -> list[str]:
         """What runs words in it, as its user and with its variables."""
@@ -85,7 +87,9 @@ def build(
                 image.user = rest
             case "ENTRYPOINT":
                 image.entry = json.loads(rest)
-            case "VOLUME" | "STOPSIGNAL" | "HEALTHCHECK" | "EXPOSE":
+            case "HEALTHCHECK":
+                image.health = json.loads(rest.partition(" CMD ")[2])
+            case "VOLUME" | "STOPSIGNAL" | "EXPOSE":
                 continue
             case _:
                 raise ValueError(f"{path}: this reader does not know {word}")
