@@ -85,7 +85,6 @@ class Exchange:
             into = parts.alone = self._room()
             parts.start(self._bundle(self._bundling, into), "bundle")
         self._encoding = parts.start(self._encode(given, into, own), "encode")
-        self.reducing.begin_ahead()
 
     def _room(self) -> list[GrowingBytes]:
         cutting = self.parts.cutting

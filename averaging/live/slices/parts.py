@@ -268,25 +268,25 @@ class Parts:
         index: int,
         growing: GrowingBytes,
         work: Callable[[Chunk, memoryview], float],
-        done: GrowingBytes | None = None,
         *,
         merged: bool = False,
     ) -> float:
         """Have a thread run ``work`` on the chunks of a slice as soon as they are here.
 
-        ``merged``: of a merged slice, and not of a contribution. Returns the sum of the results;
-        ``done`` follows behind. Raises ``Abandoned``.
+        ``merged``: of a merged slice, and not of a contribution. Returns the sum of the results.
+        Raises ``Abandoned``.
         """
         pieces = self.cutting.pieces(index, merged=merged)
         total = 0.0
         first = 0
         while first < len(pieces):
-            last = await end_of_arrived(pieces, first, [growing])
+            await growing.beyond(pieces[first][1].stop - 1)
+            last = first + 1
+            while last < len(pieces) and pieces[last][1].stop <= growing.filled:
+                last += 1
             parts = [(chunk, growing.data[place]) for chunk, place in pieces[first:last]]
             size = pieces[last - 1][1].stop - pieces[first][1].start
             total += await self.threads.run_on(size, _sum_over, work, parts)
-            if done is not None:
-                done.grow(pieces[last - 1][1].stop)
             first = last
         return total
 
@@ -440,23 +440,6 @@ class Parts:
         if data is None:
             return None
         return await self.threads.run_on(len(data), read_maps, data, self.commit, members)
-
-
-async def end_of_arrived(
-    pieces: Sequence[tuple[Chunk, slice]], first: int, sources: Sequence[GrowingBytes]
-) -> int:
-    """Wait until a piece has come from all sources. Returns the end of those that have.
-
-    Raises ``Abandoned``.
-    """
-    for source in sources:
-        while source.filled < pieces[first][1].stop:
-            await source.beyond(source.filled)
-    ready = min(source.filled for source in sources)
-    last = first + 1
-    while last < len(pieces) and pieces[last][1].stop <= ready:
-        last += 1
-    return last
 
 
 async def _statement(bulk: Bulk) -> Statement:

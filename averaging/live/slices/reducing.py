@@ -1,34 +1,32 @@
 """The slices that one peer reduces in one round: uploads in, merged slices out.
 
-Checking runs behind receiving, merging behind checking, answering behind merging. A bad upload is
-read to its end and left out; its sender is told the reason and still gets the merged slice.
+Checking runs behind receiving, and answering behind merging, which begins with the seal. A bad
+upload is read to its end and left out; its sender is told the reason and still gets the merged
+slice.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from averaging.errors import BadPayload, BulkRefused, NotFinite
 from averaging.history.claims import STATEMENT_MAX_BYTES, Claim, encode_statement
 from averaging.history.parent_maps import ParentMap, encode_maps, parents_of
 from averaging.live.slices.bundling import Bundling, Rider
-from averaging.live.slices.parts import Parts, end_of_arrived, receive_behind, send_growing
+from averaging.live.slices.parts import Parts, receive_behind, send_growing
 from averaging.live.streams.buffers import Abandoned, GrowingBytes
 from averaging.live.streams.bulk import Bulk
-from averaging.live.streams.threads import is_small
 from averaging.messages import Opening
 from averaging.numbers.arithmetic import Weighted
-from averaging.numbers.chunks import Chunk
 from averaging.numbers.piece_digests import digest_of, digests_of, root_of
 from averaging.round.interface.inputs import SliceMerged
 from averaging.round.rests import Rest
 from averaging.round.traffic import NOTHING_TO_GIVE, Incoming, Payloads
 from averaging.rules.sites import riders_of
-from averaging.rules.weights import weights_of
 from dht.errors import StreamBroken
 
 BROKEN_GRACE_S = 5.0
@@ -47,60 +45,10 @@ class Received:
 
     data: memoryview | None = None
     """The complete upload, finite; ``None`` until then, and once it is not needed."""
-    checked: GrowingBytes | None = None
-    """The part of the latest stream that is finite so far: it may be merged ahead of the seal."""
     arrived: bool = False
     claim: Claim | None = None
     """The sender's, about the complete upload."""
     streams: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class OngoingMerge:
-    """A merge of one slice that runs behind its uploads, perhaps for a seal that never comes."""
-
-    contributors: tuple[int, ...]
-    weights: tuple[float, ...]
-    sources: tuple[GrowingBytes, ...]
-    """The contributors' uploads, as far as they may be read."""
-    members: tuple[int, ...] | None
-    """Number of contributors in each upload; ``None``: one in each."""
-    merged: GrowingBytes
-    places: Mapping[int, Sequence[slice]]
-    """The places of the pieces in the merged bytes of each chunk, by its first unit."""
-    rest: Rest | None
-    """The loss of encoding the slice; ``None``: it is not fed back."""
-    leaves: list[bytes] = field(default_factory=list)
-    """Digests of the pieces that are merged so far."""
-    task: asyncio.Task[None] | None = None
-    working: asyncio.Future[None] | None = None
-    """The thread's work on a few chunks: it writes whether or not anybody still waits."""
-    stopped: bool = False
-    """The chunks that are not begun are not wanted. Read by the thread."""
-    sealed: bool = False
-    """The seal asks for this merge. Any other writer to its memory writes the same bytes."""
-
-    def is_for(
-        self,
-        contributors: tuple[int, ...],
-        weights: tuple[float, ...],
-        payloads: Sequence[memoryview],
-    ) -> bool:
-        """True if a seal asks for this merge. Uploads are the same if their memory is."""
-        return (
-            (self.contributors, self.weights) == (contributors, weights)
-            and len(self.sources) == len(payloads)
-            and all(a.data is b for a, b in zip(self.sources, payloads, strict=True))
-        )
-
-    async def stop(self) -> None:
-        """Return once nothing more is written."""
-        self.stopped = True
-        if self.task is not None and not self.task.done():
-            self.task.cancel()
-            await asyncio.wait((self.task,))
-        if self.working is not None and not self.working.done():
-            await asyncio.wait((self.working,))
 
 
 class Reducing:
@@ -113,25 +61,16 @@ class Reducing:
         self._received: dict[tuple[int, int], Received] = {}
         self._merged_streams: Counter[int] = Counter()
         """Streams under way that bring a merged slice, by slice."""
-        self._ongoing: dict[int, OngoingMerge] = {}
         self._maps: dict[int, ParentMap] = {}
         """Merged maps by parent, as they came with slice 0 where states travel."""
         self._answerable = [asyncio.Event() for _ in parts.merged]
 
     def close(self) -> None:
-        for ongoing in self._ongoing.values():
-            ongoing.stopped = True
         self._received.clear()
-        self._ongoing.clear()
 
     def reduce(self, index: int) -> None:
         """Take uploads of this slice from now on."""
         self._traffic.reduces.add(index)
-
-    def begin_ahead(self) -> None:
-        """Begin to merge slices behind the own contribution, which has come into being."""
-        for index in sorted(self._traffic.reduces):
-            self._merge_ahead(index)
 
     # Uploads
 
@@ -244,13 +183,9 @@ class Reducing:
         try:
             sent = await parts.receive_maps(bulk, index)
             growing = GrowingBytes(parts.room_for(bulk, parts.cutting.upload_size(index)))
-            if received.checked is not None:
-                await self.stop_ahead(index)  # it was reading bytes that will not be completed
-            received.checked = checked = GrowingBytes(growing.data)
-            self._merge_ahead(index)
             leaves: list[bytes] = []
             measure = parts.hashing(index, leaves, parts.measure_chunk)
-            checking = parts.as_it_grows(index, growing, measure, checked)
+            checking = parts.as_it_grows(index, growing, measure)
             squares = await receive_behind(bulk, growing, checking)
             claim = await parts.take_upload_claim(bulk, index, leaves, [entry, *riders])
             maps = await parts.read_maps(sent, [entry, *riders])
@@ -304,7 +239,7 @@ class Reducing:
     async def _receive_merged(self, bulk: Bulk, index: int) -> None:
         """A member that has the merged slice gives it to this peer, its new reducer."""
         data, digest = await self.read_merged(bulk, index)
-        await self.keep_merged(index, data, digest)
+        self.keep_merged(index, data, digest)
         await bulk.grant()
         await bulk.finished()
 
@@ -324,11 +259,10 @@ class Reducing:
             self._merged_streams[index] -= 1
         return data, digest
 
-    async def keep_merged(self, index: int, data: memoryview, digest: bytes) -> None:
+    def keep_merged(self, index: int, data: memoryview, digest: bytes) -> None:
         """Take a merged slice that was read, unless it is here or is being merged."""
         parts = self.parts
         growing = parts.merged[index]
-        await self.stop_ahead(index)
         if not growing.filled and not self._answerable[index].is_set():  # not being merged here
             growing.data[:] = data
             growing.grow(len(data))
@@ -344,78 +278,6 @@ class Reducing:
         work = self._merge(index, tuple(contributors), payloads)
         self.parts.start(work, "merge")
 
-    def _merge_ahead(self, index: int) -> None:
-        """Begin to merge behind the uploads, as the seal will have it if nobody drops out.
-
-        Nothing of it is reported or sent before the seal; under another seal it is made anew.
-        """
-        if index not in self._traffic.reduces or index in self._ongoing:
-            return
-        if self._answerable[index].is_set() or self.parts.merged[index].filled:
-            return
-        commit = self.parts.commit
-        if commit.on_probation or any(entry.delegate is not None for entry in commit.members):
-            return  # a bundle's members are not known before it is here; newcomers may not come
-        sources: list[GrowingBytes] = []
-        everybody = tuple(range(len(commit.members)))
-        for entry in everybody:
-            if entry == self.parts.entry:
-                source = None if self.parts.own is None else self.parts.own[index]
-            else:
-                source = self._received.get((index, entry), Received()).checked
-            if source is None:
-                return
-            sources.append(source)
-        self._begin_merge(
-            index, everybody, weights_of(self.parts.commit, everybody), tuple(sources), None
-        )
-
-    def _begin_merge(
-        self,
-        index: int,
-        contributors: tuple[int, ...],
-        weights: tuple[float, ...],
-        sources: tuple[GrowingBytes, ...],
-        members: tuple[int, ...] | None,
-    ) -> OngoingMerge:
-        merged, rests = GrowingBytes(self.parts.merged[index].data), self.parts.rests
-        rest = None if rests is None else rests.room(index)
-        places = self.parts.cutting.audited_places(index, merged=True)
-        ongoing = OngoingMerge(contributors, weights, sources, members, merged, places, rest)
-        self._ongoing[index] = ongoing
-        ongoing.task = self.parts.start(self._merge_behind(index, ongoing), "merge chunks")
-        return ongoing
-
-    async def stop_ahead(self, index: int) -> None:
-        """Free the merged slice's memory for another writer, or for another seal."""
-        ongoing = self._ongoing.get(index)
-        if ongoing is not None and not ongoing.sealed:
-            del self._ongoing[index]
-            await ongoing.stop()
-
-    async def _merge_behind(self, index: int, ongoing: OngoingMerge) -> None:
-        pieces = self.parts.cutting.pieces(index)
-        places = [place for _, place in self.parts.cutting.pieces(index, merged=True)]
-        first = 0
-        while first < len(pieces):
-            try:
-                last = await end_of_arrived(pieces, first, ongoing.sources)
-                given = pieces[first:last]
-                size = len(ongoing.sources) * (given[-1][1].stop - given[0][1].start)
-                work = partial(self._merge_chunks, given, places[first:last], ongoing)
-                if is_small(size):
-                    work(ongoing.merged.grow)
-                else:
-                    ongoing.working = asyncio.ensure_future(
-                        self.parts.threads.run_telling(size, work, tell=ongoing.merged.grow)
-                    )
-                    ongoing.working.add_done_callback(_hear_out)
-                    await asyncio.shield(ongoing.working)
-            except (Abandoned, NotFinite) as error:
-                ongoing.merged.abandon(str(error))
-                return
-            first = last
-
     async def _merge(self, index: int, inside: tuple[int, ...], taken: Payloads) -> None:
         """``inside``: the contributors; delegates send the payloads for all of their site."""
         parts = self.parts
@@ -430,7 +292,7 @@ class Reducing:
             claims.append(claim)
         for (at, entry), received in self._received.items():
             if at == index and entry not in contributors:
-                received.data = received.checked = None
+                received.data = None
         maps = b""
         if self._traffic.has_maps(index):
             there = parents_of(parts.commit, inside)
@@ -442,52 +304,52 @@ class Reducing:
                 parts.maps_here.set()
                 return
             parts.have_maps(chosen, maps)
-        ongoing = self._ongoing.get(index)
-        if ongoing is None or not ongoing.is_for(contributors, weights, payloads):
-            await self.stop_ahead(index)
-            sources = tuple(GrowingBytes.whole(payload) for payload in payloads)
-            ongoing = self._begin_merge(index, contributors, weights, sources, members)
-        ongoing.sealed = True
-        followed = 0
+        rest = None if parts.rests is None else parts.rests.room(index)
+        leaves: list[bytes] = []
+        given = Weighted(payloads, weights, members)
+        work = partial(self._merge_chunks, index, given, leaves, rest)
+
+        def grown(filled: int) -> None:
+            growing.grow(max(filled, growing.filled))  # the same bytes may have come meanwhile
+
         try:
-            while followed < len(growing.data):
-                followed = await ongoing.merged.beyond(followed)
-                growing.grow(max(followed, growing.filled))
-        except Abandoned as error:
+            await parts.threads.run_telling(sum(map(len, payloads)), work, tell=grown)
+        except NotFinite as error:
             # Each was finite; together they are not. Nobody will have this slice: void.
-            growing.abandon(error.reason)
+            growing.abandon(str(error))
             return
-        self._ongoing.pop(index, None)
         for entry in contributors:
-            self._received[index, entry].data = self._received[index, entry].checked = None
-        if parts.rests is not None and ongoing.rest is not None:
-            parts.rests.keep(ongoing.rest, inside)
+            self._received[index, entry].data = None
+        if parts.rests is not None and rest is not None:
+            parts.rests.keep(rest, inside)
         parts.tally.merged_at = asyncio.get_running_loop().time()
         if self._traffic.has_maps(index):
-            ongoing.leaves.append(digest_of(maps))
-        digest = root_of(ongoing.leaves)
+            leaves.append(digest_of(maps))
+        digest = root_of(leaves)
         parts.evidence.claim_merged(index, inside, digest, claims)
         parts.is_here(index)
         parts.tell_machine(SliceMerged(parts.round, index, digest))
 
     def _merge_chunks(
         self,
-        given: Sequence[tuple[Chunk, slice]],
-        places: Sequence[slice],
-        ongoing: OngoingMerge,
+        index: int,
+        given: Weighted,
+        leaves: list[bytes],
+        rest: Rest | None,
         say: Callable[[int], None],
     ) -> None:
-        """``given``: chunks and their places in the uploads; ``places``: in the merged slice."""
-        scratch = self.parts.threads.scratch()
-        for (chunk, part), place in zip(given, places, strict=True):
-            if ongoing.stopped:
-                return
-            out = ongoing.merged.data[place]
-            payloads = [source.data[part] for source in ongoing.sources]
-            uploads = Weighted(payloads, ongoing.weights, ongoing.members)
-            rest = None if ongoing.rest is None else ongoing.rest.of(chunk)
-            self.parts.numbers.merge(chunk, uploads, out, scratch, rest=rest)
-            ongoing.leaves += digests_of(out, ongoing.places[chunk.first_unit])
+        """Merge a slice into its memory. ``leaves``: filled with the digests of its pieces."""
+        parts, cutting, growing = self.parts, self.parts.cutting, self.parts.merged[index]
+        scratch, places = parts.threads.scratch(), cutting.audited_places(index, merged=True)
+        uploads, slices = cutting.pieces(index), cutting.pieces(index, merged=True)
+        for (chunk, part), (_, place) in zip(uploads, slices, strict=True):
+            if growing.lost is not None:
+                return  # the round is over
+            out = growing.data[place]
+            addends = replace(given, payloads=[payload[part] for payload in given.payloads])
+            lost = None if rest is None else rest.of(chunk)
+            parts.numbers.merge(chunk, addends, out, scratch, rest=lost)
+            leaves += digests_of(out, places[chunk.first_unit])
             say(place.stop)
 
     # Answering
@@ -511,9 +373,3 @@ class Reducing:
         await self.parts.until_here(index)
         await bulk.send_frame(encode_statement(self.parts.evidence.merged[index].statement))
         await bulk.finish()
-
-
-def _hear_out(work: asyncio.Future[None]) -> None:
-    """Retrieve the error of work that nobody waits for any more."""
-    if not work.cancelled():
-        work.exception()

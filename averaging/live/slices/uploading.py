@@ -162,10 +162,9 @@ class Uploading:
         if index in parts.traffic.reduces:
             data, digest = await self._reducing.read_merged(bulk, index)
             await bulk.finished()
-            await self._reducing.keep_merged(index, data, digest)
+            self._reducing.keep_merged(index, data, digest)
             return
         sent = await parts.receive_maps(bulk, index)
-        await self._reducing.stop_ahead(index)
         leaves = await parts.take_merged(bulk, index, growing.data, sent)
         digest = await parts.take_merged_claim(bulk, index, leaves)
         await bulk.finished()

@@ -109,13 +109,6 @@ class GrowingBytes:
         self.lost: str | None = None
         self._waiting: list[asyncio.Future[None]] = []
 
-    @classmethod
-    def whole(cls, data: memoryview) -> GrowingBytes:
-        """A range whose bytes are all here."""
-        growing = cls(data)
-        growing.filled = len(data)
-        return growing
-
     @property
     def complete(self) -> bool:
         return self.filled == len(self.data) and self.lost is None

@@ -22,9 +22,10 @@ from averaging.guard.rules.proofs import Guilty, Proof, TwoVotes, Vote
 from averaging.live.settings import AveragerSettings
 from averaging.live.slices import bundling
 from averaging.live.slices.evidence import Uploads
-from averaging.live.slices.reducing import OngoingMerge, Reducing
+from averaging.live.slices.reducing import Reducing
 from averaging.live.streams.questions import NotHere, ask, next_data
 from averaging.numbers import chunks
+from averaging.numbers.arithmetic import Weighted
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.reputation import Ground
 from dht.errors import PeerUnreachable, StreamBroken
@@ -63,11 +64,11 @@ def reduce_falsely(monkeypatch: pytest.MonkeyPatch, who: PeerId) -> None:
     """A member takes the first contribution for the mean: within any bound of norms."""
     honestly = Reducing._merge_chunks
 
-    def lie(self: Reducing, given: Any, places: Any, ongoing: OngoingMerge, say: Any) -> None:
+    def lie(self: Reducing, index: int, given: Weighted, *rest: Any) -> None:
         if self.parts.me == who:
-            first = 1.0, *[0.0] * (len(ongoing.sources) - 1)
-            ongoing = replace(ongoing, weights=first)
-        honestly(self, given, places, ongoing, say)
+            first = 1.0, *[0.0] * (len(given.payloads) - 1)
+            given = replace(given, weights=first)
+        honestly(self, index, given, *rest)
 
     monkeypatch.setattr(Reducing, "_merge_chunks", lie)
 
@@ -81,10 +82,10 @@ async def test_a_reducer_that_lies_within_all_bounds_is_banned_by_everybody(
     else:
         honestly = Reducing._merge_chunks
 
-        def lie(self: Reducing, given: Any, places: Any, ongoing: OngoingMerge, say: Any) -> None:
+        def lie(self: Reducing, index: int, given: Weighted, *rest: Any) -> None:
             if self.parts.me == MALLORY:
-                ongoing = replace(ongoing, sources=ongoing.sources[:1] * len(ongoing.sources))
-            honestly(self, given, places, ongoing, say)
+                given = replace(given, payloads=[given.payloads[0]] * len(given.payloads))
+            honestly(self, index, given, *rest)
 
         monkeypatch.setattr(Reducing, "_merge_chunks", lie)
 

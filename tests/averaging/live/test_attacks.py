@@ -209,15 +209,16 @@ def _reduce_to(monkeypatch: pytest.MonkeyPatch, value: float, who: PeerId) -> No
     """A member merges what it reduces to a displacement of its own making."""
     merge = Reducing._merge_chunks
 
-    def lie(self: Reducing, given: Any, places: Any, ongoing: Any, say: Any) -> None:
+    def lie(self: Reducing, index: int, given: Any, leaves: Any, rest: Any, say: Any) -> None:
         if self.parts.me != who:
-            return merge(self, given, places, ongoing, say)
-        numbers, scratch = self.parts.numbers, Scratch()
-        for (chunk, _), place in zip(given, places, strict=True):
-            out = ongoing.merged.data[place]
+            return merge(self, index, given, leaves, rest, say)
+        cutting, numbers, scratch = self.parts.cutting, self.parts.numbers, Scratch()
+        for chunk, place in cutting.pieces(index, merged=True):
+            out = self.parts.merged[index].data[place]
             base = np.full(chunk.values.stop, value, np.float32)
             numbers.down.codecs[0].encode(base[chunk.values], chunk.sizes, out, scratch)
-            ongoing.leaves += digests_of(out, ongoing.places[chunk.first_unit])
+            places = cutting.audited_places(index, merged=True)
+            leaves += digests_of(out, places[chunk.first_unit])
             say(place.stop)
         return None
 

@@ -191,58 +191,6 @@ async def test_an_upload_whose_stream_broke_is_tried_again(monkeypatch: pytest.M
         assert max(tries.values()) > 1
 
 
-async def test_a_slice_merged_ahead_of_its_seal_is_made_anew_for_another_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tamper(monkeypatch, _absurd)
-    makings: dict[tuple[bytes, PeerId, int], list[tuple[int, ...]]] = {}
-    make = Reducing._begin_merge
-
-    def noted(self: Reducing, index: int, contributors: tuple[int, ...], *rest: Any) -> Any:
-        makings.setdefault((self.parts.round, self.parts.me, index), []).append(contributors)
-        return make(self, index, contributors, *rest)
-
-    monkeypatch.setattr(Reducing, "_begin_merge", noted)
-
-    async with swarm(MemoryNetwork()) as made:
-        peers = await honest(made)
-        await made.add("mallory")
-        await made.live(45.0)
-        made.check()
-        anew = [made for made in makings.values() if len(made) > 1]
-        assert anew
-        assert all(set(first) > set(last) for first, *_, last in anew)
-        for peer in peers:
-            for state in peer.averager.states:
-                assert state is not None
-                assert np.abs(state.theta).max() < 1e6, "what was refused has been merged"
-
-
-def test_a_slice_is_merged_ahead_of_its_seal_when_all_uploads_are_good(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ahead = []
-    merge = Reducing._merge
-
-    async def noted(self: Reducing, index: int, *rest: Any) -> None:
-        ongoing = self._ongoing.get(index)
-        ahead.append(ongoing is not None)
-        await merge(self, index, *rest)
-        assert ongoing is None or ongoing.sealed
-
-    monkeypatch.setattr(Reducing, "_merge", noted)
-
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            await honest(made)
-            await made.live(40.0)
-            made.check()
-
-    run(main())
-    assert len(ahead) >= 4
-    assert all(ahead)
-
-
 async def test_an_upload_longer_than_the_layout_says_never_gets_past_its_own_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
