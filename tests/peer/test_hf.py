@@ -349,7 +349,8 @@ def test_of_an_adapted_model_only_the_adapter_is_exchanged(start: Start, tmp_pat
     assert values < 0.1 * base.num_parameters()
     for name, parameter in adapted.named_parameters():
         assert parameter.requires_grad or torch.equal(parameter, before[name]), name
-    adapted.save_pretrained(tmp_path / "adapter")
+    # Without it old versions of peft ask the hub for a model that has no name, and warn.
+    adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
     again = peft.PeftModel.from_pretrained(llama(), tmp_path / "adapter")
     for name, parameter in again.named_parameters():
         assert torch.equal(parameter, adapted.get_parameter(name)), name
