@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, Protocol
 
 from averaging import messages as said
-from averaging.errors import AveragingError
 from averaging.history.adoption import Parting
 from averaging.history.attested import digest_of_pieces
 from averaging.history.audit import Audit, Minority, Others, Verdict
@@ -358,14 +357,14 @@ class Following:
             entries += fetched
         if not entries or self._has_moved_on(before):
             return None
-        state = before
+        state, replayed = before, []
         for entry in entries:
             state = await averager.threads.run(self._advance, state, entry)
+            replayed.append((entry, state.lineage))
             if averager.port is not None:
                 averager.port.passed(self._work.index, state)
         await self._before_unusual_steps(before, state, steps=len(entries))
-        lineages = [_lineage_after(entry, state) for entry in entries[:-1]] + [state.lineage]
-        return state, list(zip(entries, lineages, strict=True))
+        return state, replayed
 
     async def _replayed(
         self, effect: CatchUp, reached: Standing, sizes: Sequence[int], missed_bytes: int
@@ -415,24 +414,16 @@ class Following:
 
         ``gives_up``: reason why the learner's work so far is not to be merged.
         """
-        averager, machine, policy = self._averager, self._work.machine, self._averager.terms.policy
-        # Enough on the slowest line.
-        timeout_s = max(policy.catch_up_s, state_timeout_s(policy, self._state_bytes))
+        averager, machine = self._averager, self._work.machine
         pause_s, began = FIRST_PAUSE_S, averager.now()
         while self._work.state is None and self._work.machine is machine:
             sources = [peer for peer in self._sources(None) if averager.around.begins_from(peer)]
             try:
                 if not sources:
                     raise FetchFailed(self._work.index, {})
+                trust = _Trust(self._work, self._is_newer)
                 async with averager.catching_up(), averager.fetching_state():
-                    state = await averager.fetcher.state(
-                        self._work.index,
-                        self._work.fragment.size,
-                        sources,
-                        trust=_Trust(self._work, self._is_newer),
-                        timeout_s=timeout_s,
-                    )
-                    await self._fit(state, sources[0])
+                    state = await self._fetch_state(sources, trust, sources[0])
             except FetchFailed as error:
                 # Where several join at once all ask the same few: that is nothing to report.
                 is_late = averager.now() - began >= FETCH_USUAL_S
@@ -594,11 +585,3 @@ class _Trust:
 
     def signers(self, manifest: Manifest) -> Sequence[PeerId]:
         return self._machine.certificates.signers(manifest.tip)
-
-
-def _lineage_after(entry: ReplayEntry, state: FragmentState) -> Lineage:
-    """The lineage that a replayed round led to, from the chain of the last one."""
-    for link in state.chain.since(entry.version - 1):
-        if link.version == entry.version:
-            return link.lineage
-    raise AveragingError(f"version {entry.version} is not in the chain that it led to")
