@@ -28,8 +28,9 @@ def named(path: Path) -> str:
 
 def blocks(path: Path, language: str) -> list[str]:
     text = path.read_text(encoding="utf-8")
-    found = re.findall(rf"^( *)```{language}\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
-    return [textwrap.dedent(block) for _, block in found]
+    # Block by block: the end of one is no beginning of one without a language.
+    found = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
+    return [textwrap.dedent(block) for word, block in found if word == language]
 
 
 def commands_of(path: Path) -> list[str]:
