@@ -390,8 +390,8 @@ class Swarm(virtual_swarm.Swarm, virtual.Watch):
             running = [peer for peer in self.peers if peer.task and not peer.task.done()]
             for peer in self.peers:
                 for other in running:
-                    if other is not peer:
-                        self.membership.heard(peer, other.id)
+                    if other is not peer and other.name in peer.view:
+                        self.membership.look(peer, other)
             await asyncio.sleep(min(5.0, until - self.now))
             self.check_errors()
 
