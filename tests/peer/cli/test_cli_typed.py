@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import select
 import sys
 import termios
@@ -188,8 +187,7 @@ def test_a_base_is_not_fetched_without_a_yes(tmp_path: Path) -> None:
             assert terminal.end() == 0
             text = terminal.screen[terminal.screen.index("name =") :].replace("\r", "")
         file = tmp_path / "run.toml"
-        text = re.sub(r"^homepage = .*", 'homepage = "https://example.org/tiny"', text, flags=re.M)
-        file.write_text(text, encoding="utf-8")
+        file.write_text(f'homepage = "https://example.org/tiny"\n{text}', encoding="utf-8")
         hub.asked.clear()
         with typing_to("start", str(file), home=tmp_path, **own) as terminal:
             terminal.wait_for("Fetch the base")
