@@ -67,7 +67,7 @@ NOT_FROM_STRANGERS: dict[str, str] = {
     "peer/demo/processes.py": OWN_PROCESS,
     "peer/extras/site/publishing/__main__.py": OWN_PROCESS,
     "peer/extras/site/publishing/publisher.py": OWN_PROCESS,
-    "peer/rules/limits.py": OWN_FILES,
+    "peer/guest/enforcement.py": OWN_FILES,
     "peer/run_file/reading.py:parse_whole": "a run file that this peer's user names",
     "peer/run_file/reading.py:with_settings": "the canonical form of a run file that was read",
     "peer/run_file/setting_rules.py": "text that was read as TOML before",
