@@ -56,8 +56,6 @@ NOT_FROM_STRANGERS: dict[str, str] = {
     "peer/data/text/tokenizing.py": "the text of a document, which any bytes are",
     "peer/data/text/workers.py": OWN_PROCESS,
     "peer/extras/doctor/this_machine.py": OWN_PROCESS,
-    "peer/island/channel.py": OWN_PROCESS,
-    "peer/island/follower.py": OWN_PROCESS,
     "peer/extras/export/gguf.py": "an export that this program has written",
     "peer/extras/export/tokenizer.py": "files that this module or transformers has written",
     "peer/model/recipes/counting.py": OWN_PROCESS,
