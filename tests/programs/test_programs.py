@@ -18,7 +18,7 @@ SHAPES = {
     "own loop": Shape("own_loop", 400_000),
     "Trainer": Shape("causal_lm", 250_000),
     "fine-tuning": Shape("fine_tuning", 200_000),
-    "two networks": Shape("two_networks", 30_000, untrained=0.7, outer='buffers = "mean"\n'),
+    "two networks": Shape("two_networks", 60_000, untrained=0.5, outer='buffers = "mean"\n'),
     "LSTM": Shape("language_model", 150_000),
     "Fabric": Shape("fabric", 200_000),
     "accelerate": Shape("accelerated", 15_000, untrained=log(2)),
