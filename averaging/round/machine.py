@@ -157,7 +157,7 @@ ROUNDS_MAX = 16
 
 A round fades for ``margin_s`` after all have finished it; fast learners make several in that time.
 """
-AUXILIARY_ROUNDS = 8
+KEEPER_ROUNDS = 8
 """A peer without a learner leads and reduces for others: it may be in this many times as many."""
 KEEP_OUT = (
     messages.Ask,
@@ -683,7 +683,7 @@ class FragmentRounds(Fragment):
             leap = self._leap(Head(parent.version, parent.lineage, (parent,)))
             if leap is not None:
                 return leap
-        if len(self.rounds) >= ROUNDS_MAX * (1 if self.peers.trains else AUXILIARY_ROUNDS):
+        if len(self.rounds) >= ROUNDS_MAX * (1 if self.peers.trains else KEEPER_ROUNDS):
             return "too many rounds at once"
         reason = objection(commit, self, self.joining.attempt, now)
         if reason is not None or self.standing is None or commit.index(self.identity.me) is None:
