@@ -29,7 +29,7 @@ class Kept(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Digest of the merged map: lineage is ``bound(history, merged)``."""
 
     digest: Digest
-    """Digest of the numbers (``averaging.history.attested``)."""
+    """Digest of the numbers (``averaging.history.manifest``)."""
 
     tokens: Count
 

@@ -77,8 +77,7 @@ from averaging.live.streams.questions import (
     tell_busy,
 )
 from averaging.messages import Accused, BadMessage, Digest, Index, Message, unpacked
-from averaging.numbers.chunks import Cutting
-from averaging.numbers.piece_digests import path_to
+from averaging.numbers.chunks import Cutting, path_to
 from averaging.rules.reputation import Deed, Ground
 from dht.errors import HostClosed, StreamBroken
 from dht.guarded_host import refuse

@@ -32,8 +32,7 @@ from averaging.live.streams.questions import WORLD, NotHere
 from averaging.messages import Suspected
 from averaging.numbers.arithmetic import Moved
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.chunks import Chunk
-from averaging.numbers.piece_digests import leads_to
+from averaging.numbers.chunks import Chunk, leads_to
 from dht.identity import PeerId
 
 

@@ -9,10 +9,10 @@ compare). A state is the numbers and their history (``state``).
 - ``lineage chain merged_map``: what a history consists of.
 - ``parent_maps``: the merged maps that travel in a round, bound by the lineages of its parents.
 - ``standing``: comparing histories, and the history after a round.
-- ``replay rewind``: applying rounds that are over, and going back along them.
+- ``replay``: applying rounds that are over, and going back along them.
 - ``adoption``: how a learner takes in a new version, and what becomes of its pending work.
-- ``manifest``: describing a state before its bytes are fetched.
-- ``attested``: states that the run's owner attests, and those that a rollback makes of them.
+- ``manifest``: describing a state before its bytes are fetched; states that the run's owner
+  attests, and those that a rollback makes of them.
 - ``audit``: checking that equal lineages have equal bits.
 - ``claims readings``: what a member signs of the bytes that it made of a slice, and where the data
   of a step stands.

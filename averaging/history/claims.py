@@ -7,7 +7,7 @@ made: codec, merge rule, weights and cut. A claim whose bytes do not follow from
 lie whatever the round's seal was.
 
 The digest of the bytes is the root of a hash tree over their pieces
-(``averaging.numbers.piece_digests``), so that one piece can be shown without the others. That of a
+(``averaging.numbers.chunks``), so that one piece can be shown without the others. That of a
 merged slice is the one by which the lineage knows it. The rest that a claim needs travels with the
 bytes and is not sent again.
 """
@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from averaging.messages import Commit, Digest, Index, Indices, Signature, unpacked
-from averaging.numbers.piece_digests import DIGEST_BYTES
+from averaging.numbers.chunks import DIGEST_BYTES
 from dht.identity import PeerId
 
 STATEMENT_MAX_BYTES = 512

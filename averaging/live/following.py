@@ -15,20 +15,19 @@ from typing import Any, Protocol
 
 from averaging import messages as said
 from averaging.history.adoption import Parting
-from averaging.history.attested import digest_of_pieces
 from averaging.history.audit import Audit, Minority, Others, Verdict
 from averaging.history.chain import Chain
 from averaging.history.lineage import Lineage
-from averaging.history.manifest import Manifest
+from averaging.history.manifest import Manifest, digest_of_pieces
 from averaging.history.replay import ReplayEntry, ReplayLog, advance
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.services import Services
 from averaging.live.states.fetcher import SOURCES_MAX, FetchFailed
 from averaging.messages import Commit, Head, Signatures
+from averaging.numbers.arithmetic import norm_at_most
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Fragment
-from averaging.numbers.norm_bounds import norm_at_most
 from averaging.round.fetched_states import (
     Learner,
     fork_of,

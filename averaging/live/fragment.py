@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from averaging.history.adoption import Parting
-from averaging.history.attested import numbers_digest
 from averaging.history.lineage import Lineage
+from averaging.history.manifest import numbers_digest
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog
 from averaging.history.standing import Standing, sealed_parents
 from averaging.history.state import FragmentState
@@ -54,7 +54,7 @@ from dht.bounded_mapping import BoundedMapping, by_age
 NUMBER_BITS = 48
 """Bits of the random number that this peer's commits and joins begin with."""
 GOOD_VERSIONS = 8
-"""Every so many versions a state is kept, to be attested (``averaging.history.attested``): the same
+"""Every so many versions a state is kept, to be attested (``averaging.history.manifest``): the same
 ones at all peers, or none of them would be at more than one."""
 REDUCED_MAX = 2
 """Rounds of one fragment that were reduced for others, and are kept until they are replayed."""

@@ -28,11 +28,10 @@ from averaging.live.slices.evidence import Uploads
 from averaging.live.slices.parts import Workshop
 from averaging.live.states.fetcher import Fetcher
 from averaging.live.streams.buffers import Arena
-from averaging.live.streams.bulk import Bulk
+from averaging.live.streams.bulk import Bulk, Uplink
 from averaging.live.streams.fair_shares import ByteBudget
 from averaging.live.streams.links import Transport
 from averaging.live.streams.threads import Threads
-from averaging.live.streams.uplink import Uplink
 from averaging.messages import MESSAGES_SINCE, Message, check_incarnation, encode
 from averaging.round.interface import inputs
 from averaging.rules.reputation import Deed, Ground

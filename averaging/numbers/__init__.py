@@ -5,16 +5,15 @@ vectors that are the same, bit for bit, on every machine. Of a round the room kn
 it knows nothing of peers and of time.
 
 Start with ``layout`` (how tensors become fragments and units), then ``codec`` (the contract of a
-codec) and ``merge`` (what a reducer does). ``arithmetic`` puts them together for the three kinds of
-round.
+codec) and ``merge`` (what a reducer does). ``arithmetic`` puts them together for the kinds of
+round, with payloads of several columns and cheap bounds on norms.
 
-- ``layout slices chunks piece_digests tensor_shards``: where values are. ``chunks`` divides work
-  among threads, and slices into the pieces over which ``piece_digests`` makes their digests.
-- ``codec codecs block_codecs two_level_codec float32_codec tiles``: values as bytes, and the table
-  of codecs.
+- ``layout chunks tensor_shards``: where values are. ``layout`` has fragments and slices; ``chunks``
+  divides work among threads, and slices into the pieces over which their digests are made.
+- ``codec codecs block_codecs tiles``: values as bytes, and the table of codecs.
 - ``kernels compiled_codecs``: the same codecs as machine code, where numba is installed.
-- ``merge outer columns``: merge rules, the outer optimizer, and payloads of several columns.
-- ``arrays norm_bounds``: sums in a fixed order, and cheap bounds on norms.
+- ``merge outer``: merge rules, and the outer optimizer.
+- ``arrays``: sums in a fixed order.
 
 Do not use BLAS, ``np.dot``, ``np.sum`` or a fused multiply-add where peers must agree on the
 result, and do not change the order of additions: golden files in ``tests/golden`` hold the bits.

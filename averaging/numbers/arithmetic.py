@@ -5,23 +5,30 @@ several states, theta and momentum travel besides, and the outer step is taken o
 
 The bytes do not depend on how units are grouped into chunks. Every function here is work for a
 thread, not for an event loop.
+
+Norms are compared by upper bounds that are read from a payload's scales, without decoding its codes
+(``squares_at_most``): with each other, and with what earlier merges moved
+(``averaging.rules.usual_norms``). So judging an upload costs next to nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from averaging.errors import NotFinite
 from averaging.messages import Commit
-from averaging.numbers.arrays import Float32s, arithmetic, squared_norm
+from averaging.numbers.arrays import Float32s, Float64s, arithmetic, squared_norm
 from averaging.numbers.chunks import Chunk, Cutting
-from averaging.numbers.codec import Addends, LeavesRest, Scratch
+from averaging.numbers.codec import BLOCK, Addends, Codec, LeavesRest, Scratch
 from averaging.numbers.codecs import codec_named
-from averaging.numbers.columns import Columns
 from averaging.numbers.layout import Fragment
 from averaging.numbers.merge import Units, merge_encoded, rule_named
 from averaging.numbers.outer import Nesterov, Step, step_encoded
@@ -195,4 +202,136 @@ def numbers_of(commit: Commit) -> Numbers:
         merge=commit.merge,
         eta=commit.eta,
         mu=commit.mu,
+    )
+
+
+# Payloads of several columns
+
+
+_FULL_STEP = Nesterov(eta=1.0, mu=0.0)
+"""The outer step that subtracts a displacement, and does nothing to the momentum."""
+_NO_MOMENTUM = np.empty(0, np.float32)
+
+
+class Group(NamedTuple):
+    """Units of a chunk that are encoded together: all of their first column, then of the next."""
+
+    first: int
+    """Index of the first unit in the chunk."""
+    sizes: tuple[int, ...]
+    values: slice
+    columns: list[memoryview]
+
+
+class Columns:
+    """One way of a round's bytes: contributions up to reducers, or merged slices back.
+
+    The first column is the displacement. Where others follow it, each unit is a group of its own,
+    so that a slice may end where a unit ends.
+    """
+
+    def __init__(self, *codecs: Codec) -> None:
+        self.codecs = codecs
+
+    def encoded_size(self, sizes: Sequence[int]) -> int:
+        return sum(codec.encoded_size(sizes) for codec in self.codecs)
+
+    def groups(self, chunk: Chunk, data: memoryview) -> Iterator[Group]:
+        """Yield the groups of a chunk, each with its range of values and its bytes."""
+        if len(self.codecs) == 1:
+            yield Group(0, chunk.sizes, chunk.values, [data])
+            return
+        start, at = chunk.values.start, 0
+        for index, size in enumerate(chunk.sizes):
+            ends = accumulate((codec.encoded_size((size,)) for codec in self.codecs), initial=at)
+            places = list(pairwise(ends))
+            columns = [data[begin:end] for begin, end in places]
+            yield Group(index, (size,), slice(start, start + size), columns)
+            start, at = start + size, places[-1][1]
+
+    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
+        """Raise ``BadPayload`` unless the bytes decode to finite values."""
+        for group in self.groups(chunk, data):
+            for codec, column in zip(self.codecs, group.columns, strict=True):
+                codec.check(column, group.sizes, scratch)
+
+    def squares(self, chunk: Chunk, data: memoryview) -> Float64s:
+        """Return for each unit an upper bound on the sum of squares of its displacement.
+
+        Used to compare contributions with each other and with what earlier merges moved, so it is
+        cheap: for block codecs it reads scales and no codes. The bytes have been checked.
+        """
+        found = [
+            squares_at_most(self.codecs[0], group.columns[0], group.sizes)
+            for group in self.groups(chunk, data)
+        ]
+        return np.concatenate(found)
+
+    def subtract(
+        self, chunk: Chunk, data: memoryview, base: Float32s, out: Float32s, scratch: Scratch
+    ) -> None:
+        """Set the chunk's part of ``out`` to base less the decoded displacement."""
+        for group in self.groups(chunk, data):
+            made = Step(base, out, _NO_MOMENTUM).of(group.values)
+            step_encoded(made, self.codecs[0], group.columns[0], group.sizes, _FULL_STEP, scratch)
+
+
+# Bounds on norms
+
+
+def squares_at_most(codec: Codec, data: memoryview, sizes: Sequence[int]) -> Float64s:
+    """Return for each unit an upper bound on its sum of squares, about ten times the sum itself.
+
+    Only scales are read, as if every value of a block were as large as the scale allows. Raw fp32
+    has no scales; there the largest value of each block is used.
+    """
+    octets = np.frombuffer(data, np.uint8)
+    blocks = _blocks(codec.name, tuple(sizes))
+    if not blocks.counts.size:
+        return np.zeros(len(sizes))
+    if codec.name == "f32":
+        values = octets.view("<f4")
+        highest = np.maximum.reduceat(values, blocks.starts)
+        peaks = np.maximum(highest, -np.minimum.reduceat(values, blocks.starts))
+    else:
+        peaks = octets[blocks.scales_at].reshape(-1).view("<f4")
+    squares = np.square(codec.peak_of_scale * peaks.astype(np.float64)) * blocks.counts
+    return np.bincount(blocks.units, squares, minlength=len(sizes)).astype(np.float64)
+
+
+def norm_at_most(values: Float32s, sizes: Sequence[int]) -> float:
+    """Return ``squares_at_most`` as a norm, for values that have not been encoded."""
+    data = values.data.cast("B")
+    return math.sqrt(float(squares_at_most(codec_named("f32"), data, sizes).sum()))
+
+
+class _Blocks(NamedTuple):
+    """The blocks of a range of units, one after the other."""
+
+    starts: NDArray[np.intp]
+    """Index of the first value of each block."""
+    scales_at: NDArray[np.intp] | slice
+    """Offsets of the bytes of the scales; a single range if all blocks are of one unit."""
+    counts: NDArray[np.intp]
+    units: NDArray[np.intp]
+
+
+@lru_cache(maxsize=256)
+def _blocks(name: str, sizes: tuple[int, ...]) -> _Blocks:
+    codec = codec_named(name)
+    starts, scales_at, counts, units = [], [], [], []
+    value = at = 0
+    for unit, size in enumerate(sizes):
+        for number, start in enumerate(range(0, size, BLOCK)):
+            starts.append(value + start)
+            scales_at.append(at + 4 * number)
+            counts.append(min(BLOCK, size - start))
+            units.append(unit)
+        value += size
+        at += codec.encoded_size((size,))
+    where: NDArray[np.intp] | slice = np.array(scales_at, np.intp)[:, None] + np.arange(4)
+    if len(set(units)) == 1:
+        where = slice(scales_at[0], scales_at[-1] + 4)
+    return _Blocks(
+        np.array(starts, np.intp), where, np.array(counts, np.intp), np.array(units, np.intp)
     )

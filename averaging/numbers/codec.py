@@ -6,7 +6,7 @@ is little-endian. Decoding is elementwise fp32 and bit-exact on every machine. E
 too, but no other peer has to repeat it.
 
 A new codec derives from ``averaging.numbers.block_codecs.BlockCodec``, because
-``averaging.numbers.norm_bounds`` reads the scales of every codec but f32.
+``averaging.numbers.arithmetic`` reads the scales of every codec but f32.
 
 Work is done on tiles of 512 blocks, which stay in the processor's cache. numpy releases the GIL for
 each tile, so callers divide units among threads, each with a ``Scratch`` of its own.

@@ -1,8 +1,8 @@
 """The codecs with compiled kernels in place of numpy's passes: the same bytes in less time.
 
-A class here is a codec of ``block_codecs`` or ``two_level_codec`` and takes from it everything that
-is not worth a kernel. ``averaging.live.compiling`` puts them into the table of codecs when they
-have been compared with numpy on this machine.
+A class here is a codec of ``block_codecs`` and takes from it everything that is not worth a kernel.
+``averaging.live.compiling`` puts them into the table of codecs when they have been compared with
+numpy on this machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from averaging.numbers.arrays import (
     sum_of_squares,
     sum_squares_with,
 )
-from averaging.numbers.block_codecs import Float16, Int4, Int8, ScaledCodec
+from averaging.numbers.block_codecs import Float16, Int2, Int4, Int8, ScaledCodec
 from averaging.numbers.codec import (
     Addends,
     Codec,
@@ -36,7 +36,6 @@ from averaging.numbers.codec import (
 from averaging.numbers.codecs import replace
 from averaging.numbers.outer import Nesterov, Step, StepsFused, step_encoded
 from averaging.numbers.tiles import plan_of
-from averaging.numbers.two_level_codec import Int2
 
 _NOTHING = np.empty(0, np.float32)
 

@@ -19,23 +19,27 @@ Statistics want a plain mean, because Nesterov momentum takes a variance that fa
 below zero, and f32, because the error of int4 is a fifteenth of the largest displacement in a block
 (``RoundPolicy.of_statistics``). A learner takes them in by setting them
 (``averaging.history.adoption``).
+
+A **slice** is the part of a fragment that one reducer merges: consecutive units, in proportion to
+shares. It ends where a unit ends, so the bytes of a payload do not depend on the cut. A reducer's
+own contribution to its slice has no backup elsewhere: that would cost half as much traffic again in
+a group of two, to save rounds in which only time is lost.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Literal, TypeAlias
 
 import blake3
 import msgspec
-
-from averaging.numbers.slices import Slice, cut
 
 Kind: TypeAlias = Literal["matrix", "embedding", "head", "vector", "statistic"]
 
@@ -329,3 +333,62 @@ def _hash(specs: Sequence[TensorSpec], kinds: dict[str, Kind], made: Sequence[Fr
         [[(unit.tensor, unit.start, unit.end) for unit in fragment.units] for fragment in made],
     )
     return blake3.blake3(_HASH_DOMAIN + msgspec.msgpack.encode(described)).digest()
+
+
+ENCODED_MIN_BYTES = 256 << 10
+"""Smallest slice that is worth a reducer of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Units ``first_unit`` up to, but not including, ``end_unit`` of a fragment. May be empty."""
+
+    index: int
+    first_unit: int
+    end_unit: int
+    offset: int
+    """Index of its first value in the fragment's vector."""
+    size: int
+    """Number of values."""
+
+    @property
+    def values(self) -> slice:
+        return slice(self.offset, self.offset + self.size)
+
+    @property
+    def units(self) -> slice:
+        return slice(self.first_unit, self.end_unit)
+
+
+def cut(unit_sizes: Sequence[int], shares: Sequence[int]) -> tuple[Slice, ...]:
+    """Return one slice for each share, in order, each as near to its part as units allow.
+
+    If two unit ends are equally near, the earlier one is taken. Shares are whole numbers (for
+    example bytes per second), because every peer must cut alike and nothing may be rounded. A share
+    of 0, or more shares than units, gives empty slices.
+    """
+    if not shares or min(shares) < 0 or sum(shares) < 1:
+        raise ValueError(f"shares {list(shares)}: need whole numbers from 0, not all 0")
+    ends = list(accumulate(unit_sizes, initial=0))
+    total = sum(shares)
+    size = ends[-1]
+    slices = []
+    first = 0
+    given = 0
+    for index, share in enumerate(shares):
+        given += share
+        target = size * given  # in values times total shares
+        end = bisect_left(ends, target, key=lambda end: end * total)
+        if end > first and target - ends[end - 1] * total <= ends[end] * total - target:
+            end -= 1
+        end = max(end, first)
+        slices.append(Slice(index, first, end, ends[first], ends[end] - ends[first]))
+        first = end
+    return tuple(slices)
+
+
+def reducers_count(
+    members: int, encoded_bytes: int, *, slice_bytes_min: int = ENCODED_MIN_BYTES
+) -> int:
+    """Return the number of reducers: min(members, ceil(encoded bytes / minimum)), at least 1."""
+    return max(1, min(members, -(-encoded_bytes // slice_bytes_min)))

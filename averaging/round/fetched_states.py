@@ -21,8 +21,7 @@ import numpy as np
 
 from averaging.history.adoption import Parting
 from averaging.history.merged_map import MergedMap
-from averaging.history.replay import ReplayEntry, ReplayLog
-from averaging.history.rewind import rewound, shared_version
+from averaging.history.replay import ReplayEntry, ReplayLog, rewound, shared_version
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.messages import Link

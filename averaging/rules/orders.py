@@ -48,7 +48,7 @@ class RoundOrders:
     """Policies of rounds that make these versions or later ones, in ascending order."""
     attested: Mapping[Place, bytes] = field(default_factory=dict)
     """States that are taken without a certificate, with the digests of their numbers
-    (``averaging.history.attested``)."""
+    (``averaging.history.manifest``)."""
 
     def policy_at(self, version: int, policy: RoundPolicy) -> RoundPolicy:
         """The policy of a round that makes this version. ``policy``: that of the run file."""

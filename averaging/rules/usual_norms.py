@@ -9,7 +9,7 @@ The bound was a thousand times the reducer's own displacement once. Then a peer 
 warm-up from zero was refused at 346 times, and half of a poison of a thousandfold passed, because
 its sender had done little. Until three merges are known nothing is usual, and an upload no longer
 than theta is taken: honest peers differ by any factor then, and none moves theta by its own length.
-Norms are bounds read from the codecs' scales (``averaging.numbers.norm_bounds``), so judging costs
+Norms are bounds read from the codecs' scales (``averaging.numbers.arithmetic``), so judging costs
 next to nothing. Steps are not divided out: they are the sender's word, and would buy a liar as much
 length as it claims.
 

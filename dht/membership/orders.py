@@ -64,7 +64,7 @@ class Attested(_Order, frozen=True):
     version: Version
     lineage: Digest
     digest: Digest
-    """Digest of its numbers (``averaging.history.attested``)."""
+    """Digest of its numbers (``averaging.history.manifest``)."""
 
 
 class Root(_Order, frozen=True):

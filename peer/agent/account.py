@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from averaging.history.attested import grew_from
+from averaging.history.manifest import grew_from
 from averaging.history.merged_map import MergedMap
 from averaging.history.state import FragmentState
 from dht.identity import PeerId

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from averaging.history.attested import grew_from
+from averaging.history.manifest import grew_from
 from averaging.history.state import FragmentState
 from averaging.rules.orders import RoundOrders
 from dht.identity import PeerId

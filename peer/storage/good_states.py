@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from averaging.history.attested import numbers_digest, rolled_back
+from averaging.history.manifest import numbers_digest, rolled_back
 from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout
 from dht.membership.orders import Attested, Orders

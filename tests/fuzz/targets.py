@@ -41,11 +41,11 @@ from averaging.live.states import fetch_server
 from averaging.live.states.fetch_server import AskManifest, AskPieces, AskReplay
 from averaging.live.streams.questions import read_request
 from averaging.messages import BadMessage
+from averaging.numbers.arithmetic import squares_at_most
 from averaging.numbers.arrays import arithmetic
 from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named, codec_names
 from averaging.numbers.layout import TensorSpec
-from averaging.numbers.norm_bounds import squares_at_most
 from dht import addresses
 from dht.identity import Identity, RunId
 from dht.libp2p import directory_wire

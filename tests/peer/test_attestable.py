@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from averaging.history.attested import numbers_digest
+from averaging.history.manifest import numbers_digest
 from peer.attestable import CALL, STATES_MAX, Kept
 from tests.averaging.live.served_states import state_of
 

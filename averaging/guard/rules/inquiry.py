@@ -15,7 +15,7 @@ from averaging.guard.rules.proofs import FalseMerge, Proof
 from averaging.history.claims import Claim, authors, hash_of
 from averaging.messages import Commit
 from averaging.numbers.arrays import Buffer
-from averaging.numbers.piece_digests import leads_to
+from averaging.numbers.chunks import leads_to
 from dht.identity import PeerId
 
 

@@ -55,10 +55,9 @@ from averaging.messages import (
 )
 from averaging.numbers.arithmetic import Numbers, Weighted, cutting_of, numbers_of
 from averaging.numbers.arrays import Buffer
-from averaging.numbers.chunks import Chunk, Cutting
+from averaging.numbers.chunks import DIGEST_BYTES, LEVELS_MAX, Chunk, Cutting, leads_to
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Layout
-from averaging.numbers.piece_digests import DIGEST_BYTES, LEVELS_MAX, leads_to
 from averaging.rules.sites import carriers, shares
 from averaging.rules.weights import weights_of
 from dht.identity import PeerId

@@ -18,9 +18,8 @@ from averaging.live.slices.parts import Parts
 from averaging.live.streams.buffers import GrowingBytes
 from averaging.numbers.arithmetic import Numbers, Weighted
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.chunks import Chunk
+from averaging.numbers.chunks import Chunk, digests_of
 from averaging.numbers.codec import Scratch
-from averaging.numbers.piece_digests import digests_of
 from averaging.round.traffic import BundleRoster
 from averaging.rules.usual_norms import UploadNorm
 from averaging.rules.weights import weights_of

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from averaging.errors import BadPayload
 from averaging.history.claims import Claim, Subject, claim, is_signed
 from averaging.messages import Commit
-from averaging.numbers.chunks import Cutting
-from averaging.numbers.piece_digests import root_of
+from averaging.numbers.chunks import Cutting, root_of
 from averaging.round.interface.effects import Enter
 from dht.identity import PeerId
 

@@ -26,9 +26,8 @@ from averaging.live.slices.reducing import Reducing
 from averaging.live.slices.uploading import Uploading
 from averaging.live.streams.buffers import Abandoned, GrowingBytes
 from averaging.numbers.arrays import Float32s, Float64s
-from averaging.numbers.chunks import Chunk
+from averaging.numbers.chunks import Chunk, digests_of
 from averaging.numbers.outer import Step
-from averaging.numbers.piece_digests import digests_of
 from averaging.round.contributing import Contribution
 from averaging.round.interface.effects import Apply, Enter
 from averaging.round.rests import Rests

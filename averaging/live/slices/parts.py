@@ -32,12 +32,10 @@ from averaging.live.streams.fair_shares import ByteBudget
 from averaging.live.streams.links import Transport
 from averaging.live.streams.threads import Threads, is_small
 from averaging.messages import BadMessage
-from averaging.numbers.arithmetic import cutting_of, numbers_of
+from averaging.numbers.arithmetic import cutting_of, norm_at_most, numbers_of
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.chunks import Chunk
+from averaging.numbers.chunks import Chunk, digest_of, digests_of, root_of
 from averaging.numbers.layout import Fragment
-from averaging.numbers.norm_bounds import norm_at_most
-from averaging.numbers.piece_digests import digest_of, digests_of, root_of
 from averaging.round.interface.effects import Enter
 from averaging.round.interface.inputs import MergedArrived, SliceOutcome, UploadArrived
 from averaging.round.rests import Rests

@@ -22,7 +22,7 @@ from averaging.live.streams.buffers import Abandoned, GrowingBytes
 from averaging.live.streams.bulk import Bulk
 from averaging.messages import Opening
 from averaging.numbers.arithmetic import Weighted
-from averaging.numbers.piece_digests import digest_of, digests_of, root_of
+from averaging.numbers.chunks import digest_of, digests_of, root_of
 from averaging.round.interface.inputs import SliceMerged
 from averaging.round.rests import Rest
 from averaging.round.traffic import NOTHING_TO_GIVE, Incoming, Payloads

@@ -22,6 +22,7 @@ from averaging.history.lineage import Lineage
 from averaging.history.manifest import Pieces, as_bytes, describe, identity_of
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
+from averaging.live.streams.bulk import FIRST, Uplink
 from averaging.live.streams.fair_shares import ServedPlace, ServedPlaces
 from averaging.live.streams.questions import (
     DATA,
@@ -33,7 +34,6 @@ from averaging.live.streams.questions import (
     in_frames,
 )
 from averaging.live.streams.threads import Threads
-from averaging.live.streams.uplink import FIRST, Uplink
 from averaging.messages import BadMessage, Count, Digest, Signatures, encode_signatures
 from averaging.rules.line_speed import LineSpeed
 from dht.errors import HostClosed, StreamBroken

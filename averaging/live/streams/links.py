@@ -27,9 +27,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from averaging.errors import BulkRefused
-from averaging.live.streams.bulk import HEADER_MAX_BYTES, Bulk, TransportSettings
+from averaging.live.streams.bulk import HEADER_MAX_BYTES, Bulk, TransportSettings, Uplink
 from averaging.live.streams.questions import RELAYED
-from averaging.live.streams.uplink import Uplink
 from averaging.rules.line_speed import paired
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.guarded_host import REASON_MAX_BYTES, REFUSED

@@ -11,7 +11,7 @@ from statistics import median_low
 
 from averaging.history.standing import tokens_of
 from averaging.messages import Commit, Entry, Head, Join, Link, Stamp
-from averaging.numbers.slices import reducers_count
+from averaging.numbers.layout import reducers_count
 from averaging.rules.deadlines import deadlines, loads_of
 from averaging.rules.line_levels import agreed
 from averaging.rules.line_speed import slow_lines

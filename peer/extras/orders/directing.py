@@ -186,7 +186,7 @@ def rollback(
     """
 
     def change(orders: Orders, before: Before) -> Orders:
-        from averaging.history.attested import root_lineage
+        from averaging.history.manifest import root_lineage
 
         if not orders.attested:
             raise Declined(

@@ -25,8 +25,8 @@ from averaging.live.slices.uploading import Uploading
 from averaging.live.states.fetch_server import FetchServer
 from averaging.live.streams.threads import Threads
 from averaging.messages import Head, Join, Link, Message, Signatures
+from averaging.numbers.chunks import digests_of
 from averaging.numbers.codec import Scratch
-from averaging.numbers.piece_digests import digests_of
 from averaging.round.gathering import leading
 from averaging.round.gathering.roster import Leader, compose
 from averaging.round.opinions.pacemaker import Claim, Pacemaker

@@ -11,12 +11,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from averaging.history.attested import numbers_digest
+from averaging.history.manifest import numbers_digest
 from averaging.history.state import FragmentState
 from averaging.live.fragment import FragmentWork
 from averaging.live.settings import AveragerSettings
 from averaging.live.states.fetch_server import fetch_protocol
-from averaging.live.streams.uplink import FIRST, Uplink
+from averaging.live.streams.bulk import FIRST, Uplink
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.round.interface.effects import Apply

@@ -25,9 +25,8 @@ from averaging.live.streams.buffers import GrowingBytes
 from averaging.live.streams.bulk import Bulk
 from averaging.live.streams.links import Transport, bulk_protocol, control_protocol
 from averaging.live.streams.threads import Threads
-from averaging.numbers.chunks import Chunk
+from averaging.numbers.chunks import Chunk, digests_of, root_of
 from averaging.numbers.layout import Layout, TensorSpec
-from averaging.numbers.piece_digests import digests_of, root_of
 from averaging.round.contributing import Contribution
 from averaging.round.traffic import Route, Traffic
 from dht.errors import StreamBroken

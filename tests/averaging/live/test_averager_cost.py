@@ -17,8 +17,7 @@ from averaging.live.slices.evidence import Evidence
 from averaging.live.streams.links import Transport
 from averaging.messages import Accepted, Committed, Message, Propose, Sealed
 from averaging.numbers.codecs import codec_named
-from averaging.numbers.layout import Layout, TensorSpec
-from averaging.numbers.slices import reducers_count
+from averaging.numbers.layout import Layout, TensorSpec, reducers_count
 from averaging.round import participation
 from averaging.round.gathering.parents import Parents
 from averaging.round.opinions.certificates import Certificates

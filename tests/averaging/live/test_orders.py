@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from averaging.history.attested import numbers_digest, rolled_back
+from averaging.history.manifest import numbers_digest, rolled_back
 from averaging.history.state import FragmentState
 from averaging.messages import Stamp
 from averaging.rules.line_levels import Level

@@ -24,8 +24,8 @@ from averaging.numbers import compiled_codecs, kernels
 from averaging.numbers.arrays import SUM_TILE
 from averaging.numbers.block_codecs import ScaledCodec
 from averaging.numbers.codec import Addends, Codec, Scratch
+from averaging.numbers.codecs import Float32
 from averaging.numbers.compiled_codecs import PAIRS, compare, compare_sums
-from averaging.numbers.float32_codec import Float32
 from averaging.numbers.merge import Units, merge_encoded, rule_named
 from averaging.numbers.outer import Nesterov, Step, step_encoded
 

@@ -20,9 +20,8 @@ from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import digests_of_slices
 from averaging.numbers.codec import Addends, Codec, Scratch
 from averaging.numbers.codecs import codec_named
-from averaging.numbers.layout import Fragment
+from averaging.numbers.layout import Fragment, Slice
 from averaging.numbers.merge import Units, merge_encoded, rule_named
-from averaging.numbers.slices import Slice
 from averaging.rules.weights import Contribution, shares_of
 from dht.identity import PeerId
 from tests.averaging.numbers import reference

@@ -21,7 +21,7 @@ from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_names, register
 
 HERE = Path(__file__).parent
-TESTS = (HERE / "test_codec.py", HERE / "test_norm_bounds.py")
+TESTS = (HERE / "test_codec.py", HERE / "test_arithmetic.py")
 
 
 class Int16(WholeNumberCodec):

@@ -11,8 +11,7 @@ import pytest
 from averaging.live.settings import AveragerSettings
 from averaging.live.slices.exchange import Exchange
 from averaging.live.streams.buffers import GrowingBytes
-from averaging.live.streams.bulk import Bulk, TransportSettings
-from averaging.live.streams.uplink import FIRST, Uplink
+from averaging.live.streams.bulk import FIRST, Bulk, TransportSettings, Uplink
 from averaging.messages import Commit
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.round.gathering.roster import slice_shares

@@ -30,7 +30,7 @@ from averaging.history.state import FragmentState
 from averaging.live.slices.evidence import Evidence, Uploads
 from averaging.live.slices.watch import Watch
 from averaging.messages import Commit, Message
-from averaging.numbers.piece_digests import digests_of, root_of
+from averaging.numbers.chunks import digests_of, root_of
 from averaging.round.contributing import Contribution
 from averaging.round.interface.effects import Answer, Effect, Enter, Merge, Send
 from averaging.round.interface.inputs import Offer, UploadArrived

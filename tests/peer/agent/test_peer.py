@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from averaging.errors import CodecsNotCompiled
-from averaging.history.attested import rolled_back
+from averaging.history.manifest import rolled_back
 from averaging.history.merged_map import MergedMap
 from averaging.history.state import FragmentState
 from averaging.round.interface.phase import Phase as RoundPhase

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from averaging.history.attested import rolled_back
 from averaging.history.lineage import after_fold, bound
+from averaging.history.manifest import rolled_back
 from averaging.history.state import FragmentState
 from averaging.messages import Link
 from averaging.numbers.layout import Layout, TensorSpec

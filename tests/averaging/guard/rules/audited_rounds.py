@@ -32,8 +32,8 @@ from averaging.numbers.arithmetic import (
     cutting_of,
     numbers_of,
 )
+from averaging.numbers.chunks import digest_of, digests_of, path_to, root_of
 from averaging.numbers.codec import Scratch
-from averaging.numbers.piece_digests import digest_of, digests_of, path_to, root_of
 from averaging.rules.sites import shares
 from averaging.rules.weights import weights_of
 from dht.identity import Identity, verify

@@ -27,9 +27,9 @@ from averaging.guard.rules.proofs import (
 )
 from averaging.history.claims import Claim
 from averaging.messages import BadMessage, Stamp
+from averaging.numbers.chunks import root_of
 from averaging.numbers.codecs import codec_names
 from averaging.numbers.merge import rule_names
-from averaging.numbers.piece_digests import root_of
 from dht.identity import PeerId
 from tests.averaging.guard.rules.audited_rounds import (
     COURT,

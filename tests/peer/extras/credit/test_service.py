@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from averaging.history.attested import rolled_back
+from averaging.history.manifest import rolled_back
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from peer.agent.account import merged_of

@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from averaging.history.attested import (
+from averaging.history.chain import Chain
+from averaging.history.manifest import (
+    describe,
     digest_of_pieces,
     grew_from,
     numbers_digest,
+    read_manifest,
     rolled_back,
     root_lineage,
 )
-from averaging.history.chain import Chain
-from averaging.history.manifest import describe, read_manifest
 from averaging.history.standing import Apart, Standing, TheyAreBehind, relate
 from averaging.messages import Link
 from tests.averaging.live.served_states import state_of

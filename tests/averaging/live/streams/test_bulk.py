@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from averaging.live.streams.uplink import FIRST, LATER_S, SMALL_BYTES, WAIT_MAX_S, Uplink
+from averaging.live.streams.bulk import FIRST, LATER_S, SMALL_BYTES, WAIT_MAX_S, Uplink
 
 SPEED = 125_000.0
 SECOND = int(SPEED)
