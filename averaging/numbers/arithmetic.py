@@ -27,7 +27,7 @@ from averaging.errors import NotFinite
 from averaging.messages import Commit
 from averaging.numbers.arrays import Float32s, Float64s, arithmetic, squared_norm
 from averaging.numbers.chunks import Chunk, Cutting
-from averaging.numbers.codec import BLOCK, Addends, Codec, LeavesRest, Scratch
+from averaging.numbers.codec import BLOCK, Addends, Codec, Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Fragment
 from averaging.numbers.merge import Units, merge_encoded, rule_named
@@ -124,13 +124,10 @@ class Numbers:
             try:
                 for state, vector, target in zip(self._states, given.carried, states, strict=True):
                     state.encode(vector[group.values], group.sizes, target, scratch)
-                if in_one_pass and isinstance(codec, LeavesRest):
-                    codec.encode_leaving_rest(start, end, group.sizes, moved)
-                else:
-                    codec.encode_difference(start, end, group.sizes, moved, scratch)
+                codec.encode(end, group.sizes, moved, scratch, base=start, leaves_rest=in_one_pass)
             except NotFinite as error:
                 raise NotFinite(group.first + error.unit) from None
-        if given.feedback and not (in_one_pass and isinstance(codec, LeavesRest)):
+        if given.feedback and not in_one_pass:
             self.leave_rest(chunk, given, out, scratch)
 
     def leave_rest(self, chunk: Chunk, given: Moved, data: memoryview, scratch: Scratch) -> None:
@@ -208,11 +205,6 @@ def numbers_of(commit: Commit) -> Numbers:
 # Payloads of several columns
 
 
-_FULL_STEP = Nesterov(eta=1.0, mu=0.0)
-"""The outer step that subtracts a displacement, and does nothing to the momentum."""
-_NO_MOMENTUM = np.empty(0, np.float32)
-
-
 class Group(NamedTuple):
     """Units of a chunk that are encoded together: all of their first column, then of the next."""
 
@@ -272,8 +264,10 @@ class Columns:
     ) -> None:
         """Set the chunk's part of ``out`` to base less the decoded displacement."""
         for group in self.groups(chunk, data):
-            made = Step(base, out, _NO_MOMENTUM).of(group.values)
-            step_encoded(made, self.codecs[0], group.columns[0], group.sizes, _FULL_STEP, scratch)
+            part = group.values
+            self.codecs[0].decode_subtract(
+                group.columns[0], group.sizes, base[part], out[part], scratch
+            )
 
 
 # Bounds on norms

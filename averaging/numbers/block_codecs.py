@@ -72,18 +72,26 @@ class ScaledCodec(Codec):
             total += blocks * full + (4 + self.code_bytes(rest) if rest else 0)
         return total
 
-    def encode(self, values: Float32s, sizes: Sequence[int], out: Buffer, scratch: Scratch) -> None:
-        self._encode(sizes, out, scratch, lambda _, tile: tile.of(values), values.size)
-
-    def encode_difference(
-        self, base: Float32s, values: Float32s, sizes: Sequence[int], out: Buffer, scratch: Scratch
+    def encode(
+        self,
+        values: Float32s,
+        sizes: Sequence[int],
+        out: Buffer,
+        scratch: Scratch,
+        *,
+        base: Float32s | None = None,
+        leaves_rest: bool = False,
     ) -> None:
-        def difference(_: int, tile: Tile) -> Float32s:
+        def given(_: int, tile: Tile) -> Float32s:
+            if base is None:
+                return tile.of(values)
             made = scratch.first[: tile.size].reshape(tile.rows, tile.columns)
             np.subtract(tile.of(base), tile.of(values), out=made)
             return made
 
-        self._encode(sizes, out, scratch, difference, values.size)
+        self._encode(sizes, out, scratch, given, values.size)
+        if base is not None and leaves_rest:
+            self.decode_subtract(out, sizes, base, values, scratch)
 
     def encode_sum(
         self,
@@ -114,7 +122,7 @@ class ScaledCodec(Codec):
 
         self._encode(sizes, out, scratch, added, sum(sizes))
         if rest is not None:
-            self.decode_subtract(out, sizes, rest, scratch)
+            self.decode_subtract(out, sizes, rest, rest, scratch)
 
     def tile_reader(
         self, data: Buffer, sizes: Sequence[int], weight: float, scratch: Scratch

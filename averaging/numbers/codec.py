@@ -96,14 +96,22 @@ class Codec(ABC):
         """Return the largest error of a value in a block whose absolute maximum is ``peak``."""
 
     @abstractmethod
-    def encode(self, values: Float32s, sizes: Sequence[int], out: Buffer, scratch: Scratch) -> None:
-        """Fill ``out``, of exactly ``encoded_size(sizes)`` bytes. Raises ``NotFinite``."""
-
-    @abstractmethod
-    def encode_difference(
-        self, base: Float32s, values: Float32s, sizes: Sequence[int], out: Buffer, scratch: Scratch
+    def encode(
+        self,
+        values: Float32s,
+        sizes: Sequence[int],
+        out: Buffer,
+        scratch: Scratch,
+        *,
+        base: Float32s | None = None,
+        leaves_rest: bool = False,
     ) -> None:
-        """Encode base - values without holding the whole difference in memory."""
+        """Fill ``out``, of exactly ``encoded_size(sizes)`` bytes. Raises ``NotFinite``.
+
+        ``base``: encode base - values, without holding the whole difference in memory.
+        ``leaves_rest``: then set ``values`` to what the bytes stand for, which is ``base`` less the
+        difference that they decode to. Where ``NotFinite`` is raised some may have been set.
+        """
 
     @abstractmethod
     def encode_sum(
@@ -164,27 +172,18 @@ class Codec(ABC):
                 np.add(accumulator[part], values, out=accumulator[part])
 
     def decode_subtract(
-        self, data: Buffer, sizes: Sequence[int], minuend: Float32s, scratch: Scratch
+        self,
+        data: Buffer,
+        sizes: Sequence[int],
+        minuend: Float32s,
+        out: Float32s,
+        scratch: Scratch,
     ) -> None:
-        """Subtract the values from ``minuend``."""
+        """Set ``out``, which may be ``minuend``, to ``minuend`` less the values."""
         require_size(minuend, sizes)
         with arithmetic():
             for part, values in self.pieces(data, sizes, 1.0, scratch):
-                np.subtract(minuend[part], values, out=minuend[part])
-
-
-class LeavesRest(ABC):
-    """Base of a codec that encodes a difference, and leaves the rest, in one pass."""
-
-    @abstractmethod
-    def encode_leaving_rest(
-        self, base: Float32s, values: Float32s, sizes: Sequence[int], out: Buffer
-    ) -> None:
-        """Do what ``encode_difference`` does, and set ``values`` to what the bytes stand for.
-
-        That is ``base`` less the difference that they decode to. Where ``NotFinite`` is raised
-        some values may have been set.
-        """
+                np.subtract(minuend[part], values, out=out[part])
 
 
 def require_size(vector: Float32s, sizes: Sequence[int]) -> None:

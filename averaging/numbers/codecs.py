@@ -37,20 +37,26 @@ class Float32(Codec):
     def error_bound(self, peak: float) -> float:
         return 0.0
 
-    def encode(self, values: Float32s, sizes: Sequence[int], out: Buffer, scratch: Scratch) -> None:
-        target = self._target(out, sizes, values.size)
-        for part in _parts(values.size):
-            np.copyto(target[part], values[part])
-            self._refuse_not_finite(target[part], part.start, sizes)
-
-    def encode_difference(
-        self, base: Float32s, values: Float32s, sizes: Sequence[int], out: Buffer, scratch: Scratch
+    def encode(
+        self,
+        values: Float32s,
+        sizes: Sequence[int],
+        out: Buffer,
+        scratch: Scratch,
+        *,
+        base: Float32s | None = None,
+        leaves_rest: bool = False,
     ) -> None:
         target = self._target(out, sizes, values.size)
         with arithmetic():
             for part in _parts(values.size):
-                np.subtract(base[part], values[part], out=target[part])
+                if base is None:
+                    np.copyto(target[part], values[part])
+                else:
+                    np.subtract(base[part], values[part], out=target[part])
                 self._refuse_not_finite(target[part], part.start, sizes)
+        if base is not None and leaves_rest:
+            self.decode_subtract(out, sizes, base, values, scratch)
 
     def encode_sum(
         self,

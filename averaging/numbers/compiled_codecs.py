@@ -28,7 +28,6 @@ from averaging.numbers.block_codecs import Float16, Int2, Int4, Int8, ScaledCode
 from averaging.numbers.codec import (
     Addends,
     Codec,
-    LeavesRest,
     Scratch,
     checked_bytes,
     require_size,
@@ -40,36 +39,27 @@ from averaging.numbers.tiles import plan_of
 _NOTHING = np.empty(0, np.float32)
 
 
-class _Compiled(ScaledCodec, StepsFused, LeavesRest):
+class _Compiled(ScaledCodec, StepsFused):
     """Base of the compiled codecs. Scratch memory is not used: a kernel needs 16 kB of its own."""
 
     number: ClassVar[int]
 
-    def encode(self, values: Float32s, sizes: Sequence[int], out: Buffer, scratch: Scratch) -> None:
-        self._encode_all(_NOTHING, values, sizes, out)
-
-    def encode_difference(
-        self, base: Float32s, values: Float32s, sizes: Sequence[int], out: Buffer, scratch: Scratch
-    ) -> None:
-        require_size(base, sizes)
-        self._encode_all(base, values, sizes, out)
-
-    def encode_leaving_rest(
-        self, base: Float32s, values: Float32s, sizes: Sequence[int], out: Buffer
-    ) -> None:
-        require_size(base, sizes)
-        self._encode_all(base, values, sizes, out, rest=values)
-
-    def _encode_all(
+    def encode(
         self,
-        base: Float32s,
         values: Float32s,
         sizes: Sequence[int],
         out: Buffer,
-        rest: Float32s = _NOTHING,
+        scratch: Scratch,
+        *,
+        base: Float32s | None = None,
+        leaves_rest: bool = False,
     ) -> None:
         target, tiles = self._target(out, sizes, values.size), _tiles_of(self, tuple(sizes))
-        _refuse(kernels.encode(self.number, tiles, base, values, target, rest))
+        if base is not None:
+            require_size(base, sizes)
+        before = _NOTHING if base is None else base
+        rest = _NOTHING if base is None or not leaves_rest else values
+        _refuse(kernels.encode(self.number, tiles, before, values, target, rest))
 
     def encode_sum(
         self,
@@ -125,6 +115,16 @@ class _Compiled(ScaledCodec, StepsFused, LeavesRest):
         octets = self._source(data, sizes, out)
         weights = np.ascontiguousarray(np.broadcast_to(np.float32(weight), len(sizes)))
         kernels.decode(self.number, _tiles_of(self, tuple(sizes)), octets, weights, action, out)
+
+    def decode_subtract(
+        self,
+        data: Buffer,
+        sizes: Sequence[int],
+        minuend: Float32s,
+        out: Float32s,
+        scratch: Scratch,
+    ) -> None:
+        self.step_fused(Step(minuend, out, _NOTHING), data, sizes, Nesterov(1.0, 0.0))
 
     def step_fused(
         self, made: Step, payload: Buffer, sizes: Sequence[int], optimizer: Nesterov
@@ -222,7 +222,7 @@ def compare(
     for codec in pair:
         scratch = Scratch()
         encoded, other, merged = (bytearray(codec.encoded_size(sizes)) for _ in range(3))
-        codec.encode_difference(first, second, sizes, encoded, scratch)
+        codec.encode(second, sizes, encoded, scratch, base=first)
         codec.encode(second, sizes, other, scratch)
         codec.encode_sum(codec, Addends([encoded, other], weights), sizes, merged, scratch)
         decoded, theta, momentum, plain, left, lost = (second.copy() for _ in range(6))
@@ -232,14 +232,9 @@ def compare(
         spread = np.linspace(*weights, len(sizes))
         codec.decode_add(encoded, sizes, spread, decoded, scratch)
         step_encoded(Step(theta, theta, momentum), codec, merged, sizes, optimizer, scratch)
-        made, plainly = Step(first, plain, momentum), Nesterov(1.0, 0.0)
-        step_encoded(made, codec, encoded, sizes, plainly, scratch)
+        codec.decode_subtract(encoded, sizes, first, plain, scratch)
         again = bytearray(len(encoded))
-        if isinstance(codec, LeavesRest):
-            codec.encode_leaving_rest(first, left, sizes, again)
-        else:
-            codec.encode_difference(first, left, sizes, again, scratch)
-            step_encoded(Step(first, left, momentum), codec, again, sizes, plainly, scratch)
+        codec.encode(left, sizes, again, scratch, base=first, leaves_rest=True)
         vectors = (each.tobytes() for each in (decoded, theta, momentum, plain, left, lost))
         results.append((*map(bytes, (encoded, other, merged, again, into)), *vectors))
     names = (

@@ -219,7 +219,7 @@ def merge_encoded(
                     rule.merge(unit, merged)
                 coder.encode(merged, batch, target[start:stop], scratch)
                 if left is not None:
-                    coder.decode_subtract(target[start:stop], batch, left, scratch)
+                    coder.decode_subtract(target[start:stop], batch, left, left, scratch)
         except NotFinite as error:
             raise NotFinite(first + error.unit) from None
         at, start, values = end, stop, values + sum(batch)

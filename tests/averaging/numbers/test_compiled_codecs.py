@@ -198,7 +198,7 @@ def test_no_kernel_gets_a_payload_or_a_vector_of_another_length(
     with pytest.raises(ValueError, match="values"):
         codec.encode(values, SIZES, other, scratch)
     with pytest.raises(ValueError, match="values"):
-        codec.encode_difference(short, values, SIZES, data, scratch)
+        codec.encode(values, SIZES, data, scratch, base=short)
     with pytest.raises(BadPayload):
         codec.encode_sum(codec, Addends([data, other], [1, 1]), SIZES, data, scratch)
     with pytest.raises(ValueError, match="weights"):

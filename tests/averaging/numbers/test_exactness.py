@@ -84,9 +84,8 @@ class Group:
         sizes = FRAGMENT.unit_sizes[piece.units]
         out = bytearray(self.codec.encoded_size(sizes))
         base, values = self.states[member].theta, self.learners[member]
-        self.codec.encode_difference(
-            base[piece.values], values[piece.values], sizes, out, Scratch()
-        )
+        before, after = base[piece.values], values[piece.values]
+        self.codec.encode(after, sizes, out, Scratch(), base=before)
         self.codec.check(out, sizes, Scratch())
         return bytes(out)
 
