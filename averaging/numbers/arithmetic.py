@@ -27,11 +27,12 @@ from averaging.errors import NotFinite
 from averaging.messages import Commit
 from averaging.numbers.arrays import Float32s, Float64s, arithmetic, squared_norm
 from averaging.numbers.chunks import Chunk, Cutting
-from averaging.numbers.codec import BLOCK, Addends, Codec, Scratch
+from averaging.numbers.codec import Addends, Codec, Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Fragment
 from averaging.numbers.merge import Units, merge_encoded, rule_named
 from averaging.numbers.outer import Nesterov, Step, step_encoded
+from averaging.numbers.tiles import BLOCK
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,9 @@
-"""The contract of a codec: fragments as bytes, and back into the same bits on every machine.
+"""Codecs: fragments as bytes, and back into the same bits on every machine.
 
 A codec encodes unit by unit (``averaging.numbers.layout``). So the bytes of a fragment do not
 depend on how it was cut into slices, and their number follows from the unit sizes alone. Everything
 is little-endian. Decoding is elementwise fp32 and bit-exact on every machine. Encoding is exact
 too, but no other peer has to repeat it.
-
-A new codec derives from ``averaging.numbers.block_codecs.BlockCodec``, because
-``averaging.numbers.arithmetic`` reads the scales of every codec but f32.
 
 Work is done on tiles of 512 blocks, which stay in the processor's cache. numpy releases the GIL for
 each tile, so callers divide units among threads, each with a ``Scratch`` of its own.
@@ -21,11 +18,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from averaging.errors import BadPayload
+from averaging.errors import BadPayload, NotFinite
 from averaging.numbers.arrays import (
     SUM_TILE,
     Buffer,
@@ -35,14 +33,24 @@ from averaging.numbers.arrays import (
     aligned,
     arithmetic,
 )
+from averaging.numbers.tiles import (
+    BLOCK,
+    SCALE_BYTES,
+    TILE,
+    Tile,
+    peaks_of,
+    plan_of,
+    row_starts,
+    scales_of,
+    view_of,
+)
 
-BLOCK = 1024
-"""Values that share a scale. Part of the format."""
+PEAK_MIN = np.float32(2.0**-100)
+"""Smallest absolute maximum that a block is coded with, so that scales stay normal."""
 
-TILE_BLOCKS = 512
+FLOAT_MAX = np.finfo(np.float32).max
 
-TILE = BLOCK * TILE_BLOCKS
-"""Values that are worked on together. Not part of the format."""
+_ZERO = np.float32(0)
 
 
 class Scratch:
@@ -63,9 +71,8 @@ class Scratch:
         return held[:size]
 
 
-TileReader: TypeAlias = Callable[[int, slice, Float32s], None]
-"""Fills a vector with a tile, given by its number and its range of values: all codecs divide units
-into the same tiles (``averaging.numbers.tiles``)."""
+TileReader: TypeAlias = Callable[[int, Float32s], None]
+"""Fills a vector with a tile, given by its number: all codecs divide units into the same tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +86,50 @@ class Addends:
 class Codec(ABC):
     """An encoding of values. ``sizes`` are unit sizes; vectors are flat, contiguous fp32.
 
-    ``decode`` and ``decode_add`` raise ``BadPayload`` for a wrong length before they write
-    anything. Data that ``check`` has not accepted may decode to infinity, and to nothing worse.
+    Subclasses say how the values of a tile become codes and back. ``decode`` and ``decode_add``
+    raise ``BadPayload`` for a wrong length before they write anything. Data that ``check`` has not
+    accepted may decode to infinity, and to nothing worse.
     """
 
     name: str
     peak_of_scale: float
     """Largest absolute value in a block, as a multiple of the block's scale."""
+    scale_safe: float
+    """Below this scale every code decodes to a finite value."""
+    scale_bytes: ClassVar[int] = SCALE_BYTES
+    """0 for a format without scales: each of them is 1."""
+    signed_zero: ClassVar[bool] = False
+    """True if the code of a negative zero differs from that of a positive one."""
 
     @abstractmethod
-    def encoded_size(self, sizes: Sequence[int]) -> int:
-        """Return the number of bytes of these units, whatever their values."""
+    def code_bytes(self, columns: int) -> int:
+        """Return the number of bytes of the codes of one block."""
 
     @abstractmethod
     def error_bound(self, peak: float) -> float:
         """Return the largest error of a value in a block whose absolute maximum is ``peak``."""
 
     @abstractmethod
+    def fill(
+        self, tile: Float32s, peaks: Float32s, scales: Float32s, codes: Bytes, scratch: Scratch
+    ) -> None:
+        """Write scales and codes of a tile, which may be ``scratch.first``; ``second`` is free."""
+
+    @abstractmethod
+    def read(
+        self, codes: Bytes, scales: Float32s, factors: Float32s, out: Float32s, scratch: Scratch
+    ) -> None:
+        """Set ``out`` to the decoded values, with ``factors`` in place of the scales."""
+
+    def encoded_size(self, sizes: Sequence[int]) -> int:
+        """Return the number of bytes of these units, whatever their values."""
+        full = self.scale_bytes + self.code_bytes(BLOCK)
+        total = 0
+        for size in sizes:
+            blocks, rest = divmod(size, BLOCK)
+            total += blocks * full + (self.scale_bytes + self.code_bytes(rest) if rest else 0)
+        return total
+
     def encode(
         self,
         values: Float32s,
@@ -113,7 +147,17 @@ class Codec(ABC):
         difference that they decode to. Where ``NotFinite`` is raised some may have been set.
         """
 
-    @abstractmethod
+        def given(_: int, tile: Tile) -> Float32s:
+            if base is None:
+                return tile.of(values)
+            made = scratch.first[: tile.size].reshape(tile.rows, tile.columns)
+            np.subtract(tile.of(base), tile.of(values), out=made)
+            return made
+
+        self._encode(sizes, out, scratch, given, values.size)
+        if base is not None and leaves_rest:
+            self.decode_subtract(out, sizes, base, values, scratch)
+
     def encode_sum(
         self,
         source: Codec,
@@ -128,8 +172,27 @@ class Codec(ABC):
 
         ``rest`` is set to what encoding loses of it.
         """
+        first, *others = [
+            source.tile_reader(payload, sizes, weight, scratch)
+            for payload, weight in zip(given.payloads, given.weights, strict=True)
+        ]
 
-    @abstractmethod
+        def added(number: int, tile: Tile) -> Float32s:
+            total, more = scratch.first[: tile.size], scratch.second[: tile.size]
+            first(number, total)
+            if self.signed_zero:
+                np.add(total, _ZERO, out=total)  # a sum from zero has no negative zero
+            for read in others:
+                read(number, more)
+                np.add(total, more, out=total)
+            if rest is not None:
+                np.add(total, _ZERO, out=rest[tile.values])
+            return total.reshape(tile.rows, tile.columns)
+
+        self._encode(sizes, out, scratch, added, sum(sizes))
+        if rest is not None:
+            self.decode_subtract(out, sizes, rest, rest, scratch)
+
     def tile_reader(
         self, data: Buffer, sizes: Sequence[int], weight: float, scratch: Scratch
     ) -> TileReader:
@@ -137,16 +200,82 @@ class Codec(ABC):
 
         ``scratch.first`` and ``second`` are the caller's. Use it inside ``arithmetic()``.
         """
+        plan = plan_of(self, tuple(sizes))
+        octets = checked_bytes(self.name, data, plan.bytes)
+        rounded = np.float32(weight)
 
-    @abstractmethod
+        def read(number: int, into: Float32s) -> None:
+            tile = plan.tiles[number]
+            scales, codes = view_of(self, octets, tile)
+            factors = np.multiply(scales, rounded, dtype=np.float32)
+            matrix = into.reshape(tile.rows, tile.columns)
+            self.read(codes, scales, factors, matrix, scratch)
+
+        return read
+
+    def _encode(
+        self,
+        sizes: Sequence[int],
+        out: Buffer,
+        scratch: Scratch,
+        source: Callable[[int, Tile], Float32s],
+        count: int,
+    ) -> None:
+        target = self._target(out, sizes, count)
+        with arithmetic():
+            for number, tile in enumerate(plan_of(self, tuple(sizes)).tiles):
+                values = source(number, tile)
+                peaks = peaks_of(values.reshape(-1), row_starts(tile.rows, tile.columns))
+                if not np.maximum.reduce(peaks) <= FLOAT_MAX:  # true for NaN too
+                    raise NotFinite(tile.unit_of(int(np.argmin(np.isfinite(peaks)))))
+                np.maximum(peaks, PEAK_MIN, out=peaks)
+                scales, codes = view_of(self, target, tile)
+                self.fill(values, peaks, scales, codes, scratch)
+
+    def _target(self, out: Buffer, sizes: Sequence[int], count: int) -> Bytes:
+        """``out`` as an array. Raises ``ValueError`` unless it has room for ``count`` values."""
+        plan, target = plan_of(self, tuple(sizes)), as_bytes(out)
+        if target.size != plan.bytes or count != plan.values:
+            raise ValueError(
+                f"{count} values into {target.size} bytes; the units hold {plan.values} values, "
+                f"which are {plan.bytes} bytes in {self.name}"
+            )
+        return target
+
     def check(self, data: Buffer, sizes: Sequence[int], scratch: Scratch) -> None:
         """Raise ``BadPayload`` unless another peer's ``data`` decodes to finite values."""
+        plan = plan_of(self, tuple(sizes))
+        octets = checked_bytes(self.name, data, plan.bytes)
+        with arithmetic():
+            for tiles in plan.units:
+                scales = scales_of(self, octets, tiles)
+                highest = np.maximum.reduce(scales)
+                # Both are NaN if one scale is.
+                if not (np.minimum.reduce(scales) >= 0 and highest <= FLOAT_MAX):
+                    row = int(np.argmin((scales >= 0) & np.isfinite(scales)))
+                    raise BadPayload(
+                        self.name,
+                        f"unit {tiles[0].unit_of(row)} has the scale {float(scales[row])}",
+                    )
+                if highest >= self.scale_safe:
+                    self._refuse_not_finite(octets, tiles, scratch)
 
-    @abstractmethod
+    def _refuse_not_finite(self, data: Bytes, tiles: Sequence[Tile], scratch: Scratch) -> None:
+        for tile in tiles:
+            scales, codes = view_of(self, data, tile)
+            work = scratch.first[: tile.size].reshape(tile.rows, tile.columns)
+            self.read(codes, scales, scales.astype(np.float32), work, scratch)
+            finite = np.isfinite(work).all(axis=1)
+            if not finite.all():
+                unit = tile.unit_of(int(np.argmin(finite)))
+                raise BadPayload(self.name, f"unit {unit} is not finite")
+
     def decode(self, data: Buffer, sizes: Sequence[int], out: Float32s, scratch: Scratch) -> None:
         """Fill ``out`` with the values."""
+        with arithmetic():
+            for tile, codes, scales, factors in self._read(data, sizes, 1.0, out.size):
+                self.read(codes, scales, factors, tile.of(out), scratch)
 
-    @abstractmethod
     def pieces(
         self, data: Buffer, sizes: Sequence[int], weight: float | Float64s, scratch: Scratch
     ) -> Iterator[tuple[slice, Float32s]]:
@@ -156,6 +285,23 @@ class Codec(ABC):
         valid until the next one is requested; ``scratch.second`` is free for the caller. Iterate
         inside ``arithmetic()``.
         """
+        for tile, codes, scales, factors in self._read(data, sizes, weight, sum(sizes)):
+            values = scratch.first[: tile.size]
+            self.read(codes, scales, factors, values.reshape(tile.rows, tile.columns), scratch)
+            yield tile.values, values
+
+    def _read(
+        self, data: Buffer, sizes: Sequence[int], weight: float | Float64s, count: int
+    ) -> Iterator[tuple[Tile, Bytes, NDArray[np.float32], Float32s]]:
+        plan = plan_of(self, tuple(sizes))
+        octets = checked_bytes(self.name, data, plan.bytes)
+        if count != plan.values:
+            raise ValueError(f"a vector of {count} values for units of {plan.values}")
+        rounded = np.asarray(weight, np.float32)
+        for tile in plan.tiles:
+            scales, codes = view_of(self, octets, tile)
+            mine = rounded[tile.units] if rounded.ndim else rounded
+            yield tile, codes, scales, np.multiply(scales, mine, dtype=np.float32)
 
     def decode_add(
         self,

@@ -1,6 +1,6 @@
 """The codecs with compiled kernels in place of numpy's passes: the same bytes in less time.
 
-A class here is a codec of ``block_codecs`` and takes from it everything that is not worth a kernel.
+A class here is one of ``codecs`` and takes from it everything that is not worth a kernel.
 ``averaging.live.compiling`` puts them into the table of codecs when they have been compared with
 numpy on this machine.
 """
@@ -24,22 +24,15 @@ from averaging.numbers.arrays import (
     sum_of_squares,
     sum_squares_with,
 )
-from averaging.numbers.block_codecs import Float16, Int2, Int4, Int8, ScaledCodec
-from averaging.numbers.codec import (
-    Addends,
-    Codec,
-    Scratch,
-    checked_bytes,
-    require_size,
-)
-from averaging.numbers.codecs import replace
+from averaging.numbers.codec import Addends, Codec, Scratch, checked_bytes, require_size
+from averaging.numbers.codecs import Float16, Int2, Int4, Int8, replace
 from averaging.numbers.outer import Nesterov, Step, StepsFused, step_encoded
 from averaging.numbers.tiles import plan_of
 
 _NOTHING = np.empty(0, np.float32)
 
 
-class _Compiled(ScaledCodec, StepsFused):
+class _Compiled(Codec, StepsFused):
     """Base of the compiled codecs. Scratch memory is not used: a kernel needs 16 kB of its own."""
 
     number: ClassVar[int]
@@ -159,7 +152,7 @@ class _Int2(_Compiled, Int2):
     number = kernels.INT2
 
 
-PAIRS: tuple[tuple[ScaledCodec, _Compiled], ...] = (
+PAIRS: tuple[tuple[Codec, _Compiled], ...] = (
     (Float16(), _Float16()),
     (Int8(), _Int8()),
     (Int4(), _Int4()),
@@ -210,7 +203,7 @@ def compare_sums(values: Float32s) -> None:
 
 
 def compare(
-    pair: tuple[ScaledCodec, ScaledCodec],
+    pair: tuple[Codec, Codec],
     values: NDArray[np.float32],
     sizes: Sequence[int],
     weights: tuple[float, float],
@@ -248,7 +241,7 @@ def compare(
 
 
 @lru_cache(maxsize=256)
-def _tiles_of(codec: ScaledCodec, sizes: tuple[int, ...]) -> NDArray[np.int64]:
+def _tiles_of(codec: Codec, sizes: tuple[int, ...]) -> NDArray[np.int64]:
     """Return the tiles of these units as kernels take them, a row for each."""
     rows = []
     for tile in plan_of(codec, sizes).tiles:

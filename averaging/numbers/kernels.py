@@ -5,7 +5,7 @@ where numpy makes a pass over a tile of 2 MB for each of them. All signatures ar
 is compiled later: a call with other types is an error. Machine code is kept in numba's cache, which
 lies beside this file, or in the user's cache folder, or in ``NUMBA_CACHE_DIR``.
 
-The codecs in ``averaging.numbers.block_codecs`` are the reference. A kernel gives the same bits,
+The codecs in ``averaging.numbers.codecs`` are the reference. A kernel gives the same bits,
 operation by operation, on any processor: without ``fastmath`` LLVM neither fuses a multiply with an
 add nor changes the order of operations, and ``error_model`` makes division follow IEEE 754. No
 kernel starts a thread. Callers have checked all lengths: a kernel checks none.
@@ -22,16 +22,9 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
-from averaging.numbers.block_codecs import (
-    FLOAT_MAX,
-    PEAK_MIN,
-    SCALE_MAX,
-    UNITS_LAST,
-    Float16,
-    Int4,
-    Int8,
-)
-from averaging.numbers.codec import BLOCK
+from averaging.numbers.codec import FLOAT_MAX, PEAK_MIN
+from averaging.numbers.codecs import SCALE_MAX, UNITS_LAST, Float16, Int4, Int8
+from averaging.numbers.tiles import BLOCK
 
 F16, INT8, INT4, INT2 = range(4)
 """Numbers by which kernels know the codecs."""

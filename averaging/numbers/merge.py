@@ -30,8 +30,9 @@ from averaging.numbers.arrays import (
     squared_norm,
     squared_norms,
 )
-from averaging.numbers.codec import BLOCK, Addends, Codec, Scratch
+from averaging.numbers.codec import Addends, Codec, Scratch
 from averaging.numbers.layout import Kind
+from averaging.numbers.tiles import BLOCK
 
 NORM_MIN = 2.0**-100
 """A vector shorter than this has no direction."""

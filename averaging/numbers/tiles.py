@@ -1,7 +1,8 @@
 """The format of payloads with a scale per block, and its division into tiles.
 
 Within a unit values go in blocks of 1024 with one fp32 scale each: first all scales of the unit,
-then all codes. A tile is a group of blocks of equal length, so that one numpy call works on many.
+then all codes. A format may also have no scales. A tile is a group of blocks of equal length, so
+that one numpy call works on many.
 """
 
 from __future__ import annotations
@@ -15,11 +16,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from averaging.numbers.arrays import Bytes, Float32s
-from averaging.numbers.codec import BLOCK, TILE, TILE_BLOCKS
+
+BLOCK = 1024
+"""Values that share a scale. Part of the format."""
+
+TILE_BLOCKS = 512
+
+TILE = BLOCK * TILE_BLOCKS
+"""Values that are worked on together. Not part of the format."""
+
+SCALE_BYTES = 4
+
+_ONE = np.ones(1, np.float32)
 
 
 class BlockSizes(Protocol):
-    """Sizes in bytes that a block codec's format prescribes."""
+    """Sizes in bytes that a codec's format prescribes."""
+
+    @property
+    def scale_bytes(self) -> int: ...
 
     def code_bytes(self, columns: int) -> int: ...
 
@@ -84,52 +99,55 @@ def plan_of(codec: BlockSizes, sizes: tuple[int, ...]) -> Plan:
 
 def _tiles(codec: BlockSizes, sizes: tuple[int, ...]) -> Iterator[Tile]:
     unit = start = at = 0
+    head = codec.scale_bytes
     while unit < len(sizes):
         size = sizes[unit]
         if size <= BLOCK:
-            record = 4 + codec.code_bytes(size)
+            record = head + codec.code_bytes(size)
             count = 1
             most = TILE // max(1, size)
             while count < most and unit + count < len(sizes) and sizes[unit + count] == size:
                 count += 1
             if size:
-                yield Tile(unit, start, count, size, at, at + 4, record)
+                yield Tile(unit, start, count, size, at, at + head, record)
                 at += record * count
             unit += count
             start += size * count
             continue
         blocks, rest = divmod(size, BLOCK)
-        codes_at = at + 4 * (blocks + bool(rest))
+        codes_at = at + head * (blocks + bool(rest))
         code_bytes = codec.code_bytes(BLOCK)
         for first in range(0, blocks, TILE_BLOCKS):
             rows = min(TILE_BLOCKS, blocks - first)
-            yield Tile(unit, start + first * BLOCK, rows, BLOCK, at + 4 * first, codes_at, 0)
+            yield Tile(unit, start + first * BLOCK, rows, BLOCK, at + head * first, codes_at, 0)
             codes_at += rows * code_bytes
         if rest:
-            yield Tile(unit, start + blocks * BLOCK, 1, rest, at + 4 * blocks, codes_at, 0)
+            yield Tile(unit, start + blocks * BLOCK, 1, rest, at + head * blocks, codes_at, 0)
             codes_at += codec.code_bytes(rest)
         at = codes_at
         unit += 1
         start += size
 
 
-def scales_of(data: Bytes, tiles: Sequence[Tile]) -> NDArray[np.float32]:
+def scales_of(codec: BlockSizes, data: Bytes, tiles: Sequence[Tile]) -> NDArray[np.float32]:
     """Return a view of the scales of a unit's tiles, which follow one another."""
     first, last = tiles[0], tiles[-1]
-    if first.record:
-        return view_of(data, first, first.record - 4)[0]
-    return data[first.scales_at : last.scales_at + 4 * last.rows].view("<f4")
+    if first.record or not codec.scale_bytes:
+        return view_of(codec, data, first)[0]
+    return data[first.scales_at : last.scales_at + SCALE_BYTES * last.rows].view("<f4")
 
 
-def view_of(data: Bytes, tile: Tile, code_bytes: int) -> tuple[NDArray[np.float32], Bytes]:
-    """Return views of the scales and of the codes of a tile."""
+def view_of(codec: BlockSizes, data: Bytes, tile: Tile) -> tuple[NDArray[np.float32], Bytes]:
+    """Return views of the scales and of the codes of a tile; ones where there are no scales."""
+    rows, head, code_bytes = tile.rows, codec.scale_bytes, codec.code_bytes(tile.columns)
     if tile.record:
-        whole = data[tile.scales_at : tile.scales_at + tile.rows * tile.record]
-        records = whole.reshape(tile.rows, tile.record)
-        return records[:, :4].view("<f4")[:, 0], records[:, 4:]
-    scales = data[tile.scales_at : tile.scales_at + 4 * tile.rows].view("<f4")
-    codes = data[tile.codes_at : tile.codes_at + tile.rows * code_bytes]
-    return scales, codes.reshape(tile.rows, code_bytes)
+        records = data[tile.scales_at : tile.scales_at + rows * tile.record].reshape(rows, -1)
+        codes = records[:, head:]
+        scales = records[:, :head].view("<f4")[:, 0] if head else _ONE
+    else:
+        codes = data[tile.codes_at : tile.codes_at + rows * code_bytes].reshape(rows, code_bytes)
+        scales = data[tile.scales_at : tile.scales_at + head * rows].view("<f4") if head else _ONE
+    return scales, codes
 
 
 @lru_cache(maxsize=256)

@@ -31,8 +31,8 @@ Nothing here reads a real clock or opens a socket; the network is ``dht.memory.n
 """
 
 from averaging.numbers.arrays import Bytes, Float32s
-from averaging.numbers.block_codecs import WholeNumberCodec
 from averaging.numbers.codec import Codec, Scratch
+from averaging.numbers.codecs import WholeNumberCodec
 from averaging.numbers.layout import Kind, TensorSpec
 from averaging.numbers.merge import Contributions, MergeRule
 from averaging.numbers.outer import OuterStep as Outer

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from averaging.errors import BadPayload, NotFinite
 from averaging.numbers.arrays import Float32s, Float64s
-from averaging.numbers.codec import BLOCK, TILE, Addends, Scratch
+from averaging.numbers.codec import Addends, Scratch
 from averaging.numbers.codecs import codec_named, codec_names, register
+from averaging.numbers.tiles import BLOCK, TILE
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ALL = pytest.mark.parametrize("name", codec_names())

@@ -22,7 +22,6 @@ pytest.importorskip("numba", reason="compiled codecs need the extra 'fast'")
 from averaging.errors import BadPayload, CodecsDiffer, NotFinite
 from averaging.numbers import compiled_codecs, kernels
 from averaging.numbers.arrays import SUM_TILE
-from averaging.numbers.block_codecs import ScaledCodec
 from averaging.numbers.codec import Addends, Codec, Scratch
 from averaging.numbers.codecs import Float32
 from averaging.numbers.compiled_codecs import PAIRS, compare, compare_sums
@@ -82,7 +81,7 @@ numbers = st.one_of(
     seed=st.integers(0, 99),
 )
 def test_the_bits_of_any_finite_values_are_those_of_numpy(
-    pair: tuple[ScaledCodec, ScaledCodec],
+    pair: tuple[Codec, Codec],
     sizes: list[int],
     magnitude: int,
     spread: int,
@@ -108,7 +107,7 @@ def test_the_bits_of_any_finite_values_are_those_of_numpy(
 @EACH
 @pytest.mark.parametrize("source", [*(number for number, _ in enumerate(PAIRS)), "f32"])
 def test_a_sum_is_the_same_whichever_of_both_codecs_are_compiled(
-    pair: tuple[ScaledCodec, ScaledCodec], source: int | str
+    pair: tuple[Codec, Codec], source: int | str
 ) -> None:
     sources = (Float32(),) if source == "f32" else PAIRS[int(source)]
     results = set()
@@ -124,9 +123,7 @@ def test_a_sum_is_the_same_whichever_of_both_codecs_are_compiled(
 
 @EACH
 @pytest.mark.parametrize("rule", ["rda", "clip", "centered_clip"])
-def test_merges_by_norms_have_the_bits_of_numpy(
-    pair: tuple[ScaledCodec, ScaledCodec], rule: str
-) -> None:
+def test_merges_by_norms_have_the_bits_of_numpy(pair: tuple[Codec, Codec], rule: str) -> None:
     results = set()
     for codec in pair:
         payloads = [encoded(codec, each) for each in some_values(3)]
@@ -142,7 +139,7 @@ def test_merges_by_norms_have_the_bits_of_numpy(
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("unit", [0, 2, 4, 8])
 def test_the_first_unit_that_is_not_finite_is_named(
-    pair: tuple[ScaledCodec, ScaledCodec], bad: float, unit: int
+    pair: tuple[Codec, Codec], bad: float, unit: int
 ) -> None:
     values = some_values(1)[0]
     values[[sum(SIZES[:unit]), -1]] = bad
@@ -154,7 +151,7 @@ def test_the_first_unit_that_is_not_finite_is_named(
 
 @EACH
 def test_infinities_and_nan_in_a_state_give_the_same_step(
-    pair: tuple[ScaledCodec, ScaledCodec],
+    pair: tuple[Codec, Codec],
 ) -> None:
     theta, momentum, moved = some_values(3)
     for vector in (theta, momentum):
@@ -170,7 +167,7 @@ def test_infinities_and_nan_in_a_state_give_the_same_step(
 
 @EACH
 def test_bytes_at_odd_addresses_and_read_only_vectors_are_taken(
-    pair: tuple[ScaledCodec, ScaledCodec],
+    pair: tuple[Codec, Codec],
 ) -> None:
     values = some_values(1)[0]
     values.flags.writeable = False
@@ -188,7 +185,7 @@ def test_bytes_at_odd_addresses_and_read_only_vectors_are_taken(
 @EACH
 @pytest.mark.parametrize("wrong", [-1, 1])
 def test_no_kernel_gets_a_payload_or_a_vector_of_another_length(
-    pair: tuple[ScaledCodec, ScaledCodec], wrong: int
+    pair: tuple[Codec, Codec], wrong: int
 ) -> None:
     _, codec = pair
     values, scratch = some_values(1)[0], Scratch()

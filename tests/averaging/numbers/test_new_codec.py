@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 from averaging.numbers.arrays import Bytes, Float32s
-from averaging.numbers.block_codecs import PEAK_MIN, WholeNumberCodec
-from averaging.numbers.codec import Scratch
-from averaging.numbers.codecs import codec_names, register
+from averaging.numbers.codec import PEAK_MIN, Scratch
+from averaging.numbers.codecs import WholeNumberCodec, codec_names, register
 
 HERE = Path(__file__).parent
 TESTS = (HERE / "test_codec.py", HERE / "test_arithmetic.py")

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from averaging.errors import BadPayload
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.codec import TILE, Scratch
+from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.outer import Nesterov, Step, step_encoded
+from averaging.numbers.tiles import TILE
 from tests.averaging.numbers.plain_steps import step
 
 SIZES = (5 * TILE + 3, 2000, 2000, 64, 64, 1)
