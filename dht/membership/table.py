@@ -72,7 +72,7 @@ class Member:
     """Depth of the bucket that it wrote to: its own idea of the size of the swarm."""
 
     first_seen: float
-    """Time at which this incarnation was first seen, or seen again after having been gone."""
+    """Time at which this incarnation was first seen."""
 
     record_seen_at: float
     expires_at: float
@@ -185,16 +185,13 @@ class PeerTable:
             return False
         if known is None and not self._has_room(now):
             return False
-        # A peer that was lost has to become established again, like a restarted one.
         if known is None:
             self._order = None
         if admitted.peer not in self._present_before or record.leaving:
             self._news = True
-        same = (
-            known is not None
-            and known.record.incarnation == record.incarnation
-            and self._is_live(known, now)
-        )
+        # One that was out of reach is the same again: were it new, the two sides of a partition
+        # would each have leaders of its own for as long as a peer takes to become established.
+        same = known is not None and known.record.incarnation == record.incarnation
         self._members[admitted.peer] = Member(
             peer=admitted.peer,
             record=record,
@@ -215,8 +212,7 @@ class PeerTable:
         """Note a message from a peer. Ignored if its record is not known."""
         member = self._members.get(peer)
         if member is not None:
-            first_seen = member.first_seen if self._is_live(member, now) else now
-            self._members[peer] = replace(member, heard_at=now, first_seen=first_seen)
+            self._members[peer] = replace(member, heard_at=now)
 
     def remove(self, peer: PeerId) -> None:
         """Forget a peer that the run no longer admits: ``changes`` reports it as lost."""
