@@ -122,19 +122,6 @@ class Training(Struct, frozen=True, array_like=True, kw_only=True):
     blocked_p99_ms: Annotated[
         Seconds, PRIVATE, Figure("99th percentile of the time blocked at a step", "ms")
     ] = 0.0
-    blocked_cpu_p99_ms: Annotated[
-        Seconds,
-        PRIVATE,
-        Figure("99th percentile of the processor time spent there", "ms"),
-    ] = 0.0
-    """The difference to ``blocked_p99_ms`` is time spent waiting for a processor that other
-    programs had."""
-    blocked_max_ms: Annotated[Seconds, PRIVATE, Figure("Longest time blocked at a step", "ms")] = (
-        0.0
-    )
-    blocked_cpu_s: Annotated[
-        Seconds, PRIVATE, Figure("Processor time of all steps that were blocked", "s", counts=True)
-    ] = 0.0
     agent_restarts: Annotated[
         Count, PRIVATE, Figure("Agents that this trainer started anew", counts=True)
     ] = 0

@@ -92,10 +92,8 @@ class Learner:
         self._offers = [0] * memory.fragments
         self._step_times: deque[float] = deque(maxlen=_STEP_TIMES)
         self._blocked = np.zeros(_BLOCKED_TIMES, np.float64)
-        self._blocked_cpu = np.zeros(_BLOCKED_TIMES, np.float64)
         self._blocked_count = 0
-        self._blocked_total_s = self._blocked_total_cpu_s = 0.0
-        self._blocked_max_s = 0.0
+        self._blocked_total_s = 0.0
         self._first_at: float | None = None
         self._last_at: float | None = None
         self._batch_tokens_max = 0
@@ -120,7 +118,7 @@ class Learner:
         """
         if tokens < 0:
             raise ValueError(f"tokens is {tokens}; a step has none or some")
-        began, cpu = self._clock(), time.thread_time()
+        began = self._clock()
         if self._last_at is not None:
             self._step_times.append(began - self._last_at)
         self._last_at = began
@@ -134,16 +132,16 @@ class Learner:
         self._report()
         budget_s = max(self._budget_s, BUDGET_SHARE * self.step_time_s)
         self._exchange(until=began + budget_s)
-        self._count_blocked(self._clock() - began, time.thread_time() - cpu)
+        self._count_blocked(began)
 
     def exchange(self, *, adopts: bool = True) -> None:
         """Exchange without a step, before training begins or while it pauses.
 
         ``adopts``: false while parameters must stay as they are.
         """
-        began, cpu = self._clock(), time.thread_time()
+        began = self._clock()
         self._exchange(adopts=adopts)
-        self._count_blocked(self._clock() - began, time.thread_time() - cpu)
+        self._count_blocked(began)
 
     def merged_steps(self, fragment: int) -> int:
         """Own steps up to the last one that is in the version held, or was given up."""
@@ -165,8 +163,7 @@ class Learner:
         learner's clock) passed, nothing is in flight and ``possible()`` is false, or ``leaving()``
         is true, whatever is in flight: the agent then withdraws what was offered.
         """
-        began, cpu = self._clock(), time.thread_time()
-        memory = self._memory
+        began, memory = self._clock(), self._memory
         before, offers = memory.base(fragment), self._offers[fragment]
         while self._clock() < deadline:
             self._exchange()
@@ -183,7 +180,7 @@ class Learner:
             ):
                 break
             pause(0.0005)
-        self._count_blocked(self._clock() - began, time.thread_time() - cpu)
+        self._count_blocked(began)
         return memory.base(fragment) != before
 
     def _exchange(self, until: float = math.inf, *, adopts: bool = True) -> None:
@@ -291,7 +288,6 @@ class Learner:
     def training(self) -> Training:
         """The figures that this loop itself gives."""
         recent = self._blocked[: min(self._blocked_count, _BLOCKED_TIMES)]
-        recent_cpu = self._blocked_cpu[: recent.size]
         elapsed = 0.0
         if self._first_at is not None and self._last_at is not None:
             elapsed = self._last_at - self._first_at
@@ -302,10 +298,7 @@ class Learner:
             loss=self.loss,
             trained_s=elapsed,
             blocked_s=self._blocked_total_s,
-            blocked_cpu_s=self._blocked_total_cpu_s,
             blocked_p99_ms=1e3 * float(np.percentile(recent, 99)) if recent.size else 0.0,
-            blocked_cpu_p99_ms=1e3 * float(np.percentile(recent_cpu, 99)) if recent.size else 0.0,
-            blocked_max_ms=1e3 * self._blocked_max_s,
         )
 
     def _report(self) -> None:
@@ -316,13 +309,11 @@ class Learner:
             batch_tokens_max=self._batch_tokens_max,
         )
 
-    def _count_blocked(self, seconds: float, cpu_s: float) -> None:
+    def _count_blocked(self, began: float) -> None:
+        seconds = self._clock() - began
         self._blocked[self._blocked_count % _BLOCKED_TIMES] = seconds
-        self._blocked_cpu[self._blocked_count % _BLOCKED_TIMES] = cpu_s
         self._blocked_count += 1
         self._blocked_total_s += seconds
-        self._blocked_total_cpu_s += cpu_s
-        self._blocked_max_s = max(self._blocked_max_s, seconds)
 
     def close(self) -> None:
         """Finish copies in flight and release the shared memory.

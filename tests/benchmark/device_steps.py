@@ -90,7 +90,6 @@ class Found:
     step_with_shoal_ms: float
     blocked_p99_ms: float
     """The largest of all turns."""
-    blocked_max_ms: float
     blocked_share: float
     adopted: int
     """Fragments adopted during the measured time of all turns."""
@@ -182,7 +181,6 @@ def measure(size: Size, *, device: str, dtype: str, turns: int, steps: int) -> F
         step_ms=1e3 * statistics.median(without_s),
         step_with_shoal_ms=1e3 * statistics.median(with_s),
         blocked_p99_ms=max(each.blocked_p99_ms for each in blocked),
-        blocked_max_ms=max(each.blocked_max_ms for each in blocked),
         blocked_share=statistics.median(each.blocked_fraction for each in blocked),
         adopted=adopted,
         peak_bytes=max(peak for peak, _ in peaks),

@@ -55,8 +55,4 @@ if __name__ == "__main__":
     print(f"load {' '.join(f'{value:.1f}' for value in os.getloadavg())}")
     for name, budget_s in (("at once", math.inf), ("spread", BUDGET_S)):
         found = measure(budget_s)
-        print(
-            f"{name:8} p99 {found.blocked_p99_ms:6.2f} ms, "
-            f"of it processor {found.blocked_cpu_p99_ms:6.2f} ms, "
-            f"most {found.blocked_max_ms:6.2f} ms"
-        )
+        print(f"{name:8} p99 {found.blocked_p99_ms:6.2f} ms")

@@ -201,8 +201,7 @@ def _row(loop: str, turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
     if loop == "shoal":
         row["rounds"] = sum(turn["rounds"] for turn in turns)
-        for share in ("blocked_share", "blocked_share_of_cpu_time"):
-            row[share] = statistics.median(turn[share] for turn in turns)
+        row["blocked_share"] = statistics.median(turn["blocked_share"] for turn in turns)
     return row
 
 
@@ -303,7 +302,7 @@ def table(found: Mapping[str, Any]) -> str:
         if row["loop"] == "shoal":
             lines.append(
                 f"{row['rounds']} rounds meanwhile; safe points took {row['blocked_share']:.2%} "
-                f"of the time and {row['blocked_share_of_cpu_time']:.2%} of its processor time"
+                "of the time"
             )
     return "\n".join(lines)
 

@@ -178,15 +178,11 @@ def shoal(setup: Setup, result: dict[str, Any]) -> Stopwatch:
         ended = watch.step(ready=lambda: run.status.rounds > 0 and engine.tuning.text is None)
         if watch.running and not before:
             status = run.status
-            before.update(
-                rounds=status.rounds, blocked_s=status.blocked_s, cpu_s=status.blocked_cpu_s
-            )
+            before.update(rounds=status.rounds, blocked_s=status.blocked_s)
         if ended:
             status = run.status
             result["rounds"] = status.rounds - before["rounds"]
             result["blocked_share"] = (status.blocked_s - before["blocked_s"]) / watch.elapsed_s
-            cpu_s = status.blocked_cpu_s - before["cpu_s"]
-            result["blocked_share_of_cpu_time"] = cpu_s / watch.cpu_s
             stop.ask()
 
     train(

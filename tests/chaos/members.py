@@ -212,7 +212,6 @@ class Learner:
                         peers=record["peers"],
                         loss=record["loss"],
                         blocked_p99_ms=record["blocked_p99_ms"],
-                        blocked_cpu_p99_ms=record["blocked_cpu_p99_ms"],
                     )
                 )
             case "round" if record["contributed"] and life.merged_after_steps is None:

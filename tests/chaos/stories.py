@@ -50,7 +50,6 @@ def life(
                 global_tokens=int(1000 * second),
                 loss=2.0,
                 blocked_p99_ms=1.0,
-                blocked_cpu_p99_ms=0.5,
             )
             for second in range(1, count)
         ),

@@ -29,7 +29,6 @@ class Report:
     global_tokens: int
     loss: float | None
     blocked_p99_ms: float
-    blocked_cpu_p99_ms: float
     """The same of processor time, which does not depend on what other processes do."""
     peers: int = 1
     """Number of peers in the run that it knows, with itself."""
