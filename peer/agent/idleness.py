@@ -8,7 +8,6 @@ from averaging.live.streams.links import control_protocol
 from peer.agent.peer import Peer
 from peer.bridge.shared_memory import SharedTensors
 from peer.bridge.trainer_line import TrainerLine
-from peer.rules.limits import Rest
 
 OFFERED_WITHIN_S = 20.0
 OFFERED_WITHIN_MAX_S = 300.0
@@ -31,11 +30,10 @@ class OwnersRest:
 
     def obey(self) -> bool:
         """Look at limits and orders. Returns whether ``reason`` has changed."""
-        peer, verdict = self._peer, self._peer.guest.look()
-        averager = peer.averager
+        peer, averager = self._peer, self._peer.averager
         assert averager is not None, "its limits are looked at from its first states on"
-        reason = verdict.reason if isinstance(verdict, Rest) else None
-        reason = peer.owner.paused or reason
+        of_machine = peer.guest.look()
+        reason = peer.owner.paused or of_machine
         if reason is not None:
             self._hand_over()
         if reason == self.reason:

@@ -33,7 +33,6 @@ from peer.guest.enforcement import Guest
 from peer.joining.link import event_of, is_news
 from peer.rules.foundings import first_asked, heaviest
 from peer.rules.leaving import Departure
-from peer.rules.limits import Go, Rest
 from peer.status import PeerStatus
 from peer.storage.home import peer_folder
 from peer.storage.progress import begin_without_trainer
@@ -87,13 +86,13 @@ async def _rest(guest: Guest, stop: asyncio.Event, on_event: Callable[[str, Fiel
     reason_told: str | None = None
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(guest.watch_machine(), name="watch machine")
-        while isinstance(verdict := guest.look(), Rest) and not (stop.is_set() or guest.must_leave):
-            if verdict.reason != reason_told:
-                reason_told = verdict.reason
+        while (reason := guest.look()) is not None and not (stop.is_set() or guest.must_leave):
+            if reason != reason_told:
+                reason_told = reason
                 on_event("paused", {"reason": f"off line: {reason_told}"})
             await asyncio.sleep(OBEY_EVERY_S)
         watching.cancel()
-    if reason_told is not None and isinstance(verdict, Go):
+    if reason_told is not None and reason is None:
         on_event("resumed", {"text": "on line again"})
 
 
@@ -197,12 +196,12 @@ class Keeper(Role):
         """Go off line when the machine's owner wants it, or when the time of the keeper is up."""
         peer = self.peer
         while peer.ending.departure is None:
-            verdict = peer.guest.look()
+            reason = peer.guest.look()
             if self._until is not None and datetime.now(UTC) >= self._until:
                 self._leave(_kept_until(self._until))
-            elif isinstance(verdict, Rest):
-                peer.log.write("paused", {"reason": verdict.reason})
-                self._leave(verdict.reason, rests=True)
+            elif reason is not None:
+                peer.log.write("paused", {"reason": reason})
+                self._leave(reason, rests=True)
             await asyncio.sleep(OBEY_EVERY_S)
 
     async def _follow(self, averager: Averager) -> None:

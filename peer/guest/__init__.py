@@ -6,7 +6,7 @@
     machine         memory and disk, processors of a container, battery, temperature, the screen
 
 In come ``limits.json`` in the peer's folder, the traffic of its two gates, and the clock; out go
-verdicts (``Go`` or ``Rest``), rates and sizes. The decisions themselves are pure, in
+reasons to rest, rates and sizes. The decisions themselves are pure, in
 ``peer.rules.limits``, and must stay there. An error of a file here costs a limit or a count, never
 training.
 """

@@ -26,15 +26,13 @@ from peer.rules.limits import (
     FULL_SCREEN,
     BadLimitsFile,
     DiskShares,
-    Go,
     Limits,
     MonthlyVolume,
     OthersBusy,
     Peak,
-    Rest,
     Sensed,
-    decide,
     is_used_up,
+    why_rest,
 )
 from peer.storage.home import folder_bytes
 
@@ -104,7 +102,8 @@ class Guest:
         self._counted_bytes = 0
         """Bytes that passed the gates and are in ``_volume``."""
         self._saved_at = time.monotonic()
-        self.verdict: Go | Rest = Go()
+        self.rest: str | None = None
+        """Why it must not train, as of the last look; ``None``: it may."""
         self._read()
         since = time.time() if started_at is None else started_at
         asked_at = self.limits.leave_at
@@ -148,14 +147,14 @@ class Guest:
     def must_leave(self) -> bool:
         return self.limits.leave_at not in (None, self._void_leave)
 
-    def look(self) -> Go | Rest:
-        """Read changed limits and decide. Cheap enough to call several times a second."""
+    def look(self) -> str | None:
+        """Read changed limits and decide (``rest``). Cheap enough for several times a second."""
         self._read()
         now = _local_time()
         self._count(now)
         self.up.set_rate(self.limits.up_bytes_s)
         self.down.set_rate(self.limits.down_bytes_s)
-        self.verdict = decide(
+        self.rest = why_rest(
             self.limits,
             now=now,
             month_used_bytes=self.month_bytes,
@@ -165,7 +164,7 @@ class Guest:
         )
         if time.monotonic() - self._saved_at > SAVE_EVERY_S:
             self.save()
-        return self.verdict
+        return self.rest
 
     async def watch_machine(self) -> None:
         """Sample the own use of processors for ever, and what else there are limits for."""
@@ -218,7 +217,7 @@ class Guest:
     @property
     def relay_bytes_s(self) -> float | None:
         """Rate at which bulk data of other peers is passed on now; ``None``: not at all."""
-        return None if isinstance(self.verdict, Rest) else self.limits.relay_bytes_s
+        return None if self.rest is not None else self.limits.relay_bytes_s
 
     async def meter_relayed(self, count: int) -> None:
         """Count bytes that are passed on, within the limits of both directions."""

@@ -13,5 +13,5 @@
 
 In come facts and the time, out go verdicts and sums. The effects are elsewhere: ``peer.guest``
 enforces limits, ``peer.agent`` keeps the ledger and ends a run. No module here may use a clock, a
-file, a socket, a thread or torch. Start with ``limits.decide`` or ``ledger.Ledger``.
+file, a socket, a thread or torch. Start with ``limits.why_rest`` or ``ledger.Ledger``.
 """

@@ -159,18 +159,6 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
         return min(self.cpu_share, self.gpu_share) if accelerated else self.cpu_share
 
 
-@dataclass(frozen=True, slots=True)
-class Go:
-    """The peer may train."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """The peer must not train now, for this reason."""
-
-    reason: str
-
-
 class OthersBusy:
     """Recent use of all processors by other programs."""
 
@@ -278,7 +266,7 @@ def manners(*, desktop: bool, cores: int, container: int | None = None) -> Manne
     return Manners(DESKTOP_NICENESS if desktop else 0, threads)
 
 
-def decide(
+def why_rest(
     limits: Limits,
     *,
     now: datetime,
@@ -286,30 +274,30 @@ def decide(
     last_offers_bytes: float = 0.0,
     others: OthersBusy,
     sensed: Sensed = Sensed(),
-) -> Go | Rest:
-    """Decide whether this peer may train now. ``now`` is local time.
+) -> str | None:
+    """The reason why this peer must not train now; ``None``: it may. ``now`` is local time.
 
     ``last_offers_bytes``: upper bound on its traffic after it has been told to rest.
     """
     if limits.paused:
-        return Rest("paused; continue with `shoal resume`")
+        return "paused; continue with `shoal resume`"
     if limits.hours is not None and not _within(limits.hours, now.hour * 60 + now.minute):
-        return Rest(f"only from {_time(limits.hours[0])} to {_time(limits.hours[1])}")
+        return f"only from {_time(limits.hours[0])} to {_time(limits.hours[1])}"
     if limits.month_bytes is not None and is_used_up(limits, month_used_bytes, last_offers_bytes):
         used = f"{month_used_bytes / 1e9:.3g} of {limits.month_bytes / 1e9:g} GB"
-        return Rest(f"the volume of this month is used: {used}")
+        return f"the volume of this month is used: {used}"
     if limits.idle_below is not None and others.above(limits.idle_below):
         share = f"{limits.idle_below:.0%}"
-        return Rest(f"other programs use {share} of the processors or of an accelerator, or more")
+        return f"other programs use {share} of the processors or of an accelerator, or more"
     if not sensed.programs.isdisjoint(limits.not_while):
-        return Rest("a program runs beside which it does not train (--not-while)")
+        return "a program runs beside which it does not train (--not-while)"
     least, held = limits.battery_above, sensed.battery
     if least is not None and held is not None and held <= least:
-        return Rest(f"on battery, which holds {held:.0%}; above {least:.0%} it trains")
+        return f"on battery, which holds {held:.0%}; above {least:.0%} it trains"
     most, celsius = limits.celsius_below, sensed.celsius
     if most is not None and celsius is not None and celsius >= most:
-        return Rest(f"too hot: {celsius:.0f} degrees Celsius in the last minute, below {most:g}")
-    return Go()
+        return f"too hot: {celsius:.0f} degrees Celsius in the last minute, below {most:g}"
+    return None
 
 
 def is_used_up(limits: Limits, month_used_bytes: float, last_offers_bytes: float = 0.0) -> bool:

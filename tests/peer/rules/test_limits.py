@@ -26,17 +26,14 @@ from peer.rules.limits import (
     FULL_SCREEN,
     BadLimitsFile,
     DiskShares,
-    Go,
     Limits,
     Manners,
     MonthlyVolume,
     OthersBusy,
     Peak,
-    Rest,
     Sensed,
     check_wish,
     choose_place,
-    decide,
     manners,
     parse_hours,
     parse_rate,
@@ -44,6 +41,7 @@ from peer.rules.limits import (
     parse_size,
     parse_threads,
     pause_after_step_s,
+    why_rest,
 )
 from peer.run_file.sections import RunFile
 from peer.storage.home import IN_USE, folder_bytes, occupied
@@ -60,9 +58,9 @@ def verdict_of(
     used: float = 0,
     others: OthersBusy | None = None,
     sensed: Sensed | None = None,
-) -> Go | Rest:
+) -> str | None:
     busy, seen = others or OthersBusy(), sensed or Sensed()
-    return decide(limits, now=now or at(1), month_used_bytes=used, others=busy, sensed=seen)
+    return why_rest(limits, now=now or at(1), month_used_bytes=used, others=busy, sensed=seen)
 
 
 @pytest.mark.parametrize(
@@ -82,23 +80,23 @@ def verdict_of(
 )
 def test_hours_may_span_midnight(hours: str, now: datetime, may: bool) -> None:
     verdict = verdict_of(Limits(hours=parse_hours(hours)), now=now)
-    assert isinstance(verdict, Go) == may
+    assert (verdict is None) == may
 
 
 def test_a_used_volume_of_the_month_is_a_reason_to_rest() -> None:
     limits = Limits(month_bytes=2e9)
-    assert verdict_of(limits, used=2e9 - 1) == Go()
-    assert verdict_of(limits, used=2e9) == Rest("the volume of this month is used: 2 of 2 GB")
+    assert verdict_of(limits, used=2e9 - 1) is None
+    assert verdict_of(limits, used=2e9) == "the volume of this month is used: 2 of 2 GB"
 
 
 def test_the_reserve_for_last_offers_is_at_most_half_of_the_volume() -> None:
     limits, others = Limits(month_bytes=10e9), OthersBusy()
 
     def rests(used: float, last: float) -> bool:
-        verdict = decide(
+        verdict = why_rest(
             limits, now=at(1), month_used_bytes=used, last_offers_bytes=last, others=others
         )
-        return isinstance(verdict, Rest)
+        return verdict is not None
 
     assert not rests(9.9e9 - 1, 0.1e9)
     assert rests(9.9e9, 0.1e9)
@@ -127,14 +125,14 @@ def test_a_program_a_battery_and_heat_are_reasons_to_rest_where_there_is_a_limit
     limits: Limits, sensed: Sensed, reason: str | None
 ) -> None:
     verdict = verdict_of(limits, sensed=sensed)
-    assert verdict == Go() if reason is None else reason in getattr(verdict, "reason", "")
+    assert verdict is None if reason is None else reason in (verdict or "")
 
 
 def test_other_peers_are_not_told_which_programs_run_here() -> None:
     limits = Limits(not_while=("steam",))
     verdict = verdict_of(limits, sensed=Sensed(programs=frozenset({"steam"})))
-    assert isinstance(verdict, Rest)
-    assert "steam" not in verdict.reason + " ".join(limits.words())
+    assert verdict is not None
+    assert "steam" not in verdict + " ".join(limits.words())
 
 
 def test_a_machine_that_was_hot_counts_as_hot_for_a_minute() -> None:
@@ -173,8 +171,8 @@ def test_a_peer_rests_soon_when_others_are_busy_and_resumes_after_a_longer_silen
 ) -> None:
     verdict = verdict_of(Limits(idle_below=0.25), others=busy(*shares))
     reason = "other programs use 25% of the processors or of an accelerator, or more"
-    assert verdict == (Rest(reason) if rests else Go())
-    assert verdict_of(Limits(), others=busy(1.0)) == Go(), "nobody asked for it"
+    assert verdict == (reason if rests else None)
+    assert verdict_of(Limits(), others=busy(1.0)) is None, "nobody asked for it"
 
 
 def test_the_parts_of_the_disk_limit_do_not_exceed_it_together() -> None:
@@ -209,7 +207,7 @@ def test_with_an_accelerator_both_shares_apply() -> None:
 
 def test_a_pause_is_obeyed() -> None:
     paused = verdict_of(Limits(paused=True))
-    assert isinstance(paused, Rest) and "shoal resume" in paused.reason
+    assert paused is not None and "shoal resume" in paused
 
 
 def test_half_of_the_time_means_equal_pauses_and_steps() -> None:
@@ -269,18 +267,18 @@ def test_a_running_peer_reads_changed_limits_and_keeps_the_old_if_they_are_inval
 ) -> None:
     guest = Guest(tmp_path)
 
-    async def look() -> Go | Rest:
+    async def look() -> str | None:
         return guest.look()
 
-    assert asyncio.run(look()) == Go()
+    assert asyncio.run(look()) is None
     write_limits(tmp_path, Limits(paused=True, up_bytes_s=250_000))
-    assert isinstance(asyncio.run(look()), Rest)
+    assert asyncio.run(look()) is not None
     assert guest.up.bucket.rate == 250_000
     assert guest.down.bucket.rate is None
     (tmp_path / "limits.json").write_text("nonsense")
-    assert isinstance(asyncio.run(look()), Rest)
+    assert asyncio.run(look()) is not None
     write_limits(tmp_path, Limits())
-    assert asyncio.run(look()) == Go()
+    assert asyncio.run(look()) is None
     assert guest.up.bucket.rate is None
 
 
@@ -301,7 +299,7 @@ def test_what_a_peer_shows_as_sent_and_received_is_what_its_volume_counts(tmp_pa
 def test_the_line_is_as_fast_as_the_lower_of_both_limits(tmp_path: Path) -> None:
     guest = Guest(tmp_path)
 
-    async def look() -> Go | Rest:
+    async def look() -> str | None:
         return guest.look()
 
     asyncio.run(look())
@@ -344,7 +342,7 @@ def test_a_peer_that_runs_sees_a_changed_time_zone(
         found = set()
         for hours in range(-11, 13):
             monkeypatch.setenv("TZ", f"<test>{hours}")
-            found.add(isinstance(guest.look(), Go))
+            found.add(guest.look() is None)
         return found
 
     assert asyncio.run(verdicts()) == {True, False}
@@ -507,7 +505,7 @@ def test_a_clock_that_is_not_set_yet_leaves_the_count_as_it_is() -> None:
 def test_however_a_clock_jumps_by_up_to_two_days_no_month_uses_more_than_its_volume(
     steps: Iterable[tuple[int, float, int]],
 ) -> None:
-    """Bytes pass only while the month has some left, as ``limits.decide`` sees to."""
+    """Bytes pass only while the month has some left, as ``limits.why_rest`` sees to."""
     quota, volume, right = 100, MonthlyVolume(), NEW_YEARS
     passed: dict[str, int] = {}
     for hours, wrong_days, wanted in steps:
