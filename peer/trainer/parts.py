@@ -251,7 +251,7 @@ def _open_home(settings: JoinSettings, found: FoundRun, stack: ExitStack) -> _Ho
             directory, identity, found.run, role="learner", invite=settings.invite or found.invite
         )
         progress = stack.enter_context(
-            ProgressFile.begin(directory / "progress", wall_time_s=time.time())
+            ProgressFile(directory / "progress", wall_time_s=time.time())
         )
     data_directory = settings.data_directory or found.folder or directory / "data"
     return _Home(directory, data_directory, identity.peer_id, credential, progress)

@@ -141,7 +141,7 @@ def test_each_life_of_a_keeper_has_a_larger_incarnation_that_a_commit_holds(
 def test_a_keeper_in_a_learners_folder_leaves_its_account_as_it_is(
     tmp_path: Path, clean: bool
 ) -> None:
-    progress = ProgressFile.begin(tmp_path / "progress", wall_time_s=4e9)  # its clock was ahead
+    progress = ProgressFile(tmp_path / "progress", wall_time_s=4e9)  # its clock was ahead
     progress.record(step=3, tokens=300)
     if clean:
         progress.end()

@@ -415,7 +415,7 @@ def test_a_run_that_is_not_closed_is_closed_at_the_end_of_the_program(tmp_path: 
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "the program ends without run.close()" in done.stderr
     assert "Traceback" not in done.stderr
-    with ProgressFile.begin(tmp_path / "progress", wall_time_s=time.time()) as progress:
+    with ProgressFile(tmp_path / "progress", wall_time_s=time.time()) as progress:
         assert progress.previous is not None and progress.previous.clean
     assert list((tmp_path / "inner").glob("*"))
 
