@@ -22,17 +22,17 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
 from dht.whole_files import sync_folder
 from peer.errors import CheckpointDamaged, DiskFull, OfLaterRelease, QuotaFull
 from peer.storage.home import folder_bytes
-from peer.storage.tensor_file import NUMPY_TYPES, Tensor, digest_of, read_header, write_safetensors
+from peer.storage.tensor_file import Tensor, digest_of, write_safetensors
 
 logger = logging.getLogger(__name__)
 
@@ -53,64 +53,23 @@ _SLACK_BYTES = 1 << 20
 """Space for folders and metadata in addition to the tensors."""
 
 
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint that was verified when it was opened. Tensors are read on demand."""
+    """A checkpoint that was verified when it was opened."""
 
-    def __init__(self, path: Path, meta: dict[str, Any], entries: dict[str, Any], begin: int):
-        self.path = path
-        self.meta = meta
-        """The ``meta`` argument of ``save``."""
-        self._entries = entries
-        self._begin = begin
+    path: Path
+    meta: dict[str, Any]
+    """The ``meta`` argument of ``save``."""
 
-    def __repr__(self) -> str:
-        return f"Checkpoint({self.path.name}, {len(self._entries)} tensors)"
-
-    @property
-    def number(self) -> int:
-        return int(self.path.name)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """Type and shape of a tensor."""
-        entry = self._entry(name)
-        return entry["dtype"], tuple(entry["shape"])
-
-    def bytes_of(self, name: str) -> NDArray[np.uint8]:
-        """A copy of the bytes of a tensor."""
-        begin, end = self._entry(name)["data_offsets"]
-        data = np.empty(end - begin, np.uint8)
-        self.read_into(name, data)
-        return data
-
-    def read_into(self, name: str, vector: NDArray[Any]) -> None:
-        """Fill ``vector``, which has the size of the tensor, without another copy of it."""
-        begin, end = self._entry(name)["data_offsets"]
-        into = vector.reshape(-1).view(np.uint8).data
-        assert len(into) == end - begin
-        with (self.path / _TENSORS).open("rb", buffering=0) as file:
-            file.seek(self._begin + begin)
-            done = 0
-            while count := file.readinto(into[done:]):
-                done += count
-        if done != len(into):
-            raise CheckpointDamaged(str(self.path), f"tensor {name!r} is cut short")
-
-    def array(self, name: str) -> NDArray[Any]:
-        """A tensor as a numpy array. Not for BF16, which numpy lacks: use ``bytes_of``."""
-        dtype, shape = self.describe(name)
-        return self.bytes_of(name).view(NUMPY_TYPES[dtype]).reshape(shape)
-
-    def _entry(self, name: str) -> dict[str, Any]:
-        if name not in self._entries:
-            raise CheckpointDamaged(str(self.path), f"it has no tensor {name!r}")
-        entry: dict[str, Any] = self._entries[name]
-        return entry
+    @contextmanager
+    def tensors(self, framework: Literal["np", "pt"] = "np") -> Iterator[Any]:
+        """Its tensors, which are read on demand. Raises ``CheckpointDamaged``, also in the block
+        for a tensor that it does not have."""
+        try:
+            with safe_open(self.path / _TENSORS, framework) as tensors:
+                yield tensors
+        except SafetensorError as error:
+            raise CheckpointDamaged(str(self.path), str(error)) from error
 
 
 class CheckpointFolder:
@@ -287,13 +246,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
                 raise CheckpointDamaged(str(path), f"{_TENSORS} has the wrong size")
             if digest_of(file) != meta["tensors_digest"]:
                 raise CheckpointDamaged(str(path), f"{_TENSORS} does not have its digest")
-            file.seek(0)
-            entries, begin = read_header(file, str(path))
     except FileNotFoundError as error:
         if not path.exists():
             raise
         raise CheckpointDamaged(str(path), f"{_TENSORS} is missing") from error
-    return Checkpoint(path, meta["meta"], entries, begin)
+    return Checkpoint(path, meta["meta"])
 
 
 @contextmanager

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 
-from peer.errors import CheckpointDamaged, PeerError
+from peer.errors import PeerError
 from peer.model.naming import local_part, named_parameters
-from peer.storage.checkpoint import Checkpoint, CheckpointFolder
+from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.tensor_file import Tensor
 
 _TO_NAME = {
@@ -32,7 +31,6 @@ _TO_NAME = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_FROM_NAME = {name: dtype for dtype, name in _TO_NAME.items()}
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -152,13 +150,16 @@ def restore_inner(
     meta = checkpoint.meta
     if meta["run_id"] != run_id:
         return None
-    reason = _mismatch(checkpoint, model, optimizer)
+    with checkpoint.tensors("pt") as tensors:
+        names = tensors.keys()
+        kept = {name: tensors.get_tensor(name).clone() for name in names}
+    reason = _mismatch(kept, meta["optimizer"], model, optimizer)
     if not reason:
         for each in several(optimizer):
-            _load(checkpoint, model, each)
-    torch.set_rng_state(_tensor(checkpoint, "rng/cpu"))
-    if "rng/cuda" in checkpoint and (device := _cuda_device(model)) is not None:
-        torch.cuda.set_rng_state(_tensor(checkpoint, "rng/cuda"), device)
+            _load(kept, meta["plain"], model, each)
+    torch.set_rng_state(kept["rng/cpu"])
+    if "rng/cuda" in kept and (device := _cuda_device(model)) is not None:
+        torch.cuda.set_rng_state(kept["rng/cuda"], device)
     return Restored(meta["step"], meta["data"], not reason, reason, meta.get("scaler", {}))
 
 
@@ -198,33 +199,36 @@ def _states(optimizer: Optimizers) -> Iterator[tuple[torch.Tensor, dict[str, Any
         yield from each.state.items()
 
 
-def _mismatch(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: Optimizers) -> str:
+def _mismatch(
+    kept: Mapping[str, torch.Tensor], kept_kind: str, model: torch.nn.Module, optimizer: Optimizers
+) -> str:
     kind = _kind(optimizer)
-    if not checkpoint.meta["optimizer"]:
+    if not kept_kind:
         return "it was saved without the state of the optimizer"
-    if checkpoint.meta["optimizer"] != kind:
-        return f"it belongs to {checkpoint.meta['optimizer']}, this trainer uses {kind}"
+    if kept_kind != kind:
+        return f"it belongs to {kept_kind}, this trainer uses {kind}"
     parameters = dict(named_parameters(model))
-    for key in _state_keys(checkpoint):
-        name, _ = _split(key)
-        _, shape = checkpoint.describe(key)
+    for name, key, tensor in _states_of(kept):
         if name not in parameters:
             return f"it has a parameter {name!r}, which the model does not have"
-        expected = tuple(local_part(parameters[name]).shape)
+        shape, expected = tuple(tensor.shape), tuple(local_part(parameters[name]).shape)
         if shape not in ((), (1,), expected) and len(shape) == len(expected):
-            return f"{key!r} has the shape {shape}, not {expected}"
+            return f"{key!r} of {name!r} has the shape {shape}, not {expected}"
     return ""
 
 
-def _load(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    names = {id(p): name for name, p in named_parameters(model)}
+def _load(
+    kept: Mapping[str, torch.Tensor],
+    kept_plain: Mapping[str, Mapping[str, Any]],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+) -> None:
     parameters = dict(named_parameters(model))
+    names = {id(p): name for name, p in parameters.items()}
     state: dict[str, dict[str, Any]] = {}
-    for key in _state_keys(checkpoint):
-        name, inner_key = _split(key)
-        tensor = _as_part_of(parameters[name], _tensor(checkpoint, key))
-        state.setdefault(name, {})[inner_key] = tensor
-    for name, plain in checkpoint.meta["plain"].items():
+    for name, key, tensor in _states_of(kept):
+        state.setdefault(name, {})[key] = _as_part_of(parameters[name], tensor)
+    for name, plain in kept_plain.items():
         state.setdefault(name, {}).update(plain)
     # torch numbers parameters through all groups; its loader casts values and moves them.
     current = optimizer.state_dict()
@@ -238,20 +242,9 @@ def _load(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.optim
     optimizer.load_state_dict(current)
 
 
-def _state_keys(checkpoint: Checkpoint) -> list[str]:
-    return [key for key in checkpoint if key.startswith("state/")]
-
-
-def _split(key: str) -> tuple[str, str]:
-    name, _, inner_key = key.removeprefix("state/").rpartition("/")
-    return name, inner_key
-
-
-def _tensor(checkpoint: Checkpoint, key: str) -> torch.Tensor:
-    dtype, shape = checkpoint.describe(key)
-    if dtype not in _FROM_NAME:
-        raise CheckpointDamaged(str(checkpoint.path), f"{key!r} has the type {dtype}")
-    data: np.ndarray[Any, np.dtype[np.uint8]] = checkpoint.bytes_of(key)
-    if not data.size:
-        return torch.empty(shape, dtype=_FROM_NAME[dtype])
-    return torch.from_numpy(data).view(_FROM_NAME[dtype]).reshape(shape)
+def _states_of(kept: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Each tensor of an optimizer's state, with the name of its parameter and its own."""
+    for key, tensor in kept.items():
+        if key.startswith("state/"):
+            name, _, own = key.removeprefix("state/").rpartition("/")
+            yield name, own, tensor

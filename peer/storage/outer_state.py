@@ -281,33 +281,42 @@ def _read(checkpoint: Checkpoint, floats: Callable[[int], Float32s]) -> OuterSta
     )
     if layout.hash.hex() != meta["layout_hash"]:
         raise CheckpointDamaged(str(checkpoint.path), "its layout does not have its hash")
-    states = tuple(
-        read_state(checkpoint, index, fragment.size, meta["fragments"][index], floats)
-        for index, fragment in enumerate(layout.fragments)
-    )
+    with checkpoint.tensors() as tensors:
+        states = tuple(
+            _state(tensors, index, fragment.size, meta["fragments"][index], floats)
+            for index, fragment in enumerate(layout.fragments)
+        )
     directives = tuple(map(bytes.fromhex, meta.get("directives", ())))
     return OuterState(run, layout, states, meta["ledger"], checkpoint.path, directives)
 
 
 def read_state(
-    checkpoint: Checkpoint,
+    checkpoint: Checkpoint, index: int, size: int, described: Mapping[str, Any]
+) -> FragmentState:
+    """One fragment's state. Raises ``CheckpointDamaged``, or for invalid content ``ValueError``."""
+    with checkpoint.tensors() as tensors:
+        return _state(tensors, index, size, described, uninitialised_floats)
+
+
+def _state(
+    tensors: Any,
     index: int,
     size: int,
     described: Mapping[str, Any],
-    floats: Callable[[int], Float32s] = uninitialised_floats,
+    floats: Callable[[int], Float32s],
 ) -> FragmentState:
-    """One fragment's state. Raises ``CheckpointDamaged``, or for invalid content ``ValueError``."""
-    names = f"theta.{index}", f"momentum.{index}"
-    for name in names:
-        if checkpoint.describe(name) != ("F32", (size,)):
-            raise CheckpointDamaged(str(checkpoint.path), f"fragment {index} has another size")
-    theta, momentum = floats(size), floats(size)
-    for name, vector in zip(names, (theta, momentum), strict=True):
-        checkpoint.read_into(name, vector)
+    def vector(name: str) -> Float32s:
+        values, into = tensors.get_tensor(f"{name}.{index}"), floats(size)
+        if (values.dtype, values.shape) != (into.dtype, into.shape):
+            raise ValueError(f"the {name} of fragment {index} has another size")
+        np.copyto(into, values)
+        return into
+
+    theta, momentum = vector("theta"), vector("momentum")
     links = zip(
-        checkpoint.array(f"chain.{index}.versions").tolist(),
-        checkpoint.array(f"chain.{index}.lineages"),
-        checkpoint.array(f"chain.{index}.tokens").tolist(),
+        tensors.get_tensor(f"chain.{index}.versions").tolist(),
+        tensors.get_tensor(f"chain.{index}.lineages"),
+        tensors.get_tensor(f"chain.{index}.tokens").tolist(),
         strict=True,
     )
     marks = {PeerId(peer): Mark(*mark) for peer, mark in described["merged"].items()}

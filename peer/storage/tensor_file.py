@@ -1,10 +1,12 @@
-"""Files of tensors in the safetensors format, streamed without a second copy in memory."""
+"""Files of tensors in the safetensors format, written without a second copy in memory.
+
+They are read with the library.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,9 +16,6 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from peer.errors import CheckpointDamaged
-
-_HEADER_MAX_BYTES = 64 << 20
 _PIECE_BYTES = 4 << 20
 
 ITEM_BYTES = {
@@ -50,7 +49,6 @@ _NUMPY_NAMES = {
     "|u1": "U8",
     "|b1": "BOOL",
 }
-NUMPY_TYPES = {name: np.dtype(text) for text, name in _NUMPY_NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,39 +125,6 @@ def _all_pieces(header: bytes, tensors: Iterable[Tensor]) -> Iterator[bytes | me
             for start in range(0, flat.size, _PIECE_BYTES):
                 yield flat[start : start + _PIECE_BYTES].data
         assert written == tensor.size_bytes, "a tensor's pieces do not add up to its shape"
-
-
-def read_header(file: BinaryIO, name: str) -> tuple[dict[str, Any], int]:
-    """The entries of a safetensors file and the offset of its tensors; every length is checked."""
-    size = os.fstat(file.fileno()).st_size
-    prefix = file.read(8)
-    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-    if not 0 < length <= min(_HEADER_MAX_BYTES, size - 8):
-        raise CheckpointDamaged(name, "its header has an impossible length")
-    try:
-        entries = json.loads(file.read(length))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointDamaged(name, f"its header is not JSON: {error}") from error
-    if not isinstance(entries, dict):
-        raise CheckpointDamaged(name, "its header is not a JSON object")
-    entries.pop("__metadata__", None)
-    begin = 8 + length
-    for key, entry in entries.items():
-        if not _is_entry(entry, size - begin):
-            raise CheckpointDamaged(name, f"tensor {key!r} is not where its header says")
-    return entries, begin
-
-
-def _is_entry(entry: object, data_bytes: int) -> bool:
-    match entry:
-        case {
-            "dtype": str(dtype),
-            "shape": [*shape],
-            "data_offsets": [int(begin), int(end)],
-        } if dtype in ITEM_BYTES and all(isinstance(n, int) and n >= 0 for n in shape):
-            fits = 0 <= begin <= end <= data_bytes
-            return fits and end - begin == math.prod(shape) * ITEM_BYTES[dtype]
-    return False
 
 
 def digest_of(file: BinaryIO) -> str:

@@ -76,7 +76,6 @@ NOT_FROM_STRANGERS: dict[str, str] = {
     "peer/storage/outer_state.py": OWN_MEMORY,
     "peer/storage/progress.py": OWN_FILES,
     "peer/storage/proofs.py": OWN_FILES,
-    "peer/storage/tensor_file.py": OWN_FILES,
     "peer/trainer/computing/fitting.py": OWN_FILES,
     "peer/trainer/session.py": OWN_FILES,
     "peer/views/event_log.py": OWN_FILES,

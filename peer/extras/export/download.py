@@ -217,7 +217,8 @@ def _kept(
     if checkpoint is None:
         return None
     try:
-        meta, theta = checkpoint.meta, checkpoint.array("theta")
+        with checkpoint.tensors() as tensors:
+            meta, theta = checkpoint.meta, tensors.get_tensor("theta")
         version, lineage = int(meta["version"]), bytes.fromhex(meta["lineage"])
         merged = MergedMap({PeerId(p): Mark(*mark) for p, mark in meta["merged"].items()})
         chain = Chain([said.Link(version, lineage, merged.tokens)])

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,8 +26,8 @@ from numpy.typing import NDArray
 
 from peer.errors import CheckpointDamaged, DiskFull, OfLaterRelease
 from peer.storage import checkpoint
-from peer.storage.checkpoint import CheckpointFolder, open_checkpoint
-from peer.storage.tensor_file import Tensor, read_header, write_safetensors
+from peer.storage.checkpoint import Checkpoint, CheckpointFolder, open_checkpoint
+from peer.storage.tensor_file import Tensor, write_safetensors
 from tests.processes import Child
 
 
@@ -63,14 +64,18 @@ def test_a_saved_checkpoint_can_be_loaded(tmp_path: Path) -> None:
     assert loaded is not None
     assert loaded.path == path
     assert loaded.meta == {"step": 7, "name": "x"}
-    assert sorted(loaded) == ["count", "empty", "odd", "theta"]
-    assert (loaded.array("theta") == 2.5).all()
-    assert loaded.array("theta").shape == (1000, 3)
-    assert loaded.array("odd").tolist() == list(range(7))
-    assert loaded.array("empty").shape == (0, 4)
-    assert int(loaded.array("count")) == 3
-    with pytest.raises(CheckpointDamaged, match="no tensor 'momentum'"):
-        loaded.array("momentum")
+    with loaded.tensors() as read:
+        assert sorted(read.keys()) == ["count", "empty", "odd", "theta"]
+        assert (read.get_tensor("theta") == 2.5).all()
+        assert read.get_tensor("theta").shape == (1000, 3)
+        assert read.get_tensor("odd").tolist() == list(range(7))
+        assert read.get_tensor("empty").shape == (0, 4)
+        assert int(read.get_tensor("count")) == 3
+    with (
+        pytest.raises(CheckpointDamaged, match="does not contain tensor momentum"),
+        loaded.tensors() as read,
+    ):
+        read.get_tensor("momentum")
 
 
 def test_the_file_is_what_the_safetensors_library_reads(tmp_path: Path) -> None:
@@ -89,7 +94,8 @@ def test_a_tensor_may_be_written_in_pieces(tmp_path: Path) -> None:
     array = np.arange(1 << 21, dtype=np.float32)
     pieces: list[memoryview | NDArray[np.generic]] = [array[:5], array[5:100].data, array[100:]]
     path = CheckpointFolder(tmp_path).save({"x": Tensor("F32", array.shape, pieces)}, {})
-    assert (open_checkpoint(path).array("x") == array).all()
+    with open_checkpoint(path).tensors() as read:
+        assert (read.get_tensor("x") == array).all()
 
 
 def test_the_last_few_are_kept(tmp_path: Path) -> None:
@@ -177,16 +183,11 @@ def test_a_checkpoint_of_a_later_format_is_refused(
 def test_any_header_is_read_or_refused_with_our_own_error(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, length: int
 ) -> None:
-    path = tmp_path_factory.getbasetemp() / "header"
+    path = tmp_path_factory.mktemp("header")
     for content in (data, struct.pack("<Q", length) + data, struct.pack("<Q", len(data)) + data):
-        path.write_bytes(content)
-        with path.open("rb") as file:
-            try:
-                entries, begin = read_header(file, "x")
-            except CheckpointDamaged:
-                continue
-            assert begin <= len(content)
-            assert entries is not None
+        (path / "tensors.safetensors").write_bytes(content)
+        with suppress(CheckpointDamaged), Checkpoint(path, {}).tensors() as tensors:
+            assert tensors is not None
 
 
 @pytest.mark.parametrize(
@@ -205,10 +206,10 @@ def test_any_header_is_read_or_refused_with_our_own_error(
 )
 def test_a_header_that_lies_about_a_tensor_is_refused(tmp_path: Path, entry: object) -> None:
     header = json.dumps({"x": entry}).encode()
-    path = tmp_path / "x"
-    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
-    with path.open("rb") as file, pytest.raises(CheckpointDamaged, match="'x' is not where"):
-        read_header(file, "x")
+    content = struct.pack("<Q", len(header)) + header + bytes(8)
+    (tmp_path / "tensors.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointDamaged), Checkpoint(tmp_path, {}).tensors():
+        pass
 
 
 # --- disk full --------------------------------------------------------------------------------
@@ -322,8 +323,9 @@ def test_a_writer_killed_at_any_moment_leaves_its_saved_checkpoints(tmp_path: Pa
         assert not list(tmp_path.glob("*.damaged")), "half a checkpoint was taken for one"
         value = loaded.meta["value"]
         assert value >= announced
-        assert (loaded.array("a") == value).all()
-        assert (loaded.array("b") == value).all()
+        with loaded.tensors() as read:
+            assert (read.get_tensor("a") == value).all()
+            assert (read.get_tensor("b") == value).all()
     assert announced >= 5, "the kills came before anything was saved"
 
 
