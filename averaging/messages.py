@@ -382,7 +382,7 @@ class Committed(_Message, frozen=True):
     signature: Signature
     certificates: Annotated[tuple[ParentCertificate, ...], Meta(max_length=ROSTER_MAX)] = ()
     """Certificates of the parents that the receiver does not stand on
-    (``averaging.round.gathering.parents``)."""
+    (``averaging.round.gathering.objections``)."""
 
 
 class Declined(_Message, frozen=True):

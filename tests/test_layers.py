@@ -710,11 +710,11 @@ averaging.round.participation.Participation._finished_by
 averaging.round.participation.Participation._void_said_by
 averaging.round.sealing.doubt.Doubt.forsworn""",
     "places of one group, half of them for newcomers, and peers that this one has called": """
-averaging.round.interface.open_roster.OpenRoster.joins
-averaging.round.interface.open_roster.OpenRoster.passed
-averaging.round.interface.open_roster.OpenRoster.promised
-averaging.round.interface.open_roster.OpenRoster.called
-averaging.round.interface.open_roster.OpenRoster.coming""",
+averaging.round.opinions.fragment.OpenRoster.joins
+averaging.round.opinions.fragment.OpenRoster.passed
+averaging.round.opinions.fragment.OpenRoster.promised
+averaging.round.opinions.fragment.OpenRoster.called
+averaging.round.opinions.fragment.OpenRoster.coming""",
     "NAMERS_MAX for each author; leaders that this peer has asked; until a link has enough": """
 averaging.guard.rules.spot_checks.SpotChecks._named
 averaging.round.opinions.certificates.Certificates._kept""",

@@ -35,8 +35,7 @@ from averaging.round.interface.inputs import Input
 from averaging.round.interface.phase import Phase
 from averaging.round.turns import NO_PLACE, Turns, holder_that_gives_way
 from averaging.rules.due import HURRIED_SHARE
-from averaging.rules.line_levels import Level, Need
-from averaging.rules.line_pace import exchanges_at_once, merges_at_once
+from averaging.rules.line_levels import Level, Need, exchanges_at_once, merges_at_once
 from averaging.rules.orders import RoundOrders
 from dht.host import Messaging
 from dht.identity import PeerId

@@ -41,7 +41,7 @@ from averaging.round.interface.effects import CatchUp, Rebase
 from averaging.round.interface.inputs import CaughtUp, GiveWay, Input
 from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
-from averaging.rules.sources import sources_in_turn, with_first
+from averaging.rules.succession import sources_in_turn, with_first
 from averaging.rules.usual_norms import is_unusual
 from dht.identity import PeerId
 

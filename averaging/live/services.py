@@ -34,8 +34,8 @@ from averaging.live.streams.links import Transport
 from averaging.live.streams.threads import Threads
 from averaging.messages import MESSAGES_SINCE, Message, check_incarnation, encode
 from averaging.round.interface import inputs
+from averaging.rules.due import Spacing
 from averaging.rules.reputation import Deed, Ground
-from averaging.rules.spacing import Spacing
 from dht.host import Messaging
 from dht.identity import PeerId
 from dht.protocol import OLDEST

@@ -28,7 +28,7 @@ from averaging.messages import Link
 from averaging.numbers.arrays import Float32s, norm
 from averaging.numbers.codec import Scratch
 from averaging.round.interface.effects import Apply, CatchUp, Rebase
-from averaging.rules.final_mix import RunsEnd
+from averaging.rules.mixing import RunsEnd
 from averaging.rules.plausible import leap
 from dht.identity import PeerId
 

@@ -58,7 +58,7 @@ compares this table with what machines do.)
 One input may change the phase twice, and a message that a peer sends to itself is taken before
 ``handle`` returns. A leader enters its round by the input with which its roster closes.
 
-**From the commit on** (``averaging.round.participation``, ``averaging.round.reducer``,
+**From the commit on** (``averaging.round.participation``, ``averaging.round.slices``,
 ``averaging.round.sealing.paxos``, and ``averaging.round.sealing.doubt`` when it ends in doubt)
 
     UPLOADING -> SEALED -> APPLYING -> FINISHED
@@ -117,9 +117,12 @@ from averaging.messages import Commit, Head, Link, Message, ParentCertificate
 from averaging.round.gathering.catching_up import ATTEMPTS_IN_VAIN, CatchingUp
 from averaging.round.gathering.joining import Called, Joining
 from averaging.round.gathering.leading import Leading
-from averaging.round.gathering.lingering import Lingering
-from averaging.round.gathering.objections import members_behind, objection, overstatement_of_leader
-from averaging.round.gathering.parents import Parents
+from averaging.round.gathering.objections import (
+    Parents,
+    members_behind,
+    objection,
+    overstatement_of_leader,
+)
 from averaging.round.interface import inputs
 from averaging.round.interface.effects import (
     CountRefused,
@@ -130,21 +133,22 @@ from averaging.round.interface.effects import (
     Strike,
     WarnOfCommit,
 )
-from averaging.round.interface.identity import Circumstances, Identity
-from averaging.round.interface.inputs import Input
-from averaging.round.interface.phase import Phase, Stage, Timer
-from averaging.round.interface.signed_commit import (
+from averaging.round.interface.identity import (
     BadSignature,
+    Circumstances,
+    Identity,
     NotACommit,
     NotForThisPeer,
     SignedCommit,
     read_commit,
 )
+from averaging.round.interface.inputs import Input
+from averaging.round.interface.phase import Phase, Stage, Timer
 from averaging.round.opinions.certificates import link_of
+from averaging.round.opinions.ending import Lingering
 from averaging.round.opinions.fragment import Fragment
 from averaging.round.participation import Participation
-from averaging.round.sealing.doubt import Doubt, Doubting
-from averaging.round.sealing.outcomes import Outcomes
+from averaging.round.sealing.doubt import Doubt, Doubting, Outcomes
 from averaging.rules import plausible
 from averaging.rules.electors import Electors
 from averaging.rules.peer_view import PeerView
@@ -209,7 +213,7 @@ class FragmentRounds(Fragment):
         self.catching_up = CatchingUp(self, self.joining, self.doubting)
         self.parents = Parents(self.peers, self.certificates, self.catching_up)
         self.leading = Leading(self, self.doubting, self.joining, self.catching_up, self.parents)
-        self.lingering = Lingering(self)
+        self.lingering = Lingering(self.identity, self.peers, self.certificates, self.send)
         self.rounds: dict[bytes, Participation] = {}
         self.own_round: Participation | None = None
         """The round that this peer is a member of."""

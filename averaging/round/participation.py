@@ -33,6 +33,7 @@ from averaging.round.interface.effects import (
     Upload,
     Value,
 )
+from averaging.round.interface.identity import SignedCommit
 from averaging.round.interface.inputs import (
     LinkLost,
     MergedArrived,
@@ -44,11 +45,8 @@ from averaging.round.interface.inputs import (
     UploadFailed,
 )
 from averaging.round.interface.phase import LastTimer, RoundTimer, Stage
-from averaging.round.interface.signed_commit import SignedCommit
-from averaging.round.member_slices import MemberSlices
 from averaging.round.opinions.certificates import link_of
 from averaging.round.opinions.fragment import Fragment
-from averaging.round.reducer import Reducer
 from averaging.round.sealing.paxos import Acceptor, BallotPhase, Coordinator
 from averaging.round.sealing.seals import (
     VOID,
@@ -60,6 +58,7 @@ from averaging.round.sealing.seals import (
     owner_of,
 )
 from averaging.round.sealing.takeover import Takeover
+from averaging.round.slices import MemberSlices, Reducer
 from averaging.rules.sites import riders_of
 from averaging.rules.weights import weights_of
 from dht.identity import PeerId

@@ -52,7 +52,7 @@ class RoundPolicy:
     where ``carry`` adopts; each peer does it for itself."""
     feeds_back_merged: bool = True
     """True if the loss of encoding slices that the peer merges is left there, too, where one of the
-    two codecs of a round is among these (``averaging.round.rests``)."""
+    two codecs of a round is among these (``averaging.round.contributing``)."""
     merge: str = "mean"
     late_work: LateWork = "whole"
     """Length of the displacement of work that missed its round; each peer shortens its own."""
@@ -64,7 +64,7 @@ class RoundPolicy:
     batch_tokens_max: int | None = None
     """The run's largest batch: tokens beyond steps times this do not count. ``None``: all do."""
     tokens_end: int | None = None
-    """Tokens with which a fragment is done (``averaging.rules.final_mix``); ``None``: never."""
+    """Tokens with which a fragment is done (``averaging.rules.mixing``); ``None``: never."""
     audit_rate: float = 0.0
     """Chance that a piece of a merged slice is audited by anybody (``averaging.guard``); 0: no
     audits. Each peer does it for itself."""
@@ -83,7 +83,7 @@ class RoundPolicy:
     """A leader that has not answered a ``Join`` by then counts as dead for this round."""
     upload_s: float = 15.0
     """Time from the commit until all uploads should have arrived, besides the time for their bytes
-    (``averaging.rules.deadlines``); the same again for merged slices.
+    (``averaging.round.gathering.roster``); the same again for merged slices.
     """
     slow_link_bytes_s: float = 625_000.0
     """Speed that an unknown line counts as (5 Mbit/s). A slower line is slow in any company."""

@@ -1,7 +1,7 @@
 """The usual norms of a fragment's updates: how far its last merges moved each unit.
 
 A reducer refuses an upload that is fifty times longer than usual (``rounds.norm_max_ratio``;
-``averaging.round.reducer``). The usual norm is the median of the round's other uploads, or that of
+``averaging.round.slices``). The usual norm is the median of the round's other uploads, or that of
 the last nine merges of these units, whichever is more. Each peer remembers for itself; nobody has
 to agree on a verdict, because the seal says which uploads were merged.
 

@@ -1,6 +1,6 @@
 """The end of a run for one peer, and its leave-taking: a machine that decides and does nothing.
 
-**By tokens** a run ends in its history (``averaging.rules.final_mix``): a fragment is final at the
+**By tokens** a run ends in its history (``averaging.rules.mixing``): a fragment is final at the
 first version whose ``merged`` reaches the budget. Every peer that follows the lineage finds the
 same version. Once one fragment is final the others are due at once: what is trained meanwhile can
 be merged into these alone. A run of several groups then melds once more, and ends as by date.

@@ -28,7 +28,7 @@ from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.outer import Step
-from averaging.round.rests import Rest
+from averaging.round.contributing import Rest
 from averaging.rules.due import DuePolicy
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy

@@ -32,7 +32,7 @@ from tests.chaos.process_swarm import ProcessSwarm
 
 BAD_UPLOAD = ("payload in ", "its norm is ")
 """The beginnings of reasons for a refused upload, in ``averaging.errors.BadPayload`` and in
-``averaging.round.reducer``."""
+``averaging.round.slices``."""
 
 _BLAMES = {"convicted": CONVICTED, "audit_refused": STRIKE, "struck": STRIKE, "refused": None}
 """Events that blame a peer, and their kinds; ``None``: the event names it."""

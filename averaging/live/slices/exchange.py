@@ -28,9 +28,8 @@ from averaging.live.streams.buffers import Abandoned, GrowingBytes
 from averaging.numbers.arrays import Float32s, Float64s
 from averaging.numbers.chunks import Chunk, digests_of
 from averaging.numbers.outer import Step
-from averaging.round.contributing import Contribution
+from averaging.round.contributing import Contribution, Rests
 from averaging.round.interface.effects import Apply, Enter
-from averaging.round.rests import Rests
 from averaging.rules.sites import SITE_SHARE
 from averaging.rules.usual_norms import is_unusual
 

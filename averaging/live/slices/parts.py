@@ -36,9 +36,9 @@ from averaging.numbers.arithmetic import cutting_of, norm_at_most, numbers_of
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk, digest_of, digests_of, root_of
 from averaging.numbers.layout import Fragment
+from averaging.round.contributing import Rests
 from averaging.round.interface.effects import Enter
 from averaging.round.interface.inputs import MergedArrived, SliceOutcome, UploadArrived
-from averaging.round.rests import Rests
 from averaging.round.traffic import Traffic
 from averaging.rules.usual_norms import UploadNorm, UsualNorms, norm_objection
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken

@@ -23,8 +23,8 @@ from averaging.live.streams.bulk import Bulk
 from averaging.messages import Opening
 from averaging.numbers.arithmetic import Weighted
 from averaging.numbers.chunks import digest_of, digests_of, root_of
+from averaging.round.contributing import Rest
 from averaging.round.interface.inputs import SliceMerged
-from averaging.round.rests import Rest
 from averaging.round.traffic import NOTHING_TO_GIVE, Incoming, Payloads
 from averaging.rules.sites import riders_of
 from dht.errors import StreamBroken

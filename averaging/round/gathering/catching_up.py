@@ -25,12 +25,12 @@ it vouches for count for everybody (``averaging.rules.electors``), and where eno
 on one side the other can judge it. Else the people of one side start their peers anew.
 
 A state under which too few have signed is in no round of several lineages
-(``averaging.round.gathering.parents``): that of a peer which was alone, or whose partners lost what
-they finished with it. A peer whose join is refused asks those that finished its version with it for
-their signatures. If there are none to be had, and its joins are refused again, it gives way to a
-certified state, however light: nobody else can ever join it. After the time of a round, or as soon
-as all members of the round that made it have signed it, it goes back to the version before, if the
-others have stayed there.
+(``averaging.round.gathering.objections``): that of a peer which was alone, or whose partners lost
+what they finished with it. A peer whose join is refused asks those that finished its version with
+it for their signatures. If there are none to be had, and its joins are refused again, it gives way
+to a certified state, however light: nobody else can ever join it. After the time of a round, or as
+soon as all members of the round that made it have signed it, it goes back to the version before, if
+the others have stayed there.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ from averaging.round.interface.phase import Phase, Timer
 from averaging.round.opinions.certificates import link_of
 from averaging.round.opinions.fragment import Fragment
 from averaging.round.sealing.doubt import Doubting
-from averaging.rules.final_mix import RunsEnd
-from averaging.rules.mixing import meets
+from averaging.rules.mixing import RunsEnd, meets
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.reputation import Ground
 from dht.bounded_mapping import BoundedMapping

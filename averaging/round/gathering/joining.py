@@ -147,7 +147,7 @@ class Joining:
         )
 
     def _sits_out(self, now: float, *, called: bool = False) -> bool:
-        """True if the line does not carry the next version (``averaging.rules.line_pace``)."""
+        """True if the line does not carry the next version (``averaging.rules.line_levels``)."""
         standing = self._fragment.standing
         stands_on = standing.version if standing is not None else 0
         version = 1 + max(stands_on, self._peers.closed_version)

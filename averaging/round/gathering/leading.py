@@ -27,21 +27,17 @@ from averaging.history.standing import (
 from averaging.messages import Head, Join
 from averaging.round.gathering.catching_up import CatchingUp
 from averaging.round.gathering.joining import Called, Joining
-from averaging.round.gathering.parents import Parents
-from averaging.round.gathering.roster import Leader, compose
+from averaging.round.gathering.objections import Parents
+from averaging.round.gathering.roster import Leader, agreed_protocol, compose, without_protocol
 from averaging.round.interface.effects import CountRefused
-from averaging.round.interface.open_roster import OpenRoster
+from averaging.round.interface.identity import SignedCommit
 from averaging.round.interface.phase import Phase
-from averaging.round.interface.signed_commit import SignedCommit
 from averaging.round.opinions.certificates import link_of
-from averaging.round.opinions.fragment import Fragment
+from averaging.round.opinions.fragment import Fragment, OpenRoster
 from averaging.round.opinions.pacemaker import Claim
 from averaging.round.sealing.doubt import Doubting
 from averaging.round.sealing.seals import all_peers_of
-from averaging.rules import final_mix
-from averaging.rules.final_mix import RunsEnd
-from averaging.rules.mixing import meets
-from averaging.rules.protocols import agreed_protocol, without_protocol
+from averaging.rules.mixing import RunsEnd, meets, shows_final
 from averaging.rules.quorum import Close, NoRound, Timings, Turnout, Wait, decide
 from averaging.rules.reputation import Deed, Ground
 from dht import protocol
@@ -427,7 +423,7 @@ class Leading:
         goal = ending.goal
         if not ending.closed_ranks or goal is None:
             return self._splits_each_round(now)
-        return not ending.is_final(now) and not final_mix.shows_final(theirs, goal)
+        return not ending.is_final(now) and not shows_final(theirs, goal)
 
     def tick(self, now: float) -> None:
         roster = self._fragment.open_roster

@@ -1,6 +1,16 @@
 """The commit that a leader composes from the joins of its roster.
 
 Leading needs no state of the model: all that the commit says comes from the joins.
+
+**Protocol.** Its number is the newest one for which all of its members have signed. A leader may
+take an older one, as it may take f32 instead of a smaller codec. It does so while it sees a live
+peer of the run that does not speak the newest one: rounds are replayed by peers that were not in
+them.
+
+**Deadlines** have a fixed part, 15 s for uploads (``RoundPolicy.upload_s``), and twice the time
+that the slowest member's line takes for its load. A line of unknown speed counts as 5 Mbit/s, and a
+round waits for lines of down to a tenth of that. Both deadlines are in the commit, so all members
+have the same.
 """
 
 from __future__ import annotations
@@ -12,15 +22,16 @@ from statistics import median_low
 from averaging.history.standing import tokens_of
 from averaging.messages import Commit, Entry, Head, Join, Link, Stamp
 from averaging.numbers.layout import reducers_count
-from averaging.rules.deadlines import deadlines, loads_of
 from averaging.rules.line_levels import agreed
 from averaging.rules.line_speed import slow_lines
+from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import ALL
 from averaging.rules.sites import delegates
 from averaging.rules.succession import succession
 from averaging.rules.weights import credited
 from dht.identity import PeerId
+from dht.protocol import Range
 
 MELD_LINKS = 8
 """Links of each parent's chain that the commit shows in a meld of more than two."""
@@ -297,3 +308,96 @@ def slice_shares(speeds: Sequence[float]) -> tuple[int, ...]:
     speeds = [middle if 1 / ALIKE < speed / middle < ALIKE else speed for speed in speeds]
     slowest = max(min(speeds), max(speeds) / SHARE_RATIO_MAX)
     return tuple(max(1, round(100 * max(slowest, speed) / slowest)) for speed in speeds)
+
+
+def agreed_protocol(
+    joins: Mapping[PeerId, Join], view: Mapping[PeerId, PeerView], speaks: Range, now: float
+) -> int:
+    """The number of a round of these joins: one of those that most of them have signed.
+
+    Three releases may meet at a leader of the middle one, and no number is common to all of them.
+    """
+    oldest, newest = speaks
+    signers = {
+        number: sum(number in join.protocols for join in joins.values())
+        for number in range(oldest, newest + 1)
+    }
+    most = max(signers.values())
+    able = [number for number, count in signers.items() if count == most]
+    in_sight = min(
+        (seen.protocol for peer, seen in view.items() if seen.is_live(now)), default=newest
+    )
+    return max((number for number in able if number <= in_sight), default=able[0])
+
+
+def without_protocol(joins: Mapping[PeerId, Join], number: int) -> dict[PeerId, Join]:
+    """The joins that were not signed for a round of this number."""
+    return {peer: join for peer, join in joins.items() if number not in join.protocols}
+
+
+SLACK = 2.0
+"""Factor on the transfer time: a link carries other traffic too, and its speed is a best case."""
+
+TRANSFERS_PER_ROUND = 4
+"""Up and down, and both once more if a reducer dies after it was sent everything."""
+
+SLOWER_MAX = 10.0
+"""A measured line may be so many times slower than one of unknown speed counts as."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Durations from the moment a peer hears of the commit, on its own clock."""
+
+    upload_s: float
+    round_s: float
+
+
+def deadlines(policy: RoundPolicy, *, encoded_bytes: int, loads: Sequence[Load]) -> Deadlines:
+    """Return the deadlines of a round in which each member moves its load once up and once down."""
+    slowest_s = max(
+        (load.bytes_of(encoded_bytes) / load.speed(policy) for load in loads), default=0
+    )
+    return _with_transfer(policy, SLACK * slowest_s)
+
+
+def loads_of(
+    roster: Sequence[PeerId], shares: Mapping[PeerId, int], speeds: Mapping[PeerId, float]
+) -> list[Load]:
+    """Return the load of each member and reducer of a round. ``shares``: of the reducers."""
+    return [
+        Load(
+            shares.get(peer, 0) / sum(shares.values()),
+            members=len(roster),
+            bytes_per_s=speeds.get(peer, 0.0),
+        )
+        for peer in dict.fromkeys([*roster, *shares])
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The traffic of one member in a round."""
+
+    share: float
+    """Share of the fragment that this member reduces."""
+    members: int
+    bytes_per_s: float
+    """Speed of its line as it said in its join; 0 if it did not."""
+
+    def bytes_of(self, encoded_bytes: int) -> float:
+        """Return the bytes sent as a member and received as a reducer; as many go back."""
+        return encoded_bytes * ((1.0 - self.share) + (self.members - 1) * self.share)
+
+    def speed(self, policy: RoundPolicy) -> float:
+        """Return the speed that the round allows for."""
+        if not self.bytes_per_s:
+            return policy.slow_link_bytes_s
+        return max(self.bytes_per_s, policy.slow_link_bytes_s / SLOWER_MAX)
+
+
+def _with_transfer(policy: RoundPolicy, transfer_s: float) -> Deadlines:
+    return Deadlines(
+        upload_s=policy.upload_s + transfer_s,
+        round_s=policy.round_s + TRANSFERS_PER_ROUND * transfer_s,
+    )

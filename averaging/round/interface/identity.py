@@ -1,4 +1,7 @@
-"""The identity of a peer in one fragment: values that the parts of its round machine share."""
+"""The identity of a peer in one fragment, and a commit as its leader signed it.
+
+All parts of a round machine share these values.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from averaging import messages
-from averaging.messages import Join
+from averaging.messages import BadMessage, Commit, Join
 from averaging.numbers.layout import Kind
+from averaging.rules.due import Spacing
 from averaging.rules.orders import OrderBook
 from averaging.rules.policy import RoundPolicy
-from averaging.rules.spacing import Spacing
 from dht import protocol
 from dht.identity import PeerId
 
@@ -84,3 +87,44 @@ class Circumstances:
     absent: Mapping[PeerId, float | None] = field(default_factory=dict)
     """Peers that are not live: when one was last heard that may train on unseen; ``None``: it said
     goodbye, or had no work to do. Kept up to date by the owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignedCommit:
+    """A commit, its bytes and its leader's signature."""
+
+    round: bytes
+    """Name of the round: the digest of ``encoded``."""
+    commit: Commit
+    encoded: bytes
+    signature: bytes
+
+    def message(self) -> messages.Committed:
+        return messages.Committed(self.commit.fragment, self.encoded, self.signature)
+
+
+class NotForThisPeer(ValueError):
+    """A commit that is malformed, forged, or of a round in which this peer has no part."""
+
+
+def read_commit(encoded: bytes, signature: bytes, identity: Identity) -> SignedCommit:
+    """Raises ``NotForThisPeer``; a false signature is a ``BadSignature``."""
+    try:
+        commit = messages.decode_commit(encoded)
+    except BadMessage as error:
+        raise NotACommit(str(error)) from error
+    if commit.topic != identity.topic or commit.fragment != identity.fragment:
+        raise NotForThisPeer("the commit is of another run, layout or fragment")
+    if not identity.verify(commit.leader, encoded, signature):
+        raise BadSignature("the commit is not signed by its leader")
+    if commit.index(identity.me) is None and identity.me not in commit.reducers:
+        raise NotForThisPeer("the commit does not name me")
+    return SignedCommit(messages.digest(encoded), commit, encoded, signature)
+
+
+class NotACommit(NotForThisPeer):
+    """Bytes that no peer of this version sends as a commit."""
+
+
+class BadSignature(NotForThisPeer):
+    """The leader that the commit names did not sign it."""

@@ -5,5 +5,6 @@
 - ``pace``: what the own learner will have to offer, and when; ``ending``: whether the run ends;
 - ``fragment``: all of that for one fragment, with where it stands and the effects that it wants.
 
-The other rooms of a machine ask here; nothing here knows of joins, rosters or ballots.
+The other rooms of a machine ask here. No opinion depends on joins, rosters or ballots; ``fragment``
+has the open roster among its facts.
 """

@@ -23,12 +23,12 @@ when all have finished; a peer that is shown a head with too few of them asks ot
 (``averaging.round.gathering.catching_up``). Joins and calls carry the sender's signature alone
 where most of them are read by peers that stand on the same link.
 
-``averaging.round.gathering.parents`` judges the states that a round of several lineages continues.
-Among several groups a link can have no more signatures than its group has peers, and groups are
-smaller than they may be: there a majority of the smallest quorum of the smallest group is enough,
-which is two for groups of 16. So colluding peers in that number can bring a state of their
-invention into a meld, where it counts as one member's of many. A higher bar would keep small groups
-out of every meld.
+``averaging.round.gathering.objections`` judges the states that a round of several lineages
+continues. Among several groups a link can have no more signatures than its group has peers, and
+groups are smaller than they may be: there a majority of the smallest quorum of the smallest group
+is enough, which is two for groups of 16. So colluding peers in that number can bring a state of
+their invention into a meld, where it counts as one member's of many. A higher bar would keep small
+groups out of every meld.
 """
 
 from __future__ import annotations

@@ -4,24 +4,26 @@ A part reads the facts here, changes what is its own, and has effects carried ou
 which it wants them. Parts call one another. Imports go one way all the same, from
 ``averaging.round.gathering.leading`` down to ``averaging.round.opinions``: what a part needs of
 those above it is an abstract method here, and the machine is the one that has them.
+
+One of the facts is the roster that this peer has open as a leader (``OpenRoster``).
+``averaging.rules.quorum`` decides when it closes, ``averaging.rules.grouping`` who may be in it.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
 from averaging import messages
 from averaging.history.standing import Standing, brief
-from averaging.messages import Committed, Head, Message
+from averaging.messages import Committed, Head, Join, Message
 from averaging.round.interface.effects import Effect, Note, Send, Value
-from averaging.round.interface.identity import Circumstances, Identity
-from averaging.round.interface.open_roster import OpenRoster
+from averaging.round.interface.identity import Circumstances, Identity, SignedCommit
 from averaging.round.interface.phase import Phase, Timer
-from averaging.round.interface.signed_commit import SignedCommit
 from averaging.round.opinions.certificates import Certificates
 from averaging.round.opinions.ending import Ending
 from averaging.round.opinions.neighbourhood import Neighbourhood
@@ -29,6 +31,7 @@ from averaging.round.opinions.pace import Pace
 from averaging.round.opinions.pacemaker import Pacemaker
 from averaging.rules.electors import Electors
 from averaging.rules.peer_view import PeerView
+from averaging.rules.quorum import Turnout
 from dht.identity import PeerId
 
 
@@ -200,3 +203,72 @@ class Fragment(ABC):
 
         ``may_be_finished``: some member may have finished the round, though this peer never will.
         """
+
+
+class OpenRoster:
+    """The peers that have been called, have joined, wait or pass."""
+
+    def __init__(
+        self, group: tuple[PeerId, ...], *, decide_at: float, search_at: float, now: float
+    ) -> None:
+        self.group = group
+        """The peers that are expected."""
+        self.joins: dict[PeerId, Join] = {}
+        self.passed: set[PeerId] = set()
+        self.promised: dict[PeerId, PeerId | None] = {}
+        """The other leaders that some of these are promised to; ``None``: it has come here."""
+        self.called: dict[PeerId, float] = {}
+        """Time at which each of the others was called first, or again after it had passed."""
+        self.coming: dict[PeerId, float] = {}
+        """Time by which each peer should be here that said that it comes."""
+        self.is_hurried = False
+        """A peer that joined is about to leave: the others are called to come at once."""
+        self.opened_at = self.joined_at = now
+        """``joined_at``: when the last of them joined."""
+        self.quorum_at: float | None = None
+        self.decide_at = decide_at
+        """Time of the next decision whether to close."""
+        self.search_at = search_at
+        """Time of the next search for peers that have come into sight."""
+
+    def has_answered(self, peer: PeerId, now: float) -> bool:
+        """True if a peer has joined or passed, or comes by a time that is not over yet."""
+        comes = now < self.coming.get(peer, -math.inf)
+        return comes or peer in self.joins or peer in self.passed
+
+    def turnout(
+        self,
+        live: Callable[[PeerId], bool],
+        *,
+        room: int,
+        answer_s: float,
+        keeper: bool = False,
+        on_probation: Collection[PeerId] = (),
+    ) -> Turnout:
+        """The facts by which a roster closes.
+
+        ``room``: number of members that fit. With members from other groups among them, not all of
+        the group fit. ``answer_s``: time that a peer has to answer a call. ``keeper``: there is
+        one. ``on_probation``: peers that do not count.
+        """
+        newcomers = self.joins.keys() & on_probation
+        joined = self.joins.keys() - newcomers
+        in_sight = {peer for peer in self.group if peer in joined or live(peer)} | joined
+        expected = {
+            peer: self.coming[peer] if peer in self.coming else self.called[peer] + answer_s
+            for peer in in_sight - joined - newcomers - self.passed
+            if peer in self.coming or peer in self.called
+        }
+        late = expected.keys() & on_probation
+        in_sight -= set(on_probation)
+        return Turnout(
+            live=min(len(in_sight), max(room, len(joined))),
+            joined=len(joined),
+            passed=len((self.passed & in_sight) - joined),
+            opened_at=self.opened_at,
+            quorum_at=self.quorum_at,
+            expected_until=max((expected[peer] for peer in expected.keys() - late), default=None),
+            newcomers=len(newcomers),
+            newcomers_until=(self.quorum_at or 0.0) + answer_s if late else None,
+            to_keeper=keeper and all(join.leaves for join in self.joins.values()),
+        )

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 from averaging.history.merged_map import MergedMap
 from averaging.messages import ROSTER_MAX, Commit, Entry, Join
 from averaging.round.interface.identity import Circumstances, Identity
-from averaging.rules.claims import overstated
 from averaging.rules.electors import SEEN_MAX, SLACK, Electors
 from averaging.rules.grouping import group_of, smallest_group
 from averaging.rules.mixing import MELD_LAG
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, SILENCE_MAX_S, PeerView
+from averaging.rules.plausible import overstated
 from averaging.rules.reputation import Reputation
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 from averaging.round.interface.identity import Identity
 from averaging.round.opinions.neighbourhood import Neighbourhood
-from averaging.rules import line_levels, line_pace
+from averaging.rules import line_levels
 from averaging.rules.due import DueTime
-from averaging.rules.line_levels import Level, Line, Need
-from averaging.rules.line_pace import Every
+from averaging.rules.line_levels import Every, Level, Line, Need
 from averaging.rules.policy import RoundPolicy
 
 SNAPSHOTS_KEPT = 8
@@ -39,7 +38,7 @@ class Pace:
         self.step = step
         self.step_time_s = 0.0
         self.due_time = DueTime(policy.due, fragment=fragment, step=step)
-        self.every = line_pace.FROM_THE_START
+        self.every = line_levels.IN_EVERY_ROUND
         self.level: Level = self.levels[0]
         """The level of the newest roster that closed."""
         self.need = line_levels.FROM_THE_START
@@ -105,9 +104,9 @@ class Pace:
         before = self.every
         # A load of another size has nothing to do with how the last one varied: with the margin k
         # would stay at what the line needed before the level rose, and half of the rounds left out.
-        kept = before if self.level == self._paced_level else line_pace.FROM_THE_START
+        kept = before if self.level == self._paced_level else line_levels.IN_EVERY_ROUND
         self._paced_level = self.level
-        self.every = line_pace.every(
+        self.every = line_levels.every(
             kept,
             bytes_per_s=self._peers.bytes_per_s,
             fragment_bytes=max(map(encoded_bytes, (self.level.codec, self.level.codec_down))),

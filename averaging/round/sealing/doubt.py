@@ -1,8 +1,8 @@
-"""A contribution in doubt: it may be merged where this peer cannot see it.
+"""What a round leaves behind at one peer: a contribution in doubt, or its word about the outcome.
 
-The part of ``averaging.round.machine`` for after a round that ended in doubt. It asks the roster
-until one of these tells: a standing by its ``merged``, a void round, a majority that has forsworn
-the round, or the deadline after ``doubt_s``. The deadline comes sooner where most of the voters are
+A contribution is **in doubt** if it may be merged where this peer cannot see it. ``Doubting`` asks
+the roster until one of these tells: a standing by its ``merged``, a void round, a majority that has
+forsworn the round, or the deadline after ``doubt_s``. The deadline comes sooner where most are
 gone and the rest of the roster has forsworn the round: nobody is left to wait for. A peer in doubt
 joins nothing.
 
@@ -18,17 +18,22 @@ was merged on the side of a fork that this peer has left: if several groups are 
 counts as merged elsewhere as well (storms 56434 and 77874 with liars). A meld may bring in the side
 with that work (storm 20380), so a peer with open work declines it: the version that the others make
 without it tells. Where the second such meld leaves the work open, it counts as merged.
+
+**Outcomes** are a peer's word about rounds that it does not keep any more, or has never known:
+should such a commit still come, it is declined.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from averaging import messages
 from averaging.history.standing import Standing
-from averaging.messages import Commit, Message
+from averaging.messages import Commit, Head, Message
 from averaging.round.interface.effects import Presume, Settle
 from averaging.round.opinions.fragment import Fragment
+from dht.bounded_mapping import BoundedMapping, by_age
 from dht.identity import PeerId
 
 ASK_INTERVAL_MAX_S = 30.0
@@ -244,3 +249,77 @@ class Doubting:
     def _note_presumed(self, mark: int, reason: str) -> None:
         self._fragment.note("presumed", reason=reason)
         self._fragment.emit(Presume(mark))
+
+
+OUTCOMES_MAX = 64
+VOWS_MAX = 16
+"""Rounds that one other peer may name and that this one never enters, the last ones."""
+ASKERS_MAX = 1024
+
+
+class Outcomes:
+    """Rounds that are over here, the oldest forgotten first.
+
+    Rounds of which others have asked are kept beside them: a peer that asks of many, which need not
+    exist, makes this one forget nothing of its own rounds, nor a vow to anybody else.
+    """
+
+    __slots__ = ("_heads", "_not_entered", "_vowed")
+
+    def __init__(self, worth: Callable[[PeerId, object], float]) -> None:
+        """``worth``: how much the work of a peer that asks counts here."""
+        self._heads = BoundedMapping[bytes, Head | None](
+            "outcomes of rounds", OUTCOMES_MAX, worth=by_age
+        )
+        """The head after each round; ``None``: not finished by this incarnation, and never."""
+        self._not_entered = BoundedMapping[bytes, None](
+            "rounds not entered", OUTCOMES_MAX, worth=by_age
+        )
+        """Rounds that this incarnation has never entered and never will, though their rosters name
+        it: it is known to have accepted no seal."""
+        self._vowed = BoundedMapping[PeerId, BoundedMapping[bytes, None]](
+            "vows", ASKERS_MAX, worth=worth
+        )
+        """Rounds never to be entered of which only the name is known, by the peer that asked."""
+
+    def __len__(self) -> int:
+        return len(self._heads) + sum(map(len, self._vowed.values()))
+
+    def __contains__(self, round_id: bytes) -> bool:
+        return round_id in self._heads or any(round_id in vows for vows in self._vowed.values())
+
+    def head(self, round_id: bytes) -> Head | None:
+        """The head of this peer after a round; ``None``: it has not finished it."""
+        return self._heads.get(round_id)
+
+    def finish(self, round_id: bytes, head: Head) -> None:
+        self._heads[round_id] = head
+
+    def forget(self, round_id: bytes, head: Head | None) -> None:
+        """A round is kept no longer. ``head``: this peer's after it, if it has finished it."""
+        if round_id not in self._heads:
+            self._heads[round_id] = head
+
+    def keep_out(self, round_id: bytes, asker: PeerId) -> None:
+        """Never enter a round of which only the name is known, as a peer has asked about it."""
+        if round_id not in self._heads:
+            self._vowed.setdefault(asker, BoundedMapping("vows to a peer", VOWS_MAX, worth=by_age))[
+                round_id
+            ] = None
+
+    def decline(self, round_id: bytes, *, names_this_machine: bool) -> bool:
+        """Never enter a round whose commit does not hold. Returns whether the peer is absent.
+
+        It is if it has never been in the round: only the machine that a roster names can have been,
+        and a vow keeps it out.
+        """
+        entered = round_id in self._heads and round_id not in self._not_entered
+        absent = names_this_machine and not entered
+        if absent:
+            self._heads[round_id] = None
+            self._not_entered[round_id] = None
+        return absent
+
+    def is_absent(self, round_id: bytes) -> bool:
+        """True if the roster of a round names this peer, which has never been in it."""
+        return round_id in self._not_entered

@@ -27,7 +27,7 @@ from averaging.messages import (
     vow,
 )
 from averaging.round.interface.effects import LeaveOut, Strike
-from averaging.round.interface.signed_commit import SignedCommit
+from averaging.round.interface.identity import SignedCommit
 from averaging.round.opinions.fragment import Fragment
 from averaging.round.sealing.seals import (
     VOID,

@@ -297,7 +297,7 @@ FIRST = Level(codec="int4", codec_down="int4", cycle_steps=30)
 FIXED_CODECS = (("int4", "int4"), ("int2", "int4"), ("int2", "int2"))
 FIXED_SHARE = 0.75
 """Largest share of the line that a fixed setting takes. Above that peers sit versions out
-(``averaging.rules.line_pace``), as they do with ``FIRST`` on slow lines."""
+(``averaging.rules.line_levels``), as they do with ``FIRST`` on slow lines."""
 FOLLOWING: Mapping[str, Mapping[str, Any]] = {
     "follows the line, H to 960": {
         "outer.smaller_codecs": ["int2/int4", "int2"],

@@ -19,7 +19,7 @@ from averaging.messages import Accepted, Committed, Message, Propose, Sealed
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec, reducers_count
 from averaging.round import participation
-from averaging.round.gathering.parents import Parents
+from averaging.round.gathering.objections import Parents
 from averaging.round.opinions.certificates import Certificates
 from averaging.round.sealing.paxos import Coordinator
 from averaging.rules.due import DuePolicy

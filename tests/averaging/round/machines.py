@@ -28,10 +28,9 @@ from averaging.messages import (
 )
 from averaging.round.gathering.roster import Leader, compose
 from averaging.round.interface.effects import Effect, Send
-from averaging.round.interface.identity import Circumstances, Identity
+from averaging.round.interface.identity import Circumstances, Identity, SignedCommit
 from averaging.round.interface.inputs import Due, Offer, Offered, Received
 from averaging.round.interface.phase import Phase
-from averaging.round.interface.signed_commit import SignedCommit
 from averaging.round.machine import FragmentRounds
 from averaging.round.opinions.certificates import link_of
 from averaging.round.opinions.fragment import Fragment

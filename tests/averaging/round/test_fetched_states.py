@@ -24,7 +24,7 @@ from averaging.round.fetched_states import (
     prefers_replay,
 )
 from averaging.round.interface.effects import CatchUp, Rebase
-from averaging.rules.final_mix import Goal, RunsEnd
+from averaging.rules.mixing import Goal, RunsEnd
 from dht.identity import PeerId
 
 ANNA, BORIS = PeerId("anna"), PeerId("boris")

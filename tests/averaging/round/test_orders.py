@@ -25,8 +25,8 @@ from averaging.round.interface.inputs import (
 from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
 from averaging.rules.due import DuePolicy
-from averaging.rules.final_mix import Goal
 from averaging.rules.line_levels import Level
+from averaging.rules.mixing import Goal
 from averaging.rules.orders import OrderBook, RoundOrders
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId

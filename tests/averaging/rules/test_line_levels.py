@@ -6,14 +6,20 @@ import itertools
 import random
 from dataclasses import replace
 
+import pytest
+
 from averaging.numbers.codecs import codec_named
 from averaging.rules.line_levels import (
     CYCLE_RATIO,
     FROM_THE_START,
+    IN_EVERY_ROUND,
     LEVELS_MAX,
+    Every,
     Level,
     Line,
     agreed,
+    every,
+    exchanges_at_once,
     ladder,
     needed,
 )
@@ -124,3 +130,83 @@ def test_of_five_members_one_alone_does_not_make_all_exchange_less() -> None:
 
 def test_a_level_that_the_run_lacks_counts_as_its_last() -> None:
     assert commit_level((60_000, 1.0), (0, 1.0), levels=3) == 2
+
+
+PAYLOAD = 1_000_000
+"""Bytes of a fragment, of which there are four."""
+CYCLE_S = 10.0
+
+
+def by_line(
+    bytes_per_s: float,
+    before: Every = IN_EVERY_ROUND,
+    versions_max: int = 8,
+    share_max: float = 0.7,
+) -> Every:
+    return every(
+        before,
+        bytes_per_s=bytes_per_s,
+        fragment_bytes=PAYLOAD,
+        fragments=4,
+        cycle_s=CYCLE_S,
+        share_max=share_max,
+        versions_max=versions_max,
+    )
+
+
+def line_busy(busy: float) -> float:
+    """A line that carries the payload of a cycle in this share of it."""
+    return 4 * PAYLOAD / CYCLE_S / busy
+
+
+def test_a_line_that_is_busy_for_less_than_its_share_takes_part_in_all_versions() -> None:
+    assert by_line(line_busy(0.69)).versions == 1
+    assert by_line(line_busy(0.71)).versions == 2
+    assert by_line(line_busy(1.39)).versions == 2
+
+
+def test_a_run_may_give_its_rounds_the_whole_line() -> None:
+    assert by_line(line_busy(0.99), share_max=1.0).versions == 1
+    assert by_line(line_busy(1.01), share_max=1.0).versions == 2
+
+
+def test_a_line_of_unknown_speed_takes_part_in_all_versions() -> None:
+    assert by_line(0.0, Every(versions=4, reason="")) == IN_EVERY_ROUND
+
+
+def test_a_round_that_is_longer_than_a_cycle_costs_the_others_a_tenth_at_most() -> None:
+    # Up and down of a fragment take 1.2 cycles: the others' round comes 0.2 later, in 1 of 4.
+    assert by_line(line_busy(2.4)).versions == 4
+    for busy in (0.5, 1.0, 2.0, 2.4, 2.5):
+        longer = max(0.0, 2 * busy / 4 - 1)
+        assert longer / by_line(line_busy(busy), versions_max=100).versions <= 0.1 + 1e-9
+
+
+def test_it_is_bounded_by_the_age_at_which_work_is_stale() -> None:
+    assert by_line(line_busy(50.0)).versions == 8
+    assert "cannot follow" in by_line(line_busy(50.0)).reason
+    assert "cannot follow" not in by_line(line_busy(0.9)).reason
+
+
+@pytest.mark.parametrize("busy", [0.3, 0.6, 0.7, 0.95, 1.3, 1.45, 2.1])
+def test_a_line_whose_measured_speed_varies_does_not_make_it_oscillate(busy: float) -> None:
+    now, changes = by_line(line_busy(busy)), 0
+    for turn in range(40):
+        before = now
+        now = by_line(line_busy(busy * (1.12 if turn % 2 else 0.92)), before)
+        changes += now.versions != before.versions
+
+    assert changes <= 1
+
+
+def test_a_line_that_recovers_is_used_again_at_once() -> None:
+    slow = by_line(line_busy(5.0))
+
+    assert slow.versions == 8
+    assert by_line(line_busy(0.1), slow).versions == 1
+
+
+def test_a_slow_line_carries_few_rounds_at_a_time() -> None:
+    for speed, most in ((0.0, 8), (600e3, 4), (700e3, 8)):
+        assert exchanges_at_once(speed, most=8, slow_bytes_s=625e3) == most
+    assert exchanges_at_once(600e3, most=1, slow_bytes_s=625e3) == 1

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from averaging.messages import Join
-from averaging.round.interface.open_roster import OpenRoster
+from averaging.round.opinions.fragment import OpenRoster
 from averaging.rules.quorum import (
     Close,
     NoRound,

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from averaging import messages as said
 from averaging.messages import Commit, Link
-from averaging.round.reducer import Reducer
+from averaging.round.slices import Reducer
 from averaging.rules.grouping import group_of
 from averaging.rules.sites import (
     Share,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from averaging.rules.weights import Contribution, clamped, shares_of
+from averaging.rules.weights import Contribution, clamped, shares_of, uploaded_share
 
 
 def work(tokens: int, steps: int = 10, staleness: int = 0) -> Contribution:
@@ -103,3 +103,15 @@ def test_a_share_depends_on_the_work_and_not_on_the_place(claims, rng) -> None: 
     shares = shares_of(claims)
 
     assert shares_of([claims[i] for i in order]) == tuple(shares[i] for i in order)
+
+
+def test_work_of_several_cycles_is_uploaded_as_their_mean() -> None:
+    assert [uploaded_share("per_cycle", staleness=versions) for versions in (0, 1, 3)] == [
+        1.0,
+        1 / 2,
+        1 / 4,
+    ]
+
+
+def test_whole_work_is_uploaded_as_it_is() -> None:
+    assert [uploaded_share("whole", staleness=versions) for versions in (0, 1, 3)] == [1.0] * 3

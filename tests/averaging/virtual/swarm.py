@@ -36,7 +36,7 @@ from averaging.round.contributing import Contribution
 from averaging.round.interface.effects import Apply, Effect, Fold, GiveUp, Note
 from averaging.round.interface.inputs import GiveWay, LineMeasured, UploadArrived
 from averaging.round.interface.phase import Phase
-from averaging.round.sealing.outcomes import OUTCOMES_MAX, VOWS_MAX
+from averaging.round.sealing.doubt import OUTCOMES_MAX, VOWS_MAX
 from averaging.rules.due import DuePolicy
 from averaging.rules.line_levels import Level
 from averaging.rules.orders import RoundOrders

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from averaging.messages import Join
+from averaging.round.gathering.roster import agreed_protocol
 from averaging.round.interface.effects import Apply, Note
 from averaging.rules.peer_view import PeerView
-from averaging.rules.protocols import agreed_protocol
 from averaging.virtual.peer import Peer, PeerPlan
 from dht.identity import PeerId
 from dht.memory.network import CALM

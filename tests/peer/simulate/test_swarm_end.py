@@ -26,7 +26,7 @@ away_s = 30.0
 """
 
 
-@pytest.mark.slow  # several groups in one roster: averaging/rules/test_final_mix.py
+@pytest.mark.slow  # several groups in one roster: averaging/rules/test_mixing.py
 @pytest.mark.parametrize(
     ("count", "churn", "end", "within_s"),
     [

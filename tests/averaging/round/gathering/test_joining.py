@@ -24,9 +24,9 @@ from averaging.round.interface.inputs import (
     Received,
     Tick,
 )
-from averaging.round.interface.open_roster import OpenRoster
 from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
+from averaging.round.opinions.fragment import OpenRoster
 from averaging.rules.peer_view import SILENCE_MAX_S, PeerView
 from averaging.rules.policy import ProbationPolicy
 from dht.identity import PeerId

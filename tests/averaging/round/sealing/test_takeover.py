@@ -10,8 +10,8 @@ from averaging import messages as said
 from averaging.messages import Message, encode_commit
 from averaging.round.gathering.roster import Leader, compose
 from averaging.round.interface.effects import Effect, Strike
+from averaging.round.interface.identity import SignedCommit
 from averaging.round.interface.inputs import LinkLost, Received, Tick
-from averaging.round.interface.signed_commit import SignedCommit
 from averaging.round.opinions.certificates import link_of
 from averaging.round.participation import Participation
 from averaging.round.sealing.paxos import Coordinator

@@ -26,8 +26,8 @@ from averaging.round.interface.inputs import (
     UploadFailed,
 )
 from averaging.round.machine import FragmentRounds
-from averaging.round.member_slices import UPLOAD_TRIES_MAX
 from averaging.round.sealing.seals import ballot_of
+from averaging.round.slices import UPLOAD_TRIES_MAX
 from averaging.rules.peer_view import PeerView
 from averaging.rules.usual_norms import UploadNorm
 from dht.identity import PeerId

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from averaging.numbers.arrays import Float64s
-from averaging.round.reducer import Reducer
+from averaging.round.slices import Reducer
 from averaging.rules.usual_norms import (
     MERGED_SLACK,
     MERGES_KEPT,

@@ -9,10 +9,10 @@ import msgspec
 from averaging.history.merged_map import MergedMap
 from averaging.history.standing import Standing
 from averaging.messages import Compare, Stamp
-from averaging.round.gathering.lingering import TELL_AGAIN_S, TELL_EVERY_S
 from averaging.round.interface.effects import Rebase, Send
 from averaging.round.interface.inputs import LastRoundOver, OrdersChanged, Received, Tick
 from averaging.round.machine import FragmentRounds
+from averaging.round.opinions.ending import TELL_AGAIN_S, TELL_EVERY_S
 from averaging.rules.orders import RoundOrders
 from dht.identity import PeerId
 from tests.averaging.round.machines import ANNA, BORIS, POLICY, certified, machine, standing
