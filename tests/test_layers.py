@@ -404,7 +404,7 @@ def private_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 def hivemind_elsewhere(modules: Modules) -> list[str]:
     """hivemind enters through one module."""
-    allowed = {"dht.libp2p.hivemind_patches"}
+    allowed = {"dht.libp2p.hivemind_imports"}
     return [
         f"{module.name}:{each.line} imports {each.module}"
         for module in modules.values()
@@ -641,6 +641,7 @@ dht.libp2p.lane.pacing.Pace._best""",
     "settings, files and links of this peer, and what it is asked to serve": """
 dht.host.Served.calls
 dht.host.Served.streams
+dht.libp2p.hivemind_calls.UnaryCalls._handlers
 dht.libp2p.places.RelayPlaces._at
 dht.libp2p.places.RelayPlaces._kept
 dht.membership.seeds.SeedPlanner._entries

@@ -41,24 +41,20 @@ from dht.errors import HostClosed
 from dht.identity import PeerId
 from dht.libp2p import confinement
 from dht.libp2p.framing.frame_stream import FrameStream
-from dht.libp2p.hivemind_patches import (
-    HivemindMultiaddr,
-    P2PDaemonError,
-    PeerID,
-    StrictP2P,
+from dht.libp2p.hivemind_calls import (
+    UnaryCalls,
+    accepted,
     delimited,
-    p2pclient,
-    p2pd_pb2,
+    read_delimited,
+    read_response,
 )
+from dht.libp2p.hivemind_imports import HivemindMultiaddr, P2PDaemonError, PeerID, p2pd_pb2
 
 _logger = logging.getLogger("dht.p2pd")
 
 START_TIMEOUT_S = 30.0
 DAEMON_TIMEOUT_S = 10.0
 """Time limit for requests that our own daemon answers from memory."""
-
-CONTROL_MESSAGE_MAX_BYTES = 4 << 20
-"""Limit of an answer of our own daemon; a list of a thousand connections is 200 kB."""
 
 LAST_LINES = 20
 
@@ -197,20 +193,27 @@ def _tell_unconfined(reason: str) -> None:
     _logger.warning("daemon_unconfined reason=%r: it may speak QUIC, which has known flaws", reason)
 
 
-class Daemon(StrictP2P):
-    """A running daemon and the connection to it, which hivemind's directory node uses as well.
+class Daemon:
+    """A running daemon and the connections to it."""
 
-    ``P2P.create`` is not used: it lacks half of the flags and a private socket directory, and its
-    daemon would receive our terminal's Ctrl-C.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._daemon_listen_maddr = self._client_listen_maddr = None
-        self.control_path = Path()
-        self.streams_path = Path()
+    def __init__(self, directory: RunDirectory) -> None:
+        self.control_path = directory.new_socket("d")
+        self.streams_path = directory.new_socket("c")
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self.calls = UnaryCalls()
+        """Unary calls to other peers, and theirs."""
+
+        self.peer_id: Any = None
+        """The peer id that the daemon calls its own, as hivemind has it."""
+
+        self._child: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
         self._server: asyncio.Server | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._child is not None, "it was started"
+        return self._child.pid
 
     @classmethod
     async def start(
@@ -222,11 +225,7 @@ class Daemon(StrictP2P):
         on_stream: Callable[[FrameStream, bytes], None],
     ) -> Daemon:
         """Start the daemon and wait until it listens. Raises ``HostClosed``."""
-        self = cls()
-        self.control_path = directory.new_socket("d")
-        self.streams_path = directory.new_socket("c")
-        self._daemon_listen_maddr = HivemindMultiaddr(f"/unix{self.control_path}")
-        self._client_listen_maddr = HivemindMultiaddr(f"/unix{self.streams_path}")
+        self = cls(directory)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await self._start(settings, key_file, on_stream)
@@ -246,13 +245,8 @@ class Daemon(StrictP2P):
         key_file: Path,
         on_stream: Callable[[FrameStream, bytes], None],
     ) -> None:
-        arguments = self._make_process_args(
-            *_guard(),
-            daemon_path(),
-            listen=self._daemon_listen_maddr,
-            id=key_file,
-            **settings.flags(),
-        )
+        flags = {"listen": f"/unix{self.control_path}", "id": key_file, **settings.flags()}
+        arguments = [*_guard(), daemon_path(), *(f"-{name}={flags[name]}" for name in flags)]
         _logger.debug("daemon_starts arguments=%s", arguments)
         loop = asyncio.get_running_loop()
         spawning = loop.create_task(
@@ -275,20 +269,20 @@ class Daemon(StrictP2P):
         except asyncio.CancelledError:
             self._child = await spawning  # or it would run on, unknown to ``stop``
             raise
-        self._alive = True
         ready: asyncio.Future[None] = loop.create_future()
-        self._reader_task = loop.create_task(self._read_outputs(ready), name="p2pd output")
+        self._reading = loop.create_task(self._read_outputs(self._child, ready), name="p2pd output")
         await ready
         self._server = await loop.create_unix_server(
             lambda: FrameStream(on_stream), path=str(self.streams_path)
         )
-        self._client = await p2pclient.Client.create(
-            control_maddr=self._daemon_listen_maddr, listen_maddr=self._client_listen_maddr
-        )
-        self.peer_id, self._visible_maddrs = await self._client.identify()
+        await self.calls.open(self.control_path)
+        response = await self.request(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
+        self.peer_id = PeerID(response.identify.id)
 
-    async def _read_outputs(self, ready: asyncio.Future[None]) -> None:
-        output = self._child.stdout
+    async def _read_outputs(
+        self, child: asyncio.subprocess.Process, ready: asyncio.Future[None]
+    ) -> None:
+        output = child.stdout
         assert output is not None
         while True:
             try:
@@ -312,13 +306,13 @@ class Daemon(StrictP2P):
     @property
     def lost(self) -> bool:
         """Say whether the daemon has ended, so that no request will be answered any more."""
-        lost: bool = self._client.control.lost.is_set()
-        return lost
+        return self.calls.lost.is_set()
 
     async def ended(self) -> str:
         """Wait until the daemon has exited or closed our connection. Returns a description."""
+        assert self._child is not None, "it was started"
         exited = asyncio.ensure_future(self._child.wait())
-        lost = asyncio.ensure_future(self._client.control.lost.wait())
+        lost = asyncio.ensure_future(self.calls.lost.wait())
         try:
             await asyncio.wait({exited, lost}, return_when=asyncio.FIRST_COMPLETED)
             if not exited.done():  # it closes the connection a moment before it exits
@@ -332,17 +326,12 @@ class Daemon(StrictP2P):
 
     async def stop(self) -> None:
         """End the daemon and remove its sockets. Never fails, and waits 2 s at most."""
-        if self._client is not None:
-            self._client.close()
-            self._client.control._connection_lost()
+        self.calls.close()
         if self._server is not None:
             self._server.close()
         child = self._child
         if child is not None:
-            for number in (
-                signal.SIGINT,
-                signal.SIGKILL,
-            ):  # it ignores SIGTERM where it is confined
+            for number in (signal.SIGINT, signal.SIGKILL):  # confined, it ignores SIGTERM
                 if child.returncode is None:
                     with contextlib.suppress(ProcessLookupError):
                         child.send_signal(number)
@@ -351,15 +340,10 @@ class Daemon(StrictP2P):
             transport = getattr(child, "_transport", None)
             if transport is not None:
                 transport.close()  # or it warns when collected
-        if self._reader_task is not None:
-            self._reader_task.cancel()
-        self._alive = False
+        if self._reading is not None:
+            self._reading.cancel()
         for path in (self.control_path, self.streams_path):
-            if path.name:
-                path.unlink(missing_ok=True)
-
-    def __del__(self) -> None:
-        """Do nothing: ``stop`` ends the daemon. P2P's own would signal a reused process id."""
+            path.unlink(missing_ok=True)
 
     # --- single requests, each on a connection that the daemon answers or closes ------------
 
@@ -375,11 +359,7 @@ class Daemon(StrictP2P):
             reader, writer = await asyncio.open_unix_connection(str(self.control_path))
             try:
                 writer.write(delimited(request))
-                response = p2pd_pb2.Response()
-                response.ParseFromString(await _read_delimited(reader))
-                if response.type == p2pd_pb2.Response.ERROR:
-                    raise P2PDaemonError(response.error.msg)
-                yield response, reader, writer
+                yield await read_response(reader), reader, writer
             except asyncio.IncompleteReadError:
                 raise P2PDaemonError("the daemon closed the connection") from None
             finally:
@@ -446,7 +426,7 @@ class Daemon(StrictP2P):
         request = _open_request(peer, protocol, timeout_s)
         async with self._asked(request, timeout_s) as (_, reader, writer):
             writer.write(message)
-            return await _read_delimited(reader)
+            return await read_delimited(reader)
 
     async def open_stream(self, peer: PeerId, protocol: str, *, timeout_s: float) -> FrameStream:
         """Open a stream. Raises ``TimeoutError``, ``OSError`` and ``P2PDaemonError``."""
@@ -472,8 +452,7 @@ class Daemon(StrictP2P):
                 stream.write_raw(delimited(request))
                 response = p2pd_pb2.Response()
                 response.ParseFromString(await introduced)
-                if response.type == p2pd_pb2.Response.ERROR:
-                    raise P2PDaemonError(response.error.msg)
+                accepted(response)
         except BaseException:
             if stream is not None:
                 stream.abort()
@@ -507,21 +486,6 @@ def introduce(stream: FrameStream, info: Any) -> str:
     stream.introduce(PeerId(PeerID(info.peer).to_base58()), relayed=relayed)
     protocol: str = info.proto
     return protocol
-
-
-async def _read_delimited(reader: asyncio.StreamReader) -> bytes:
-    size = shift = 0
-    while True:
-        byte = (await reader.readexactly(1))[0]
-        size |= (byte & 0x7F) << shift
-        shift += 7
-        if not byte & 0x80:
-            break
-        if shift > 28:
-            raise P2PDaemonError("the daemon's answer has no readable length")
-    if size > CONTROL_MESSAGE_MAX_BYTES:
-        raise P2PDaemonError(f"the daemon's answer has {size} bytes")
-    return await reader.readexactly(size)
 
 
 def _plain(line: str) -> str:

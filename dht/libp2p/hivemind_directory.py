@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,15 +19,19 @@ from multiaddr import Multiaddr
 
 from dht import addresses as address_rules
 from dht.identity import PeerId
+from dht.libp2p import directory_wire
 from dht.libp2p.directory_search import BEAM, ROOTS, Search
-from dht.libp2p.directory_wire import read_records, write_records
+from dht.libp2p.directory_wire import MalformedMessage, read_records, write_records
+from dht.libp2p.hivemind_calls import MalformedCall, UnaryCalls
 from dht.libp2p.hivemind_daemon import Daemon, peer_bytes
-from dht.libp2p.hivemind_patches import (
+from dht.libp2p.hivemind_imports import (
     DHTID,
-    BoundedRoutingTable,
+    DecodeError,
     DHTProtocol,
+    P2PContext,
     P2PDaemonError,
     PeerID,
+    RoutingTable,
     ValueWithExpiration,
 )
 from dht.membership.replicas import SEEDS_MAX, Holders
@@ -93,6 +97,82 @@ class RecordStorage:
         return iter(())
 
 
+class CheckedCalls:
+    """The calls of hivemind's protocol, each message checked before hivemind decodes it.
+
+    It has the three methods of hivemind's ``P2P`` that the protocol uses. Those of the original
+    parse messages of any size, and pass them to handlers that trust their lengths, times and
+    nesting.
+    """
+
+    def __init__(
+        self, calls: UnaryCalls, peer_id: Any, on_malformed: Callable[[str], None]
+    ) -> None:
+        """``on_malformed`` is called for each request refused and each reply dropped."""
+        self._calls = calls
+        self._peer_id = peer_id
+        self._on_malformed = on_malformed
+
+    async def add_protobuf_handler(self, name: str, handler: Any, kind: Any, **_: object) -> None:
+        rule = directory_wire.rule_for(kind.DESCRIPTOR.name)
+
+        async def answer(data: bytes, remote_id: Any) -> bytes:
+            try:
+                request = parsed(kind, data, directory_wire.MESSAGE_MAX_BYTES)
+                rule.check(request, remote_id.to_bytes())
+            except MalformedMessage as error:
+                self._malformed(remote_id, str(error))
+                raise MalformedCall(f"malformed: {error}") from error
+            context = P2PContext(handle_name=name, local_id=self._peer_id, remote_id=remote_id)
+            reply: bytes = (await handler(request, context)).SerializeToString()
+            return reply
+
+        await self._calls.serve(name, answer)
+
+    async def remove_protobuf_handler(self, name: str, **_: object) -> None:
+        await self._calls.stop_serving(name)
+
+    async def call_protobuf_handler(self, peer: Any, name: str, request: Any, kind: Any) -> Any:
+        rule = directory_wire.rule_for(request.DESCRIPTOR.name)
+        data = await self._calls.call(peer, name, request.SerializeToString())
+        try:
+            reply = parsed(kind, data, rule.reply_max_bytes)
+            rule.check_reply(reply, peer.to_bytes())
+        except MalformedMessage as error:
+            self._malformed(peer, str(error))
+            raise
+        return reply
+
+    def _malformed(self, peer: Any, reason: str) -> None:
+        _logger.debug("malformed peer=%s reason=%s", peer, reason)
+        self._on_malformed(reason)
+
+
+def parsed(kind: Any, data: bytes, size_max: int) -> Any:
+    """A message of at most this size. Raises ``MalformedMessage``."""
+    directory_wire.check_size(kind.DESCRIPTOR.name, data, size_max)
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise MalformedMessage(f"not a {kind.DESCRIPTOR.name}") from error
+
+
+class BoundedRoutingTable(RoutingTable):  # type: ignore[misc]  # hivemind is untyped
+    """hivemind's routing table, whose buckets keep a limited number of replacement nodes.
+
+    The original remembers every node that ever asked something while its bucket was full.
+    """
+
+    def add_or_update_node(self, node_id: Any, peer_id: Any) -> Any:
+        to_ping = super().add_or_update_node(node_id, peer_id)
+        bucket = self.buckets[self.get_bucket_index(node_id)]
+        while len(bucket.replacement_nodes) > bucket.size:
+            del self[next(iter(bucket.replacement_nodes))]
+        # Nodes that were removed while they were pinged.
+        bucket.nodes_requested_for_ping.intersection_update(bucket.nodes_to_peer_id)
+        return to_ping
+
+
 class HivemindDirectory:
     """``dht.host.Directory`` on the DHT protocol of one daemon run after another."""
 
@@ -128,9 +208,8 @@ class HivemindDirectory:
     async def start(self, daemon: Daemon, *, serve: bool) -> None:
         """Start on a new daemon. With ``serve`` this node stores and routes for other peers."""
         self._daemon, self._connected = daemon, {}
-        daemon.on_malformed = self._malformed
         protocol = self._protocol = await DHTProtocol.create(
-            daemon,
+            CheckedCalls(daemon.calls, daemon.peer_id, self._malformed),
             # The same after each restart, so that neighbours need not learn a new one.
             id_of(self._peer_id),
             BUCKET_SIZE,

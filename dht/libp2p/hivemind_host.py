@@ -43,6 +43,7 @@ from dht.host import (
 )
 from dht.identity import Identity, PeerId
 from dht.libp2p.framing.frame_stream import FrameStream
+from dht.libp2p.hivemind_calls import RefusedByHandler
 from dht.libp2p.hivemind_daemon import (
     DAEMON_TIMEOUT_S,
     START_TIMEOUT_S,
@@ -53,13 +54,7 @@ from dht.libp2p.hivemind_daemon import (
     peer_bytes,
 )
 from dht.libp2p.hivemind_directory import HivemindDirectory
-from dht.libp2p.hivemind_patches import (
-    P2PDaemonError,
-    P2PHandlerError,
-    PeerID,
-    RefusedByHandler,
-    p2pd_pb2,
-)
+from dht.libp2p.hivemind_imports import P2PDaemonError, P2PHandlerError, PeerID, p2pd_pb2
 from dht.libp2p.lane.lane import Lane
 from dht.libp2p.lane.observers import OBSERVERS_MAX
 from dht.libp2p.lane.port_mapping import keep_mapped, own_gateway
@@ -243,8 +238,7 @@ class HivemindHost:
         """The daemon's process id, while it runs."""
         if self._daemon is None:
             return None
-        pid: int = self._daemon._child.pid
-        return pid
+        return self._daemon.pid
 
     @property
     def inbound_streams(self) -> int:
@@ -320,7 +314,7 @@ class HivemindHost:
             self._records.drop()
             _logger.warning(
                 "daemon_lost pid=%s reason=%r last_line=%r",
-                daemon._child.pid,
+                daemon.pid,
                 how,
                 daemon.last_lines[-1] if daemon.last_lines else "",
             )
@@ -591,7 +585,7 @@ class HivemindHost:
                 raise RefusedByHandler(str(error)) from error
 
         async with asyncio.timeout(DAEMON_TIMEOUT_S):
-            await daemon._client.add_unary_handler(protocol, answer)
+            await daemon.calls.serve(protocol, answer)
 
     async def call(self, peer: PeerId, protocol: str, request: bytes, *, timeout_s: float) -> bytes:
         if len(request) > UNARY_MAX_BYTES:
@@ -601,7 +595,7 @@ class HivemindHost:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._until_it_listens(peer, self._known.get(peer, ()))
-                reply: bytes = await daemon._client.call_unary_handler(target, protocol, request)
+                reply: bytes = await daemon.calls.call(target, protocol, request)
         except TimeoutError as error:
             raise self._gone(peer, f"no answer within {timeout_s:g} s") from error
         except P2PHandlerError as error:

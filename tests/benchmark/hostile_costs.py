@@ -22,7 +22,7 @@ from uuid import uuid4
 from multiaddr import Multiaddr
 
 from dht.identity import Identity, PeerId
-from dht.libp2p.hivemind_patches import PeerID, p2pd_pb2
+from dht.libp2p.hivemind_imports import PeerID, p2pd_pb2
 from dht.limits import Rate
 from peer.extras.hosting.bootstrap import BootstrapSettings, open_bootstrap
 from tests.chaos.attackers.hostile_requests import KINDS, Attacker
@@ -76,13 +76,13 @@ async def measure(count: int) -> dict[str, float]:
         settings = BootstrapSettings(data_directory=Path(folder), listen=(at,), page=None)
         async with open_bootstrap(settings) as bootstrap:
             requests = await made(bootstrap.peer_id, count)
-            control = bootstrap.host._daemon._client.control  # type: ignore[union-attr]
-            control._rate = Rate(1e9, 1e9)
+            calls = bootstrap.host._daemon.calls  # type: ignore[union-attr]
+            calls._rate = Rate(1e9, 1e9)
             for kind, request in requests:
                 began = time.process_time()
-                control._begin_request(uuid4(), request)
+                calls._begin_request(uuid4(), request)
                 await asyncio.sleep(0)  # the call begins
-                if tasks := list(control._handler_tasks.values()):
+                if tasks := list(calls._tasks.values()):
                     await asyncio.wait(tasks)
                 spent[kind] += time.process_time() - began  # type: ignore[assignment]
                 seen[kind] += 1

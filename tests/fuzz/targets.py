@@ -53,7 +53,8 @@ from dht.libp2p.directory_wire import MalformedMessage, place_of, read_records, 
 from dht.libp2p.framing.frame_stream import HEADER, FrameStream, FrameType
 from dht.libp2p.framing.packing import packing, unpacking
 from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES, Ticket
-from dht.libp2p.hivemind_patches import PeerID, _parsed, dht_pb2
+from dht.libp2p.hivemind_directory import parsed
+from dht.libp2p.hivemind_imports import PeerID, dht_pb2
 from dht.libp2p.lane import nat_pmp
 from dht.libp2p.lane import wire as lane_wire
 from dht.libp2p.lane.nat_pmp import NotMapped
@@ -171,7 +172,7 @@ def _request(kind: Any) -> Callable[[bytes], Any]:
     rule = directory_wire.rule_for(kind.DESCRIPTOR.name)
 
     def read(data: bytes) -> None:
-        rule.check(_parsed(kind, data, directory_wire.MESSAGE_MAX_BYTES), _SENDER)
+        rule.check(parsed(kind, data, directory_wire.MESSAGE_MAX_BYTES), _SENDER)
 
     return read
 
@@ -332,7 +333,7 @@ def _reply(kind: Any, to: Any) -> Callable[[bytes], Any]:
     rule = directory_wire.rule_for(to.DESCRIPTOR.name)
 
     def read(data: bytes) -> None:
-        rule.check_reply(_parsed(kind, data, rule.reply_max_bytes), _SENDER)
+        rule.check_reply(parsed(kind, data, rule.reply_max_bytes), _SENDER)
 
     return read
 

@@ -263,7 +263,7 @@ def test_calls_of_one_peer_are_limited() -> None:
 
         async with hosts(2) as (server, client):
             assert server._daemon is not None
-            server._daemon._client.control._calls.of_each = 5
+            server._daemon.calls._places.of_each = 5
             await server.serve_calls("/test/hold", hold, request_max_bytes=10)
 
             async def ask() -> bytes:

@@ -21,7 +21,7 @@ from dht import addresses
 from dht.libp2p.directory_wire import read_records
 from dht.libp2p.hivemind_directory import id_of
 from dht.libp2p.hivemind_host import HivemindHost
-from dht.libp2p.hivemind_patches import PeerID
+from dht.libp2p.hivemind_imports import PeerID
 from dht.records import PeerRecord, seal
 from peer.demo.processes import free_port
 from tests.chaos.attackers.hostile_requests import KINDS

@@ -17,7 +17,7 @@ from dht.libp2p.directory_wire import NO_SUBKEY
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_directory import id_of
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.libp2p.hivemind_patches import dht_pb2
+from dht.libp2p.hivemind_imports import dht_pb2
 from dht.membership import hello
 from dht.membership.table import bucket_key
 from dht.records import (

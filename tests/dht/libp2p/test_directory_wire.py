@@ -19,15 +19,9 @@ from dht.libp2p.directory_wire import (
     read_records,
     write_records,
 )
-from dht.libp2p.hivemind_directory import RecordStorage, id_of
-from dht.libp2p.hivemind_patches import (
-    DHTProtocol,
-    P2PDaemonError,
-    PeerID,
-    RefusedByHandler,
-    StrictP2P,
-    dht_pb2,
-)
+from dht.libp2p.hivemind_calls import RefusedByHandler
+from dht.libp2p.hivemind_directory import CheckedCalls, RecordStorage, id_of
+from dht.libp2p.hivemind_imports import DHTProtocol, P2PDaemonError, PeerID, dht_pb2
 from dht.record_keeper import RecordKeeper
 from dht.records import KEY_MAX_BYTES, PEER_RECORD_MAX_BYTES, PeerRecord, seal
 
@@ -76,20 +70,13 @@ class Wire:
         self.handlers: dict[str, Any] = {}
         self.reply: bytes | None = None
 
-    async def add_unary_handler(self, proto: str, handler: Any, balanced: bool) -> None:
-        self.handlers[proto] = handler
+    async def serve(self, protocol: str, handler: Any) -> None:
+        self.handlers[protocol] = handler
 
-    async def call_unary_handler(self, peer: Any, proto: str, data: bytes) -> bytes:
+    async def call(self, peer: Any, protocol: str, request: bytes) -> bytes:
         if self.reply is None:
             raise P2PDaemonError("nobody there")
         return self.reply
-
-
-class WiredP2P(StrictP2P):
-    """Without a daemon there is nothing to end."""
-
-    def __del__(self) -> None:
-        return
 
 
 class Node:
@@ -98,11 +85,12 @@ class Node:
     def __init__(self) -> None:
         self.wire = Wire()
         self.keeper = RecordKeeper()
-        self.p2p = WiredP2P()
-        self.p2p._client = self.wire
-        self.p2p.peer_id = PeerID.from_base58(ANNA.peer_id)
         self.malformed: list[str] = []
-        self.p2p.on_malformed = self.malformed.append
+        self.p2p = CheckedCalls(
+            self.wire,  # type: ignore[arg-type]
+            PeerID.from_base58(ANNA.peer_id),
+            self.malformed.append,
+        )
         self.protocol: Any
 
     async def open(self) -> None:

@@ -18,7 +18,7 @@ from dht.identity import Identity
 from dht.libp2p.directory_wire import read_records, write_records
 from dht.libp2p.hivemind_directory import KEYS_SLACK, RecordStorage, id_of
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.libp2p.hivemind_patches import PeerID, ValueWithExpiration
+from dht.libp2p.hivemind_imports import PeerID, ValueWithExpiration
 from dht.record_keeper import KeeperLimits, RecordKeeper
 from dht.records import PeerRecord, seal
 from tests.integration.loopback import LOOPBACK, WAIT_S, Pair, hosts, identity, until

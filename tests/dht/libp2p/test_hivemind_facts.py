@@ -23,7 +23,7 @@ from dht.host import UNARY_MAX_BYTES, Stream
 from dht.identity import PeerId
 from dht.libp2p.hivemind_daemon import Daemon, DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.libp2p.hivemind_patches import P2PHandlerError, PeerID
+from dht.libp2p.hivemind_imports import P2PHandlerError, PeerID
 from dht.libp2p.listening import why_silent
 from dht.records import PeerRecord, seal
 from tests.integration.loopback import (
@@ -270,10 +270,10 @@ async def test_the_daemons_own_wall_answers_too() -> None:
 
     async with hosts(2) as (server, client):
         assert server._daemon is not None and client._daemon is not None
-        await server._daemon._client.add_unary_handler("/test/raw", flood)
+        await server._daemon.calls.serve("/test/raw", flood)
         async with asyncio.timeout(2):
             with pytest.raises(P2PHandlerError, match="larger than a message may be"):
-                await client._daemon._client.call_unary_handler(
+                await client._daemon.calls.call(
                     PeerID.from_base58(server.peer_id), "/test/raw", b""
                 )
 

@@ -9,8 +9,14 @@ from typing import Any
 from dht.identity import Identity, PeerId
 from dht.libp2p.directory_search import ASKED_MAX, BEAM
 from dht.libp2p.directory_wire import place_of
-from dht.libp2p.hivemind_directory import BUCKET_SIZE, REPLICAS, HivemindDirectory, id_of
-from dht.libp2p.hivemind_patches import DHTID, BoundedRoutingTable, PeerID
+from dht.libp2p.hivemind_directory import (
+    BUCKET_SIZE,
+    REPLICAS,
+    BoundedRoutingTable,
+    HivemindDirectory,
+    id_of,
+)
+from dht.libp2p.hivemind_imports import DHTID, PeerID
 from dht.membership.replicas import ALIKE_MAX
 from dht.record_keeper import RecordKeeper
 from tests.integration.loopback import identity
