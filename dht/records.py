@@ -258,18 +258,6 @@ def check(
     return verdict
 
 
-def claimed_run(data: bytes) -> RunId | None:
-    """The run that a sealed record says it belongs to, unchecked; ``None``: it cannot be read."""
-    if len(data) > PEER_RECORD_MAX_BYTES:
-        return None
-    try:
-        key = _body_decoder.decode(data[SIGNATURE_BYTES + PUBLIC_KEY_BYTES :]).key
-    except _DECODE_ERRORS:
-        return None
-    match = _KEY_TEXT.fullmatch(key)
-    return None if match is None else RunId(match["run"])
-
-
 # The same record comes from several replicas, is checked by the directory and by its reader, and
 # comes again until the next one is published. There is room for one of every member of a table.
 @lru_cache(maxsize=8192)

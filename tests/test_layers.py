@@ -662,8 +662,7 @@ dht.membership.admission.Admission._directives""",
     "verdicts in `Auditing.convicted`": """
 averaging.guard.kept_proofs.KeptProofs._unwritten
 dht.membership.admission.Admission.convicted""",
-    "64 runs, by key and network; 8192 members of each, those that called first": """
-dht.membership.known_runs.KnownRuns._known
+    "8192 members, those that called first, and then by network": """
 dht.membership.table.PeerTable._members
 dht.membership.table.PeerTable._present_before
 dht.membership.table.PeerTable._order

@@ -4,13 +4,13 @@ In: signed records, signs of life, results of dials, and the present time as an 
 tables of members, and the next steps: which peers to greet, which part of the directory to read,
 which seed to dial, whether this peer counts as reachable. ``dht.presence`` carries them out.
 
-Start reading at ``table`` (the members of one run, and the directory's buckets); ``known_runs`` has
-one table for each run. ``contacts`` and ``seeds`` choose peers to connect to, ``reachability``
-judges whether and from where others can dial this peer, ``own_record`` makes the record that this
-peer publishes, ``admission`` decides who may take part by the signatures in ``credentials``,
-``orders`` is what the run's owner says besides bans, ``hello`` is the wire format of direct
-messages, ``replicas`` chooses the nodes that hold a key, ``clock_offset`` compares wall clocks, and
-``peer_cache`` is the format of the file of known peers.
+Start reading at ``table`` (the members of a run, and the directory's buckets). ``contacts`` and
+``seeds`` choose peers to connect to, ``reachability`` judges whether and from where others can dial
+this peer, ``own_record`` makes the record that this peer publishes, ``admission`` decides who may
+take part by the signatures in ``credentials``, ``orders`` is what the run's owner says besides
+bans, ``hello`` is the wire format of direct messages, ``replicas`` chooses the nodes that hold a
+key, ``clock_offset`` compares wall clocks, and ``peer_cache`` is the format of the file of known
+peers.
 
 Randomness is passed in as a generator. Nothing here may wait, send, read a clock or open a file.
 """

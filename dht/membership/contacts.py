@@ -32,7 +32,7 @@ class ContactSettings:
 
 
 def peers_to_greet(
-    table: PeerTable | None,
+    table: PeerTable,
     connected: Collection[PeerId],
     strangers: Sequence[PeerId],
     settings: ContactSettings,
@@ -49,10 +49,10 @@ def peers_to_greet(
     ``spared``: members that need no hello now.
 
     A stranger is connected and not known as a member: a bootstrap peer, or a member of the other
-    half of a split swarm. Without a table, as at a bootstrap peer, there are only strangers.
+    half of a split swarm. At a bootstrap peer, which is in no run, there are only strangers.
     """
     chosen: list[PeerId] = []
-    if table is not None:
+    if table.run is not None:
         live = _shuffled(table.live(now), rng)
         contacts = sum(member.peer in connected for member in live)
         if contacts >= settings.peers_max:  # news spread without a full mesh
@@ -64,7 +64,7 @@ def peers_to_greet(
         chosen = [*unheard[: max(most - len(heard), (most + 1) // 2)], *heard][:most]
     if strangers:
         chosen.append(strangers[int(rng.integers(len(strangers)))])
-    if table is not None:
+    if table.run is not None:
         chosen += _lost_peer_to_find(table, now=now, rng=rng)
     return chosen
 
@@ -92,6 +92,8 @@ def contacts_to_make(
 
     Other peers can reach a peer that can only dial out through these connections.
     """
+    if table.run is None:
+        return []
     live = table.live(now)
     missing = settings.peers_min - sum(member.peer in connected for member in live)
     able = [m for m in live if m.peer not in connected and _can_greet(m, connected)]
@@ -101,10 +103,10 @@ def contacts_to_make(
 
 
 def is_lonely(
-    table: PeerTable | None, connected: Collection[PeerId], settings: ContactSettings, *, now: float
+    table: PeerTable, connected: Collection[PeerId], settings: ContactSettings, *, now: float
 ) -> bool:
     """Say whether too few members are connected, so that seeds have to be dialled."""
-    if table is None:
+    if table.run is None:
         return not connected
     live = table.live(now)
     contacts = sum(member.peer in connected for member in live)

@@ -1,29 +1,35 @@
 """The members of a run as one peer knows them: their signed records, and its own observations.
 
+A bootstrap peer, which is in no run, has the members of all runs in one table: a peer is in one run
+at a time.
+
 The directory holds a run's records in buckets, by the first bits of a hash of the peer id. With n
 peers the buckets have depth d = ceil(log2(n / 64)): a peer writes its record at depth d and reads
 depths d - 1 to d + 1, because other peers' estimates of n may differ a little. So one reply of the
 directory holds about 64 records, however large the swarm is.
 
-``PeerTable`` decides which buckets to read and which peers count as alive. It reads no clock and
-sends nothing: ``dht.presence`` reports to it. All times are on the own clock.
+``PeerTable`` decides which records from the network count, which buckets to read and which peers
+are alive. It reads no clock and sends nothing: ``dht.presence`` reports to it. All times are on the
+own clock.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
+import numpy as np
 from blake3 import blake3
 from multiaddr import Multiaddr
 
 from dht.addresses import unpack_all
 from dht.identity import PeerId, RunId
-from dht.record_keeper import Admitted
-from dht.records import PeerRecord
+from dht.membership.hello import PASSED_MAX, Passed
+from dht.records import PeerRecord, Reason, Rejected, Sealed, check
 
 DEPTH_MAX = 16
 PROBE_DEPTH_MAX = 10
@@ -63,6 +69,7 @@ class Member:
     """One other peer of the run."""
 
     peer: PeerId
+    run: RunId
     record: PeerRecord
     sequence: int
     sealed: bytes
@@ -84,6 +91,9 @@ class Member:
 
     worked_at: float = -math.inf
     """Time at which a record last said that it trains; if none did, that of its first one."""
+
+    network: str | None = None
+    """Network from which it was connected when it called or answered first."""
 
     @property
     def reachable(self) -> bool | None:
@@ -109,6 +119,7 @@ class Change:
     """``left`` said goodbye, ``lost`` fell silent."""
 
     name: str
+    run: RunId
 
 
 @lru_cache(maxsize=16_384)
@@ -138,11 +149,20 @@ def depth_for(peers: float, *, bucket_peers: int = 64) -> int:
 class PeerTable:
     """One peer's knowledge about the other peers of its run. Never holds the peer itself."""
 
-    run: RunId
-    me: PeerId | None
-    """``None`` at a bootstrap peer, which is no member of the run."""
+    run: RunId | None
+    """The own run, the only one accepted; ``None`` at a bootstrap peer, which accepts all."""
 
+    me: PeerId
     settings: MembershipSettings = field(default_factory=MembershipSettings)
+    network_of: Callable[[PeerId], str | None] = lambda peer: None
+    """The network from which a peer is connected, if that is known."""
+
+    judge: Callable[[Sealed], str | None] = lambda sealed: None
+    """Reason why the run of a record does not admit it; ``None`` if it does."""
+
+    rejected: Counter[Reason] = field(default_factory=Counter)
+    """Number of records that were not believed, by reason. Replays are common."""
+
     _members: dict[PeerId, Member] = field(default_factory=dict)
     _read_at: dict[str, float] = field(default_factory=dict)
     """Time at which each bucket was last read."""
@@ -150,7 +170,7 @@ class PeerTable:
     _quiet: set[str] = field(default_factory=set)
     """Buckets whose last reading returned exactly the known peers."""
 
-    _present_before: dict[PeerId, str] = field(default_factory=dict)
+    _present_before: dict[PeerId, Member] = field(default_factory=dict)
     _news: bool = False
     _swept_at: float = -math.inf
     _order: list[PeerId] | None = None
@@ -165,54 +185,101 @@ class PeerTable:
             self._order = sorted(self._members)
         return iter([self._members[peer] for peer in self._order])
 
+    def __contains__(self, peer: PeerId) -> bool:
+        """Say whether a peer is known as a member, live or not."""
+        return peer in self._members
+
     def get(self, peer: PeerId) -> Member | None:
         """The entry of a peer, live or not."""
         return self._members.get(peer)
 
+    def addresses_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
+        """The addresses that a member announces; none for a peer that is not known."""
+        member = self._members.get(peer)
+        return () if member is None else member.addresses
+
     # --- observations ----------------------------------------------------------------------
 
-    def observe(self, admitted: Admitted, sealed: bytes, *, now: float) -> bool:
-        """Take in a record that the keeper admitted. Says whether it told anything new.
+    def take(
+        self,
+        data: bytes,
+        *,
+        now: float,
+        peer: PeerId | None = None,
+        key: str | None = None,
+        age_s: float = 0.0,
+    ) -> bool:
+        """Take in a record from the network. Says whether it told anything new.
 
-        A peer's sequence numbers increase over all its keys, so an old record in a bucket of
-        another depth does not replace a newer one.
+        ``peer``: the peer that showed this record as its own, itself unless it was found under
+        ``key``. ``age_s``: time since the peer that passed it on first saw it. Without it, peers
+        that pass on the record of a dead peer would keep it alive for ever.
         """
-        record = admitted.record
-        if admitted.peer == self.me:
+        sealed = check(data, run=self.run, key=key, peer=peer)
+        verdict = sealed if isinstance(sealed, Rejected) else self._judged(sealed, data, now, age_s)
+        if isinstance(verdict, Rejected):
+            self.rejected[verdict.reason] += 1
             return False
-        known = self._members.get(admitted.peer)
-        if known is not None and admitted.sealed.sequence <= known.sequence:
+        if verdict is None:
             return False
-        if known is None and not self._has_room(now):
-            return False
-        if known is None:
+        if verdict.peer not in self._members:
+            if not self._make_room(verdict.peer, calls=peer is not None and key is None, now=now):
+                self.rejected["full"] += 1
+                return False
             self._order = None
-        if admitted.peer not in self._present_before or record.leaving:
+        if verdict.peer not in self._present_before or verdict.record.leaving:
             self._news = True
+        self._members[verdict.peer] = verdict
+        return True
+
+    def _judged(
+        self, sealed: Sealed, data: bytes, now: float, age_s: float
+    ) -> Member | Rejected | None:
+        """The member by a record; ``None``: it is known already, or is this peer's own.
+
+        A peer's sequence numbers increase over all its keys and runs, so an old record in a bucket
+        of another depth does not replace a newer one.
+        """
+        record, bucket = sealed.record, sealed.key.rpartition("/")[2]
+        if bucket != bucket_of(sealed.peer, len(bucket)):
+            # In a deep bucket that is read alone one key counts for a thousand peers.
+            return Rejected("misplaced", f"bucket {bucket}")
+        if (reason := self.judge(sealed)) is not None:
+            return Rejected("unadmitted", reason)
+        known = self._members.get(sealed.peer)
+        if sealed.peer == self.me or (known is not None and known.sealed == data):
+            return None
+        if known is not None and sealed.sequence <= known.sequence:
+            return Rejected("replayed", f"sequence {sealed.sequence} after {known.sequence}")
+        seen_at = now - max(0.0, age_s)
+        if sealed.ttl_s > 0 and now >= seen_at + sealed.ttl_s:
+            return Rejected("stale", f"first seen {age_s:.1f} s ago, ttl {sealed.ttl_s:g}")
         # One that was out of reach is the same again: were it new, the two sides of a partition
         # would each have leaders of its own for as long as a peer takes to become established.
         same = known is not None and known.record.incarnation == record.incarnation
-        self._members[admitted.peer] = Member(
-            peer=admitted.peer,
+        return Member(
+            peer=sealed.peer,
+            run=sealed.run,
             record=record,
-            sequence=admitted.sealed.sequence,
-            sealed=sealed,
-            depth=len(admitted.sealed.key.rpartition("/")[2]),
+            sequence=sealed.sequence,
+            sealed=data,
+            depth=len(bucket),
             # By the own eyes: the age of a record that was passed on is the word of another peer.
             first_seen=known.first_seen if known is not None and same else now,
-            record_seen_at=admitted.first_seen,
+            record_seen_at=seen_at,
             worked_at=now if known is None or not same or record.trains else known.worked_at,
-            expires_at=admitted.expires_at,
+            expires_at=seen_at + sealed.ttl_s,
             heard_at=known.heard_at if known is not None else None,
             failed_at=known.failed_at if known is not None else None,
+            network=known.network if known is not None else None,
         )
-        return True
 
     def heard(self, peer: PeerId, now: float) -> None:
         """Note a message from a peer. Ignored if its record is not known."""
         member = self._members.get(peer)
         if member is not None:
-            self._members[peer] = replace(member, heard_at=now)
+            network = member.network or self.network_of(peer)
+            self._members[peer] = replace(member, heard_at=now, network=network)
 
     def remove(self, peer: PeerId) -> None:
         """Forget a peer that the run no longer admits: ``changes`` reports it as lost."""
@@ -243,6 +310,13 @@ class PeerTable:
     def live(self, now: float) -> tuple[Member, ...]:
         """The peers believed to be taking part now, by peer id."""
         return tuple(member for member in self if self._is_live(member, now))
+
+    def live_by_run(self, now: float) -> dict[RunId, list[Member]]:
+        """The peers believed to be taking part now, by run and peer id."""
+        found: dict[RunId, list[Member]] = {}
+        for member in self.live(now):
+            found.setdefault(member.run, []).append(member)
+        return dict(sorted(found.items()))
 
     def present(self, now: float) -> tuple[Member, ...]:
         """Like ``live``, but regardless of failed calls: links break while peers stay."""
@@ -293,19 +367,52 @@ class PeerTable:
 
     def changes(self, now: float) -> list[Change]:
         """The peers that came or went since the last call, by peer id."""
-        live = {member.peer: member.record.name for member in self.present(now)}
+        live = {member.peer: member for member in self.present(now)}
         before = self._present_before
         self._news = False
         changes: list[Change] = []
         for peer in sorted({*live, *before}):
             if peer not in before:
-                changes.append(Change(peer, "joined", live[peer]))
+                changes.append(Change(peer, "joined", live[peer].record.name, live[peer].run))
             elif peer not in live:
-                member = self._members.get(peer)
+                member, last = self._members.get(peer), before[peer]
                 said_so = member is not None and member.record.leaving
-                changes.append(Change(peer, "left" if said_so else "lost", before[peer]))
+                how: Literal["left", "lost"] = "left" if said_so else "lost"
+                changes.append(Change(peer, how, last.record.name, last.run))
         self._present_before = live
         return changes
+
+    def pass_on(
+        self,
+        run: str | None,
+        *,
+        to: PeerId,
+        now: float,
+        rng: np.random.Generator,
+        but: Iterable[Passed] = (),
+    ) -> tuple[Passed, ...]:
+        """Random fresh records, of one run or of all, to pass on: so split swarms reunite.
+
+        ``but``: those that the other peer has just passed on itself.
+        """
+        known_there = {passed.sealed for passed in but}
+        fresh = [
+            member
+            for member in self.live(now)
+            if (run is None or member.run == run)
+            and now - member.record_seen_at < self.settings.expiry_s / 2
+            and member.peer != to
+            and member.sealed not in known_there
+        ]
+        chosen = [fresh[int(i)] for i in rng.permutation(len(fresh))[:PASSED_MAX]]
+        return tuple(Passed(each.sealed, max(0.0, now - each.record_seen_at)) for each in chosen)
+
+    def newer_than(self, record: bytes, peer: PeerId) -> bytes:
+        """A newer record of a peer than the one it just sent; empty if there is none."""
+        sent, known = check(record, peer=peer), self._members.get(peer)
+        if isinstance(sent, Rejected) or known is None or known.sequence <= sent.sequence:
+            return b""
+        return known.sealed
 
     def size_estimate(self, now: float) -> float:
         """Estimated number of peers in the run, including this one.
@@ -318,7 +425,7 @@ class PeerTable:
         for bucket, read_at in self._read_at.items():
             if now - read_at <= window_s:
                 read[len(bucket)] = read.get(len(bucket), 0) + 1
-        size = 0.0 if self.me is None else 1.0
+        size = 0.0 if self.run is None else 1.0
         for member in self._members.values():
             if self._is_present(member, now):
                 share = read.get(member.depth, 0) / 2**member.depth
@@ -332,8 +439,6 @@ class PeerTable:
 
     def own_bucket(self, now: float) -> str:
         """The bucket in which this peer's record belongs now."""
-        if self.me is None:
-            raise ValueError("a table that belongs to no member has no bucket of its own")
         return bucket_of(self.me, self.depth(now))
 
     def buckets_to_read(self, now: float) -> tuple[str, ...]:
@@ -351,7 +456,7 @@ class PeerTable:
             for bucket in self._longest_unread(neighbour)
         ]
         beside.sort(key=self._unread_order)
-        if self.me is not None and not any(self._is_live(m, now) for m in self._members.values()):
+        if not any(self._is_live(m, now) for m in self._members.values()):
             # No peer is known: the swarm may be large, with all records deeper than depth 1.
             path = [bucket_of(self.me, probe) for probe in range(PROBE_DEPTH_MAX + 1)]
             beside = [*path, *(bucket for bucket in beside if bucket not in path)]
@@ -410,10 +515,10 @@ class PeerTable:
             level = [f"{number:0{depth}b}" if depth else "" for number in range(2**depth)]
         else:  # too many to list: only the buckets that share the own first bits
             shared = depth - int(math.log2(64 * limit))
-            start = bucket_of(self.me, shared) if self.me is not None else "0" * shared
+            start = bucket_of(self.me, shared)
             width = depth - shared
             level = [f"{start}{number:0{width}b}" for number in range(2**width)]
-        own = bucket_of(self.me, depth) if self.me is not None else None
+        own = bucket_of(self.me, depth)
         return sorted(level, key=lambda bucket: (bucket != own, *self._unread_order(bucket)))
 
     def _unread_order(self, bucket: str) -> tuple[float, str]:
@@ -440,15 +545,26 @@ class PeerTable:
             self.forget_lost(now)
         return len(self._members) < self.settings.members_max
 
-    def make_room_for_a_caller(self, peer: PeerId, now: float) -> None:
-        """Remove one peer of which others only tell, in a full table, for a peer that calls.
+    def _make_room(self, peer: PeerId, *, calls: bool, now: float) -> bool:
+        """Say whether a peer that is not known may be taken in, for which another one may give way.
 
-        Anybody can sign records of thousands of keys, and has to call with each of them from here.
+        In a full table a peer that calls takes the place of one of which others only tell: anybody
+        can sign records of thousands of keys, and has to call with each of them from here. Then
+        one of the network with the most members gives way to a peer of another network.
         """
-        if peer not in self._members and not self._has_room(now):
-            named = [each for each in self._members.values() if each.heard_at is None]
-            if named:
-                self._drop([min(named, key=lambda m: m.last_sign_at).peer])
+        if self._has_room(now):
+            return True
+        if not calls:
+            return False
+        crowd = [member for member in self._members.values() if member.heard_at is None]
+        if not crowd:
+            sizes = Counter(member.network for member in self._members.values())
+            most = max(sizes.values())
+            if most <= sizes[self.network_of(peer)] + 1:
+                return False
+            crowd = [m for m in self._members.values() if sizes[m.network] == most]
+        self._drop([min(crowd, key=lambda member: member.last_sign_at).peer])
+        return True
 
     def forget(self, now: float) -> None:
         """Drop peers that were lost long ago, or all lost peers if the table is full."""
@@ -463,11 +579,6 @@ class PeerTable:
     def forget_lost(self, now: float) -> None:
         """Drop all lost peers."""
         self._drop([peer for peer, each in self._members.items() if not self._is_live(each, now)])
-
-    def forget_one(self) -> None:
-        """Drop one peer for one of another run: first of those that never called or answered."""
-        least = min(self._members.values(), key=lambda m: (m.heard_at is not None, m.last_sign_at))
-        self._drop([least.peer])
 
     def _drop(self, peers: Sequence[PeerId]) -> None:
         for peer in peers:

@@ -94,7 +94,7 @@ class Dialler:
                     await self._this.host.improve(peer, better, timeout_s=timeout_s)
             return
         addresses = self.addresses_to_dial(peer)
-        if not addresses and self._this.runs.addresses_of(peer):
+        if not addresses and self._this.table.addresses_of(peer):
             reason = f"{DIALS_PER_MINUTE} dials at its address in this minute are the most"
             raise DialLimited(peer, reason)
         await self.dial(peer, addresses, timeout_s=timeout_s)
@@ -106,11 +106,11 @@ class Dialler:
         were tried in vain a while ago, and neither side has moved since.
         """
         this = self._this
-        member = this.runs.member(peer)
+        member = this.table.get(peer)
         own = tuple(address for address in this.own.addresses if not is_relayed(address))
         direct = [
             address
-            for address in this.runs.addresses_of(peer)
+            for address in this.table.addresses_of(peer)
             if not is_relayed(address)
             and not is_loopback(address)
             and (
@@ -133,7 +133,7 @@ class Dialler:
         """
         found = []
         left: dict[str, int] = {}
-        for address in self._of_use(self._this.runs.addresses_of(peer)):
+        for address in self._of_use(self._this.table.addresses_of(peer)):
             place = None if peer in self._answered else self._limited_place(address)
             if place is not None:
                 if place not in left:
@@ -179,7 +179,7 @@ class Dialler:
 
     def is_known(self, peer: PeerId) -> bool:
         """Say whether this peer dials others for ``peer``: for members and peers it has dialled."""
-        return peer in self._answered or self._this.runs.is_member(peer)
+        return peer in self._answered or peer in self._this.table
 
     def is_seed(self, peer: PeerId) -> bool:
         """Say whether a peer is one of those that this peer was given to begin with."""

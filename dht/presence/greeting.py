@@ -74,12 +74,12 @@ class Greeting:
         anybody may be a member of an open run; while none of them was asked all members, and then
         the seeds that the owner of this peer has named.
         """
-        now, runs = self.this.now(), self.this.runs
+        now, table = self.this.now(), self.this.table
         if self.this.profile.run is None:
             return self._clock.estimate(now)
         for counts in (
-            lambda peer: runs.is_member(peer) and self.has_worked(peer),
-            runs.is_member,
+            lambda peer: peer in table and self.has_worked(peer),
+            table.__contains__,
             self.dialler.is_seed,
         ):
             if (estimate := self._clock.estimate(now, counts)) is not None:
@@ -104,10 +104,10 @@ class Greeting:
         strangers = [
             peer
             for peer in sorted(connected)
-            if peer not in self._not_to_greet and not this.runs.is_member(peer)
+            if peer not in self._not_to_greet and peer not in this.table
         ]
         return peers_to_greet(
-            this.table_if_any,
+            this.table,
             connected,
             strangers,
             this.settings.contacts,
@@ -127,11 +127,8 @@ class Greeting:
     def contacts_to_make(self) -> list[PeerId]:
         """The members to connect to, so that enough connections stay open."""
         this = self.this
-        table = this.table_if_any
-        if table is None:
-            return []
         return contacts_to_make(
-            table, self.dialler.connected, this.settings.contacts, now=this.now(), rng=this.rng
+            this.table, self.dialler.connected, this.settings.contacts, now=this.now(), rng=this.rng
         )
 
     async def greet(self, peers: Sequence[PeerId]) -> None:
@@ -148,7 +145,7 @@ class Greeting:
             wire.Hello(
                 run=run or "",
                 record=self.announcement.current(),
-                passed=this.runs.pass_on(run, to=peer, now=now(), rng=this.rng),
+                passed=this.table.pass_on(run, to=peer, now=now(), rng=this.rng),
             )
         )
         this.stats.hellos_sent += 1
@@ -164,14 +161,14 @@ class Greeting:
         except DialLimited:
             return
         except PeerUnreachable:
-            this.runs.failed(peer, now())
+            this.table.failed(peer, now())
             return
         except (CallRefused, ValueError) as error:
             if BUSY in str(error):
                 return  # it is said hello to again, like others
             self._not_to_greet[peer] = now() + REFUSED_PAUSE_S
             # A visitor of the run, such as `shoal doctor`, has no hello.
-            if this.runs.is_member(peer) or NOT_SERVED not in str(error):
+            if peer in this.table or NOT_SERVED not in str(error):
                 this.events.tell("hello_refused", f"{peer} refused the hello: {error}", peer=peer)
             return
         except HostClosed:
@@ -197,11 +194,10 @@ class Greeting:
             self.intake.take(reply.yours, peer=this.id)
         self._take_hello(peer, reply.record, reply.passed)
         self.dialler.connected.add(peer)
-        if run is not None and not this.runs.is_member(peer):
-            table = this.table_if_any
+        if run is not None and peer not in this.table:
             # Others pass this peer's record on to a bootstrap peer. A peer that is alone is
             # forgotten there unless it is back before that ends.
-            beats = 3.0 if table is not None and table.live(now()) else 1.5
+            beats = 3.0 if this.table.live(now()) else 1.5
             self._not_to_greet[peer] = now() + beats * this.settings.membership.heartbeat_s
 
     async def say_goodbye(self, sealed: bytes) -> None:
@@ -249,10 +245,10 @@ class Greeting:
             wire.HelloReply(
                 run=run or "",
                 record=self.announcement.current(),
-                passed=this.runs.pass_on(
+                passed=this.table.pass_on(
                     about, to=peer, now=this.now(), rng=this.rng, but=hello.passed
                 ),
-                yours=this.runs.newer_than(hello.record, peer) if hello.record else b"",
+                yours=this.table.newer_than(hello.record, peer) if hello.record else b"",
                 received_at=received_at,
                 sent_at=this.host.wall_time(),
             )
@@ -274,7 +270,7 @@ class Greeting:
             self.intake.take(record, peer=peer)
         for other in passed:
             self.intake.take(other.sealed, age_s=other.age_s)
-        self.this.runs.heard(peer, self.this.now())
+        self.this.table.heard(peer, self.this.now())
         self.intake.report_news()
 
     def _judge_clock(self) -> None:

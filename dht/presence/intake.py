@@ -60,10 +60,10 @@ class Intake:
                 return False
             if not self._speaks_with_us(sealed):
                 return False
-        is_new = this.runs.take(data, now=this.now(), peer=peer, key=key, age_s=age_s)
-        on_record, table = this.events.on_record, this.table_if_any
-        if is_new and on_record is not None and table is not None and isinstance(sealed, Sealed):
-            member = table.get(sealed.peer)
+        is_new = this.table.take(data, now=this.now(), peer=peer, key=key, age_s=age_s)
+        on_record = this.events.on_record
+        if is_new and on_record is not None and isinstance(sealed, Sealed):
+            member = this.table.get(sealed.peer)
             if member is not None:
                 on_record(member)
         return is_new
@@ -83,20 +83,18 @@ class Intake:
 
     def report_changes(self) -> None:
         """Report the peers that came or went since the last call."""
-        came_or_went = False
-        for run, table in self._this.runs.tables.items():
-            for change in table.changes(self._this.now()):
-                came_or_went = True
-                name, peer = change.name or change.peer, change.peer
-                events = self._this.events
-                if change.kind == "joined":
-                    events.tell("peer_joined", f"{name} joined", peer=peer, run=run)
-                elif change.kind == "left":
-                    events.tell("peer_left", f"{name} left", peer=peer, run=run)
-                else:
-                    text = f"{name} has not been heard of for a while"
-                    events.tell("peer_lost", text, peer=peer, run=run)
-        if came_or_went:
+        changes = self._this.table.changes(self._this.now())
+        for change in changes:
+            name, peer, run = change.name or change.peer, change.peer, change.run
+            events = self._this.events
+            if change.kind == "joined":
+                events.tell("peer_joined", f"{name} joined", peer=peer, run=run)
+            elif change.kind == "left":
+                events.tell("peer_left", f"{name} left", peer=peer, run=run)
+            else:
+                text = f"{name} has not been heard of for a while"
+                events.tell("peer_lost", text, peer=peer, run=run)
+        if changes:
             # A new member may live farther away than the peers that proved reachability, or be the
             # first that can help to find out.
             self._checks.choose_scope()
@@ -104,7 +102,7 @@ class Intake:
 
     def report_news(self) -> None:
         """Report changes at once if a record told of a peer that came or left."""
-        if any(table.has_news for table in self._this.runs.tables.values()):
+        if self._this.table.has_news:
             self.report_changes()
 
     def _speaks_with_us(self, sealed: Sealed) -> bool:
@@ -117,7 +115,7 @@ class Intake:
         ours, theirs = self._this.settings.protocol_versions, sealed.record.protocol
         if protocol.common(theirs, ours) is not None:
             return True
-        if self._this.runs.keeper.judge(sealed) is not None:
+        if self._this.table.judge(sealed) is not None:
             return True  # a stranger says nothing about the run, and the keeper counts it
         here, there = protocol.text(ours), protocol.text(theirs)
         advice = protocol.advice(theirs, ours)

@@ -8,7 +8,6 @@ A file that cannot be read or written is reported and otherwise ignored. Its for
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from pathlib import Path
 
 from dht.addresses import with_peer
@@ -55,16 +54,16 @@ class KeptPeers:
             return None
         return cache if cache is not None and cache.run == (self._run or "") else None
 
-    async def save_if_due(self, tables: Iterable[PeerTable], sequence: int) -> None:
+    async def save_if_due(self, table: PeerTable, sequence: int) -> None:
         """Save if the last time is long ago, or if few peers are kept and a new one was met."""
-        met = _met(tables)
+        met = _met(table)
         missing = len(self._kept) < FEW and any(each.peer not in self._kept for each in met)
         if missing or asyncio.get_running_loop().time() >= self._due_at:
             await self._save(met, sequence)
 
-    async def save(self, tables: Iterable[PeerTable], sequence: int) -> None:
+    async def save(self, table: PeerTable, sequence: int) -> None:
         """Keep the peers that answered this one, the latest first."""
-        await self._save(_met(tables), sequence)
+        await self._save(_met(table), sequence)
 
     async def _save(self, met: list[Member], sequence: int) -> None:
         loop = asyncio.get_running_loop()
@@ -87,11 +86,10 @@ class KeptPeers:
             self._events.tell("cache_unwritable", text, path=str(self._path))
 
 
-def _met(tables: Iterable[PeerTable]) -> list[Member]:
+def _met(table: PeerTable) -> list[Member]:
     """The members that have answered this peer and can be dialled."""
     return [
         member
-        for table in tables
         for member in table
         if member.heard_at is not None and member.reachable is not False and member.addresses
     ]

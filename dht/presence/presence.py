@@ -24,11 +24,10 @@ from multiaddr import Multiaddr
 from dht.addresses import deduplicate, is_dialable, is_loopback, pack, peer_of, rank, without_peer
 from dht.errors import HostClosed
 from dht.host import Host
-from dht.identity import Identity, PeerId, RunId
+from dht.identity import Identity, PeerId
 from dht.limits import Rate
 from dht.membership.admission import Admission, Terms
 from dht.membership.clock_offset import ClockEstimate
-from dht.membership.known_runs import KnownRuns
 from dht.membership.own_record import OwnRecord
 from dht.membership.reachability import Reachability
 from dht.membership.seeds import Outcome
@@ -92,20 +91,16 @@ class Presence:
             release=profile.release,
         )
         own = OwnRecord(identity, facts, settings.membership.expiry_s)
-        runs = KnownRuns(
-            identity.peer_id,
-            profile.run,
-            settings.membership,
-            network_of=self._network_of,
-        )
+        table = PeerTable(profile.run, identity.peer_id, settings.membership)
         events = events or Events()
-        self._this = this = ThisPeer(host, profile, settings, rng, own, runs, events)
+        self._this = this = ThisPeer(host, profile, settings, rng, own, table, events)
         self._kept = KeptPeers(
             settings.cache_path, profile.run, every_s=settings.cache_every_s, events=events
         )
         reachability = Reachability(scope=None)
         self._announcement = Announcement(this, reachability)
         self._dialler = Dialler(this, self._seeds)
+        table.network_of = self._dialler.network_of
         self._dial_backs = DialBacks(
             host,
             self._dialler,
@@ -127,7 +122,7 @@ class Presence:
                 Rate.in_a_minute(settings.calls_per_minute),
                 connected=lambda: self._dialler.connected,
             )
-            runs.keeper.judge = self._door.judge
+            table.judge = self._door.judge
         self._run_files = RunFiles(this, self._dialler, budget)
         self._buckets = BucketReading(this, self._intake)
         self._greeting = Greeting(this, self._dialler, self._intake, self._announcement, budget)
@@ -140,13 +135,8 @@ class Presence:
 
     @property
     def table(self) -> PeerTable:
-        """The other members of this peer's run. Raises ``ValueError`` at a bootstrap peer."""
+        """The other members of this peer's run; at a bootstrap peer the members of all runs."""
         return self._this.table
-
-    @property
-    def tables(self) -> Mapping[RunId, PeerTable]:
-        """The runs of which this peer knows members."""
-        return self._this.runs.tables
 
     @property
     def door(self) -> Door:
@@ -162,7 +152,7 @@ class Presence:
     @property
     def rejected(self) -> Mapping[Reason, int]:
         """Number of records that were not believed, by reason. Replays are common and harmless."""
-        return Counter(self._this.runs.keeper.rejected)
+        return Counter(self._this.table.rejected)
 
     @property
     def misfits(self) -> Mapping[PeerId, Misfit]:
@@ -204,9 +194,6 @@ class Presence:
     def connected(self) -> frozenset[PeerId]:
         """The connected peers, as of the last look."""
         return frozenset(self._dialler.connected)
-
-    def _network_of(self, peer: PeerId) -> str | None:
-        return self._dialler.network_of(peer)
 
     # --- life ------------------------------------------------------------------------------
 
@@ -253,7 +240,7 @@ class Presence:
     async def close(self) -> None:
         """Stop without telling the others, and keep the peers met for the next session."""
         await self._stop()
-        await self._kept.save(self.tables.values(), self._this.own.sequence)
+        await self._kept.save(self.table, self._this.own.sequence)
 
     async def _stop(self) -> None:
         if self._task is not None and not self._task.done():
@@ -306,11 +293,11 @@ class Presence:
 
     def heard(self, peer: PeerId) -> None:
         """Note that the owner exchanged messages with a peer: it is alive."""
-        self._this.runs.heard(peer, self._this.now())
+        self._this.table.heard(peer, self._this.now())
 
     def failed(self, peer: PeerId) -> None:
         """Note that a call of the owner's to a peer failed."""
-        self._this.runs.failed(peer, self._this.now())
+        self._this.table.failed(peer, self._this.now())
 
     async def connect(self, peer: PeerId, *, timeout_s: float) -> None:
         """Make sure that a peer is connected, by the addresses in its record.
@@ -371,9 +358,8 @@ class Presence:
         await self._greeting.greet(self._greeting.contacts_to_make())
         self._intake.report_changes()
         now = this.now()
-        for table in self.tables.values():
-            table.forget(now)
-        await self._kept.save_if_due(self.tables.values(), this.own.sequence)
+        this.table.forget(now)
+        await self._kept.save_if_due(this.table, this.own.sequence)
 
     async def _refresh(self) -> None:
         """Look at the own addresses and connections. Raises ``HostClosed``."""

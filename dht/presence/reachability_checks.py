@@ -93,9 +93,9 @@ class ReachabilityChecks:
 
     def choose_scope(self) -> None:
         """Find out in which scope the known peers live. That of a new member counts at once."""
-        table, now = self.this.table_if_any, self.this.now()
+        this, now = self.this, self.this.now()
         scope = self._proximity.scope_that_counts(
-            () if table is None else table.live(now),
+            () if this.profile.run is None else this.table.live(now),
             now=now,
             count_connected=self.this.profile.observes,
         )

@@ -60,11 +60,11 @@ class Seeking:
         while True:
             with contextlib.suppress(HostClosed):  # its daemon is being restarted
                 await self._checks.look()
-            now, table, connected = this.now(), this.table_if_any, self._dialler.connected
+            now, connected = this.now(), self._dialler.connected
             planner.met(
                 connected,
-                swarm_peers=0 if table is None else int(table.size_estimate(now)),
-                lonely=is_lonely(table, connected, this.settings.contacts, now=now),
+                swarm_peers=int(this.table.size_estimate(now)),
+                lonely=is_lonely(this.table, connected, this.settings.contacts, now=now),
                 now=now,
             )
             for attempt in planner.due(now):

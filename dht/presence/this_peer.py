@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from dht.errors import DhtError
 from dht.host import Host
 from dht.identity import PeerId
-from dht.membership.known_runs import KnownRuns
 from dht.membership.own_record import OwnRecord
 from dht.membership.reachability import Reachability
 from dht.membership.table import Member, PeerTable, bucket_key
@@ -78,23 +77,14 @@ class ThisPeer:
     settings: PresenceSettings
     rng: np.random.Generator
     own: OwnRecord
-    runs: KnownRuns
+    table: PeerTable
+    """The other members of the own run; at a bootstrap peer the members of all runs."""
     events: Events
     stats: PresenceStats = field(default_factory=PresenceStats)
 
     @property
     def id(self) -> PeerId:
         return self.host.peer_id
-
-    @property
-    def table(self) -> PeerTable:
-        """The other members of the own run. Raises ``ValueError`` at a bootstrap peer."""
-        return self.runs.own_table()
-
-    @property
-    def table_if_any(self) -> PeerTable | None:
-        """The other members of the own run; ``None`` at a bootstrap peer."""
-        return None if self.profile.run is None else self.runs.own_table()
 
     def now(self) -> float:
         """The time of the running event loop."""

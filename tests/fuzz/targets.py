@@ -75,7 +75,6 @@ from dht.records import (
     PeerRecord,
     Rejected,
     check,
-    claimed_run,
     seal,
 )
 from peer import attestable, description, status
@@ -435,7 +434,6 @@ TARGETS: dict[str, Target] = {
     ),
     "record": Target([SEALED], _accepted(check), ValueError),
     "signed_record": Target([SEALED[SIGNED_FROM:]], _accepted(_signed), ValueError),
-    "claimed_run": Target([SEALED], claimed_run),
     "credential": Target(_CREDENTIALS, _believed(read_credential, peer=ANNA.peer_id), ValueError),
     "directive": Target([*_DIRECTIVES, _WITH_ORDERS], _believed(read_directive), ValueError),
     "invite_text": Target(

@@ -38,6 +38,7 @@ NOT_FROM_STRANGERS: dict[str, str] = {
     "dht/whole_files.py": OWN_FILES,
     "dht/libp2p/lane/pacing.py": "from the kernel",
     "dht/libp2p/hivemind_host.py": OWN_DAEMON,
+    "dht/libp2p/hivemind_calls.py": OWN_DAEMON,
     "dht/libp2p/hivemind_daemon.py": OWN_DAEMON,
     "averaging/live/streams/buffers.py": OWN_MEMORY,
     "averaging/live/states/state_files.py": OWN_MEMORY,

@@ -240,17 +240,15 @@ class Bootstrap:
         """Content of the page, for ``/state.json``."""
         now = asyncio.get_running_loop().time()
         runs: list[dict[str, Any]] = []
-        for run, table in sorted(self.presence.tables.items()):
-            live = table.live(now)
-            if live:
-                runs.append(
-                    {
-                        "run": run,
-                        "peers": len(live),
-                        "training": sum(member.record.trains for member in live),
-                        "tokens": sum(member.record.counters.tokens for member in live),
-                    }
-                )
+        for run, live in self.presence.table.live_by_run(now).items():
+            runs.append(
+                {
+                    "run": run,
+                    "peers": len(live),
+                    "training": sum(member.record.trains for member in live),
+                    "tokens": sum(member.record.counters.tokens for member in live),
+                }
+            )
         ready = all(check.ok for check in self.checks())
         return {
             "schema": 1,
@@ -272,14 +270,14 @@ class Bootstrap:
     def metrics(self) -> Iterator[Metric]:
         """Figures for Prometheus. The number of series does not depend on peers or runs."""
         now = asyncio.get_running_loop().time()
-        live = [len(table.live(now)) for table in self.presence.tables.values()]
+        live = [len(members) for members in self.presence.table.live_by_run(now).values()]
         estimate, stats = self.presence.clock, self.presence.stats
         records, nan = self.host.records, float("nan")
         relay = Relay() if self.host.lane is None else self.host.lane.relay
         reachable = {True: 1.0, False: 0.0, None: nan}[self.presence.reachable]
         gauges: dict[str, tuple[str, float]] = {
             "connections": ("Peers connected.", len(self.presence.connected)),
-            "runs": ("Runs with live peers.", sum(n > 0 for n in live)),
+            "runs": ("Runs with live peers.", len(live)),
             "peers": ("Live peers of all runs.", sum(live)),
             "directory_stored_bytes": ("Size of the DHT records stored.", records.stored_bytes),
             "directory_neighbours": ("Routing table.", records.neighbours),
@@ -401,11 +399,11 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
 
 async def _judge_members(presence: Presence, peer: PeerId, other: PeerId) -> str | None:
     """Reason why nothing is relayed between two peers; ``None`` for live members of one run."""
-    now = asyncio.get_running_loop().time()
-    for table in presence.tables.values():
-        live = {member.peer for member in table.live(now)}
-        if {peer, other} <= live:
-            return None
+    now, table = asyncio.get_running_loop().time(), presence.table
+    one, two = table.get(peer), table.get(other)
+    both_live = table.is_live(peer, now) and table.is_live(other, now)
+    if one is not None and two is not None and one.run == two.run and both_live:
+        return None
     return f"{MEMBERS_ONLY}, and does not know both as such"
 
 

@@ -84,8 +84,8 @@ class RunPages:
     async def look(self) -> None:
         """Ask the keepers of all runs once."""
         now = asyncio.get_running_loop().time()
-        live = {run: table.live(now) for run, table in self._presence.tables.items()}
-        there = sorted((run for run, each in live.items() if each), key=lambda r: -len(live[r]))
+        live = self._presence.table.live_by_run(now)
+        there = sorted(live, key=lambda run: -len(live[run]))
         found = await asyncio.gather(*(self._look_at(run, live[run]) for run in there[:RUNS_MAX]))
         fresh = dict(zip(there, found, strict=False))
         wall_time = self._host.wall_time()
@@ -123,7 +123,11 @@ class RunPages:
     def _keepers(self, run: RunId) -> Mapping[PeerId, float]:
         """The keepers of a run that are or were here, with the time of the first look at each."""
         now, known = asyncio.get_running_loop().time(), self._keepers_since.get(run, {})
-        there = [m.peer for m in self._presence.tables.get(run, ()) if m.record.role == "keeper"]
+        there = [
+            member.peer
+            for member in self._presence.table
+            if member.run == run and member.record.role == "keeper"
+        ]
         self._keepers_since[run] = {peer: known.get(peer, now) for peer in there}
         return self._keepers_since[run]
 

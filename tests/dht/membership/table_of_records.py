@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dht.identity import Identity, PeerId, RunId
 from dht.membership.table import MembershipSettings, PeerTable, bucket_key, bucket_of
-from dht.record_keeper import Admitted, RecordKeeper
 from dht.records import PeerRecord, seal
 
 ME = Identity.from_seed(b"m" * 32)
@@ -14,10 +13,9 @@ RUN = RunId("5f" * 32)
 
 
 class TableOfRecords:
-    """Feeds a table the way ``dht.presence`` does: through a keeper."""
+    """Feeds a table the way ``dht.presence`` does."""
 
-    def __init__(self, me: PeerId | None = ME.peer_id, **settings: float) -> None:
-        self.keeper = RecordKeeper(RUN)
+    def __init__(self, me: PeerId = ME.peer_id, **settings: float) -> None:
         self.table = PeerTable(RUN, me, MembershipSettings(**settings))  # type: ignore[arg-type]
 
     def record(
@@ -45,9 +43,9 @@ class TableOfRecords:
         )
         key = bucket_key(RUN, bucket_of(identity.peer_id, depth))
         data = seal(record, identity, key=key, sequence=sequence, ttl_s=30)
-        verdict = self.keeper.admit(data, now=now)
-        assert isinstance(verdict, Admitted), verdict
-        return self.table.observe(verdict, data, now=now)
+        taken = self.table.take(data, now=now)
+        assert self.table.rejected.keys() <= {"full", "replayed"}
+        return taken
 
     def live(self, now: float) -> list[PeerId]:
         return [member.peer for member in self.table.live(now)]

@@ -15,8 +15,9 @@ from dht.membership.contacts import (
     is_lonely,
     peers_to_greet,
 )
+from dht.membership.table import PeerTable
 from dht.memory.host import identity_of
-from tests.dht.membership.table_of_records import TableOfRecords
+from tests.dht.membership.table_of_records import ME, TableOfRecords
 
 NAMES = ("anna", "boris", "clara", "dora", "emil", "fedor")
 IDS = {name: identity_of(name).peer_id for name in NAMES}
@@ -40,7 +41,7 @@ def greeted(
     seed: int = 0,
 ) -> list[PeerId]:
     rng = np.random.default_rng(seed)
-    table = None if swarm is None else swarm.table
+    table = PeerTable(None, ME.peer_id) if swarm is None else swarm.table
     return peers_to_greet(table, connected, strangers, SETTINGS, now=now, rng=rng)
 
 
@@ -117,7 +118,7 @@ def test_contacts_are_made_up_to_the_fewest_wished_established_peers_first() -> 
 
 def test_a_peer_is_lonely_until_it_has_the_fewest_contacts_or_all_there_are() -> None:
     def lonely(swarm: TableOfRecords | None, connected: Collection[PeerId]) -> bool:
-        table = None if swarm is None else swarm.table
+        table = PeerTable(None, ME.peer_id) if swarm is None else swarm.table
         return is_lonely(table, connected, SETTINGS, now=1.0)
 
     swarm = swarm_of("anna", "boris", "clara")

@@ -8,7 +8,7 @@ import msgspec
 from multiaddr import Multiaddr
 
 from dht.addresses import Scope, pack
-from dht.identity import PeerId
+from dht.identity import PeerId, RunId
 from dht.membership.reachability import Proximity
 from dht.membership.table import Member
 from dht.records import PeerRecord
@@ -18,6 +18,7 @@ OWN = Multiaddr("/ip4/192.168.1.2/tcp/7700")
 
 def member(*addresses: str) -> Member:
     return Member(
+        run=RunId("run"),
         peer=PeerId("12D3KooWBoris"),
         record=PeerRecord(
             protocol=(1, 1),

@@ -16,7 +16,6 @@ from dht.membership.table import (
     bucket_of,
     depth_for,
 )
-from dht.record_keeper import Admitted
 from dht.records import PeerRecord, seal
 from tests.dht.membership.table_of_records import ANNA, BORIS, ME, RUN, TableOfRecords
 
@@ -140,7 +139,7 @@ def test_goodbye_ends_it_at_once_and_an_older_record_elsewhere_does_not_revive_i
     assert swarm.live(5.0) == []
 
     swarm.table.heard(ANNA.peer_id, 6.0)  # it may still talk while it drains
-    assert not swarm.record(ANNA, 6.0, sequence=2, depth=1)  # its own key: the keeper lets it in
+    assert not swarm.record(ANNA, 6.0, sequence=2, depth=1)
     assert swarm.live(6.0) == []
 
     assert swarm.record(ANNA, 7.0, sequence=4)
@@ -157,9 +156,9 @@ def test_changes_tell_who_came_and_how_who_went() -> None:
         (BORIS.peer_id, "joined"),
     }
     swarm.record(ANNA, 1.0, sequence=2, leaving=True)
-    assert swarm.table.changes(1.0) == [Change(ANNA.peer_id, "left", "n")]
+    assert swarm.table.changes(1.0) == [Change(ANNA.peer_id, "left", "n", RUN)]
     assert swarm.table.changes(2.0) == []
-    assert swarm.table.changes(30.0) == [Change(BORIS.peer_id, "lost", "n")]
+    assert swarm.table.changes(30.0) == [Change(BORIS.peer_id, "lost", "n", RUN)]
 
 
 def test_the_own_record_is_no_member() -> None:
@@ -192,9 +191,7 @@ def test_nobody_is_established_because_another_says_that_it_saw_it_long_ago() ->
     swarm = TableOfRecords()
     record = PeerRecord(protocol=(1, 1), role="learner", incarnation=1, reachable=True)
     data = seal(record, ANNA, key=bucket_key(RUN, ""), sequence=1, ttl_s=600)
-    verdict = swarm.keeper.admit(data, now=1000.0, age_s=590.0)
-    assert isinstance(verdict, Admitted) and verdict.first_seen == 410.0
-    swarm.table.observe(verdict, data, now=1000.0)
+    assert swarm.table.take(data, now=1000.0, age_s=590.0)
     swarm.table.heard(ANNA.peer_id, 1001.0)
     assert swarm.established(1002.0) == [] and swarm.established(1030.0) == [ANNA.peer_id]
     (member,) = swarm.table

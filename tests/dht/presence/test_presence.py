@@ -1169,8 +1169,7 @@ async def test_an_observer_sees_all_and_is_seen_by_nobody(swarm: Swarm) -> None:
     await swarm.stop("visitor", leave=True)
     await asyncio.sleep(MINUTE)
     for peer in [swarm.peers["seed"], *members]:
-        tables = peer.presence.tables.values()
-        assert all(table.get(visitor.id) is None for table in tables)
+        assert visitor.id not in peer.presence.table
         assert not [event for event in peer.events if event.name.startswith("peer_")]
     found = await members[0].host.directory.look_up(bucket_key(RUN, ""), timeout_s=5)
     assert everybody == set(found)
@@ -1204,9 +1203,8 @@ async def test_a_bootstrap_peer_introduces_the_members_of_each_run_to_each_other
     await until(
         lambda: swarm.all_see(ours) and swarm.all_see(theirs), within_s=30, what="both runs"
     )
-    assert set(seed.presence.tables) == {RUN, OTHER_RUN}
-    with pytest.raises(ValueError, match="no run of its own"):
-        _ = seed.presence.table
+    now = asyncio.get_running_loop().time()
+    assert set(seed.presence.table.live_by_run(now)) == {RUN, OTHER_RUN}
 
 
 async def test_a_bootstrap_peer_does_not_lose_a_member_that_is_alone(swarm: Swarm) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from averaging.numbers.layout import Layout, TensorSpec
-from dht.identity import Identity, PeerId
+from dht.identity import Identity, PeerId, RunId
 from dht.membership.table import Member
 from dht.records import PeerRecord
 from peer.agent.peer import Peer
@@ -21,6 +21,7 @@ def member(**facts: object) -> Member:
     said = {"role": "learner", **facts}
     record = PeerRecord(protocol=(1, 1), incarnation=1, **said)  # type: ignore[arg-type]
     return Member(
+        run=RunId("run"),
         peer=BORIS,
         record=record,
         sequence=1,

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from averaging.history.merged_map import Mark
-from dht.identity import PeerId
+from dht.identity import PeerId, RunId
 from dht.membership.table import Member
 from dht.records import PeerRecord, pack_versions
 from peer.events.board import Board
@@ -29,6 +29,7 @@ def a_member(peer: PeerId, *, versions: tuple[int, ...] = (), trains: bool = Tru
         versions=versions,
     )
     return Member(
+        run=RunId("run"),
         peer=peer,
         record=record,
         sequence=1,

@@ -48,7 +48,7 @@ def test_a_page_is_what_a_keeper_publishes_and_otherwise_what_records_say() -> N
             return found
 
         def is_met() -> bool:
-            return RUN.run_id in presence.tables
+            return any(member.run == RUN.run_id for member in presence.table)
 
         await until(is_met, within_s=60.0, what="the keeper is met")
         found = await look()
@@ -76,8 +76,7 @@ def test_a_page_is_what_a_keeper_publishes_and_otherwise_what_records_say() -> N
         await member.close()
 
         def is_gone() -> bool:
-            table = presence.tables.get(RUN.run_id)
-            return table is None or not table.live(asyncio.get_running_loop().time())
+            return not presence.table.live(asyncio.get_running_loop().time())
 
         await until(is_gone, within_s=120.0, what="the keeper has left")
         found = await look()
@@ -142,7 +141,7 @@ def test_a_keeper_that_answers_nonsense_is_no_keeper_that_publishes() -> None:
             return msgspec.msgpack.encode({"run": "ab" * 32, "at": 0.0, "name": "x" * 10_000})
 
         await keeper.serve_calls(CALL.protocol, answer, request_max_bytes=CALL.request_max_bytes)
-        await until(lambda: bool(presence.tables), within_s=60.0, what="the keeper is met")
+        await until(lambda: len(presence.table) > 0, within_s=60.0, what="the keeper is met")
         pages = RunPages(host, presence, own)
         await pages.look()
         [found] = pages.pages().values()
