@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Annotated, TypeAlias
 
 import blake3
@@ -29,9 +30,6 @@ PAGES_MAX = 64
 VALUES_MAX = 1 << 40
 """Size of a model that a reader makes a layout for: its units take memory before anything else."""
 
-KINDS = "kinds"
-"""Asked for in place of a number: which tensors are laid out in a way of their own."""
-
 ABSENT = "absent"
 
 Difference: TypeAlias = tuple[str, str, str]
@@ -45,32 +43,35 @@ class Described(Struct, frozen=True, array_like=True):
     shape: Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**62)], ...], Meta(max_length=64)]
     digest: Annotated[str, Meta(max_length=64)] = ""
     """Hash of the values of a frozen tensor; empty for one that peers exchange."""
+    kind: Kind | None = None
+    """What an exchanged tensor is for the layout."""
 
     @property
     def words(self) -> str:
         return f"{self.shape}, frozen" if self.digest else f"{self.shape}"
 
 
-_Name: TypeAlias = Annotated[str, Meta(max_length=1024)]
+def tensors_of(layout: Layout) -> tuple[Described, ...]:
+    """The tensors that are exchanged, for ``layout_of``."""
+    units = (unit for fragment in layout.fragments for unit in fragment.units)
+    kinds = {unit.tensor: unit.kind for unit in units}
+    return tuple(Described(s.name, s.shape, kind=kinds.get(s.name)) for s in layout.specs)
 
 
-class Kinds(Struct, frozen=True, array_like=True):
-    """Names of the exchanged tensors that are not plain matrices or vectors."""
+def layout_of(tensors: Iterable[Described], fragments: int) -> Layout:
+    """The layout of the tensors that are exchanged, of all of a model's."""
+    exchanged = [tensor for tensor in tensors if not tensor.digest]
 
-    embeddings: tuple[_Name, ...] = ()
-    heads: tuple[_Name, ...] = ()
-    statistics: tuple[_Name, ...] = ()
+    def named(kind: Kind) -> list[str]:
+        return [tensor.name for tensor in exchanged if tensor.kind == kind]
 
-    @classmethod
-    def of(cls, layout: Layout) -> Kinds:
-        def named(kind: Kind) -> tuple[str, ...]:
-            units = (unit for fragment in layout.fragments for unit in fragment.units)
-            return tuple(sorted({unit.tensor for unit in units if unit.kind == kind}))
-
-        return cls(named("embedding"), named("head"), named("statistic"))
-
-
-PLAIN = Kinds()
+    return Layout.build(
+        [TensorSpec(tensor.name, tensor.shape) for tensor in exchanged],
+        fragments,
+        embeddings=named("embedding"),
+        heads=named("head"),
+        statistics=named("statistic"),
+    )
 
 
 @dataclass(frozen=True)
@@ -80,19 +81,12 @@ class Description:
     tensors: tuple[Described, ...]
     knows_frozen: bool = True
     """False if the frozen tensors are not here: a keeper's, or those of a distributed model."""
-    kinds: Kinds = PLAIN
 
     @classmethod
-    def of(
-        cls,
-        exchanged: Iterable[TensorSpec],
-        frozen: Sequence[Described] | None,
-        kinds: Kinds = PLAIN,
-    ) -> Description:
+    def of(cls, exchanged: Iterable[Described], frozen: Sequence[Described] | None) -> Description:
         """``frozen``: the frozen tensors; ``None`` if they are not known."""
-        trained = (Described(spec.name, spec.shape) for spec in exchanged)
-        both = sorted((*trained, *(frozen or ())), key=lambda tensor: tensor.name)
-        return cls(tuple(both), knows_frozen=frozen is not None, kinds=kinds)
+        both = sorted((*exchanged, *(frozen or ())), key=lambda tensor: tensor.name)
+        return cls(tuple(both), knows_frozen=frozen is not None)
 
     @cached_property
     def frozen_hash(self) -> str:
@@ -112,7 +106,7 @@ class Description:
         differing = []
         for name in sorted(ours.keys() | theirs.keys()):
             mine, other = ours.get(name), theirs.get(name)
-            if mine == other:
+            if mine and other and (mine.shape, mine.digest) == (other.shape, other.digest):
                 continue
             words = [ABSENT if each is None else each.words for each in (mine, other)]
             if words[0] == words[1]:
@@ -126,12 +120,15 @@ def _check(told: tuple[bool, Sequence[Described]]) -> None:
         raise ValueError("a description contains characters that cannot be printed")
 
 
-_PROTOCOL = "/shoal/model/1"
-TENSORS: Call[str, tuple[bool, Sequence[Described]]] = Call(
-    _PROTOCOL, tuple[bool, list[Described]], "a description", 2 * PAGE_BYTES, _check
+CALL: Call[int, tuple[bool, Sequence[Described]]] = Call(
+    "/shoal/model/1",
+    tuple[bool, list[Described]],
+    "a description",
+    2 * PAGE_BYTES,
+    _check,
+    asks=Annotated[int, Meta(ge=0)],
 )
-"""The question of this call is the number of the first tensor, or ``KINDS`` for the next call."""
-KINDS_OF_TENSORS: Call[str, Kinds] = Call(_PROTOCOL, Kinds, "the kinds of tensors", 2 * PAGE_BYTES)
+"""The question of this call is the number of the first tensor."""
 
 
 def page(description: Description, start: int) -> bytes:
@@ -139,20 +136,11 @@ def page(description: Description, start: int) -> bytes:
     tensors: list[Described] = []
     size = 0
     for tensor in description.tensors[start:]:
-        size += len(tensor.name.encode()) + 16 * (len(tensor.shape) + 2) + len(tensor.digest)
+        size += len(tensor.name.encode()) + 16 * (len(tensor.shape) + 3) + len(tensor.digest)
         if tensors and size > PAGE_BYTES:
             break
         tensors.append(tensor)
-    return TENSORS.encode((description.knows_frozen, tensors))
-
-
-def answer(description: Description, asked: str) -> bytes:
-    """Answer another peer's call. Raises ``ValueError``."""
-    if asked == KINDS:
-        return KINDS_OF_TENSORS.encode(description.kinds)
-    if not asked.isdecimal():
-        raise ValueError(f"{asked[:64]!r} is no number of a tensor")
-    return page(description, int(asked))
+    return CALL.encode((description.knows_frozen, tensors))
 
 
 async def ask(host: Host, peer: PeerId, run: RunId, *, timeout_s: float) -> Description:
@@ -161,7 +149,7 @@ async def ask(host: Host, peer: PeerId, run: RunId, *, timeout_s: float) -> Desc
     knows_frozen = True
     for _ in range(PAGES_MAX):
         place = len(tensors)
-        knows_frozen, more = await TENSORS.ask(host, peer, run, str(place), timeout_s=timeout_s)
+        knows_frozen, more = await CALL.ask(host, peer, run, place, timeout_s=timeout_s)
         if not more:
             break
         tensors += more
@@ -176,14 +164,7 @@ async def read_layout(
     Raises ``DhtError``, or ``ValueError``.
     """
     theirs = await ask(host, peer, run, timeout_s=timeout_s)
-    kinds = await KINDS_OF_TENSORS.ask(host, peer, run, KINDS, timeout_s=timeout_s)
-    specs = [TensorSpec(each.name, each.shape) for each in theirs.tensors if not each.digest]
-    if (values := sum(spec.size for spec in specs)) > VALUES_MAX:
+    values = sum(prod(each.shape) for each in theirs.tensors if not each.digest)
+    if values > VALUES_MAX:
         raise ValueError(f"a model of {values} values; {VALUES_MAX} are the most")
-    return Layout.build(
-        specs,
-        fragments,
-        embeddings=kinds.embeddings,
-        heads=kinds.heads,
-        statistics=kinds.statistics,
-    )
+    return layout_of(theirs.tensors, fragments)

@@ -35,7 +35,6 @@ from averaging.live.averager import Averager
 from averaging.live.slices.watch import Watch
 from averaging.live.states.fetcher import FetchProgress
 from averaging.numbers.codecs import codec_named
-from averaging.numbers.layout import Layout, TensorSpec
 from dht.bounded_mapping import ALL, PROCESS_BYTES_MAX
 from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable, StreamBroken
 from dht.identity import Identity, RunId
@@ -72,6 +71,7 @@ from peer.bridge.messages import (
 )
 from peer.bridge.shared_memory import SharedTensors
 from peer.bridge.trainer_line import TrainerLine, hear_doorbell
+from peer.description import layout_of
 from peer.errors import REFUSALS, PeerError
 from peer.guest.enforcement import Guest
 from peer.quantities import peers_text
@@ -122,13 +122,7 @@ class Agent(Role):
         watched: Watched,
     ) -> None:
         run = from_canonical(begin.run, RunId(blake3.blake3(begin.run).hexdigest()))
-        layout = Layout.build(
-            [TensorSpec(t.name, tuple(t.shape), t.dtype) for t in begin.tensors],
-            run.outer.fragments,
-            embeddings=begin.embeddings,
-            heads=begin.heads,
-            statistics=begin.statistics,
-        )
+        layout = layout_of(begin.tensors, run.outer.fragments)
         directory = Path(begin.directory)
         identity = Identity.load_or_create(directory / KEY)
         seat = Seat(

@@ -34,7 +34,7 @@ from peer.agent.end_of_run import EndOfRun
 from peer.agent.network import Network
 from peer.agent.owners_orders import OwnersOrders
 from peer.agent.services import Fields, Role, Seat, Service
-from peer.description import Description, Kinds
+from peer.description import Description, tensors_of
 from peer.errors import NotAdmitted
 from peer.events.board import Board
 from peer.events.names import Names
@@ -86,7 +86,7 @@ class Peer:
         loop = asyncio.get_running_loop()
         self.seat = seat
         self.layout = layout
-        self.description = Description.of(layout.specs, seat.frozen, Kinds.of(layout))
+        self.description = Description.of(tensors_of(layout), seat.frozen)
         self.guest = guest
         self.role = role
         self.services: list[Service] = []

@@ -63,7 +63,7 @@ class Questions(Service):
     async def open(self, stack: AsyncExitStack) -> None:
         host = self.network.guarded
         await status.CALL.serve(host, self.seat.run.run_id, self.answer_status)
-        await description.TENSORS.serve(host, self.seat.run.run_id, self._answer_description)
+        await description.CALL.serve(host, self.seat.run.run_id, self._answer_description)
         if self.good is not None:
             await attestable.CALL.serve(host, self.seat.run.run_id, self._answer_attestable)
 
@@ -90,8 +90,8 @@ class Questions(Service):
         finally:
             self._asking_for_others -= 1
 
-    async def _answer_description(self, peer: PeerId, asked: str) -> bytes:
-        return description.answer(self.description, asked)
+    async def _answer_description(self, peer: PeerId, asked: int) -> bytes:
+        return description.page(self.description, asked)
 
     async def _answer_attestable(self, peer: PeerId, asked: str) -> bytes:
         assert self.good is not None

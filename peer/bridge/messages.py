@@ -39,14 +39,6 @@ class _Message(Struct, frozen=True, array_like=True, tag=True):
     """A message of either side."""
 
 
-class ExchangedTensor(Struct, frozen=True, array_like=True):
-    """A parameter to be exchanged."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-
 class Begin(_Message, frozen=True, kw_only=True):
     """Trainer, first message: everything that an agent has to know."""
 
@@ -57,11 +49,8 @@ class Begin(_Message, frozen=True, kw_only=True):
     """Folder for key, checkpoints, known peers and the event log of this peer in this run."""
     settings: PeerSettings
     """All its seeds are in them, also those of the run file."""
-    tensors: tuple[ExchangedTensor, ...]
-    embeddings: tuple[str, ...]
-    heads: tuple[str, ...]
-    statistics: tuple[str, ...] = ()
-    """The tensors among them that are buffers."""
+    tensors: tuple[Described, ...]
+    """All that are exchanged."""
     frozen: tuple[Described, ...] | None = None
     """Parameters that are not exchanged; ``None`` if no process has them whole."""
     allow_frozen_differences: bool = False

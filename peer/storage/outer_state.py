@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from blake3 import blake3
 
@@ -21,9 +22,10 @@ from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
 from averaging.messages import Link
 from averaging.numbers.arrays import Float32s, uninitialised_floats
-from averaging.numbers.layout import Layout, TensorSpec
+from averaging.numbers.layout import Layout
 from dht.identity import PeerId
 from dht.whole_files import new_file
+from peer.description import Described, layout_of, tensors_of
 from peer.errors import CheckpointDamaged, FolderOfAnotherRun, NotWritten, PeerError, RunFileError
 from peer.run_file.reading import from_canonical
 from peer.run_file.sections import RunFile
@@ -102,7 +104,7 @@ def outer_content(
         "run_id": run.run_id,
         "run": run.canonical().decode(),
         "layout_hash": layout.hash.hex(),
-        "layout": _describe(layout, fragments=run.outer.fragments),
+        "layout": msgspec.to_builtins(tensors_of(layout)),
         "fragments": [described(state) for state in states],
         "ledger": ledger,
         "directives": [data.hex() for data in directives],
@@ -257,28 +259,10 @@ def named_tensors(layout: Layout, states: Sequence[FragmentState]) -> dict[str, 
     }
 
 
-def _describe(layout: Layout, *, fragments: int) -> dict[str, Any]:
-    kinds = {unit.tensor: unit.kind for part in layout.fragments for unit in part.units}
-    return {
-        "specs": [[spec.name, list(spec.shape), spec.dtype] for spec in layout.specs],
-        "fragments": fragments,
-        "embeddings": sorted(name for name, kind in kinds.items() if kind == "embedding"),
-        "heads": sorted(name for name, kind in kinds.items() if kind == "head"),
-        "statistics": sorted(name for name, kind in kinds.items() if kind == "statistic"),
-    }
-
-
 def _read(checkpoint: Checkpoint, floats: Callable[[int], Float32s]) -> OuterState:
     meta = checkpoint.meta
     run = from_canonical(meta["run"].encode(), meta["run_id"])
-    shapes = meta["layout"]
-    layout = Layout.build(
-        [TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in shapes["specs"]],
-        shapes["fragments"],
-        embeddings=shapes["embeddings"],
-        heads=shapes["heads"],
-        statistics=shapes.get("statistics", ()),  # added after the first format
-    )
+    layout = layout_of(msgspec.convert(meta["layout"], list[Described]), run.outer.fragments)
     if layout.hash.hex() != meta["layout_hash"]:
         raise CheckpointDamaged(str(checkpoint.path), "its layout does not have its hash")
     with checkpoint.tensors() as tensors:

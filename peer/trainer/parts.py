@@ -11,24 +11,23 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
+from averaging.numbers.layout import Layout
 from dht.identity import Identity, PeerId
 from peer.bridge.agent_process import AgentProcess
-from peer.bridge.messages import Begin, ExchangedTensor, Phase
+from peer.bridge.messages import Begin, Phase
 from peer.bridge.shared_memory import SharedTensors
 from peer.data.feed import Feed
+from peer.description import tensors_of
 from peer.errors import LeftEarly, RunUnreachable, explained, remade
 from peer.events.names import printable
 from peer.joining.find import ask_peers
 from peer.joining.link import FoundRun, find_run
-from peer.model.recipes import embedding_names, head_names
 from peer.run_file.schedule import Rates
 from peer.run_file.sections import RunFile
 from peer.storage.address import LOOKS_FIRST_S, met_here, with_own_peers
@@ -49,7 +48,6 @@ from peer.trainer.parameters import (
     frozen_parameters,
     is_coarse,
     model_layout,
-    specs_of,
     statistics_of,
 )
 from peer.trainer.rank import Plan, RankParts
@@ -128,7 +126,7 @@ def open_parts(plan: Plan, news: News, conditions: Conditions, stack: ExitStack)
         coarse=is_coarse(parameters),
     )
     stack.callback(memory.close)
-    begin = _first_message(plan, found_run, home, parameters, is_here=bool(here))
+    begin = _first_message(plan, found_run, home, layout, is_here=bool(here))
     agent = _agent(settings, begin, memory, home, news)
     pieces = None
     if plan.ranks is not None:
@@ -261,7 +259,7 @@ def _first_message(
     plan: Plan,
     found: FoundRun,
     home: _Home,
-    parameters: Mapping[str, torch.Tensor],
+    layout: Layout,
     *,
     is_here: bool,
 ) -> Begin:
@@ -271,10 +269,7 @@ def _first_message(
         run=found.run.canonical(),
         directory=str(home.directory),
         settings=settings.with_seeds(seeds),
-        tensors=tuple(ExchangedTensor(s.name, s.shape, s.dtype) for s in specs_of(parameters)),
-        embeddings=tuple(sorted(embedding_names(plan.model) & parameters.keys())),
-        heads=tuple(sorted(head_names(plan.model) & parameters.keys())),
-        statistics=tuple(sorted(statistics_of(plan.model, found.run.outer.buffers))),
+        tensors=tensors_of(layout),
         frozen=frozen_parameters(plan.model),
         allow_frozen_differences=settings.allow_frozen_differences,
         credential=home.credential,

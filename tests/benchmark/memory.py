@@ -33,11 +33,12 @@ from averaging.numbers.codecs import codec_names
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
 from peer.bridge.agent_process import AgentProcess, LineSettings
-from peer.bridge.messages import Begin, ExchangedTensor, FromAgent, Happened, Over, Report
+from peer.bridge.messages import Begin, FromAgent, Happened, Over, Report
 from peer.bridge.settings import PeerSettings
 from peer.bridge.shared_memory import SharedTensors, SlotState
 from peer.cli.application import Json, json_text
 from peer.cli.showing import usage_errors
+from peer.description import tensors_of
 from peer.errors import PeerError
 from peer.extras.typed import count, seconds
 from peer.quantities import bytes_text, plural
@@ -214,9 +215,7 @@ class StandIn(threading.Thread):
                 page=None,
                 state_on_disk=WAYS[way],
             ),
-            tensors=tuple(ExchangedTensor(spec.name, spec.shape, spec.dtype) for spec in specs),
-            embeddings=(),
-            heads=(),
+            tensors=tensors_of(layout),
             found_after_s=None if seeds else 0.0,
             started_at=time.time(),
             earlier_tokens=0,

@@ -45,7 +45,6 @@ from averaging.numbers.arithmetic import squares_at_most
 from averaging.numbers.arrays import arithmetic
 from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named, codec_names
-from averaging.numbers.layout import TensorSpec
 from dht import addresses
 from dht.identity import Identity, RunId
 from dht.libp2p import directory_wire
@@ -80,7 +79,7 @@ from dht.records import (
 from peer import attestable, description, status
 from peer.attestable import Kept
 from peer.calls import Call
-from peer.description import Described, Description, Kinds
+from peer.description import Described, Description
 from peer.errors import LinkError, RunFileError
 from peer.extras.credit.accounting import wire as credit
 from peer.extras.run_lists import listed
@@ -466,15 +465,13 @@ TARGETS: dict[str, Target] = {
     "description": Target(
         [
             description.page(
-                Description.of([TensorSpec("weight", (3, 4))], [Described("base", (2,), "ab12")]), 0
+                Description.of(
+                    [Described("weight", (3, 4), kind="head")], [Described("base", (2,), "ab12")]
+                ),
+                0,
             )
         ],
-        description.TENSORS.decode,
-        ValueError,
-    ),
-    "kinds": Target(
-        [msgspec.msgpack.encode(Kinds(("words",), ("head",), ("norm.running_mean",)))],
-        description.KINDS_OF_TENSORS.decode,
+        description.CALL.decode,
         ValueError,
     ),
     "attestable": _answer(attestable.CALL, (Kept(1, 8, bytes(32), bytes(32), bytes(32), 100),)),

@@ -34,6 +34,7 @@ from peer import cli
 from peer.bridge import messages as bridge
 from peer.bridge.messages import FromAgent, FromTrainer
 from peer.bridge.settings import PeerSettings
+from peer.description import Described
 from peer.extras.credit.accounting import wire
 from peer.extras.credit.kept import save_tally
 from peer.extras.orders.directives import Delivered
@@ -206,9 +207,7 @@ BEGIN = bridge.Begin(
     run=b"{}",
     directory="/a/folder",
     settings=PeerSettings(name="anna", seeds=(SEED,)),
-    tensors=(bridge.ExchangedTensor("w", (2, 4), "float32"),),
-    embeddings=("e",),
-    heads=("h",),
+    tensors=(Described("w", (2, 4), kind="head"),),
     found_after_s=None,
     started_at=1.5,
     earlier_tokens=7,

@@ -13,9 +13,10 @@ import pytest
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
 from peer.bridge.agent_process import AgentProcess, LineSettings
-from peer.bridge.messages import Begin, ExchangedTensor, FromAgent, Happened, Over, Phase
+from peer.bridge.messages import Begin, FromAgent, Happened, Over, Phase
 from peer.bridge.settings import PeerSettings
 from peer.bridge.shared_memory import SharedTensors
+from peer.description import tensors_of
 from peer.run_file.reading import parse
 from peer.views.event_log import read_events
 from tests.processes import descendants
@@ -49,9 +50,7 @@ def agent_at(
             listen=(f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}",),
             page=None,
         ),
-        tensors=(ExchangedTensor("w", (4,), "float32"),),
-        embeddings=(),
-        heads=(),
+        tensors=tensors_of(layout),
         found_after_s=0.0,
         started_at=time.time(),
         earlier_tokens=0,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,7 @@ from dht.errors import CallRefused
 from dht.identity import PeerId, RunId
 from dht.memory.virtual_loop import run
 from peer import description
-from peer.description import Described, Description, Kinds
+from peer.description import Described, Description, tensors_of
 from peer.errors import ModelMismatch, remade
 
 RUN = RunId("5f" * 32)
@@ -20,7 +19,7 @@ RUN = RunId("5f" * 32)
 
 def made(shapes: dict[str, tuple[int, ...]], frozen: dict[str, str] | None = None) -> Description:
     return Description.of(
-        [TensorSpec(name, shape) for name, shape in shapes.items()],
+        [Described(name, shape) for name, shape in shapes.items()],
         None
         if frozen is None
         else [Described(name, (2,), hash_) for name, hash_ in frozen.items()],
@@ -55,7 +54,7 @@ class Lines:
     async def call(self, peer: PeerId, protocol: str, request: bytes, *, timeout_s: float) -> bytes:
         self.calls += 1
         try:
-            return description.answer(self.there, description.TENSORS.asked(request, RUN))
+            return description.page(self.there, description.CALL.asked(request, RUN))
         except ValueError as error:
             raise CallRefused(peer, protocol, str(error)) from error
 
@@ -92,7 +91,7 @@ def test_a_reader_makes_the_layout_of_a_model_that_it_does_not_have() -> None:
     layout = Layout.build(
         specs, 3, embeddings=["words"], heads=["head"], statistics=["norm.running_mean"]
     )
-    there = Description.of(specs, [Described("base", (3,), "11")], Kinds.of(layout))
+    there = Description.of(tensors_of(layout), [Described("base", (3,), "11")])
     made = run(description.read_layout(Lines(there), PeerId("anna"), RUN, 3, timeout_s=1.0))  # type: ignore[arg-type]
     assert made.hash == layout.hash
     assert [spec.name for spec in made.specs] == sorted(shapes)
@@ -102,16 +101,3 @@ def test_a_claimed_model_of_any_size_costs_a_reader_nothing() -> None:
     there = made({"a": (1 << 30, 1 << 30)})
     with pytest.raises(ValueError, match="are the most"):
         run(description.read_layout(Lines(there), PeerId("anna"), RUN, 3, timeout_s=1.0))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("answer", [b"", b"\x93\xa1a", b"\x93" + b"\x90" * 3 + b"x"])
-def test_kinds_of_tensors_that_are_not_are_refused(answer: bytes) -> None:
-    class Liar(Lines):
-        async def call(self, peer: PeerId, protocol: str, request: bytes, **given: float) -> bytes:
-            if request.endswith(b"kinds"):
-                return answer
-            return description.answer(self.there, description.TENSORS.asked(request, RUN))
-
-    liar: Any = Liar(made({"a": (2,)}))
-    with pytest.raises(ValueError, match="not the kinds of tensors"):
-        run(description.read_layout(liar, PeerId("anna"), RUN, 1, timeout_s=1.0))

@@ -22,7 +22,7 @@ import numpy as np
 
 from averaging.history.state import FragmentState
 from averaging.messages import Link
-from averaging.numbers.layout import Layout, TensorSpec
+from averaging.numbers.layout import Layout
 from dht.identity import Identity
 from peer.agent.slots import Adopted, SlotPort
 from peer.bridge.messages import (
@@ -44,6 +44,7 @@ from peer.bridge.messages import (
 )
 from peer.bridge.shared_memory import SharedTensors
 from peer.bridge.trainer_line import TrainerLine, hear_doorbell
+from peer.description import layout_of
 from peer.status import PeerRow, PeerStatus
 
 if TYPE_CHECKING:
@@ -159,15 +160,8 @@ async def live(line: TrainerLine, bell_at: int, memory: SharedTensors) -> None:
             os.close(bell_at)
             return
     me = Identity.load_or_create(Path(begin.directory, "identity.key")).peer_id
-    specs = [TensorSpec(t.name, t.shape, t.dtype) for t in begin.tensors]
     run = msgspec.json.decode(begin.run)
-    layout = Layout.build(
-        specs,
-        run["outer"]["fragments"],
-        embeddings=begin.embeddings,
-        heads=begin.heads,
-        statistics=begin.statistics,
-    )
+    layout = layout_of(begin.tensors, run["outer"]["fragments"])
     assert layout.hash == memory.layout
 
     def adopted(what: Adopted) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 import msgspec
 
 from peer.bridge.agent_process import AgentProcess, LineSettings, agent_environment
-from peer.bridge.messages import Beat, ExchangedTensor, FromAgent
+from peer.bridge.messages import Beat, FromAgent
 from peer.bridge.shared_memory import SharedTensors
+from peer.description import Described
 from tests.peer.bridge.example_messages import BEGIN
 from tests.processes import descendants, killed_beside_its_child
 
@@ -166,9 +167,7 @@ def test_stopping_ends_an_agent_that_does_not_listen(tmp_path: Path) -> None:
 def test_an_agent_that_does_not_read_a_large_layout_is_ended_and_replaced(tmp_path: Path) -> None:
     """Earlier, such an agent lived on, beside the next one."""
     memory = SharedTensors.create([4], layout=bytes(32), incarnation=1, coarse=False)
-    tensors = tuple(
-        ExchangedTensor(f"layers.{i}.attention.weight", (2, 3), "float32") for i in range(20000)
-    )
+    tensors = tuple(Described(f"layers.{i}.attention.weight", (2, 3)) for i in range(20000))
     died: list[int] = []
     line = AgentProcess(
         msgspec.structs.replace(BEGIN, tensors=tensors),
