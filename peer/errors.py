@@ -12,7 +12,6 @@ from enum import IntEnum
 from typing import Any, ClassVar
 
 from dht.errors import ExpectedError
-from dht.protocol import UPGRADE
 
 
 class ExitCode(IntEnum):
@@ -417,25 +416,6 @@ class CheckpointDamaged(PathError):
     """A checkpoint is incomplete or was changed after it was written."""
 
     message = "checkpoint {path} is damaged: {reason}"
-
-
-class OtherRelease(PeerError):
-    """The releases of a trainer and of its agent are too far apart."""
-
-    difference: str
-    message = (
-        "{difference}: Shoal was installed anew while the trainer ran; start the trainer again"
-    )
-
-
-class OfLaterRelease(PathError):
-    """A file that a later release has written, in a format that this one does not read."""
-
-    exit_code = 4
-    message = (
-        "{path} was written by a later release ({reason}): this one is too old; upgrade it with "
-        f"{UPGRADE}. The file is left as it is"
-    )
 
 
 REFUSALS: tuple[type[PeerError], ...] = (

@@ -3,9 +3,8 @@
 Each message is a msgpack array whose first element is the name of its class, behind its length as
 a little-endian 32-bit number. A trainer starts its agent from its own installation, so both are of
 one release, unless the installation was upgraded while the trainer ran: the next agent is then of
-the newer one. The trainer's first message has its protocol number (``dht.protocol``). An agent
-serves a trainer of the number before its own, and says to it nothing that only the newer one knows:
-fields are appended with a default and skipped by older readers, new messages are not sent to them.
+the newer one, and refuses a first message with a protocol number that it does not speak
+(``dht.protocol``).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from averaging.history.readings import Reading
 from dht import protocol
 from peer.bridge.settings import PeerSettings
 from peer.description import Described
-from peer.errors import OtherRelease, PeerError
+from peer.errors import PeerError
 from peer.rules.limits import Limits
 from peer.status import PeerRow, PeerStatus, Training
 
@@ -42,7 +41,7 @@ class _Message(Struct, frozen=True, array_like=True, tag=True):
 class Begin(_Message, frozen=True, kw_only=True):
     """Trainer, first message: everything that an agent has to know."""
 
-    version: int = protocol.NEWEST
+    version: Annotated[int, Meta(ge=protocol.OLDEST, le=protocol.NEWEST)] = protocol.NEWEST
     run: bytes
     """The run file in canonical form; its hash is the run's id."""
     directory: str
@@ -236,25 +235,14 @@ decode_from_trainer = msgspec.msgpack.Decoder[FromTrainer](FromTrainer).decode
 decode_from_agent = msgspec.msgpack.Decoder[FromAgent](FromAgent).decode
 
 
-def check_begin(frame: bytes) -> None:
-    """Raise ``OtherRelease`` for a first message of a trainer whose protocol is not spoken.
-
-    The number has its place for ever, whatever follows it.
-    """
-    oldest, newest = protocol.SPOKEN
-    match msgspec.msgpack.decode(frame):
-        case ["Begin", int(number), *_] if not oldest <= number <= newest:
-            raise OtherRelease(
-                f"the trainer speaks protocol {number}, the agent that it has started "
-                f"{protocol.text(protocol.SPOKEN)}"
-            )
-
-
 class LineBroken(PeerError):
-    """Received bytes are no message: the other side has another version, or is damaged."""
+    """Messages or shared memory cannot be read: of another release, or damaged."""
 
     reason: str
-    message = "trainer and agent do not understand each other: {reason}"
+    message = (
+        "trainer and agent do not understand each other: {reason}; if Shoal was installed anew "
+        "while the trainer ran, start the trainer again"
+    )
 
 
 def pack(message: FromTrainer | FromAgent) -> bytes:

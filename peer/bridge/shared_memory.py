@@ -41,15 +41,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.errors import OtherRelease, PeerError
+from peer.bridge.messages import LineBroken
+from peer.errors import PeerError
 
 Float32s: TypeAlias = NDArray[np.float32]
 
-_KIND = 0x5348_4F41_4C01
-_VERSIONS = (2,)
-"""Versions of the layout below that are read, the newest last. ``spare`` has room for new fields,
-which are zero where a trainer of an earlier release has made the memory."""
-_MAGIC = _KIND << 16 | _VERSIONS[-1]
+_MAGIC = 0x5348_4F41_4C01_0002
+"""The last digits number the layout below."""
 _PAGE_BYTES = 4096
 _PROGRESS_OFFSET = 256
 _MADV_POPULATE_WRITE = 23
@@ -178,14 +176,8 @@ class SharedTensors:
             raise ValueError(f"shared memory of {size} bytes has no header")
         self._map = mmap.mmap(descriptor, size)
         self._header = np.frombuffer(self._map, _HEADER, 1)[0:1]
-        kind, version = divmod(int(self._header["magic"][0]), 1 << 16)
-        if kind != _KIND:
-            raise ValueError("shared memory of another kind")
-        if version not in _VERSIONS:
-            raise OtherRelease(
-                f"the trainer's shared memory has version {version}, this agent reads "
-                f"{', '.join(map(str, _VERSIONS))}"
-            )
+        if int(self._header["magic"][0]) != _MAGIC:
+            raise LineBroken("their shared memory is of another kind")
         if int(self._header["total_bytes"][0]) != size:
             raise ValueError("shared memory was cut off")
         count = int(self._header["fragments"][0])
@@ -280,7 +272,7 @@ class SharedTensors:
 
     @property
     def may_empty(self) -> bool:
-        """False where a device may use the pages, and for the memory of an earlier release."""
+        """False where a device may use the pages."""
         return bool(self._header["may_empty"][0])
 
     def empty(self, fragment: int) -> None:

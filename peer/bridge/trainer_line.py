@@ -18,7 +18,6 @@ from peer.bridge.messages import (
     FromAgent,
     FromTrainer,
     LineBroken,
-    check_begin,
     decode_from_trainer,
     pack,
 )
@@ -68,8 +67,7 @@ class TrainerLine:
             waiting.set_result(message)
 
     async def messages(self) -> AsyncIterator[FromTrainer]:
-        """Messages of the trainer, until the line is closed. Raises ``OtherRelease`` at first."""
-        first = True
+        """Messages of the trainer, until the line is closed. Raises ``LineBroken``."""
         frames = Frames()
         while True:
             try:
@@ -81,9 +79,6 @@ class TrainerLine:
             self.heard_at = asyncio.get_running_loop().time()
             for frame in frames.feed(data):
                 try:
-                    if first:
-                        check_begin(frame)
-                        first = False
                     yield decode_from_trainer(frame)
                 except msgspec.DecodeError as error:
                     raise LineBroken(str(error)) from error

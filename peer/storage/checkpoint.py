@@ -30,7 +30,7 @@ from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 
 from dht.whole_files import sync_folder
-from peer.errors import CheckpointDamaged, DiskFull, OfLaterRelease, QuotaFull
+from peer.errors import CheckpointDamaged, DiskFull, QuotaFull
 from peer.storage.home import folder_bytes
 from peer.storage.tensor_file import Tensor, digest_of, write_safetensors
 
@@ -118,7 +118,7 @@ class CheckpointFolder:
     def newest_meta(self) -> Mapping[str, Any] | None:
         """The ``meta`` of the newest checkpoint that has one; its tensors are not verified."""
         for number in reversed(self.numbers()):
-            with contextlib.suppress(CheckpointDamaged, OfLaterRelease, FileNotFoundError):
+            with contextlib.suppress(CheckpointDamaged, FileNotFoundError):
                 meta: Mapping[str, Any] = _read_meta(self.path_of(number))["meta"]
                 return meta
         return None
@@ -162,10 +162,7 @@ class CheckpointFolder:
         return final
 
     def load_latest(self) -> Checkpoint | None:
-        """The newest intact checkpoint; damaged ones are set aside with a warning.
-
-        Raises ``OfLaterRelease`` if a later release has written a newer one.
-        """
+        """The newest intact checkpoint; damaged ones are set aside with a warning."""
         for number in reversed(self.numbers()):
             path = self.path_of(number)
             if path in self._passed_over:
@@ -292,11 +289,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
     if blake3(body.removesuffix(b"\n")).hexdigest().encode() != digest:
         raise CheckpointDamaged(str(path), f"{_META} does not have its digest")
     envelope: dict[str, Any] = json.loads(body)  # written by this module, as the digest matches
-    written = envelope.get("format")
-    if isinstance(written, int) and written > FORMAT:
-        # Not damaged: to set it aside would throw away what an upgrade would read.
-        raise OfLaterRelease(str(path), f"it has format {written}, this release reads {FORMAT}")
-    if written != FORMAT:
+    if (written := envelope.get("format")) != FORMAT:
         raise CheckpointDamaged(str(path), f"it has format {written}, this version reads {FORMAT}")
     return envelope
 

@@ -24,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from peer.errors import CheckpointDamaged, DiskFull, OfLaterRelease
+from peer.errors import CheckpointDamaged, DiskFull
 from peer.storage import checkpoint
 from peer.storage.checkpoint import Checkpoint, CheckpointFolder, open_checkpoint
 from peer.storage.tensor_file import Tensor, write_safetensors
@@ -161,22 +161,6 @@ def test_when_all_are_damaged_there_is_none(tmp_path: Path) -> None:
         flip(folder.save(tensors(value), {}) / "meta.json", 5)
     assert folder.load_latest() is None
     assert folder.numbers() == []
-
-
-def test_a_checkpoint_of_a_later_format_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoint, "FORMAT", 2)
-    path = CheckpointFolder(tmp_path).save(tensors(), {})
-    monkeypatch.undo()
-    with pytest.raises(OfLaterRelease, match=r"it has format 2, .*this one is too old; upgrade it"):
-        open_checkpoint(path)
-    for reads_only in (False, True):
-        folder = CheckpointFolder(tmp_path, reads_only=reads_only)
-        with pytest.raises(OfLaterRelease):
-            folder.load_latest()
-        assert folder.newest_meta() is None
-    assert path.exists() and not CheckpointFolder(tmp_path).were_set_aside()
 
 
 @given(st.binary(max_size=300), st.integers(0, 400))
