@@ -12,11 +12,10 @@
   a machine, ``use`` continues texts and measures losses, ``bases`` are published models and
   adapters on them, ``export`` writes a model for other programs, ``explain`` tells stories from
   event logs, ``run_lists`` are lists of runs, ``experiments`` the commands of experiments.
-- ``documents``: pages and sections that messages name.
-- ``calls`` of peers of a run: ``status``, ``description``, ``attestable``. ``contributors``: rows
-  of who contributed what. ``errors``: all
-  expected failures. ``quantities``, ``signals``, ``descriptors``, ``optional``, ``https``,
-  ``event_loop``, ``limited``: small parts that several rooms use.
+- ``calls`` of peers of a run: ``status``, ``description``. ``contributors``: rows of who
+  contributed what. ``errors``: all expected failures. ``installed``: optional parts, and documents
+  that messages name. ``quantities``, ``signals``, ``processes``, ``https``: small parts that
+  several rooms use.
 
 Start reading at ``trainer.session`` (a training loop) or ``agent.agent`` (its agent).
 

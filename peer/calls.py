@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import GenericAlias
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
+from msgspec import Meta, Struct
 
+from averaging.history.lineage import bound
+from averaging.messages import Count, Digest, Index
 from dht.decoding import decoded
 from dht.host import Messaging
 from dht.identity import PeerId, RunId
@@ -84,3 +87,39 @@ class Call(Generic[Asked, Answer]):
             return await answer(peer, self.asked(request, run))
 
         await host.serve_calls(self.protocol, answered, request_max_bytes=self.request_max_bytes)
+
+
+# --- the states that a peer keeps for the run's owner to attest ---------------------------------
+
+# Every peer of a run with an owner keeps the same few versions of each fragment. The owner's
+# command asks all peers, and signs what most of them hold alike. A state that a peer does not have,
+# or other bits, cannot be taken from it later: the digest would not be that of the others.
+
+STATES_MAX = 256
+
+
+class Kept(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One fragment's state at one version, without its numbers."""
+
+    fragment: Index
+    version: Count
+    history: Digest
+    merged: Digest
+    """Digest of the merged map: lineage is ``bound(history, merged)``."""
+
+    digest: Digest
+    """Digest of the numbers (``averaging.history.manifest``)."""
+
+    tokens: Count
+
+    @property
+    def lineage(self) -> bytes:
+        return bound(self.history, self.merged)
+
+
+ATTESTABLE: Call[str, tuple[Kept, ...]] = Call(
+    "/shoal/attestable/1",
+    Annotated[tuple[Kept, ...], Meta(max_length=STATES_MAX)],
+    "a list of kept states",
+    48 << 10,
+)

@@ -1,4 +1,4 @@
-"""Signals that ask a process to end.
+"""Signals that ask a process to end, and event loops that end in order when one comes.
 
 Ctrl-C (SIGINT) and SIGTERM ask the first time and insist the second time. A closed terminal
 (SIGHUP) asks as well, but never insists: shell and kernel both send it, one right after the other.
@@ -6,13 +6,17 @@ Ctrl-C (SIGINT) and SIGTERM ask the first time and insist the second time. A clo
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 INSISTING = (signal.SIGINT, signal.SIGTERM)
 
@@ -62,17 +66,22 @@ def second_ends(last: Callable[[], None] = lambda: None) -> Iterator[None]:
 
 
 @contextmanager
-def as_interrupts() -> Iterator[None]:
-    """Let each of these signals raise ``KeyboardInterrupt`` within the block, as Ctrl-C does.
-
-    For programs that have started processes in sessions of their own, which only they can end.
-    """
-    earlier = {number: signal.signal(number, _interrupt) for number in asking()}
+def handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Have ``handle`` called with each of these signals within the block."""
+    earlier = {number: signal.signal(number, handle) for number in asking()}
     try:
         yield
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
+
+
+def as_interrupts() -> AbstractContextManager[None]:
+    """Let each of these signals raise ``KeyboardInterrupt`` within the block, as Ctrl-C does.
+
+    For programs that have started processes in sessions of their own, which only they can end.
+    """
+    return handled(_interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -144,3 +153,60 @@ def held_back() -> Iterator[None]:
             give_back()
         for number, frame in waiting[:1]:
             handlers[signal.Signals(number)](number, frame)
+
+
+# --- event loops of commands --------------------------------------------------------------------
+
+
+def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
+    """Run ``main`` on a fast event loop, with an event that the first signal sets, to end in order.
+
+    A second, insisting signal cancels ``main`` and raises ``KeyboardInterrupt``.
+    """
+    import uvloop  # of commands alone: trainers import this module, too
+
+    earlier = {number: signal.getsignal(number) for number in asking()}
+
+    async def guarded() -> T:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        stop = asyncio.Event()
+
+        def signalled(number: signal.Signals) -> None:
+            if stop.is_set() and number in INSISTING:
+                task.cancel()
+            stop.set()
+
+        for number in earlier:
+            loop.add_signal_handler(number, signalled, number)
+        return await main(stop)
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(guarded())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        for number, handler in earlier.items():  # uvloop leaves its own behind
+            signal.signal(number, handler)
+
+
+def run_unless_stopped(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work``, which the first signal cancels: there is nothing to finish."""
+    return run_until_stopped(lambda stop: unless_stopped(stop, work))
+
+
+async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which the first signal cancels: there is nothing to finish."""
+    working = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise asyncio.CancelledError
+        return working.result()
+    finally:
+        working.cancel()
+        stopping.cancel()
+        await asyncio.wait((working, stopping))

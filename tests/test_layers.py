@@ -156,7 +156,7 @@ SERIALIZERS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
 
 STARTS_A_LOOP = {
     "peer.agent.agent",
-    "peer.event_loop",
+    "peer.signals",
     "peer.extras.hosting.bootstrap",
     "peer.joining.fetch",
 }
@@ -469,7 +469,7 @@ def ways_to_run_received_bytes(modules: Modules) -> list[str]:
 
 def strange_extras(modules: Modules) -> list[str]:
     """Modules of ``peer.extras`` that the core names and that do not exist: they would be skipped
-    as if they were left out. It may name them to ``peer.optional`` alone."""
+    as if they were left out. It may name them to ``peer.installed`` alone."""
     wrong = []
     for module in ours(modules):
         if module.name.startswith("peer.extras"):

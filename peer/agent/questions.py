@@ -13,10 +13,11 @@ from blake3 import blake3
 from averaging.live.averager import Averager
 from dht.errors import DhtError
 from dht.identity import PeerId, RunId, parse_peer_id
-from peer import attestable, description, status
+from peer import description, status
 from peer.agent.network import STATUS_WITHIN_S, Network
 from peer.agent.services import Seat, Service
 from peer.bridge.messages import BATCH, SEED
+from peer.calls import ATTESTABLE, STATES_MAX
 from peer.description import Description, Difference
 from peer.errors import ModelMismatch
 from peer.status import PeerStatus
@@ -65,7 +66,7 @@ class Questions(Service):
         await status.CALL.serve(host, self.seat.run.run_id, self.answer_status)
         await description.CALL.serve(host, self.seat.run.run_id, self._answer_description)
         if self.good is not None:
-            await attestable.CALL.serve(host, self.seat.run.run_id, self._answer_attestable)
+            await ATTESTABLE.serve(host, self.seat.run.run_id, self._answer_attestable)
 
     async def answer_status(self, peer: PeerId, asked: str) -> bytes:
         """Answer another peer's call of ``peer.status``, perhaps about a third peer."""
@@ -96,7 +97,7 @@ class Questions(Service):
     async def _answer_attestable(self, peer: PeerId, asked: str) -> bytes:
         assert self.good is not None
         kept = await asyncio.to_thread(self.good.kept)
-        return attestable.CALL.encode(tuple(kept)[-attestable.STATES_MAX :])
+        return ATTESTABLE.encode(tuple(kept)[-STATES_MAX:])
 
     # --- questions ------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from dht.records import Role as RoleName
 from peer.agent.account import merged_of
 from peer.bridge.settings import PeerSettings, default_name
 from peer.description import Described
-from peer.optional import extras
+from peer.installed import extras
 from peer.rules.leaving import Departure
 from peer.run_file.sections import RunFile
 from peer.status import PeerStatus

@@ -41,7 +41,7 @@ from peer.bridge.messages import (
     pack,
 )
 from peer.bridge.shared_memory import SharedTensors
-from peer.descriptors import keep_from_children, release
+from peer.processes import keep_from_children, release
 
 logger = logging.getLogger(__name__)
 

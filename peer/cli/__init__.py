@@ -33,7 +33,7 @@ import typer
 from peer.cli import keeping, reading, run_files, steering, taking_part
 from peer.cli.application import OWN_A_RUN, UsageError, app, complain, reported
 from peer.errors import ExitCode
-from peer.optional import extras
+from peer.installed import extras
 
 FROM_ENVIRONMENT = ("start", "join", "keep", "bootstrap")
 """Commands whose options are taken from the environment where the command line has none."""

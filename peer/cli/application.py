@@ -278,7 +278,7 @@ def report(error: PeerError | DhtError | OSError) -> int:
 
 def _with_section(error: Exception) -> str:
     """The text of an error, and the command that prints what the documents say about it."""
-    from peer.documents import section_of
+    from peer.installed import section_of
 
     section = section_of(error)
     return explained(str(error), section) if section else str(error)

@@ -123,8 +123,8 @@ def seen_by_peers(link: Link, *, timeout_s: float) -> RunStatus:
 
     The holder of the owner's key needs no invite from anybody.
     """
-    from peer.event_loop import run_unless_stopped
     from peer.joining.visit import visit
+    from peer.signals import run_unless_stopped
     from peer.storage.credentials import owners_invite
 
     async def visit_run() -> RunStatus:

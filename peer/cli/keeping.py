@@ -44,7 +44,7 @@ from peer.cli.learner_options import (
 )
 from peer.cli.showing import print_summary
 from peer.errors import ExitCode
-from peer.optional import extra
+from peer.installed import extra
 from peer.run_file.sections import CustomModel
 from peer.storage.home import OUTER, keeper_directory, occupied
 
@@ -147,9 +147,9 @@ def keep(
     from peer.agent import keeper
     from peer.agent.services import Seat
     from peer.bridge.settings import PeerSettings
-    from peer.event_loop import run_until_stopped
     from peer.guest.enforcement import read_limits, write_limits
     from peer.rules.limits import parse_relay_rate
+    from peer.signals import run_until_stopped
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.credentials import own_credential
     from peer.storage.earlier import look_at_files
@@ -228,9 +228,9 @@ def _told_layout(found: FoundRun, seeds: Sequence[str], where: Path) -> Layout |
 
     ``None`` if it is the run's own model. Raises ``NotDownloaded``, ``NobodyMet`` or ``DhtError``.
     """
-    from peer.event_loop import run_unless_stopped
     from peer.joining.link import Link
     from peer.joining.visit import LOOK_S, visit
+    from peer.signals import run_unless_stopped
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.credentials import owners_invite
     from peer.storage.outer_state import load_outer

@@ -23,7 +23,7 @@ from dht import addresses
 from peer.cli.application import InstallService, JsonLines, Plain, complain, given_words
 from peer.cli.showing import usage_errors
 from peer.errors import ExitCode
-from peer.optional import extra
+from peer.installed import extra
 from peer.rules.leaving import PATIENCE_S, check_patience
 from peer.trainer.computing.choices import DeviceWish, OwnerChoices, wished_devices, wishes_from
 

@@ -10,7 +10,7 @@ import typer
 from typer import Argument
 
 from peer.cli.application import SEE, UsageError, can_draw
-from peer.documents import chapters, pages, title_of
+from peer.installed import chapters, pages, title_of
 
 commands = typer.Typer()
 

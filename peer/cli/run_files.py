@@ -17,7 +17,7 @@ from peer.cli.application import Json, complain, json_text, report_if_slow, show
 from peer.cli.finding import check_new, no_peers
 from peer.cli.showing import usage_errors
 from peer.errors import DataUnavailable, Fault, NotWritten, RunFileError, RunFileUnreadable
-from peer.optional import extra
+from peer.installed import extra
 from peer.run_file.contradictions import remarks
 from peer.run_file.presets import STDLIB, name_from, preset, starting
 from peer.run_file.sections import OWNED_HUB_NAME, CustomData, CustomModel, HfData, RunFile

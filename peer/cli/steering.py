@@ -74,8 +74,8 @@ def show_status(
 
     Example: shoal status 'shoal://RUN_ID?seed=...' --watch
     """
-    from peer.event_loop import run_unless_stopped
     from peer.joining.visit import RunStatus, status_lines, visit
+    from peer.signals import run_unless_stopped
     from peer.storage.credentials import owners_invite
     from peer.storage.last_seen import date_text, recall
 

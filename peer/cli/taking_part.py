@@ -35,7 +35,7 @@ from peer.cli.finding import (
 from peer.cli.learner_options import Options, check_answerable, trains
 from peer.cli.showing import print_summary, usage_errors
 from peer.errors import ExitCode, FolderInUse, PeerError, RunOver
-from peer.optional import extra, extras
+from peer.installed import extra, extras
 from peer.quantities import plural
 from peer.run_file.sections import FilesData, HfData, RunFile, TextData
 from peer.storage.address import LOOKS_FIRST_S, peers_here, with_own_peers

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from peer.cli.application import can_draw, complain, reported, say, start_logging
 from peer.cli.learner_options import Options
 from peer.errors import ExitCode
-from peer.optional import extras
+from peer.installed import extras
 from peer.run_file.sections import RunFile
 from peer.storage.home import data_home, default_directory
 

@@ -45,7 +45,7 @@ from peer.data.text.formats import (
 from peer.data.text.token_cache import TokenCache
 from peer.data.text.tokenizing import ByteTokenizer, TokenizerFacts
 from peer.data.text.workers import Job, Workers
-from peer.optional import check_installed
+from peer.installed import check_installed
 from peer.run_file.places import (
     TEXT_FORMATS,
     Place,

@@ -17,7 +17,7 @@ from peer.data.text.downloads import Host
 from peer.data.text.tokenizer_json import checked
 from peer.errors import DataUnavailable, one_line
 from peer.https import reason_of
-from peer.optional import check_installed, hub_errors, needed
+from peer.installed import check_installed, hub_errors, needed
 from peer.run_file.places import HUB_FILE, TEXT_FORMATS
 from peer.run_file.sections import FilesData, FileSource, HfData
 

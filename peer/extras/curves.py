@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from peer.errors import ExtraMissing, PeerError
-from peer.optional import check_installed, needed
+from peer.installed import check_installed, needed
 
 if TYPE_CHECKING:
     from peer.trainer.session import Run

@@ -169,12 +169,8 @@ def _signals_to(lead: Any) -> Iterator[threading.Event]:
         if lead.is_alive():
             os.kill(lead.pid, number)
 
-    earlier = {number: signal.signal(number, hand_on) for number in signals.asking()}
-    try:
+    with signals.handled(hand_on):
         yield asked
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
 
 
 def _rank(place: RankPlace, work: Work) -> None:

@@ -41,15 +41,15 @@ from dht.membership.table import Member
 from dht.presence.door import exchange_papers
 from dht.presence.presence import Presence
 from dht.records import PeerRecord
-from peer import attestable, status
-from peer.attestable import Kept
+from peer import status
+from peer.calls import ATTESTABLE, Kept
 from peer.contributors import Contributor, plain, sentence
 from peer.description import read_layout
 from peer.errors import NobodyMet, NotAdmitted, PeerError
 from peer.events.names import printable
+from peer.installed import extras
 from peer.joining.fetch import SeedFailures, check_seeds_run, observer
 from peer.joining.link import Link
-from peer.optional import extras
 from peer.quantities import bytes_text, count_text, duration_text, fates_text, peers_text, plural
 from peer.rules.foundings import heaviest
 from peer.run_file.reading import from_canonical
@@ -394,7 +394,7 @@ class Visitor:
         async def ask(peer: PeerId) -> tuple[Kept, ...]:
             try:
                 await self._presence.connect(peer, timeout_s=ASK_TIMEOUT_S)
-                return await attestable.CALL.ask(
+                return await ATTESTABLE.ask(
                     self._host, peer, self._link.run_id, "", timeout_s=ASK_TIMEOUT_S
                 )
             except (DhtError, ValueError):

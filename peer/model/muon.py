@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from peer.limited import is_out_of_memory
 from peer.model.naming import local_part
+from peer.processes import is_out_of_memory
 
 ITERATIONS = 5
 """Newton-Schulz steps: singular values are then between about 0.7 and 1.2."""

@@ -19,7 +19,7 @@ from averaging.history.manifest import numbers_digest, rolled_back
 from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout
 from dht.membership.orders import Attested, Orders
-from peer.attestable import Kept
+from peer.calls import Kept
 from peer.errors import CheckpointDamaged, DiskFull, QuotaFull
 from peer.storage.checkpoint import (
     CheckpointFolder,

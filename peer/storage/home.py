@@ -21,12 +21,12 @@ import msgspec
 
 from dht.identity import RunId
 from dht.whole_files import read_json, remove_unfinished
-from peer.descriptors import keep_from_children, release
 from peer.errors import (
     FolderInUse,
     FolderOfAnotherRun,
     Unusable,
 )
+from peer.processes import keep_from_children, release
 from peer.run_file.sections import RunFile
 
 KEY = "identity.key"

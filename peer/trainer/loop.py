@@ -6,7 +6,6 @@ It uses ``peer.join`` as any other loop does. Screen, links, questions and exit 
 
 from __future__ import annotations
 
-import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -91,7 +90,6 @@ class Stop:
     @contextmanager
     def on_signals(self) -> Iterator[Stop]:
         """Take the first signal as the request; after it Ctrl-C and SIGTERM kill."""
-        earlier = {number: signal.getsignal(number) for number in signals.asking()}
 
         def asked(number: int, frame: FrameType | None) -> None:
             if not self:
@@ -101,14 +99,8 @@ class Stop:
         def insisted() -> None:
             self.insisted()
 
-        for number in earlier:
-            signal.signal(number, asked)
-        try:
-            with signals.second_ends(insisted):
-                yield self
-        finally:
-            for number, handler in earlier.items():
-                signal.signal(number, handler)
+        with signals.handled(asked), signals.second_ends(insisted):
+            yield self
 
 
 def prepare_torch(settings: TrainerSettings) -> torch.device:

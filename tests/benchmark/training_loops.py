@@ -23,8 +23,8 @@ from torch import Tensor
 from dht.identity import PeerId, RunId
 from peer.data.feed import Feed
 from peer.extras.bases.base_models import fetch_base
-from peer.limited import is_out_of_memory
 from peer.model.recipes import build_model, build_optimizer, clip_gradients, next_token_loss
+from peer.processes import is_out_of_memory
 from peer.run_file.reading import from_canonical
 from peer.run_file.schedule import Rates
 from peer.run_file.sections import GptModel, RunFile, vocabulary

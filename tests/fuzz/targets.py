@@ -76,9 +76,8 @@ from dht.records import (
     check,
     seal,
 )
-from peer import attestable, description, status
-from peer.attestable import Kept
-from peer.calls import Call
+from peer import description, status
+from peer.calls import ATTESTABLE, Call, Kept
 from peer.description import Described, Description
 from peer.errors import LinkError, RunFileError
 from peer.extras.credit.accounting import wire as credit
@@ -474,7 +473,7 @@ TARGETS: dict[str, Target] = {
         description.CALL.decode,
         ValueError,
     ),
-    "attestable": _answer(attestable.CALL, (Kept(1, 8, bytes(32), bytes(32), bytes(32), 100),)),
+    "attestable": _answer(ATTESTABLE, (Kept(1, 8, bytes(32), bytes(32), bytes(32), 100),)),
     "credit_summary": Target(
         [credit.CALL.request(CREDIT_RUN, credit.summary(A_TALLY))],
         lambda data: credit.CALL.asked(data, CREDIT_RUN),

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from peer.demo.processes import free_port
-from peer.documents import ROLES
 from peer.events.board import Board
 from peer.events.names import Names
 from peer.extras.site.run_page.server import Site, serve_run_pages
+from peer.installed import ROLES
 from peer.views.agent_page import KnownPeers, peer_rows
 from peer.views.agent_page import content as agent_page
 from peer.views.page_address import parse_page, parse_run_page

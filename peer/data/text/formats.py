@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.errors import DataUnavailable, one_line
-from peer.optional import hub_errors, needed
+from peer.installed import hub_errors, needed
 from peer.run_file.forms import ExampleForm
 from peer.run_file.places import HUB_FILE, TEXT_FORMATS, TOKEN_FORMATS
 

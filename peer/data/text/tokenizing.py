@@ -26,7 +26,7 @@ from peer.data.text.formats import Item
 from peer.data.text.token_cache import PieceTokens
 from peer.data.text.tokenizer_json import checked
 from peer.errors import DataUnavailable, one_line
-from peer.optional import needed
+from peer.installed import needed
 from peer.run_file.forms import ExampleForm
 
 Tokens = NDArray[np.int32]

@@ -2,9 +2,9 @@
 
 They are processes, and of a lower priority, so that training is not disturbed: a thread would hold
 the lock of Python while it makes arrays of what the tokenizer returns. They have limits
-(``peer.limited``), as text and tokenizer may be a stranger's. ``python -m peer.data.text.workers``
-reads jobs as lines of JSON and answers each with a line. It ends when its input is closed, hence
-with its parent, and after a minute without a job.
+(``peer.processes``), as text and tokenizer may be a stranger's. ``python -m
+peer.data.text.workers`` reads jobs as lines of JSON and answers each with a line. It ends when its
+input is closed, hence with its parent, and after a minute without a job.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from peer.data.text.tokenizing import (
     tokens_of,
 )
 from peer.errors import DataUnavailable, PeerError, one_line
-from peer.limited import ended_by_limit, limit_memory, limit_processor, refuse_network
+from peer.processes import ended_by_limit, limit_memory, limit_processor, refuse_network
 
 MEMORY_MAX_BYTES = 4 << 30
 """A document of 16 MB takes half of it in a tokenizer of the hub."""

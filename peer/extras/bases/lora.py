@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from peer.errors import Fault, PeerError, RunFileError
+from peer.installed import check_installed
 from peer.model.weights import draw
-from peer.optional import check_installed
 from peer.run_file.sections import Lora
 
 ADAPTER = "default"

@@ -25,7 +25,7 @@ from peer.extras.bases.base_models import (
     model_downloads,
     tensors_in,
 )
-from peer.optional import hub_errors, needed
+from peer.installed import hub_errors, needed
 from peer.run_file.hf_config import published_settings
 from peer.run_file.places import WEIGHTS_FORMAT, pinned
 from peer.run_file.sections import OWNED_HUB_NAME

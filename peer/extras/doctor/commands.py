@@ -30,10 +30,10 @@ def doctor(
 
     Example: shoal doctor /dns4/seed1.example.org/tcp/7700/p2p/12D3Koo...
     """
-    from peer.event_loop import run_unless_stopped
     from peer.extras.doctor.examination import examine
     from peer.extras.doctor.findings import Finding, as_record, exit_code
     from peer.extras.doctor.targets import plan_of
+    from peer.signals import run_unless_stopped
 
     start_logging(logging.ERROR)
     plan = plan_of(targets or (), port=port, data_directory=data_dir or data_home(os.environ))

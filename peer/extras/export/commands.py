@@ -15,7 +15,7 @@ from peer.cli.application import USE_THE_MODEL, Json, show
 from peer.cli.finding import link_in
 from peer.cli.keeping import Dtype
 from peer.extras.export.found_models import check_there, find_model, parts_of
-from peer.optional import extra
+from peer.installed import extra
 from peer.run_file.sections import RunFile
 
 commands = typer.Typer()

@@ -15,8 +15,8 @@ from averaging.history.merged_map import MergedMap
 from dht.identity import PeerId
 from peer.bridge.settings import is_default
 from peer.contributors import Contributor
+from peer.installed import extras
 from peer.joining.visit import RunStatus
-from peer.optional import extras
 from peer.storage.outer_state import OuterState
 from peer.views.event_log import read_events
 

@@ -32,7 +32,7 @@ from peer.extras.export.card import card
 from peer.extras.export.facts import RunFacts
 from peer.extras.export.parameters import in_bf16, model_of
 from peer.extras.export.tokenizer import TokenizerFiles
-from peer.optional import extra
+from peer.installed import extra
 from peer.quantities import count_text
 from peer.run_file.sections import CustomModel, GptModel, HfModel, RunFile
 from peer.storage.outer_state import OuterState, export_metadata, named_tensors

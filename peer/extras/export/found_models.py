@@ -13,7 +13,7 @@ from peer.cli.application import complain, start_logging
 from peer.cli.finding import find_known_run
 from peer.cli.showing import progress
 from peer.errors import NobodyMet
-from peer.optional import extra
+from peer.installed import extra
 from peer.run_file.sections import CustomModel, RunFile
 from peer.storage.address import with_own_peers
 from peer.storage.home import OUTER, data_cache, default_directory, keeper_directory
@@ -107,10 +107,10 @@ def _download(
     quiet: bool,
     check: Callable[[RunFile], None] | None,
 ) -> FoundModel:
-    from peer.event_loop import run_unless_stopped
     from peer.extras.export.download import download
     from peer.extras.export.facts import RunFacts, facts_in_folder, facts_of_peers
     from peer.joining.link import Link
+    from peer.signals import run_unless_stopped
 
     start_logging(logging.ERROR)
     found_run = find_known_run(where)

@@ -96,10 +96,10 @@ def bootstrap(
 
     Example: shoal bootstrap --port 7700 --announce seed1.example.org
     """
-    from peer.event_loop import run_until_stopped
     from peer.events.sentences import page_text
     from peer.extras.hosting import bootstrap as seeding
     from peer.rules.limits import parse_relay_rate
+    from peer.signals import run_until_stopped
     from peer.views.page_address import parse_page, parse_run_page
 
     start_logging()
@@ -186,11 +186,11 @@ def host(
     Example: shoal host my.run.toml --domain run.example.org
     """
     from peer.cli.finding import link_of
-    from peer.event_loop import run_until_stopped
     from peer.extras.hosting import bootstrap as seeding
     from peer.extras.hosting import group
     from peer.joining.link import Link
     from peer.rules.limits import parse_relay_rate
+    from peer.signals import run_until_stopped
     from peer.views.page_address import parse_page, parse_run_page
 
     start_logging()

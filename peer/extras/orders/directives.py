@@ -24,7 +24,7 @@ from peer.storage.address import with_own_peers
 
 if TYPE_CHECKING:
     from dht.membership.credentials import Delegation, Directive, Signer
-    from peer.attestable import Kept
+    from peer.calls import Kept
     from peer.joining.link import FoundRun
     from peer.joining.visit import RunStatus
 
@@ -138,11 +138,11 @@ def direct(
     ``asks_kept``: ask the peers for the states that they keep.
     """
     from dht.membership.credentials import encode
-    from peer.event_loop import run_unless_stopped
     from peer.extras.orders.signing import own_directive_path
     from peer.joining.link import Link
     from peer.joining.visit import visit, waiting
     from peer.rules.amendments import objection
+    from peer.signals import run_unless_stopped
     from peer.storage.credentials import invite_from, owner_key_path
 
     found_run = find(where)

@@ -81,8 +81,8 @@ def chosen_link() -> str:
 
 def _rows(where: str) -> list[Row]:
     """The runs of a list, and who trains in them now. Raises ``NoRunList``."""
-    from peer.event_loop import run_unless_stopped
     from peer.extras.run_lists.listed import read_list
+    from peer.signals import run_unless_stopped
 
     with report_if_slow("still asking the peers of the listed runs (Ctrl-C to stop)"):
         return run_unless_stopped(_asked(read_list(where).runs, where))

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from peer.data.text.tokenizing import BYTES_END, ByteTokenizer
 from peer.errors import DataUnavailable, one_line
 from peer.extras.export.tokenizer import TokenizerFiles
-from peer.optional import needed
+from peer.installed import needed
 from peer.run_file.forms import ExampleForm
 
 Message = Mapping[str, str]

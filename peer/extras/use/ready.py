@@ -15,7 +15,7 @@ from peer.extras.export.folder import RUN_FILE
 from peer.extras.export.parameters import model_of
 from peer.extras.export.tokenizer import TokenizerFiles, is_of_bytes
 from peer.extras.use.codec import ByteCodec, Codec, FormCodec, Message, codec_in, codec_of
-from peer.optional import needed
+from peer.installed import needed
 from peer.run_file.reading import from_canonical
 from peer.run_file.sections import CustomModel, RunFile
 from peer.storage.outer_state import OuterState

@@ -2,7 +2,7 @@
 
 The configuration of a transformers model may come from a stranger, and building its modules runs
 loops that the configuration sizes, before anybody has agreed to anything: the child has limits
-(``peer.limited``).
+(``peer.processes``).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import msgspec
 from torch import nn
 
 from peer.errors import Fault, RunFileError
-from peer.limited import (
+from peer.installed import extra
+from peer.model.recipes import build_model, trained_parameters
+from peer.model.recipes.hf import build_hf, check_installed
+from peer.processes import (
     ended_by_limit,
     limit_memory,
     limit_processor,
     ran_out_of_memory,
     refuse_network,
 )
-from peer.model.recipes import build_model, trained_parameters
-from peer.model.recipes.hf import build_hf, check_installed
-from peer.optional import extra
 from peer.run_file.sections import HfModel, Model, RunFile
 
 MEMORY_MAX_BYTES = 2 << 30

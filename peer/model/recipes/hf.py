@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from peer.errors import ExtraMissing, Fault, PathError, RunFileError, one_line
-from peer.optional import extra
+from peer.installed import extra
 from peer.run_file.sections import HfModel, Lora
 
 NAMES_MAX = 5

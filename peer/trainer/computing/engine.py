@@ -31,10 +31,10 @@ from torch import Tensor, nn
 
 from peer.bridge.messages import Fields
 from peer.errors import MachineTooSmall
-from peer.limited import is_out_of_memory
 from peer.model.recipes import clip_gradients, held_out_loss, next_token_loss
 from peer.model.recipes.chunked_loss import can_chunk, loss_in_chunks
 from peer.model.recipes.gpt import Gpt
+from peer.processes import is_out_of_memory
 from peer.run_file.sections import RunFile
 from peer.trainer.computing.choices import Choices, Precision, flops_per_token, peak_flops, split
 from peer.trainer.computing.compiled_loss import Backend, Loss, compiled

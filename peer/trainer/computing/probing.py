@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor
 
-from peer.limited import is_out_of_memory
+from peer.processes import is_out_of_memory
 from peer.run_file.sections import vocabulary
 from peer.trainer.computing.choices import Probe
 from peer.trainer.computing.engine import Engine

@@ -21,7 +21,7 @@ from typing import Self, TypeAlias
 import torch
 from torch import nn
 
-from peer.limited import is_out_of_memory
+from peer.processes import is_out_of_memory
 from peer.quantities import bar_text, duration_text, plural
 from peer.trainer.computing.choices import Choices, Probe, fastest, next_size
 from peer.trainer.computing.compiled_loss import usual_compile_s

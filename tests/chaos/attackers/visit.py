@@ -21,7 +21,7 @@ from typing import Any
 from multiaddr import Multiaddr
 
 from dht.identity import RunId
-from peer.event_loop import run_until_stopped, unless_stopped
+from peer.signals import run_until_stopped, unless_stopped
 from tests.chaos.attackers import crowd, stranger
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from peer import cli
-from peer.documents import ROLES, chapters, pages
 from peer.events.table import EXPLAINED, TABLE, Audience, on_screen
+from peer.installed import ROLES, chapters, pages
 
 DOCS = Path(__file__).parents[3] / "docs"
 

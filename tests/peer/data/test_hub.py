@@ -278,7 +278,7 @@ def test_what_a_hub_redirects_to_is_public(network: str) -> None:
     program = (
         "import socket, sys, urllib.request\n"
         "from dht.public_ip import is_public\n"
-        "from peer.limited import refuse_network\n"
+        "from peer.processes import refuse_network\n"
         "refuse_network(is_public)\n"
         "socket.getaddrinfo('localhost', 80)\n"
         "try:\n    urllib.request.urlopen(sys.argv[1])\n"

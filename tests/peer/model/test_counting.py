@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from peer.errors import RunFileError
-from peer.limited import ran_out_of_memory
 from peer.model.recipes import build_model, counting, trained_parameters
 from peer.model.recipes.counting import size_of
+from peer.processes import ran_out_of_memory
 from peer.run_file.hf_config import MODEL_TYPES
 from peer.run_file.sections import GptModel, HfModel, RunFile
 

@@ -18,7 +18,7 @@ from averaging.messages import Link
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import PeerId
 from dht.membership.orders import Attested, Orders, Rollback, Root
-from peer.attestable import Kept
+from peer.calls import Kept
 from peer.storage.good_states import CHECKPOINTS, GoodStates
 from peer.storage.home import folder_bytes
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.errors import PeerError, one_line
-from peer.optional import hub_errors, needed
+from peer.installed import hub_errors, needed
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 

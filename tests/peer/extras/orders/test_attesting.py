@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peer.attestable import Kept
+from peer.calls import Kept
 from peer.extras.orders.attesting import chosen
 
 

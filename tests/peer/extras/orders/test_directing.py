@@ -13,7 +13,7 @@ from dht.identity import Identity, PeerId, RunId
 from dht.membership.credentials import Signer
 from dht.membership.orders import NONE, End, Orders
 from peer import cli
-from peer.attestable import Kept
+from peer.calls import Kept
 from peer.cli.finding import no_peers
 from peer.extras.orders.directing import nothing_to_attest, version_of
 from peer.extras.orders.directives import Before, Delivered

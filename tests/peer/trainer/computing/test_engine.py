@@ -22,10 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from peer.errors import MachineTooSmall
-from peer.limited import is_out_of_memory
 from peer.model import muon
 from peer.model.recipes import build_model, build_optimizer, chunked_loss, next_token_loss
 from peer.model.recipes.gpt import Block
+from peer.processes import is_out_of_memory
 from peer.run_file.reading import parse
 from peer.trainer.computing import device_facts, fitting, probing, tuning
 from peer.trainer.computing.choices import (

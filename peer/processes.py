@@ -1,18 +1,25 @@
-"""Limits of a process that reads what strangers wrote: models to count, text, tokenizers.
+"""Limits of a process that reads what strangers wrote, and what forked children do not share.
 
-Such a process has a limit on memory and on processor time, and every attempt of Python's to open a
-connection fails in it. So what would fill the memory, never end, or fetch something ends this
-process and nothing else. Two functions say of an error whether memory was missing.
+A process that counts a stranger's model, or reads its text or tokenizer, has a limit on memory and
+on processor time, and every attempt of Python's to open a connection fails in it. So what would
+fill the memory, never end, or fetch something ends this process and nothing else. Two functions say
+of an error whether memory was missing.
+
+A forked child, such as a worker of torch's ``DataLoader``, has a copy of every descriptor, and may
+outlive its parent. With a copy of the line to the agent the agent would not hear that the trainer
+was killed; with a copy of the lock on a folder the folder would stay in use.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import resource
 import signal
 import sys
 from collections.abc import Callable
+from functools import cache
 
 import psutil
 
@@ -82,3 +89,36 @@ def _limit(kind: int, value: int) -> None:
         value = min(value, hard)
     with contextlib.suppress(ValueError, OSError):  # a system that does not know this limit
         resource.setrlimit(kind, (value, hard))
+
+
+# --- what forked children do not share ----------------------------------------------------------
+
+_own: set[int] = set()
+
+
+def keep_from_children(descriptor: int) -> None:
+    """Let no child that is forked from now on share an open descriptor, until ``release``."""
+    _watch_forks()
+    _own.add(descriptor)
+
+
+def release(descriptor: int) -> None:
+    """Undo ``keep_from_children``: once it is closed another file may get its number."""
+    _own.discard(descriptor)
+
+
+@cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_child=_let_go)
+
+
+def _let_go() -> None:
+    """Replace each descriptor by one of /dev/null, in a child.
+
+    None is closed, since objects that were copied with it close it when they are freed.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for descriptor in _own:
+        os.dup2(nothing, descriptor, inheritable=False)
+    _own.clear()
+    os.close(nothing)

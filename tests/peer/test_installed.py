@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 
 from dht.presence.dialler import DialLimited
-from peer.documents import ANCHOR, chapters, hyphened, pages, section_of
 from peer.errors import NobodyMet, Unusable
 from peer.events.table import EXPLAINED
+from peer.installed import ANCHOR, chapters, hyphened, pages, section_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 
