@@ -164,7 +164,9 @@ def test_a_checkpoint_lets_go_of_what_it_has_written(
     asyncio.run(merge_meanwhile())  # on a real loop, which goes on while a thread writes
     assert left[0] == 0
     saved = peer.folder.load_latest()
-    assert saved is not None and not saved.array("theta.0").any(), "the state before the merge"
+    assert saved is not None
+    with saved.tensors() as tensors:
+        assert not tensors.get_tensor("theta.0").any(), "the state before the merge"
 
 
 async def test_a_disk_that_became_read_only_does_not_end_the_agent(
