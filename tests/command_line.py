@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Option
 
-from peer.extras.experiments.programs import command_of, exit_code_of, run_program
+from examples.paper.program import command_of, exit_code_of, run_program
 
 __all__ = ["Check", "LogFolder", "command_of", "exit_code_of", "run_program", "tell"]
 

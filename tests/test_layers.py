@@ -93,6 +93,9 @@ TESTS_ON_HOOKS = ("tests/averaging/virtual",)
 PLANTED_BUGS = "tests.averaging.virtual.breakages"
 """Some of its bugs are in the middle of a decision, where no hook is."""
 
+RESEARCH = "examples.paper."
+"""Examples that look into the averaging. All others show what a user's program imports."""
+
 FOR_ROUNDS = {"averaging", "averaging.numbers", "averaging.history", "averaging.rules", "dht"}
 PARTS_OF_ROUNDS = {
     "averaging.round.interface",
@@ -275,7 +278,9 @@ def imports_of_examples(modules: Modules) -> list[str]:
         if module.package != "tests"
         and library(each)
         in (
-            {"dht", "averaging", "tests"} if module.package == "examples" else {"examples", "tests"}
+            ({"tests"} if module.name.startswith(RESEARCH) else {"dht", "averaging", "tests"})
+            if module.package == "examples"
+            else {"examples", "tests"}
         )
     ]
 

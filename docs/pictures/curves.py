@@ -20,7 +20,7 @@ from docs.pictures.draw import EDGE, FOLDER, WIDTH, Drawing
 
 KEPT = FOLDER.parents[1] / "examples/paper/compare/curves.json"
 COMMAND = (
-    "python examples/paper/compare/run.py --step 2.4s --loss 1.65 --link 100Mbit --latency 20 "
+    "python -m examples.paper.compare.run --step 2.4s --loss 1.65 --link 100Mbit --latency 20 "
     "--out FOLDER"
 )
 LEFT, TOP, HEIGHT = 46, 46, 210

@@ -22,10 +22,7 @@ Behind them:
   ``poison``: what a liar uploads or merges instead. ``judge``: judges what others upload.
   ``owner``: the directives of the run's owner.
 - ``outcome``: the results, and which tokens were merged.
-- ``report``: sweeps, tables and plots of ``shoal simulate``. ``paired``: tables of cells that are
-  trained with the same seeds, as in ``examples/paper``; ``lines``: cycles that a line carries;
-  ``results``: tables, plots and pages.
-- ``members``: members without peers, hundreds of them side by side, for statistics of methods.
+- ``report``: sweeps, tables and plots of ``shoal simulate``; ``results``: tables, plots and pages.
 
 Nothing here reads a real clock or opens a socket; the network is ``dht.memory.network``.
 """

@@ -26,13 +26,12 @@ from dht.identity import PeerId
 from dht.memory.network import Weather
 from peer.simulate.judge import Judge
 from peer.simulate.learner import Learner
-from peer.simulate.lines import BYTES_S_PER_MBIT
 from peer.simulate.owner import Owner
 from peer.simulate.poison import directions, poisoned
 from peer.simulate.problems.problem import ChecksOthers, Places, Problem, layout_of
 from peer.simulate.seat import Seat, Trainee
 from peer.simulate.settings import Swarm
-from peer.simulate.slots import Slot, chosen, draw_lines, slots_of
+from peer.simulate.slots import BYTES_S_PER_MBIT, Slot, chosen, draw_lines, slots_of
 
 REPLAY_BYTES_MAX = 64 << 20
 QUIET_LINKS = TransportSettings(heartbeat_s=20.0, silence_max_s=61.0)

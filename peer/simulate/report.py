@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from peer.simulate.outcome import SwarmResult
 from peer.simulate.results import Mean, Section, finished_png, new_axes, picture
 from peer.simulate.settings import Swarm
 from peer.simulate.simulation import run
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,32 +69,58 @@ def simulate(
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[SwarmResult]:
     """The results of all cells, in their order. With ``out``, each cell's event log goes there."""
+    return run_all(todo, partial(_run, out=out), workers=workers, progress=progress)
+
+
+Progress: TypeAlias = Callable[[float], None]
+Work: TypeAlias = Callable[[T, Progress], R]
+
+
+def run_all(
+    todo: Sequence[T],
+    work: Work[T, R],
+    *,
+    workers: int = 1,
+    cost: Callable[[T], float] = lambda one: 1.0,
+    on_done: Callable[[T, R], None] = lambda one, result: None,
+    progress: Progress = lambda share: None,
+) -> list[R]:
+    """The results of ``work`` on each, in the order of ``todo``; those of the largest cost first.
+
+    With more than one worker each runs in another process. ``on_done`` is called as they end.
+    """
+    costs = [cost(one) for one in todo]
+    order = sorted(range(len(todo)), key=lambda index: -costs[index])
+    found: dict[int, R] = {}
+    done = 0.0
+
+    def finish(index: int, result: R) -> None:
+        nonlocal done
+        found[index] = result
+        on_done(todo[index], result)
+        done += costs[index]
+        progress(done / sum(costs))
+
+    def advance(index: int, share: float) -> None:
+        progress((done + share * costs[index]) / sum(costs))
+
     if workers == 1 or len(todo) == 1:
-        results = []
-        for index, cell in enumerate(todo):
-            begun = index / len(todo)
-            results.append(
-                _run(
-                    cell,
-                    out,
-                    lambda share, begun=begun: progress(begun + share / len(todo)),  # type: ignore[misc]
-                )
-            )
-        return results
-    found: dict[int, SwarmResult] = {}
-    # spawn: torch's threads do not survive a fork
-    context = get_context("spawn")
-    with ProcessPoolExecutor(workers, context) as pool:
-        futures = {pool.submit(_run, cell, out): index for index, cell in enumerate(todo)}
-        for future in as_completed(futures):
-            found[futures[future]] = future.result()
-            progress(len(found) / len(todo))
+        for index in order:
+            finish(index, work(todo[index], partial(advance, index)))
+    else:
+        # spawn: torch's threads do not survive a fork
+        with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+            futures = {pool.submit(work, todo[index], untold): index for index in order}
+            for future in as_completed(futures):
+                finish(futures[future], future.result())
     return [found[index] for index in range(len(todo))]
 
 
-def _run(
-    cell: Cell, out: Path | None, progress: Callable[[float], None] = lambda share: None
-) -> SwarmResult:
+def untold(share: float) -> None:
+    """The progress of work in another process, which is told when it is done."""
+
+
+def _run(cell: Cell, progress: Progress, *, out: Path | None) -> SwarmResult:
     if out is None:
         return run(cell.experiment, cell.seed, progress=progress)
     with (out / f"{_file_name(cell)}.events.jsonl").open("w", encoding="utf-8") as file:

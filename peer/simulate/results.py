@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, get_args, get_type_hints
 
 from peer.errors import ExtraMissing
-from peer.quantities import count_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 P = ParamSpec("P")
@@ -173,14 +171,3 @@ def as_png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120, bbox_inches="tight", metadata={"Software": None})
     return buffer.getvalue()
-
-
-def plain_ticks(axis: Axis, values: Sequence[float] | None = None) -> None:
-    """Label a logarithmic axis with plain numbers; only at ``values`` when they are given."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
-    if values is not None:
-        axis.set_ticks(list(values))
-        axis.set_ticks([], minor=True)
-    axis.set_major_formatter(FuncFormatter(lambda value, _: count_text(value)))
-    axis.set_minor_formatter(NullFormatter())

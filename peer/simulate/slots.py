@@ -13,12 +13,12 @@ from averaging.virtual.peer import PeerPlan
 from dht.identity import PeerId
 from dht.memory.network import SimulatedNetwork
 from peer.simulate.learner import Learner, Pace
-from peer.simulate.lines import BYTES_S_PER_MBIT
 from peer.simulate.names import codecs_of
 from peer.simulate.problems.problem import LocalTraining, Problem
 from peer.simulate.settings import BadExperiment, Swarm
 
 SITE_LATENCY_S = 0.0005
+BYTES_S_PER_MBIT = 125e3
 
 
 @dataclass(slots=True)

@@ -22,10 +22,10 @@ from typing import IO, Annotated, Any
 from typer import Option
 
 from averaging.numbers.codecs import codec_names
+from examples.paper.typed import count
 from peer.cli.application import Json, json_text
 from peer.cli.showing import usage_errors
 from peer.errors import PeerError
-from peer.extras.typed import count
 from tests.benchmark.participant import Setup
 from tests.command_line import run_program, tell
 from tests.processes import Child

@@ -32,6 +32,7 @@ from averaging.numbers.arrays import Float32s
 from averaging.numbers.codecs import codec_names
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
+from examples.paper.typed import count, seconds
 from peer.bridge.agent_process import AgentProcess, LineSettings
 from peer.bridge.messages import Begin, FromAgent, Happened, Over, Report
 from peer.bridge.settings import PeerSettings
@@ -40,7 +41,6 @@ from peer.cli.application import Json, json_text
 from peer.cli.showing import usage_errors
 from peer.description import tensors_of
 from peer.errors import PeerError
-from peer.extras.typed import count, seconds
 from peer.quantities import bytes_text, plural
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile

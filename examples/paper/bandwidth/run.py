@@ -16,11 +16,11 @@ from typing import Annotated, Literal
 import typer
 from typer import Option
 
+from examples.paper.program import plain_ticks, run_program, show_rows
+from examples.paper.typed import bits_per_second, seconds
 from peer.cli.application import Json, json_text
 from peer.cli.showing import usage_errors
-from peer.extras.experiments.programs import run_program, show_rows
-from peer.extras.typed import bits_per_second, seconds
-from peer.simulate.results import Section, finished_png, new_axes, picture, plain_ticks
+from peer.simulate.results import Section, finished_png, new_axes, picture
 
 Method = Literal["data parallel", "diloco", "streaming", "decoupled", "shoal"]
 METHODS: tuple[Method, ...] = ("data parallel", "diloco", "streaming", "decoupled", "shoal")
@@ -224,7 +224,7 @@ def main(
     steps and waits for the rest; that decoupled and shoal never wait. The reported 198 and 0.84
     Gbit/s are those for 95% utilisation.
 
-    Example: python examples/paper/bandwidth/run.py --up 20Mbit --params 1.2e9
+    Example: python -m examples.paper.bandwidth.run --up 20Mbit --params 1.2e9
     """
     with usage_errors():
         setting = Setting(

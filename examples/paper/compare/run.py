@@ -20,6 +20,7 @@ after the first transfers; simulated learners never wait.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,24 +29,9 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from peer.cli.application import Json
-from peer.cli.showing import usage_errors
-from peer.extras.experiments.programs import (
-    FirstSeed,
-    OutKept,
-    PairedSeeds,
-    Settings,
-    Workers,
-    changes_of,
-    run_program,
-    seeds_from,
-    train_and_show,
-)
-from peer.extras.typed import bits_per_second, milliseconds, seconds
-from peer.simulate import Problem, Swarm
-from peer.simulate.lines import BYTES_S_PER_MBIT, Level, shortest_cycles
-from peer.simulate.names import problem_of
-from peer.simulate.paired import (
+from averaging.numbers.codecs import codec_named
+from averaging.rules.line_levels import Level, Line
+from examples.paper.paired import (
     TEXT,
     Cell,
     Job,
@@ -59,6 +45,23 @@ from peer.simulate.paired import (
     shown,
     train_all,
 )
+from examples.paper.program import (
+    FirstSeed,
+    OutKept,
+    PairedSeeds,
+    Settings,
+    Workers,
+    changes_of,
+    plain_ticks,
+    run_program,
+    seeds_from,
+    train_and_show,
+)
+from examples.paper.typed import bits_per_second, milliseconds, seconds
+from peer.cli.application import Json
+from peer.cli.showing import usage_errors
+from peer.simulate import Problem, Swarm
+from peer.simulate.names import problem_of
 from peer.simulate.problems.problem import layout_of
 from peer.simulate.results import (
     Mean,
@@ -66,9 +69,9 @@ from peer.simulate.results import (
     finished_png,
     new_axes,
     picture,
-    plain_ticks,
     record_of,
 )
+from peer.simulate.slots import BYTES_S_PER_MBIT
 
 LINKS_MBIT = (100.0, 1000.0, 5000.0)
 LATENCIES_S = (0.02, 0.1)
@@ -315,16 +318,27 @@ BEHIND_MAX = 0.02
 
 
 def fixed_levels(setting: Setting, step_s: float, *, link_mbit: float) -> list[Level]:
-    """The fixed settings that are compared on a line: ``FIRST``, then one for each codec."""
-    return shortest_cycles(
-        FIRST,
-        FIXED_CODECS,
-        parameters=setting.parameters,
-        members=setting.learners,
+    """The fixed settings that are compared on a line: ``FIRST``, whether the line carries it or
+    not, then the shortest cycle that the line carries with each pair of codecs, up and down. No
+    cycle is shorter than its."""
+    line = Line(
+        bytes_per_s=link_mbit * BYTES_S_PER_MBIT,
         step_s=step_s,
-        link_mbit=link_mbit,
+        fragments=1,
+        members=setting.learners,
         share_max=FIXED_SHARE,
     )
+
+    def encoded_bytes(codec: str) -> int:
+        return codec_named(codec).encoded_size([int(setting.parameters)])
+
+    levels = [FIRST]
+    for up, down in FIXED_CODECS:
+        shortest = Level(codec=up, codec_down=down, cycle_steps=FIRST.cycle_steps)
+        share = line.share_of(encoded_bytes, shortest)
+        steps = math.ceil(FIRST.cycle_steps * max(1.0, share / FIXED_SHARE))
+        levels.append(Level(codec=up, codec_down=down, cycle_steps=steps))
+    return list(dict.fromkeys(levels))
 
 
 def following_experiment(
@@ -546,7 +560,7 @@ def main(
     With --following: the loss after --cycles cycles of 30 steps, with levels that follow the line,
     and with fixed codecs whose cycles are as short as the line allows.
 
-    Example: python examples/paper/compare/run.py --params 3e8 --link 100Mbit --latency 20
+    Example: python -m examples.paper.compare.run --params 3e8 --link 100Mbit --latency 20
     """
     with usage_errors():
         setting = Setting(

@@ -21,11 +21,11 @@ import typer
 from numpy.typing import NDArray
 from typer import Option
 
+from examples.paper.program import plain_ticks, run_program, show_rows
+from examples.paper.typed import seconds
 from peer.cli.application import Json, json_text
 from peer.cli.showing import progress
-from peer.extras.experiments.programs import run_program, show_rows
-from peer.extras.typed import seconds
-from peer.simulate.results import Section, finished_png, new_axes, picture, plain_ticks
+from peer.simulate.results import Section, finished_png, new_axes, picture
 
 YEAR_S = 365.25 * 86_400
 
@@ -432,7 +432,7 @@ def main(
     the five elastic cells and one rigid cell of the reported table; all decoupled cells are
     predictions.
 
-    Example: python examples/paper/goodput/run.py --learners 12 --mtbf 9h --rejoin 4m
+    Example: python -m examples.paper.goodput.run --learners 12 --mtbf 9h --rejoin 4m
     """
     if learners is not None:
         if out is not None:

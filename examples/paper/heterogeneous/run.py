@@ -17,8 +17,17 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from peer.cli.application import Json
-from peer.extras.experiments.programs import (
+from examples.paper.paired import (
+    TEXT,
+    Cell,
+    Row,
+    RunJobs,
+    mean_curve,
+    run_jobs,
+    shown,
+    train_all,
+)
+from examples.paper.program import (
     FirstSeed,
     OutKept,
     PairedSeeds,
@@ -30,17 +39,8 @@ from peer.extras.experiments.programs import (
     short,
     train_and_show,
 )
+from peer.cli.application import Json
 from peer.simulate import Swarm
-from peer.simulate.paired import (
-    TEXT,
-    Cell,
-    Row,
-    RunJobs,
-    mean_curve,
-    run_jobs,
-    shown,
-    train_all,
-)
 from peer.simulate.results import Section, as_png, new_figure, picture
 
 LEARNERS = 8
@@ -217,7 +217,7 @@ def main(
     own. Goodput counts steps, not their value; losses are compared after equally many processed
     tokens.
 
-    Example: python examples/paper/heterogeneous/run.py --quick --out results
+    Example: python -m examples.paper.heterogeneous.run --quick --out results
     """
     parts = tuple(part for part in PARTS if part.startswith(only))
     if not parts:

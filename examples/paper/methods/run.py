@@ -1,10 +1,10 @@
-"""Ideas for a better loss, one cell each: `python examples/paper/methods/run.py --help`.
+"""Ideas for a better loss, one cell each: `python -m examples.paper.methods.run --help`.
 
 ``CELLS`` is the list: what is expected, and what differs from the control in a few lines. README.md
 says what was found and decided. A cell and its control are trained with the same seeds, by
-``peer.simulate.members``: the merges, codecs, weights and outer steps of live peers, without their
-messages. A new idea is a new cell. Its prediction is committed before it is trained, and it stays
-in the list if it is no good.
+``members``: the merges, codecs, weights and outer steps of live peers, without their messages. A
+new idea is a new cell. Its prediction is committed before it is trained, and it stays in the list
+if it is no good.
 """
 
 from __future__ import annotations
@@ -20,18 +20,7 @@ import numpy as np
 import typer
 from typer import Option
 
-from peer.cli.application import Json
-from peer.cli.showing import progress, usage_errors
-from peer.extras.experiments.programs import (
-    FirstSeed,
-    OutKept,
-    PairedSeeds,
-    run_program,
-    seeds_from,
-    show_rows,
-)
-from peer.simulate import Float32s
-from peer.simulate.members import (
+from examples.paper.methods.members import (
     Contribution,
     Late,
     Nesterov,
@@ -41,7 +30,18 @@ from peer.simulate.members import (
     mean_of_its_cycles,
     train,
 )
-from peer.simulate.paired import shown
+from examples.paper.paired import shown
+from examples.paper.program import (
+    FirstSeed,
+    OutKept,
+    PairedSeeds,
+    run_program,
+    seeds_from,
+    show_rows,
+)
+from peer.cli.application import Json
+from peer.cli.showing import progress, usage_errors
+from peer.simulate import Float32s
 from peer.simulate.problems.text_gpt import TextGpt
 from peer.simulate.results import Mean, Section, as_png, new_figure, picture
 from peer.simulate.settings import ProblemChoice
@@ -740,7 +740,7 @@ def main(
     eight members, four fragments, int4, H = 30, eta 1, mu 0.5 unless the cell says otherwise.
     Merges are those of live peers, without messages.
 
-    Example: python examples/paper/methods/run.py --only averages
+    Example: python -m examples.paper.methods.run --only averages
     """
     size = TextGpt(layers=layers, width=width, length=length, batch=batch, optimizer="muon")
     chosen = [cell for cell in CELLS if cell.idea.startswith(tuple(only.split("|")))]

@@ -1,4 +1,4 @@
-"""The loss that each choice costs at equal tokens: `python examples/paper/quality/run.py --help`.
+"""The loss that each choice costs at equal tokens: `python -m examples.paper.quality.run --help`.
 
 One factor is varied at a time from a base point, the settings of a new run file, with paired seeds.
 All rows process equally many tokens, whether these are merged, pending or dropped in the end: at
@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from peer.cli.application import Json
-from peer.extras.experiments.programs import (
+from examples.paper.paired import TEXT, Cell, Row, RunJobs, run_jobs, shown, train_all
+from examples.paper.program import (
     FirstSeed,
     OutKept,
     PairedSeeds,
@@ -29,8 +29,8 @@ from peer.extras.experiments.programs import (
     short,
     train_and_show,
 )
+from peer.cli.application import Json
 from peer.simulate import Swarm
-from peer.simulate.paired import TEXT, Cell, Row, RunJobs, run_jobs, shown, train_all
 from peer.simulate.results import Section, as_png, new_figure, picture
 
 BASE_LEARNERS = 4
@@ -446,7 +446,7 @@ def main(
     merges are the live peer's code, in virtual time. Small models in short runs show directions,
     not exact effects. A bound counts as missed when exceeded by more than two standard errors.
 
-    Example: python examples/paper/quality/run.py --quick --only codec
+    Example: python -m examples.paper.quality.run --quick --only codec
     """
     chosen = seeds_from(seed, short(context, "seeds", seeds, 1))
     learners = short(context, "learners", learners, "2,4")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,21 +28,17 @@ from peer.cli.application import (
 )
 from peer.cli.showing import progress
 from peer.errors import ExtraMissing
-from peer.extras.experiments.programs import (
-    FirstSeed,
-    PairedSeeds,
-    Workers,
-    course,
-    print_section,
-    seeds_from,
-    trial_folder,
-)
 from peer.signals import as_interrupts
 
 if TYPE_CHECKING:
     from peer.simulate.outcome import SwarmResult
     from peer.simulate.report import Cell
+    from peer.simulate.results import Section
     from peer.simulate.settings import Swarm
+
+PairedSeeds = Annotated[int, Option(help="Number of paired seeds of each row.", min=1)]
+FirstSeed = Annotated[int, Option(help="The first seed.", min=0)]
+Workers = Annotated[int, Option(help="Number of parallel processes.", min=1, max=64)]
 
 NEW = Path("new")
 """The word in place of a file that shows what one looks like."""
@@ -140,7 +138,7 @@ def simulate(
     beside = [] if experiment is None else [str(experiment.absolute().parent)]
     sys.path[:0] = [folder for folder in (*beside, str(Path.cwd())) if folder not in sys.path]
     chosen = _read(experiment)
-    todo = report.cells(chosen, sweep(settings or []), seeds_from(seed, seeds))
+    todo = report.cells(chosen, sweep(settings or []), range(seed, seed + seeds))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     with progress("simulating", quiet=as_json) as advance:
@@ -188,3 +186,34 @@ def _write(
             (out / f"swarm-{name}.png").write_bytes(part.picture_png)
     title = f"Simulated swarm: {swarm.name}"
     write_html(out / "swarm.html", title=title, command=command, sections=parts)
+
+
+def print_section(section: Section) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=section.heading, caption=section.text)
+    for index, column in enumerate(section.columns):
+        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+    for row in section.rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def trial_folder(chosen: Path | None, command: str) -> Path:
+    """The folder that was chosen for logs, if it is empty or absent, or a new one.
+
+    A swarm of an earlier trial, or somebody's ``run.toml``, would be in the way of this one.
+    """
+    folder = (chosen or Path(tempfile.mkdtemp(prefix=f"shoal-{command}-"))).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    if (other := next(folder.iterdir(), None)) is not None:
+        raise typer.BadParameter(
+            f"--directory: {folder} is not empty, {other.name!r} is in it; pass a new folder"
+        )
+    return folder
+
+
+def course(*, as_json: bool) -> Callable[[str], None]:
+    """Prints the course of a trial: with ``--json`` on stderr, as stdout has JSON alone."""
+    return partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)

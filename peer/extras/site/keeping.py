@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,6 @@ from peer.extras.site.publishing.publisher import (
     Publishing,
     check_publishing,
 )
-from peer.extras.typed import seconds
 from peer.rules.ending import Ending
 from peer.run_file.sections import RunFile
 from peer.storage.home import data_cache
@@ -79,7 +79,7 @@ def asked_for(
                     f"{option} is for what --publish writes; name a folder with --publish"
                 )
         return PublicSide(None, page)
-    every_s = 3600.0 if every is None else seconds(every, option="--every")
+    every_s = 3600.0 if every is None else _seconds(every)
     if not every_s >= EVERY_MIN_S:
         raise typer.BadParameter(f"--every is {every!r}; the shortest time is {EVERY_MIN_S:g}s")
     if push is not None:
@@ -93,6 +93,19 @@ def asked_for(
         dtype=(dtype or Dtype.BF16).value,
     )
     return PublicSide(publishing, page)
+
+
+_TIME_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def _seconds(every: str) -> float:
+    try:
+        found = float(every[:-1]) * _TIME_UNITS[every[-1:].lower()]
+    except (ValueError, KeyError):
+        found = 0.0
+    if not 0.0 < found < math.inf:
+        raise typer.BadParameter(f"--every {every!r} is not a time such as 90s, 4m, 9h or 2d")
+    return found
 
 
 class Published(Service):

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.run_file.sections import RunFile
-from peer.simulate.paired import (
+from examples.paper.paired import (
     Cell,
     Job,
     Row,
@@ -24,6 +23,7 @@ from peer.simulate.paired import (
     train,
     train_all,
 )
+from peer.run_file.sections import RunFile
 from peer.simulate.results import Mean
 from peer.simulate.settings import Swarm
 from peer.simulate.simulation import run as simulate
@@ -96,7 +96,7 @@ def test_finished_trainings_are_reused(tmp_path: Path, monkeypatch: pytest.Monke
         done.append(job)
         return train(job, progress)
 
-    monkeypatch.setattr("peer.simulate.paired.train", watched)
+    monkeypatch.setattr("examples.paper.paired.train", watched)
     shares: list[float] = []
     both = run_jobs(jobs, workers=1, kept=TrainingFolder(tmp_path), progress=shares.append)
     assert done == jobs[1:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from peer.extras.typed import bits_per_second
+from examples.paper.typed import bits_per_second
 
 
 @pytest.mark.parametrize("text", ["20furlong", "-1Mbit", "inf", ""])

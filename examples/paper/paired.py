@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -25,6 +22,7 @@ import numpy as np
 from dht.whole_files import read_json, write_whole
 from peer.simulate.names import problem_of
 from peer.simulate.outcome import SwarmResult
+from peer.simulate.report import run_all
 from peer.simulate.results import Mean, Section
 from peer.simulate.settings import Swarm
 from peer.simulate.simulation import run as run_swarm
@@ -103,8 +101,16 @@ class Trained:
 
 def train(job: Job, progress: Callable[[float], None] = lambda share: None) -> Trained:
     """Run one job. Equal jobs have equal results on the same machine."""
-    if job.central:
-        return _train_centrally(job, progress)
+    trained = _train_centrally(job, progress) if job.central else _train_swarm(job, progress)
+    if job.experiment.problem.device is not None:  # ten trainings fill a device with 80 GB
+        import torch
+
+        gc.collect()  # learners are parts of cycles
+        torch.cuda.empty_cache()
+    return trained
+
+
+def _train_swarm(job: Job, progress: Callable[[float], None]) -> Trained:
     levels: list[LevelChange] = []
 
     def see(record: Mapping[str, Any]) -> None:
@@ -218,41 +224,22 @@ def run_jobs(
             found[key] = known
     todo = {key: job for key, job in by_key.items() if key not in found}
     whole = sum(job.cost for job in by_key.values())
-    done = whole - sum(job.cost for job in todo.values())
+    left = sum(job.cost for job in todo.values())
 
-    def finish(key: str, trained: Trained) -> None:
-        nonlocal done
-        found[key] = trained
+    def keep(job: Job, trained: Trained) -> None:
         if kept is not None:
-            kept.store(key, trained)
-        done += by_key[key].cost
-        progress(done / whole)
+            kept.store(key_of(job), trained)
 
-    def advance(job: Job, part: float) -> None:
-        progress((done + part * job.cost) / whole)
-
-    order = sorted(todo, key=lambda key: -todo[key].cost)
-    if workers == 1:
-        for key in order:
-            finish(key, train(todo[key], partial(advance, todo[key])))
-    elif order:
-        # spawn: torch's threads do not survive a fork
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            futures = {pool.submit(_train_in_pool, todo[key]): key for key in order}
-            for future in as_completed(futures):
-                finish(futures[future], future.result())
+    trained = run_all(
+        list(todo.values()),
+        train,
+        workers=workers,
+        cost=lambda job: job.cost,
+        on_done=keep,
+        progress=lambda share: progress(1.0 - (1.0 - share) * left / whole),
+    )
+    found |= zip(todo, trained, strict=True)
     return [replace(found[key_of(job)], name=job.name) for job in jobs]
-
-
-def _train_in_pool(job: Job) -> Trained:
-    """Run one job in a process that keeps nothing of it: ten trainings fill a device with 80 GB."""
-    trained = train(job)
-    if job.experiment.problem.device is not None:
-        import torch
-
-        gc.collect()  # learners are parts of cycles
-        torch.cuda.empty_cache()
-    return trained
 
 
 RunJobs: TypeAlias = Callable[[Sequence[Job]], list[Trained]]

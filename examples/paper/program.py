@@ -1,10 +1,9 @@
-"""Options, output and exit codes of programs that run experiments, such as ``examples/paper``."""
+"""Options, output and exit codes of the programs that run experiments."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,13 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 import typer
 from typer import Option
 
+from examples.paper.paired import RunJobs, TrainingFolder, run_jobs
 from peer.cli.application import UsageError, complain, reported, show
 from peer.cli.showing import progress, usage_errors
-from peer.errors import ExitCode
+from peer.errors import ExitCode, ExtraMissing
+from peer.extras.experiments.commands import FirstSeed as FirstSeed
+from peer.extras.experiments.commands import PairedSeeds as PairedSeeds
+from peer.extras.experiments.commands import Workers as Workers
+from peer.extras.experiments.commands import print_section
+from peer.quantities import count_text
+from peer.simulate.results import Section, write_csv, write_html
+from peer.simulate.settings import BadExperiment, sweep
 
 if TYPE_CHECKING:
-    from peer.simulate.paired import RunJobs
-    from peer.simulate.results import Section
+    from matplotlib.axis import Axis
 
 T = TypeVar("T")
 
@@ -55,9 +61,6 @@ OutKept = Annotated[
     Path | None,
     Option(help="Folder for CSV, PNG, an HTML page and finished trainings, which are reused."),
 ]
-PairedSeeds = Annotated[int, Option(help="Number of paired seeds of each row.", min=1)]
-FirstSeed = Annotated[int, Option(help="The first seed.", min=0)]
-Workers = Annotated[int, Option(help="Number of parallel processes.", min=1, max=64)]
 Settings = Annotated[
     list[str] | None,
     Option("--set", help="A setting of every swarm, such as outer.momentum=0.7; repeatable."),
@@ -76,8 +79,6 @@ def seeds_from(first: int, count: int) -> tuple[int, ...]:
 
 
 def changes_of(settings: Sequence[str] | None) -> dict[str, Any]:
-    from peer.simulate.settings import BadExperiment, sweep
-
     combinations = list(sweep(settings or []))
     if len(combinations) > 1:
         raise BadExperiment("--set takes one value for each setting here; `shoal simulate` sweeps")
@@ -96,8 +97,6 @@ def train_and_show(
     ``train`` returns the table and the rows as records. The command that this process was started
     with is named as the way to repeat it.
     """
-    from peer.simulate.paired import TrainingFolder, run_jobs
-
     kept = None if out is None else TrainingFolder(out / "trainings")
     with usage_errors(), progress("training", quiet=as_json) as advance:
         section, rows = train(partial(run_jobs, workers=workers, kept=kept, progress=advance))
@@ -108,70 +107,29 @@ def show_rows(
     section: Section, rows: Sequence[Mapping[str, Any]], *, out: Path | None, as_json: bool
 ) -> None:
     """Print a program's table, or its rows as JSON; with ``out`` also write files there."""
-    command = shlex.join(["python", *sys.argv])
-    name = Path(sys.argv[0]).absolute().parent.name
-    record = {"command": command, "rows": rows}
-    present(name, command, rows, lambda: section, record=record, out=out, as_json=as_json)
-
-
-def present(
-    name: str,
-    command: str,
-    rows: Sequence[Any],
-    draw: Callable[[], Section],
-    *,
-    record: Mapping[str, Any],
-    title: str | None = None,
-    out: Path | None,
-    as_json: bool,
-) -> None:
-    """Print an experiment's section, or as JSON its ``record``. With ``out``, also write the rows
-    and a page there; ``title`` defaults to the heading of the section."""
-    section = draw() if out is not None or not as_json else None
-    if out is not None and section is not None:
-        from peer.errors import ExtraMissing
-        from peer.simulate.results import write_csv, write_html
-
+    program = Path(sys.argv[0]).absolute()
+    name = program.parent.name
+    command = shlex.join(["python", "-m", f"examples.paper.{name}.{program.stem}", *sys.argv[1:]])
+    if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         write_csv(out / f"{name}.csv", rows)
         if section.picture_png is not None:
             (out / f"{name}.png").write_bytes(section.picture_png)
         else:
             complain(str(ExtraMissing("a plot", "matplotlib", "plots")))
-        title = title or section.heading
-        write_html(out / f"{name}.html", title=title, command=command, sections=[section])
+        write_html(out / f"{name}.html", title=section.heading, command=command, sections=[section])
     if as_json:
-        show(record, (), as_json=True)
-    elif section is not None:
+        show({"command": command, "rows": rows}, (), as_json=True)
+    else:
         print_section(section)
 
 
-def print_section(section: Section) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def plain_ticks(axis: Axis, values: Sequence[float] | None = None) -> None:
+    """Label a logarithmic axis with plain numbers; only at ``values`` when they are given."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    table = Table(title=section.heading, caption=section.text)
-    for index, column in enumerate(section.columns):
-        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
-    for row in section.rows:
-        table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
-
-
-def trial_folder(chosen: Path | None, command: str) -> Path:
-    """The folder that was chosen for logs, if it is empty or absent, or a new one.
-
-    A swarm of an earlier trial, or somebody's ``run.toml``, would be in the way of this one.
-    """
-    folder = (chosen or Path(tempfile.mkdtemp(prefix=f"shoal-{command}-"))).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    if (other := next(folder.iterdir(), None)) is not None:
-        raise typer.BadParameter(
-            f"--directory: {folder} is not empty, {other.name!r} is in it; pass a new folder"
-        )
-    return folder
-
-
-def course(*, as_json: bool) -> Callable[[str], None]:
-    """Prints the course of a trial: with ``--json`` on stderr, as stdout has JSON alone."""
-    return partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
+    if values is not None:
+        axis.set_ticks(list(values))
+        axis.set_ticks([], minor=True)
+    axis.set_major_formatter(FuncFormatter(lambda value, _: count_text(value)))
+    axis.set_minor_formatter(NullFormatter())

@@ -8,8 +8,7 @@ import pytest
 
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.outer import Nesterov
-from peer.simulate import Swarm, run
-from peer.simulate.members import (
+from examples.paper.methods.members import (
     Contribution,
     Late,
     Trial,
@@ -18,8 +17,9 @@ from peer.simulate.members import (
     noise_scale,
     train,
 )
-from peer.simulate.paired import Job
-from peer.simulate.paired import train as train_job
+from examples.paper.paired import Job
+from examples.paper.paired import train as train_job
+from peer.simulate import Swarm, run
 from peer.simulate.problems.text_gpt import TextGpt
 from peer.simulate.settings import ProblemChoice
 

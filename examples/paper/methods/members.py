@@ -4,7 +4,7 @@
 the same products of matrices, so that hundreds of trainings take minutes. Merging is that of live
 peers: codecs, weights, the mean, outer steps and adoption are the functions of ``averaging``. Left
 out is all that needs peers: messages, votes, lines, crashes. A contribution that is late is drawn
-(``Trial.misses``). ``tests/peer/simulate/test_members.py`` holds it to the losses of
+(``Trial.misses``). ``tests/examples/paper/test_members.py`` holds it to the losses of
 ``peer.simulate.run``.
 
 What a method changes is a value of a ``Trial``, or one of its functions: the outer optimizer by

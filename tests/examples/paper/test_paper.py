@@ -17,15 +17,15 @@ from examples.paper.compare import run as compare
 from examples.paper.goodput import run as goodput
 from examples.paper.heterogeneous import run as heterogeneous
 from examples.paper.methods import run as methods
+from examples.paper.methods.members import Contribution, Late
+from examples.paper.paired import LevelChange
+from examples.paper.program import command_of
 from examples.paper.quality import run as quality
-from peer.extras.experiments.programs import command_of
-from peer.simulate.members import Contribution, Late
 from peer.simulate.names import problem_of
-from peer.simulate.paired import LevelChange
 from peer.simulate.problems.quadratic import Quadratic
 from peer.simulate.problems.text_gpt import TextGpt
 
-PAPER = Path(__file__).parents[2] / "examples" / "paper"
+PAPER = Path(__file__).parents[3] / "examples" / "paper"
 FOLDERS = sorted(path.name for path in PAPER.iterdir() if path.is_dir())
 CHEAP = {"problem.name": "quadratic"}
 
@@ -38,7 +38,7 @@ def test_a_folder_has_one_page_a_result_and_a_plot(name: str) -> None:
     assert len(page.splitlines()) <= 60
     assert "![" in page
     found = json.loads((PAPER / name / "result.json").read_text(encoding="utf-8"))
-    assert found["rows"] and f"paper/{name}/run.py" in found["command"]
+    assert found["rows"] and f"examples.paper.{name}.run" in found["command"]
     assert (PAPER / name / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -267,7 +267,7 @@ def test_programs_print_rows_for_scripts_and_write_files(
     monkeypatch.setattr("sys.argv", [str(bandwidth.__file__)])
     called(bandwidth, "--json", "--out", str(tmp_path))
     printed = json.loads(capsys.readouterr().out)
-    assert len(printed["rows"]) == 105 and "bandwidth/run.py" in printed["command"]
+    assert len(printed["rows"]) == 105 and "bandwidth.run" in printed["command"]
     assert (tmp_path / "bandwidth.csv").read_text().count("\n") == 106
     assert (tmp_path / "bandwidth.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "bandwidth.html").read_text(encoding="utf-8")
