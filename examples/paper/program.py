@@ -16,10 +16,10 @@ from examples.paper.paired import RunJobs, TrainingFolder, run_jobs
 from peer.cli.application import UsageError, complain, reported, show
 from peer.cli.showing import progress, usage_errors
 from peer.errors import ExitCode, ExtraMissing
-from peer.extras.experiments.commands import FirstSeed as FirstSeed
-from peer.extras.experiments.commands import PairedSeeds as PairedSeeds
-from peer.extras.experiments.commands import Workers as Workers
-from peer.extras.experiments.commands import print_section
+from peer.extras.experiments import FirstSeed as FirstSeed
+from peer.extras.experiments import PairedSeeds as PairedSeeds
+from peer.extras.experiments import Workers as Workers
+from peer.extras.experiments import print_section
 from peer.quantities import count_text
 from peer.simulate.results import Section, write_csv, write_html
 from peer.simulate.settings import BadExperiment, sweep

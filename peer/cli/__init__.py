@@ -54,8 +54,8 @@ def command() -> Any:
         app.add_typer(family.data, name="data", rich_help_panel=OWN_A_RUN)
     for family in (
         steering,
-        *extras("explain.commands", "run_lists.commands", "credit.commands", "export.commands"),
-        *extras("use.commands", "hosting.commands", "doctor.commands", "experiments.commands"),
+        *extras("explain", "run_lists", "credit.commands", "export.commands"),
+        *extras("use.commands", "hosting.commands", "doctor.commands", "experiments"),
         reading,
     ):
         app.add_typer(family.commands)

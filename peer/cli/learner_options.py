@@ -400,7 +400,7 @@ def trains(
             if chosen.install_service:
                 return _print_service(context, is_named=where is not None, options=chosen)
             if where is None:
-                where = extra("run_lists.commands").chosen_link()
+                where = extra("run_lists").chosen_link()
             return command(where, chosen)
 
         hints = get_type_hints(Options, include_extras=True)

@@ -4,16 +4,14 @@
     credit       who contributed what
     curves       curves in TensorBoard, Weights & Biases and Kubeflow Trainer
     doctor       checks of this machine and its network
-    experiments  ``shoal demo`` and ``simulate``, programs of experiments
+    experiments  ``shoal demo`` and ``simulate``
     explain      what happened, told from event logs
     export       the model of a run as files that other programs read
     hosting      bootstrap peers
-    known_names  finding a peer by a name or a part of its id
     orders       what the owner of a run does: invites, bans, changes, attested states, rollbacks
     run_lists    lists of runs to choose from
     shards       token shards of text, for the author of a run
     site         exports for web servers while the run goes on, and the public page of the run
-    typed        quantities with units, as people type them
     use          continuing texts, measuring losses
 
 A peer takes part in a run without this folder.

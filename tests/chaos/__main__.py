@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from peer.cli.application import Json, json_text, start_logging
 from peer.cli.showing import usage_errors
-from peer.extras.experiments.commands import course, trial_folder
+from peer.extras.experiments import course, trial_folder
 from tests.chaos import report
 from tests.chaos.judging.scenarios import chosen
 from tests.chaos.run import ChaosSettings, run_chaos, summary

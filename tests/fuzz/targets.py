@@ -80,8 +80,8 @@ from peer import description, status
 from peer.calls import ATTESTABLE, Call, Kept
 from peer.description import Described, Description
 from peer.errors import LinkError, RunFileError
+from peer.extras import run_lists
 from peer.extras.credit.accounting import wire as credit
-from peer.extras.run_lists import listed
 from peer.extras.site.run_page import content as run_page
 from peer.joining.link import Link, parse_link
 from peer.run_file.reading import from_canonical, parse
@@ -482,7 +482,7 @@ TARGETS: dict[str, Target] = {
     "credit_part": Target([credit.encode(A_TALLY.part)], credit.decode, ValueError),
     "run_list": Target(
         [msgspec.json.encode({"who": "a host", "runs": [msgspec.to_builtins(a_page())]})],
-        listed.decode,
+        run_lists.decode,
         ValueError,
     ),
     "question": Target(

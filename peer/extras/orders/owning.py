@@ -250,14 +250,13 @@ def ban(
 
 def _peer_called(wanted: str, before: Before) -> PeerId:
     """The peer with this name or id. Raises ``Unusable``."""
-    from peer.events.names import short
-    from peer.extras.known_names import KnownNames
+    from peer.events.names import Names, short
 
     try:
         return parse_peer_id(wanted)
     except ValueError:
         known: dict[str, str] = {peer: short(peer) for peer in map(peer_id_of, before.bans)}
-        return PeerId(KnownNames(known | before.seen.names).find(wanted))
+        return PeerId(Names(known | before.seen.names).find(wanted))
 
 
 def banned(before: Before, keys: frozenset[bytes]) -> frozenset[bytes]:

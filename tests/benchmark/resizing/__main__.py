@@ -11,7 +11,7 @@ from typer import Argument, Option
 from examples.paper.typed import seconds
 from peer.cli.application import Json, json_text
 from peer.cli.showing import progress, usage_errors
-from peer.extras.experiments.commands import print_section
+from peer.extras.experiments import print_section
 from peer.simulate.settings import Swarm, parse
 from tests.benchmark.resizing import resizing
 from tests.command_line import run_program

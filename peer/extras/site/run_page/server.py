@@ -44,7 +44,7 @@ LISTED = (
     *("run", "link", "name", "description", "model", "data", "needs", "licence"),
     *("learners", "tokens", "tokens_goal"),
 )
-"""The fields of a run in ``runs.json``: those of ``peer.extras.run_lists.listed``, and the id."""
+"""The fields of a run in ``runs.json``: those of ``peer.extras.run_lists``, and the id."""
 
 DOWNLOAD_S = 6 * 3600.0
 """A download that takes longer is cut off: it would hold one of few places."""

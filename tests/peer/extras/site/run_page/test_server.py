@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from peer.demo.processes import free_port
-from peer.extras.run_lists import listed as run_list
+from peer.extras import run_lists as run_list
 from peer.extras.site.publishing.shelf import Shelf
 from peer.extras.site.run_page import server
 from peer.extras.site.run_page.server import Site, qr_svg, serve_run_pages

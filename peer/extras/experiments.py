@@ -1,4 +1,7 @@
-"""``shoal demo`` and ``simulate``."""
+"""``shoal demo`` and ``simulate``: options in, tables, plots and JSON out.
+
+The experiments themselves are in ``peer.simulate`` and ``peer.demo``.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from peer.simulate.report import Cell
     from peer.simulate.results import Section
     from peer.simulate.settings import Swarm
+
 
 PairedSeeds = Annotated[int, Option(help="Number of paired seeds of each row.", min=1)]
 FirstSeed = Annotated[int, Option(help="The first seed.", min=0)]

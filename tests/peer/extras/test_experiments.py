@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peer.extras.experiments.commands import course
+from peer.extras.experiments import course
 
 
 def test_the_course_of_a_trial_is_not_in_its_json(capsys: pytest.CaptureFixture[str]) -> None:

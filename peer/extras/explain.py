@@ -1,19 +1,131 @@
-"""Stories from event logs: the summary of a run, a round, or a peer, in sentences."""
+"""``shoal explain``: what happened, told from the event logs of one or several peers.
+
+Logs become one timeline. Peers' clocks differ: rounds that two logs have in common show the
+difference, and the times of all but the first log are shifted by it. Damaged lines are left out.
+The stories are the summary of a run, a round, or a peer. Sentences, and who gets which event, are
+those of ``peer.events``: the page of a peer shows the same.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, TypeGuard
 
+import typer
+from typer import Argument, Option
+
+from peer.cli.application import SEE, Json, show
 from peer.errors import PeerError, Unusable
 from peer.events.names import Names, short
 from peer.events.sentences import Fields
 from peer.events.table import OPENED, Audience, audience_of, in_story
-from peer.extras.explain.logs import Log, timeline
-from peer.extras.known_names import KnownNames
 from peer.quantities import bytes_text, count_text, duration_text, plural
+from peer.views.event_log import read_events
+
+CLOCK_OFF_MIN_S = 1.0
+"""Smaller offsets are not corrected: peers see the end of a round at slightly different moments."""
+
+AT_MAX = 2.0**33
+"""Latest accepted Unix time, in the 23rd century; ``datetime`` fails on much later ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One peer's events, oldest first."""
+
+    peer: str
+    """Id of the peer; the path of the log where its first line has no id."""
+    name: str
+    events: tuple[Fields, ...]
+    clock_off_s: float = 0.0
+    """Seconds added to the times of this log, to agree with the first one."""
+
+
+def read_logs(events: Iterable[Fields], *, place: str) -> list[Log]:
+    """The logs in one file: one for each peer that has written it, as the key of a folder changes
+    with its key file. ``place`` is the name of one that does not say who it is."""
+    owners: dict[str, str] = {}
+    written: dict[str, list[Fields]] = {}
+    early: list[Fields] = []
+    mine = early
+    for event in filter(_is_whole, events):
+        if event["event"] == OPENED:
+            peer = str(event.get("peer") or place)
+            owners[peer] = str(event.get("name") or place)
+            mine = written.setdefault(peer, [])
+        mine.append(event)
+    if early:
+        # Files are deleted whole, so this is one whose first line was damaged.
+        first = next(iter(owners), place)
+        written[first] = [*early, *written.get(first, ())]
+    return [Log(peer, owners.get(peer, place), tuple(own)) for peer, own in written.items()]
+
+
+def aligned(logs: Sequence[Log]) -> list[Log]:
+    """The logs, with the clocks of all but the first corrected by the rounds in common."""
+    if not logs:
+        return []
+    done = [logs[0]]
+    known = _round_times(logs[0])
+    for log in logs[1:]:
+        own = _round_times(log)
+        apart = [known[round_id] - at for round_id, at in own.items() if round_id in known]
+        off_s = median(apart) if apart else 0.0
+        if abs(off_s) < CLOCK_OFF_MIN_S:
+            off_s = 0.0
+        moved = tuple({**event, "at": event["at"] + off_s} for event in log.events)
+        done.append(replace(log, events=moved, clock_off_s=off_s))
+        for round_id, at in own.items():
+            known.setdefault(round_id, at + off_s)
+    return done
+
+
+def timeline(logs: Sequence[Log]) -> list[tuple[Log, Fields]]:
+    """All events of all logs in the order of their times."""
+    pairs = [(log, event) for log in logs for event in log.events]
+    return sorted(pairs, key=lambda pair: (pair[1]["at"], pair[0].peer))
+
+
+def _round_times(log: Log) -> dict[str, float]:
+    return {
+        event["round"]: event["at"]
+        for event in log.events
+        if event["event"] == "round" and event["outcome"] == "finished"
+    }
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_OF_A_ROUND: Mapping[str, type | tuple[type, ...]] = {
+    "round": str,
+    "fragment": int,
+    "version": int,
+    "outcome": str,
+    "seconds": (int, float),
+    "reason": str,
+    "left_out": Mapping,
+    "members": list,
+    "contributors": list,
+}
+
+
+def _is_whole(event: Fields) -> bool:
+    """``True`` if a line has the fields that stories read without a check."""
+    at, name = event.get("at"), event.get("event")
+    if not (_is_number(at) and 0 <= at < AT_MAX and isinstance(name, str)):
+        return False
+    return name != "round" or all(
+        isinstance(event.get(key), kind) for key, kind in _OF_A_ROUND.items()
+    )
+
 
 REASONS_MAX = 3
 """The most frequent reasons of each kind that a summary lists."""
@@ -33,7 +145,7 @@ class NothingFound(PeerError):
         return f"nothing about {self.wanted} in these logs; they know {', '.join(self.known)}"
 
 
-def names_in(logs: Sequence[Log]) -> KnownNames:
+def names_in(logs: Sequence[Log]) -> Names:
     """The names that occur in logs. Peers of the same name get a part of their id appended."""
     names: dict[str, str] = {}
     members: set[str] = set()
@@ -48,7 +160,7 @@ def names_in(logs: Sequence[Log]) -> KnownNames:
     for each in sorted(members):
         names.setdefault(each, short(each))
     often = Counter(names.values())
-    return KnownNames(
+    return Names(
         {
             peer: f"{name} ({short(peer)})" if often[name] > 1 and name != peer else name
             for peer, name in names.items()
@@ -66,21 +178,11 @@ class Line:
     text: str
 
 
-def everything(logs: Sequence[Log]) -> list[Line]:
-    """The timeline in sentences."""
-    names = names_in(logs)
-    return [
-        Line(event["at"], log.name, in_story(event, names))
-        for log, event in timeline(logs)
-        if event["event"] != OPENED
-    ]
-
-
 # --- summary ----------------------------------------------------------------------------------
 
 
 def overview(logs: Sequence[Log]) -> list[Line]:
-    """A summary of the logs: rounds, directives in force, peers left out, frequent problems."""
+    """A summary of the logs: rounds, peers left out, frequent problems."""
     events = timeline(logs)
     if not events:
         return []
@@ -110,7 +212,6 @@ def overview(logs: Sequence[Log]) -> list[Line]:
         for log in logs
         if log.clock_off_s
     ]
-    lines += [Line(begin, "", f"in force: {text}") for text in _in_force(events)]
     left_out: Counter[str] = Counter()
     for seen in rounds.values():
         reasons = {who: why for event in seen for who, why in event["left_out"].items()}
@@ -122,32 +223,6 @@ def overview(logs: Sequence[Log]) -> list[Line]:
     for log in logs:
         lines += [Line(line.at, log.name, line.text) for line in _summary(log, names)]
     return lines
-
-
-def _in_force(events: Sequence[tuple[Log, Fields]]) -> list[str]:
-    """The last directive of each signer, in words. A peer tells it again when it starts.
-
-    A delegate's directive counts until its delegation ends or the owner bans the delegate.
-    """
-    newest: dict[str, Fields] = {}
-    for _, event in events:
-        if event["event"] == "directive":
-            known = newest.get(event["signer"])
-            if known is None or event["number"] >= known["number"]:
-                newest[event["signer"]] = event
-    end = events[-1][1]["at"]
-    expires = {signer: event.get("expires_at") for signer, event in newest.items()}
-    banned = {
-        key
-        for signer, event in newest.items()
-        if expires[signer] is None
-        for key in event.get("banned", "").split()
-    }
-    return [
-        newest[signer]["text"]
-        for signer, expires_at in sorted(expires.items())
-        if signer not in banned and (expires_at is None or end < expires_at)
-    ]
 
 
 def _summary(log: Log, names: Names) -> list[Line]:
@@ -343,3 +418,56 @@ def _round_filter(wanted: str) -> Callable[[Fields], bool]:
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
+
+
+commands = typer.Typer()
+
+
+@commands.command(rich_help_panel=SEE)
+def explain(
+    logs: Annotated[
+        list[Path],
+        Argument(metavar="LOG...", help="Event logs (events.jsonl), or folders of peers."),
+    ],
+    round_: Annotated[
+        str | None,
+        Option(
+            "--round",
+            help="FRAGMENT/VERSION, or the first 6 or more characters of a round id.",
+            metavar="ROUND",
+        ),
+    ] = None,
+    peer: Annotated[
+        str | None, Option(help="Name of a peer, or the beginning or end of its id.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Explain event logs: what happened in a round, to a peer, or overall.
+
+    Logs of several peers become one timeline, corrected for differences between clocks.
+
+    Example: shoal explain anna/events.jsonl boris/events.jsonl --round 2/7
+    """
+    read = []
+    for path in logs:
+        file = path / "events.jsonl" if path.is_dir() else path
+        if not file.is_file():
+            raise typer.BadParameter(f"there is no event log at {file}")
+        logs_in_file = read_logs(read_events(file), place=file.parent.name or str(file))
+        if not logs_in_file:
+            raise typer.BadParameter(f"there is no event in {file}; an event log is events.jsonl")
+        read += logs_in_file
+    known = aligned(read)
+    if round_ is not None:
+        story = round_story(known, round_)
+    elif peer is not None:
+        story = peer_story(known, peer)
+    else:
+        story = overview(known)
+    width = max((len(line.who) for line in story), default=0)
+    lines = (
+        f"{datetime.fromtimestamp(line.at).isoformat(' ', 'milliseconds')}  "
+        f"{line.who:{width}}  {line.text}"
+        for line in story
+    )
+    show({"story": [asdict(line) for line in story]}, lines, as_json=as_json)

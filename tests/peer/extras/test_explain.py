@@ -11,8 +11,16 @@ import pytest
 
 from peer import cli
 from peer.errors import Unusable
-from peer.extras.explain.logs import Log, aligned, read_logs, timeline
-from peer.extras.explain.stories import NothingFound, overview, peer_story, round_story
+from peer.extras.explain import (
+    Log,
+    NothingFound,
+    aligned,
+    overview,
+    peer_story,
+    read_logs,
+    round_story,
+    timeline,
+)
 from peer.views.event_log import EventLog, read_events
 from tests.peer.events.written_events import ANNA, BORIS, CLARA, ROUND, a_round
 
@@ -182,59 +190,6 @@ def test_the_summary_names_the_most_frequent_problems(tell: Tell) -> None:
     assert "once: fragment 2 version 7: gave up after 1.5 s, work kept" in story
 
 
-def test_the_summary_has_the_directives_in_force_once(tell: Tell) -> None:
-    def directive(number: int, text: str, signer: str = "owner") -> dict[str, Any]:
-        told = f"directive {number} of {signer}: {text}"
-        return {"signer": signer, "number": number, "bans": 0, "text": told}
-
-    anna = tell(
-        ANNA,
-        "anna",
-        (1.0, "directive", directive(1, "paused")),
-        (2.0, "directive", directive(2, "ends at version 9")),
-        (3.0, "directive", directive(1, "1 ban", "delegate")),
-    )
-    boris = tell(
-        BORIS,
-        "boris",
-        (2.5, "directive", directive(2, "ends at version 9")),
-        (4.0, "directive", directive(1, "paused")),
-    )
-    told = [line.text for line in overview(logs_of(anna, boris)) if "in force" in line.text]
-    assert told == [
-        "in force: directive 1 of delegate: 1 ban",
-        "in force: directive 2 of owner: ends at version 9",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("delegates", "owners"),
-    [
-        pytest.param({"expires_at": 9.0}, {"banned": "someone delegate"}, id="revoked"),
-        pytest.param({"expires_at": 4.0}, {"banned": ""}, id="expired"),
-    ],
-)
-def test_a_directive_of_a_delegate_that_is_one_no_more_is_not_in_force(
-    tell: Tell, delegates: dict[str, Any], owners: dict[str, Any]
-) -> None:
-    def directive(signer: str, fields: dict[str, Any]) -> dict[str, Any]:
-        told = f"directive 1 of {signer}: 1 ban"
-        return {"signer": signer, "number": 1, "bans": 1, "text": told, **fields}
-
-    other = {"expires_at": 9.0, "banned": "other owner"}
-    events = [
-        (1.0, "directive", directive("delegate", delegates)),
-        (2.0, "directive", directive("owner", {"expires_at": None, **owners})),
-        (3.0, "directive", directive("other", other)),
-        (4.0, "closed", {"fragment": 1}),
-    ]
-    told = [line.text for line in overview(logs_of(tell(ANNA, "anna", *events)))]
-    assert [text for text in told if "in force" in text] == [
-        "in force: directive 1 of other: 1 ban",
-        "in force: directive 1 of owner: 1 ban",
-    ]
-
-
 def test_an_unknown_event_of_a_later_version_is_told_by_its_fields(tell: Tell) -> None:
     anna = tell(ANNA, "anna", (1.0, "sang", {"song": "la"}), (2.0, "closed", {"fragment": 1}))
     assert "sang, song la" in texts(peer_story(logs_of(anna), "anna"))
@@ -271,8 +226,6 @@ def test_the_command_reads_files_and_folders(
     assert cli.run(["explain", *logs, "--peer", "boris", "--json"]) == 0
     story = json.loads(capsys.readouterr().out)
     assert {"at", "who", "text"} == story["story"][0].keys()
-    assert cli.run(["explain", *logs, "--timeline"]) == 0
-    assert capsys.readouterr().out.count("\n") == 10
 
 
 @pytest.mark.parametrize(
@@ -309,7 +262,7 @@ def test_a_round_or_peer_that_is_in_no_log_is_an_error_of_one_line(
         b'{"at":1,"event":"joined","text":"\\u001b[2J"}',
     ],
 )
-@pytest.mark.parametrize("how", [[], ["--timeline"], ["--round", "2/7"], ["--peer", "anna"]])
+@pytest.mark.parametrize("how", [[], ["--round", "2/7"], ["--peer", "anna"]])
 def test_the_rest_of_a_damaged_log_is_told(
     line: bytes, how: list[str], tell: Tell, capsys: pytest.CaptureFixture[str]
 ) -> None:
