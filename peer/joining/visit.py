@@ -128,9 +128,7 @@ class RunStatus:
     @property
     def names(self) -> dict[str, str]:
         """The names of all peers that are here, and of all whose work is merged, by peer id."""
-        names: dict[str, str] = {
-            peer: each.shown for each in self.contributors for peer in each.peers
-        }
+        names: dict[str, str] = {each.peer: each.shown for each in self.contributors}
         return names | {peer: record.name for peer, record in self.members.items()}
 
     def check_admitted(self) -> None:
@@ -313,7 +311,7 @@ class Visitor:
         statuses.sort(key=lambda answer: (answer.name, answer.peer))
         in_force = await self._directives_in_force()
         rows: list[Contributor] = []
-        for credit in extras("credit.asking"):
+        for credit in extras("credit.reading"):
             able_peers = [PeerId(answer.peer) for answer in able]
             rows = await credit.contributors_told(self._host, self._link.run_id, able_peers)
         records = {peer: member.record for peer, member in members.items()}

@@ -10,26 +10,22 @@ from averaging.history.parent_maps import ParentMap
 from averaging.messages import Link
 from dht.identity import Identity, PeerId, RunId
 from peer.extras.credit.accounting import wire
-from peer.extras.credit.accounting.proof import ProvenMap
-from peer.extras.credit.accounting.tally import Part, Tally, everything
+from peer.extras.credit.accounting.tally import Part, ProvenMap, Tally, everything, stated
 
 SIGNATURES = 9
 """Signatures under a link in a round of sixteen members."""
 
 
-def large_tally(peers: int, fragments: int, days: int) -> Tally:
-    """A tally whose contributors have worked on every day."""
+def large_tally(peers: int, fragments: int) -> Tally:
+    """A tally of so many contributors, each with a name."""
     rng = random.Random(peers)
     identities = [Identity.from_seed(n.to_bytes(32, "big")) for n in range(peers)]
     tokens = {each.peer_id: rng.randint(10**6, 10**10) for each in identities}
-    made = Tally(RunId("5f" * 32), identities[0].peer_id, fragments)
-    for day in range(1, days + 1):
-        newest = _proven(rng, identities, tokens, 0, day / days)
-        made.unite(Part(maps=(newest,)), today=20_000 + day, believes=everything)
-        for reporter in identities[:3]:
-            made.report(reporter, 20_000 + day)
-    others = tuple(_proven(rng, identities, tokens, f, 1.0) for f in range(1, fragments))
-    made.unite(Part(maps=others), today=20_000 + days, believes=everything)
+    made = Tally(RunId("5f" * 32), fragments)
+    maps = tuple(_proven(rng, identities, tokens, fragment) for fragment in range(fragments))
+    made.unite(Part(maps=maps), believes=everything)
+    said = tuple(stated(each, made.run, 1, f"peer {each.peer_id[-8:]}") for each in identities)
+    made.unite(Part(statements=said), believes=everything)
     return made
 
 
@@ -38,14 +34,13 @@ def _proven(
     identities: list[Identity],
     tokens: dict[PeerId, int],
     fragment: int,
-    share: float,
 ) -> ProvenMap:
     """The map of a fragment, which is up to a cycle behind those of others."""
     marks = {
         each.peer_id: Mark(
             1_790_000_000 + rng.randint(0, 10**7),
             rng.randint(10**3, 10**6),
-            max(1, int(tokens[each.peer_id] * share) - rng.randint(0, 10**5)),
+            max(1, tokens[each.peer_id] - rng.randint(0, 10**5)),
         )
         for each in identities
     }
@@ -56,13 +51,13 @@ def _proven(
 
 
 def main() -> None:
-    for peers, fragments, days in ((50, 8, 100), (1000, 24, 400)):
-        part = large_tally(peers, fragments, days).part
+    for peers, fragments in ((50, 8), (1000, 24)):
+        part = large_tally(peers, fragments).part
         whole, maps = len(wire.encode(part)), len(wire.encode(Part(maps=part.maps)))
         print(
-            f"{peers} contributors, {fragments} fragments, {days} days: {whole / 1e6:.2f} MB; "
-            f"maps {maps / peers / fragments:.0f} bytes for each contributor and fragment, reports "
-            f"{(whole - maps) / peers / days:.0f} bytes for each contributor and day"
+            f"{peers} contributors, {fragments} fragments: {whole / 1e6:.2f} MB; "
+            f"maps {maps / peers / fragments:.0f} bytes for each contributor and fragment, names "
+            f"{(whole - maps) / peers:.0f} bytes for each contributor"
         )
 
 

@@ -36,7 +36,7 @@ from peer.bridge.messages import FromAgent, FromTrainer
 from peer.bridge.settings import PeerSettings
 from peer.description import Described
 from peer.extras.credit.accounting import wire
-from peer.extras.credit.kept import save_tally
+from peer.extras.credit.reading import save_tally
 from peer.extras.orders.directives import Delivered
 from peer.joining.visit import RunStatus, Silent
 from peer.run_file import presets

@@ -1,5 +1,5 @@
 """Credit on line: who contributed what to a run.
 
-``accounting`` is the tally, ``kept`` its file, ``service`` the exchange with other peers of the
-run, ``asking`` the questions of a visitor; ``commands`` has ``shoal credit``.
+``accounting`` is the tally, ``service`` the exchange with other peers of the run, ``reading`` what
+others read of it; ``commands`` has ``shoal credit``.
 """

@@ -26,10 +26,8 @@ from peer.agent.questions import to_ask
 from peer.agent.services import Service
 from peer.bridge.settings import is_default
 from peer.extras.credit.accounting import wire
-from peer.extras.credit.accounting.proof import ProvenMap
-from peer.extras.credit.accounting.reports import DAY_S, day_of
-from peer.extras.credit.accounting.tally import Part, Tally
-from peer.extras.credit.kept import load_tally, read_wishes, save_tally
+from peer.extras.credit.accounting.tally import Part, ProvenMap, Tally
+from peer.extras.credit.reading import load_tally, save_tally
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +50,6 @@ ANSWERS = (1.0, 20.0)
 
 ASK_EVERY_S = 10.0
 ASK_WITHIN_S = 5.0
-REPORT_EVERY_S = 60.0
 SAVE_EVERY_S = 30.0
 
 
@@ -78,12 +75,10 @@ class Crediting(Service):
         self._chosen_name = name
         self._wall_time = wall_time
         self._around = around
-        self.tally: Tally = load_tally(folder, run, identity.peer_id, fragments)
+        self.tally: Tally = load_tally(folder, run, fragments)
         self._averager: Averager | None = None
         self._rate = Rate[PeerId](*ANSWERS)
         self._is_saved = True
-        self._refused = ""
-        """The reason why the owner's wishes could not be stated."""
 
     def __repr__(self) -> str:
         return f"Crediting({self.tally!r})"
@@ -98,7 +93,7 @@ class Crediting(Service):
         return wire.encode_some(wire.missing(self.tally, asked))
 
     def look(self, averager: Averager) -> None:
-        """Take what this peer's own states show, and what its owner wants to have said."""
+        """Take what this peer's own states show, and state its name."""
         self._averager = averager
         if averager.goes_back:
             return  # a fragment that has yet to begin again shows counts from before
@@ -114,28 +109,11 @@ class Crediting(Service):
                 content = ParentMap(state.merged, state.history)
                 maps.append(ProvenMap(state.fragment, link, content, head.signatures))
         self._unite(Part(maps=tuple(maps)))
-        self._state_wishes()
-
-    def report(self) -> None:
-        """Report the day so far to the others."""
-        if self.tally.report(self._identity, day_of(self._wall_time())):
+        if self.tally.state(self._identity, self._chosen_name, self._wall_time()):
             self._is_saved = False
 
-    def _state_wishes(self) -> None:
-        wishes = read_wishes(self._folder)
-        name = self._chosen_name if wishes is None or wishes.name is None else wishes.name
-        keys = () if wishes is None else wishes.keys
-        try:
-            if self.tally.state(self._identity, name, keys, self._wall_time()):
-                self._is_saved = False
-        except ValueError as error:
-            if str(error) != self._refused:
-                self._refused = str(error)
-                logger.warning("not_stated reason=%s", error)
-
     def _unite(self, part: Part) -> None:
-        today = day_of(self._wall_time())
-        if self.tally.unite(part, today=today, believes=self._believes):
+        if self.tally.unite(part, believes=self._believes):
             self._is_saved = False
 
     def _believes(self, proven: ProvenMap) -> bool:
@@ -155,14 +133,11 @@ class Crediting(Service):
     async def run(self, averager: Averager) -> None:
         """Keep the tally up to date, for ever."""
         loop = asyncio.get_running_loop()
-        asked_at = reported_at = saved_at = loop.time()
+        asked_at = saved_at = loop.time()
         turn = 0
         while True:
             self.look(averager)
             now = loop.time()
-            if now - reported_at >= REPORT_EVERY_S or self._day_ends():
-                self.report()
-                reported_at = now
             if now - asked_at >= ASK_EVERY_S:
                 asked_at = now
                 chosen = to_ask(self._identity.peer_id, self._around.live(), turn)
@@ -172,10 +147,6 @@ class Crediting(Service):
                 saved_at = now
                 await self.save()
             await asyncio.sleep(LOOK_EVERY_S)
-
-    def _day_ends(self) -> bool:
-        """True in the last moments of a day: its last report stands."""
-        return DAY_S - self._wall_time() % DAY_S <= 2 * LOOK_EVERY_S
 
     async def save(self) -> None:
         """Write the tally to the peer's folder, if it has changed."""

@@ -102,7 +102,7 @@ def _data(run: RunFile) -> str:
 
 def _peers(facts: RunFacts) -> str:
     if facts.contributors:
-        return f"{peers_text(sum(len(row.peers) for row in facts.contributors))}, listed below"
+        return f"{peers_text(len(facts.contributors))}, listed below"
     names = [plain_text(name) for name in facts.names]
     if not names:
         return peers_text(facts.others)

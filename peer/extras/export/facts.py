@@ -60,8 +60,8 @@ def facts_in_folder(folder: Path, outer: OuterState) -> RunFacts:
         if event.get("event") == "measured" and (one := _measured(event)) is not None:
             measured[one.version] = one
     rows: list[Contributor] = []
-    for credit in extras("credit.kept"):
-        rows = credit.contributors_in(folder, outer.run.run_id, len(outer.states))
+    for credit in extras("credit.reading"):
+        rows = credit.contributors_in(folder, outer.run.run_id)
     return _facts(outer, names, [measured[version] for version in sorted(measured)], rows)
 
 

@@ -18,16 +18,13 @@ from dht.whole_files import write_whole
 from peer.agent.peer import Peer
 from peer.agent.services import Service
 from peer.bridge.settings import is_default
-from peer.contributors import PER_MILLE, Contributor, date_of
-from peer.extras.credit.accounting.contributors import contributors, tokens_by_day
-from peer.extras.credit.accounting.tally import Tally
+from peer.contributors import PER_MILLE, Contributor
+from peer.extras.credit.accounting.tally import contributors
 from peer.extras.credit.service import tally_of
 from peer.extras.site.publishing.shelf import published
 from peer.extras.site.run_page.content import (
     CALL,
-    DAYS_MAX,
     ROWS_MAX,
-    Day,
     Latest,
     Row,
     RunPage,
@@ -83,7 +80,6 @@ class ShownRun(Service):
         """The answer to those who ask, which is made once for all of them."""
         self._told_until = float("-inf")
         self._rows: list[Contributor] = []
-        self._days: tuple[Day, ...] = ()
         self._needs = ""
 
     def __repr__(self) -> str:
@@ -164,7 +160,7 @@ class ShownRun(Service):
             contributors_total=len(self._rows) or None,
             losses=losses,
             held_out=self._record.held_out,
-            days=self._days,
+            days=self._record.days,
             contributors=tuple(_shown(self._rows)),
             latest=self._latest(),
             news=self._record.news,
@@ -173,9 +169,8 @@ class ShownRun(Service):
     async def _count(self) -> None:
         """Count the contributors, which takes seconds if there are thousands."""
         tally = tally_of(self._peer.services).copied()
-        self._rows, by_day = await asyncio.to_thread(_counted, tally)
-        self._days = tuple(Day(date=date_of(day), tokens=n) for day, n in by_day)[-DAYS_MAX:]
-        named = [(row.name, row.peers) for row in self._rows if row.name]
+        self._rows = await asyncio.to_thread(contributors, tally)
+        named = [(row.name, row.peer) for row in self._rows if row.name]
         self._record.meet(self._peer.network.host.wall_time(), named[:ROWS_MAX])
 
     def _latest(self) -> Latest | None:
@@ -211,21 +206,13 @@ def needs_words(run: RunFile) -> str:
     )
 
 
-def _counted(tally: Tally) -> tuple[list[Contributor], list[tuple[int, int]]]:
-    return contributors(tally), list(tokens_by_day(tally).items())
-
-
 def _shown(rows: list[Contributor]) -> list[Row]:
     """The largest contributors, and all others in one row."""
     made = [
-        Row(
-            name=row.shown, tokens=row.tokens, share=row.per_mille / PER_MILLE, days=len(row.by_day)
-        )
+        Row(name=row.shown, tokens=row.tokens, share=row.per_mille / PER_MILLE)
         for row in rows[:ROWS_MAX]
     ]
     if more := rows[ROWS_MAX:]:
         tokens, share = sum(row.tokens for row in more), sum(row.per_mille for row in more)
-        made.append(
-            Row(name=plural(len(more), "other"), tokens=tokens, share=share / PER_MILLE, days=0)
-        )
+        made.append(Row(name=plural(len(more), "other"), tokens=tokens, share=share / PER_MILLE))
     return made

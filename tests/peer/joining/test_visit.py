@@ -169,8 +169,8 @@ def test_control_characters_in_a_status_are_refused(
 
 def test_the_largest_contributors_are_named_with_their_share() -> None:
     rows = (
-        Contributor((PeerId("anna"),), "anna", 10, 667, {}),
-        Contributor((PeerId("boris"),), "boris", 5, 333, {}),
+        Contributor(PeerId("anna"), "anna", 10, 667),
+        Contributor(PeerId("boris"), "boris", 5, 333),
     )
     seen = RunStatus("ab" * 32, (a_status(name="anna"),), {}, contributors=rows)
     assert "contributors: anna 66.7%, boris 33.3%" in status_lines(seen)

@@ -1,6 +1,6 @@
 """The tally: what one peer knows of everybody's contributions, and how it is united with another's.
 
-It has three parts, each a join-semilattice: uniting is commutative, associative and idempotent, so
+It has two parts, each a join-semilattice: uniting is commutative, associative and idempotent, so
 gossip in any order, repeated or with losses, ends in the same tally everywhere.
 
 **Maps.** For each fragment the heaviest certified version that is known, with its merged map. A
@@ -11,32 +11,99 @@ does not fold seals a second time. Records of seals, keyed by (lineage, version,
 70 bytes for each contribution: a run of 24 fragments and 16 peers makes 2.7 MB of them in a hundred
 cycles, they can never be dropped, and those of a side that was given up would have to be found and
 taken back. A map is 20 to 50 bytes for each peer and fragment, however many thousands of rounds
-there were, and it comes with its own proof (module ``proof``). The total of a peer is the
-largest of its counts in all maps, which is the run's own count of tokens.
+there were, and it comes with its own proof: a lineage binds the merged map of its state, and a link
+is certified by the signatures of peers that have stood on it
+(``averaging.round.opinions.certificates``), so nobody can add a token to it that no seal has
+merged. The total of a peer is the largest of its counts in all maps, which is the run's own count
+of tokens.
 
-**Reports** divide the totals into days (module ``reports``): for each day at most three lists
-of tokens by peer, 9 to 15 bytes for each contributor. The totals of a day are bounded by those of
-all later days, so tokens lost with a lineage count on no day, and the days sum to the total. For a
-thousand contributors and 24 fragments, the reports of 400 days are 3.6 MB and the maps 0.4 MB.
+**Statements** are the peers' own words on their names, of one run, the newest of each peer, by a
+sequence number that the peer itself chooses. A name is shown because its peer has signed that it
+may be; a peer that has signed none is shown by the end of its id. Those of peers without merged
+tokens are not kept: strangers cannot fill the tally.
 
-**Statements** are the peers' own words on names and keys (module ``statements``), the newest
-of each peer. Those of peers without merged tokens are not kept: strangers cannot fill the tally.
-
-A newcomer's or a liar's claims change nothing: an unproven map is not taken, a report adds no
-tokens and is only taken from a contributor.
+A newcomer's or a liar's claims change nothing: an unproven map is not taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated, TypeAlias
 
+import msgspec
+from msgspec import Meta, Struct
+
+from averaging.history.lineage import bound
+from averaging.history.merged_map import Mark, MergedMap
+from averaging.history.parent_maps import ParentMap
+from averaging.messages import Count, Link, Peer, Signature, Signatures
 from dht.identity import Identity, PeerId, RunId, verify
-from peer.extras.credit.accounting import reports as days
-from peer.extras.credit.accounting import statements as words
-from peer.extras.credit.accounting.proof import Believes, ProvenMap, Totals
-from peer.extras.credit.accounting.reports import CLOCK_DAYS, DAYS_MAX, DAYS_TOLD, Report
-from peer.extras.credit.accounting.statements import Statement, Verify
+from dht.records import NAME_LENGTH_MAX, name_problem
+from peer.contributors import PER_MILLE, Contributor
+from peer.quantities import count_text, rounded_shares
+
+FRAGMENTS_MAX = 2**16
+
+Rank: TypeAlias = tuple[int, int, bytes]
+"""Tokens, version and lineage: a total order of the versions of a fragment."""
+
+Verify: TypeAlias = Callable[[PeerId, bytes, bytes], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenMap:
+    """The merged map of one version of a fragment, with what proves it."""
+
+    fragment: int
+    link: Link
+    map: ParentMap
+    signatures: Signatures = ()
+    """Signatures of peers that have stood on the link."""
+
+    @property
+    def merged(self) -> MergedMap:
+        return self.map.merged
+
+    @property
+    def rank(self) -> Rank:
+        """The heavier side of a fork wins, as it does in the run (``standing.relate``)."""
+        return self.merged.tokens, self.link.version, self.link.lineage
+
+    @property
+    def is_bound(self) -> bool:
+        """True if the map is the one that the lineage of the link binds."""
+        return bound(self.map.history, self.merged.digest()) == self.link.lineage
+
+
+Believes: TypeAlias = Callable[[ProvenMap], bool]
+"""True if the link of a map is certified for this peer, or part of its own history."""
+
+
+class Statement(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One peer's word on its name, signed."""
+
+    peer: Peer
+    sequence: Count
+    name: Annotated[str, Meta(max_length=NAME_LENGTH_MAX)] = ""
+    """Empty: it wants to be shown without a name."""
+    signature: Signature = b""
+
+    @property
+    def rank(self) -> tuple[int, bytes]:
+        """The order of one peer's statements; that of the bytes if it used a number twice."""
+        return self.sequence, msgspec.msgpack.encode(self)
+
+    def claim(self, run: RunId) -> bytes:
+        """The bytes that the peer signs."""
+        plain = (run, self.peer, self.sequence, self.name)
+        return b"shoal credit statement 1 " + msgspec.msgpack.encode(plain)
+
+
+def stated(identity: Identity, run: RunId, sequence: int, name: str) -> Statement:
+    """Sign a statement."""
+    own = Statement(identity.peer_id, sequence, name)
+    return msgspec.structs.replace(own, signature=identity.sign(own.claim(run)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +111,6 @@ class Part:
     """Some of what a peer knows, to be united with what another one knows."""
 
     maps: tuple[ProvenMap, ...] = ()
-    reports: tuple[Report, ...] = ()
     statements: tuple[Statement, ...] = ()
     topic: bytes = b""
     """The topic of the run in which the maps were proven."""
@@ -55,48 +121,35 @@ class Tally:
     """One peer's knowledge of the contributions to a run of so many fragments."""
 
     run: RunId
-    me: PeerId | None
-    """This peer, whose own statement is kept in any case; ``None`` for somebody who only reads."""
     fragments: int
     maps: dict[int, ProvenMap] = field(default_factory=dict)
-    reports: dict[int, tuple[Report, ...]] = field(default_factory=dict)
-    """The reports of each day, the largest first."""
     statements: dict[PeerId, Statement] = field(default_factory=dict)
     topic: bytes = b""
     """The topic under which peers of the run sign links; empty until it is known."""
     check: Verify = verify
-    _totals: Totals | None = None
+    _totals: Mapping[PeerId, int] | None = None
 
     def __repr__(self) -> str:
-        return f"Tally({self.run[:8]}, {len(self.totals.peers)} peers, {self.totals.total} tokens)"
+        tokens = sum(self.totals.values())
+        return f"Tally({self.run[:8]}, {len(self.totals)} peers, {tokens} tokens)"
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> Mapping[PeerId, int]:
         """Tokens of each contributor: the largest count of any fragment."""
         if self._totals is None:
-            self._totals = Totals.of_maps(each.merged for each in self.maps.values())
+            self._totals = totals_of(each.merged for each in self.maps.values())
         return self._totals
 
     @property
     def part(self) -> Part:
         """All of it."""
-        listed = (each for day in sorted(self.reports) for each in self.reports[day])
-        stated = (self.statements[peer] for peer in sorted(self.statements))
         maps = (self.maps[fragment] for fragment in sorted(self.maps))
-        return Part(tuple(maps), tuple(listed), tuple(stated), self.topic)
+        said = (self.statements[peer] for peer in sorted(self.statements))
+        return Part(tuple(maps), tuple(said), self.topic)
 
     def copied(self) -> Tally:
         """A copy, to be read in a thread while this one changes."""
-        return Tally(
-            self.run,
-            self.me,
-            self.fragments,
-            dict(self.maps),
-            dict(self.reports),
-            dict(self.statements),
-            self.topic,
-            self.check,
-        )
+        return Tally(self.run, self.fragments, dict(self.maps), dict(self.statements), self.topic)
 
     def follow(self, topic: bytes) -> None:
         """Go by this topic. Where the run goes on under another one, no signature from before
@@ -106,13 +159,12 @@ class Tally:
             self._totals = None
         self.topic = topic
 
-    def unite(self, part: Part, *, today: int, believes: Believes) -> bool:
+    def unite(self, part: Part, *, believes: Believes) -> bool:
         """Take what is new and proven. Returns whether anything was."""
         strange = part.topic and self.topic and part.topic != self.topic
         news = [self._take_map(each, believes) for each in part.maps if not strange]
         if any(news):
             self._totals = None
-        news.append(self._take_reports(part.reports, today))
         news += [self._take_statement(each) for each in part.statements]
         return any(news)
 
@@ -125,91 +177,41 @@ class Tally:
         self.maps[proven.fragment] = proven
         return True
 
-    def _take_reports(self, reports: Iterable[Report], today: int) -> bool:
-        contributors, last = self.totals.by_peer, today + CLOCK_DAYS
-        first = max(0, last + 1 - DAYS_TOLD)
-        by_day: dict[int, list[Report]] = {}
-        for each in reports:
-            if each.peer in contributors and first <= each.day <= last:
-                by_day.setdefault(each.day, []).append(each)
-        news = False
-        for day, given in by_day.items():
-            known = self.reports.get(day, ())
-            new = [r for r in days.united((*known, *given)) if r not in known]
-            signed = [each for each in new if days.is_signed(each, self.run, self.check)]
-            if signed:
-                self.reports[day] = days.united((*known, *signed))
-                news = True
-        kept = [day for day in self.reports if day >= first]
-        if 2 * len(kept) <= len(self.reports):
-            # Most days would go. So it is this clock that is wrong, by years.
-            kept = list(self.reports)
-        self.reports = {day: self.reports[day] for day in sorted(kept)[-DAYS_MAX:]}
-        return news
-
-    def _take_statement(self, statement: Statement) -> bool:
-        peer = statement.peer
-        if peer != self.me and peer not in self.totals.by_peer:
+    def _take_statement(self, said: Statement) -> bool:
+        peer = said.peer
+        if peer not in self.totals:
             return False
         known = self.statements.get(peer)
-        if known is not None and statement.rank <= known.rank:
+        if known is not None and said.rank <= known.rank:
             return False
-        if not words.is_signed(statement, self.run, self.check):
+        if said.name and name_problem(said.name) is not None:
             return False
-        self.statements[peer] = statement
+        if not self.check(peer, said.claim(self.run), said.signature):
+            return False
+        self.statements[peer] = said
         return True
 
-    def report(self, identity: Identity, day: int) -> bool:
-        """Report the day so far, if this peer is a contributor. Returns whether that is news."""
-        if identity.peer_id not in self.totals.by_peer:
-            return False
-        known = {each.peer: each for each in self.reports.get(day, ())}
-        own = known.get(identity.peer_id)
-        if own is not None and own.totals == self.totals:
-            return False
-        return self._take_reports([days.report(identity, self.run, day, self.totals)], day)
-
-    def state(self, identity: Identity, name: str, keys: Collection[PeerId], now: float) -> bool:
-        """State this peer's name and other keys, unless that is what it said last.
-
-        Raises ``ValueError`` for what other peers would not take.
-        """
+    def state(self, identity: Identity, name: str, now: float) -> bool:
+        """State this contributor's name, unless that is what it said last."""
         known = self.statements.get(identity.peer_id)
-        wanted = (name, tuple(sorted(set(keys))))
-        if known is None and wanted == ("", ()):
-            return False
-        if known is not None and (known.name, known.keys) == wanted:
+        if identity.peer_id not in self.totals or name == ("" if known is None else known.name):
             return False
         sequence = max(int(now), 0 if known is None else known.sequence + 1)
-        return self._take_statement(words.state(identity, self.run, sequence, name, keys))
-
-    def by_day(self) -> dict[int, Mapping[PeerId, int]]:
-        """Tokens of each peer on each day that has a report; they sum to ``totals``.
-
-        Work since the last report counts for its day.
-        """
-        ordered = sorted(self.reports)
-        ends: dict[int, Mapping[PeerId, int]] = {}
-        later = self.totals.by_peer
-        for day in reversed(ordered):
-            last = day == ordered[-1]
-            ends[day] = later if last else days.counted(self.reports[day]).at_most(later)
-            later = ends[day]
-        made: dict[int, Mapping[PeerId, int]] = {}
-        before: Mapping[PeerId, int] = {}
-        for day in ordered:
-            gained = {peer: n - before.get(peer, 0) for peer, n in ends[day].items()}
-            made[day] = {peer: count for peer, count in gained.items() if count}
-            before = ends[day]
-        return made
+        return self._take_statement(stated(identity, self.run, sequence, name))
 
 
-FRAGMENTS_MAX = 2**16
+def totals_of(maps: Iterable[Mapping[PeerId, Mark]]) -> Mapping[PeerId, int]:
+    """The largest count of each peer in any map: the run's own count (``merged_of``)."""
+    united = MergedMap().united(*maps)
+    return {peer: mark.tokens for peer, mark in sorted(united.items()) if mark.tokens > 0}
+
+
+# --- a reader outside the run -------------------------------------------------------------------
 
 
 def unproven(run: RunId) -> Tally:
     """An empty tally of somebody who only reads."""
-    return Tally(run, None, FRAGMENTS_MAX)
+    return Tally(run, FRAGMENTS_MAX)
 
 
 def everything(proven: ProvenMap) -> bool:
@@ -228,11 +230,34 @@ def confirmed(parts: Sequence[Part]) -> Part:
         for each in part.maps:
             by_fragment.setdefault(each.fragment, []).append(each)
     chosen = []
-    for _, statements in sorted(by_fragment.items()):
-        ranked = sorted(statements, key=lambda each: each.rank, reverse=True)
+    for _, maps in sorted(by_fragment.items()):
+        ranked = sorted(maps, key=lambda each: each.rank, reverse=True)
         chosen.append(ranked[min(1, len(ranked) - 1)])
-    return Part(
-        tuple(chosen),
-        tuple(each for part in parts for each in part.reports),
-        tuple(each for part in parts for each in part.statements),
-    )
+    return Part(tuple(chosen), tuple(each for part in parts for each in part.statements))
+
+
+# --- rows for people ----------------------------------------------------------------------------
+
+
+def contributors(tally: Tally) -> list[Contributor]:
+    """All contributors, the largest first."""
+    rows = sorted(tally.totals.items(), key=lambda row: (-row[1], row[0]))
+    shares = rounded_shares([tokens for _, tokens in rows], whole=PER_MILLE)
+    return [
+        Contributor(peer, _name(tally, peer), tokens, share)
+        for (peer, tokens), share in zip(rows, shares, strict=True)
+    ]
+
+
+def _name(tally: Tally, peer: PeerId) -> str:
+    said = tally.statements.get(peer)
+    return "" if said is None else said.name
+
+
+def lines(rows: Sequence[Contributor]) -> list[str]:
+    """A table for terminals."""
+    if not rows:
+        return ["nothing is merged yet"]
+    made = [f"{'contributor':32} {'tokens':>9} {'share':>7}"]
+    made += [f"{row.shown[:32]:32} {count_text(row.tokens):>9} {row.share:>7}" for row in rows]
+    return made

@@ -1,8 +1,7 @@
 """A tally as bytes: a summary that asks for what is missing, parts of it, and the file of a peer.
 
-A part has one table of peers, to which all lists of tokens refer. Maps travel as those of a meld do
-(``averaging.history.parent_maps``): columns of differences, so twenty fragments cost little more
-than one.
+Maps travel as those of a meld do (``averaging.history.parent_maps``): columns of differences, so
+twenty fragments cost little more than one.
 """
 
 from __future__ import annotations
@@ -16,14 +15,11 @@ from msgspec import Meta, Struct
 
 from averaging.errors import BadPayload
 from averaging.history.parent_maps import decode_maps, encode_maps
-from averaging.messages import ROSTER_MAX, Count, Index, Link, Peer, Signature, Signatures
+from averaging.messages import ROSTER_MAX, Count, Index, Link, Signatures
 from dht.decoding import decoded
 from dht.identity import PeerId
 from peer.calls import Call
-from peer.extras.credit.accounting.proof import ProvenMap, Totals
-from peer.extras.credit.accounting.reports import DAYS_MAX, DAYS_TOLD, KEPT_PER_DAY, Report
-from peer.extras.credit.accounting.statements import Statement
-from peer.extras.credit.accounting.tally import Part, Tally
+from peer.extras.credit.accounting.tally import Part, ProvenMap, Statement, Tally
 
 T = TypeVar("T")
 
@@ -38,10 +34,6 @@ BUCKETS: Final = 16
 
 _PEERS_MAX: Final = 50_000
 _SHORT: Final = 8
-_DAY: Final = 4
-
-Day: TypeAlias = Annotated[int, Meta(ge=0, lt=2**24)]
-_Place: TypeAlias = Annotated[int, Meta(ge=0, lt=_PEERS_MAX)]
 _Short: TypeAlias = Annotated[bytes, Meta(min_length=_SHORT, max_length=_SHORT)]
 
 
@@ -58,9 +50,6 @@ class Summary(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Digests of what a peer knows: the answer is what it lacks."""
 
     maps: Annotated[tuple[_Seen, ...], Meta(max_length=2**16)]
-    first_day: Day
-    days: Annotated[bytes, Meta(max_length=_DAY * DAYS_TOLD)]
-    """Four bytes for each day from the first one on."""
     statements: Annotated[bytes, Meta(max_length=_SHORT * BUCKETS)]
 
 
@@ -77,26 +66,11 @@ class _Maps(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     data: bytes
 
 
-class _Totals(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    places: Annotated[tuple[_Place, ...], Meta(max_length=_PEERS_MAX)]
-    tokens: Annotated[tuple[Count, ...], Meta(max_length=_PEERS_MAX)]
-
-
-class _Report(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    day: Day
-    peer: Peer
-    totals: Index
-    signature: Signature
-
-
 class Packed(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A part of a tally, as it travels and lies in a file."""
 
     version: Annotated[int, Meta(ge=VERSION, le=VERSION)]
-    peers: Annotated[tuple[Peer, ...], Meta(max_length=_PEERS_MAX)]
     maps: Annotated[tuple[_Maps, ...], Meta(max_length=4096)]
-    totals: Annotated[tuple[_Totals, ...], Meta(max_length=DAYS_MAX * KEPT_PER_DAY)]
-    reports: Annotated[tuple[_Report, ...], Meta(max_length=DAYS_MAX * KEPT_PER_DAY)]
     statements: Annotated[tuple[Statement, ...], Meta(max_length=_PEERS_MAX)]
     topic: Annotated[bytes, Meta(max_length=16)]
 
@@ -122,18 +96,7 @@ def summary(tally: Tally) -> Summary:
         for _, each in sorted(tally.maps.items())
         for tokens, version, lineage in [each.rank]
     )
-    first = min(tally.reports, default=0)
-    # While a clock is wrong, its days may be too far from the others' to be named, too.
-    last = min(max(tally.reports, default=first - 1), first + DAYS_TOLD - 1)
-    days = b"".join(_day_digest(tally.reports.get(day, ())) for day in range(first, last + 1))
-    short = b"".join(_bucket_digests(tally))
-    return Summary(seen, first, days, short)
-
-
-def _day_digest(reports: Sequence[Report]) -> bytes:
-    if not reports:
-        return bytes(_DAY)
-    return blake3.blake3(b"".join(r.peer.encode() + r.totals.digest for r in reports)).digest(_DAY)
+    return Summary(seen, b"".join(_bucket_digests(tally)))
 
 
 def _bucket_of(peer: PeerId) -> int:
@@ -148,23 +111,13 @@ def _bucket_digests(tally: Tally) -> list[bytes]:
 
 
 def missing(tally: Tally, asked: Summary) -> Part:
-    """Parts that this peer knows and the asking one does not, the newest first."""
+    """Parts that this peer knows and the asking one does not."""
     seen = {each.fragment: (each.tokens, each.version, each.lineage) for each in asked.maps}
     maps = []
     for fragment, proven in sorted(tally.maps.items()):
         tokens, version, lineage = proven.rank
         if (tokens, version, lineage[:_SHORT]) > seen.get(fragment, (-1, 0, b"")):
             maps.append(proven)
-    told = {
-        asked.first_day + number: asked.days[at : at + _DAY]
-        for number, at in enumerate(range(0, len(asked.days), _DAY))
-    }
-    reports = [
-        each
-        for day in sorted(tally.reports, reverse=True)
-        if told.get(day) != _day_digest(tally.reports[day])
-        for each in tally.reports[day]
-    ]
     theirs = [asked.statements[at : at + _SHORT] for at in range(0, len(asked.statements), _SHORT)]
     differing = {
         bucket
@@ -172,21 +125,13 @@ def missing(tally: Tally, asked: Summary) -> Part:
         if bucket >= len(theirs) or theirs[bucket] != digest
     }
     stated = [s for peer, s in sorted(tally.statements.items()) if _bucket_of(peer) in differing]
-    anything = maps or reports or stated
-    return Part(tuple(maps), tuple(reports), tuple(stated), tally.topic if anything else b"")
+    return Part(tuple(maps), tuple(stated), tally.topic if maps or stated else b"")
 
 
 def encode_some(part: Part) -> bytes:
-    """The beginning of a part that fits an answer: maps, then statements, then reports."""
+    """The beginning of a part that fits an answer."""
     for share in (1.0, 0.5, 0.25, 0.1, 0.03, 0.01):
-        data = encode(
-            Part(
-                _some(part.maps, share),
-                _some(part.reports, share),
-                _some(part.statements, share),
-                part.topic,
-            )
-        )
+        data = encode(Part(_some(part.maps, share), _some(part.statements, share), part.topic))
         if len(data) <= PART_MAX_BYTES:
             return data
     return encode(Part())
@@ -198,30 +143,8 @@ def _some(items: tuple[T, ...], share: float) -> tuple[T, ...]:
 
 def encode(part: Part) -> bytes:
     """The bytes of a part, whatever its size."""
-    peers = sorted({peer for each in part.reports for peer in each.totals.peers})
-    place = {peer: number for number, peer in enumerate(peers)}
-    lists: dict[bytes, int] = {}
-    totals: list[_Totals] = []
-    for each in part.reports:
-        if each.totals.digest not in lists:
-            lists[each.totals.digest] = len(totals)
-            places = tuple(place[peer] for peer in each.totals.peers)
-            totals.append(_Totals(places, each.totals.tokens))
-    reports = tuple(
-        _Report(each.day, each.peer, lists[each.totals.digest], each.signature)
-        for each in part.reports
-    )
-    return _encoder.encode(
-        Packed(
-            VERSION,
-            tuple(peers),
-            tuple(_encoded_maps(part.maps)),
-            tuple(totals),
-            reports,
-            part.statements,
-            part.topic,
-        )
-    )
+    tables = tuple(_encoded_maps(part.maps))
+    return _encoder.encode(Packed(VERSION, tables, part.statements, part.topic))
 
 
 def _encoded_maps(maps: Sequence[ProvenMap]) -> Iterable[_Maps]:
@@ -251,13 +174,7 @@ def unpacked(found: Packed) -> Part:
         maps = tuple(each for table in found.maps for each in _read_maps(table))
     except BadPayload as error:
         raise ValueError(f"not a part of a tally: {error}") from error
-    totals = [_read_totals(each, found.peers) for each in found.totals]
-    if any(each.totals >= len(totals) for each in found.reports):
-        raise ValueError("not a part of a tally: a report refers to totals that it lacks")
-    reports = tuple(
-        Report(each.day, each.peer, totals[each.totals], each.signature) for each in found.reports
-    )
-    return Part(maps, reports, found.statements, found.topic)
+    return Part(maps, found.statements, found.topic)
 
 
 def _read_maps(table: _Maps) -> Iterable[ProvenMap]:
@@ -266,14 +183,3 @@ def _read_maps(table: _Maps) -> Iterable[ProvenMap]:
         raise ValueError("not a part of a tally: a map has no link, or a link no map")
     for row, each in enumerate(table.rows):
         yield ProvenMap(each.fragment, each.link, maps[row], each.signatures)
-
-
-def _read_totals(told: _Totals, peers: Sequence[PeerId]) -> Totals:
-    if len(told.places) != len(told.tokens) or list(told.places) != sorted(set(told.places)):
-        raise ValueError("not a part of a tally: its tokens and peers do not fit")
-    if told.places and told.places[-1] >= len(peers):
-        raise ValueError(f"not a part of a tally: place {told.places[-1]} of {len(peers)} peers")
-    named = tuple(peers[place] for place in told.places)
-    if list(named) != sorted(set(named)) or 0 in told.tokens:
-        raise ValueError("not a part of a tally: its peers are not in order, or without tokens")
-    return Totals(named, told.tokens)

@@ -47,6 +47,8 @@ class Point(_Part, frozen=True, kw_only=True):
 
 
 class Day(_Part, frozen=True, kw_only=True):
+    """The tokens that were merged on a day in UTC, as the peer that tells of it has seen."""
+
     date: Short
     tokens: Count
 
@@ -57,7 +59,6 @@ class Row(_Part, frozen=True, kw_only=True):
     name: Short
     tokens: Count
     share: Annotated[float, Meta(ge=0, le=1)]
-    days: Count
 
 
 class Latest(_Part, frozen=True, kw_only=True):

@@ -7,17 +7,18 @@ the next ones come half as often.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from dht.identity import PeerId
-from peer.extras.site.run_page.content import NEWS_MAX, POINTS_MAX, News, Point
+from peer.extras.site.run_page.content import DAYS_MAX, NEWS_MAX, POINTS_MAX, Day, News, Point
 from peer.quantities import count_text, loss_at
 
 FIRST_EVERY_S = 10.0
 MET_MAX = 4096
-"""Keys of contributors that were news. Beyond them nobody is."""
+"""Contributors that were news. Beyond them nobody is."""
 _TEXT_MAX = 300
 
 
@@ -25,8 +26,10 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     """A record as a file."""
 
     every_s: float = FIRST_EVERY_S
+    tokens: int = 0
     losses: tuple[Point, ...] = ()
     held_out: tuple[Point, ...] = ()
+    days: tuple[Day, ...] = ()
     news: tuple[News, ...] = ()
     met: tuple[PeerId, ...] = ()
 
@@ -39,10 +42,11 @@ class Record:
         self._every_s = saved.every_s
         self._losses = list(saved.losses)
         self._held_out = list(saved.held_out)
+        self._days = {day.date: day.tokens for day in saved.days}
         self._news = list(saved.news)
         self._met = set(saved.met)
-        """Keys of contributors that were news already: a name may change at any time."""
-        self._tokens = self._losses[-1].tokens if self._losses else 0
+        """Contributors that were news already: a name may change at any time."""
+        self._tokens = saved.tokens
 
     @classmethod
     def decode(cls, data: bytes) -> Record:
@@ -56,8 +60,10 @@ class Record:
         return msgspec.json.encode(
             Saved(
                 every_s=self._every_s,
+                tokens=self._tokens,
                 losses=self.losses,
                 held_out=self.held_out,
+                days=self.days,
                 news=self.news,
                 met=tuple(sorted(self._met)),
             )
@@ -72,6 +78,12 @@ class Record:
         return tuple(self._held_out)
 
     @property
+    def days(self) -> tuple[Day, ...]:
+        """The tokens merged on each day that this peer has seen, the oldest first."""
+        days = sorted(self._days.items())[-DAYS_MAX:]
+        return tuple(Day(date=date, tokens=tokens) for date, tokens in days)
+
+    @property
     def news(self) -> tuple[News, ...]:
         """The newest first."""
         return tuple(self._news)
@@ -83,6 +95,9 @@ class Record:
         if tokens < self._tokens:  # the run was taken back, and these points with it
             self._losses = [point for point in self._losses if point.tokens <= tokens]
             self._held_out = [point for point in self._held_out if point.tokens <= tokens]
+        if self._tokens and tokens > self._tokens:  # what was there before this record has no day
+            day = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d}"
+            self._days[day] = self._days.get(day, 0) + tokens - self._tokens
         self._tokens = tokens
         known = sorted(loss for loss in losses if -1e9 < loss < 1e9)
         # A clock that was ahead once must not end the curve.
@@ -107,15 +122,17 @@ class Record:
             case {"event": "ended_here"}:
                 self._tell(at, "the run has ended")
 
-    def meet(self, at: float, contributors: Sequence[tuple[str, Sequence[PeerId]]]) -> None:
-        """Welcome new contributors, by name and keys. Those of before this record are no news."""
+    def meet(self, at: float, contributors: Sequence[tuple[str, PeerId]]) -> None:
+        """Welcome new contributors, by name and id. Those of before this record are no news."""
         is_new = not self._met
-        for name, keys in contributors:
-            if len(self._met) + len(keys) > MET_MAX:
+        for name, peer in contributors:
+            if peer in self._met:
+                continue
+            if len(self._met) >= MET_MAX:
                 return
-            if not is_new and self._met.isdisjoint(keys):
+            if not is_new:
                 self._tell(at, f"{name} contributes")
-            self._met.update(keys)
+            self._met.add(peer)
 
     def _tell(self, at: float, text: str) -> None:
         self._news.insert(0, News(at=at, text=text[:_TEXT_MAX]))

@@ -10,10 +10,10 @@ import pytest
 from dht.identity import Identity
 from peer import cli
 from peer.extras.credit.accounting import wire
-from peer.extras.credit.kept import Wishes, read_wishes, save_tally
+from peer.extras.credit.reading import save_tally
 from peer.run_file.sections import RunFile
 from peer.storage.home import occupied
-from tests.peer.extras.credit.accounting.books import BORIS, a_tally
+from tests.peer.extras.credit.accounting.books import a_tally
 
 RUN = RunFile(name="ours")
 
@@ -46,34 +46,6 @@ def test_contributors_are_listed_with_their_share(
     record = json.loads(said(["credit", str(folder), "--json"], capsys)[1])[str(folder)]
     assert record["peer"] == Identity.load(folder / "identity.key").peer_id
     assert [row["tokens"] for row in record["contributors"]] == [11, 5]
-    assert sum(record["contributors"][0]["by_day"].values()) == 11
-
-
-def test_a_name_and_another_key_are_kept_for_the_peer_to_sign(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert said(["credit", str(folder), "--name", "Ada", "--json"], capsys)[0] == 0
-    code, _, errors = said(["credit", str(folder), "--also-mine", BORIS.peer_id], capsys)
-    assert code == 0 and "changed 1 peer; the others know it within a minute" in errors
-    assert read_wishes(folder) == Wishes(name="Ada", keys=(BORIS.peer_id,))
-    assert said(["credit", str(folder), "--name", ""], capsys)[0] == 0
-    assert read_wishes(folder) == Wishes(name="", keys=(BORIS.peer_id,))
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--also-mine", "boris"], "--also-mine: "),
-        (["--name", "x" * 41], "a name has at most 40 printable characters"),
-        (["--name", "a\x1bb"], "a name has at most 40 printable characters"),
-    ],
-)
-def test_bad_wishes_are_refused_in_one_line(
-    options: list[str], told: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, output, errors = said(["credit", str(folder), *options], capsys)
-    assert (code, output) == (2, "") and told in errors and errors.count("\n") == 1
-    assert read_wishes(folder) is None
 
 
 def test_a_folder_that_is_no_peers_is_refused(

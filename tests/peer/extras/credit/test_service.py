@@ -11,14 +11,11 @@ from averaging.history.manifest import rolled_back
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from peer.agent.account import merged_of
-from peer.extras.credit.accounting.contributors import contributors
-from peer.extras.credit.accounting.proof import Totals
+from peer.extras.credit.accounting.tally import contributors, totals_of
 from peer.extras.credit.accounting.wire import CALL, Packed, Summary
-from peer.extras.credit.kept import Wishes, load_tally, write_wishes
+from peer.extras.credit.reading import load_tally
 from peer.extras.credit.service import Around, Crediting
 from tests.averaging.live.quadratic import RUN, Peer, Swarm, swarm
-
-DAY_S = 86_400.0
 
 
 async def credited(made: Swarm, peer: Peer, folder: Path, *, name: str = "") -> Crediting:
@@ -37,7 +34,7 @@ async def credited(made: Swarm, peer: Peer, folder: Path, *, name: str = "") -> 
         folder,
         fragments=len(made.layout.fragments),
         name=name,
-        wall_time=lambda: 20_000 * DAY_S + loop.time(),
+        wall_time=lambda: 1.7e9 + loop.time(),
         around=Around(peer.host, ask, lambda: peer.view),
     )
     await part.open(AsyncExitStack())
@@ -65,9 +62,9 @@ async def test_live_peers_and_a_keeper_have_one_tally_which_is_the_ledger(tmp_pa
         await made.live(100.0)
 
         tallies = [part.tally for part in parts]
-        ledger = Totals.of_maps([merged_of(peers[0].averager.states)])
+        ledger = totals_of([merged_of(peers[0].averager.states)])
         assert [each.totals for each in tallies] == [ledger] * 4
-        assert all(each.reports == tallies[0].reports for each in tallies)
+        assert all(each.statements == tallies[0].statements for each in tallies)
         assert all(contributors(each) == contributors(tallies[0]) for each in tallies)
         names = {row.shown for row in contributors(tallies[3])}
         assert names == {"peer-0", "peer-1", "peer-2"}, "the keeper has merged nothing"
@@ -76,31 +73,8 @@ async def test_live_peers_and_a_keeper_have_one_tally_which_is_the_ledger(tmp_pa
         await asyncio.wait(work)
 
         await parts[3].save()
-        again = load_tally(tmp_path / "keeper", RUN, peers[3].id, len(made.layout.fragments))
+        again = load_tally(tmp_path / "keeper", RUN, len(made.layout.fragments))
         assert again.part == tallies[3].part
-
-
-async def test_wishes_of_an_owner_are_stated_while_its_peer_runs(tmp_path: Path) -> None:
-    async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
-        made = await stack.enter_async_context(swarm(MemoryNetwork()))
-        peers = [await made.add(f"peer-{number}") for number in range(3)]
-        parts = [await credited(made, peer, tmp_path) for peer in peers]
-        work = keeping_tallies(tasks, peers, parts)
-        await made.live(30.0)
-        assert len(contributors(parts[2].tally)) == 3
-        one, two = peers[0].id, peers[1].id
-        write_wishes(tmp_path / "peer-0", Wishes(name="Ada", keys=(two,)))
-        await made.live(30.0)
-        assert len(contributors(parts[2].tally)) == 3, "only one of the keys has signed"
-        write_wishes(tmp_path / "peer-1", Wishes(keys=(one,)))
-        await made.live(30.0)
-        rows = contributors(parts[2].tally)
-        assert (rows[0].shown, len(rows[0].peers)) == ("Ada", 2)
-        write_wishes(tmp_path / "peer-0", Wishes(name="x" * 99))
-        await made.live(5.0)
-        assert contributors(parts[0].tally)[0].shown == "Ada", "a name that nobody would take"
-        for task in work:
-            task.cancel()
 
 
 async def test_work_that_the_owner_has_taken_back_is_credited_to_nobody(tmp_path: Path) -> None:
@@ -110,11 +84,11 @@ async def test_work_that_the_owner_has_taken_back_is_credited_to_nobody(tmp_path
         await made.live(40.0)
         averager = peers[0].averager
         roots = [rolled_back(state, 7) for state in averager.states if state is not None]
-        taken_to = Totals.of_maps([merged_of(roots)])
+        taken_to = sum(totals_of([merged_of(roots)]).values())
         await made.live(40.0)
         part = await credited(made, peers[0], tmp_path)
         part.look(averager)
-        assert part.tally.totals.total > taken_to.total
+        assert sum(part.tally.totals.values()) > taken_to
 
         averager._works[-1]._applying = True
         back = averager.begin_again(roots, rollback=7, reason="rolled back")
@@ -125,4 +99,4 @@ async def test_work_that_the_owner_has_taken_back_is_credited_to_nobody(tmp_path
         averager.changed()
         await going
         part.look(averager)
-        assert part.tally.totals.total <= taken_to.total
+        assert sum(part.tally.totals.values()) <= taken_to

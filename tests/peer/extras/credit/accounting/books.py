@@ -9,15 +9,11 @@ from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.parent_maps import ParentMap
 from averaging.messages import Link
 from dht.identity import Identity, PeerId, RunId
-from peer.extras.credit.accounting.proof import ProvenMap
-from peer.extras.credit.accounting.reports import report
-from peer.extras.credit.accounting.statements import state
-from peer.extras.credit.accounting.tally import Part, Tally, everything
+from peer.extras.credit.accounting.tally import Part, ProvenMap, Tally, everything, stated
 
 RUN = RunId("5f" * 32)
 ANNA, BORIS, CLARA, DORA = (Identity.from_seed(letter * 32) for letter in (b"a", b"b", b"c", b"d"))
 NAMES = {each.peer_id: name for each, name in zip((ANNA, BORIS, CLARA), "ABC", strict=True)}
-DAY = 20_000
 
 
 def proven(
@@ -40,14 +36,13 @@ def named(tokens: Mapping[PeerId, int]) -> dict[str, int]:
 
 def a_tally(*, fragments: int, run: RunId = RUN) -> Tally:
     """Anna's tally of a run of two contributors."""
-    made = Tally(run, ANNA.peer_id, fragments)
+    made = Tally(run, fragments)
     made.follow(b"t" * 16)
     maps = tuple(
         proven({ANNA: 10 + f, BORIS: 5}, fragment=f, version=f, history=bytes([f]))
         for f in range(fragments)
     )
-    made.unite(Part(maps=maps), today=DAY, believes=everything)
-    told = [report(who, run, DAY - day, made.totals) for who in (ANNA, BORIS) for day in (0, 3, 4)]
-    said = (state(ANNA, run, 1, "anna"), state(BORIS, run, 2, "boris", [ANNA.peer_id]))
-    made.unite(Part(reports=tuple(told), statements=said), today=DAY, believes=everything)
+    made.unite(Part(maps=maps), believes=everything)
+    said = (stated(ANNA, run, 1, "anna"), stated(BORIS, run, 2, "boris"))
+    made.unite(Part(statements=said), believes=everything)
     return made

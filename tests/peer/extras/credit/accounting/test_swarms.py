@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,17 +24,20 @@ from averaging.virtual.keys import Keys
 from averaging.virtual.peer import Peer
 from dht.identity import Identity, PeerId, RunId, verify
 from peer.extras.credit.accounting import wire
-from peer.extras.credit.accounting.proof import ProvenMap, Totals
-from peer.extras.credit.accounting.reports import report
-from peer.extras.credit.accounting.tally import Part, Tally
+from peer.extras.credit.accounting.tally import (
+    Part,
+    ProvenMap,
+    Rank,
+    Statement,
+    Tally,
+    stated,
+    totals_of,
+)
 from tests.averaging.virtual.certified import settles
 from tests.averaging.virtual.swarm import Storm, Swarm, cause_storm
 
 RUN = RunId("5f" * 32)
 ASK_EVERY_S = 10.0
-DAY_S = 40.0
-"""Days of simulated storms, which last four minutes."""
-SKEW_S = 1.0
 
 
 def identity(seed: int, number: int) -> Identity:
@@ -62,14 +64,11 @@ class Books:
 
     def tally(self, node: Peer) -> Tally:
         if node not in self.tallies:
-            made = Tally(RUN, node.name, fragments=1)
+            made = Tally(RUN, fragments=1)
             kept = wire.decode(self.kept.get(node.name, wire.encode(Part())))
-            made.unite(kept, today=self.day(), believes=lambda proven: True)
+            made.unite(kept, believes=lambda proven: True)
             self.tallies[node] = made
         return self.tallies[node]
-
-    def day(self) -> int:
-        return max(0, int((self.swarm.now + self.rng.uniform(-SKEW_S, SKEW_S)) // DAY_S))
 
     def look(self, node: Peer) -> None:
         """Take what ``peer.extras.credit.service`` takes from a peer's own states."""
@@ -87,7 +86,7 @@ class Books:
             certificates = node.machine.certificates
             return certificates.believes(proven.link, proven.signatures, node.now())
 
-        return self.tally(node).unite(part, today=self.day(), believes=believes)
+        return self.tally(node).unite(part, believes=believes)
 
     def ask(self, node: Peer, other: Peer) -> None:
         asked = wire.summary(self.tally(node))
@@ -95,12 +94,12 @@ class Books:
         self.unite(node, wire.decode(answer))
 
     def gossip(self) -> None:
-        """Everybody looks, reports, and asks two others that it can reach."""
+        """Everybody looks, says its name, and asks two others that it can reach."""
         swarm = self.swarm
         up = [n for n in swarm.alive if not swarm.network.is_paused(n.name)]
         for node in up:
             self.look(node)
-            self.tally(node).report(self.identities[node.name], self.day())
+            self.tally(node).state(self.identities[node.name], f"peer {node.name[-4:]}", swarm.now)
         for node in up:
             others = [o for o in up if o is not node and swarm.network.connected(o.name, node.name)]
             for other in self.rng.sample(others, min(2, len(others))):
@@ -118,8 +117,7 @@ class Books:
         """
         standing = [node for node in self.swarm.alive if node.machine.standing is not None]
         for turns in range(within + 1):
-            parts = [self.tally(node).part for node in standing]
-            values = [(part.reports, [m.rank for m in part.maps]) for part in parts]
+            values = [shared(self.tally(node)) for node in standing]
             if all(value == values[0] for value in values):
                 return turns
             self.gossip()
@@ -130,9 +128,14 @@ class Books:
         return self.tally(self.swarm.alive[0])
 
 
-def ledger(swarm: Swarm) -> Totals:
+def shared(tally: Tally) -> tuple[list[Statement], list[Rank]]:
+    """What all peers know: of a map, signatures of other peers may be kept."""
+    return list(tally.part.statements), [proven.rank for proven in tally.part.maps]
+
+
+def ledger(swarm: Swarm) -> Mapping[PeerId, int]:
     """The tokens of each peer by the run's own states."""
-    return Totals.of_maps(n.state.merged for n in swarm.trainers() if n.state is not None)
+    return totals_of(n.state.merged for n in swarm.trainers() if n.state is not None)
 
 
 @pytest.mark.parametrize(
@@ -146,9 +149,7 @@ def test_after_a_storm_all_tallies_are_equal_within_a_minute_and_are_the_ledger(
     books.gossip()
     assert books.agree(within=5) <= 5, f"seed {seed}: a minute is six turns"
     assert books.one.totals == ledger(books.swarm), f"seed {seed}"
-    days = books.one.by_day()
-    assert len(days) > 1, f"seed {seed}"
-    assert sum(sum(day.values()) for day in days.values()) == books.one.totals.total
+    assert len(books.one.statements) > 1, f"seed {seed}"
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3))])
@@ -164,7 +165,7 @@ def test_tallies_of_several_groups_agree_and_end_as_the_ledger(seed: int) -> Non
             break
     assert len(books.swarm.lineages()) == 1, f"seed {seed}: {books.swarm.versions()}"
     assert max(seen) > 1, "groups had lineages of their own"
-    assert ledger(books.swarm).total >= 60_000
+    assert sum(ledger(books.swarm).values()) >= 60_000
     books.gossip()
     assert books.agree(within=5) <= 5
     assert books.one.totals == ledger(books.swarm), f"seed {seed}"
@@ -219,8 +220,7 @@ def lies(books: Books, liar: Peer) -> Iterator[Part]:
             ),
         )
     )
-    stranger = identity(99, 1)
-    yield Part(reports=(report(stranger, RUN, 0, Totals.of({liar.name: 10**9})),))
+    yield Part(statements=(stated(identity(99, 1), RUN, 1, "a stranger"),))
 
 
 def test_a_tally_survives_the_restart_of_every_peer_at_once() -> None:
@@ -229,10 +229,9 @@ def test_a_tally_survives_the_restart_of_every_peer_at_once() -> None:
     assert settles(books.swarm, within_s=120.0)
     books.gossip()
     books.agree(within=5)
-    before = books.one.part
+    before = shared(books.one)
     for name in list(books.swarm.nodes):
         books.swarm.crash(name)
     for name in list(books.swarm.nodes):
         books.swarm.restart(name)
-    after = books.tally(books.swarm.alive[0])
-    assert after.part == replace(before)
+    assert shared(books.tally(books.swarm.alive[0])) == before

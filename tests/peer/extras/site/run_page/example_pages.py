@@ -50,10 +50,10 @@ def a_page(**changes: object) -> RunPage:
             Day(date=f"2026-11-{day:02}", tokens=10**7 * (3 + day % 5)) for day in range(1, 24)
         ),
         "contributors": (
-            Row(name="Ada of the Alps", tokens=150_000_000, share=0.376, days=20),
-            Row(name="a" * 40, tokens=99_000_000, share=0.248, days=9),
-            Row(name=BAD, tokens=50_000_000, share=0.125, days=3),
-            Row(name="54 others", tokens=100_000_000, share=0.251, days=0),
+            Row(name="Ada of the Alps", tokens=150_000_000, share=0.376),
+            Row(name="a" * 40, tokens=99_000_000, share=0.248),
+            Row(name=BAD, tokens=50_000_000, share=0.125),
+            Row(name="54 others", tokens=100_000_000, share=0.251),
         ),
         "latest": Latest(
             name="2026-11-23T080000Z-3f9a1c2b4d5e6f70",

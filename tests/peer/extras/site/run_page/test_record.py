@@ -14,9 +14,8 @@ from peer.extras.site.run_page.record import FIRST_EVERY_S, MET_MAX, Record
 MEASURED = {"event": "measured", "loss": 2.5, "peer": "12D3KooWx"}
 
 
-def named(*names: str) -> list[tuple[str, tuple[PeerId, ...]]]:
-    """Contributors with one key each."""
-    return [(name, (PeerId(f"key of {name}"),)) for name in names]
+def named(*names: str) -> list[tuple[str, PeerId]]:
+    return [(name, PeerId(f"id of {name}")) for name in names]
 
 
 def test_the_median_of_what_learners_tell_is_noted_at_intervals() -> None:
@@ -57,6 +56,18 @@ def test_the_curve_of_a_run_that_was_taken_back_does_not_go_backwards() -> None:
     assert [point.tokens for point in record.held_out] == [100, 200, 200]
 
 
+def test_the_tokens_of_a_day_are_those_that_came_while_the_record_was_kept() -> None:
+    record, day = Record(), 86_400.0
+    for at, tokens in ((0.0, 1000), (10.0, 1300), (20.0, 0), (30.0, 900), (day, 1000)):
+        record.sample(at, tokens, [])
+    again = Record.decode(record.encode())
+    again.sample(day + 10.0, 1200, [])
+    assert [(each.date, each.tokens) for each in again.days] == [
+        ("1970-01-01", 300),
+        ("1970-01-02", 300),
+    ]
+
+
 def test_events_for_everybody_are_news_and_others_are_not() -> None:
     record = Record()
     record.sample(1.0, 2_000_000, [3.0])
@@ -93,10 +104,8 @@ def test_a_contributor_that_renames_itself_is_no_news_and_fills_no_record() -> N
     record = Record()
     record.meet(0.0, named("Ada"))
     for number in range(100):
-        record.meet(1.0, [*named("Ada"), (f"mallory {number}", (PeerId("m"), PeerId("n")))])
+        record.meet(1.0, [*named("Ada"), (f"mallory {number}", PeerId("m"))])
     assert [news.text for news in record.news] == ["mallory 0 contributes"]
-    record.meet(2.0, [("mallory", (PeerId("o"), PeerId("m")))])
-    assert len(record.news) == 1, "one of its keys is known"
     for number in range(2 * MET_MAX):
         record.meet(3.0, named(f"peer {number}"))
     assert len(msgspec.json.decode(record.encode())["met"]) == MET_MAX

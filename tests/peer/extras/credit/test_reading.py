@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from peer.extras.credit.accounting import wire
-from peer.extras.credit.kept import save_tally
+from peer.extras.credit.reading import save_tally
 from peer.extras.export.card import card
 from peer.extras.export.facts import RunFacts, facts_in_folder
 from tests.peer.extras.credit.accounting.books import a_tally
