@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,13 +54,6 @@ if TYPE_CHECKING:
 commands = typer.Typer()
 
 
-class Dtype(StrEnum):
-    """Type of the exported parameters."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-
-
 @commands.command(rich_help_panel=TAKE_PART)
 def keep(
     link: Annotated[
@@ -89,7 +81,7 @@ def keep(
         Option(
             file_okay=False,
             help="Write the run's model to this folder from time to time, each time complete or "
-            "not at all, with a link 'latest' and a feed, for any web server to serve.",
+            "not at all, with a link 'latest', for any web server to serve.",
             metavar="FOLDER",
         ),
     ] = None,
@@ -106,10 +98,6 @@ def keep(
             "[default: 3]",
             min=1,
         ),
-    ] = None,
-    dtype: Annotated[
-        Dtype | None,
-        Option("--dtype", help="With --publish: type of the exported parameters. [default: bf16]"),
     ] = None,
     push: Annotated[
         str | None,
@@ -134,7 +122,6 @@ def keep(
         "publish": publish,
         "every": every,
         "keep_exports": keep_exports,
-        "dtype": dtype,
         "push": push,
         "run_page": run_page,
     }

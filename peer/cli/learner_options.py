@@ -106,7 +106,7 @@ NETWORK = "Network"
 TRAINING = "Training"
 """Headings of a command's help."""
 
-OF_FOUNDERS = dict.fromkeys(("anew", "weights"), "`shoal start`: `shoal join` never founds a run")
+OF_FOUNDERS = {"weights": "`shoal start`: `shoal join` never founds a run"}
 OF_JOINERS = {"install_service": "`shoal join`: a service must not found a run"}
 """Options that only one of the two commands has a use for, and why."""
 
@@ -284,13 +284,6 @@ class Options:
         float,
         Option(callback=_pace, help="Minimum seconds per step.", rich_help_panel=TRAINING),
     ] = 0.0
-    anew: Annotated[
-        bool,
-        Option(
-            "--anew",
-            help="Found the run anew although it has existed, without a question.",
-        ),
-    ] = False
     patience: Annotated[
         float,
         Option(

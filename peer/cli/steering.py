@@ -49,6 +49,7 @@ commands = typer.Typer()
 
 
 WATCH_EVERY_S = 5.0
+SEARCH_S = 15.0
 NONE_HERE = "none of your peers is running on this machine"
 
 
@@ -64,7 +65,6 @@ def show_status(
     ] = None,
     watch: Annotated[bool, Option("--watch", help="Repeat every few seconds.")] = False,
     ids: Annotated[bool, Option("--ids", help="Print the id of each peer, too.")] = False,
-    timeout: Annotated[float, Option(help="Seconds to search for peers.", min=1.0)] = 15.0,
     as_json: JsonLines = False,
 ) -> int:
     """Print the status of a run as its peers report it, without taking part.
@@ -91,7 +91,7 @@ def show_status(
             while True:
                 try:
                     with report_if_slow("still searching for peers of the run (Ctrl-C to stop)"):
-                        seen = await visitor.look(timeout_s=timeout)
+                        seen = await visitor.look(timeout_s=SEARCH_S)
                     met = True
                 except NobodyMet as error:
                     if not met:

@@ -68,7 +68,7 @@ def start(file: str, options: Options) -> int:
     """Start a run, print the command with which others join it, and train.
 
     In the folder of an earlier start it goes on from there. A run that has existed and has no
-    checkpoint there is founded anew only after a question, or with --anew or --yes.
+    checkpoint there is founded anew only after a question, or with --yes.
 
     Example: shoal start my.run.toml
     """
@@ -104,21 +104,16 @@ def _may_found(run: RunFile, where: Path, options: Options) -> bool:
 
     known = recall(run.run_id, [where])
     has_checkpoint = bool(CheckpointFolder(where / OUTER).numbers())
-    if has_checkpoint and options.anew:
-        raise typer.BadParameter(
-            f"--anew: {where} has a checkpoint of this run, from which it would go on; found the "
-            "run anew in another folder, with --directory"
-        )
     if known is not None and known.ended_at is not None and has_checkpoint:
         raise RunOver(run.name, date_text(known.ended_at), known.tokens, str(where))
     if known is None or has_checkpoint:
         return True
     complain(
         f"the run {run.name!r} has existed: {known.sentence}; `shoal join` goes on with it and "
-        "waits for its peers; `shoal start --anew` founds it anew, from first weights, and of two "
+        "waits for its peers; `shoal start --yes` founds it anew, from first weights, and of two "
         "histories only the one with more tokens goes on"
     )
-    return options.yes or options.anew or typer.confirm("Found it anew?", default=False)
+    return options.yes or typer.confirm("Found it anew?", default=False)
 
 
 def _check_first_start(found: FoundRun, file: str, options: Options, where: Path) -> None:

@@ -137,18 +137,16 @@ def the_doctor_finds_the_seed_that_is_up(
     _, output, errors = shoal(capfd, "doctor", address, gone, "--json")
     assert errors == ""
     findings = json.loads(output)["findings"]
-    # Whether there is something to say of a service depends on where shoal is installed.
-    findings = [finding for finding in findings if finding["check"] != "service"]
     seeds = {finding["text"].split()[0].rstrip(":"): finding for finding in findings[6:8]}
     assert seeds[address]["state"] == "ok"
     assert seeds[address]["took_s"] > 0
     names = [finding["check"] for finding in findings]
     assert names == [
         *("disk", "memory", "torch", "codecs", "listening port", "libp2p daemon"),
-        *("seed", "seed", "DHT", "reachability", "relay", "clock"),
+        *("seed", "seed", "DHT", "reachability", "clock"),
     ]
     states = {finding["check"]: finding["state"] for finding in findings}
-    assert states["DHT"] == states["relay"] == states["clock"] == "ok"
+    assert states["DHT"] == states["clock"] == "ok"
 
 
 WITHOUT_THE_REST = f"""
@@ -186,7 +184,7 @@ def test_a_host_needs_the_packages_of_its_list_and_no_torch(start: object, tmp_p
     server = start(*local(free_port()), program=(sys.executable, "-c", WITHOUT_THE_REST))
     found = json.loads(without("doctor", server.line(), "--json").stdout)["findings"]
     states = {finding["check"]: finding["state"] for finding in found}
-    assert states["seed"] == states["DHT"] == states["relay"] == "ok"
+    assert states["seed"] == states["DHT"] == "ok"
     refused = without("demo")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "needs torch" in refused.stderr

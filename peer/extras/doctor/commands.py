@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,7 +22,6 @@ def doctor(
         Argument(metavar="LINK|MULTIADDR...", help="Run links or bootstrap peers to test."),
     ] = None,
     port: Annotated[int, Option(help="TCP port to test listening on; 0: any free port.")] = 0,
-    data_dir: Annotated[Path | None, Option(help="Folder whose free space is checked.")] = None,
     as_json: Json = False,
 ) -> int:
     """Check this machine and its network, and print what to do about each problem.
@@ -36,7 +34,7 @@ def doctor(
     from peer.signals import run_unless_stopped
 
     start_logging(logging.ERROR)
-    plan = plan_of(targets or (), port=port, data_directory=data_dir or data_home(os.environ))
+    plan = plan_of(targets or (), port=port, data_directory=data_home(os.environ))
 
     def show(finding: Finding) -> None:
         if not as_json:

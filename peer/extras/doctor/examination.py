@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING
 from multiaddr import Multiaddr
 
 from dht.errors import DhtError
-from dht.host import Host
 from dht.identity import Identity, PeerId
 from peer.extras.doctor.findings import Finding
 from peer.extras.doctor.network import examine_network
@@ -24,7 +22,6 @@ from peer.extras.doctor.this_machine import (
     check_disk,
     check_memory,
     check_port,
-    check_service,
     check_torch,
 )
 from peer.rules.rented import container_of
@@ -50,8 +47,6 @@ async def _all_checks(plan: Plan) -> AsyncIterator[Finding]:
     yield check_memory()
     yield await check_torch()
     yield await check_codecs()
-    if shutil.which("systemctl") is not None:
-        yield check_service()
     container, port = container_of(os.environ), plan.port
     if container is not None:
         yield check_container(container)
@@ -70,7 +65,6 @@ async def _all_checks(plan: Plan) -> AsyncIterator[Finding]:
                 identity,
                 plan,
                 open_fresh=host.stranger,
-                open_hidden=_open_hidden,
                 try_lane=partial(_try_lane, host.lane),
                 examine_router=host.lane.examine_router,
             ):
@@ -106,17 +100,3 @@ async def _open_host(
     settings = HostSettings(daemon=daemon, serve_directory=False, lane=LaneSettings())
     async with await HivemindHost.open(identity, settings) as host:
         yield host, time.monotonic() - started
-
-
-@asynccontextmanager
-async def _open_hidden(relays: Sequence[Multiaddr]) -> AsyncIterator[Host]:
-    """A host that can be dialled only through these relays."""
-    from dht.libp2p.hivemind_daemon import DaemonSettings
-    from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-
-    daemon = DaemonSettings(listen=())
-    settings = HostSettings(
-        daemon=daemon, relays=tuple(relays), is_hidden=True, serve_directory=False
-    )
-    async with await HivemindHost.open(Identity.generate(), settings) as host:
-        yield host

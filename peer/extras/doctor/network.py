@@ -32,7 +32,6 @@ from peer.quantities import peers_text
 CLOCK_WISHED_S = 2.0
 SEED_TIMEOUT_S = 10.0
 REACHABILITY_TIMEOUT_S = 25.0
-RELAY_TIMEOUT_S = 10.0
 RUN_FILE_TIMEOUT_S = 15.0
 DIRECTORY_TIMEOUT_S = 10.0
 COUNT_TIMEOUT_S = 10.0
@@ -42,7 +41,6 @@ OLDEST_TIME = 1_735_689_600.0
 """2025-01-01. This program is newer, so that a clock that shows less is wrong."""
 
 OpenFresh = Callable[[], AbstractAsyncContextManager[Host]]
-OpenHidden = Callable[[Sequence[Multiaddr]], AbstractAsyncContextManager[Host]]
 TryLane = Callable[[PeerId], Awaitable[Path | str]]
 """Opens a connection for bulk data to a peer; returns its path, or the reason if it fails."""
 
@@ -55,14 +53,12 @@ async def examine_network(
     plan: Plan,
     *,
     open_fresh: OpenFresh,
-    open_hidden: OpenHidden | None = None,
     try_lane: TryLane | None = None,
     examine_router: ExamineRouter | None = None,
 ) -> AsyncIterator[Finding]:
     """Run every check that needs other peers, over ``host``. It joins no run.
 
-    ``open_fresh`` opens a host that knows no peer; ``open_hidden``, one that can be dialled only
-    through relays. Checks whose opener or other function is ``None`` are left out.
+    ``open_fresh`` opens a host that knows no peer. Checks whose function is ``None`` are left out.
     """
     met: dict[PeerId, Multiaddr] = {}
     tried: set[PeerId] = set()
@@ -103,8 +99,6 @@ async def examine_network(
             if examine_router is not None:
                 yield await check_router(examine_router)
         yield await check_reachability(presence)
-        if open_hidden is not None:
-            yield await check_relay(host, seeds, open_hidden)
         yield check_clock(presence)
     finally:
         await presence.close()
@@ -399,49 +393,6 @@ async def check_reachability(presence: Presence) -> Finding:
         "connections through routers open, forward a TCP port to it and give the outer address "
         "with --announce",
     )
-
-
-async def check_relay(host: Host, seeds: Sequence[Multiaddr], open_hidden: OpenHidden) -> Finding:
-    """Check that a host without a direct address can be reached through the seeds."""
-    loop = asyncio.get_running_loop()
-    remedy = (
-        "only peers that cannot be dialled need it; a seed should run a recent `shoal bootstrap`"
-    )
-    async with open_hidden(seeds) as hidden:
-        for seed in seeds:
-            peer = addresses.peer_of(seed)
-            assert peer is not None
-            with suppress(PeerUnreachable):  # it answered a moment ago; the dial below tells
-                await hidden.connect(peer, [seed], timeout_s=SEED_TIMEOUT_S)
-        relayed = await _relay_addresses(hidden)
-        if not relayed:
-            text = f"no seed granted a relay slot within {RELAY_TIMEOUT_S:g} s"
-            return Finding("relay", "warning", text, remedy)
-        give_up_at = loop.time() + RELAY_TIMEOUT_S
-        while True:
-            started = loop.time()
-            try:
-                await host.connect(hidden.peer_id, relayed, timeout_s=RELAY_TIMEOUT_S)
-                break
-            except PeerUnreachable as error:
-                # The host lists a slot as soon as it asks for it, before the relay has granted it.
-                if loop.time() >= give_up_at:
-                    text = f"no peer can be reached through the seeds: {error.reason}"
-                    return Finding("relay", "warning", text, remedy)
-            await asyncio.sleep(0.5)
-        took_s = loop.time() - started
-    text = f"a peer behind a router can be reached through the seeds, in {took_s * 1000:.0f} ms"
-    return Finding("relay", "ok", text, took_s=took_s)
-
-
-async def _relay_addresses(hidden: Host) -> tuple[Multiaddr, ...]:
-    loop = asyncio.get_running_loop()
-    give_up_at = loop.time() + RELAY_TIMEOUT_S
-    while True:
-        relayed = tuple(a for a in await hidden.addresses() if addresses.is_relayed(a))
-        if relayed or loop.time() >= give_up_at:
-            return relayed
-        await asyncio.sleep(0.1)
 
 
 def check_clock(presence: Presence) -> Finding:

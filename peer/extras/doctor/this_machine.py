@@ -16,12 +16,6 @@ from multiaddr import Multiaddr
 from averaging.errors import CodecsNotCompiled
 from averaging.live.compiling import COMPILE_FROM_VALUES, can_compile, try_compiler
 from peer.extras.doctor.findings import Finding
-from peer.extras.hosting.service import (
-    INSTALL_FOR_ALL,
-    ServiceCannotRun,
-    check_seen,
-    own_installation,
-)
 from peer.rules.rented import Container
 from peer.storage.address import listen_briefly
 
@@ -55,17 +49,6 @@ print(json.dumps(found))
 """
 
 
-def check_service() -> Finding:
-    """Say whether a systemd service could use this installation."""
-    try:
-        check_seen(own_installation())
-    except ServiceCannotRun as error:
-        text = f"a service could not run {error.path}: {error.reason}"
-        remedy = f"for `shoal bootstrap --install-service` {INSTALL_FOR_ALL}"
-        return Finding("service", "skipped", text, remedy)  # few who run the doctor want one
-    return Finding("service", "ok", "a systemd service could run this installation")
-
-
 def check_disk(path: Path) -> Finding:
     """Free space for checkpoints, and permission to write them."""
     place = path
@@ -76,12 +59,12 @@ def check_disk(path: Path) -> Finding:
             "disk",
             "failed",
             f"this user cannot write to {path}",
-            f"`sudo chown {os.getuid()} {place}`, or choose another folder with --data-dir",
+            f"`sudo chown {os.getuid()} {place}`, or set XDG_DATA_HOME to another folder",
         )
     free = shutil.disk_usage(place).free
     text = f"{_size(free)} free in {path}"
     if free < DISK_FREE_MIN_BYTES:
-        remedy = "free some space, or choose another folder for checkpoints with --data-dir"
+        remedy = "free some space, or set XDG_DATA_HOME to a folder with more"
         return Finding("disk", "failed", text, remedy)
     if free < DISK_FREE_WISHED_BYTES:
         remedy = "enough for small models only: a checkpoint takes 12 bytes per parameter"

@@ -7,7 +7,7 @@ configuration, weights, tokenizer, model card.
 Start with ``folder``. ``architecture`` finds the architecture of transformers that computes what
 the built-in model computes; ``parameters`` puts the parameters into a model, and cuts and casts
 them without a copy of it; ``tokenizer`` and ``card`` make the other files, the latter with
-``facts`` of the run. ``gguf`` is a form of its own. ``commands`` has the command.
+``facts`` of the run. ``commands`` has the command.
 
 Nothing is uploaded, and nothing in a run file is executed.
 """

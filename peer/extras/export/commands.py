@@ -13,12 +13,18 @@ from typer import Argument, Option
 
 from peer.cli.application import USE_THE_MODEL, Json, show
 from peer.cli.finding import link_in
-from peer.cli.keeping import Dtype
 from peer.extras.export.found_models import check_there, find_model, parts_of
 from peer.installed import extra
 from peer.run_file.sections import RunFile
 
 commands = typer.Typer()
+
+
+class Dtype(StrEnum):
+    """Type of the exported parameters."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
 
 
 class ExportFormat(StrEnum):
@@ -27,11 +33,6 @@ class ExportFormat(StrEnum):
     SAFETENSORS = "safetensors"
     HF = "hf"
     PEFT = "peft"
-    GGUF = "gguf"
-
-
-OF_EXTRAS = {ExportFormat.PEFT: "bases.adapter", ExportFormat.GGUF: "export.gguf"}
-"""Modules of ``peer.extras`` with the functions ``check`` and ``write`` of a form."""
 
 
 @commands.command(rich_help_panel=USE_THE_MODEL)
@@ -48,8 +49,7 @@ def export(
         Option(
             help="'safetensors': one file of named parameters, for peer.load_weights and --weights;"
             " 'hf': a folder with configuration, tokenizer and model card, which transformers loads"
-            " with from_pretrained, adapters added to their base; 'peft': a folder of adapters;"
-            " 'gguf': one file for llama.cpp.",
+            " with from_pretrained, adapters added to their base; 'peft': a folder of adapters.",
         ),
     ] = ExportFormat.SAFETENSORS,
     dtype: Annotated[Dtype, Option(help="Type of the parameters.")] = Dtype.FP32,
@@ -91,13 +91,13 @@ def export(
     write: Callable[[Export, Path], None] | None = None
     if to is ExportFormat.HF:
         check, write = check_exportable, write_folder
-    elif to in OF_EXTRAS:
-        form = extra(OF_EXTRAS[to])
+    elif to is ExportFormat.PEFT:
+        form = extra("bases.adapter")
         check, write = form.check, form.write
-    if to in (ExportFormat.HF, ExportFormat.PEFT):
-        check_free(out)
-    else:
+    if to is ExportFormat.SAFETENSORS:
         check_place(out, replaces=force)
+    else:
+        check_free(out)
     model = find_model(where, out, data_dir=data, quiet=as_json, check=check)
     outer = model.outer
     if write is not None:

@@ -28,10 +28,6 @@ from peer.storage.home import data_home
 
 commands = typer.Typer()
 
-ServiceFile = Annotated[
-    Path | None, Option(help="With --install-service: write the unit to this file.")
-]
-
 
 def _key_file(path: Path | None) -> Path | None:
     if path is not None and not path.exists():
@@ -42,7 +38,7 @@ def _key_file(path: Path | None) -> Path | None:
     return path
 
 
-NOT_OF_SERVICES = ("data_dir", "as_json", "install_service", "service_file")
+NOT_OF_SERVICES = ("data_dir", "as_json", "install_service")
 """Parameters that a service has none of: its folder is systemd's."""
 
 
@@ -90,7 +86,6 @@ def bootstrap(
     ] = None,
     as_json: Json = False,
     install_service: InstallService = False,
-    service_file: ServiceFile = None,
 ) -> None:
     """Host a bootstrap peer: a stable address through which peers find each other.
 
@@ -116,14 +111,13 @@ def bootstrap(
         lane_port=lane,
         notify_socket=os.environ.get("NOTIFY_SOCKET"),
     )
-    if install_service or service_file is not None:
+    if install_service:
         _install_service(
             (
                 *given_words(context, *NOT_OF_SERVICES, "identity"),
                 *(() if identity is None else ("--identity", "%d/identity.key")),
             ),
             {} if identity is None else {"identity.key": identity},
-            service_file,
             description="Shoal bootstrap peer",
             stop_s=seeding.END_WITHIN_S,
         )
@@ -179,7 +173,6 @@ def host(
     ] = "127.0.0.1:9100",
     as_json: Json = False,
     install_service: InstallService = False,
-    service_file: ServiceFile = None,
 ) -> None:
     """Host a public run: a bootstrap peer, a relay, and a keeper that publishes the run.
 
@@ -208,12 +201,11 @@ def host(
         page=parse_page(page),
         notify_socket=os.environ.get("NOTIFY_SOCKET"),
     )
-    if install_service or service_file is not None:
+    if install_service:
         file = Path(run) if Path(run).is_file() else None
         _install_service(
             [*given_words(context, *NOT_OF_SERVICES, "run"), "%d/run.toml" if file else run],
             {} if file is None else {"run.toml": file},
-            service_file,
             description="Shoal host of a run",
             # Its parts end at the same time, and what is left of them is killed.
             stop_s=group.END_WITHIN_S + seeding.END_WITHIN_S,
@@ -237,7 +229,6 @@ def host(
 def _install_service(
     arguments: Sequence[str],
     credentials: Mapping[str, Path],
-    path: Path | None,
     *,
     description: str,
     stop_s: float,
@@ -253,13 +244,8 @@ def _install_service(
         credentials=credentials,
         installation=installation,
     )
-    if path is None:
-        print(unit, end="")
-        try:
-            service.check_seen(installation)
-        except service.ServiceCannotRun as error:  # the unit may be for another machine
-            complain(str(error))
-        return
-    service.check_seen(installation)
-    service.write_service(path, unit)
-    print(f"wrote {path}; next: systemctl daemon-reload && systemctl enable --now {path.stem}")
+    print(unit, end="")
+    try:
+        service.check_seen(installation)
+    except service.ServiceCannotRun as error:  # the unit may be for another machine
+        complain(str(error))

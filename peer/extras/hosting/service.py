@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dht.whole_files import new_file
-from peer.errors import ExitCode, PathError, Unusable
+from peer.errors import ExitCode, PathError
 
 STATE_FOLDER = "%S/%N"
 """The data folder that systemd creates, by the name of the unit's file: usually
@@ -104,20 +103,6 @@ def service_unit(
 def lies_in_a_home(path: Path) -> bool:
     """``True`` if a file is in a home folder, which ``ProtectHome`` hides."""
     return any(path.is_relative_to(home) for home in HOMES)
-
-
-def write_service(path: Path, unit: str) -> None:
-    """Write the unit atomically. Raises ``Unusable``."""
-    try:
-        with new_file(path) as temporary:
-            temporary.write_text(unit)
-            temporary.chmod(0o644)
-    except OSError as error:
-        raise Unusable(
-            f"the unit cannot be written to {path}: {error.strerror or error}; run this as root, "
-            "or omit --service-file and redirect the output",
-            section="service-file-error",
-        ) from error
 
 
 def _word(word: str) -> str:

@@ -13,7 +13,6 @@ import typer
 
 from averaging.live.averager import Averager
 from peer.agent.services import Begin, Service
-from peer.cli.keeping import Dtype
 from peer.extras.site.publishing.hub import address_of, check_repository
 from peer.extras.site.publishing.publisher import (
     EVERY_MIN_S,
@@ -60,7 +59,6 @@ def asked_for(
     publish: Path | None,
     every: str | None,
     keep_exports: int | None,
-    dtype: Dtype | None,
     push: str | None,
     run_page: str | None,
 ) -> PublicSide:
@@ -70,7 +68,6 @@ def asked_for(
         given = {
             "--every": every,
             "--keep-exports": keep_exports,
-            "--dtype": dtype,
             "--push": push,
         }
         for option, value in given.items():
@@ -90,7 +87,6 @@ def asked_for(
         keep=3 if keep_exports is None else keep_exports,
         repository=push,
         cache=data_cache(),
-        dtype=(dtype or Dtype.BF16).value,
     )
     return PublicSide(publishing, page)
 

@@ -59,19 +59,11 @@ def say(
     temperature: Annotated[
         float, Option(min=0, help="0 takes the most likely token; higher is more varied.")
     ] = 0.8,
-    top_p: Annotated[
-        float,
-        Option(min=0, max=1, help="Draw among the likeliest tokens of this total probability."),
-    ] = 0.95,
     max_tokens: Annotated[int, Option(min=1, help="End after this many tokens.")] = 200,
     seed: Annotated[
         int | None,
         Option(min=0, max=2**63 - 1, help="The same seed gives the same text."),
     ] = None,
-    chat: Annotated[
-        bool,
-        Option("--chat/--no-chat", help="Use the tokenizer's chat template, if it has one."),
-    ] = True,
     data: DataFolder = None,
     as_json: Json = False,
 ) -> None:
@@ -83,7 +75,7 @@ def say(
 
     Example: shoal say my-model 'Once upon a time' --temperature 0.7 --max-tokens 100
     """
-    if temperature != temperature or top_p != top_p:
+    if temperature != temperature:
         raise typer.BadParameter("'nan' is no number")
     if text is not None and not text.strip():
         raise typer.BadParameter(NO_TEXT)
@@ -91,8 +83,8 @@ def say(
 
     from peer.extras.use.continuing import Sampling
 
-    sampling = Sampling(temperature=temperature, top_p=top_p, tokens_max=max_tokens)
-    talk = _Talk(ready, sampling, seed=seed, as_chat=chat, as_json=as_json)
+    sampling = Sampling(temperature=temperature, tokens_max=max_tokens)
+    talk = _Talk(ready, sampling, seed=seed, as_json=as_json)
     for line in _lines() if text is None else [text]:
         talk.answer(line)
     if not (talk.messages or sys.stdin.isatty()):
@@ -123,7 +115,6 @@ class _Talk:
     ready: ReadyModel
     sampling: Sampling
     seed: int | None
-    as_chat: bool
     as_json: bool
     messages: list[Message] = field(default_factory=list)
 
@@ -131,7 +122,7 @@ class _Talk:
         # Bytes of the command line that are no UTF-8 arrive as halves of characters.
         text = text.encode(errors="surrogateescape").decode(errors="replace")
         self.messages.append({"role": "user", "content": text})
-        prompt = self.ready.prompt(self.messages, as_chat=self.as_chat)
+        prompt = self.ready.prompt(self.messages)
         seed = secrets.randbits(31) if self.seed is None else self.seed
         begun = time.monotonic()
         pieces = self._said(prompt, replace(self.sampling, seed=seed))
@@ -184,14 +175,6 @@ def evaluate(
             metavar="FILE",
         ),
     ] = None,
-    tasks: Annotated[
-        str | None,
-        Option(
-            help="Tasks of lm-eval, separated by commas, on an exported FOLDER: needs "
-            "pip install 'shoal[eval]', and downloads their data.",
-            metavar="TASK,...",
-        ),
-    ] = None,
     data: DataFolder = None,
     as_json: Json = False,
 ) -> None:
@@ -202,9 +185,6 @@ def evaluate(
 
     Example: shoal eval 'shoal://RUN_ID?seed=...' --text my-notes.txt
     """
-    if tasks is not None:
-        _report_tasks(Path(where), [task.strip() for task in tasks.split(",")], as_json=as_json)
-        return
     from peer.extras.use.measuring import held_out_of_run, on_text
 
     ready = find_ready(where, data_dir=data, quiet=as_json)
@@ -231,20 +211,3 @@ def _record(loss: Loss) -> dict[str, Any]:
         "tokens": loss.tokens,
         "bytes": loss.size_bytes,
     }
-
-
-def _report_tasks(folder: Path, tasks: list[str], *, as_json: bool) -> None:
-    from peer.extras.use.ready import ExportUnusable, is_export
-    from peer.extras.use.tasks import check_installed, measured
-
-    check_installed()
-    if not is_export(folder):
-        why = "--tasks needs one that `shoal export ... --to hf` has written"
-        raise ExportUnusable(str(folder), why)
-    results = measured(folder, tasks)
-    lines = (
-        f"{task}  {name}  {value}"
-        for task, scores in results.items()
-        for name, value in scores.items()
-    )
-    show({"tasks": results}, lines, as_json=as_json)

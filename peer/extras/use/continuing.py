@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from peer.errors import Failure
 from peer.model.recipes.gpt import Gpt, Past
 
+TOP_P = 0.95
+"""Tokens are drawn among the most likely ones that together have this probability."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
@@ -25,8 +28,6 @@ class Sampling:
 
     temperature: float = 0.8
     """0 takes the most likely token."""
-    top_p: float = 0.95
-    """Tokens are drawn among the most likely ones that together have this probability."""
     tokens_max: int = 200
     seed: int = 0
 
@@ -125,5 +126,5 @@ def drawn(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int
     ordered, numbers = shares.sort(descending=True, stable=True)
     before = ordered.cumsum(0) - ordered
     before[0] = -1  # the most likely one always counts
-    kept = ordered * (before < sampling.top_p)
+    kept = ordered * (before < TOP_P)
     return int(numbers[torch.multinomial(kept, 1, generator=generator)])

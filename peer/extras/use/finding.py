@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 LOADING = "still loading the model"
 
-ONE_FILE = (".safetensors", ".gguf")
-"""Endings of the files that ``shoal export`` writes for other programs."""
-
 
 def find_ready(where: str, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
     """The model of a run, or that in an exported folder, in memory and with its tokenizer."""
@@ -30,7 +27,7 @@ def find_ready(where: str, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
     check_there(where)
     from peer.extras.use.ready import check_buildable, is_export, ready_in, ready_of_run
 
-    if Path(where).suffix in ONE_FILE and Path(where).is_file():
+    if Path(where).suffix == ".safetensors" and Path(where).is_file():
         raise typer.BadParameter(
             f"{where} is one file of parameters; pass the run's folder or link, or a folder that "
             "`shoal export --to hf` has written"
@@ -57,19 +54,19 @@ def is_adapter_folder(folder: Path) -> bool:
 
 
 def _ready_adapter(folder: Path, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
+    from peer.extras.bases.fetching import fetched_base
     from peer.extras.bases.lora import check_peft
     from peer.extras.use.adapted import adapted_in
-    from peer.extras.use.ready import run_of
+    from peer.extras.use.ready import ExportUnusable, run_of
 
     check_peft()
     run = run_of(folder)
-    base = None
-    if run is not None and (named := base_of(run.model)) is not None:
-        from peer.extras.bases.fetching import fetched_base
-
-        # A base in a folder is in the run's data folder; often the adapters were written beside it.
-        beside = folder.absolute().parent
-        places = data_dir or (beside if (beside / named.source).is_dir() else folder)
-        base = fetched_base(run, founds=False, data_dir=places, quiet=quiet)
+    if run is None or (named := base_of(run.model)) is None:
+        why = "it does not say of which run its adapters are; load them with the package peft"
+        raise ExportUnusable(str(folder), why)
+    # A base in a folder is in the run's data folder; often the adapters were written beside it.
+    beside = folder.absolute().parent
+    places = data_dir or (beside if (beside / named.source).is_dir() else folder)
+    base = fetched_base(run, founds=False, data_dir=places, quiet=quiet)
     with report_if_slow(LOADING):
         return adapted_in(folder, run, base, data_dir=data_dir)

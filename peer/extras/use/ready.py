@@ -61,9 +61,9 @@ class ReadyModel:
         many = named if isinstance(named, list) else [named, self.codec and self.codec.end]
         return frozenset(token for token in many if isinstance(token, int))
 
-    def prompt(self, messages: Sequence[Message], *, as_chat: bool) -> list[int]:
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The tokens to continue: of a chat, or of the last message alone."""
-        if as_chat and self.text.is_chat:
+        if self.text.is_chat:
             return self.text.messages(messages)
         tokens = self.text.encode(messages[-1]["content"])
         # Nothing is known of a text that has not begun: a document has ended before it.
@@ -134,8 +134,8 @@ def made_ready(
     )
 
 
-def pretrained(named: str, *, revision: str | None = None) -> nn.Module:
-    """The model of a folder, or of the hub if it is on this machine, in fp32.
+def pretrained(named: str) -> nn.Module:
+    """The model of a folder, in fp32.
 
     Raises ``ExportUnusable`` or ``ExtraMissing``.
     """
@@ -145,7 +145,6 @@ def pretrained(named: str, *, revision: str | None = None) -> nn.Module:
         # Weights in other formats can run code.
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             named,
-            revision=revision or "main",
             trust_remote_code=False,
             local_files_only=True,
             # It asks the hub for adapters of the model otherwise, and again and again without a

@@ -54,7 +54,7 @@ def test_every_command_stands_under_a_heading(capsys: pytest.CaptureFixture[str]
     assert "Commands ─" not in shown  # where those without one would be
 
 
-@pytest.mark.parametrize("option", ["--anew", "--weights"])
+@pytest.mark.parametrize("option", ["--weights"])
 def test_only_the_command_that_founds_runs_shows_options_of_founders(
     option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -566,11 +566,10 @@ def test_a_run_that_has_existed_is_founded_anew_only_when_that_is_meant(
     code, output, errors = said(["start", path], capsys)
     assert (code, output, began, asked) == (4, "", [], ["Found it anew?"])
     assert "the run 'old' has existed: last seen here on 1970-01-01" in errors
-    assert "at 2 M tokens" in errors and "`shoal start --anew` founds it anew" in errors
-    for answer in ("--anew", "--yes"):
-        code, _, errors = said(["start", path, answer], capsys)
-        assert code == 0 and "has existed" in errors
-        assert began.pop()[1].found is True
+    assert "at 2 M tokens" in errors and "`shoal start --yes` founds it anew" in errors
+    code, _, errors = said(["start", path, "--yes"], capsys)
+    assert code == 0 and "has existed" in errors
+    assert began.pop()[1].found is True
 
 
 def test_starting_in_the_folder_of_an_earlier_start_goes_on_without_a_question(
@@ -583,10 +582,6 @@ def test_starting_in_the_folder_of_an_earlier_start_goes_on_without_a_question(
     (folder / "in_use").touch()
     assert said(["start", str(path), "--directory", str(folder), "--yes"], capsys) == (0, "", "")
     assert len(began) == 1
-    code, _, errors = said(
-        ["start", str(path), "--directory", str(folder), "--anew", "--yes"], capsys
-    )
-    assert code == 2 and "has a checkpoint of this run" in errors and len(began) == 1
 
 
 def test_a_run_file_whose_run_is_live_on_this_machine_is_joined(
@@ -617,9 +612,8 @@ def test_joining_never_founds_and_needs_nobody_to_know_the_run_file(
     ((found, own),) = began
     assert (found.run, found.by_link) == (OLD, True)
     assert (own.found, own.found_after_s) == (False, None)
-    for option in (["--anew"], ["--weights", "first.safetensors"]):
-        code, _, errors = said(["join", LINK, *option], capsys)
-        assert code == 2 and f"{option[0]} is for `shoal start`" in errors
+    code, _, errors = said(["join", LINK, "--weights", "first.safetensors"], capsys)
+    assert code == 2 and "--weights is for `shoal start`" in errors
 
 
 @pytest.mark.parametrize("command", ["join", "keep"])

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import msgspec
 
 from peer.extras.bases.base_models import base_folder
 from peer.extras.export.facts import facts_in_folder
 from peer.extras.export.tokenizer import tokenizer_of
-from peer.extras.site.publishing.feed import Entry
 from peer.extras.site.publishing.hub import push
-from peer.extras.site.publishing.shelf import Shelf
+from peer.extras.site.publishing.shelf import Entry, Shelf
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
 from peer.storage.outer_state import OuterState, load_outer
-
-Dtype: TypeAlias = Literal["fp32", "bf16"]
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +35,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     keep: int
     repository: str | None = None
     """Repository on the hub to upload to."""
-    dtype: Dtype = "fp32"
 
 
 Tell = Callable[[str, dict[str, Any]], None]
@@ -82,7 +78,7 @@ def _export(job: Job, shelf: Shelf, outer: OuterState, tell: Tell, *, now: float
     base = None
     if needs_base(outer.run, founds=False):  # adapters are added to it
         base = base_folder(outer.run, cache_dir=cache, data_dir=data)
-    export = Export(outer=outer, facts=facts, tokenizer=tokenizer, dtype=job.dtype, base=base)
+    export = Export(outer=outer, facts=facts, tokenizer=tokenizer, dtype="bf16", base=base)
     entry = shelf.add(
         outer.model,
         outer.global_tokens,

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from peer.bridge.agent_process import agent_environment
-from peer.extras.site.publishing.exporting import Dtype, Job
+from peer.extras.site.publishing.exporting import Job
 from peer.extras.site.publishing.shelf import Shelf
 from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import CheckpointFolder
@@ -40,7 +40,6 @@ class Publishing:
     keep: int
     repository: str | None
     cache: Path
-    dtype: Dtype = "fp32"
 
     def job(self, peer: Path) -> bytes:
         return msgspec.json.encode(
@@ -50,7 +49,6 @@ class Publishing:
                 cache=str(self.cache),
                 keep=self.keep,
                 repository=self.repository,
-                dtype=self.dtype,
             )
         )
 

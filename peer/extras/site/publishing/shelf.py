@@ -1,9 +1,8 @@
-"""The folder of a run's exports: ``feed.xml``, ``exports.json``, ``latest`` and a folder for each.
+"""The folder of a run's exports: ``exports.json``, ``latest`` and a folder for each.
 
     2026-11-23T0800Z-3f9a1c2b4d5e6f70/   an export, which transformers loads
     latest                               link to the newest of them
     exports.json                         what is there, the newest last
-    feed.xml                             the same for feed readers
 
 Everything appears under its name when it is complete. Files left by a killed process are removed by
 the next one. The oldest exports make room for new ones.
@@ -25,14 +24,42 @@ import msgspec
 from dht.whole_files import new_file, read_json, write_whole
 from peer.errors import NotWritten, PeerError
 from peer.extras.export.facts import Measured
-from peer.extras.site.publishing.feed import Entry, atom
+from peer.quantities import count_text, loss_at
 from peer.run_file.sections import RunFile
 
 INDEX = "exports.json"
-FEED = "feed.xml"
 LATEST = "latest"
 _UNFINISHED = "."
 """First character of the names of what is being written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One export on the shelf."""
+
+    name: str
+    """Name of its folder."""
+    model: str
+    """``peer.storage.outer_state.model_name``: equal names have equal parameters."""
+    at: float
+    """Unix time at which it was written."""
+    tokens: int
+    loss: float | None
+    """Newest held-out loss that was known."""
+    loss_tokens: int = 0
+    """Merged tokens when it was measured."""
+    size_bytes: int
+    weights: str
+    """Name of the file of parameters, inside its folder."""
+    uploaded_to: str = ""
+    """Repository on the hub that has it."""
+
+    @property
+    def summary(self) -> str:
+        loss = ""
+        if self.loss is not None:
+            loss = f", held-out loss {loss_at(self.loss, self.loss_tokens)}"
+        return f"{count_text(self.tokens)} tokens merged{loss}, model {self.model}"
 
 
 class NotAShelf(PeerError):
@@ -173,7 +200,6 @@ class Shelf:
     def _write_index(self, entries: list[Entry]) -> None:
         index = Index(run=self.run.run_id, name=self.run.name, exports=tuple(entries))
         write_whole(self.folder / INDEX, msgspec.json.format(msgspec.json.encode(index)) + b"\n")
-        write_whole(self.folder / FEED, atom(self.run.run_id, self.run.name, entries))
 
 
 def read_index(folder: Path) -> Index | None:

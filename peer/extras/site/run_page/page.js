@@ -107,7 +107,6 @@ function latest(page) {
     parts.push(make("a", {href: path, textContent: label}), label === "configuration" ? ". " : ", ");
   if (newest.url) parts.push("At the hub: ", anchor(newest.url));
   $("latest").replaceChildren(...parts);
-  show("feed", newest.path);
 }
 function contributors(page) {
   if (!show("contributorsbox", page.contributors.length > 0)) return;

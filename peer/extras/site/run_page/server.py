@@ -28,7 +28,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from dht.limits import Rate
-from peer.extras.site.publishing.shelf import FEED, published
+from peer.extras.site.publishing.shelf import published
 from peer.extras.site.run_page.content import RunPage
 from peer.views.page_address import PageAddress, PageError
 from peer.views.pages import drawing_text, serve
@@ -105,7 +105,6 @@ class _Server:
                 web.get("/run.json", self._run),
                 web.get("/qr.svg", self._code),
                 web.get("/healthz", self._health),
-                web.get("/exports/{name}", self._feed),
                 web.get("/exports/{export}/{name}", self._export),
             ]
         )
@@ -155,11 +154,6 @@ class _Server:
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(text="alive\n")
-
-    async def _feed(self, request: web.Request) -> web.StreamResponse:
-        if self._site.exports is None or request.match_info["name"] != FEED:
-            raise web.HTTPNotFound(text="there is no such file\n")
-        return web.FileResponse(self._site.exports / FEED)
 
     async def _export(self, request: web.Request) -> web.StreamResponse:
         path = self._listed(request.match_info["export"], request.match_info["name"])

@@ -16,27 +16,12 @@ import torch
 
 from peer import cli
 from peer.extras.use.commands import harmless
-from peer.extras.use.tasks import tokenizer_with_end
 from peer.run_file.sections import FilesData, FileSource, TextData
 from tests.peer.extras.export.exported_run import RUN, save_run
 
 TEXTS = msgspec.structs.replace(
     RUN, data=TextData(files=["*.txt"], sequence_length=32, held_out=0.3)
 )
-TASK = """\
-task: tiny
-dataset_path: json
-dataset_kwargs:
-  data_files:
-    test: {rows}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{q}}}}"
-doc_to_target: "{{{{a}}}}"
-doc_to_choice: ["yes", "no"]
-metric_list:
-  - metric: acc
-"""
 
 SAMPLING = ["--seed", "3", "--max-tokens", "40", "--temperature", "0.9"]
 
@@ -107,8 +92,7 @@ def test_an_export_is_asked_in_the_form_of_the_training_like_its_run(
     assert cli.run(["export", str(tmp_path / "peer"), out, "--to", "hf"]) == 0
     ours = record(["say", str(tmp_path / "peer"), "Once", *SAMPLING], capsys)
     theirs = record(["say", out, "Once", *SAMPLING], capsys)
-    plain = record(["say", out, "Once", "--no-chat", *SAMPLING], capsys)
-    assert ours["text"] == theirs["text"] != plain["text"]
+    assert ours["text"] == theirs["text"]
 
 
 def test_lines_are_continued_until_an_empty_one(
@@ -136,8 +120,9 @@ def test_lines_make_a_chat_where_the_tokenizer_has_a_template(
     code, output, errors = said(["say", str(folder), *options], capsys)
     assert code == 0, errors
     first, second = (json.loads(line)["text"] for line in output.splitlines())
+    (folder / "chat_template.jinja").unlink()
     for text, answer in (("u:x;a:", first), (f"u:x;a:{first};u:y;a:", second)):
-        alone = record(["say", str(folder), text, "--no-chat", *options[:-1]], capsys)
+        alone = record(["say", str(folder), text, *options[:-1]], capsys)
         assert alone["text"] == answer
 
 
@@ -194,26 +179,17 @@ def test_a_run_and_its_export_have_the_same_loss(
     assert code == 0 and output.count(" bits per byte; ") == 2
 
 
-def test_tasks_without_their_package_are_refused_in_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
-    code, output, errors = said(["eval", "/nowhere", "--tasks", "arc_easy"], capsys)
-    assert (code, output) == (2, "")
-    assert "pip install 'shoal[eval]'" in errors and errors.count("\n") == 1
-
-
 @pytest.mark.parametrize("command", ["say", "eval"])
 def test_a_single_exported_file_is_told_from_a_run_file(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Earlier, the file that `shoal export` writes by default was refused as too long a run
     file."""
-    for name in ("model.safetensors", "model.gguf"):
-        (tmp_path / name).write_bytes(bytes(100_000))
-        code, _, errors = said([command, str(tmp_path / name)], capsys)
-        assert code == 2
-        assert f"{name} is one file of parameters; pass the run's folder or link" in errors
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(bytes(100_000))
+    code, _, errors = said([command, str(file)], capsys)
+    assert code == 2
+    assert f"{file.name} is one file of parameters; pass the run's folder or link" in errors
 
 
 def test_a_damaged_export_is_one_line(
@@ -242,27 +218,3 @@ def test_a_damaged_checkpoint_is_passed_over_and_left_to_its_peer(
     code, _, errors = said(["say", str(tmp_path), "x"], capsys)
     assert code == 2 and "no usable checkpoint" in errors.splitlines()[-1]
     assert sorted((tmp_path / "outer").iterdir()) == [older, newer]
-
-
-def test_tasks_get_a_token_that_ends_a_document(exported: Path) -> None:
-    """lm-eval decodes it, so there must be one, also with tokens of bytes."""
-    tokenizer = tokenizer_with_end(exported)
-    assert tokenizer.eos_token_id == 0
-    assert tokenizer("a text")["input_ids"] == list(b"a text")
-
-
-@pytest.mark.slow
-def test_tasks_are_measured_on_an_export(
-    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
-    pytest.importorskip("lm_eval", reason="the extra 'eval' is not installed")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    rows = [{"q": "Is it? ", "a": 0}, {"q": "Or not? ", "a": 1}]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = tmp_path / "tiny.yaml"
-    task.write_text(TASK.format(rows=tmp_path / "rows.jsonl"))
-    assert cli.run(["eval", str(exported), "--tasks", str(task), "--json"]) == 0
-    results = json.loads(capfd.readouterr().out.splitlines()[-1])["tasks"]
-    assert results["tiny"]["acc,none"] in (0.0, 0.5, 1.0)
-    assert cli.run(["eval", str(exported), "--tasks", "no_such_task"]) == 2
-    assert "shoal: lm-eval cannot measure no_such_task: " in capfd.readouterr().err

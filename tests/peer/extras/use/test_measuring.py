@@ -94,4 +94,4 @@ def test_text_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     run = msgspec.structs.replace(RUN, data=shards)
     bare = ready_of_run(save_run(tmp_path, run), None, data_dir=tmp_path)
     with pytest.raises(Unusable, match="names no tokenizer"):
-        bare.prompt([{"role": "user", "content": "x"}], as_chat=True)
+        bare.prompt([{"role": "user", "content": "x"}])
