@@ -316,7 +316,7 @@ def test_each_answer_of_a_busy_peer_stands_with_its_consequence_in_the_document(
 
 def busy_answers() -> Iterator[str]:
     """The constants of the source that read like answers of a busy peer."""
-    for package in ("dht", "averaging", "peer/agent", "peer/extras/site/run_page", "peer/views"):
+    for package in ("dht", "averaging", "peer/agent", "peer/extras/site", "peer/views"):
         for path in (ROOT / package).rglob("*.py"):
             if not BUSY_WORDS.search(source := path.read_text()):
                 continue

@@ -71,7 +71,7 @@ def run_in(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_core_is_imported_and_two_peers_merge(core: Path) -> None:
     done = run_in(core, "-c", PROGRAM)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "peer.extras.bases.begun" in done.stderr
+    assert "peer.extras.bases.commands" in done.stderr
 
 
 OF_THE_WHOLE = {

@@ -70,8 +70,6 @@ ORDER = (
     "peer.extras.bases",
     "peer.extras.credit.accounting",
     "peer.extras.credit",
-    "peer.extras.site.publishing",
-    "peer.extras.site.run_page",
     "peer.extras.site",
     "peer.extras.orders",
     "peer.extras.hosting",
@@ -648,7 +646,7 @@ dht.libp2p.places.RelayPlaces._at
 dht.libp2p.places.RelayPlaces._kept
 dht.membership.seeds.SeedPlanner._entries
 dht.presence.greeting.Greeting.bootstrap_peers
-peer.extras.site.run_page.server._Server._codes""",
+peer.extras.site.run_page._Server._codes""",
     "what the end of a run asks for: done before the next look, which asks for a handful": """
 peer.agent.end_of_run.EndOfRun.todo""",
     "questions that this peer is asking just now": """

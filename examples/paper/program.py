@@ -13,8 +13,7 @@ import typer
 from typer import Option
 
 from examples.paper.paired import RunJobs, TrainingFolder, run_jobs
-from peer.cli.application import UsageError, complain, reported, show
-from peer.cli.showing import progress, usage_errors
+from peer.cli.application import UsageError, complain, progress, reported, show, usage_errors
 from peer.errors import ExitCode, ExtraMissing
 from peer.extras.experiments import FirstSeed as FirstSeed
 from peer.extras.experiments import PairedSeeds as PairedSeeds

@@ -8,8 +8,8 @@ its family: ``taking_part`` (start, join), ``keeping`` (keep), ``steering`` (sta
 leave, limits), ``run_files`` (run new, run check) and ``reading`` (docs); those of
 ``peer.extras`` are there. ``application`` has the Typer application, logging, what errors become,
 and the options that all commands share, ``learner_options`` those of peers, ``listening`` an
-attempt to listen at their address, ``finding`` the run behind an argument, ``showing`` progress and
-summaries, ``training`` the training of start and join.
+attempt to listen at their address, ``finding`` the run behind an argument, ``training`` the
+training of start and join.
 
 Modules that take time to import are imported inside the function that needs them, so that ``shoal
 --help`` does not load numpy or torch. An expected error becomes one line on stderr here and nowhere

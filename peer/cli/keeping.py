@@ -23,6 +23,7 @@ from peer.cli.application import (
     complain,
     json_text,
     log_to,
+    print_summary,
     say,
     start_logging,
 )
@@ -41,7 +42,6 @@ from peer.cli.learner_options import (
     chosen,
     page_of,
 )
-from peer.cli.showing import print_summary
 from peer.errors import ExitCode
 from peer.installed import extra
 from peer.run_file.sections import CustomModel

@@ -20,8 +20,14 @@ from typer import Option
 from typer.models import ArgumentInfo
 
 from dht import addresses
-from peer.cli.application import InstallService, JsonLines, Plain, complain, given_words
-from peer.cli.showing import usage_errors
+from peer.cli.application import (
+    InstallService,
+    JsonLines,
+    Plain,
+    complain,
+    given_words,
+    usage_errors,
+)
 from peer.errors import ExitCode
 from peer.installed import extra
 from peer.rules.leaving import PATIENCE_S, check_patience

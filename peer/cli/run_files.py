@@ -13,9 +13,8 @@ import msgspec
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import Json, complain, json_text, report_if_slow, show
+from peer.cli.application import Json, complain, json_text, report_if_slow, show, usage_errors
 from peer.cli.finding import check_new, no_peers
-from peer.cli.showing import usage_errors
 from peer.errors import DataUnavailable, Fault, NotWritten, RunFileError, RunFileUnreadable
 from peer.installed import extra
 from peer.run_file.contradictions import remarks
@@ -105,7 +104,7 @@ def run_new(
         return
     with usage_errors():
         if base is not None:
-            run = extra("bases.begun").run_from_base(base, rank=lora, data=data)
+            run = extra("bases.commands").run_from_base(base, rank=lora, data=data)
         else:
             assert size is not None
             run = preset(size, STDLIB if data is None else data)

@@ -21,8 +21,10 @@ from peer.cli.application import (
     TAKE_PART,
     complain,
     log_to,
+    print_summary,
     report_if_slow,
     start_logging,
+    usage_errors,
 )
 from peer.cli.finding import (
     check_new,
@@ -33,7 +35,6 @@ from peer.cli.finding import (
     seen_by_peers,
 )
 from peer.cli.learner_options import Options, check_answerable, trains
-from peer.cli.showing import print_summary, usage_errors
 from peer.errors import ExitCode, FolderInUse, PeerError, RunOver
 from peer.installed import extra, extras
 from peer.quantities import plural
@@ -277,7 +278,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     devices = _for_batch(_devices(options), found.run)  # with torch: other faults need none
     settings = _trainer_settings(devices, options, founds=bool(own.found))
     if needs_base(found.run, founds=settings.founds):
-        bases = extra("bases.fetching")
+        bases = extra("bases.commands")
         if not (options.yes or bases.may_fetch(found.run)):
             return ExitCode.REFUSED
         base = bases.fetched_base(

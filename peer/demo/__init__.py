@@ -2,7 +2,7 @@
 
 - ``demo``: start here. Starts and watches the processes, kills one, and sums up.
 - ``processes``: starts processes, reads what they print, ends them with all their children.
-- ``report``: compares the swarm with a single learner (``alone``); writes the plot and the page.
+- ``report``: compares the swarm with a single learner; writes the plot and the page.
 
 Input: ``DemoSettings``. Output: one JSON record, ``demo.png`` and ``demo.html``.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,59 @@ from safetensors.torch import load_file
 
 from dht.identity import PeerId
 from peer.data.sources import open_data
-from peer.demo.alone import train_alone
 from peer.demo.demo import Comparison, DemoSettings, Point, Result
-from peer.model.recipes import build_model, held_out_loss
+from peer.model.recipes import (
+    build_model,
+    build_optimizer,
+    clip_gradients,
+    held_out_loss,
+    next_token_loss,
+)
 from peer.quantities import bytes_text, count_text
 from peer.run_file.reading import parse
+from peer.run_file.schedule import learning_rate
+from peer.run_file.sections import RunFile
 from peer.simulate.results import Section, finished_png, new_axes, picture, write_html
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
 from peer.storage.outer_state import export
+
+
+@dataclass(frozen=True, slots=True)
+class SoloResult:
+    """Held-out losses of a finished training."""
+
+    loss_start: float
+    loss_end: float
+
+
+def train_alone(
+    run: RunFile, *, steps: int, learners: int = 1, cache_dir: Path, data_dir: Path
+) -> SoloResult:
+    """Train ``steps`` steps, each on one batch, from first weights that the run draws.
+
+    It is the baseline that a run is compared with: the same run file, model, data, optimizer and
+    schedule, in one process without other peers.
+
+    ``learners``: number of learners of the run that this one is compared with. The learning rate
+    follows the tokens of so many, and so decays as far as theirs in as many steps.
+    """
+    data = open_data(run, peer_id=PeerId("alone"), cache_dir=cache_dir, data_dir=data_dir)
+    model = build_model(run)
+    optimizer = build_optimizer(run, model)
+    loss_start = held_out_loss(model, data.held_out)
+    step_tokens = learners * run.inner.batch_size * run.data.sequence_length
+    for step in range(steps):
+        rate = learning_rate(run, step * step_tokens)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        batch = torch.from_numpy(data.train.next(run.inner.batch_size))
+        torch.autograd.backward(next_token_loss(model, batch))
+        clip_gradients(run, model)
+        optimizer.step()
+        optimizer.zero_grad()
+    return SoloResult(loss_start, held_out_loss(model, data.held_out))
+
 
 SMOOTHED_STEPS = 9
 SILENCE_S = 5.0

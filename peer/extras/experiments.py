@@ -25,11 +25,11 @@ from peer.cli.application import (
     can_draw,
     complain,
     json_text,
+    progress,
     report_if_slow,
     show,
     start_logging,
 )
-from peer.cli.showing import progress
 from peer.errors import ExtraMissing
 from peer.signals import as_interrupts
 

@@ -18,9 +18,8 @@ Behind them:
 - ``simulation``: start here. ``run`` simulates one swarm; ``SimulatedSwarm`` measures it.
 - ``slots``: one place per peer, over all its lives. ``lifecycle``: the peers, which are live
   averagers in virtual time (``averaging.virtual``). ``incidents``: events, churn, end by a date.
-- ``learner``: makes steps at a peer's pace. ``seat``: its parameters, fragment by fragment;
-  ``poison``: what a liar uploads or merges instead. ``judge``: judges what others upload.
-  ``owner``: the directives of the run's owner.
+- ``learner``: its parameters, fragment by fragment, and its steps at a peer's pace. ``roles``: what
+  a liar uploads or merges instead, who judges uploads, the directives of the run's owner.
 - ``outcome``: the results, and which tokens were merged.
 - ``report``: sweeps, tables and plots of ``shoal simulate``; ``results``: tables, plots and pages.
 

@@ -24,12 +24,9 @@ from averaging.virtual.membership import Observers
 from averaging.virtual.peer import Peer, PeerPlan, Watch
 from dht.identity import PeerId
 from dht.memory.network import Weather
-from peer.simulate.judge import Judge
-from peer.simulate.learner import Learner
-from peer.simulate.owner import Owner
-from peer.simulate.poison import directions, poisoned
+from peer.simulate.learner import Learner, Seat, Trainee
 from peer.simulate.problems.problem import ChecksOthers, Places, Problem, layout_of
-from peer.simulate.seat import Seat, Trainee
+from peer.simulate.roles import Judge, Owner, directions, poisoned
 from peer.simulate.settings import Swarm
 from peer.simulate.slots import BYTES_S_PER_MBIT, Slot, chosen, draw_lines, slots_of
 

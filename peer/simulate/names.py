@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from averaging.numbers import codecs, merge, outer
-from peer.simulate.problems.problem import Problem
-from peer.simulate.problems.quadratic import Quadratic
+from peer.simulate.problems.problem import Problem, Quadratic
 from peer.simulate.settings import BadExperiment, Swarm
 
 NESTEROV = "nesterov"

@@ -35,8 +35,8 @@ from peer.simulate.incidents import DateOfEnd, Incidents
 from peer.simulate.lifecycle import Lives, Overseer, states_of
 from peer.simulate.names import check_names, optimizer_of, problem_of
 from peer.simulate.outcome import Point, RoundRecord, SwarmResult, TokenBooks
-from peer.simulate.poison import merged_falsely
 from peer.simulate.problems.problem import Problem, layout_of
+from peer.simulate.roles import merged_falsely
 from peer.simulate.settings import Swarm
 
 TIME_FACTOR = 3.0

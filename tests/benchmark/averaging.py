@@ -23,8 +23,7 @@ from typer import Option
 
 from averaging.numbers.codecs import codec_names
 from examples.paper.typed import count
-from peer.cli.application import Json, json_text
-from peer.cli.showing import usage_errors
+from peer.cli.application import Json, json_text, usage_errors
 from peer.errors import PeerError
 from tests.benchmark.participant import Setup
 from tests.command_line import run_program, tell

@@ -37,8 +37,7 @@ from peer.bridge.agent_process import AgentProcess, LineSettings
 from peer.bridge.messages import Begin, FromAgent, Happened, Over, Report
 from peer.bridge.settings import PeerSettings
 from peer.bridge.shared_memory import SharedTensors, SlotState
-from peer.cli.application import Json, json_text
-from peer.cli.showing import usage_errors
+from peer.cli.application import Json, json_text, usage_errors
 from peer.description import tensors_of
 from peer.errors import PeerError
 from peer.quantities import bytes_text, plural

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from peer.demo.alone import train_alone
+from peer.demo.report import train_alone
 from peer.model.recipes import build_model, build_optimizer, next_token_loss
 from peer.run_file.reading import parse
 from peer.run_file.sections import AdamwInner, GptModel, Inner, MuonInner, RunFile

@@ -28,9 +28,8 @@ import psutil
 from typer import Argument, Option
 
 from examples.paper.typed import seconds
-from peer.cli.application import Json, json_text
+from peer.cli.application import Json, json_text, usage_errors
 from peer.cli.finding import no_peers
-from peer.cli.showing import usage_errors
 from peer.demo.processes import Output, kill_tree, spawn
 from peer.errors import PeerError, Unusable
 from peer.joining.link import find_run

@@ -7,8 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from peer.cli.application import Json, json_text, start_logging
-from peer.cli.showing import usage_errors
+from peer.cli.application import Json, json_text, start_logging, usage_errors
 from peer.extras.experiments import course, trial_folder
 from tests.chaos import report
 from tests.chaos.judging.scenarios import chosen

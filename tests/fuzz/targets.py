@@ -82,7 +82,7 @@ from peer.description import Described, Description
 from peer.errors import LinkError, RunFileError
 from peer.extras import run_lists
 from peer.extras.credit.accounting import wire as credit
-from peer.extras.site.run_page import content as run_page
+from peer.extras.site import run_page as run_page
 from peer.joining.link import Link, parse_link
 from peer.run_file.reading import from_canonical, parse
 from peer.run_file.sections import FilesData, FileSource, HfModel, Lora, RunFile
@@ -97,7 +97,7 @@ from tests.averaging.live.served_states import state_of
 from tests.averaging.message_examples import COMMIT, EXAMPLES, FULL, HEAD, OPENING
 from tests.peer.extras.credit.accounting.books import RUN as CREDIT_RUN
 from tests.peer.extras.credit.accounting.books import a_tally
-from tests.peer.extras.site.run_page.example_pages import a_page
+from tests.peer.extras.site.example_pages import a_page
 from tests.peer.statuses import a_status
 
 ANNA = Identity.from_seed(b"a" * 32)

@@ -12,14 +12,14 @@ import pytest
 from peer.demo.processes import free_port
 from peer.events.board import Board
 from peer.events.names import Names
-from peer.extras.site.run_page.server import Site, serve_run_pages
+from peer.extras.site.run_page import Site, serve_run_pages
 from peer.installed import ROLES
 from peer.views.agent_page import KnownPeers, peer_rows
 from peer.views.agent_page import content as agent_page
 from peer.views.page_address import parse_page, parse_run_page
 from peer.views.pages import Content, serve_pages
 from tests.integration import chromium
-from tests.peer.extras.site.run_page.example_pages import OTHER, RUN, a_page
+from tests.peer.extras.site.example_pages import OTHER, RUN, a_page
 from tests.peer.statuses import a_status
 from tests.processes import Processes
 

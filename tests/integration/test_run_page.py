@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 
 from peer.demo.processes import free_port
-from peer.extras.site.run_page.content import Point
-from peer.extras.site.run_page.server import Site, serve_run_pages
+from peer.extras.site.run_page import Point, Site, serve_run_pages
 from peer.views.page_address import parse_run_page
 from tests.integration import chromium
-from tests.peer.extras.site.run_page.example_pages import BAD, LINK, OTHER, RUN, a_page
+from tests.peer.extras.site.example_pages import BAD, LINK, OTHER, RUN, a_page
 from tests.processes import Processes
 from tests.swarms.commands import Command, Swarm, address_of, run_text, until
 

@@ -18,8 +18,7 @@ from typer import Option
 
 from examples.paper.program import plain_ticks, run_program, show_rows
 from examples.paper.typed import bits_per_second, seconds
-from peer.cli.application import Json, json_text
-from peer.cli.showing import usage_errors
+from peer.cli.application import Json, json_text, usage_errors
 from peer.simulate.results import Section, finished_png, new_axes, picture
 
 Method = Literal["data parallel", "diloco", "streaming", "decoupled", "shoal"]

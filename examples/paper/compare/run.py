@@ -58,8 +58,7 @@ from examples.paper.program import (
     train_and_show,
 )
 from examples.paper.typed import bits_per_second, milliseconds, seconds
-from peer.cli.application import Json
-from peer.cli.showing import usage_errors
+from peer.cli.application import Json, usage_errors
 from peer.simulate import Problem, Swarm
 from peer.simulate.names import problem_of
 from peer.simulate.problems.problem import layout_of

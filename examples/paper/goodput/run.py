@@ -23,8 +23,7 @@ from typer import Option
 
 from examples.paper.program import plain_ticks, run_program, show_rows
 from examples.paper.typed import seconds
-from peer.cli.application import Json, json_text
-from peer.cli.showing import progress
+from peer.cli.application import Json, json_text, progress
 from peer.simulate.results import Section, finished_png, new_axes, picture
 
 YEAR_S = 365.25 * 86_400

@@ -39,8 +39,7 @@ from examples.paper.program import (
     seeds_from,
     show_rows,
 )
-from peer.cli.application import Json
-from peer.cli.showing import progress, usage_errors
+from peer.cli.application import Json, progress, usage_errors
 from peer.simulate import Float32s
 from peer.simulate.problems.text_gpt import TextGpt
 from peer.simulate.results import Mean, Section, as_png, new_figure, picture

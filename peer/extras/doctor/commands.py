@@ -29,8 +29,8 @@ def doctor(
     Example: shoal doctor /dns4/seed1.example.org/tcp/7700/p2p/12D3Koo...
     """
     from peer.extras.doctor.examination import examine
-    from peer.extras.doctor.findings import Finding, as_record, exit_code
-    from peer.extras.doctor.targets import plan_of
+    from peer.extras.doctor.network import plan_of
+    from peer.extras.doctor.this_machine import Finding, as_record, exit_code
     from peer.signals import run_unless_stopped
 
     start_logging(logging.ERROR)

@@ -13,10 +13,9 @@ from multiaddr import Multiaddr
 
 from dht.errors import DhtError
 from dht.identity import Identity, PeerId
-from peer.extras.doctor.findings import Finding
-from peer.extras.doctor.network import examine_network
-from peer.extras.doctor.targets import Plan
+from peer.extras.doctor.network import Plan, examine_network
 from peer.extras.doctor.this_machine import (
+    Finding,
     check_codecs,
     check_container,
     check_disk,

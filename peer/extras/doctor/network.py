@@ -6,14 +6,16 @@ They run in an order in which one failure explains those that follow.
 from __future__ import annotations
 
 import asyncio
+import pathlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass
 
 from multiaddr import Multiaddr
 
 from dht import addresses
-from dht.errors import DhtError, PeerUnreachable
+from dht.errors import AddressError, DhtError, PeerUnreachable
 from dht.host import Host
 from dht.identity import Identity, PeerId, RunId
 from dht.libp2p.lane.connection import Path
@@ -25,9 +27,75 @@ from dht.membership.table import Member
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from dht.records import PeerRecord, seal
-from peer.extras.doctor.findings import Finding
-from peer.extras.doctor.targets import Plan
+from peer.errors import PeerError
+from peer.extras.doctor.this_machine import Finding
 from peer.quantities import peers_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Folder, port, seeds and run to examine."""
+
+    data_directory: pathlib.Path
+    port: int = 0
+    seeds: tuple[Multiaddr, ...] = ()
+    run: RunId | None = None
+    """Id of the run, if a link or run file was given."""
+
+
+class TargetError(PeerError):
+    """A target is neither a link, nor a run file, nor an address of a peer."""
+
+    exit_code = 2
+    target: str
+    reason: str
+    message = "{target!r} cannot be examined: {reason}"
+
+
+def plan_of(targets: Sequence[str], *, port: int, data_directory: pathlib.Path) -> Plan:
+    """The plan for some targets. Raises ``TargetError`` and what ``find_run`` raises."""
+    from peer.joining.link import find_run, parse_link
+
+    if not 0 <= port < 65536:
+        raise TargetError(f"--port {port}", "ports go from 1 to 65535; 0 means any")
+    seeds: list[Multiaddr] = []
+    run: RunId | None = None
+    for target in targets:
+        if target.strip().lower().startswith("shoal://"):
+            link = parse_link(target)
+            run, found = link.run_id, link.seeds
+        elif target.lower().startswith("https://") or pathlib.Path(target).is_file():
+            there = find_run(target, ask_peers=_nobody)
+            run, found = there.run.run_id, there.seeds
+        else:
+            found = (_seed(target),)
+        seeds.extend(address for address in found if address not in seeds)
+    return Plan(data_directory=data_directory, port=port, seeds=tuple(seeds), run=run)
+
+
+def _seed(text: str) -> Multiaddr:
+    try:
+        address = addresses.parse(text)
+    except AddressError as error:
+        if text.startswith("/"):
+            raise
+        raise TargetError(
+            text,
+            "it is neither a link (shoal://...), nor a run file, nor the address of a "
+            "peer (/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...)",
+        ) from error
+    if addresses.peer_of(address) is None:
+        raise TargetError(
+            text,
+            "the peer id is missing: it has to end in /p2p/12D3Koo..., "
+            "as `shoal bootstrap` prints it",
+        )
+    return address
+
+
+def _nobody(link: object) -> bytes:
+    raise AssertionError("a file or https address was given, which needs no peers")
+
 
 CLOCK_WISHED_S = 2.0
 SEED_TIMEOUT_S = 10.0

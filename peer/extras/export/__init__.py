@@ -4,10 +4,9 @@ In: the parameters of a run, of a peer's folder or downloaded (``found_models``,
 what is known of the run. Out: one safetensors file, or a folder that transformers loads as it is:
 configuration, weights, tokenizer, model card.
 
-Start with ``folder``. ``architecture`` finds the architecture of transformers that computes what
-the built-in model computes; ``parameters`` puts the parameters into a model, and cuts and casts
-them without a copy of it; ``tokenizer`` and ``card`` make the other files, the latter with
-``facts`` of the run. ``commands`` has the command.
+Start with ``folder``. ``parameters`` puts the parameters into a model, or into the architecture of
+transformers that computes what the built-in model computes; ``tokenizer`` and ``card`` make the
+other files, the latter with facts of the run. ``commands`` has the command.
 
 Nothing is uploaded, and nothing in a run file is executed.
 """

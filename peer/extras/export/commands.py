@@ -92,7 +92,7 @@ def export(
     if to is ExportFormat.HF:
         check, write = check_exportable, write_folder
     elif to is ExportFormat.PEFT:
-        form = extra("bases.adapter")
+        form = extra("use.adapters")
         check, write = form.check, form.write
     if to is ExportFormat.SAFETENSORS:
         check_place(out, replaces=force)

@@ -20,17 +20,17 @@ from safetensors import SafetensorError
 
 from dht.whole_files import NO_FILE
 from peer.errors import NotWritten, Unusable
-from peer.extras.export.architecture import (
+from peer.extras.export.card import RunFacts, card
+from peer.extras.export.parameters import (
     TORCH_NAMES,
     Dtype,
     architecture_of,
     config_of,
     converted,
+    in_bf16,
     mlp_width,
+    model_of,
 )
-from peer.extras.export.card import card
-from peer.extras.export.facts import RunFacts
-from peer.extras.export.parameters import in_bf16, model_of
 from peer.extras.export.tokenizer import TokenizerFiles
 from peer.installed import extra
 from peer.quantities import count_text

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dht.identity import RunId
-from peer.cli.application import complain, start_logging
+from peer.cli.application import complain, progress, start_logging
 from peer.cli.finding import find_known_run
-from peer.cli.showing import progress
 from peer.errors import NobodyMet
 from peer.installed import extra
 from peer.run_file.sections import CustomModel, RunFile
@@ -20,7 +19,7 @@ from peer.storage.home import OUTER, data_cache, default_directory, keeper_direc
 
 if TYPE_CHECKING:
     from averaging.numbers.layout import Layout
-    from peer.extras.export.facts import RunFacts
+    from peer.extras.export.card import RunFacts
     from peer.extras.export.tokenizer import TokenizerFiles
     from peer.joining.visit import RunStatus
     from peer.storage.outer_state import OuterState
@@ -51,7 +50,7 @@ class FoundModel:
 
         Raises ``BaseUnavailable`` or ``ExtraMissing``.
         """
-        folder: Path | None = extra("bases.fetching").fetched_base(
+        folder: Path | None = extra("bases.commands").fetched_base(
             self.outer.run, founds=False, data_dir=self.data_dir, quiet=quiet
         )
         return folder
@@ -83,7 +82,7 @@ def find_model(
     ``parts``: beginning of the name of the folder for what has arrived of a download; the caller
     removes it. ``check`` is called with the run file before anything is downloaded.
     """
-    from peer.extras.export.facts import facts_in_folder
+    from peer.extras.export.card import facts_in_folder
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.outer_state import NothingToExport, load_outer
 
@@ -107,8 +106,8 @@ def _download(
     quiet: bool,
     check: Callable[[RunFile], None] | None,
 ) -> FoundModel:
+    from peer.extras.export.card import RunFacts, facts_in_folder, facts_of_peers
     from peer.extras.export.download import download
-    from peer.extras.export.facts import RunFacts, facts_in_folder, facts_of_peers
     from peer.joining.link import Link
     from peer.signals import run_unless_stopped
 

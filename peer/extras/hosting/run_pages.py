@@ -24,8 +24,7 @@ from dht.membership.hello import RUN_FILE_PROTOCOL
 from dht.membership.table import Member
 from dht.presence.presence import Presence
 from peer.errors import RunFileError
-from peer.extras.site.run_page.content import RunPage, ask, described, elsewhere
-from peer.extras.site.run_page.server import Site, serve_run_pages
+from peer.extras.site.run_page import RunPage, Site, ask, described, elsewhere, serve_run_pages
 from peer.joining.link import short_link
 from peer.run_file.reading import from_canonical
 from peer.views.page_address import PageAddress

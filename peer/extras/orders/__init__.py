@@ -2,5 +2,5 @@
 
 ``owning`` has the commands about people (invite, run sign, run delegate, run ban), ``directing``
 those about the run (run amend, end, pause, resume, attest, rollback), ``directives`` signs orders
-and delivers them, with a key that ``signing`` finds; ``attesting`` chooses what is attested.
+and delivers them.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -25,9 +25,34 @@ from dht.membership.orders import (
     amended,
     settings_at,
 )
+from peer.calls import Kept
 from peer.cli.application import Json, start_logging
 from peer.errors import Declined, RunOver
 from peer.extras.orders.directives import Before, KeyFile, Seeds, Where, direct
+
+
+def chosen(told: Sequence[Sequence[Kept]], fragments: int) -> tuple[tuple[Kept, int], ...] | None:
+    """The newest state of each fragment that most peers hold alike, with their number.
+
+    ``told``: the answer of each peer that keeps states. ``None`` if there is a fragment without.
+    """
+    holders: dict[Kept, int] = {}
+    for states in told:
+        for kept in set(states):
+            holders[kept] = holders.get(kept, 0) + 1
+    attested = []
+    for fragment in range(fragments):
+        able = [
+            (kept.version, count, kept.digest, kept)
+            for kept, count in holders.items()
+            if kept.fragment == fragment and 2 * count > len(told)
+        ]
+        if not able:
+            return None
+        _, count, _, kept = max(able, key=lambda each: each[:3])
+        attested.append((kept, count))
+    return tuple(attested)
+
 
 runs = typer.Typer()
 
@@ -142,7 +167,6 @@ def attest(where: Where, key: KeyFile = None, seed: Seeds = None, as_json: Json 
     """
 
     def change(orders: Orders, before: Before) -> Orders:
-        from peer.extras.orders.attesting import chosen
 
         answers = [states for states in before.kept.values() if states]
         if (count := before.seen.fragments) > FRAGMENTS_MAX:

@@ -6,6 +6,8 @@ makes no difference gets no new number: the directive in force is given to the p
 
 from __future__ import annotations
 
+import time
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +16,15 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 from typer import Argument, Option
 
 from dht import addresses
-from dht.identity import PeerId
+from dht.identity import Identity, PeerId, RunId, peer_id_of
+from dht.membership.credentials import Delegation, Signer, refuse_delegation
 from dht.membership.orders import NONE, Orders, words
 from dht.whole_files import write_whole
-from peer.cli.application import complain, json_text, report_if_slow
+from peer.cli.application import complain, json_text, report_if_slow, usage_errors
 from peer.cli.finding import find
-from peer.cli.showing import usage_errors
+from peer.errors import PeerError
+from peer.run_file.sections import RunFile
+from peer.run_file.setting_rules import TomlLines
 from peer.storage.address import with_own_peers
 
 if TYPE_CHECKING:
@@ -27,6 +32,71 @@ if TYPE_CHECKING:
     from peer.calls import Kept
     from peer.joining.link import FoundRun
     from peer.joining.visit import RunStatus
+
+
+class NotOwner(PeerError):
+    """A key may not invite or ban in a run."""
+
+    exit_code = 4
+    run: str
+    path: str
+    reason: str
+    message = (
+        "the key {path} cannot sign for run {run!r}: {reason}; name the "
+        "owner's key with --key, or for shoal invite and run ban a delegate's, with --delegation"
+    )
+
+
+def load_signer(run: RunFile, path: Path, delegation: Delegation | None) -> Signer:
+    """The key at ``path``, which may invite and ban in this run. Raises ``NotOwner``."""
+    if run.policy.owner is None:
+        raise NotOwner(run.name, str(path), "the run file names no owner (policy.owner)")
+    if not path.exists():
+        raise NotOwner(run.name, str(path), "there is no such file")
+    key = Identity.load(path)
+    if delegation is None:
+        if key.peer_id != run.policy.owner:
+            raise NotOwner(run.name, str(path), f"the owner is {run.policy.owner}")
+    elif peer_id_of(delegation.key) != key.peer_id:
+        raise NotOwner(run.name, str(path), f"the delegation is for {peer_id_of(delegation.key)}")
+    elif delegation.expires_at <= time.time():
+        raise NotOwner(run.name, str(path), "the delegation has expired")
+    elif refused := refuse_delegation(delegation, run=run.run_id, owner=PeerId(run.policy.owner)):
+        raise NotOwner(run.name, str(path), refused.reason)
+    return Signer(key, run.run_id, delegation)
+
+
+def own_directive_path(key: Path, run_id: RunId) -> Path:
+    """Copy of the last directive that a key has signed for a run, beside the key."""
+    return key.with_name(f"{key.stem}.{run_id[:16]}.directive")
+
+
+def with_owner(text: str, owner: str) -> str:
+    """The text of a run file with ``policy.owner`` set, which it does not have yet.
+
+    All other bytes stay. Raises ``ValueError`` if the section is written in a form that a line
+    cannot be added to.
+    """
+    line = TomlLines(text).of(("policy",))
+    lines = text.splitlines(keepends=True)
+    if line is None:
+        end = "" if not text or text.endswith("\n") else "\n"
+        changed = f'{text}{end}\n[policy]\nowner = "{owner}"\n'
+    elif lines[line - 1].lstrip().startswith("["):
+        head = lines[line - 1].rstrip("\n")
+        lines[line - 1] = f'{head}\nowner = "{owner}"\n'
+        changed = "".join(lines)
+    else:
+        lines.insert(line - 1, f'policy.owner = "{owner}"\n')
+        changed = "".join(lines)
+    try:
+        written = tomllib.loads(changed)["policy"]["owner"]
+    except (tomllib.TOMLDecodeError, KeyError, TypeError):
+        written = None
+    if written != owner:
+        raise ValueError(f'write this into its section [policy] yourself: owner = "{owner}"')
+    return changed
+
 
 FIND_WITHIN_S = 20.0
 
@@ -138,7 +208,6 @@ def direct(
     ``asks_kept``: ask the peers for the states that they keep.
     """
     from dht.membership.credentials import encode
-    from peer.extras.orders.signing import own_directive_path
     from peer.joining.link import Link
     from peer.joining.visit import visit, waiting
     from peer.rules.amendments import objection
@@ -193,7 +262,6 @@ def _last(copy: Path, signer: Signer, found: FoundRun, told: Directive | None) -
 
 def signer_for(found: FoundRun, key: Path | None, delegation: str | None) -> Signer:
     """The key to sign with. Raises ``NotOwner``."""
-    from peer.extras.orders.signing import load_signer
     from peer.storage.credentials import owner_key_path
 
     return load_signer(found.run, key or owner_key_path(), _delegation(delegation))

@@ -17,20 +17,28 @@ from dht.identity import Identity, PeerId, parse_peer_id, peer_id_of, public_key
 from dht.membership.orders import Orders
 from dht.records import name_problem
 from dht.whole_files import write_whole
-from peer.cli.application import OWN_A_RUN, Json, complain, json_text, show, start_logging
+from peer.cli.application import (
+    OWN_A_RUN,
+    Json,
+    complain,
+    json_text,
+    show,
+    start_logging,
+    usage_errors,
+)
 from peer.cli.finding import find
-from peer.cli.showing import usage_errors
 from peer.errors import Fault, NotWritten, RunFileError
 from peer.extras.orders.directives import (
     Before,
     DelegationText,
     KeyFile,
+    NotOwner,
     Seeds,
     Where,
     direct,
     signer_for,
+    with_owner,
 )
-from peer.extras.orders.signing import NotOwner, with_owner
 from peer.run_file.sections import SEEDS_MAX
 from peer.storage.address import with_own_peers
 

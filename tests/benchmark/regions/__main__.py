@@ -11,9 +11,8 @@ import typer
 from typer import Argument, Option
 
 from examples.paper.typed import count, seconds, speed
-from peer.cli.application import Json, complain, json_text, start_logging
+from peer.cli.application import Json, complain, json_text, start_logging, usage_errors
 from peer.cli.finding import no_peers
-from peer.cli.showing import usage_errors
 from peer.extras.experiments import trial_folder
 from peer.joining.link import find_run
 from peer.run_file.reading import with_settings

@@ -9,8 +9,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from examples.paper.typed import seconds
-from peer.cli.application import Json, json_text
-from peer.cli.showing import progress, usage_errors
+from peer.cli.application import Json, json_text, progress, usage_errors
 from peer.extras.experiments import print_section
 from peer.simulate.settings import Swarm, parse
 from tests.benchmark.resizing import resizing

@@ -22,7 +22,7 @@ from examples.paper.paired import LevelChange
 from examples.paper.program import command_of
 from examples.paper.quality import run as quality
 from peer.simulate.names import problem_of
-from peer.simulate.problems.quadratic import Quadratic
+from peer.simulate.problems.problem import Quadratic
 from peer.simulate.problems.text_gpt import TextGpt
 
 PAPER = Path(__file__).parents[3] / "examples" / "paper"

@@ -19,9 +19,8 @@ import pytest
 from dht.identity import Identity
 from peer import cli
 from peer.cli import taking_part
-from peer.cli.application import report_if_slow, reported
+from peer.cli.application import progress, report_if_slow, reported
 from peer.cli.learner_options import Options
-from peer.cli.showing import progress
 from peer.cli.training import _reporter
 from peer.errors import NobodyMet, PeerError, RunRefused
 from peer.run_file.sections import RunFile
@@ -102,7 +101,7 @@ def test_progress_that_has_no_bar_is_reported_as_slow(
 ) -> None:
     """`shoal export LINK` said nothing at all while it searched and downloaded in a script."""
     at_once = partial(report_if_slow, after_s=0.0)
-    monkeypatch.setattr("peer.cli.showing.report_if_slow", at_once)
+    monkeypatch.setattr("peer.cli.application.report_if_slow", at_once)
     said = ""
     with progress("downloading tiny", quiet=quiet) as show:
         show(0.5)

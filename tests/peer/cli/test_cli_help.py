@@ -16,7 +16,7 @@ import pytest
 
 from dht.identity import Identity
 from peer import cli
-from peer.extras.doctor.findings import Finding
+from peer.extras.doctor.this_machine import Finding
 from peer.rules.limits import Limits
 from peer.status import NOT_TOLD, PeerStatus
 from tests.peer.run_file.whole import whole

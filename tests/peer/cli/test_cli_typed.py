@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.cli.showing import print_summary
+from peer.cli.application import print_summary
 from peer.quantities import bytes_text
 from peer.run_file.reading import parse
 from peer.storage.last_seen import LastSeen, save_last_seen

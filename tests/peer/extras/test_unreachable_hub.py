@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.extras.bases.base_models import BaseUnavailable
-from peer.extras.bases.published import published
-from peer.extras.site.publishing.hub import NotPushed, push
+from peer.extras.bases.base_models import BaseUnavailable, published
+from peer.extras.site.exporting import NotPushed, push
 from tests.peer.hub_server import leave_hub_out_of_reach
 
 

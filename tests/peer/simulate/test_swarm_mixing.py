@@ -9,8 +9,7 @@ import numpy as np
 
 from averaging.numbers.arrays import Float32s
 from peer.simulate.lifecycle import states_of
-from peer.simulate.problems.problem import LocalTraining
-from peer.simulate.problems.quadratic import Quadratic
+from peer.simulate.problems.problem import LocalTraining, Quadratic
 from peer.simulate.settings import Swarm
 from peer.simulate.simulation import SimulatedSwarm
 

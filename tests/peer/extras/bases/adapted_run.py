@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from peer.extras.bases.base_models import base_folder
-from peer.extras.bases.published import published
+from peer.extras.bases.base_models import base_folder, published
 from peer.model.naming import named_parameters
 from peer.model.recipes import build_model
 from peer.run_file.sections import HfModel, Lora, PythonStdlibData, RunFile

@@ -27,8 +27,8 @@ from peer.extras.bases.base_models import (
     missing_bytes,
     missing_files,
     model_downloads,
+    published,
 )
-from peer.extras.bases.published import published
 from peer.https import https_opener
 from peer.model.recipes import build_model
 from peer.model.recipes.hf import BaseUnfit

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from peer.extras.credit.accounting import wire
 from peer.extras.credit.reading import save_tally
-from peer.extras.export.card import card
-from peer.extras.export.facts import RunFacts, facts_in_folder
+from peer.extras.export.card import RunFacts, card, facts_in_folder
 from tests.peer.extras.credit.accounting.books import a_tally
 from tests.peer.extras.export.exported_run import RUN, save_run
 

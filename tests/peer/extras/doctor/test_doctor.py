@@ -28,22 +28,26 @@ from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from dht.presence.this_peer import Events, PresenceEvent
 from peer.extras.doctor import this_machine
-from peer.extras.doctor.findings import Finding, as_record, exit_code
 from peer.extras.doctor.network import (
+    Plan,
+    TargetError,
     TryLane,
     check_router,
     describe_meetings,
     describe_router,
     examine_network,
+    plan_of,
 )
-from peer.extras.doctor.targets import Plan, TargetError, plan_of
 from peer.extras.doctor.this_machine import (
+    Finding,
+    as_record,
     check_codecs,
     check_container,
     check_disk,
     check_memory,
     check_port,
     check_torch,
+    exit_code,
 )
 from peer.rules.rented import Container
 from peer.run_file.sections import RunFile

@@ -15,8 +15,7 @@ from safetensors import safe_open
 
 from peer import cli
 from peer.errors import NotWritten, Unusable
-from peer.extras.export.card import card
-from peer.extras.export.facts import Measured, RunFacts, facts_in_folder, spread
+from peer.extras.export.card import Measured, RunFacts, card, facts_in_folder, spread
 from peer.extras.export.folder import RUN_FILE, Export, check_exportable, write_folder
 from peer.extras.export.parameters import model_of
 from peer.extras.export.tokenizer import bytes_tokenizer

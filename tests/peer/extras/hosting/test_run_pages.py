@@ -14,10 +14,10 @@ from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from peer.extras.hosting.run_pages import NO_FILE, NO_KEEPER, NOBODY, OWN_WORDS, RunPages
-from peer.extras.site.run_page.content import CALL, RunPage
+from peer.extras.site.run_page import CALL, RunPage
 from peer.run_file.sections import RunFile
 from tests.dht.presence.presence_swarm import until
-from tests.peer.extras.site.run_page.example_pages import a_page
+from tests.peer.extras.site.example_pages import a_page
 
 RUN = RunFile(name="ours", description="A run of tests.", licence="mit")
 

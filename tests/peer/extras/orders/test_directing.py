@@ -15,7 +15,7 @@ from dht.membership.orders import NONE, End, Orders
 from peer import cli
 from peer.calls import Kept
 from peer.cli.finding import no_peers
-from peer.extras.orders.directing import nothing_to_attest, version_of
+from peer.extras.orders.directing import chosen, nothing_to_attest, version_of
 from peer.extras.orders.directives import Before, Delivered
 from peer.extras.orders.owning import banned
 from peer.joining.link import find_run
@@ -23,6 +23,26 @@ from peer.joining.visit import RunStatus, Silent
 from peer.run_file.reading import parse
 from tests.peer.run_file.whole import whole
 from tests.peer.statuses import a_status
+
+
+def kept(fragment: int, version: int, bits: bytes = b"a") -> Kept:
+    return Kept(fragment, version, bytes(32), bytes(32), bits * 32, 100 * version)
+
+
+def test_the_newest_state_that_most_hold_alike_is_chosen() -> None:
+    anna = [kept(0, 8), kept(0, 16), kept(1, 8)]
+    boris = [kept(0, 8), kept(0, 16), kept(1, 8)]
+    clara = [kept(0, 8), kept(0, 24), kept(1, 8, b"x")]
+    assert chosen([anna, boris, clara], 2) == ((kept(0, 16), 2), (kept(1, 8), 2))
+
+
+def test_a_state_that_one_of_several_peers_reports_is_not_attested() -> None:
+    assert chosen([[kept(0, 8)], [kept(0, 8, b"x")]], 1) is None
+    assert chosen([[kept(0, 8)] * 5, [kept(0, 16)]], 1) is None, "said five times by one"
+    assert chosen([[kept(0, 8)]], 1) == ((kept(0, 8), 1),)
+    assert chosen([], 1) is None
+    assert chosen([[kept(0, 8)]], 2) is None, "no state of fragment 1"
+
 
 SEED = "/ip4/203.0.113.7/tcp/7700/p2p/12D3KooWC5mVdyoGeyBP9WU6nAFGbDLfFfsYbZwbZJRmLYeNSJwB"
 OPEN = f'schema = 1\nname = "ours"\nseeds = ["{SEED}"]\n'

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from peer.simulate.names import PROBLEMS, problem_named, problem_of
-from peer.simulate.problems.problem import Places, Problem, layout_of
-from peer.simulate.problems.quadratic import Quadratic
+from peer.simulate.problems.problem import Places, Problem, Quadratic, layout_of
 from peer.simulate.settings import BadExperiment, Swarm
 
 

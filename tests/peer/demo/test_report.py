@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peer.demo.alone import train_alone
+from peer.demo.report import train_alone
 from peer.run_file.schedule import learning_rate
 from peer.run_file.sections import (
     AdamwInner,
@@ -55,6 +55,6 @@ def test_the_rate_follows_the_tokens_of_the_given_number_of_learners(
         asked.append(global_tokens)
         return learning_rate(run, global_tokens)
 
-    monkeypatch.setattr("peer.demo.alone.learning_rate", rate)
+    monkeypatch.setattr("peer.demo.report.learning_rate", rate)
     train_alone(RUN, steps=3, learners=learners, cache_dir=cache, data_dir=cache)
     assert asked == tokens

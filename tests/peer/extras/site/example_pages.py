@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from peer.extras.site.run_page.content import Day, Latest, News, Point, Row, RunPage
+from peer.extras.site.run_page import Day, Latest, News, Point, Row, RunPage
 
 RUN, OTHER = "5f" * 32, "ab" * 32
 LINK = f"shoal://{RUN}?seed=/dns4/keeper.example.org/tcp/7700/p2p/12D3KooWBhvxmvKvTYGJvXjvCXKKGPPzhXYSBNWcTcDnkDwVQSSd"

@@ -9,7 +9,7 @@ import pytest
 
 from peer.errors import DataUnavailable
 from peer.extras.export.tokenizer import TokenizerFiles, bytes_tokenizer, tokenizer_of
-from peer.extras.use.codec import ByteCodec, Codec, FormCodec, codec_in, codec_of
+from peer.extras.use.ready import ByteCodec, Codec, FormCodec, codec_in, codec_of
 from peer.run_file.forms import form_of
 from tests.peer.extras.export.exported_run import RUN
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from peer.errors import NotWritten
-from peer.extras.export.facts import Measured
-from peer.extras.site.publishing.shelf import (
+from peer.extras.export.card import Measured
+from peer.extras.site.shelf import (
     INDEX,
     LATEST,
     Entry,

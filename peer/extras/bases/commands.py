@@ -1,4 +1,5 @@
-"""``shoal run new --base``: the run file of a run that begins from a published model."""
+"""What commands do with a base: fetch it before this machine is measured with it, and write the run
+file of a run that begins from it (``shoal run new --base``)."""
 
 from __future__ import annotations
 
@@ -6,9 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import typer
 
-from peer.cli.showing import progress
+from peer.cli.application import complain, print_summary, progress
+from peer.extras.bases.base_models import base_folder, missing_bytes, missing_files
+from peer.model.recipes import needs_base
+from peer.quantities import bytes_text, plural
 from peer.run_file.merging import Outer
+from peer.run_file.places import base_of
 from peer.run_file.presets import ROBUST_MERGE, name_from
 from peer.run_file.sections import (
     AdamwInner,
@@ -24,14 +30,57 @@ from peer.run_file.sections import (
     Schedule,
 )
 from peer.storage.home import data_cache
+from peer.trainer.preflight import first_lines
+
+
+def may_fetch(run: RunFile) -> bool:
+    """Ask before the run's base is downloaded, which comes before all that is measured with it."""
+    if (needed := _to_fetch(run)) is None:
+        return True
+    print_summary((*first_lines(run), f"Base     {needed}"))
+    return typer.confirm("Fetch the base, to see what this machine can do with it?", default=True)
+
+
+def fetched_base(run: RunFile, *, founds: bool, data_dir: Path, quiet: bool) -> Path | None:
+    """The weights of the run's base, verified; ``None`` if this peer does not need them.
+
+    Raises ``BaseUnavailable`` or ``ExtraMissing``.
+    """
+    base = base_of(run.model)
+    if base is None or not needs_base(run, founds=founds):
+        return None
+    if missing := missing_files(run, cache_dir=data_cache()):
+        complain(f"fetching {base.text} into {data_cache()}: {plural(len(missing), 'file')}")
+    with progress("fetching the base, file by file", quiet=quiet) as show:
+        return base_folder(
+            run,
+            cache_dir=data_cache(),
+            data_dir=data_dir,
+            tell=lambda name, share: show(share),
+        )
+
+
+def _to_fetch(run: RunFile) -> str | None:
+    """The download that this peer has yet to make for the run's base, in words; ``None``: none.
+
+    Its size is asked for where the files are.
+    """
+    base, cache_dir = base_of(run.model), data_cache()
+    assert base is not None
+    if not (missing := missing_files(run, cache_dir=cache_dir)):
+        return None
+    size = missing_bytes(run, cache_dir=cache_dir)
+    size_text = "of a size that is not known" if size is None else bytes_text(size)
+    return f"{base.text}: {plural(len(missing), 'file')}, {size_text}, into {cache_dir}"
+
 
 CONTINUED_TOKENS, CONTINUED_LENGTH = 20_000_000, 1024
 
 
 def run_from_base(named: str, *, rank: int | None, data: str | None) -> RunFile:
     """The run file of a run that begins from a published model. Raises ``ValueError``."""
+    from peer.extras.bases.base_models import published
     from peer.extras.bases.lora import usual_targets
-    from peer.extras.bases.published import published
     from peer.model.recipes import build_model
 
     with progress("reading the base", quiet=False) as show:

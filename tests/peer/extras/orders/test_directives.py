@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peer.extras.orders.signing import with_owner
+from peer.extras.orders.directives import with_owner
 from peer.run_file.presets import starting
 from peer.run_file.reading import parse
 from peer.run_file.writing import to_toml

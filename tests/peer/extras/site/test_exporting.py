@@ -26,11 +26,10 @@ from peer.errors import Unusable
 from peer.extras.bases.base_models import BaseUnavailable
 from peer.extras.export import folder
 from peer.extras.export.folder import WEIGHTS, Export, folder_beside
-from peer.extras.site.publishing import exporting
-from peer.extras.site.publishing.exporting import Job
-from peer.extras.site.publishing.hub import NoRepository, NotPushed, check_repository
-from peer.extras.site.publishing.publisher import Publisher, Publishing, check_publishing
-from peer.extras.site.publishing.shelf import LATEST, Shelf, published
+from peer.extras.site import exporting
+from peer.extras.site.exporting import Job, NoRepository, NotPushed, check_repository
+from peer.extras.site.keeping import Publisher, Publishing, check_publishing
+from peer.extras.site.shelf import LATEST, Shelf, published
 from peer.run_file.sections import CustomModel
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
@@ -254,10 +253,7 @@ def test_a_name_that_is_no_repository_is_refused(name: str) -> None:
 
 
 def test_without_a_token_nothing_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = (
-        "from peer.extras.site.publishing.hub import check_repository; "
-        "check_repository('ada/small')"
-    )
+    code = "from peer.extras.site.exporting import check_repository; check_repository('ada/small')"
     environment = {**os.environ, "HF_HOME": str(tmp_path)}
     environment.pop("HF_TOKEN", None)
     done = subprocess.run(
@@ -270,7 +266,7 @@ def test_the_process_that_exports_ends_with_its_parent(
     publishing: Publishing, tmp_path: Path
 ) -> None:
     job = publishing.job(tmp_path / "peer").decode()
-    with Child("-m", "peer.extras.site.publishing", job) as child:
+    with Child("-m", "peer.extras.site.exporting", job) as child:
         child.process.send_signal(signal.SIGSTOP)  # it cannot be done before its parent is gone
         child.end_input()
         child.process.send_signal(signal.SIGCONT)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peer.simulate.poison import directions, poisoned
+from peer.simulate.roles import directions, poisoned
 from peer.simulate.settings import Swarm
 from peer.simulate.simulation import SimulatedSwarm, run
 

@@ -13,13 +13,15 @@ import pytest
 import torch
 
 from peer.errors import Unusable
-from peer.extras.export.architecture import (
+from peer.extras.export.parameters import (
     Dtype,
     config_of,
     converted,
+    in_bf16,
     mlp_width,
+    rounded_to_bf16,
+    rows_of,
 )
-from peer.extras.export.parameters import in_bf16, rounded_to_bf16, rows_of
 from peer.model.recipes.gpt import Gpt
 from peer.run_file.sections import GptModel
 from peer.storage.tensor_file import Tensor, write_safetensors

@@ -1,12 +1,4 @@
-"""The folder of a run's exports: ``exports.json``, ``latest`` and a folder for each.
-
-    2026-11-23T0800Z-3f9a1c2b4d5e6f70/   an export, which transformers loads
-    latest                               link to the newest of them
-    exports.json                         what is there, the newest last
-
-Everything appears under its name when it is complete. Files left by a killed process are removed by
-the next one. The oldest exports make room for new ones.
-"""
+"""TODO"""
 
 from __future__ import annotations
 
@@ -23,7 +15,7 @@ import msgspec
 
 from dht.whole_files import new_file, read_json, write_whole
 from peer.errors import NotWritten, PeerError
-from peer.extras.export.facts import Measured
+from peer.extras.export.card import Measured
 from peer.quantities import count_text, loss_at
 from peer.run_file.sections import RunFile
 
