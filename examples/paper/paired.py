@@ -28,7 +28,7 @@ from peer.simulate.settings import Swarm
 from peer.simulate.simulation import run as run_swarm
 
 TEXT: Mapping[str, Any] = {
-    "problem.name": "text_mlp",
+    "problem.name": "examples.paper.text_mlp:TextMlp",
     "problem.warmup_share": 0.05,
     "problem.decay": "cosine",
     "measure.peers_max": 0,

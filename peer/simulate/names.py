@@ -18,7 +18,7 @@ from peer.simulate.problems.problem import Problem, Quadratic
 from peer.simulate.settings import BadExperiment, Swarm
 
 NESTEROV = "nesterov"
-PROBLEMS = ("quadratic", "text_mlp", "text_gpt")
+PROBLEMS = ("quadratic", "text_gpt")
 OF_TEXT_GPT = ("optimizer", "momentum", "layers", "length", "batch", "text", "device", "precision")
 NAME_MAX = 32
 """A commit names merge rule and codec, and has so much room."""
@@ -45,12 +45,8 @@ def problem_named(name: str) -> Problem:
         return problem
     if name == "quadratic":
         return Quadratic()
-    if name == "text_mlp":
-        from peer.simulate.problems.text_mlp import TextMlp  # torch takes seconds to import
-
-        return TextMlp()
     if name == "text_gpt":
-        from peer.simulate.problems.text_gpt import TextGpt
+        from peer.simulate.problems.text_gpt import TextGpt  # torch takes seconds to import
 
         return TextGpt()
     raise ValueError(f"{name!r} is no problem; there are {', '.join(PROBLEMS)}")

@@ -134,17 +134,17 @@ class ProblemChoice(_Table, frozen=True, kw_only=True):
 
     name: Annotated[
         str,
-        "quadratic (cheap: for thousands of peers), text_mlp, text_gpt, or module:name of a "
+        "quadratic (cheap: for thousands of peers), text_gpt, or module:name of a "
         "problem of your own.",
     ] = "quadratic"
     size: Annotated[
         Count | None,
-        "Number of 8 x 16 tensors of quadratic, or width of the text models; unset: the problem's "
+        "Number of 8 x 16 tensors of quadratic, or width of text_gpt; unset: the problem's "
         "own. So are all that follow.",
     ] = None
     optimizer: Annotated[
         Literal["adamw", "muon"] | None,
-        "The inner optimizer of text_gpt; unset: AdamW, which text_mlp always has.",
+        "The inner optimizer of text_gpt; unset: AdamW.",
     ] = None
     learning_rate: Annotated[Positive | None, "Peak learning rate."] = None
     momentum: Annotated[
@@ -153,7 +153,7 @@ class ProblemChoice(_Table, frozen=True, kw_only=True):
     ] = None
     batch: Annotated[
         Count | None,
-        "Sequences of text_gpt, or predictions of text_mlp, in one step of a learner.",
+        "Sequences of text_gpt in one step of a learner.",
     ] = None
     layers: Annotated[Count | None, "Blocks of text_gpt."] = None
     length: Annotated[Count | None, "Tokens of each sequence of text_gpt."] = None

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from examples.paper.text_mlp import TextMlp
 from peer.run_file.reading import parse
 from peer.run_file.schedule import learning_rate
 from peer.run_file.sections import RunFile
-from peer.simulate.problems.text_mlp import TextMlp
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import export
 from tests.integration.text_learner import values_of

@@ -16,8 +16,8 @@ from torch import nn
 
 import peer
 from averaging.numbers.arrays import Float32s
+from examples.paper.text_mlp import TextMlp
 from peer.run_file.reading import parse
-from peer.simulate.problems.text_mlp import TextMlp
 from tests.swarms.learner_process import say
 
 

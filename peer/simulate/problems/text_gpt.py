@@ -1,12 +1,11 @@
 """The problem ``text_gpt``: the built-in decoder, very small, on Python's standard library.
 
 Model, data, optimizer and clipping are those of a run file's recipes, so that a run of real
-processes can be repeated in virtual time. A step takes three times as long as one of ``text_mlp``.
-The results are equal to the bit on the same machine, unless learners compute on a GPU, which makes
-models of ten million parameters possible: there, steps are compiled and in bf16, as in the built-in
-trainer, and their gradients are one CUDA graph, since to start its kernels one by one takes several
-times as long as to run them. On request a CPU computes in bf16: where it has matrix instructions
-for it, twice as fast.
+processes can be repeated in virtual time. The results are equal to the bit on the same machine,
+unless learners compute on a GPU, which makes models of ten million parameters possible: there,
+steps are compiled and in bf16, as in the built-in trainer, and their gradients are one CUDA graph,
+since to start its kernels one by one takes several times as long as to run them. On request a CPU
+computes in bf16: where it has matrix instructions for it, twice as fast.
 """
 
 from __future__ import annotations

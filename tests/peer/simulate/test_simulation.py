@@ -105,7 +105,11 @@ def test_peers_that_join_in_the_middle_take_part() -> None:
 
 def test_embeddings_and_head_travel_in_codecs_of_their_own() -> None:
     pytest.importorskip("torch")
-    text = {"problem__name": "text_mlp", "problem__size": 16, "end__cycles": 2.0}
+    text = {
+        "problem__name": "examples.paper.text_mlp:TextMlp",
+        "problem__size": 16,
+        "end__cycles": 2.0,
+    }
     alike = run(experiment(**text, outer__fragments=4), 1)
     apart = run(experiment(**text, outer__fragments=4, outer__embedding_codecs="f32"), 1)
 

@@ -136,7 +136,7 @@ def test_a_learner_has_the_same_data_whatever_its_optimizer() -> None:
 
 def test_a_problem_has_the_batch_that_its_experiment_sets() -> None:
     pytest.importorskip("torch")
-    for name, tokens in (("text_gpt", 3 * 32), ("text_mlp", 3)):
+    for name, tokens in (("text_gpt", 3 * 32), ("examples.paper.text_mlp:TextMlp", 3)):
         settings = {"problem.name": name, "problem.batch": 3}
         assert problem_of(Swarm().with_settings(settings)).step_tokens == tokens
 

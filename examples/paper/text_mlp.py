@@ -1,4 +1,4 @@
-"""The problem ``text_mlp``: predict the next byte of Python source from the sixteen before it.
+"""A problem to simulate: predict the next byte of Python source from the sixteen before it.
 
 200 000 parameters, AdamW, and the sources of this Python's standard library. It makes thousands of
 steps a second, yet merging, momentum and precision matter as in larger models. The results are
