@@ -55,6 +55,7 @@ from peer.run_file.places import (
 from peer.run_file.sections import (
     FilesData,
     FileSource,
+    HfData,
     PythonStdlibData,
     RunFile,
     TextData,
@@ -248,6 +249,16 @@ def hosts_of(recipe: FilesData) -> tuple[str, ...]:
     places = [place_of(name) for name in names]
     hosts = {urllib.parse.urlsplit(place.name).hostname for place in places if place.is_url}
     return tuple(sorted(host for host in hosts if host))
+
+
+def data_words(run: RunFile) -> str:
+    """The recipe, and what it reads as far as that has a name everywhere."""
+    data = run.data
+    if isinstance(data, HfData):
+        return f"{data.dataset} at {data.revision}"
+    if isinstance(data, FilesData) and (hosts := hosts_of(data)):
+        return f"files from {', '.join(hosts)}"
+    return str(data.__struct_config__.tag)
 
 
 def _bundles(places: Iterable[Located]) -> Iterator[Bundle]:

@@ -19,12 +19,12 @@ from averaging.history.merged_map import MergedMap
 from dht.identity import PeerId
 from peer.bridge.settings import is_default
 from peer.contributors import Contributor
-from peer.data.files import hosts_of
+from peer.data.files import data_words
 from peer.installed import extras
 from peer.joining.visit import RunStatus
 from peer.quantities import peers_text, plural
 from peer.run_file.places import base_of
-from peer.run_file.sections import FilesData, HfData, HfModel, RunFile
+from peer.run_file.sections import HfModel, RunFile
 from peer.storage.outer_state import OuterState
 from peer.views.event_log import read_events
 
@@ -183,7 +183,7 @@ def _rows(outer: OuterState, facts: RunFacts, dtype: str, kind: str) -> Iterator
         adapts = isinstance(run.model, HfModel) and run.model.lora is not None
         yield "base", f"{plain_text(base.source)}{', adapted' if adapts else ', trained on'}"
     yield "tokens", f"{outer.global_tokens:,} in sequences of {run.data.sequence_length}"
-    yield "data", _data(run)
+    yield "data", plain_text(data_words(run))
     yield "peers", _peers(facts)
     if facts.measured:
         newest = facts.measured[-1]
@@ -192,17 +192,6 @@ def _rows(outer: OuterState, facts: RunFacts, dtype: str, kind: str) -> Iterator
     for name in ("homepage", "contact", "discussion"):
         if where := getattr(run, name):
             yield name, f"<{where}>"
-
-
-def _data(run: RunFile) -> str:
-    """The recipe, and what it reads as far as that has a name everywhere."""
-    tag, data = str(run.data.__struct_config__.tag), run.data
-    if isinstance(data, HfData):
-        return f"{plain_text(data.dataset)} at {data.revision}"
-    if isinstance(data, FilesData):
-        hosts = ", ".join(map(plain_text, hosts_of(data)))
-        return f"files from {hosts}" if hosts else tag
-    return plain_text(tag)
 
 
 def _peers(facts: RunFacts) -> str:

@@ -39,9 +39,9 @@ from dht.host import Host
 from dht.identity import PeerId, RunId
 from dht.limits import Rate
 from peer.calls import Call
-from peer.data.files import hosts_of
+from peer.data.files import data_words
 from peer.extras.site.shelf import published
-from peer.run_file.sections import FilesData, HfData, RunFile
+from peer.run_file.sections import RunFile
 from peer.views.page_address import PageAddress, PageError
 from peer.views.pages import drawing_text, serve
 
@@ -178,16 +178,6 @@ def model_words(run: RunFile, parameters: str) -> str:
     return f"{recipe}, {parameters} parameters" if parameters else recipe
 
 
-def data_words(run: RunFile) -> str:
-    """The recipe, and what it reads as far as that has a name everywhere."""
-    data = run.data
-    if isinstance(data, HfData):
-        return f"{data.dataset} at {data.revision}"[:_TEXT_MAX]
-    if isinstance(data, FilesData) and (hosts := hosts_of(data)):
-        return f"files from {', '.join(hosts)}"[:_TEXT_MAX]
-    return str(data.__struct_config__.tag)
-
-
 def described(run: RunFile, *, parameters: str = "") -> dict[str, Any]:
     """Fields of ``RunPage`` that the run file says."""
     goal = run.end.tokens
@@ -199,7 +189,7 @@ def described(run: RunFile, *, parameters: str = "") -> dict[str, Any]:
         "contact": run.contact[:_TEXT_MAX],
         "discussion": run.discussion[:_TEXT_MAX],
         "model": model_words(run, parameters)[:_TEXT_MAX],
-        "data": data_words(run),
+        "data": data_words(run)[:_TEXT_MAX],
         "tokens_goal": goal if isinstance(goal, int) else None,
     }
 
