@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import ssl
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -78,12 +77,12 @@ def decode(data: bytes) -> RunList:
     return decoded(data, read, "a list of runs", max_bytes=LIST_MAX_BYTES)
 
 
-def read_list(where: str, *, timeout_s: float = 30.0, tls: ssl.SSLContext | None = None) -> RunList:
+def read_list(where: str) -> RunList:
     """The list at an ``https`` address or in a file. Raises ``NoRunList``."""
     where = where.strip()
     try:
         if "://" in where:
-            data = download(where, timeout_s=timeout_s, tls=tls, bytes_max=LIST_MAX_BYTES)
+            data = download(where, timeout_s=30.0, tls=None, bytes_max=LIST_MAX_BYTES)
         else:
             data = read_file(Path(where), bytes_max=LIST_MAX_BYTES)
         return decode(data)
