@@ -9,28 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
-from averaging.history.claims import Claim
-from averaging.history.parent_maps import ParentMap
-from averaging.live.slices.parts import Parts
+from averaging.live.slices.parts import Parts, Received
 from averaging.live.streams.buffers import GrowingBytes
 from averaging.numbers.arithmetic import Numbers, Weighted
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk, digests_of
 from averaging.numbers.codec import Scratch
 from averaging.round.traffic import BundleRoster
-from averaging.rules.usual_norms import UploadNorm
 from averaging.rules.weights import weights_of
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rider:
-    """One rider's upload of one slice."""
-
-    data: memoryview
-    claim: Claim
 
 
 class Bundling:
@@ -45,26 +33,15 @@ class Bundling:
         self.roster = BundleRoster(parts.entry, riders, slices, norm_ratio_max=norm_ratio_max)
         self.decided = asyncio.Event()
         self._settled = asyncio.Event()
-        self._data: dict[tuple[int, int], Rider] = {}
+        self._uploads: dict[tuple[int, int], Received] = {}
         """Uploaded slices by rider and slice index."""
-        self._maps: dict[int, dict[int, ParentMap]] = {}
-        """Merged maps by rider, as they came with slice 0 where states travel."""
 
-    def take(
-        self,
-        rider: int,
-        index: int,
-        data: Rider,
-        maps: dict[int, ParentMap] | None,
-        norm: UploadNorm | None,
-    ) -> None:
-        """A rider's slice, complete and finite."""
+    def take(self, rider: int, index: int, upload: Received) -> None:
+        """A rider's slice."""
         if not self.roster.wants(rider, index):
             return
-        self._data[rider, index] = data
-        if maps is not None:
-            self._maps[rider] = maps
-        self.roster.take(rider, index, norm)
+        self._uploads[rider, index] = upload
+        self.roster.take(rider, index, upload.norm)
         self._look()
 
     def leave_out(self, rider: int) -> None:
@@ -88,7 +65,7 @@ class Bundling:
         for rider, reason in self.roster.refused.items():
             parts.tally.refused[parts.commit.members[rider].peer] = reason
         for rider in inside:
-            parts.own_maps.update(self._maps.get(rider, {}))
+            parts.own_maps.update(self._uploads[rider, 0].maps)
         self.decided.set()
 
     async def make(self, own: Sequence[GrowingBytes], bundle: Sequence[GrowingBytes]) -> None:
@@ -110,7 +87,7 @@ class Bundling:
                 while growing.filled < part.stop:
                     await growing.beyond(growing.filled)
                 pieces = [
-                    (growing.data if member == self._entry else self._data[member, index].data)[
+                    (growing.data if member == self._entry else self._uploads[member, index].data)[
                         part
                     ]
                     for member in inside
@@ -126,7 +103,7 @@ class Bundling:
                 bundle[index].grow(part.stop)
             if parts.rests is not None and rest is not None:
                 parts.rests.keep(rest, inside)
-        self._data.clear()
+        self._uploads.clear()
 
     def _claim(self, index: int, inside: Sequence[int]) -> None:
         """Sign the bundle's slice, with the claims of all whose work is in it."""
@@ -134,7 +111,7 @@ class Bundling:
         sources = [
             evidence.claim_alone(index)
             if member == self._entry
-            else self._data[member, index].claim
+            else self._uploads[member, index].claim
             for member in inside
         ]
         riders = [member for member in inside if member != self._entry]

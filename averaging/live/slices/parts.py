@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -100,6 +100,17 @@ class Tally:
         for bulk in self._open:
             found[bulk.remote] += bulk.received_bytes
         return dict(found)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Received:
+    """A member's upload of one slice, complete and finite."""
+
+    data: memoryview
+    claim: Claim
+    maps: Mapping[int, ParentMap]
+    """The merged maps that came with it, where states travel."""
+    norm: UploadNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +299,7 @@ class Parts:
             first = last
         return total
 
-    def hashing(
+    def _hashing(
         self,
         index: int,
         leaves: list[bytes],
@@ -306,7 +317,7 @@ class Parts:
 
         return both
 
-    def measure_chunk(self, chunk: Chunk, data: memoryview) -> float:
+    def _measure_chunk(self, chunk: Chunk, data: memoryview) -> float:
         self.numbers.up.check(chunk, data, self.threads.scratch())
         return self.square_chunk(chunk, data)
 
@@ -332,14 +343,29 @@ class Parts:
             )
         return self._theta_norms[index]
 
-    async def take_merged(
-        self, bulk: Bulk, index: int, data: memoryview, sent: memoryview | None
-    ) -> list[bytes]:
+    async def receive_upload(self, bulk: Bulk, index: int, members: Sequence[int]) -> Received:
+        """Receive and check an upload of these members' work, the first of whom sends it."""
+        sent = await self.receive_maps(bulk, index)
+        growing = GrowingBytes(self.room_for(bulk, self.cutting.upload_size(index)))
+        leaves: list[bytes] = []
+        measure = self._hashing(index, leaves, self._measure_chunk)
+        squares = await _receive_behind(bulk, growing, self.as_it_grows(index, growing, measure))
+        statement = await _statement(bulk)
+        said = claimed(statement, root_of(leaves))
+        if (said.by, said.members) != (members[0], tuple(sorted(members))):
+            raise BadPayload(self.commit.codec, "its claim is about another upload")
+        self.evidence.check(index, said, merged=False)
+        self._heard_claim(self.encoded_commit, index, said, False)
+        maps = await self._read_maps(sent, members)
+        return Received(growing.data, said, maps or {}, await self.upload_norm(index, squares))
+
+    async def receive_merged(self, bulk: Bulk, index: int, data: memoryview) -> bytes:
         """Receive a merged slice that somebody else made, and check it before it is used.
 
-        Returns the digests of its pieces and, where states travel, of the maps with slice 0.
+        Returns its digest: that of its pieces and, where states travel, of the maps with slice 0.
         """
-        maps = await self.read_maps(sent)
+        sent = await self.receive_maps(bulk, index)
+        maps = await self._read_maps(sent)
         leaves: list[bytes] = []
 
         def check(chunk: Chunk, part: memoryview) -> float:
@@ -347,9 +373,9 @@ class Parts:
             return float(self.numbers.down.squares(chunk, part).sum())
 
         arriving = GrowingBytes(data)
-        hashing = self.hashing(index, leaves, check, merged=True)
+        hashing = self._hashing(index, leaves, check, merged=True)
         checking = self.as_it_grows(index, arriving, hashing, merged=True)
-        squares = await receive_behind(bulk, arriving, checking)
+        squares = await _receive_behind(bulk, arriving, checking)
         reason = await self._norm_objection(index, math.sqrt(squares))
         if reason is not None:
             raise BadPayload(self.commit.codecs[1], reason)
@@ -357,7 +383,12 @@ class Parts:
             leaves.append(digest_of(sent))
             if not self.maps:
                 self.have_maps(maps, bytes(sent))
-        return leaves
+        said = claimed(await _statement(bulk), root_of(leaves))
+        self.evidence.check(index, said, merged=True)
+        self._heard_claim(self.encoded_commit, index, said, True)
+        self.evidence.merged.setdefault(index, said)
+        self.evidence.merged_leaves.setdefault(index, leaves)
+        return said.made
 
     async def _norm_objection(self, index: int, merged: float) -> str | None:
         """The reason not to take a merged slice of this norm. The cheap bound comes first."""
@@ -381,28 +412,6 @@ class Parts:
         if not self.traffic.has_maps(index):
             return None
         return await bulk.receive_sized(MAPS_MAX_BYTES, partial(self.room_for, bulk))
-
-    async def take_upload_claim(
-        self, bulk: Bulk, index: int, leaves: Sequence[bytes], members: Sequence[int]
-    ) -> Claim:
-        """Receive the claim of a member, the first of ``members``, behind its upload."""
-        statement = await _statement(bulk)
-        said = claimed(statement, root_of(leaves))
-        if (said.by, said.members) != (members[0], tuple(sorted(members))):
-            raise BadPayload(self.commit.codec, "its claim is about another upload")
-        self.evidence.check(index, said, merged=False)
-        self._heard_claim(self.encoded_commit, index, said, False)
-        return said
-
-    async def take_merged_claim(self, bulk: Bulk, index: int, leaves: list[bytes]) -> bytes:
-        """Receive the claim of the peer that merged a slice, behind the slice. Returns the slice's
-        digest."""
-        said = claimed(await _statement(bulk), root_of(leaves))
-        self.evidence.check(index, said, merged=True)
-        self._heard_claim(self.encoded_commit, index, said, True)
-        self.evidence.merged.setdefault(index, said)
-        self.evidence.merged_leaves.setdefault(index, leaves)
-        return said.made
 
     def tell_merged(self, index: int, digest: bytes) -> None:
         """Tell the round machine of a merged slice that came from another peer."""
@@ -431,7 +440,7 @@ class Parts:
         """The parents whose merged maps came with this slice; ``None``: none come with it."""
         return tuple(sorted(self.maps)) if self.traffic.has_maps(index) else None
 
-    async def read_maps(
+    async def _read_maps(
         self, data: memoryview | None, members: Sequence[int] = ()
     ) -> dict[int, ParentMap] | None:
         """The maps that came with the work of these members. Raises ``BadPayload``."""
@@ -454,7 +463,7 @@ def _sum_over(
     return sum(work(chunk, part) for chunk, part in parts)
 
 
-async def receive_behind(
+async def _receive_behind(
     bulk: Bulk, growing: GrowingBytes, behind: Coroutine[Any, Any, float]
 ) -> float:
     """Fill ``growing`` while ``behind`` reads it; returns the result of ``behind``."""

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from averaging.errors import BadPayload, BulkRefused, NotFinite
-from averaging.history.claims import STATEMENT_MAX_BYTES, Claim, encode_statement
+from averaging.history.claims import STATEMENT_MAX_BYTES, encode_statement
 from averaging.history.parent_maps import ParentMap, encode_maps, parents_of
-from averaging.live.slices.bundling import Bundling, Rider
-from averaging.live.slices.parts import Parts, receive_behind, send_growing
-from averaging.live.streams.buffers import Abandoned, GrowingBytes
+from averaging.live.slices.bundling import Bundling
+from averaging.live.slices.parts import Parts, Received, send_growing
+from averaging.live.streams.buffers import Abandoned
 from averaging.live.streams.bulk import Bulk
 from averaging.messages import Opening
 from averaging.numbers.arithmetic import Weighted
@@ -40,14 +40,12 @@ DISCARD_BYTES = 1 << 20
 
 
 @dataclass(slots=True, eq=False)
-class Received:
+class Expected:
     """One member's upload of one slice, at its reducer."""
 
-    data: memoryview | None = None
-    """The complete upload, finite; ``None`` until then, and once it is not needed."""
+    upload: Received | None = None
+    """``None`` until it is here, and once it is not needed."""
     arrived: bool = False
-    claim: Claim | None = None
-    """The sender's, about the complete upload."""
     streams: int = 0
 
 
@@ -58,7 +56,7 @@ class Reducing:
         self.parts = parts
         self._traffic = parts.traffic
         self._bundling = bundling
-        self._received: dict[tuple[int, int], Received] = {}
+        self._expected: dict[tuple[int, int], Expected] = {}
         self._merged_streams: Counter[int] = Counter()
         """Streams under way that bring a merged slice, by slice."""
         self._maps: dict[int, ParentMap] = {}
@@ -66,7 +64,7 @@ class Reducing:
         self._answerable = [asyncio.Event() for _ in parts.merged]
 
     def close(self) -> None:
-        self._received.clear()
+        self._expected.clear()
 
     def reduce(self, index: int) -> None:
         """Take uploads of this slice from now on."""
@@ -79,7 +77,7 @@ class Reducing:
         parts = self.parts
         assert parts.own is not None and parts.entry is not None
         growing = parts.own[index]
-        received = self._received.setdefault((index, parts.entry), Received())
+        expected = self._expected.setdefault((index, parts.entry), Expected())
         if self._bundling is not None:
             await self._bundling.decided.wait()
         riders = self._traffic.handed_over(index)
@@ -90,8 +88,8 @@ class Reducing:
             parts.tell_upload(index, parts.me, error.reason, riders=riders)
             return
         norm = await parts.upload_norm(index, squares)
-        received.data, received.arrived = growing.data, True
-        received.claim = parts.evidence.claim_own(index, riders)
+        claim = parts.evidence.claim_own(index, riders)
+        expected.upload, expected.arrived = Received(growing.data, claim, {}, norm), True
         if index == 0:
             self._maps.update(parts.own_maps)
         parts.tell_upload(index, parts.me, None, norm, riders=riders)
@@ -137,7 +135,6 @@ class Reducing:
     async def _receive_rider(self, bundling: Bundling, bulk: Bulk, index: int, entry: int) -> None:
         """Take a rider's part of the bundle. A bad one is only left out of it."""
         parts = self.parts
-        size = parts.cutting.upload_size(index)
         if not bundling.roster.wants(entry, index):
             await self._discard(bulk, index)
             return
@@ -147,21 +144,12 @@ class Reducing:
             parts.tally.refused[bulk.remote] = reason
             return
         try:
-            sent = await parts.receive_maps(bulk, index)
-            growing = GrowingBytes(parts.room_for(bulk, size))
-            leaves: list[bytes] = []
-            measure = parts.hashing(index, leaves, parts.measure_chunk)
-            squares = await receive_behind(
-                bulk, growing, parts.as_it_grows(index, growing, measure)
-            )
-            claim = await parts.take_upload_claim(bulk, index, leaves, [entry])
-            maps = await parts.read_maps(sent, [entry])
-            norm = await parts.upload_norm(index, squares)
+            upload = await parts.receive_upload(bulk, index, [entry])
         except BadPayload as error:
             bundling.leave_out(entry)
             parts.tally.refused[bulk.remote] = str(error)
             return
-        bundling.take(entry, index, Rider(growing.data, claim), maps, norm)
+        bundling.take(entry, index, upload)
 
     async def _receive_own(
         self, bulk: Bulk, index: int, entry: int, riders: tuple[int, ...]
@@ -169,27 +157,19 @@ class Reducing:
         """Take an upload. A bad one is read to its end: its sender still gets the merged slice on
         this stream, and has no reason to send the same bytes again."""
         parts = self.parts
-        received = self._received.setdefault((index, entry), Received())
-        if received.arrived:
+        expected = self._expected.setdefault((index, entry), Expected())
+        if expected.arrived:
             await self._discard(bulk, index)
             return
         if reason := parts.refuses(bulk.remote):
             await self._discard(bulk, index)
             self._refuse(index, entry, reason, riders)
             return
-        if received.streams >= STREAMS_MAX:
+        if expected.streams >= STREAMS_MAX:
             raise BulkRefused(bulk.remote, "this upload is being received already")
-        received.streams += 1
+        expected.streams += 1
         try:
-            sent = await parts.receive_maps(bulk, index)
-            growing = GrowingBytes(parts.room_for(bulk, parts.cutting.upload_size(index)))
-            leaves: list[bytes] = []
-            measure = parts.hashing(index, leaves, parts.measure_chunk)
-            checking = parts.as_it_grows(index, growing, measure)
-            squares = await receive_behind(bulk, growing, checking)
-            claim = await parts.take_upload_claim(bulk, index, leaves, [entry, *riders])
-            maps = await parts.read_maps(sent, [entry, *riders])
-            norm = await parts.upload_norm(index, squares)
+            upload = await parts.receive_upload(bulk, index, [entry, *riders])
         except StreamBroken as error:
             broken = self._report_broken(index, entry, error.reason, riders)
             parts.start(broken, "broken upload")
@@ -198,14 +178,14 @@ class Reducing:
             self._refuse(index, entry, str(error), riders)
             return
         finally:
-            received.streams -= 1
-        if not received.arrived:
-            received.arrived, received.claim = True, claim
+            expected.streams -= 1
+        if not expected.arrived:
+            expected.arrived = True
             self._traffic.took(index, entry, riders)
             if index in self._traffic.reduces:
-                received.data = growing.data
-            self._maps.update(maps or {})
-        parts.tell_upload(index, bulk.remote, None, norm, riders=riders)
+                expected.upload = upload
+            self._maps.update(upload.maps)
+        parts.tell_upload(index, bulk.remote, None, upload.norm, riders=riders)
 
     async def _discard(self, bulk: Bulk, index: int) -> None:
         """Read past an upload that is here already."""
@@ -218,7 +198,7 @@ class Reducing:
 
     def _refuse(self, index: int, entry: int, problem: str, riders: tuple[int, ...]) -> None:
         """Leave an upload out, and say why to the round and, in time, to its sender."""
-        if not self._received[index, entry].arrived:
+        if not self._expected[index, entry].arrived:
             peer = self.parts.commit.members[entry].peer
             self.left_out(index, entry, problem)
             self.parts.tell_upload(index, peer, problem, riders=riders)
@@ -232,8 +212,8 @@ class Reducing:
         self, index: int, entry: int, reason: str, riders: tuple[int, ...]
     ) -> None:
         await asyncio.sleep(BROKEN_GRACE_S)
-        received = self._received.get((index, entry))
-        if received is not None and not received.arrived and not received.streams:
+        expected = self._expected.get((index, entry))
+        if expected is not None and not expected.arrived and not expected.streams:
             self._refuse(index, entry, f"its upload broke off: {reason}", riders)
 
     async def _receive_merged(self, bulk: Bulk, index: int) -> None:
@@ -251,13 +231,10 @@ class Reducing:
             raise BulkRefused(bulk.remote, "this slice is being received already")
         self._merged_streams[index] += 1
         try:
-            sent = await parts.receive_maps(bulk, index)
             data = parts.room_for(bulk, len(parts.merged[index].data))
-            leaves = await parts.take_merged(bulk, index, data, sent)
-            digest = await parts.take_merged_claim(bulk, index, leaves)
+            return data, await parts.receive_merged(bulk, index, data)
         finally:
             self._merged_streams[index] -= 1
-        return data, digest
 
     def keep_merged(self, index: int, data: memoryview, digest: bytes) -> None:
         """Take a merged slice that was read, unless it is here or is being merged."""
@@ -285,14 +262,13 @@ class Reducing:
         contributors, weights, members = taken.carriers, taken.weights, taken.members
         payloads, claims = [], []
         for entry in contributors:
-            received = self._received[index, entry]
-            data, claim = received.data, received.claim
-            assert data is not None and claim is not None, "the machine merges what has arrived"
-            payloads.append(data)
-            claims.append(claim)
-        for (at, entry), received in self._received.items():
+            upload = self._expected[index, entry].upload
+            assert upload is not None, "the machine merges what has arrived"
+            payloads.append(upload.data)
+            claims.append(upload.claim)
+        for (at, entry), expected in self._expected.items():
             if at == index and entry not in contributors:
-                received.data = None
+                expected.upload = None
         maps = b""
         if self._traffic.has_maps(index):
             there = parents_of(parts.commit, inside)
@@ -319,7 +295,7 @@ class Reducing:
             growing.abandon(str(error))
             return
         for entry in contributors:
-            self._received[index, entry].data = None
+            self._expected[index, entry].upload = None
         if parts.rests is not None and rest is not None:
             parts.rests.keep(rest, inside)
         parts.tally.merged_at = asyncio.get_running_loop().time()

@@ -164,9 +164,7 @@ class Uploading:
             await bulk.finished()
             self._reducing.keep_merged(index, data, digest)
             return
-        sent = await parts.receive_maps(bulk, index)
-        leaves = await parts.take_merged(bulk, index, growing.data, sent)
-        digest = await parts.take_merged_claim(bulk, index, leaves)
+        digest = await parts.receive_merged(bulk, index, growing.data)
         await bulk.finished()
         growing.grow(len(growing.data))
         parts.is_here(index)

@@ -589,11 +589,11 @@ def test_commits_of_strangers_that_name_a_peer_as_reducer_do_not_fill_its_memory
                 opened.append(stream)
                 await asyncio.sleep(0.05)
                 held = sum(
-                    received.data.nbytes
+                    expected.upload.data.nbytes
                     for exchange in work.exchanges.values()
                     if exchange.parts.entry is None
-                    for received in exchange.reducing._received.values()
-                    if received.data is not None
+                    for expected in exchange.reducing._expected.values()
+                    if expected.upload is not None
                 )
                 held_max = max(held_max, held)
             for stream in opened:
@@ -643,8 +643,8 @@ def test_one_upload_on_many_streams_takes_the_memory_of_two(
     async def watched(self: Reducing, bulk: Bulk, index: int, entry: int, *rest: Any) -> None:
         def look() -> None:
             nonlocal most
-            received = self._received.get((index, entry))
-            most = max(most, received.streams if received is not None else 0)
+            expected = self._expected.get((index, entry))
+            most = max(most, expected.streams if expected is not None else 0)
 
         asyncio.get_running_loop().call_later(0.5, look)
         await receive(self, bulk, index, entry, *rest)
