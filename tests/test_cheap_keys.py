@@ -163,7 +163,7 @@ def tables_of_audits() -> Iterator[Flood]:
         threads=None,
         now=lambda: 0.0,
     )
-    audits = Auditing(around)  # type: ignore[arg-type]
+    audits = Auditing(around, probation)  # type: ignore[arg-type]
     yield Flood(
         audits.kept_proofs.proofs,
         {b"proof": Kept(HONEST[0], 1000)},

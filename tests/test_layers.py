@@ -689,9 +689,7 @@ dht.libp2p.lane.lane.Lane.counters
 dht.libp2p.lane.meetings.Ends.counters
 dht.libp2p.lane.relaying.Relay.counters
 dht.throttled_host.Gate.sent_for
-averaging.guard.auditing.Auditing.counters
 averaging.live.guard.Guard.counters
-averaging.guard.spot_checking.SpotChecking.counters
 averaging.live.settings.AveragerStats.refused
 averaging.live.states.fetch_server.FetchServer.counters
 averaging.live.states.fetcher.Fetcher.counters

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -37,7 +37,6 @@ from averaging.guard.kept_proofs import (
     Verdict,
 )
 from averaging.guard.rules import selection
-from averaging.guard.rules.inquiry import Inquiry
 from averaging.guard.rules.proofs import (
     HEAD_MAX_BYTES,
     BadProof,
@@ -53,8 +52,9 @@ from averaging.guard.rules.proofs import (
 )
 from averaging.guard.rules.spot_checks import BACK_MAX
 from averaging.guard.rules.witness import Witness
-from averaging.history.claims import Claim, authors, decode_claims, encode_claims
+from averaging.history.claims import Claim, authors, decode_claims, encode_claims, hash_of
 from averaging.history.readings import Reading, decode_reading, encode_reading
+from averaging.live.guard import Gate, Guard
 from averaging.live.services import Services
 from averaging.live.settings import topic_of
 from averaging.live.slices.evidence import Uploads
@@ -77,7 +77,8 @@ from averaging.live.streams.questions import (
     tell_busy,
 )
 from averaging.messages import Accused, BadMessage, Digest, Index, Message, unpacked
-from averaging.numbers.chunks import Cutting, path_to
+from averaging.numbers.chunks import Cutting, leads_to, path_to
+from averaging.rules.electors import Electors
 from averaging.rules.reputation import Deed, Ground
 from dht.errors import HostClosed, StreamBroken
 from dht.guarded_host import refuse
@@ -201,26 +202,26 @@ class TooSlow(TimeoutError):
     """A peer that was reached has not shown in time what it was asked for."""
 
 
-class Auditing:
-    """The audits and the proofs of one peer in one run."""
+class Auditing(Guard):
+    """A guard by audits and proofs: of one peer in one run."""
 
     def __init__(
         self,
         around: Services,
+        electors: Electors,
+        gate: Gate | None = None,
         *,
         shelf: ProofShelf | None = None,
         reading_of: Callable[[int], Awaitable[Reading | None]] | None = None,
-        convict: Callable[[Guilty], None] = lambda guilty: None,
+        on_convicted: Callable[[PeerId, str], None] = lambda peer, what: None,
     ) -> None:
         """``shelf``: where proofs outlive a restart; ``None``: they are in memory. ``reading_of``:
-        the data of the own learner's steps; ``None``: nobody checks. ``convict``: have nothing to
-        do with this peer any more."""
+        the data of the own learner's steps; ``None``: nobody checks. ``on_convicted`` hears that a
+        peer is proved to have lied, now or before a restart."""
+        super().__init__(electors, gate)
         court = _court(around)
         self.kept_bytes_max = around.settings.uploads_bytes_max
         self.kept_proofs = KeptProofs(around.worth, shelf, around.spawn, self._not_written)
-        self.convicted: Mapping[PeerId, Verdict] = self.kept_proofs.verdicts
-        """The peers that a proof convicts, and what they did."""
-        self.counters: Counter[str] = Counter()
         self._host = around.host
         self._protocol = audit_protocol(around.terms.run)
         self._around = around
@@ -228,7 +229,7 @@ class Auditing:
         self._rate = around.terms.policy.audit_rate
         self._reading_of = reading_of
         self._sign = around.me.identity.sign
-        self._has_convicted = convict
+        self._on_convicted = on_convicted
         self._witness = Witness(court, around.worth)
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
         self._proofs: Mapping[bytes, Kept] = self.kept_proofs.proofs
@@ -256,11 +257,30 @@ class Auditing:
     async def start(self) -> None:
         await self._host.serve_streams(self._protocol, self._serve)
         for verdict in tuple(self.convicted.values()):
-            self._has_convicted(Guilty(verdict.peer, verdict.what))
+            self._ban(verdict.peer, verdict.what)
+        self._around.spawn(self._spread_for_ever(), "spread proofs")
+
+    @property
+    def convicted(self) -> Mapping[PeerId, Verdict]:
+        return self.kept_proofs.verdicts
+
+    def lie_of(self, peer: PeerId) -> str | None:
+        verdict = self.convicted.get(peer)
+        return None if verdict is None else verdict.what
+
+    def _ban(self, peer: PeerId, what: str) -> None:
+        """The messages of a peer count no more, and it is as good as gone."""
+        self._on_convicted(peer, what)
+        self._around.cut_off(peer, what)
 
     # What is kept of rounds
 
-    def keep(self, parts: Parts) -> None:
+    def forgot(self, round_id: bytes, parts: Parts | None) -> None:
+        self._witness.round_is_over(round_id)
+        if parts is not None:
+            self._keep(parts)
+
+    def _keep(self, parts: Parts) -> None:
         """Keep the uploads of a round that is over, as long as auditors may ask."""
         uploads = parts.uploads
         wanted = self._rate or self._reading_of is not None
@@ -385,8 +405,8 @@ class Auditing:
 
     # Auditing
 
-    def finished(self, parts: Parts, lineage: bytes) -> None:
-        """A round is over: draw the pieces to audit, and begin."""
+    def finished(self, parts: Parts, lineage: bytes, saw: Any) -> None:
+        """Draw the pieces to audit, and begin."""
         if not self._rate or parts.entry is None:
             return
         who = authors(parts.commit)
@@ -451,33 +471,39 @@ class Auditing:
         await self._inquire(parts, head, data)
 
     async def _inquire(self, parts: Parts, head: FalseMerge, result: memoryview) -> None:
-        count = len(parts.cutting.audited(head.slice))
-        inquiry = Inquiry(parts.commit, head, result, count=count)
-        accused = inquiry.accused
+        """Collect the uploads of one piece, and merge it again. ``head``: without its sources.
+
+        Anybody who is shown what this finds runs the same code on the same bytes.
+        """
+        accused = peer = authors(parts.commit)[head.claim.by]
         if accused == parts.me or accused in self.convicted:
             return
-        peer = accused
-        differing: tuple[int, Claim] | None = None
+        count, cutting = len(parts.cutting.audited(head.slice)), parts.cutting
+        differing: tuple[Claim, Claim] | None = None
+        paths: list[bytes] = []
+        pieces: list[memoryview] = []
         try:
             sources = await self.sources_of(accused, parts, head.slice, merged=head.merged)
-            if not inquiry.take_sources(sources):
+            if not sources or hash_of(sources) != head.claim.sources:
                 raise NotHere("it lists other claims than those that it has signed")
-            if await self._try(inquiry, parts.cutting):
-                return
-            for by, sender in inquiry.wanted():
-                peer = sender
-                found = await self.upload_of(
-                    sender, parts, head.slice, head.piece, alone=not head.merged
+            head = msgspec.structs.replace(head, sources=sources)
+            if await self._try(Proof(head), cutting):
+                return  # the sources prove it alone
+            for source in sources:
+                peer = parts.commit.members[source.by].peer
+                said, path, data = await self.upload_of(
+                    peer, parts, head.slice, head.piece, alone=not head.merged
                 )
-                if not inquiry.take_upload(by, found[1], found[2]):
-                    differing = by, found[0]
+                if not leads_to(source.made, path, data, index=head.piece, count=count):
+                    differing = source, said
                     raise NotHere("it shows another upload than the one that was merged")
+                paths.append(path)
+                pieces.append(data)
         except NotHere as error:
-            if await self._try(inquiry, parts.cutting, in_full=True):
+            if await self._try(Proof(head), cutting, in_full=True):
                 return  # the accused has made up what this sender is said to have sent
             if differing is not None:
-                source = next(each for each in inquiry.sources if each.by == differing[0])
-                self.compare(parts, head.slice, source, differing[1])
+                self.compare(parts, head.slice, *differing)
             self.strike(peer, str(error), parts)
             return
         except TooSlow as error:
@@ -485,11 +511,11 @@ class Auditing:
             return
         except WORLD:
             return
-        await self._try(inquiry, parts.cutting)
+        head = msgspec.structs.replace(head, paths=(*paths, *head.paths))
+        await self._try(Proof(head, b"".join((*pieces, result))), cutting)
 
-    async def _try(self, inquiry: Inquiry, cutting: Cutting, *, in_full: bool = False) -> bool:
+    async def _try(self, proof: Proof, cutting: Cutting, *, in_full: bool = False) -> bool:
         """Judge what is here. ``True``: there is nothing left to ask."""
-        proof = inquiry.proof()
         try:
             guilty = await self._around.threads.run(self._check, proof, not in_full, cutting)
         except Right:
@@ -510,8 +536,8 @@ class Auditing:
     def compare(self, parts: Parts, index: int, source: Claim, shown: Claim) -> None:
         """A member shows another upload than the one that was merged: perhaps it signed both."""
         if parts.evidence.is_signed(index, shown, merged=False):
-            self.sees_claim(parts.encoded_commit, index, source, False)
-            self.sees_claim(parts.encoded_commit, index, shown, False)
+            self.saw_claim(parts.encoded_commit, index, source, False)
+            self.saw_claim(parts.encoded_commit, index, shown, False)
 
     def strike(self, peer: PeerId, reason: str, parts: Parts) -> None:
         """An audit came to nothing because of this peer, which answers."""
@@ -621,18 +647,17 @@ class Auditing:
 
     # Statements that contradict each other
 
-    def sees(self, peer: PeerId, message: Message) -> None:
-        """Look at a message before it is acted on."""
+    def saw(self, peer: PeerId, message: Message) -> bool:
+        if isinstance(message, Accused):
+            self.heard_of(peer, message)
+            return True
         self._prove(self._witness.sees(peer, message))
+        return False
 
-    def sees_commit(self, encoded: bytes, signature: bytes) -> None:
+    def saw_commit(self, encoded: bytes, signature: bytes) -> None:
         self._prove(self._witness.sees_commit(encoded, signature))
 
-    def round_is_over(self, round_id: bytes) -> None:
-        self._witness.round_is_over(round_id)
-
-    def sees_claim(self, encoded: bytes, index: int, said: Claim, merged: bool) -> None:
-        """Look at a signed claim about a slice of the round of a commit."""
+    def saw_claim(self, encoded: bytes, index: int, said: Claim, merged: bool) -> None:
         self._prove(self._witness.sees_claim(encoded, index, said, merged=merged))
 
     def _prove(self, proofs: Iterable[Proof]) -> None:
@@ -649,7 +674,7 @@ class Auditing:
         self._around.event(
             "convicted", peer=guilty.peer, reason=guilty.what, proof=proof.digest.hex()
         )
-        self._has_convicted(guilty)
+        self._ban(guilty.peer, guilty.what)
         self.spread()
 
     def _not_written(self, peer: PeerId, reason: str) -> None:
@@ -669,7 +694,7 @@ class Auditing:
         for name in self._told.keys() - self._proofs.keys():
             del self._told[name]
 
-    async def spread_for_ever(self) -> None:
+    async def _spread_for_ever(self) -> None:
         """Show the proofs to peers that come, and to those whom a message did not reach."""
         while True:
             await asyncio.sleep(SPREAD_EVERY_S)

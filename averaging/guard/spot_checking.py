@@ -16,7 +16,6 @@ and delegates of a site, whose uploads travel together, and fragments of statist
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -102,7 +101,7 @@ class SpotChecking:
     def __init__(
         self, judge: Judge, checks: SpotChecks, *, audits: Auditing, around: Services
     ) -> None:
-        self.counters: Counter[str] = Counter()
+        self.counters = audits.counters
         self._judge = judge
         self._checks = checks
         self._audits = audits

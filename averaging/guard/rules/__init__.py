@@ -10,8 +10,7 @@ upload that it sends, a site's delegate the bundle, a reducer the merged slice w
 went in. After a round each member draws a few pieces of slices (``selection``), fetches their
 uploads from those who sent them, and merges them anew. If the bits differ, the signed claims and
 the bytes are a **proof** (``proofs``): anybody can check it alone, without trusting the auditor.
-``inquiry`` is one such audit. Two different statements of one peer about one thing are a proof as
-well; ``witness`` notices them.
+Two different statements of one peer about one thing are a proof as well; ``witness`` notices them.
 
 A proof bans its author. A failure that proves nothing, such as bytes that do not come, costs
 standing at the peer that waited for them, and fades (``averaging.rules.reputation``): a crash or a

@@ -151,8 +151,8 @@ async def test_a_peer_that_comes_later_is_shown_the_proof_and_one_that_restarts_
         again = await made.add("again", policy=HALF, shelf=ProofFolder(tmp_path, RUN))
         await asyncio.sleep(0.1)
         assert convicts([again]) == [{MALLORY}]
-        (name,) = whole(again.averager).audits.kept_proofs.proofs
-        assert await whole(again.averager).audits.kept_proofs.read(name) is not None
+        (name,) = whole(again.averager).kept_proofs.proofs
+        assert await whole(again.averager).kept_proofs.read(name) is not None
 
 
 async def test_a_proof_that_was_given_up_after_it_was_named_costs_its_teller_nothing() -> None:
@@ -160,11 +160,11 @@ async def test_a_proof_that_was_given_up_after_it_was_named_costs_its_teller_not
         anna, boris, _ = await honest(made, EVERYTHING)
         await made.add("mallory", policy=EVERYTHING)
         await made.live(30.0)
-        kept = whole(anna.averager).audits.kept_proofs
+        kept = whole(anna.averager).kept_proofs
         proof = Proof(two_votes_of("mallory"))
         kept.keep(Guilty(MALLORY, "signed two seals in ballot 1"), proof)
         kept.proofs.clear()
-        whole(boris.averager).audits.heard_of(anna.id, said.Accused(0, proof.digest, MALLORY))
+        whole(boris.averager).heard_of(anna.id, said.Accused(0, proof.digest, MALLORY))
         await made.live(20.0)
         assert boris.averager.guard.counters["proofs_not_had"] == 1
         now = asyncio.get_running_loop().time()
@@ -189,8 +189,8 @@ async def test_a_proof_that_proves_nothing_convicts_nobody_and_costs_its_sender(
             peer=victim, round=bytes(32), ballot=1, first=vote, second=Vote((0,), bytes(64))
         )
         invented = Proof(head)
-        whole(liar.averager).audits.kept_proofs.proofs[invented.digest] = Kept(victim, 99, invented)
-        whole(liar.averager).audits.spread()
+        whole(liar.averager).kept_proofs.proofs[invented.digest] = Kept(victim, 99, invented)
+        whole(liar.averager).spread()
         await made.live(20.0)
         assert convicts(peers) == [set()] * 3
         told = [fields for peer in peers for fields in peer.told("proof_refused")]
@@ -210,8 +210,8 @@ async def test_keys_that_nobody_has_met_convict_themselves_in_vain(about_a_membe
             head = two_votes_of(f"invented {number}")
             proof = Proof(head)
             named = peers[0].id if about_a_member else head.peer
-            whole(liar.averager).audits.kept_proofs.proofs[proof.digest] = Kept(named, 99, proof)
-        whole(liar.averager).audits.spread()
+            whole(liar.averager).kept_proofs.proofs[proof.digest] = Kept(named, 99, proof)
+        whole(liar.averager).spread()
         await made.live(20.0)
         assert convicts(peers) == [set()] * 3
 
@@ -304,7 +304,7 @@ async def test_strangers_that_hold_all_places_of_a_peer_do_not_have_it_refuse_au
         assert len(strangers) * SERVED_PER_PEER_MAX == SERVED_MAX
         await asyncio.sleep(0.1)
         with pytest.raises(NotHere, match="that proof is not kept here"):
-            async with whole(boris.averager).audits.stream(anna.id) as stream:
+            async with whole(boris.averager).stream(anna.id) as stream:
                 await ask(stream, AskProof(bytes(32)))
                 await next_data(stream)
         for stranger in strangers:

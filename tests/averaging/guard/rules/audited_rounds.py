@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from averaging import messages
-from averaging.guard.rules.inquiry import Inquiry
 from averaging.guard.rules.proofs import (
     Court,
     DeniedVote,
@@ -44,6 +44,17 @@ COURT = Court(bytes(16), LAYOUT, verify)
 SLICE = 0
 REDUCER = 0
 _scratch = Scratch()
+
+
+class Audit(NamedTuple):
+    """What an audit knows before it has the uploads."""
+
+    head: FalseMerge
+    result: bytes
+
+    def proof(self) -> Proof:
+        """What the sources prove alone."""
+        return Proof(self.head)
 
 
 def commit_of(kind: str = "merge", *, codec: str = "int8", merge: str = "mean") -> Commit:
@@ -198,7 +209,7 @@ class Round:
         sources: Sequence[Claim] | None = None,
         members: Sequence[int] | None = None,
         reducer: int = REDUCER,
-    ) -> Inquiry:
+    ) -> Audit:
         """The audit of a reducer that has signed this result."""
         sources = [each for _, each in sorted(self.claims.items())] if sources is None else sources
         leaves = digests_of(memoryview(result), self.cutting.merged_pieces(SLICE))
@@ -207,41 +218,38 @@ class Round:
         made = root_of(leaves)
         members = self.contributors if members is None else members
         said = self.signed(reducer, members, made, sources, merged=True)
-        head = self.head(said, merged=True, path=path_to(self.piece, leaves))
-        piece = result[self.cutting.merged_pieces(SLICE)[self.piece]]
-        inquiry = Inquiry(self.commit, head, piece, count=self.count)
-        assert inquiry.take_sources(sources)
-        return inquiry
+        head = self.head(said, sources, merged=True, path=path_to(self.piece, leaves))
+        return Audit(head, result[self.cutting.merged_pieces(SLICE)[self.piece]])
 
-    def head(self, said: Claim, *, merged: bool, path: bytes) -> FalseMerge:
+    def head(
+        self, said: Claim, sources: Sequence[Claim], *, merged: bool, path: bytes
+    ) -> FalseMerge:
         return FalseMerge(
             commit=self.encoded,
             slice=SLICE,
             merged=merged,
             claim=said,
-            sources=(),
+            sources=tuple(sources),
             piece=self.piece,
             paths=(path,),
         )
 
-    def proof(self, inquiry: Inquiry, *, alone: bool = False) -> Proof:
+    def proof(self, audit: Audit, *, alone: bool = False) -> Proof:
         """The evidence, with all uploads as their senders show them."""
-        for by, _ in inquiry.wanted():
-            data = self.alone[by][0] if alone else self.uploads[by]
-            assert inquiry.take_upload(by, path_to(self.piece, self.leaves(data)), data[self.place])
-        assert inquiry.is_complete
-        return inquiry.proof()
+        senders = [source.by for source in audit.head.sources]
+        sent = [self.alone[by][0] if alone else self.uploads[by] for by in senders]
+        paths = [path_to(self.piece, self.leaves(data)) for data in sent]
+        head = msgspec.structs.replace(audit.head, paths=(*paths, *audit.head.paths))
+        return Proof(head, b"".join([*(data[self.place] for data in sent), audit.result]))
 
-    def audit_of_bundle(self, delegate: int, data: bytes) -> Inquiry:
+    def audit_of_bundle(self, delegate: int, data: bytes) -> Audit:
         """The audit of a delegate that has signed this bundle."""
         inside = self.claims[delegate].members
         sources = [self.alone[each][1] for each in inside]
         leaves = self.leaves(data)
         said = self.signed(delegate, inside, root_of(leaves), sources, merged=False)
-        head = self.head(said, merged=False, path=path_to(self.piece, leaves))
-        inquiry = Inquiry(self.commit, head, data[self.place], count=self.count)
-        assert inquiry.take_sources(sources)
-        return inquiry
+        head = self.head(said, sources, merged=False, path=path_to(self.piece, leaves))
+        return Audit(head, data[self.place])
 
 
 def two_votes(second: tuple[int, ...], *, forged: bool = False) -> TwoVotes:
