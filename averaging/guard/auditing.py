@@ -372,7 +372,7 @@ class Auditing(Guard):
     async def _show(self, stream: Stream, request: AskUpload) -> None:
         uploads = self._uploads_of(request.round, stream.remote)
         found = uploads.of(request.slice, alone=request.alone)
-        pieces = uploads.cutting.audited(request.slice) if found is not None else []
+        pieces = uploads.cutting.pieces(request.slice) if found is not None else []
         if found is None or request.piece >= len(pieces):
             raise NotHere("that upload is not kept here")
         data, said, leaves = found
@@ -417,7 +417,7 @@ class Auditing(Guard):
         }
         ticket = self._sign(selection.ticket_text(lineage))
         chance = selection.chance(self._rate, len(parts.commit.members) - 1)
-        pieces = {index: len(parts.cutting.audited(index)) for index in others}
+        pieces = {index: len(parts.cutting.chunks[index]) for index in others}
         for index, piece in selection.drawn(ticket, pieces, chance=chance):
             if self._waiting >= WAITING_MAX:
                 return
@@ -438,7 +438,7 @@ class Auditing(Guard):
 
     async def _audit_merge(self, parts: Parts, index: int, piece: int) -> None:
         leaves = parts.evidence.merged_leaves.get(index, [])
-        result = parts.merged[index].data[parts.cutting.merged_pieces(index)[piece]]
+        result = parts.merged[index].data[parts.cutting.pieces(index, merged=True)[piece][1]]
         head = FalseMerge(
             commit=parts.encoded_commit,
             slice=index,
@@ -478,7 +478,7 @@ class Auditing(Guard):
         accused = peer = authors(parts.commit)[head.claim.by]
         if accused == parts.me or accused in self.convicted:
             return
-        count, cutting = len(parts.cutting.audited(head.slice)), parts.cutting
+        count, cutting = len(parts.cutting.chunks[head.slice]), parts.cutting
         differing: tuple[Claim, Claim] | None = None
         paths: list[bytes] = []
         pieces: list[memoryview] = []
@@ -567,7 +567,7 @@ class Auditing(Guard):
         self, peer: PeerId, parts: Parts, index: int, piece: int, *, alone: bool
     ) -> tuple[Claim, bytes, memoryview]:
         if peer == parts.me:
-            place = parts.cutting.audited(index)[piece][1]
+            place = parts.cutting.pieces(index)[piece][1]
             own = self._uploads_of(parts.round, peer).of(index, alone=alone)
             if own is None:
                 raise TimeoutError("the own upload is no longer here")
@@ -598,7 +598,7 @@ class Auditing(Guard):
         self, stream: Stream, parts: Parts, index: int, piece: int, *, alone: bool = False
     ) -> tuple[Claim, bytes, memoryview]:
         """Ask for a piece of an upload. Several may be asked for on one stream."""
-        place = parts.cutting.audited(index)[piece][1]
+        place = parts.cutting.pieces(index)[piece][1]
         request = AskUpload(parts.round, index, piece, alone)
         said, path = read_shown(await self._answer_of(stream, request))
         began = self._around.now()

@@ -190,7 +190,7 @@ class SpotChecking:
             found = uploads.of(index, alone=True)
             if found is None or found[1].members != (parts.entry,):
                 return None  # others have carried it
-            for chunk, place in parts.cutting.audited(index):
+            for chunk, place in parts.cutting.pieces(index):
                 data = found[0][place]
                 await self._around.threads.run(self._add, parts, chunk, before, after, data)
         try:
@@ -269,7 +269,7 @@ class SpotChecking:
         after = await self._around.threads.run(before.copy)
         async with self._audits.stream(author) as stream:
             for index, source in enumerate(sources):
-                pieces = parts.cutting.audited(index)
+                pieces = parts.cutting.pieces(index)
                 for number, (chunk, _) in enumerate(pieces):
                     said, path, data = await self._audits.shown_on(stream, parts, index, number)
                     if not leads_to(source.made, path, data, index=number, count=len(pieces)):

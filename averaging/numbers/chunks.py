@@ -3,11 +3,9 @@
 There are two payloads, because contributions and merged slices may be encoded differently.
 
 A **chunk** is a few units that a thread works on between two looks at the clock. The bytes do not
-depend on how units are grouped into chunks.
-
-A **piece** is a part of a chunk that is audited on its own (``averaging.guard``). It has whole
-units, because ``clip`` and ``centered_clip`` weigh contributions by the norms of whole units. A
-slice of a small model has two to seven pieces.
+depend on how units are grouped into chunks. A chunk is also a **piece** of its slice: a part that
+is audited on its own (``averaging.guard``). It has whole units, because ``centered_clip`` weighs
+contributions by the norms of whole units. A slice of a small model has two to seven.
 
 The **digest of a slice** is the root of a hash tree over its pieces. So one piece of an upload, or
 of a merged slice, can be shown without the others: with a hash for each level of the tree anybody
@@ -35,13 +33,13 @@ class EncodedSize(Protocol):
 
 
 CHUNK_VALUES = 1 << 20
-"""Values in a chunk: about a millisecond of work, and 4 MB."""
+"""Most values in a chunk of several units: about a millisecond of work, and 4 MB."""
 
-PIECES = 16
-"""Pieces of a slice, at most, unless it has more chunks."""
+CHUNKS = 16
+"""Chunks of a slice, at most, unless it has more of ``CHUNK_VALUES``."""
 
-PIECE_MIN_VALUES = 1 << 10
-"""Values in a piece that are worth claims and digests of their own: an upload's are about 300
+CHUNK_MIN_VALUES = 1 << 10
+"""Values in a chunk that are worth claims and digests of their own: an upload's are about 300
 bytes."""
 
 
@@ -68,8 +66,6 @@ class Cutting:
     ) -> None:
         """``up``, ``down``: the encodings of contributions, and of merged slices."""
         self.fragment = fragment
-        self._audited: dict[int, list[tuple[Chunk, slice]]] = {}
-        self._places: dict[tuple[int, bool], dict[int, list[slice]]] = {}
         self.slices: tuple[Slice, ...] = fragment.slices(shares)
         self._ends = _ends_of(fragment.unit_sizes, up)
         self._merged_ends = _ends_of(fragment.unit_sizes, down)
@@ -81,9 +77,6 @@ class Cutting:
             tuple(self._chunk(*each) for each in _chunks(self._starts, piece))
             for piece in self.slices
         )
-
-        self.all_chunks = [chunk for chunks in self.chunks for chunk in chunks]
-        """The chunks of all slices, in order."""
 
     def data_of(self, index: int) -> slice:
         """Return the range of slice ``index`` in a contribution."""
@@ -100,44 +93,6 @@ class Cutting:
         start = (self.merged_of(index) if merged else self.data_of(index)).start
         places = ((chunk, chunk.merged if merged else chunk.data) for chunk in self.chunks[index])
         return [(chunk, slice(at.start - start, at.stop - start)) for chunk, at in places]
-
-    def audited(self, index: int) -> list[tuple[Chunk, slice]]:
-        """Return the pieces of a slice, each with its place in an upload of that slice."""
-        found = self._audited.get(index)
-        if found is None:
-            start = self.data_of(index).start
-            found = self._audited[index] = [
-                (piece, slice(piece.data.start - start, piece.data.stop - start))
-                for pieces in self._pieces_of(index)
-                for piece in pieces
-            ]
-        return found
-
-    def merged_pieces(self, index: int) -> list[slice]:
-        """Return the places of the pieces of a slice in the merged slice."""
-        start = self.merged_of(index).start
-        places = (piece.merged for piece, _ in self.audited(index))
-        return [slice(place.start - start, place.stop - start) for place in places]
-
-    def audited_places(self, index: int, *, merged: bool = False) -> dict[int, list[slice]]:
-        """Return the places of the pieces of each chunk of a slice in the chunk's bytes, by the
-        chunk's first unit."""
-        found = self._places.get((index, merged))
-        if found is None:
-            ends = self._merged_ends if merged else self._ends
-            found = self._places[index, merged] = {
-                units[0][0]: [
-                    slice(ends[first] - ends[units[0][0]], ends[end] - ends[units[0][0]])
-                    for first, end in units
-                ]
-                for units in _pieces(self._starts, self.slices[index])
-            }
-        return found
-
-    def _pieces_of(self, index: int) -> list[list[Chunk]]:
-        """The pieces of a slice, by chunk."""
-        found = _pieces(self._starts, self.slices[index])
-        return [[self._chunk(*units) for units in each] for each in found]
 
     def upload_size(self, index: int) -> int:
         """Return the number of bytes of a contribution to slice ``index``."""
@@ -172,12 +127,7 @@ def digests_of_slices(
     return [
         root_of(
             digests_of(
-                data,
-                (
-                    slice(ends[first], ends[end])
-                    for units in _pieces(starts, piece)
-                    for first, end in units
-                ),
+                data, (slice(ends[first], ends[end]) for first, end in _chunks(starts, piece))
             )
         )
         for piece in cut(unit_sizes, shares)
@@ -185,26 +135,13 @@ def digests_of_slices(
 
 
 def _chunks(starts: Sequence[int], piece: Slice) -> list[tuple[int, int]]:
-    return _grouped(starts, piece.first_unit, piece.end_unit)
-
-
-def _pieces(starts: Sequence[int], piece: Slice) -> list[list[tuple[int, int]]]:
-    """The units of the pieces of a slice, by chunk."""
-    chunks = _chunks(starts, piece)
-    count = max(1, PIECES // max(1, len(chunks)))
-    return [_grouped(starts, first, end, count) for first, end in chunks]
-
-
-def _grouped(
-    starts: Sequence[int], first: int, end: int, pieces: int | None = None
-) -> list[tuple[int, int]]:
-    """Group units into chunks, or into at most so many pieces that are about equal."""
+    """Group the units of a slice into chunks that are about equal."""
     made: list[tuple[int, int]] = []
-    most = CHUNK_VALUES
+    first, end = piece.first_unit, piece.end_unit
     while first < end:
+        share = (starts[end] - starts[first]) // max(1, CHUNKS - len(made))
+        most = min(CHUNK_VALUES, max(CHUNK_MIN_VALUES, share))
         last = first + 1
-        if pieces is not None:
-            most = max(PIECE_MIN_VALUES, (starts[end] - starts[first]) // (pieces - len(made)))
         while last < end and starts[last + 1] - starts[first] <= most:
             last += 1
         made.append((first, last))

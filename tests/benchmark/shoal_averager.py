@@ -175,7 +175,7 @@ class ShoalParticipant(Participant):
         slot = cutting.slices[self.setup.index]
         rest = Rest(slot.values, np.empty(slot.size, np.float32)) if port.feeds_back else None
         # The other slices would come from other peers: this peer's displacement stands for them.
-        for chunk in cutting.all_chunks:
+        for chunk in (chunk for chunks in cutting.chunks for chunk in chunks):
             moved = base[chunk.values] - values[chunk.values]
             numbers.down.codecs[0].encode(moved, chunk.sizes, merged[chunk.merged], scratch)
         for _ in range(2):

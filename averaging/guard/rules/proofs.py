@@ -302,7 +302,7 @@ class _Case:
             raise BadProof(f"this peer cannot merge such a round: {error}") from error
         if head.slice >= len(cutting.slices):
             raise BadProof(f"slice {head.slice} of {len(cutting.slices)}")
-        pieces = cutting.audited(head.slice)
+        pieces = cutting.pieces(head.slice)
         if head.piece >= len(pieces):
             raise BadProof(f"piece {head.piece} of {len(pieces)}")
         round_id = messages.digest(head.commit)
@@ -346,7 +346,7 @@ class _Case:
             raise BadProof(f"paths to {len(head.paths)} pieces")
         payloads = [data[i * piece_bytes : (i + 1) * piece_bytes] for i in range(count)]
         result = data[count * piece_bytes :]
-        pieces = len(self.cutting.audited(head.slice))
+        pieces = len(self.cutting.chunks[head.slice])
         for source, path, payload in zip(head.sources, head.paths, payloads, strict=False):
             self._bind(source, path, payload, pieces)
         self._bind(head.claim, head.paths[-1], result, pieces + self._has_maps)

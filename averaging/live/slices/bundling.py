@@ -15,7 +15,7 @@ from averaging.live.slices.parts import Parts, Received
 from averaging.live.streams.buffers import GrowingBytes
 from averaging.numbers.arithmetic import Numbers, Weighted
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.chunks import Chunk, digests_of
+from averaging.numbers.chunks import Chunk, digest_of
 from averaging.numbers.codec import Scratch
 from averaging.round.traffic import BundleRoster
 from averaging.rules.weights import weights_of
@@ -78,8 +78,6 @@ class Bundling:
         weights = weights_of(parts.commit, inside)
         evidence = parts.evidence
         for index, growing in enumerate(own):
-            places = parts.cutting.audited_places(index)
-            count = sum(map(len, places.values()))
             rest = None
             if parts.rests is not None and inside[1:]:
                 rest = parts.rests.room(index)
@@ -97,8 +95,8 @@ class Bundling:
                 given = Weighted(pieces, weights, again=True)
                 merge = partial(_merge, parts.numbers, chunk, given, out, lost, threads.scratch)
                 leaves = evidence.own_leaves.setdefault(index, [])
-                leaves += await threads.run(merge, places[chunk.first_unit])
-                if len(leaves) == count:
+                leaves.append(await threads.run(merge))
+                if len(leaves) == len(parts.cutting.chunks[index]):
                     self._claim(index, inside)
                 bundle[index].grow(part.stop)
             if parts.rests is not None and rest is not None:
@@ -125,11 +123,10 @@ def _merge(
     out: memoryview,
     rest: Float32s | None,
     scratch: Callable[[], Scratch],
-    places: Sequence[slice],
-) -> list[bytes]:
-    """Fill a chunk of the bundle. Returns the digests of its parts at these places."""
+) -> bytes:
+    """Fill a chunk of the bundle. Returns its digest."""
     if len(given.payloads) == 1:
         out[:] = given.payloads[0]  # nobody else came: it is not encoded a second time
     else:
         numbers.merge(chunk, given, out, scratch(), rest=rest)
-    return digests_of(out, places)
+    return digest_of(out)

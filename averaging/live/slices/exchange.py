@@ -26,7 +26,7 @@ from averaging.live.slices.reducing import Reducing
 from averaging.live.slices.uploading import Uploading
 from averaging.live.streams.buffers import Abandoned, GrowingBytes
 from averaging.numbers.arrays import Float32s, Float64s
-from averaging.numbers.chunks import Chunk, digests_of
+from averaging.numbers.chunks import Chunk, digest_of
 from averaging.numbers.outer import Step
 from averaging.round.contributing import Contribution, Rests
 from averaging.round.interface.effects import Apply, Enter
@@ -146,7 +146,7 @@ class Exchange:
     ) -> None:
         evidence = self.parts.evidence
         kept = evidence.own_leaves if self._bundling is None else evidence.alone_leaves
-        leaves, places = kept.setdefault(index, []), self.parts.cutting.audited_places(index)
+        leaves = kept.setdefault(index, [])
         for chunk, place in self.parts.cutting.pieces(index):
             if into.lost is not None or own.lost is not None:
                 return
@@ -155,7 +155,7 @@ class Exchange:
             except NotFinite as error:
                 tensor = self.parts.cutting.tensor_at(chunk.first_unit + error.unit)
                 raise error.in_tensor(tensor) from None
-            leaves.extend(digests_of(into.data[place], places[chunk.first_unit]))
+            leaves.append(digest_of(into.data[place]))
             say(place.stop)
 
     def _encode_chunk(self, chunk: Chunk, given: Contribution, out: memoryview) -> None:

@@ -34,7 +34,7 @@ from averaging.live.streams.threads import Threads, is_small
 from averaging.messages import BadMessage
 from averaging.numbers.arithmetic import cutting_of, norm_at_most, numbers_of
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.chunks import Chunk, digest_of, digests_of, root_of
+from averaging.numbers.chunks import Chunk, digest_of, root_of
 from averaging.numbers.layout import Fragment
 from averaging.round.contributing import Rests
 from averaging.round.interface.effects import Enter
@@ -299,28 +299,6 @@ class Parts:
             first = last
         return total
 
-    def _hashing(
-        self,
-        index: int,
-        leaves: list[bytes],
-        work: Callable[[Chunk, memoryview], float],
-        *,
-        merged: bool = False,
-    ) -> Callable[[Chunk, memoryview], float]:
-        """``work`` that also collects the digests of the pieces of an upload of a slice, or of the
-        merged one."""
-        places = self.cutting.audited_places(index, merged=merged)
-
-        def both(chunk: Chunk, data: memoryview) -> float:
-            leaves.extend(digests_of(data, places[chunk.first_unit]))
-            return work(chunk, data)
-
-        return both
-
-    def _measure_chunk(self, chunk: Chunk, data: memoryview) -> float:
-        self.numbers.up.check(chunk, data, self.threads.scratch())
-        return self.square_chunk(chunk, data)
-
     def square_chunk(self, chunk: Chunk, data: memoryview) -> float:
         return float(self.numbers.up.squares(chunk, data).sum())
 
@@ -348,7 +326,12 @@ class Parts:
         sent = await self.receive_maps(bulk, index)
         growing = GrowingBytes(self.room_for(bulk, self.cutting.upload_size(index)))
         leaves: list[bytes] = []
-        measure = self._hashing(index, leaves, self._measure_chunk)
+
+        def measure(chunk: Chunk, part: memoryview) -> float:
+            leaves.append(digest_of(part))
+            self.numbers.up.check(chunk, part, self.threads.scratch())
+            return self.square_chunk(chunk, part)
+
         squares = await _receive_behind(bulk, growing, self.as_it_grows(index, growing, measure))
         statement = await _statement(bulk)
         said = claimed(statement, root_of(leaves))
@@ -369,12 +352,12 @@ class Parts:
         leaves: list[bytes] = []
 
         def check(chunk: Chunk, part: memoryview) -> float:
+            leaves.append(digest_of(part))
             self.numbers.down.check(chunk, part, self.threads.scratch())
             return float(self.numbers.down.squares(chunk, part).sum())
 
         arriving = GrowingBytes(data)
-        hashing = self._hashing(index, leaves, check, merged=True)
-        checking = self.as_it_grows(index, arriving, hashing, merged=True)
+        checking = self.as_it_grows(index, arriving, check, merged=True)
         squares = await _receive_behind(bulk, arriving, checking)
         reason = await self._norm_objection(index, math.sqrt(squares))
         if reason is not None:

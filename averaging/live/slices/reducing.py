@@ -22,7 +22,7 @@ from averaging.live.streams.buffers import Abandoned
 from averaging.live.streams.bulk import Bulk
 from averaging.messages import Opening
 from averaging.numbers.arithmetic import Weighted
-from averaging.numbers.chunks import digest_of, digests_of, root_of
+from averaging.numbers.chunks import digest_of, root_of
 from averaging.round.contributing import Rest
 from averaging.round.interface.inputs import SliceMerged
 from averaging.round.traffic import NOTHING_TO_GIVE, Incoming, Payloads
@@ -316,7 +316,7 @@ class Reducing:
     ) -> None:
         """Merge a slice into its memory. ``leaves``: filled with the digests of its pieces."""
         parts, cutting, growing = self.parts, self.parts.cutting, self.parts.merged[index]
-        scratch, places = parts.threads.scratch(), cutting.audited_places(index, merged=True)
+        scratch = parts.threads.scratch()
         uploads, slices = cutting.pieces(index), cutting.pieces(index, merged=True)
         for (chunk, part), (_, place) in zip(uploads, slices, strict=True):
             if growing.lost is not None:
@@ -325,7 +325,7 @@ class Reducing:
             addends = replace(given, payloads=[payload[part] for payload in given.payloads])
             lost = None if rest is None else rest.of(chunk)
             parts.numbers.merge(chunk, addends, out, scratch, rest=lost)
-            leaves += digests_of(out, places[chunk.first_unit])
+            leaves.append(digest_of(out))
             say(place.stop)
 
     # Answering

@@ -45,7 +45,7 @@ HALF = replace(POLICY, audit_rate=0.5)
 @pytest.fixture(autouse=True)
 def several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slices of this tiny model have several pieces, as those of larger ones do."""
-    monkeypatch.setattr(chunks, "PIECE_MIN_VALUES", 1)
+    monkeypatch.setattr(chunks, "CHUNK_MIN_VALUES", 1)
 
 
 async def honest(made: Swarm, policy: RoundPolicy, **facts: Any) -> list[Peer]:
@@ -125,7 +125,7 @@ def test_bundles_of_a_site_are_audited_and_a_delegate_that_lies_is_banned(
     assert run(main()) == [set()] * 4
     honestly = bundling._merge
 
-    def lie(*args: Any) -> list[bytes]:
+    def lie(*args: Any) -> bytes:
         numbers, chunk, given, *others = args
         doubled = replace(given, payloads=[given.payloads[0]] * len(given.payloads))
         return honestly(numbers, chunk, doubled, *others)

@@ -78,7 +78,7 @@ def tamper(
 
 async def _send_signed(uploading: Uploading, bulk: Bulk, index: int, data: bytearray) -> None:
     """Send a slice with a claim about it, as a liar does that answers for its bytes."""
-    evidence, pieces = uploading.parts.evidence, uploading.parts.cutting.audited(index)
+    evidence, pieces = uploading.parts.evidence, uploading.parts.cutting.pieces(index)
     evidence.own.pop(index, None)
     evidence.own_leaves[index] = digests_of(memoryview(data), (place for _, place in pieces))
     await bulk.send(data)
@@ -337,7 +337,8 @@ class _FalseSlice:
         self._growing = parts.merged[index]
         commit = parts.commit
         self.data = bytearray(len(self._growing.data))  # zeros, which every codec decodes
-        digest = root_of(digests_of(memoryview(self.data), parts.cutting.merged_pieces(index)))
+        places = (place for _, place in parts.cutting.pieces(index, merged=True))
+        digest = root_of(digests_of(memoryview(self.data), places))
         subject = Subject(parts.round, index, merged=True)
         inside, sign = range(len(commit.members)), identity_of("mallory").sign
         self._said = claim(subject, commit, MALLORY, inside, digest, sign=sign)

@@ -9,11 +9,11 @@ import pytest
 from averaging.messages import ROSTER_MAX
 from averaging.numbers.arithmetic import Numbers
 from averaging.numbers.chunks import (
+    CHUNK_MIN_VALUES,
     CHUNK_VALUES,
+    CHUNKS,
     DIGEST_BYTES,
     LEVELS_MAX,
-    PIECE_MIN_VALUES,
-    PIECES,
     Cutting,
     digest_of,
     leads_to,
@@ -31,45 +31,39 @@ def cutting(*shapes: tuple[int, int], shares: tuple[int, ...] = (1,)) -> Cutting
 
 
 def sizes(cut: Cutting, index: int = 0) -> list[int]:
-    return [sum(piece.sizes) for piece, _ in cut.audited(index)]
+    return [sum(piece.sizes) for piece, _ in cut.pieces(index)]
 
 
+@pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize("shares", [(1,), (3, 1), (1, 2, 2)])
-def test_pieces_are_all_of_a_slice_in_order_and_lie_in_its_chunks(
-    shares: tuple[int, ...],
-) -> None:
+def test_pieces_are_all_of_a_slice_in_order(shares: tuple[int, ...], merged: bool) -> None:
     shapes = [(1024, 1024)] * 3 + [(100, 300)] * 7 + [(64, 64)] * 30 + [(1, 64)] * 20
     cut = cutting(*shapes, shares=shares)
     for index in range(len(shares)):
-        places = [place for _, place in cut.audited(index)]
-        assert places[0].start == 0 and places[-1].stop == cut.upload_size(index)
+        places = [place for _, place in cut.pieces(index, merged=merged)]
+        whole = cut.merged_of(index) if merged else cut.data_of(index)
+        assert places[0].start == 0 and places[-1].stop == whole.stop - whole.start
         assert all(one.stop == other.start for one, other in pairwise(places))
-        by_chunk = cut.audited_places(index)
-        assert places == [
-            slice(chunk.start + place.start, chunk.start + place.stop)
-            for first, chunk in [(each.first_unit, at) for each, at in cut.pieces(index)]
-            for place in by_chunk[first]
-        ]
 
 
 def test_many_units_make_sixteen_pieces_that_are_about_equal() -> None:
     found = sizes(cutting(*[(64, 64)] * 100))
-    assert len(found) == PIECES
+    assert len(found) == CHUNKS
     assert max(found) <= 7 * 4096
 
 
 def test_no_unit_is_cut_and_the_small_ones_are_no_part_of_the_large_ones_piece() -> None:
     found = sizes(cutting((512, 512), (512, 128), *[(1, 1000)] * 40))
     assert found[:2] == [512 * 512, 512 * 128]
-    assert len(found) == PIECES
-    assert min(found[2:]) >= PIECE_MIN_VALUES
+    assert len(found) == CHUNKS
+    assert min(found[2:]) >= CHUNK_MIN_VALUES
 
 
 def test_tiny_slices_have_no_pieces_of_their_own() -> None:
     assert sizes(cutting(*[(1, 60)] * 16)) == [960]
 
 
-def test_a_slice_of_many_chunks_has_them_for_pieces() -> None:
+def test_a_large_slice_has_more_pieces() -> None:
     cut = cutting(*[(1024, 1024)] * 20)
     assert sizes(cut) == [CHUNK_VALUES] * 20
 

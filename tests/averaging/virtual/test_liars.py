@@ -162,7 +162,7 @@ def test_coordinators_that_never_seal_hardly_cost_versions() -> None:
 def test_members_that_lie_where_slices_have_several_pieces_are_convicted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(chunks, "PIECE_MIN_VALUES", 1)
+    monkeypatch.setattr(chunks, "CHUNK_MIN_VALUES", 1)
     happened: Counter[str] = Counter()
     for number, behaves in enumerate(BEHAVIOURS):
         if behaves.__name__ == "first_for_all":

@@ -260,7 +260,7 @@ def _other_uploads(true: Uploads, me: PeerId, sign: Callable[[bytes], bytes]) ->
         if index not in true.own:
             continue
         own[index] = memoryview(bytes(len(true.own[index])))
-        places = (place for _, place in true.cutting.audited(index))
+        places = (place for _, place in true.cutting.pieces(index))
         leaves = digests_of(own[index], places)
         evidence.own_leaves[index] = leaves
         evidence.own[index] = claim(

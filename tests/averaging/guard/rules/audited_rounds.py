@@ -125,12 +125,8 @@ class Round:
                 self._bundle(entry.delegate, number)
 
     def leaves(self, data: bytes) -> list[bytes]:
-        places = (place for _, place in self.cutting.audited(SLICE))
+        places = (place for _, place in self.cutting.pieces(SLICE))
         return digests_of(memoryview(data), places)
-
-    @property
-    def count(self) -> int:
-        return len(self.cutting.audited(SLICE))
 
     @property
     def maps(self) -> bytes:
@@ -140,7 +136,7 @@ class Round:
     @property
     def place(self) -> slice:
         """The place of the audited piece in an upload."""
-        return self.cutting.audited(SLICE)[self.piece][1]
+        return self.cutting.pieces(SLICE)[self.piece][1]
 
     def _upload(
         self, number: int, members: Sequence[int], data: bytes, sources: Sequence[Claim] = ()
@@ -212,14 +208,15 @@ class Round:
     ) -> Audit:
         """The audit of a reducer that has signed this result."""
         sources = [each for _, each in sorted(self.claims.items())] if sources is None else sources
-        leaves = digests_of(memoryview(result), self.cutting.merged_pieces(SLICE))
+        places = [place for _, place in self.cutting.pieces(SLICE, merged=True)]
+        leaves = digests_of(memoryview(result), places)
         if self.maps:
             leaves.append(digest_of(self.maps))
         made = root_of(leaves)
         members = self.contributors if members is None else members
         said = self.signed(reducer, members, made, sources, merged=True)
         head = self.head(said, sources, merged=True, path=path_to(self.piece, leaves))
-        return Audit(head, result[self.cutting.merged_pieces(SLICE)[self.piece]])
+        return Audit(head, result[places[self.piece]])
 
     def head(
         self, said: Claim, sources: Sequence[Claim], *, merged: bool, path: bytes
