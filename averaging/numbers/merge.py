@@ -333,27 +333,12 @@ class RadialDirectional(MergesMany):
             rows[~has_direction] = unit.rows(plain)[~has_direction]
 
 
-class ClippedMean(MergesMany):
-    """The weighted mean of displacements, each clipped to the median of their norms."""
-
-    name = "clip"
-
-    def only_adds(self, kind: Kind) -> bool:
-        return False
-
-    def merge(self, unit: Contributions, accumulator: Float32s) -> None:
-        norms = unit.norms_of_units()
-        limits = medians(norms)
-        factors = [_quotient(limits, size, size > limits, 1.0) for size in norms]
-        clipped = [w * f for w, f in zip(unit.weights, factors, strict=True)]
-        unit.sum(clipped, accumulator)
-
-
 class CenteredClip(MergesMany):
     """v <- v + sum(w (x - v) min(1, c / ||x - v||)), three times (arXiv 2106.11257).
 
-    It starts at the clipped mean; c is the median distance from v. One peer moves the result by at
-    most its weight times c in each iteration.
+    It starts at the mean of contributions, each clipped to the median of their norms; c is the
+    median distance from v. One peer moves the result by at most its weight times c in each
+    iteration.
     """
 
     name = "centered_clip"
@@ -363,7 +348,7 @@ class CenteredClip(MergesMany):
         return False
 
     def merge(self, unit: Contributions, accumulator: Float32s) -> None:
-        ClippedMean().merge(unit, accumulator)
+        self._clipped_mean(unit, accumulator)
         move, away = unit.spare(0), unit.spare(1)
         rows = unit.rows(away)
         for _ in range(self.iterations):
@@ -381,6 +366,14 @@ class CenteredClip(MergesMany):
             np.add(accumulator, move, out=accumulator)
 
     @staticmethod
+    def _clipped_mean(unit: Contributions, accumulator: Float32s) -> None:
+        norms = unit.norms_of_units()
+        limits = medians(norms)
+        factors = [_quotient(limits, size, size > limits, 1.0) for size in norms]
+        clipped = [w * f for w, f in zip(unit.weights, factors, strict=True)]
+        unit.sum(clipped, accumulator)
+
+    @staticmethod
     def _from_center(unit: Contributions, index: int, center: Float32s, away: Float32s) -> None:
         unit.decode(index, away)
         np.subtract(away, center, out=away)
@@ -395,5 +388,5 @@ def _quotient(
     return quotients
 
 
-for _rule in (WeightedMean(), RadialDirectional(), ClippedMean(), CenteredClip()):
+for _rule in (WeightedMean(), RadialDirectional(), CenteredClip()):
     register(_rule)

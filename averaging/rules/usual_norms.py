@@ -17,7 +17,7 @@ With four speeds, newcomers, pairs and warm-ups, honest uploads were at most 4.6
 usual (and 11 times as long as another one). Of a peer that sent 10 and 30 times its displacement
 everything was merged, of 100 times 2 of 49 rounds, of 1000 times none of 48
 (``tests/averaging/simulated/norm_experiment.py`` of commit 7c8660cd). For uploads below the bound
-there is ``outer.merge = "clip"``.
+there is ``outer.merge = "centered_clip"``.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Outer(Section, frozen=True, kw_only=True):
         float, Meta(ge=0.0, lt=1.0), "Nesterov momentum (mu) of the outer optimizer."
     ] = 0.5
     merge: Annotated[
-        Literal["mean", "rda", "clip", "centered_clip"],
+        Literal["mean", "rda", "centered_clip"],
         "Rule that combines the contributions of a round into one update.",
     ] = "mean"
     late_work: Annotated[

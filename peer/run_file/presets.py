@@ -33,7 +33,7 @@ TOKENS_PER_PARAMETER = 20
 
 ROBUST_MERGE: Final = "centered_clip"
 """Merge rule of runs that anybody may join. Without liars it costs no loss, also where peers differ
-in speed (there ``clip`` costs 2.5%, because it shortens the updates of fast peers), and with 30% of
+in speed (clipping alone costs 2.5% there: it shortens the updates of fast peers), and with 30% of
 the members poisoning within the norm bound it loses least of all rules (``shoal simulate quality
 --only liars``). Merging takes sixteen times the processor time of a mean, which is still little."""
 

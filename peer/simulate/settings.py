@@ -202,7 +202,7 @@ class Outer(merging.Outer, frozen=True, kw_only=True):
         "nesterov"
     )
     merge: Annotated[
-        str, "mean, rda, clip, centered_clip, or module:name of a merge rule of your own."
+        str, "mean, rda, centered_clip, or module:name of a merge rule of your own."
     ] = "mean"  # type: ignore[assignment]
     codec: Annotated[str, "f32, f16, int8, int4, int2, or module:name of a codec of your own."] = (
         "int4"  # type: ignore[assignment]

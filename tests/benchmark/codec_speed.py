@@ -26,7 +26,7 @@ from averaging.numbers.outer import Nesterov, Step, step_encoded
 MERGED = 4
 """Number of contributions in the measured merges."""
 
-RULES = ("mean", "clip", "centered_clip")
+RULES = ("mean", "centered_clip")
 
 
 @dataclass(frozen=True, slots=True)

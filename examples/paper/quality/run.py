@@ -147,7 +147,7 @@ def cells(*, learners: Sequence[int]) -> list[Cell]:
 
 POISONED_LEARNERS = 10
 LIARS = 0.3
-ROBUST: Sequence[str] = ("mean", "clip", "centered_clip")
+ROBUST: Sequence[str] = ("mean", "centered_clip")
 POISONS: Sequence[tuple[str, float]] = (("sign", 1), ("noise", 1), ("drift", 1), ("sign", 10))
 """Kinds of poison, and lengths relative to an honest upload. Both are within the bound on norms."""
 

@@ -554,7 +554,9 @@ async def test_statistics_are_merged_by_plain_means_beside_parameters_with_momen
     shapes = [TensorSpec("weight", (40, 20)), TensorSpec("running_var", (20,))]
     layout = Layout.build(shapes, 2, statistics=["running_var"])
     due = replace(POLICY.due, fragments=len(layout.fragments))
-    policy = replace(POLICY, mu=0.9, codec="int4", merge="clip", due=due, group_size=groups_of)
+    policy = replace(
+        POLICY, mu=0.9, codec="int4", merge="centered_clip", due=due, group_size=groups_of
+    )
     async with swarm(MemoryNetwork(), layout=layout) as made:
         peers = [await made.add(f"peer {index}", policy=policy) for index in range(6)]
         await made.live(48.0)

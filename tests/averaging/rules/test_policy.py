@@ -13,7 +13,7 @@ LAYOUT = Layout.build(
 
 
 def test_statistics_are_merged_as_exact_means_without_an_outer_optimizer() -> None:
-    policy = RoundPolicy(codec="int4", merge="clip", eta=0.7, eta_of_two=0.5, mu=0.9, stale_max=3)
+    policy = RoundPolicy(codec="int4", merge="rda", eta=0.7, eta_of_two=0.5, mu=0.9, stale_max=3)
     *trained, statistics = [policy.of_kinds(fragment.kinds) for fragment in LAYOUT.fragments]
     assert trained == [policy] * len(trained)
     assert statistics == replace(

@@ -73,7 +73,7 @@ def test_long_poison_within_the_bound_ruins_a_mean_and_not_a_clipped_one() -> No
     poison = {"peers__liars": 0.3, "peers__poison_length": 10.0}
     honest = run(experiment(), 1).final.loss
     mean = run(experiment(**poison), 1)
-    clipped = run(experiment(**poison, outer__merge="clip"), 1)
+    clipped = run(experiment(**poison, outer__merge="centered_clip"), 1)
     assert {record.contributors for record in mean.rounds} == {10}  # nobody is refused
     assert mean.final.loss > 10 * honest
     assert clipped.final.loss < 5 * honest
