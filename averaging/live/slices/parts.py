@@ -171,10 +171,8 @@ class Parts:
         self.tell_machine = facts.tell_machine
         self.event = facts.event
         self.threads = workshop.threads
-        self._refuses = workshop.refuses
         self.arena = workshop.arena
         self.floats = workshop.floats
-        self._outside = workshop.outside
         self._charged = 0
         self.closed = False
         self.own: list[GrowingBytes] | None = None
@@ -199,16 +197,14 @@ class Parts:
         self.alone: list[GrowingBytes] | None = None
         """A delegate's own contribution, which it merges into the bundle."""
         self._shown: Counter[PeerId] = Counter()
-        self._heard_claim = workshop.heard_claim
-        self._spawn = workshop.spawn
         self.watch = workshop.watch
+        self._workshop = workshop
         self._facts = facts
-        self._norm_ratio_max = workshop.norm_ratio_max
         self._theta_norms: dict[int, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = self._spawn(work, f"{name} {self.round.hex()[:8]}")
+        task = self._workshop.spawn(work, f"{name} {self.round.hex()[:8]}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -225,13 +221,13 @@ class Parts:
             growing.abandon("the round is over")
         self.own = None
         if self._charged:
-            self._outside.give_back(self.commit.leader, self._charged)
+            self._workshop.outside.give_back(self.commit.leader, self._charged)
             self._charged = 0
 
     def refuses(self, peer: PeerId) -> str | None:
         """The reason why this peer, as a reducer, takes no upload of another one."""
         if self._facts.takes(peer):
-            return self._refuses(peer)
+            return self._workshop.refuses(peer)
         return "the run has merged work of so many keys that it takes none of new ones"
 
     def room_for(self, bulk: Bulk, size: int) -> memoryview:
@@ -241,7 +237,7 @@ class Parts:
         a round can name this peer as its reducer.
         """
         if self.entry is None and self.commit.leader != self.me:
-            if self.closed or not self._outside.take(self.commit.leader, size):
+            if self.closed or not self._workshop.outside.take(self.commit.leader, size):
                 raise BulkRefused(bulk.remote, "no room for uploads to rounds that are not mine")
             self._charged += size
         return self.arena.uninitialised(size)
@@ -338,7 +334,7 @@ class Parts:
         if (said.by, said.members) != (members[0], tuple(sorted(members))):
             raise BadPayload(self.commit.codec, "its claim is about another upload")
         self.evidence.check(index, said, merged=False)
-        self._heard_claim(self.encoded_commit, index, said, False)
+        self._workshop.heard_claim(self.encoded_commit, index, said, False)
         maps = await self._read_maps(sent, members)
         return Received(growing.data, said, maps or {}, await self.upload_norm(index, squares))
 
@@ -368,14 +364,14 @@ class Parts:
                 self.have_maps(maps, bytes(sent))
         said = claimed(await _statement(bulk), root_of(leaves))
         self.evidence.check(index, said, merged=True)
-        self._heard_claim(self.encoded_commit, index, said, True)
+        self._workshop.heard_claim(self.encoded_commit, index, said, True)
         self.evidence.merged.setdefault(index, said)
         self.evidence.merged_leaves.setdefault(index, leaves)
         return said.made
 
     async def _norm_objection(self, index: int, merged: float) -> str | None:
         """The reason not to take a merged slice of this norm. The cheap bound comes first."""
-        ratio = self._norm_ratio_max
+        ratio = self._workshop.norm_ratio_max
         if math.isinf(ratio):
             return None
         usual = self._facts.usual.norm(self.cutting.slices[index].units)

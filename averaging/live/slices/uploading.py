@@ -16,7 +16,6 @@ from averaging.live.slices.parts import Parts, WorldErrors, send_growing
 from averaging.live.slices.reducing import Reducing
 from averaging.live.streams.bulk import Bulk
 from averaging.live.streams.links import Transport
-from averaging.live.streams.threads import is_small
 from averaging.messages import MERGED, NOTHING, OWN
 from averaging.round.interface.inputs import UploadFailed
 from averaging.round.traffic import Route
@@ -85,55 +84,22 @@ class Uploading:
                 self._go(each)
 
     async def _converse(self, bulk: Bulk, index: int, what: str) -> None:
-        """Send the own part while listening for a refusal; then read the merged slice."""
-        remaining_s = max(0.1, self.parts.end_at - asyncio.get_running_loop().time())
-        if self._is_said_at_once(index, what):
-            but = await self._say_and_listen(bulk, index, what, remaining_s)
-        else:
-            but = await self._say_while_listening(bulk, index, what, remaining_s)
-        if but:
-            self.parts.event("not_taken", slice=index, by=bulk.remote, reason=but)
-        if what == MERGED:
-            await bulk.finish()
-            return
-        await self._read_merged(bulk, index)
+        """Send the own part, then read the merged slice.
 
-    def _is_said_at_once(self, index: int, what: str) -> bool:
-        """True if sending does not wait: neither for encoding, nor for the other side to read."""
-        parts = self.parts
-        if what == NOTHING:
-            return True
-        growing = parts.merged[index] if what == MERGED else (parts.own or [])[index]
-        return growing.complete and is_small(len(growing.data))
-
-    async def _say_and_listen(self, bulk: Bulk, index: int, what: str, remaining_s: float) -> str:
+        A peer that refuses an upload says so and hangs up, also in the middle of it.
+        """
         try:
             await self.send_part(bulk, index, what)
         except StreamBroken:
             await bulk.granted(timeout_s=HANGS_UP_WITHIN_S)
             raise
-        return await bulk.granted(timeout_s=remaining_s)
-
-    async def _say_while_listening(
-        self, bulk: Bulk, index: int, what: str, remaining_s: float
-    ) -> str:
-        listening = asyncio.ensure_future(bulk.granted(timeout_s=remaining_s))
-        sending = asyncio.ensure_future(self.send_part(bulk, index, what))
-        try:
-            await asyncio.wait((listening, sending), return_when=asyncio.FIRST_COMPLETED)
-            if sending.done() and sending.exception() is not None and not listening.done():
-                await asyncio.wait((listening,), timeout=HANGS_UP_WITHIN_S)
-            if listening.done():
-                listening.result()
-            await sending
-            return await listening
-        finally:
-            for half in (listening, sending):
-                half.cancel()
-            await asyncio.wait((listening, sending))
-            for half in (listening, sending):
-                if not half.cancelled():
-                    half.exception()  # the first one was raised; the other follows from it
+        remaining_s = max(0.1, self.parts.end_at - asyncio.get_running_loop().time())
+        if but := await bulk.granted(timeout_s=remaining_s):
+            self.parts.event("not_taken", slice=index, by=bulk.remote, reason=but)
+        if what == MERGED:
+            await bulk.finish()
+            return
+        await self._read_merged(bulk, index)
 
     async def send_part(self, bulk: Bulk, index: int, what: str) -> None:
         """Send what belongs on a stream before its answer."""
