@@ -185,10 +185,8 @@ class OwnWork:
         elif change.origin is Origin.PARTING:
             assert parting is not None
             given = state.theta - parting.theta
-        lost = 0
         if change.overwrites:
-            lost = step - self.merged_step
-            self.discarded_steps += lost
+            self.discarded_steps += step - self.merged_step
             self.merged_step = self._overwritten_step = step
             self.overwritten_version = state.version
         elif change.mark is not None:
@@ -196,7 +194,7 @@ class OwnWork:
         self.base = state.theta
         self.base_version, self.base_lineage = state.version, state.lineage
         self.snapshot = None
-        return Adopted(change, given, lost)
+        return Adopted(change, given)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,7 +203,6 @@ class Adopted:
 
     change: Change
     given: Float32s
-    lost_steps: int
 
     def apply(self, values: Float32s) -> None:
         """Change ``values`` in place."""

@@ -365,7 +365,7 @@ class FragmentWork:
                 if isinstance(index := blame.fields.get("slice"), int):
                     if peer != averager.life.peer:
                         averager.blame(peer, "upload_refused", reason, fragment=self.index)
-                    entry = exchange.commit.index(peer)
+                    entry = exchange.parts.commit.index(peer)
                     assert entry is not None
                     exchange.reducing.left_out(index, entry, reason)
 
@@ -495,7 +495,7 @@ class FragmentWork:
         part, exchange = self.machine.rounds.get(round_id), self.exchanges.get(round_id)
         outcome = None if part is None else part.reduced()
         if outcome is not None and exchange is not None:
-            head = ReplayHead(exchange.encoded_commit, *outcome)
+            head = ReplayHead(exchange.parts.encoded_commit, *outcome)
             self._reduced[head.parent] = ReplayEntry(head, exchange.parts.merged_bytes)
 
     def _enter(self, effect: effects.Enter) -> None:
@@ -553,7 +553,7 @@ class FragmentWork:
         if exchange.parts.traffic.moves_states:
             self.replay.restart(state.version, state.lineage)
         else:
-            head = ReplayHead(exchange.encoded_commit, effect.seal, effect.digests)
+            head = ReplayHead(exchange.parts.encoded_commit, effect.seal, effect.digests)
             self.keep_for_replay(ReplayEntry(head, exchange.parts.merged_bytes), state.lineage)
         self._own_round = None
         self._applying = False
@@ -578,7 +578,8 @@ class FragmentWork:
         exchange = self.exchanges.get(round_id)
         if exchange is None:
             return
-        commit, tally = exchange.commit, exchange.parts.tally
+        parts = exchange.parts
+        commit, tally = parts.commit, parts.tally
         seal = apply.seal if apply is not None else ()
         left_out = {
             entry.peer: tally.refused.get(
@@ -587,7 +588,7 @@ class FragmentWork:
             for index, entry in enumerate(commit.members)
             if apply is not None and index not in seal
         }
-        began = exchange.entered_at
+        began = parts.entered_at
         self.event(
             "round",
             round=round_id.hex(),

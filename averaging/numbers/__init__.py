@@ -8,7 +8,7 @@ Start with ``layout`` (how tensors become fragments and units), then ``codec`` (
 codec) and ``merge`` (what a reducer does). ``arithmetic`` puts them together for the kinds of
 round, with payloads of several columns and cheap bounds on norms.
 
-- ``layout chunks tensor_shards``: where values are. ``layout`` has fragments and slices; ``chunks``
+- ``layout chunks``: where values are. ``layout`` has fragments and slices; ``chunks``
   divides work among threads, and slices into the pieces over which their digests are made.
 - ``codec codecs tiles``: values as bytes, and the table of codecs.
 - ``kernels compiled_codecs``: the same codecs as machine code, where numba is installed.

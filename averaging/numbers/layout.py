@@ -191,10 +191,6 @@ class Layout:
         """Number of values in all fragments."""
         return sum(fragment.size for fragment in self.fragments)
 
-    def slices(self, fragment: int, shares: Sequence[int]) -> tuple[Slice, ...]:
-        """Cut a fragment into one slice per share."""
-        return self.fragments[fragment].slices(shares)
-
 
 def _check(
     specs: Sequence[TensorSpec],

@@ -40,12 +40,7 @@ class Exchange:
     def __init__(
         self, enter: Enter, facts: FragmentFacts, workshop: Workshop, *, now: float
     ) -> None:
-        self.round = enter.round
-        self.commit = enter.commit
-        self.encoded_commit = enter.encoded
-        self.entered_at = now
         self.parts = Parts(enter, facts, workshop, now=now)
-        self._me = workshop.me
         self._usual = facts.usual
         self._encoding: asyncio.Task[None] | None = None
         riders = self.parts.traffic.riders
@@ -63,7 +58,7 @@ class Exchange:
     @property
     def dispersion(self) -> float | None:
         """After a meld's step: how far the weights were from the group's mean."""
-        return self.parts.numbers.dispersion if self.commit.melds else None
+        return self.parts.numbers.dispersion if self.parts.commit.melds else None
 
     # The own contribution
 
@@ -76,7 +71,7 @@ class Exchange:
             floats = parts.arena.floats
             parts.rests = Rests(parts.commit, parts.entry, parts.cutting, floats=floats)
         if given.own_map is not None and parts.entry is not None:
-            parts.own_maps = {self.commit.members[parts.entry].parent: given.own_map}
+            parts.own_maps = {self.parts.commit.members[parts.entry].parent: given.own_map}
         into = own
         if self._bundling is not None:
             # The own contribution is encoded for the bundle, and the bundle is sent.
@@ -106,7 +101,7 @@ class Exchange:
                 squares = await parts.as_it_grows(index, growing, parts.square_chunk)
                 norm = await parts.upload_norm(index, squares)
                 bundling.roster.measured(parts.entry, index, norm)
-        await bundling.decide(SITE_SHARE * self.commit.upload_s)
+        await bundling.decide(SITE_SHARE * self.parts.commit.upload_s)
         try:
             await bundling.make(own, parts.own)
         except (Abandoned, NotFinite) as error:
@@ -133,7 +128,9 @@ class Exchange:
                 return
             if not growing.complete:
                 return  # nobody wants it any more
-        self.parts.watch.encoded(self.commit, self.round, [growing.data for growing in into])
+        self.parts.watch.encoded(
+            self.parts.commit, self.parts.round, [growing.data for growing in into]
+        )
         self.parts.tally.encoded_at = asyncio.get_running_loop().time()
 
     def _encode_slice(
@@ -200,7 +197,7 @@ class Exchange:
         """The standing after the round, with the merged map that follows from the parents' maps."""
         if not self.parts.maps:
             return standing
-        merged = merged_after(united(self.parts.maps), self.commit, seal)
+        merged = merged_after(united(self.parts.maps), self.parts.commit, seal)
         return with_merged_map(standing, merged)
 
     def _step_slice(

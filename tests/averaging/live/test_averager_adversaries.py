@@ -230,7 +230,7 @@ async def test_a_thousandfold_poison_is_kept_out_from_the_first_round_on(
     encode = Exchange._encode_chunk
 
     def spoilt(self: Exchange, chunk: Chunk, given: Contribution, out: memoryview) -> None:
-        if self._me == MALLORY:
+        if self.parts.me == MALLORY:
             far = given.base - 1000 * (given.base - given.values)
             given = replace(given, values=far)
         encode(self, chunk, given, out)

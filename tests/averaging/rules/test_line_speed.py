@@ -319,7 +319,7 @@ async def test_the_peer_on_the_slow_line_reduces_nothing_and_rounds_get_shorter(
 
     def noted(self: Exchange, *args: object, **kwargs: object) -> None:
         init(self, *args, **kwargs)  # type: ignore[arg-type]
-        commits[self.round] = self.commit
+        commits[self.parts.round] = self.parts.commit
 
     monkeypatch.setattr(Exchange, "__init__", noted)
 
