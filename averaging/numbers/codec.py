@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from averaging.errors import BadPayload, NotFinite
 from averaging.numbers.arrays import (
@@ -194,20 +193,22 @@ class Codec(ABC):
             self.decode_subtract(out, sizes, rest, rest, scratch)
 
     def tile_reader(
-        self, data: Buffer, sizes: Sequence[int], weight: float, scratch: Scratch
+        self, data: Buffer, sizes: Sequence[int], weight: float | Float64s, scratch: Scratch
     ) -> TileReader:
-        """Return a function that decodes single tiles, times ``weight``, for ``encode_sum``.
+        """Return a function that decodes single tiles to ``code * (scale * weight)`` in fp32.
 
-        ``scratch.first`` and ``second`` are the caller's. Use it inside ``arithmetic()``.
+        ``weight`` is one number, or a vector with one per unit. ``scratch.first`` and ``second``
+        are the caller's. Use it inside ``arithmetic()``.
         """
         plan = plan_of(self, tuple(sizes))
         octets = checked_bytes(self.name, data, plan.bytes)
-        rounded = np.float32(weight)
+        rounded = np.asarray(weight, np.float32)
 
         def read(number: int, into: Float32s) -> None:
             tile = plan.tiles[number]
             scales, codes = view_of(self, octets, tile)
-            factors = np.multiply(scales, rounded, dtype=np.float32)
+            mine = rounded[tile.units] if rounded.ndim else rounded
+            factors = np.multiply(scales, mine, dtype=np.float32)
             matrix = into.reshape(tile.rows, tile.columns)
             self.read(codes, scales, factors, matrix, scratch)
 
@@ -272,36 +273,25 @@ class Codec(ABC):
 
     def decode(self, data: Buffer, sizes: Sequence[int], out: Float32s, scratch: Scratch) -> None:
         """Fill ``out`` with the values."""
+        read = self.tile_reader(data, sizes, 1.0, scratch)
+        require_size(out, sizes)
         with arithmetic():
-            for tile, codes, scales, factors in self._read(data, sizes, 1.0, out.size):
-                self.read(codes, scales, factors, tile.of(out), scratch)
+            for number, tile in enumerate(plan_of(self, tuple(sizes)).tiles):
+                read(number, out[tile.values])
 
     def pieces(
         self, data: Buffer, sizes: Sequence[int], weight: float | Float64s, scratch: Scratch
     ) -> Iterator[tuple[slice, Float32s]]:
-        """Yield ``code * (scale * weight)`` in fp32, tile by tile, and each tile's place.
+        """Yield what ``tile_reader`` decodes, tile by tile, and each tile's place.
 
-        ``weight`` is one number, or a vector with one per unit. A tile lies in the cache and is
-        valid until the next one is requested; ``scratch.second`` is free for the caller. Iterate
-        inside ``arithmetic()``.
+        A tile lies in the cache and is valid until the next one is requested; ``scratch.second`` is
+        free for the caller. Iterate inside ``arithmetic()``.
         """
-        for tile, codes, scales, factors in self._read(data, sizes, weight, sum(sizes)):
+        read = self.tile_reader(data, sizes, weight, scratch)
+        for number, tile in enumerate(plan_of(self, tuple(sizes)).tiles):
             values = scratch.first[: tile.size]
-            self.read(codes, scales, factors, values.reshape(tile.rows, tile.columns), scratch)
+            read(number, values)
             yield tile.values, values
-
-    def _read(
-        self, data: Buffer, sizes: Sequence[int], weight: float | Float64s, count: int
-    ) -> Iterator[tuple[Tile, Bytes, NDArray[np.float32], Float32s]]:
-        plan = plan_of(self, tuple(sizes))
-        octets = checked_bytes(self.name, data, plan.bytes)
-        if count != plan.values:
-            raise ValueError(f"a vector of {count} values for units of {plan.values}")
-        rounded = np.asarray(weight, np.float32)
-        for tile in plan.tiles:
-            scales, codes = view_of(self, octets, tile)
-            mine = rounded[tile.units] if rounded.ndim else rounded
-            yield tile, codes, scales, np.multiply(scales, mine, dtype=np.float32)
 
     def decode_add(
         self,
