@@ -68,16 +68,6 @@ class BadMessage(ValueError):
     """Bytes from a peer that are not a valid message."""
 
 
-def check_incarnation(incarnation: int, *, name: str = "incarnation") -> None:
-    """Raise ``ValueError`` for an incarnation that no message can hold.
-
-    Bounds of fields are checked only where bytes are decoded, that is, by the other peers. A peer
-    with such an incarnation would send commits that all of them drop.
-    """
-    if not 0 <= incarnation <= COUNT_MAX:
-        raise ValueError(f"{name} is {incarnation}; it must be between 0 and {COUNT_MAX}")
-
-
 class _Part(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A part of a message."""
 
@@ -146,9 +136,6 @@ class Entry(_Part, frozen=True):
     """The member's, under ``claim_in`` the commit."""
     level: Index = 0
 
-    def __post_init__(self) -> None:
-        check_incarnation(self.incarnation)
-
 
 class Commit(_Part, frozen=True, kw_only=True):
     """The members of a round and how it merges, as its leader decided. Signed; never changes."""
@@ -194,9 +181,6 @@ class Commit(_Part, frozen=True, kw_only=True):
     protocol: Protocol = 1
     """The number of the form in which everything of this round is signed and hashed: all members
     have signed their joins for it. Left out if it is 1."""
-
-    def __post_init__(self) -> None:
-        check_incarnation(self.leader_incarnation, name="leader_incarnation")
 
     @property
     def melds(self) -> bool:
@@ -279,9 +263,6 @@ class Join(_Message, frozen=True):
     leaves: bool = False
     """The member is about to leave: work that is not merged now is lost with it."""
 
-    def __post_init__(self) -> None:
-        check_incarnation(self.incarnation)
-
     def signed_for(self, number: int) -> bytes:
         """The signature under the claim of this protocol number; empty if there is none."""
         return dict(self.signatures).get(number, b"")
@@ -343,9 +324,6 @@ class Withdraw(_Message, frozen=True):
 
     join: Count
     incarnation: Count
-
-    def __post_init__(self) -> None:
-        check_incarnation(self.incarnation)
 
 
 LEAVING = "leaving"

@@ -32,7 +32,7 @@ from averaging.live.streams.bulk import Bulk, Uplink
 from averaging.live.streams.fair_shares import ByteBudget
 from averaging.live.streams.links import Transport
 from averaging.live.streams.threads import Threads
-from averaging.messages import MESSAGES_SINCE, Message, check_incarnation, encode
+from averaging.messages import COUNT_MAX, MESSAGES_SINCE, Message, encode
 from averaging.round.interface import inputs
 from averaging.rules.due import Spacing
 from averaging.rules.reputation import Deed, Ground
@@ -77,7 +77,8 @@ class Services(ABC):
     ) -> None:
         if me.identity.peer_id != host.peer_id:
             raise ValueError(f"the identity is {me.identity.peer_id}, the host {host.peer_id}")
-        check_incarnation(me.incarnation)
+        if not 0 <= me.incarnation <= COUNT_MAX:  # all others would drop what it sends
+            raise ValueError(f"incarnation is {me.incarnation}; it must be from 0 to {COUNT_MAX}")
         self.host = host
         self.port = port
         self.me = me

@@ -92,7 +92,7 @@ said above and in that document:
   lineage (``Presume``): that one state lacks it says nothing about the others, and sooner or later
   all are melded. A majority that forswore does not end such a doubt either: unless all members did,
   one may have finished and go on. The peer remembers of its last round that it was one of several
-  (``several_groups_version``): a partition may hide the others later.
+  (``Certificates.among_groups_at``): a partition may hide the others later.
 
 **The owner's orders.** All members of a round follow one directive of the run's owner
 (``averaging.rules.orders``): the commit names that of its leader, which sends it ahead to peers
@@ -714,8 +714,7 @@ class FragmentRounds(Fragment):
             self.phase = Phase.ENTERED
             is_one_of_several = commit.melds and self.peers.may_have_several_groups
             if is_one_of_several or self.peers.has_several_groups(now):
-                self.several_groups_version = commit.version
-                self.certificates.among_groups = True
+                self.certificates.among_groups_at = commit.version
             self.pace.took_part(commit.version)
             self.roster_closed(commit.version, commit.level)
         participation.begin(now, is_leader=is_leader)
@@ -785,7 +784,7 @@ class FragmentRounds(Fragment):
         commit = participation.commit
         failure = f"its round ended without a version: {reason}"
         self.joining.join_failed(commit.leader, failure)
-        several = commit.version == self.several_groups_version
+        several = commit.version == self.certificates.among_groups_at
         elsewhere = may_be_finished and participation.may_contain_own_work()
         in_doubt = in_doubt or (elsewhere and several)
         self.emit(GiveUp(round_id, reason, in_doubt))

@@ -163,22 +163,6 @@ def test_a_commit_that_makes_no_sense_is_refused(changes: dict[str, object], pro
         said.decode_commit(said.encode_commit(commit))
 
 
-@pytest.mark.parametrize("incarnation", [2**53, -1])
-def test_nothing_is_built_with_an_incarnation_that_no_commit_holds(incarnation: int) -> None:
-    """An error tells the peer that builds it; others would drop a commit that they cannot read."""
-    joins = [example for example in EXAMPLES if isinstance(example, said.Join)]
-    assert joins
-    for whole, name in (
-        (joins[0], "incarnation"),
-        (COMMIT, "leader_incarnation"),
-        (COMMIT.members[0], "incarnation"),
-        (said.Withdraw(0, 1, 7), "incarnation"),
-    ):
-        assert msgspec.structs.replace(whole, **{name: 2**53 - 1})
-        with pytest.raises(ValueError, match=rf"incarnation is {incarnation}"):
-            msgspec.structs.replace(whole, **{name: incarnation})
-
-
 @pytest.mark.parametrize(
     "message",
     [

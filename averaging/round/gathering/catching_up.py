@@ -502,7 +502,7 @@ class CatchingUp:
         They do when it was merged in rounds of several groups. The same holds where a partition
         has left one group of several: a peer on this side may be in a meld before it rebases.
         """
-        was_one_of_several = self._fragment.several_groups_version is not None
+        was_one_of_several = self._certificates.among_groups_at is not None
         return was_one_of_several or self._peers.has_several_groups(now)
 
     def _begin(self, effect: CatchUp | Rebase, now: float) -> None:

@@ -72,7 +72,7 @@ class Certificates:
         "_left",
         "_peers",
         "_shown",
-        "among_groups",
+        "among_groups_at",
         "shows_all",
         "standing",
     )
@@ -82,8 +82,9 @@ class Certificates:
         self.standing = standing
         """This peer's standing; the machine changes it."""
         self._peers = peers
-        self.among_groups = False
-        """True if this peer's last round was one of several groups'."""
+        self.among_groups_at: int | None = None
+        """The version of the last own round beside which other groups had theirs, as far as this
+        peer saw then."""
         self._kept = BoundedMapping[Link, dict[PeerId, bytes]](
             "certificates",
             LINKS_KEPT,
@@ -311,7 +312,7 @@ class Certificates:
         return len(self._counted(link_of(self.standing.head()), now))
 
     def _are_among_groups(self, now: float) -> bool:
-        return self.among_groups or self._peers.lineages_part(now)
+        return self.among_groups_at is not None or self._peers.lineages_part(now)
 
     def input_taken(self) -> None:
         """The next input may show others. Thousands of them are not kept until then."""

@@ -74,9 +74,6 @@ class Fragment(ABC):
         self.closed_version = version
         self.shown_version = version
         """The newest version of a certified head that another peer showed."""
-        self.several_groups_version: int | None = None
-        """The version of the last own round beside which other groups had theirs, as far as this
-        peer saw then."""
         self.fresh_version = version
         """The version at which the pending work began."""
         self.fresh_at = now

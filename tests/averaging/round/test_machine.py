@@ -771,7 +771,7 @@ def test_a_peer_of_one_of_several_groups_leaves_its_work_to_its_side_when_it_reb
 
     assert not rebases(machine(light))
     once_dealt = machine(light)
-    once_dealt.several_groups_version = 1
+    once_dealt.certificates.among_groups_at = 1
     assert rebases(once_dealt)
 
 

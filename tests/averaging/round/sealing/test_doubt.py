@@ -115,7 +115,7 @@ def test_a_leaders_word_alone_voids_no_round_of_several_groups(
     rounds, commit, round_id = entered()
     if several:
         sees_several_groups(rounds, 1.0)
-        rounds.several_groups_version = commit.version
+        rounds.certificates.among_groups_at = commit.version
     void = messages.Void(0, round_id, "because", False, 0, ())
 
     (given_up,) = of(rounds.handle(Received(commit.leader, void), 1.5), GiveUp)
@@ -129,7 +129,7 @@ def test_a_leaders_word_alone_voids_no_round_of_several_groups(
 def test_a_void_round_with_the_votes_of_most_is_void_among_several_groups() -> None:
     rounds, commit, round_id = entered()
     sees_several_groups(rounds, 1.0)
-    rounds.several_groups_version = commit.version
+    rounds.certificates.among_groups_at = commit.version
     vote = messages.vote(round_id, 0, ())
     votes = tuple((index, sign(commit.members[index].peer, vote)) for index in commit.voters)
     void = messages.Void(0, round_id, "because", False, 0, votes)
