@@ -45,11 +45,11 @@ compares this table with what machines do.)
     JOINING   -> CATCHING  Behind Call Compare Finished Join
     JOINING   -> IDLE      Refused NoQuorum Closed Redirect Call Committed Tick GiveWay Leave
     JOINING   -> IDLE      OrdersChanged CaughtUp
-    PROMISED  -> JOINING   Redirect Refused Call Join Tick Progressed
+    PROMISED  -> JOINING   Redirect Refused Call Join Tick
     PROMISED  -> ENTERED   Committed StreamOpened Join Pass LinkLost Tick
     PROMISED  -> CATCHING  Behind Call Compare Finished Join LinkLost Pass Tick
     PROMISED  -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
-    PROMISED  -> IDLE      Committed StreamOpened OrdersChanged Progressed CaughtUp
+    PROMISED  -> IDLE      Committed StreamOpened OrdersChanged CaughtUp
     ENTERED   -> IDLE      Applied Void Forswear Declined Join Withdraw MergedArrived SliceMerged
     ENTERED   -> IDLE      Sealed LinkLost Tick Call
     CATCHING  -> IDLE      CaughtUp Tick
@@ -119,7 +119,6 @@ from averaging.round.gathering.joining import Called, Joining
 from averaging.round.gathering.leading import Leading
 from averaging.round.gathering.objections import (
     Parents,
-    members_behind,
     objection,
     overstatement_of_leader,
 )
@@ -290,8 +289,6 @@ class FragmentRounds(Fragment):
             case inputs.Progressed():
                 self.pace.step, self.pace.step_time_s = given.step, given.step_time_s
                 self._ask_who_is_back()
-                if self.phase is Phase.PROMISED:
-                    self.joining.leader_seen_again(now)
                 if self.phase is Phase.IDLE and not given.waits and self.pace.is_due:
                     self.joining.due(now)
             case inputs.Tick():
@@ -404,7 +401,7 @@ class FragmentRounds(Fragment):
             else:
                 self._stand_where_fetched(standing, call, now)
             if told is not None:
-                self.send(*told)
+                self.show_standing(told)
         if standing is not None and given.since is not None:
             self.fresh_version = min(given.since, self.fresh_version)
             given_up = before.merged.get(self.identity.me) if before is not None else None
@@ -412,7 +409,7 @@ class FragmentRounds(Fragment):
                 self.doubting.leave_open(given_up.step)
 
     def _stand_where_fetched(self, standing: Standing, call: Called | None, now: float) -> None:
-        heard_closing = standing.version <= self.closed_version
+        heard_closing = standing.version <= self.peers.closed_version
         self.stand(standing, fresh=False)
         self.note("caught_up", version=standing.version)
         self.joining.become_idle("caught up", retry=False)
@@ -445,7 +442,7 @@ class FragmentRounds(Fragment):
         for peer in self.peers.back():
             if self.standing is not None and self.peers.knows(peer):
                 self.certificates.shows_all = True
-                self.send(peer, messages.Compare(self.fragment, self.standing.head()))
+                self.show_standing(peer)
 
     def _receive(self, sender: PeerId, message: Message, now: float) -> None:
         head: Head | None = getattr(message, "head", None)
@@ -690,17 +687,9 @@ class FragmentRounds(Fragment):
         if len(self.rounds) >= ROUNDS_MAX * (1 if self.peers.trains else KEEPER_ROUNDS):
             return "too many rounds at once"
         reason = objection(commit, self, self.joining.attempt, now)
-        if reason is not None or self.standing is None or commit.index(self.identity.me) is None:
+        if reason is not None or commit.index(self.identity.me) is None:
             return reason
-        if len(commit.parents) > 1 and (reason := self.doubting.objection_to_meld()) is not None:
-            return reason
-        lineages_part = self.peers.lineages_part(now)
-        behind = members_behind(commit, self.standing, lineages_part=lineages_part)
-        for entry in behind:
-            head = self.standing.head()
-            found = commit.parents[entry.parent].lineage
-            self.send(entry.peer, messages.Behind(self.fragment, head, self.identity.me, found))
-        return "it melds versions that mine grew out of" if behind else None
+        return self.doubting.objection_to_meld() if commit.melds else None
 
     def _enter(self, signed: SignedCommit, now: float, *, is_leader: bool) -> None:
         commit = signed.commit

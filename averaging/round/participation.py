@@ -66,16 +66,6 @@ from dht.identity import PeerId
 BALLOTS_AHEAD_MAX = 1 << 16
 """Ballots that a voter may have missed in one round: a thousand of each voter of the largest."""
 
-FOR_COORDINATOR = (
-    messages.Report,
-    messages.Missing,
-    messages.Promise,
-    messages.Outbid,
-    messages.Accepted,
-    messages.Forsworn,
-)
-"""Messages to the coordinator; other peers ignore them."""
-
 
 class Participation:
     """One peer's part in one round."""
@@ -373,18 +363,13 @@ class Participation:
                 return self._told_void(sender, message, now)
             case messages.Finished():
                 self._member_finished(sender, message.head, now)
-            case _:
-                return self._for_coordinator(self.coordinator, sender, message, now)
+            case _ if self.coordinator is not None:
+                self._for_coordinator(self.coordinator, sender, message, now)
         return True
 
     def _for_coordinator(
-        self, coordinator: Coordinator | None, sender: PeerId, message: Message, now: float
-    ) -> bool:
-        """Take a message for the coordinator. ``False``: it is no message of a round."""
-        if not isinstance(message, FOR_COORDINATOR):
-            return False
-        if coordinator is None:
-            return True
+        self, coordinator: Coordinator, sender: PeerId, message: Message, now: float
+    ) -> None:
         member = self.commit.index(sender)
         match message:
             case messages.Report(_, _, index, complete, refused):
@@ -406,7 +391,6 @@ class Participation:
                 coordinator.accepted_by(member, message.ballot, message.signature, now)
             case messages.Forsworn():
                 coordinator.forsworn_by(sender, message.signature)
-        return True
 
     def _suspect_withholding(
         self, coordinator: Coordinator, before: BallotPhase, now: float

@@ -38,8 +38,6 @@ class PeerView(Struct, frozen=True):
     """The newest protocol number that it and the observer speak."""
     site: str | None = None
     """Peers that name the same site are near each other, and are dealt into one group."""
-    incarnation: int | None = None
-    """Number of its life; ``None``: not known."""
 
     def is_live(self, now: float) -> bool:
         """Return whether it was heard lately and has not failed since."""

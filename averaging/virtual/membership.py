@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache
+from statistics import median
 
 import msgspec
 
-from averaging.round.opinions.neighbourhood import median
 from averaging.rules.grouping import Names
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, SILENCE_MAX_S, PeerView
 from averaging.rules.sites import site_pass
@@ -57,6 +57,7 @@ class Membership:
         """A peer has started."""
         since = -LONG_AGO_S if self.is_old(peer) else 0.0
         for other in others:
+            other.view.pop(peer.name, None)  # a restarted peer is a new one
             self.look(peer, other, since)
             self.look(other, peer, since)
 
@@ -102,8 +103,6 @@ def shown(
 ) -> PeerView:
     """The view that a peer gives of itself, to observers that had this view and speak ``to``."""
     known, plan, name = view.get(peer.name), peer.plan, peer.name
-    if known is not None and known.incarnation != peer.incarnation:
-        known = None  # a restarted peer is a new one
     return PeerView(
         first_seen=known.first_seen if known else now + since,
         heard_at=now,
@@ -115,7 +114,6 @@ def shown(
         bytes_per_s=peer.averager.bytes_per_s or None,
         protocol=common(plan.speaks, to) or OLDEST,
         site=site_pass(plan.site, name),
-        incarnation=peer.incarnation,
     )
 
 
@@ -169,7 +167,8 @@ class Table(dict[PeerId, PeerView]):
         self._trainers = _one_for_all(Names(live))
         self._electorate = frozenset(p for p, seen in live.items() if seen.is_established(now))
         self._sites = {peer: seen.site for peer, seen in live.items() if seen.site is not None}
-        self._median_s = median([seen.step_time_s for seen in live.values() if seen.step_time_s])
+        times = [seen.step_time_s for seen in live.values() if seen.step_time_s]
+        self._median_s = median(times) if times else 0.0
         ends = [seen.heard_at + SILENCE_MAX_S for seen in live.values()]
         begins = [
             seen.first_seen + ESTABLISHED_AFTER_S
@@ -221,10 +220,13 @@ class Observers(Membership):
             # Otherwise peers differ in who counts.
             for machine in peer.machines.values():
                 machine.peers.crowd = table
-        if self.is_old(peer):
-            for other in self._tables.values():
-                now, since = peer.swarm.now + other.clock_s, -LONG_AGO_S
-                other[peer.name] = shown(peer, other, now=now, since=since, to=other.speaks)
+        for other in self._tables.values():
+            now, known = peer.swarm.now + other.clock_s, other.get(peer.name)
+            if self.is_old(peer):
+                other[peer.name] = shown(peer, other, now=now, since=-LONG_AGO_S, to=other.speaks)
+                other.changed()
+            elif known is not None:  # a restarted peer is a new one
+                other[peer.name] = msgspec.structs.replace(known, first_seen=now)
                 other.changed()
 
     def _hear(self, swarm: Swarm, table: Table) -> None:

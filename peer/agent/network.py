@@ -474,6 +474,5 @@ def peer_view(member: Member, *, met: bool = False) -> PeerView:
         step_time_s=record.step_time_s,
         bytes_per_s=record.link_bytes_s,
         site=record.site or None,
-        incarnation=record.incarnation,
         protocol=protocol.common(record.protocol) or protocol.OLDEST,
     )

@@ -144,8 +144,6 @@ class CatchingUp:
         """Number of own rounds since that side was met, with those that failed."""
         self.attempts_failed = 0
         """Own attempts that led to no version since this peer stands where it does."""
-        self._in_vain = 0
-        """Attempts among these since such a head was shown."""
         self._told_apart_at = -math.inf
         """Time at which this peer last said that it stays apart from a side that it cannot judge.
         """
@@ -216,7 +214,7 @@ class CatchingUp:
         young = self._peers.young_versions
         relation = relate(mine, standing.chain, theirs, young_versions=young)
         if isinstance(relation, Unclear):
-            self._show(source, mine)
+            self._fragment.show_standing(source)
             return
         if isinstance(relation, Apart) and relation.founded_apart:
             self.founded_apart(source, mine, relation, theirs)
@@ -245,15 +243,11 @@ class CatchingUp:
             case Apart() as apart if apart.i_am_light:
                 self._rebase(source, mine, theirs, apart, now)
             case Apart() as apart if apart.they_are_light:
-                self._show(source, mine)
+                self._fragment.show_standing(source)
             case Apart() as apart if self._gives_way_unmixed(mine, theirs, apart, now):
                 self._rebase(source, mine, theirs, apart, now)
             case TheyAreBehind():
-                behind = messages.Behind(self._id.fragment, mine, self._id.me, theirs.lineage)
-                fragment.send(source, behind)
-
-    def _show(self, peer: PeerId, mine: Head) -> None:
-        self._fragment.send(peer, messages.Compare(self._id.fragment, mine))
+                fragment.tell_behind(source, theirs.lineage)
 
     def founded_apart(self, source: PeerId, mine: Head, relation: Apart, theirs: Head) -> None:
         """Two peers have states of different foundings: both are told, and neither is averaged.
@@ -264,7 +258,7 @@ class CatchingUp:
         self._fragment.note("founded_apart", peer=source, **told)
         # Only the heavier side answers, so that two peers do not answer each other for ever.
         if (relation.mine, mine.lineage) >= (relation.theirs, theirs.lineage):
-            self._show(source, mine)
+            self._fragment.show_standing(source)
 
     def settle_final_state(
         self,
@@ -281,7 +275,7 @@ class CatchingUp:
         """
         outranks = not end.gives_way(mine, theirs)
         if outranks and not self._is_final_in_vain(mine, theirs, now):
-            self._show(source, mine)
+            self._fragment.show_standing(source)
         elif self._may_ask(source, now):
             self._rebase(source, mine, theirs, relation, now, gives_way=outranks)
 
@@ -290,14 +284,12 @@ class CatchingUp:
     def attempt_failed(self) -> None:
         """An own attempt to get into a round led to no version."""
         self.attempts_failed += 1
-        if self._unproven_since is not None:
-            self._in_vain += 1
         self._rounds_apart += 1
 
     def stands(self) -> None:
         """This peer stands on another version now."""
         self._unproven_since = self._settles_since = None
-        self.attempts_failed = self._in_vain = 0
+        self.attempts_failed = 0
         self._behind.clear()
         self._rounds_apart += 1
         self._refusals = 0
@@ -328,7 +320,7 @@ class CatchingUp:
         others = [peer for peer in self.fellows if peer != self._id.me]
         self._fragment.note("asks_for_signatures", peers=len(others))
         for peer in others:
-            self._show(peer, standing.head())
+            self._fragment.show_standing(peer)
 
     def _gives_way_unproven(self, theirs: Head, now: float) -> bool:
         """True if no round takes this peer's state in, and the other one is certified."""
@@ -409,7 +401,7 @@ class CatchingUp:
             return  # a sender under this peer's name gets no answer
         if self._id.me in signers or len(signers) >= self._certificates.parent_needed(now):
             return
-        self._show(source, standing.head())
+        self._fragment.show_standing(source)
 
     def may_take(self, link: Link, now: float) -> bool:
         """True if this peer may take the state at this link."""
@@ -424,7 +416,7 @@ class CatchingUp:
     def _is_stuck(self, now: float) -> bool:
         since = self._unproven_since
         waited = since is not None and now - since >= self._policy.doubt_s
-        in_vain = waited and self._in_vain >= ATTEMPTS_IN_VAIN
+        in_vain = waited and self.attempts_failed >= ATTEMPTS_IN_VAIN
         return in_vain and not self._certificates.is_certifiable(now)
 
     def _gives_way_unmixed(self, mine: Head, theirs: Head, apart: Apart, now: float) -> bool:
@@ -459,7 +451,7 @@ class CatchingUp:
             return
         self._asked_at = now
         for peer in sorted(self._peers.electorate(now) - {source})[: messages.ROSTER_MAX]:
-            self._show(peer, mine)
+            self._fragment.show_standing(peer)
 
     # Going there
 
@@ -517,15 +509,13 @@ class CatchingUp:
         self._fragment.timers[Timer.CATCHING] = deadline
         self._fragment.emit(effect)
 
-    def ended(
-        self, standing: Standing | None, held_s: float | None, now: float
-    ) -> tuple[PeerId, messages.Compare] | None:
+    def ended(self, standing: Standing | None, held_s: float | None, now: float) -> PeerId | None:
         """``CatchUp`` or ``Rebase`` is done, or has failed: remember it of its source.
 
-        Returns what to tell the source afterwards. One that delivered is asked whether it has gone
-        on meanwhile: else a peer that caught up over a slow line would learn that it is behind
-        again only when it is due. Else it is shown where this peer stays, but for several groups,
-        in which it joins from there.
+        Returns the source if it is to be shown where this peer stands afterwards. One that
+        delivered is asked so whether it has gone on meanwhile: else a peer that caught up over a
+        slow line would learn that it is behind again only when it is due. One that did not sees
+        where this peer stays, but for several groups, in which it joins from there.
         """
         source, self._source = self._source, None
         if source is None:
@@ -533,12 +523,10 @@ class CatchingUp:
         if standing is not None:
             self._apart_since = None
             self._reputation.forgive(source, Ground.STATES)
-            return source, messages.Compare(self._id.fragment, standing.head())
+            return source
         self.met_unproven(now)
         # It may have lied about what it has: ask others before it is believed again.
         waited_s = now - self.began_at if held_s is None else held_s
         self._reputation.wasted(source, held_s=waited_s, now=now)
-        mine = self._fragment.standing
-        if mine is None or self._peers.has_several_groups(now):
-            return None
-        return source, messages.Compare(self._id.fragment, mine.head())
+        stays = self._fragment.standing is not None and not self._peers.has_several_groups(now)
+        return source if stays else None

@@ -31,7 +31,6 @@ from dht.identity import PeerId
 LEADERS_TRIED_MAX = 6
 """Leaders that one attempt may turn to, redirects included."""
 NO_ANSWER = "it does not answer"
-RESTARTED = "it was restarted and has lost my join"
 LEAVERS_WAIT_S = 2.0
 """Time between two attempts of a peer that leaves, from one version: while the others make a round
 without it, further ones are in vain, and nobody tells it of a round that comes to nothing."""
@@ -45,8 +44,6 @@ class Attempt(Struct, frozen=True):
     leaders_tried: int = 0
     resent: bool = False
     """True if the leader got the join a second time."""
-    leader_life: int | None = None
-    """The incarnation of the leader when it got the first join; ``None``: not known."""
     until: float = math.inf
     """A leader that has noted this peer and not closed its roster by then does not lead."""
 
@@ -337,7 +334,6 @@ class Joining:
             attempt,
             join=self._id.signed(join, attempt.leader),
             leaders_tried=attempt.leaders_tried + 1,
-            leader_life=self._peers.life_of(attempt.leader),
             until=math.inf,
         )
         self.attempt = attempt
@@ -367,8 +363,6 @@ class Joining:
                 self._give_up_offer("my gathering came to nothing")
             else:
                 self._fragment.timers[Timer.ANSWER] = roster.decide_at + self._policy.answer_s
-        elif self._was_restarted(attempt):
-            self._leave_leader(attempt, RESTARTED, now)
         elif now >= attempt.until:
             self._leave_leader(attempt, "it notes joins and closes no roster", now)
         elif not attempt.resent:
@@ -377,20 +371,6 @@ class Joining:
             self._fragment.send(attempt.leader, attempt.join)
         else:
             self._leave_leader(attempt, NO_ANSWER, now)
-
-    def leader_seen_again(self, now: float) -> None:
-        """Leave a leader that was restarted: it knows nothing of the joins that it has noted.
-
-        It would note them once more and, if closing a roster is what it dies of, all others waited
-        for it again and again.
-        """
-        attempt = self.attempt
-        if attempt is not None and self._was_restarted(attempt):
-            self._leave_leader(attempt, RESTARTED, now)
-
-    def _was_restarted(self, attempt: Attempt) -> bool:
-        life = self._peers.life_of(attempt.leader)
-        return None not in (life, attempt.leader_life) and life != attempt.leader_life
 
     def _leave_leader(self, attempt: Attempt, reason: str, now: float) -> None:
         self._peers.mark_failed(attempt.leader, now)

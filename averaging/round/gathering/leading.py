@@ -208,7 +208,7 @@ class Leading:
             case TheyAreBehind():
                 self._tell_behind(sender, join, mine)
             case Apart() if relation.they_are_light or not self._peers.is_established(sender, now):
-                self._show(sender, mine)
+                self._fragment.show_standing(sender)
             case IAmBehind() | Apart(i_am_light=True):
                 self._go_there(sender, join, mine, now)
             case _:
@@ -217,7 +217,7 @@ class Leading:
 
     def _ask_for_more(self, sender: PeerId, join: Join, mine: Head) -> None:
         """It answers with all links, and shows them in its next join."""
-        self._show(sender, mine)
+        self._fragment.show_standing(sender)
         self._refuse(sender, join, "I do not know your version", behind=True)
 
     def _part_for_good(self, sender: PeerId, join: Join, mine: Head, relation: Apart) -> None:
@@ -235,16 +235,12 @@ class Leading:
         the state of others."""
         self._catching_up.met_unproven(now)
         self._fragment.note("unproven_join", peer=sender, version=join.head.version)
-        self._show(sender, mine)
+        self._fragment.show_standing(sender)
         self._refuse(sender, join, UNPROVEN)
 
     def _tell_behind(self, sender: PeerId, join: Join, mine: Head) -> None:
         self._fragment.note("told_behind", peer=sender)
-        behind = messages.Behind(self._id.fragment, mine, self._id.me, join.head.lineage)
-        self._fragment.send(sender, behind)
-
-    def _show(self, peer: PeerId, mine: Head) -> None:
-        self._fragment.send(peer, messages.Compare(self._id.fragment, mine))
+        self._fragment.tell_behind(sender, join.head.lineage)
 
     def _answers_in_round(self, sender: PeerId, join: Join) -> bool:
         """Answer a joiner while a round is under way: it is in it, or too late for it."""
@@ -271,7 +267,7 @@ class Leading:
         """
         self._catching_up.compare(sender, join.head, now)
         if self._fragment.phase is not Phase.CATCHING:
-            self._show(sender, mine)
+            self._fragment.show_standing(sender)
         self._refuse(sender, join, CATCHES_UP, behind=True)
 
     def leads_no_more(self) -> None:

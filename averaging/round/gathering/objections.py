@@ -15,9 +15,8 @@ another parent, its own included.
 The signatures that its round has gathered are in the join of each member that
 may stand elsewhere than its leader. The leader sends each member the ones that it needs beside the
 commit (``Certificates.beside``), not in it: the commit is signed, kept in replay logs, and opens
-every stream of an upload. Names are short there. Spare signatures are sent, because members may
-count other peers than their leader does: among several groups, which meld at every version, as far
-as they fit into a kilobyte and a half, and always with the rare meld of a fork or of the run's end.
+every stream of an upload. Names are short there. Two spare signatures are sent with each, because
+members may count other peers than their leader does.
 A stream may bring the commit before the leader's message does. Then nothing is declined: the stream
 is refused for now, and the leader is asked again.
 
@@ -31,7 +30,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from averaging import messages
-from averaging.history.standing import Standing, tokens_of
+from averaging.history.standing import tokens_of
 from averaging.messages import Commit, Entry, Link, ParentCertificate
 from averaging.round.gathering.catching_up import CatchingUp
 from averaging.round.gathering.joining import Attempt
@@ -163,24 +162,6 @@ def _wrong_place(commit: Commit, entry: Entry, fragment: Fragment) -> str | None
     if (parent.version, parent.tokens) != (standing.version, tokens_of(standing.head())):
         return "it gives my lineage another version, or other tokens"
     return None
-
-
-def members_behind(commit: Commit, standing: Standing, *, lineages_part: bool) -> list[Entry]:
-    """Members of a meld whose lineage is history of this one, not another branch.
-
-    A leader that is behind, or knows no chain, may take one for the other. Where each round leaves
-    lineages apart (``lineages_part``) nobody is: no leader can tell which of the states of several
-    groups grew out of which.
-    """
-    if lineages_part:
-        return []
-    old = {
-        index
-        for index, parent in enumerate(commit.parents)
-        if parent.lineage != standing.lineage
-        and standing.chain.find(parent.version, parent.lineage) is not None
-    }
-    return [entry for entry in commit.members if entry.parent in old]
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -52,11 +52,8 @@ SIGNATURES_SPARE = 1
 """Signatures shown beyond those that this peer would need itself: others may count fewer peers."""
 SIGNATURE_BYTES = 77
 """A signature with a short name, encoded."""
-SPARE_BYTES = 1_536
-"""While the certificates of a meld of one of several groups are smaller, each has a spare one."""
-SPARE_OF_RARE = 2
-"""Spare signatures in each certificate of a meld that is not one of many: of the sides of a fork,
-or of all groups at the end of the run."""
+SPARE_OF_PARENT = 2
+"""Spare signatures in the certificate of a parent, as far as there is room in a message."""
 ENVELOPE_BYTES = 1_024
 """Largest size of a message beside commit and certificates."""
 
@@ -71,7 +68,6 @@ class Certificates:
         "_kept",
         "_left",
         "_peers",
-        "_shown",
         "among_groups_at",
         "shows_all",
         "standing",
@@ -100,9 +96,6 @@ class Certificates:
 
         self.shows_all = False
         """True if others stand elsewhere: joins show all signatures under the own standing."""
-        self._shown: tuple[bytes, tuple[Signatures, ...], int] | None = None
-        """The commit that was sent last, the signatures under its parents, and how many each needs:
-        it goes to all of a roster."""
 
     def signatures_in(self, message: Message, now: float) -> int | None:
         """Number of signatures in a join or a call: the own one where all stand on one link.
@@ -140,22 +133,15 @@ class Certificates:
             return message
         index = commit.index(to)
         own = None if index is None else commit.members[index].parent
-        if self._shown is None or self._shown[0] != message.commit:
-            under = tuple(self.under(parent, now) for parent in commit.parents)
-            self._shown = message.commit, under, self.parent_needed(now)
-        _, under, needed = self._shown
         # Nobody counts its own signature: a member that signed a parent before needs the others'.
         foreign = {
-            place: tuple(signed for signed in under[place] if signed[0] != to)
-            for place in range(len(under))
+            place: tuple(signed for signed in self.under(parent, now) if signed[0] != to)
+            for place, parent in enumerate(commit.parents)
             if place != own
         }
         room = messages.MESSAGE_MAX_BYTES - len(message.commit) - ENVELOPE_BYTES
-        fits = (needed + 1) * SIGNATURE_BYTES * len(foreign) <= SPARE_BYTES
-        is_one_of_many = len(commit.members) <= self._id.policy.group_size
-        is_rare = not (is_one_of_many and self._are_among_groups(now))
-        spare = SPARE_OF_RARE if is_rare else int(fits)
-        each = min(needed + spare, room // (SIGNATURE_BYTES * max(1, len(foreign))))
+        each = room // (SIGNATURE_BYTES * max(1, len(foreign)))
+        each = min(each, self.parent_needed(now) + SPARE_OF_PARENT)
         certificates = tuple(
             ParentCertificate(place, _shortened(signatures[:each]))
             for place, signatures in foreign.items()

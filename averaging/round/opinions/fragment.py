@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 
 from averaging import messages
+from averaging.history.lineage import Lineage
 from averaging.history.standing import Standing, brief
 from averaging.messages import Committed, Head, Join, Message
 from averaging.round.interface.effects import Effect, Note, Send, Value
@@ -71,7 +72,7 @@ class Fragment(ABC):
         """Messages of this peer to itself, to be taken before the next input."""
         self.open_roster: OpenRoster | None = None
         """The roster that this peer has open as a leader."""
-        self.closed_version = version
+        self.peers.closed_version = version
         self.shown_version = version
         """The newest version of a certified head that another peer showed."""
         self.fresh_version = version
@@ -92,7 +93,9 @@ class Fragment(ABC):
 
     @property
     def next_version(self) -> int:
-        return 1 + (self.standing.version if self.standing is not None else self.closed_version)
+        return 1 + (
+            self.standing.version if self.standing is not None else self.peers.closed_version
+        )
 
     # Effects
 
@@ -125,6 +128,15 @@ class Fragment(ABC):
             message = self.certificates.beside(message, to, self.now)
         self.effects.append(Send(to, message))
 
+    def show_standing(self, peer: PeerId) -> None:
+        """Show a peer where this one stands: the one that is behind, or lighter, gives way."""
+        self.send(peer, messages.Compare(self.identity.fragment, self.here.head()))
+
+    def tell_behind(self, peer: PeerId, lineage: Lineage) -> None:
+        """Tell a peer that its lineage is in this one's chain."""
+        me, head = self.identity.me, self.here.head()
+        self.send(peer, messages.Behind(self.identity.fragment, head, me, lineage))
+
     def tell_directive(self, to: PeerId) -> None:
         """Send the owner's directive to a peer; one that knows a newer one answers with it."""
         orders = self.identity.book.orders
@@ -149,13 +161,12 @@ class Fragment(ABC):
 
         ``level``: of its round; ``None``: it is not known, and remains as it was.
         """
-        if level is not None and version >= self.closed_version:
+        if level is not None and version >= self.peers.closed_version:
             before, after = self.pace.level, self.pace.take_level(level)
             if before != after:
                 self.note("level", level=str(after), before=str(before))
                 self.consider_line()
-        self.closed_version = max(self.closed_version, version)
-        self.peers.closed_version = max(self.peers.closed_version, self.closed_version)
+        self.peers.closed_version = max(self.peers.closed_version, version)
         self.pace.start_cycle(self.now)
 
     def consider_line(self) -> None:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from statistics import median
 from typing import Any, Protocol
 
 from averaging.history.merged_map import MergedMap
@@ -182,11 +183,6 @@ class Neighbourhood:
         voters = set(commit.voters).difference(declined)
         left = sum(not self.is_gone(commit.members[index].peer, now) for index in voters)
         return left < commit.majority and len(self.trainers(now)) > 1
-
-    def life_of(self, peer: PeerId) -> int | None:
-        """The incarnation of another peer, as its record says it; ``None``: not known."""
-        seen = self.view.get(peer)
-        return seen.incarnation if seen is not None else None
 
     def is_live(self, peer: PeerId, now: float) -> bool:
         if peer == self._id.me:
@@ -498,13 +494,5 @@ class Neighbourhood:
             and seen.is_live(now)
             and self.is_established(peer, now)
         ]
-        return median([*times, own_s] if own_s else times)
-
-
-def median(values: list[float]) -> float:
-    """The median; 0 for an empty list."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+        times += [own_s] if own_s else []
+        return median(times) if times else 0.0

@@ -216,7 +216,6 @@ class Coordinator:
         for slice_index, reducer in enumerate(self.reducers):
             if reducer not in promised and self._is_down(reducer, now):
                 self._reassign(slice_index, f"{reducer} is dead", now)
-        self._call_reducers()
         self.consider(now)
 
     def reported(
@@ -462,7 +461,6 @@ class Coordinator:
                 self._reassign(slice_index, f"{reducer} is dead", now)
             elif self.reassigned.get(slice_index):
                 self._send_reassigned(slice_index)
-        self._call_reducers()
         for index, entry in enumerate(self.commit.members):
             if self._is_down(entry.peer, now):
                 self.gone.setdefault(index, DEAD)
@@ -651,21 +649,11 @@ class Coordinator:
             if index not in self.accepted:
                 self._send(self.commit.members[index].peer, message)
 
-    def _call_reducers(self) -> None:
-        """Name a later ballot to reducers without a vote, whom nobody asks for a promise."""
-        voters = {self.commit.members[index].peer for index in self.commit.voters}
-        for slice_index, reducer in enumerate(self.reducers):
-            if self.ballot and slice_index not in self.complete and reducer not in voters:
-                self._send(reducer, self._reassigned(slice_index))
-
     def _send_reassigned(self, slice_index: int) -> None:
-        message = self._reassigned(slice_index)
+        reducer = self.reducers[slice_index]
+        message = Reassign(self.commit.fragment, self.round, self.ballot, slice_index, reducer)
         for peer in all_peers_of(self.commit, self.reducers):
             self._send(peer, message)
-
-    def _reassigned(self, slice_index: int) -> Reassign:
-        reducer = self.reducers[slice_index]
-        return Reassign(self.commit.fragment, self.round, self.ballot, slice_index, reducer)
 
     def _send_forswear(self) -> None:
         for index, entry in enumerate(self.commit.members):

@@ -49,7 +49,7 @@ Kind = TypeVar("Kind", bound=Effect)
 TOPIC = bytes(range(16))
 POLICY = RoundPolicy()
 ME, ANNA, BORIS = PeerId("me"), PeerId("anna"), PeerId("boris")
-SEEN_LONG = PeerView(first_seen=-1e3, heard_at=0.0, step_time_s=1.0, incarnation=1)
+SEEN_LONG = PeerView(first_seen=-1e3, heard_at=0.0, step_time_s=1.0)
 
 
 def lineage(name: str) -> bytes:
@@ -273,12 +273,11 @@ def joined(rounds: FragmentRounds, now: float = 1.0) -> PeerId:
     return next(e.to for e in effects if isinstance(e, Send) and e.message == message)
 
 
-def seen_again(rounds: FragmentRounds, peer: PeerId, *, at: float, life: int = 2) -> None:
-    """The table of members has a peer again: another life of it after a restart, or the first one,
-    after a call to it had failed."""
+def seen_again(rounds: FragmentRounds, peer: PeerId, *, at: float) -> None:
+    """The table of members has a peer again, after a call to it had failed."""
     view = rounds.peers.view
     assert isinstance(view, dict)
-    seen = msgspec.structs.replace(view[peer], first_seen=at, heard_at=at, incarnation=life)
+    seen = msgspec.structs.replace(view[peer], first_seen=at, heard_at=at)
     view[peer] = seen
 
 

@@ -95,13 +95,6 @@ def test_a_member_that_has_not_heard_of_the_end_is_in_the_last_meld_as_well() ->
     assert rounds.phase is Phase.ENTERED
 
 
-def test_a_member_of_any_other_meld_declines_one_with_a_state_that_its_own_grew_out_of() -> None:
-    rounds = member_of_a_meld_with(OLD, POLICY)
-
-    assert not rounds.ending.closed_ranks
-    assert rounds.phase is not Phase.ENTERED
-
-
 def joined_by(
     where: Standing, *, signers: int, mine: Standing = MINE
 ) -> tuple[FragmentRounds, PeerId]:

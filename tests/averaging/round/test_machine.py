@@ -218,7 +218,7 @@ def test_a_leader_that_wastes_a_join_is_not_asked_next(kind: str) -> None:
         attempt = rounds.joining.attempt
         if now > 20.0:  # heartbeats go on
             for peer in (ANNA, BORIS):
-                seen_again(rounds, peer, at=now, life=1)
+                seen_again(rounds, peer, at=now)
 
     if attempt is None:
         joined(rounds, now)

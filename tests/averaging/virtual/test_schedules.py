@@ -474,7 +474,7 @@ def test_a_peer_that_hears_of_a_closing_counts_its_cycle_from_there_and_keeps_it
     late = swarm.nodes[last]
     learner = learner_of(late)
     assert learner is not None and late.state is not None
-    assert late.machine.closed_version == 1 and late.state.version == 1
+    assert late.machine.peers.closed_version == 1 and late.state.version == 1
     assert late.machine.pace.due_time.due_step <= learner.step + POLICY.due.cycle_steps
     assert learner.pending == learner.step * learner.tokens_per_step
     assert late.name not in late.state.merged
@@ -837,7 +837,7 @@ def test_quorum_all_makes_no_round_without_everybody() -> None:
     swarm.run(30.0)
     assert min(swarm.versions()) >= 2
     before = max(swarm.versions())
-    newest = max(swarm.trainers(), key=lambda node: node.machine.closed_version).state
+    newest = max(swarm.trainers(), key=lambda node: node.machine.peers.closed_version).state
     assert newest is not None
     follower = ranked(swarm, newest)[-1]
     swarm.pause(follower)

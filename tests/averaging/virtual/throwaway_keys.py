@@ -80,7 +80,7 @@ class ThrowawayKeys:
                 now, known = peer.now(), peer.view.get(key)
                 first_seen = now if known is None else known.first_seen
                 peer.view[key] = PeerView(
-                    first_seen, now, reachable=False, step_time_s=1.0, incarnation=1
+                    first_seen, now, reachable=False, step_time_s=1.0
                 )  # fmt: skip
 
     def _speak(self, key: PeerId) -> None:

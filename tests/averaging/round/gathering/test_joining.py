@@ -189,7 +189,7 @@ def test_a_state_that_comes_when_the_next_round_is_wanted_is_where_the_peer_stan
     assert rounds.deadline is not None
     now = rounds.deadline
     for peer in (ANNA, BORIS):
-        seen_again(rounds, peer, at=now, life=1)
+        seen_again(rounds, peer, at=now)
     rounds.handle(Tick(), now)
     rounds.handle(Due(), now)
     if joins:
@@ -440,26 +440,6 @@ def test_a_leader_that_has_wasted_joins_is_not_followed_again_for_a_call() -> No
     (answer,) = sent(called(rounds), FIRST)
 
     assert answer == said.Pass(0, "I do not follow you")
-
-
-def test_a_leader_that_was_restarted_is_left_as_it_knows_nothing_of_the_joins_that_it_noted() -> (
-    None
-):
-    """It noted them again, and died of the next commit as well: five others waited for it for
-    half a minute at each version that it led."""
-    rounds = machine(reachable=False)
-    first = joined(rounds)
-    other = BORIS if first == ANNA else ANNA
-    rounds.handle(Received(first, said.Noted(0, 1, 30.0)), 1.0)
-    assert not sent(rounds.handle(Progressed(25, 1.0), 2.0)), "it is there as before"
-    seen_again(rounds, first, at=2.5, life=1)
-    assert not sent(rounds.handle(Progressed(26, 1.0), 3.0)), "a call to it had failed, no more"
-
-    seen_again(rounds, first, at=3.5)
-    effects = rounds.handle(Progressed(27, 1.0), 4.0)
-
-    assert [type(message) for message in sent(effects, first)] == [said.Withdraw]
-    assert [type(message) for message in sent(effects, other)] == [Join]
 
 
 def test_a_peer_sent_to_a_leader_on_probation_goes_to_another_attempt_with_its_offer() -> None:

@@ -361,29 +361,6 @@ def test_a_report_counts_that_comes_before_a_majority_follows_the_ballot() -> No
     assert coordinator.value == everybody
 
 
-def test_a_later_coordinator_calls_the_reducers_that_have_no_vote() -> None:
-    """Earlier, those reducers heard of it only when their slices were given to others, and were
-    blamed for silence."""
-    effects: list[Effect] = []
-    commit = msgspec.structs.replace(commit_of(4), on_probation=(3,))
-    commit = msgspec.structs.replace(commit, reducers=(PeerId("p3"), PeerId("p1")), shares=(1, 1))
-    coordinator = coordinator_of(commit, ballot_of(1, voters=3, above=0), effects)
-    for index in (0, 1):
-        coordinator.promised(index, promise_of(coordinator, index), 5.0, uploads_until=15.0)
-    coordinator.reported(PeerId("p1"), 1, (0, 1, 2), (), 5.0)
-    called = [(to, m.slice) for to, m in taken(effects) if isinstance(m, said.Reassign)]
-    assert called == [(PeerId("p3"), 0)]
-
-    coordinator.tick(6.0 + POLICY.resend_s, i_finished=False)
-    assert (PeerId("p3"), 0) in [
-        (to, m.slice) for to, m in taken(effects) if isinstance(m, said.Reassign)
-    ], "until it has reported"
-    coordinator.reported(PeerId("p3"), 0, (0, 1, 2), (), 7.0)
-    coordinator.tick(8.0 + 2 * POLICY.resend_s, i_finished=False)
-    assert not [m for _, m in taken(effects) if isinstance(m, said.Reassign)]
-    assert coordinator.reassigned == {}
-
-
 def sealed_by_all(commit: Commit, effects: list[Effect], peers: Neighbourhood) -> Coordinator:
     """A coordinator that sealed everybody's uploads, with what it has sent so far forgotten."""
     coordinator = coordinator_of(commit, 0, effects, peers=peers)
