@@ -49,7 +49,7 @@ def run_new(
         str | None,
         Option(
             help="Published model that the run begins from: owner/name or owner/name@COMMIT on the "
-            "Hugging Face hub, an https URL, or a folder.",
+            "Hugging Face hub, or a folder.",
             metavar="MODEL",
         ),
     ] = None,

@@ -134,11 +134,7 @@ class BaseModel:
     def hub(self) -> tuple[str, str] | None:
         """Name and commit on the hub."""
         name, at, commit = self.source.partition("@")
-        return (name, commit) if at and not self.is_url else None
-
-    @property
-    def is_url(self) -> bool:
-        return Place(self.source).is_url
+        return (name, commit) if at and not Place(self.source).is_url else None
 
     @property
     def text(self) -> str:
@@ -146,7 +142,7 @@ class BaseModel:
         return self.source if self.hub is None else f"{self.hub[0]}@{self.hub[1][:12]}"
 
     def place(self, file: Place) -> Place:
-        """The place of a file that is not on the hub: an address, or a name in the data folder."""
+        """The place of a file that is not on the hub: a name in the data folder."""
         between = "" if self.source.endswith("/") else "/"
         return Place(f"{self.source}{between}{file.name}", file.sha256)
 
@@ -195,12 +191,8 @@ def _fault_of_source(base: BaseModel) -> str | None:
         if re.fullmatch(OWNED_HUB_NAME, name) and re.fullmatch(HUB_COMMIT, commit):
             return None
         return "a model on the hub is 'owner/name@' and a commit, 40 hex digits"
-    if base.is_url:
-        if not base.source.endswith("/"):
-            return "the address of a folder ends in '/'"
-        return fault_of_place(
-            Place(f"{base.source}model{WEIGHTS_FORMAT}", "0" * 64), (WEIGHTS_FORMAT,)
-        )
+    if Place(base.source).is_url:
+        return "it is a model on the hub, 'owner/name@COMMIT', or a folder in the data folder"
     return fault_of_place(Place(base.source), ())
 
 

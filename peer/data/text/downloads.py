@@ -122,24 +122,6 @@ class Downloads:
             os.fsync(file.fileno())  # before a power cut could leave the name alone
             partial.rename(path)
 
-    def fetch_new(self, url: str, *, tell: Tell = lambda done, whole: None) -> tuple[Path, Place]:
-        """Download a file whose hash is not known yet, for the author of a run.
-
-        Raises ``DataUnavailable``.
-        """
-        place = Place(url)
-        partial = self._folder / f"{blake3(url.encode()).hexdigest()}{PART}"
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with partial.open("a+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                digest = self._complete(place, partial, tell)
-                os.fsync(file.fileno())
-                path = partial.rename(self._folder / digest)
-        except OSError as error:
-            raise self._failed(place, error) from error
-        return path, Place(url, digest)
-
     def _failed(self, place: Place, error: OSError) -> DataUnavailable:
         if error.errno in FULL:
             reason = f"{self._folder} takes no more of it ({error.strerror}); free some space, and "

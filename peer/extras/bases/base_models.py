@@ -1,13 +1,12 @@
 """The published model that a run begins from: as the run's author names it, and on this machine.
 
 The hub tells the hash of every file of weights, so an author downloads nothing large from there.
-Files at an https address are downloaded to hash them. Weights in formats that can run code are
-refused.
+Weights in formats that can run code are refused.
 
-A peer gets the files from the hub, from an https address or from the data folder, and verifies
-them. They are never removed: a download of many files would otherwise lose the first of them to the
-last. ``base_folder`` puts them together as transformers reads them. Nothing but the tensors in them
-is read: the model's configuration is in the run file.
+A peer gets the files from the hub or from the data folder, and verifies them. They are never
+removed: a download of many files would otherwise lose the first of them to the last.
+``base_folder`` puts them together as transformers reads them. Nothing but the tensors in them is
+read: the model's configuration is in the run file.
 """
 
 from __future__ import annotations
@@ -15,19 +14,17 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.request import OpenerDirector
 
 from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 
 from dht.whole_files import new_folder
 from peer.data.hub import hub_address, hub_host
-from peer.data.text.downloads import Downloads, Host, KnownHashes, Tell, file_sha256
+from peer.data.text.downloads import Downloads, KnownHashes, file_sha256
 from peer.errors import DataUnavailable, PeerError, one_line
 from peer.installed import hub_errors, needed
 from peer.run_file.hf_config import published_settings
@@ -65,22 +62,21 @@ def base_folder(
     cache_dir: Path,
     data_dir: Path,
     tell: Progress = lambda name, share: None,
-    downloads: Downloads | None = None,
 ) -> Path | None:
     """A folder with the verified weights of the run's base; ``None`` if the run has no base.
 
-    ``downloads`` is for tests. Raises ``BaseUnavailable`` or ``ExtraMissing``.
+    Raises ``BaseUnavailable`` or ``ExtraMissing``.
     """
     base = base_of(run.model)
     if base is None:
         return None
     hashes = KnownHashes(cache_dir / "hashes")
     try:
-        if base.hub is None and not base.is_url:
+        if base.hub is None:
             paths = [_local(base, file, data_dir, hashes) for file in base.files]
         else:
-            made = downloads or model_downloads(cache_dir, _host(base))
-            paths = [_remote(base, file, made, hashes, tell) for file in base.files]
+            made = _downloads(cache_dir, base.hub[0])
+            paths = [_remote(base.hub, file, made, hashes, tell) for file in base.files]
         return _together(base, paths, cache_dir / "bases")
     except DataUnavailable as error:
         raise BaseUnavailable(base.text, error.reason) from error
@@ -100,44 +96,34 @@ def fetch_base(run: RunFile, data_dir: str | Path | None = None) -> Path | None:
 def missing_files(run: RunFile, *, cache_dir: Path) -> tuple[Place, ...]:
     """The files of the run's base that are still to be downloaded."""
     base = base_of(run.model)
-    if base is None or not (base.hub or base.is_url):
+    if base is None or base.hub is None:
         return ()
     folder = cache_dir / MODELS
     return tuple(f for f in base.files if f.sha256 and not (folder / f.sha256).exists())
 
 
-def missing_bytes(
-    run: RunFile, *, cache_dir: Path, downloads: Downloads | None = None
-) -> int | None:
+def missing_bytes(run: RunFile, *, cache_dir: Path) -> int | None:
     """The size of the files of the run's base that are still to be downloaded, in whole.
 
-    ``None`` if a server does not tell it. ``downloads`` is for tests.
+    ``None`` if the hub does not tell it.
     """
     base = base_of(run.model)
     missing = missing_files(run, cache_dir=cache_dir)
-    if base is None or not missing:
+    if base is None or base.hub is None or not missing:
         return 0
-    made = downloads or model_downloads(cache_dir, _host(base))
-    sizes = [made.size_bytes(_address(base, file)) for file in missing]
+    made = _downloads(cache_dir, base.hub[0])
+    sizes = [made.size_bytes(_address(base.hub, file)) for file in missing]
     known = [size for size in sizes if size is not None]
     return sum(known) if len(known) == len(sizes) else None
 
 
-def model_downloads(
-    cache_dir: Path, host: Host | None = None, *, opener: OpenerDirector | None = None
-) -> Downloads:
-    """The downloads of weights. ``opener`` is for tests."""
+def _downloads(cache_dir: Path, name: str) -> Downloads:
     return Downloads(
         cache_dir / MODELS,
         file_bytes_max=FILE_MAX_BYTES,
         folder_bytes_max=None,
-        host=host,
-        opener=opener,
+        host=hub_host(name),
     )
-
-
-def _host(base: BaseModel) -> Host | None:
-    return None if base.hub is None else hub_host(base.hub[0])
 
 
 def _local(base: BaseModel, file: Place, data_dir: Path, hashes: KnownHashes) -> Path:
@@ -154,20 +140,18 @@ def _local(base: BaseModel, file: Place, data_dir: Path, hashes: KnownHashes) ->
 
 
 def _remote(
-    base: BaseModel, file: Place, downloads: Downloads, hashes: KnownHashes, tell: Progress
+    hub: tuple[str, str], file: Place, downloads: Downloads, hashes: KnownHashes, tell: Progress
 ) -> Path:
     path, _ = downloads.fetch_checked(
-        _address(base, file),
+        _address(hub, file),
         hashes,
         tell=lambda done, whole: tell(file.name, done / max(1, whole)),
     )
     return path
 
 
-def _address(base: BaseModel, file: Place) -> Place:
-    if base.hub is None:
-        return base.place(file)
-    return Place(hub_address(*base.hub, file.name), file.sha256)
+def _address(hub: tuple[str, str], file: Place) -> Place:
+    return Place(hub_address(*hub, file.name), file.sha256)
 
 
 def _together(base: BaseModel, paths: Sequence[Path], folder: Path) -> Path:
@@ -203,9 +187,6 @@ def tensors_in(path: Path) -> Sequence[str]:
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
 
-SMALL_MAX_BYTES = 1 << 24
-"""Upper bound on a file of settings."""
-
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5")
 
 
@@ -223,20 +204,12 @@ class Published:
     end_token: str | None = None
 
 
-def published(
-    named: str,
-    *,
-    cache_dir: Path,
-    tell: Progress = lambda name, share: None,
-    opener: OpenerDirector | None = None,
-) -> Published:
-    """The model ``owner/name``, with or without ``@`` and a commit; an https address; a folder.
+def published(named: str) -> Published:
+    """The model ``owner/name``, with or without ``@`` and a commit; or one in a folder.
 
-    ``opener`` is for tests. Raises ``BaseUnavailable`` or ``ExtraMissing``.
+    Raises ``BaseUnavailable`` or ``ExtraMissing``.
     """
     try:
-        if named.lower().startswith("https://"):
-            return _at_address(named, cache_dir, tell, opener)
         if Path(named).is_dir():
             return _in_folder(named)
         return _on_hub(named)
@@ -252,8 +225,7 @@ def _on_hub(named: str) -> Published:
     if re.fullmatch(OWNED_HUB_NAME, name) is None:
         raise BaseUnavailable(
             named,
-            "it is no folder here; a model on the hub is named 'owner/name', and an address begins "
-            "with https://",
+            "it is no folder here; a model on the hub is named 'owner/name'",
         )
     try:
         info = huggingface_hub.HfApi().model_info(
@@ -310,40 +282,6 @@ def _in_folder(named: str) -> Published:
         end_token=end_token,
         **settings,
     )
-
-
-def _at_address(
-    named: str, cache_dir: Path, tell: Progress, opener: OpenerDirector | None
-) -> Published:
-    source = named if named.endswith("/") else f"{named}/"
-    downloads = model_downloads(cache_dir, opener=opener)
-    with tempfile.TemporaryDirectory() as folder:
-        small = Downloads(Path(folder), file_bytes_max=SMALL_MAX_BYTES, opener=opener)
-
-        def read(file: str) -> bytes:
-            return small.fetch_new(source + file)[0].read_bytes()
-
-        settings = _settings(read, named)
-        try:
-            weights: Sequence[str] = _weights([INDEX], read, named)
-        except DataUnavailable:  # it has no list of several files
-            weights = [SINGLE]
-    hashes = {}
-    for file in weights:
-        path, place = downloads.fetch_new(source + file, tell=_of_file(tell, file))
-        tensors_in(path)
-        assert place.sha256 is not None
-        hashes[file] = place.sha256
-    return Published(
-        source=source,
-        files=tuple(pinned(file, hashes[file]) for file in weights),
-        tokenizer=None,
-        **settings,
-    )
-
-
-def _of_file(tell: Progress, file: str) -> Tell:
-    return lambda done, whole: tell(file, done / max(1, whole))
 
 
 def _weights(there: Collection[str], read: Callable[[str], bytes], named: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import typer
 
-from peer.cli.application import complain, print_summary, progress
+from peer.cli.application import complain, print_summary, progress, report_if_slow
 from peer.extras.bases.base_models import base_folder, missing_bytes, missing_files
 from peer.model.recipes import needs_base
 from peer.quantities import bytes_text, plural
@@ -83,8 +83,8 @@ def run_from_base(named: str, *, rank: int | None, data: str | None) -> RunFile:
     from peer.extras.bases.lora import usual_targets
     from peer.model.recipes import build_model
 
-    with progress("reading the base", quiet=False) as show:
-        base_model = published(named, cache_dir=data_cache(), tell=lambda name, share: show(share))
+    with report_if_slow("still reading the base"):
+        base_model = published(named)
     plain: dict[str, Any] = {
         "config": base_model.config,
         "config_unset": list(base_model.config_unset) or None,

@@ -17,6 +17,6 @@ def test_a_base_and_a_repository_are_not_reached(
     """The hub's HTTP library has errors of its own, which ended `shoal run new` in a traceback."""
     leave_hub_out_of_reach(monkeypatch)
     with pytest.raises(BaseUnavailable, match="refused"):
-        published("a/b", cache_dir=tmp_path)
+        published("a/b")
     with pytest.raises(NotPushed, match="refused"):
         push(tmp_path, "a/b", message="an export")

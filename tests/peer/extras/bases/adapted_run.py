@@ -17,7 +17,7 @@ LORA = Lora(rank=4, alpha=8.0, targets=["q_proj", "mlp.up_proj"], base_dtype="fp
 
 def adapted_run(folder: Path, lora: Lora = LORA) -> RunFile:
     """``folder``: of the published model, whose parent is the data folder of the run."""
-    found = published(str(folder), cache_dir=Path("unused"))
+    found = published(str(folder))
     model = HfModel(
         config=found.config,
         config_unset=list(found.config_unset),
