@@ -594,8 +594,7 @@ class Participation:
         if all_have and not self.is_open:
             self._end_for_all(now)
         elif self.stage is Stage.FINISHED and sender == self.coordinating_peer != self._id.me:
-            # All have finished. With short cycles, rounds kept for ``round_s`` would pile up.
-            self.end_at = min(self.end_at, now + self._policy.margin_s)
+            self.end_at = now  # all have finished
         if self._waits and self._others_finished:
             at = now + self._policy.margin_s + self._policy.resend_s
             self._timers.setdefault(RoundTimer.OVERDUE, at)
@@ -623,7 +622,7 @@ class Participation:
         for peer in all_peers_of(self.commit, self.reducers):
             if peer != self._id.me and self.head is not None:
                 self._send(peer, messages.Finished(self.commit.fragment, self.id, self.head))
-        self.end_at = min(self.end_at, now + self._policy.margin_s)
+        self.end_at = now
         self._last_timers[LastTimer.SHOW] = math.inf
 
     def _show_signatures(self) -> None:
