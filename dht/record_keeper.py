@@ -1,4 +1,4 @@
-"""Decides which of other peers' records a node believes and remembers, and has those it stores.
+"""Decides which records the directory's part at this node believes, and has those it stores.
 
 A ``RecordKeeper`` considers the records that this node has seen before, and at a member of a run
 that admits only some peers, who may take part; both directories ask it when a record is stored and
@@ -11,17 +11,17 @@ from __future__ import annotations
 import heapq
 import math
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, KeysView
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, KeysView
 from dataclasses import dataclass, field
 
 from blake3 import blake3
 
 from dht.identity import PeerId, RunId
-from dht.records import KEY_MAX_BYTES, PeerRecord, Reason, Rejected, Sealed, check
+from dht.records import KEY_MAX_BYTES, Reason, Rejected, Sealed, check
 
 HEAP_SLACK = 256
-"""Times and ranks of entries that are gone which a heap may hold, besides one for each entry."""
+"""Ranks of entries that are gone which the sample may hold, besides as many again as entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,26 +41,6 @@ class KeeperLimits:
     """Limit of all records together."""
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """A record that is believed until it expires on this node's clock."""
-
-    sealed: Sealed
-    first_seen: float
-    """Time on this node's clock at which it first saw this sequence number."""
-
-    expires_at: float
-    """Time on this node's clock at which the record expires."""
-
-    @property
-    def peer(self) -> PeerId:
-        return self.sealed.peer
-
-    @property
-    def record(self) -> PeerRecord:
-        return self.sealed.record
-
-
 @dataclass(slots=True)
 class _Entry:
     sequence: int
@@ -68,6 +48,8 @@ class _Entry:
     size_bytes: int
     first_seen: float
     expires_at: float
+    """Its time to live runs on the own clock from when its sequence number was first seen."""
+
     forget_at: float
     rank: int
     settled: bool
@@ -86,41 +68,6 @@ class _Shelf:
     """Size of all entries, including expired ones: a cheap upper bound."""
 
     settled_bytes: int = 0
-
-
-@dataclass(slots=True)
-class _Deadlines:
-    """Times at which entries are over, for which nobody has to look at all entries.
-
-    An entry has one time here; where it has another one by then, it is asked for again later.
-    """
-
-    _heap: list[tuple[float, str, PeerId]] = field(default_factory=list)
-
-    def add(self, at: float, key: str, peer: PeerId) -> None:
-        heapq.heappush(self._heap, (at, key, peer))
-
-    def pop(
-        self, now: float, at: Callable[[str, PeerId], float | None]
-    ) -> list[tuple[str, PeerId]]:
-        """Remove and return the entries that are over; ``at``: the present time of an entry."""
-        over, later = [], []
-        while self._heap and self._heap[0][0] <= now:
-            _, key, peer = heapq.heappop(self._heap)
-            time = at(key, peer)
-            if time is not None and time <= now:
-                over.append((key, peer))
-            elif time is not None:
-                later.append((time, key, peer))
-        for item in dict.fromkeys(later):
-            heapq.heappush(self._heap, item)
-        return over
-
-    def shrink(self, entries: Iterable[tuple[float, str, PeerId]], count: int) -> None:
-        """Begin anew with these entries if most of the times are of entries that are gone."""
-        if len(self._heap) > 2 * count + HEAP_SLACK:
-            self._heap = list(entries)
-            heapq.heapify(self._heap)
 
 
 @dataclass(slots=True)
@@ -154,16 +101,15 @@ class RecordKeeper:
     """Secret of this node, from which ranks are computed."""
 
     _shelves: dict[str, _Shelf] = field(default_factory=dict)
-    _remembered: int = 0
+    _in_order: OrderedDict[tuple[str, PeerId], _Entry] = field(default_factory=OrderedDict)
+    """All entries, the longest unrenewed first."""
+
     _size_bytes: int = 0
     _settled: int = 0
     _settled_bytes: int = 0
     _sample: list[tuple[int, str, PeerId]] = field(default_factory=list)
     """Heap of entries that are not settled, highest rank first. Some of them are gone."""
 
-    _expiries: _Deadlines = field(default_factory=_Deadlines)
-    _forgets: _Deadlines = field(default_factory=_Deadlines)
-    _swept_at: float = -math.inf
     _pressed_at: float = -math.inf
 
     def admit(
@@ -173,23 +119,20 @@ class RecordKeeper:
         now: float,
         key: str | None = None,
         peer: PeerId | None = None,
-        age_s: float = 0.0,
         store: bool = False,
-    ) -> Admitted | Rejected:
+    ) -> Sealed | Rejected:
         """Judge a record that was found, or is to be stored, under ``key`` as that of ``peer``.
 
         The same record is admitted again until it expires. A rejected record does not change what
-        is remembered. ``age_s`` is the time since the peer that passed the record on first saw it:
-        without it, peers that pass on the record of a dead peer would keep it alive for ever.
-        ``store``: keep the record for others, if it is believed.
+        is remembered. ``store``: keep the record for others, if it is believed.
         """
-        verdict = self._judge(data, now=now, key=key, peer=peer, age_s=max(0.0, age_s))
+        verdict = self._judge(data, now=now, key=key, peer=peer)
         if isinstance(verdict, Rejected):
             self.rejected[verdict.reason] += 1
             return verdict
         self.admitted += 1
         if store:
-            self._shelves[verdict.sealed.key].entries[verdict.peer].stored = bytes(data)
+            self._shelves[verdict.key].entries[verdict.peer].stored = bytes(data)
         return verdict
 
     @property
@@ -210,7 +153,7 @@ class RecordKeeper:
         """Size of all records that this node stores for others."""
         return sum(
             entry.size_bytes
-            for _, _, entry in self._entries()
+            for entry in self._in_order.values()
             if entry.stored is not None and now < entry.expires_at
         )
 
@@ -219,7 +162,7 @@ class RecordKeeper:
         newest: dict[PeerId, bytes] = {}
         for data in dict.fromkeys(found):  # nodes that store a record mostly agree
             verdict = self.admit(data, now=now, key=key)
-            if isinstance(verdict, Admitted):  # no older one than was admitted before
+            if isinstance(verdict, Sealed):  # no older one than was admitted before
                 newest[verdict.peer] = data
         return dict(sorted(newest.items()))
 
@@ -228,8 +171,8 @@ class RecordKeeper:
         return None if shelf is None else shelf.entries.get(peer)
 
     def _judge(
-        self, data: bytes, *, now: float, key: str | None, peer: PeerId | None, age_s: float
-    ) -> Admitted | Rejected:
+        self, data: bytes, *, now: float, key: str | None, peer: PeerId | None
+    ) -> Sealed | Rejected:
         sealed = check(data, run=self.run, key=key, peer=peer)
         if isinstance(sealed, Rejected):
             return sealed
@@ -247,27 +190,21 @@ class RecordKeeper:
                 if now >= entry.expires_at:
                     age_s = now - entry.first_seen
                     return Rejected("stale", f"first seen {age_s:.1f} s ago, ttl {sealed.ttl_s:g}")
-                return Admitted(sealed, entry.first_seen, entry.expires_at)
-        first_seen = now - age_s
-        expires_at = first_seen + sealed.ttl_s
-        if sealed.ttl_s > 0 and now >= expires_at:
-            return Rejected("stale", f"first seen {age_s:.1f} s ago, ttl {sealed.ttl_s:g}")
-        if now - self._swept_at >= 1.0:
-            self._swept_at = now
-            self._forget(self._forgets.pop(now, self._forget_at))
+                return sealed
+        self._drop_while(lambda entry: entry.forget_at <= now)
+        expires_at = now + sealed.ttl_s
         new = _Entry(
             sequence=sealed.sequence,
             digest=sealed.digest,
             size_bytes=len(data),
-            first_seen=first_seen,
+            first_seen=now,
             expires_at=expires_at,
             forget_at=max(expires_at, now + self.limits.memory_s),
             rank=self._rank(sealed.key, sealed.peer),
             settled=False,
             stored=None,
         )
-        refusal = self._place(sealed.key, sealed.peer, new, now)
-        return refusal or Admitted(sealed, first_seen, expires_at)
+        return self._place(sealed.key, sealed.peer, new, now) or sealed
 
     def _rank(self, key: str, peer: PeerId) -> int:
         return int.from_bytes(blake3(f"{key} {peer}".encode() + self.salt).digest(8), "big")
@@ -292,14 +229,14 @@ class RecordKeeper:
             and self._settled_bytes + new.size_bytes <= limits.bytes_max // 2
             and self._settled < limits.records_max // 2
         )
-        shelf.entries[peer] = new
+        shelf.entries[peer] = self._in_order[key, peer] = new
         self._count(shelf, new, 1)
         if not new.settled:
             heapq.heappush(self._sample, (-new.rank, key, peer))
-        if old is None:
-            self._expiries.add(new.expires_at, key, peer)
-            self._forgets.add(new.forget_at, key, peer)
-        self._shrink()
+            if len(self._sample) > 2 * len(self._in_order) + HEAP_SLACK:
+                known = self._in_order.items()
+                self._sample = [(-e.rank, k, p) for (k, p), e in known if not e.settled]
+                heapq.heapify(self._sample)
         return None
 
     def _make_room_under_key(
@@ -330,20 +267,18 @@ class RecordKeeper:
 
         def full() -> bool:
             return (
-                self._remembered + more > limits.records_max
+                len(self._in_order) + more > limits.records_max
                 or self._size_bytes + more_bytes > limits.bytes_max
             )
 
         if full() and now - self._pressed_at >= 1.0:  # a sweep is not free
             self._pressed_at = now
-            self._forget(self._expiries.pop(now, self._expires_at))
+            self._drop_while(lambda entry: entry.expires_at <= now)
         while full():
             highest = self._highest_of_sample()
             if highest is None or -highest[0] <= rank:
-                return Rejected(
-                    "full",
-                    f"{self._remembered} records with {self._size_bytes} bytes are held already",
-                )
+                held = f"{len(self._in_order)} records with {self._size_bytes} bytes"
+                return Rejected("full", f"{held} are held already")
             self._remove(*highest[1:])
         return None
 
@@ -358,6 +293,7 @@ class RecordKeeper:
 
     def _remove(self, key: str, peer: PeerId) -> None:
         shelf = self._shelves[key]
+        del self._in_order[key, peer]
         self._count(shelf, shelf.entries.pop(peer), -1)
         if not shelf.entries:
             del self._shelves[key]
@@ -365,34 +301,15 @@ class RecordKeeper:
     def _count(self, shelf: _Shelf, entry: _Entry, sign: int) -> None:
         shelf.size_bytes += sign * entry.size_bytes
         self._size_bytes += sign * entry.size_bytes
-        self._remembered += sign
         if entry.settled:
             shelf.settled_bytes += sign * entry.size_bytes
             self._settled_bytes += sign * entry.size_bytes
             self._settled += sign
 
-    def _forget(self, over: Iterable[tuple[str, PeerId]]) -> None:
-        for key, peer in over:
-            self._remove(key, peer)
+    def _drop_while(self, over: Callable[[_Entry], bool]) -> None:
+        """Drop the longest unrenewed entries, up to the first that is not over.
 
-    def _expires_at(self, key: str, peer: PeerId) -> float | None:
-        entry = self._entry(key, peer)
-        return None if entry is None else entry.expires_at
-
-    def _forget_at(self, key: str, peer: PeerId) -> float | None:
-        entry = self._entry(key, peer)
-        return None if entry is None else entry.forget_at
-
-    def _entries(self) -> Iterator[tuple[str, PeerId, _Entry]]:
-        for key, shelf in self._shelves.items():
-            for peer, entry in shelf.entries.items():
-                yield key, peer, entry
-
-    def _shrink(self) -> None:
-        """Drop what the heaps hold of entries that are gone, once that is most of it."""
-        count = self._remembered
-        self._expiries.shrink(((e.expires_at, k, p) for k, p, e in self._entries()), count)
-        self._forgets.shrink(((e.forget_at, k, p) for k, p, e in self._entries()), count)
-        if len(self._sample) > 2 * count + HEAP_SLACK:
-            self._sample = [(-e.rank, k, p) for k, p, e in self._entries() if not e.settled]
-            heapq.heapify(self._sample)
+        Those behind it are dropped later: nobody has to look at all entries.
+        """
+        while self._in_order and over(self._in_order[first := next(iter(self._in_order))]):
+            self._remove(*first)

@@ -677,8 +677,8 @@ dht.membership.table.PeerTable._read_at
 dht.membership.table.PeerTable._quiet""",
     "half for the first that came, half a sample by a rank that only this node can compute": """
 dht.record_keeper._Shelf.entries
-dht.record_keeper._Deadlines._heap
 dht.record_keeper.RecordKeeper._shelves
+dht.record_keeper.RecordKeeper._in_order
 dht.record_keeper.RecordKeeper._sample""",
     "helpers that denied, cleared at each verdict": """
 dht.membership.reachability.Verdict.denials""",

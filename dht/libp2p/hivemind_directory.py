@@ -77,7 +77,7 @@ class RecordStorage:
         if isinstance(verdict, Rejected):
             _logger.debug("record_rejected %s: %s", verdict.reason, verdict.detail)
             return False
-        self._key_at[id_of(verdict.sealed.key)] = verdict.sealed.key
+        self._key_at[id_of(verdict.key)] = verdict.key
         known = self._keeper.known_keys
         if len(self._key_at) > 2 * len(known) + KEYS_SLACK:
             self._key_at = {place: key for place, key in self._key_at.items() if key in known}
