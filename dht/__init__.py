@@ -6,11 +6,10 @@ with their signed records, and calls and streams to them.
 Start reading at ``host`` (the interface of a network host; everything above uses only that) and
 ``records`` (signed records and the rules for believing them). ``identity``, ``addresses`` and
 ``errors`` hold the values used everywhere, and ``public_ip`` says which addresses are public;
-``forwarding_host`` is the base of hosts that change a part of another one, as ``throttled_host``
-and ``guarded_host`` do. ``record_keeper`` decides which records a node keeps for the swarm,
-``protocol`` numbers the forms of messages, and ``decoding`` reads what others sent;
-``limits`` has what others may have of this peer, and ``bounded_mapping`` and ``whole_files`` are
-used by all packages. The rooms:
+``wrapped_host`` has hosts that change a part of another one. ``record_keeper`` decides which
+records a node keeps for the swarm, ``protocol`` numbers the forms of messages, and ``decoding``
+reads what others sent; ``limits`` has what others may have of this peer, and ``bounded_mapping``
+and ``whole_files`` are used by all packages. The rooms:
 
 - ``membership``: pure decisions about the members of a run, the next contacts, and reachability;
 - ``presence``: carries these decisions out over any host, with timers and calls;

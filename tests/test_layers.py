@@ -688,7 +688,7 @@ dht.presence.intake.Intake.misfits""",
 dht.libp2p.lane.lane.Lane.counters
 dht.libp2p.lane.meetings.Ends.counters
 dht.libp2p.lane.relaying.Relay.counters
-dht.throttled_host.Gate.sent_for
+dht.wrapped_host.Gate.sent_for
 averaging.live.guard.Guard.counters
 averaging.live.settings.AveragerStats.refused
 averaging.live.states.fetch_server.FetchServer.counters

@@ -81,9 +81,9 @@ from averaging.numbers.chunks import Cutting, leads_to, path_to
 from averaging.rules.electors import Electors
 from averaging.rules.reputation import Deed, Ground
 from dht.errors import HostClosed, StreamBroken
-from dht.guarded_host import refuse
 from dht.host import Stream
 from dht.identity import PeerId, RunId
+from dht.wrapped_host import refuse
 
 CLAIMS_MAX_BYTES = 64 << 10
 SHOWN_OF_UPLOADS = 3.0

@@ -26,13 +26,13 @@ from averaging.rules.policy import RoundPolicy
 from averaging.virtual.keys import Keys
 from averaging.virtual.membership import Membership
 from averaging.virtual.peer import Kit, Learner, Peer, PeerPlan, Watch
-from dht.forwarding_host import DiallingHost
 from dht.host import Messaging
 from dht.identity import PeerId, RunId
 from dht.memory.event_heap import Timer
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import CALM, Weather
 from dht.memory.virtual_loop import VirtualLoop, running_loop
+from dht.wrapped_host import DiallingHost
 
 T = TypeVar("T")
 

@@ -30,7 +30,6 @@ from dht.errors import (
     HostClosed,
     PeerUnreachable,
 )
-from dht.guarded_host import GuardedHost, Refusal
 from dht.host import (
     UNARY_MAX_BYTES,
     CallHandler,
@@ -73,6 +72,7 @@ from dht.libp2p.listening import why_silent
 from dht.libp2p.names import by_ip
 from dht.libp2p.places import HOP_PROTOCOL, RESERVE, RelayPlaces
 from dht.record_keeper import RecordKeeper
+from dht.wrapped_host import GuardedHost, Refusal
 
 _logger = logging.getLogger("dht.host")
 

@@ -9,8 +9,7 @@ Start reading at ``table`` (the members of a run, and the directory's buckets). 
 this peer, ``own_record`` makes the record that this peer publishes, ``admission`` decides who may
 take part by the signatures in ``credentials``, ``orders`` is what the run's owner says besides
 bans, ``hello`` is the wire format of direct messages, ``replicas`` chooses the nodes that hold a
-key, ``clock_offset`` compares wall clocks, and ``peer_cache`` is the format of the file of known
-peers.
+key, and ``clock_offset`` compares wall clocks.
 
 Randomness is passed in as a generator. Nothing here may wait, send, read a clock or open a file.
 """

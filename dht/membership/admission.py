@@ -2,7 +2,7 @@
 
 ``Admission`` holds the terms of the run file, the directives of its owner and delegates, and the
 credentials that peers have shown. ``refusal`` is asked before any protocol of the run answers a
-peer (``dht.guarded_host``), before its record is stored or believed (``dht.records``), and by the
+peer (``dht.wrapped_host``), before its record is stored or believed (``dht.records``), and by the
 simulator. It looks at bans and dates at each call, so that a new directive takes effect at once;
 only the signatures of a credential are checked once.
 """

@@ -19,9 +19,11 @@ from multiaddr import Multiaddr
 from dht.addresses import deduplicate, no_seed, peer_of
 from dht.errors import ANOTHER_PEER
 from dht.identity import PeerId
-from dht.membership.peer_cache import CACHED_PEERS_MAX
 
 SEEDS_MAX = 64
+CACHED_MAX = 128
+"""Limit of addresses of peers met earlier."""
+
 REASON_MAX = 120
 
 CONNECT_TIMEOUT_S = 5.0
@@ -150,7 +152,7 @@ class SeedPlanner:
     def _add(
         self, peer: PeerId, address: Multiaddr, source: Literal["seed", "cached"], now: float
     ) -> None:
-        limit = SEEDS_MAX + CACHED_PEERS_MAX if source == "cached" else SEEDS_MAX
+        limit = SEEDS_MAX + CACHED_MAX if source == "cached" else SEEDS_MAX
         if peer != self.me and len(self._entries) < limit:
             self._entries.setdefault(str(address), _Entry(peer, address, source, due_at=now))
 

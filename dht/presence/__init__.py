@@ -8,7 +8,7 @@ put together). The parts, in the order in which they depend on each other: ``set
 ``this_peer`` (what all parts share: events, the own signed record); ``dialler`` (connections);
 ``dial_back`` and ``reachability_checks`` (can others dial this peer); ``intake`` (records from the
 network, and reading the directory); ``run_files``; ``greeting`` (hello and goodbye); ``seeking``
-(seeds); ``kept_peers`` (the file of known peers); ``door`` (who is let in, and the directives of
+(seeds, and the file of known peers); ``door`` (who is let in, and the directives of
 the run's owner).
 
 Every part keeps its own state, and a part only calls parts before it in that order. All tasks

@@ -1,6 +1,6 @@
 """The door of a run: peers show their credentials here, and the owner's directives spread.
 
-``dht.guarded_host`` asks ``refusal`` before a protocol of the run answers. A member's credential is
+``dht.wrapped_host`` asks ``refusal`` before a protocol of the run answers. A member's credential is
 known from its record; any other peer is asked for it, once.
 
 A directive is passed on to every connected member as soon as it is known. Once in a while each peer

@@ -37,10 +37,9 @@ from dht.presence.dialler import Dialler
 from dht.presence.door import Door
 from dht.presence.greeting import Greeting
 from dht.presence.intake import BucketReading, Intake, Misfit
-from dht.presence.kept_peers import KeptPeers
 from dht.presence.reachability_checks import ReachabilityChecks
 from dht.presence.run_files import RunFiles
-from dht.presence.seeking import Seeking
+from dht.presence.seeking import KeptPeers, Seeking
 from dht.presence.settings import GOODBYE_TIMEOUT_S, PresenceSettings, Profile
 from dht.presence.this_peer import Announcement, Events, PresenceStats, ThisPeer, pause
 from dht.records import (
@@ -207,7 +206,7 @@ class Presence:
         kept = await self._kept.load()
         if kept is not None:
             self._this.own.sequence = max(self._this.own.sequence, kept.sequence)
-            self._seeking.add((), kept.addresses())
+            self._seeking.add((), kept.usable())
         if self._door is not None:
             await self._door.open()
         await self._greeting.serve()

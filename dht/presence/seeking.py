@@ -1,6 +1,8 @@
 """Dials seeds and the peers met in earlier sessions, whenever too few other peers are connected.
 
-``dht.membership.seeds`` decides which address to dial and when.
+``dht.membership.seeds`` decides which address to dial and when. The peers met are kept in a file,
+which the next session dials: written at once for the first few peers, then from time to time. A
+file that cannot be read or written is reported and otherwise ignored.
 """
 
 from __future__ import annotations
@@ -8,16 +10,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
 
+import msgspec
 from multiaddr import Multiaddr
 
-from dht.errors import HostClosed, PeerUnreachable
+from dht.addresses import TEXT_MAX, parse_seed, with_peer
+from dht.decoding import decoded
+from dht.errors import AddressError, HostClosed, PeerUnreachable
+from dht.identity import PeerId, RunId
 from dht.membership.contacts import is_lonely
-from dht.membership.seeds import CONNECT_TIMEOUT_S, Attempt, Outcome, SeedPlanner
+from dht.membership.seeds import (
+    CACHED_MAX,
+    CONNECT_TIMEOUT_S,
+    Attempt,
+    Outcome,
+    SeedPlanner,
+)
+from dht.membership.table import Member, PeerTable
 from dht.presence.dialler import Dialler
 from dht.presence.greeting import Greeting
 from dht.presence.reachability_checks import ReachabilityChecks
-from dht.presence.this_peer import ThisPeer, pause
+from dht.presence.this_peer import Events, ThisPeer, pause
+from dht.records import SEQUENCE_MAX
+from dht.whole_files import write_whole
+
+CACHE_MAX_BYTES = 256 * 1024
+FEW = 8
+"""Number of peers that suffice to find the others: kept even if the process dies early."""
 
 
 class Seeking:
@@ -92,3 +113,116 @@ class Seeking:
         await self._greeting.say_hello(attempt.peer)
         self._wanted.set()
         self._on_connected()
+
+
+# --- the file of the peers met ------------------------------------------------------------------
+
+
+class PeerCache(msgspec.Struct, frozen=True):
+    """Content of the file: addresses of peers of one run, and the own sequence number."""
+
+    run: str = ""
+    sequence: Annotated[int, msgspec.Meta(ge=0, le=SEQUENCE_MAX)] = 0
+    """The last sequence number this peer used, so that the next session's records are newer."""
+
+    addresses: Annotated[
+        list[Annotated[str, msgspec.Meta(max_length=TEXT_MAX)]],
+        msgspec.Meta(max_length=CACHED_MAX),
+    ] = []
+    """Addresses of peers that have answered, the latest first, each with its peer's id."""
+
+    def usable(self) -> tuple[Multiaddr, ...]:
+        """The addresses that can be read. The file may have been written by hand."""
+        good: list[Multiaddr] = []
+        for text in self.addresses:
+            with contextlib.suppress(AddressError):
+                good.append(parse_seed(text))
+        return tuple(good)
+
+
+_decoder = msgspec.json.Decoder(PeerCache)
+
+
+class KeptPeers:
+    """The file of one peer and run; without a path nothing is read or written."""
+
+    def __init__(
+        self, path: Path | None, run: RunId | None, *, every_s: float, events: Events
+    ) -> None:
+        self._path = path
+        self._run = run
+        self._every_s = every_s
+        self._events = events
+        self._due_at = 0.0
+        self._kept: frozenset[PeerId] = frozenset()
+
+    async def load(self) -> PeerCache | None:
+        """Read the file of an earlier session of the same run. Call this before ``save_if_due``."""
+        loop = asyncio.get_running_loop()
+        self._due_at = loop.time() + self._every_s
+        if self._path is None:
+            return None
+        try:
+            cache = await loop.run_in_executor(None, load_cache, self._path)
+        except (OSError, ValueError) as error:
+            text = f"the peers kept in {self._path} cannot be read and are not used: {error}"
+            self._events.tell("cache_unreadable", text, path=str(self._path))
+            return None
+        return cache if cache is not None and cache.run == (self._run or "") else None
+
+    async def save_if_due(self, table: PeerTable, sequence: int) -> None:
+        """Save if the last time is long ago, or if few peers are kept and a new one was met."""
+        met = _met(table)
+        missing = len(self._kept) < FEW and any(each.peer not in self._kept for each in met)
+        if missing or asyncio.get_running_loop().time() >= self._due_at:
+            await self._save(met, sequence)
+
+    async def save(self, table: PeerTable, sequence: int) -> None:
+        """Keep the peers that answered this one, the latest first."""
+        await self._save(_met(table), sequence)
+
+    async def _save(self, met: list[Member], sequence: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._due_at = loop.time() + self._every_s
+        self._kept = frozenset(member.peer for member in met)
+        if self._path is None:
+            return
+        if not met:
+            return  # those kept by an earlier session may yet come back
+        met.sort(key=lambda member: (-(member.heard_at or 0.0), member.peer))
+        addresses = [with_peer(at, member.peer) for member in met for at in member.addresses]
+        cache = PeerCache(self._run or "", sequence, list(map(str, addresses[:CACHED_MAX])))
+        try:
+            await loop.run_in_executor(None, save_cache, self._path, cache)
+        except OSError as error:
+            text = f"the peers met cannot be kept in {self._path}: {error.strerror or error}"
+            self._events.tell("cache_unwritable", text, path=str(self._path))
+
+
+def _met(table: PeerTable) -> list[Member]:
+    """The members that have answered this peer and can be dialled."""
+    return [
+        member
+        for member in table
+        if member.heard_at is not None and member.reachable is not False and member.addresses
+    ]
+
+
+def load_cache(path: Path) -> PeerCache | None:
+    """Read the file at ``path``; ``None`` without a file. Raises ``ValueError`` or ``OSError``."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(CACHE_MAX_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    return decode_cache(data)
+
+
+def decode_cache(data: bytes) -> PeerCache:
+    """Decode a file's content. Raises ``ValueError``."""
+    return decoded(data, _decoder.decode, "a list of known peers", max_bytes=CACHE_MAX_BYTES)
+
+
+def save_cache(path: Path, cache: PeerCache) -> None:
+    """Replace the file as a whole or not at all. Raises ``OSError``."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(cache), indent=1) + b"\n")

@@ -14,8 +14,7 @@ from averaging.live.settings import Participant, RunTerms, Surroundings
 from averaging.numbers.arrays import check_subnormals
 from averaging.rules.orders import OrderBook
 from dht.errors import DhtError
-from dht.forwarding_host import DiallingHost
-from dht.throttled_host import ThrottledHost
+from dht.wrapped_host import DiallingHost, ThrottledHost
 from peer.agent.figures import rows_of, status_of
 from peer.agent.histories import Histories
 from peer.agent.leaving import Leaving

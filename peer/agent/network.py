@@ -21,7 +21,6 @@ from dht import addresses as address_rules
 from dht import protocol
 from dht.bounded_mapping import BoundedMapping, by_age
 from dht.errors import DhtError
-from dht.guarded_host import GuardedHost
 from dht.identity import PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
@@ -34,6 +33,7 @@ from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from dht.presence.this_peer import Events, PresenceEvent
 from dht.record_keeper import KeeperLimits, RecordKeeper
+from dht.wrapped_host import GuardedHost
 from peer import status
 from peer.agent.policies import presence_settings
 from peer.agent.services import Seat

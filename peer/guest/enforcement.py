@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from dht.throttled_host import Gate
 from dht.whole_files import new_file, write_whole
+from dht.wrapped_host import Gate
 from peer.guest import machine, other_programs
 from peer.guest.accelerators import Accelerators
 from peer.guest.other_programs import OwnUse, ProcessorTimes

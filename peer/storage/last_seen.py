@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from dht.identity import RunId
-from dht.membership.peer_cache import PeerCache
-from dht.presence.kept_peers import load_cache
+from dht.presence.seeking import load_cache
 from dht.whole_files import read_json, write_whole
 from peer.errors import RunFileError
 from peer.quantities import count_text, listed
@@ -108,11 +107,13 @@ def _from_checkpoint(folder: Path, run_id: RunId) -> LastSeen | None:
 def _from_peers(folder: Path, run_id: RunId) -> LastSeen | None:
     path = folder / PEERS
     try:
-        cache: PeerCache | None = load_cache(path)
+        cache = load_cache(path)
         at = path.stat().st_mtime
     except (OSError, ValueError):
         return None
-    return LastSeen(at=at) if cache is not None and cache.run == run_id and cache.peers else None
+    if cache is None or cache.run != run_id or not cache.addresses:
+        return None
+    return LastSeen(at=at)
 
 
 def recall(run_id: RunId, folders: Iterable[Path | None] = ()) -> LastSeen | None:

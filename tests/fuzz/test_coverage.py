@@ -33,7 +33,7 @@ OWN_FILES = "files that this peer has written"
 OWN_PROCESS = "from a process that this one has started, or that has started this one"
 OWN_DAEMON = "from the libp2p daemon, which strangers reach through FrameStream only"
 NOT_FROM_STRANGERS: dict[str, str] = {
-    "dht/membership/peer_cache.py": OWN_FILES,
+    "dht/presence/seeking.py": OWN_FILES,
     "dht/presence/door.py": OWN_FILES,
     "dht/whole_files.py": OWN_FILES,
     "dht/libp2p/lane/pacing.py": "from the kernel",

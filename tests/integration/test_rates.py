@@ -9,7 +9,7 @@ import pytest
 
 from dht.host import Stream
 from dht.libp2p.lane.settings import LaneSettings
-from dht.throttled_host import Gate, ThrottledHost
+from dht.wrapped_host import Gate, ThrottledHost
 from tests.integration.loopback import LOOPBACK, hosts, run
 from tests.swarms.commands import tell
 

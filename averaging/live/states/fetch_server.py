@@ -37,10 +37,10 @@ from averaging.live.streams.threads import Threads
 from averaging.messages import BadMessage, Count, Digest, Signatures, encode_signatures
 from averaging.rules.line_speed import LineSpeed
 from dht.errors import HostClosed, StreamBroken
-from dht.guarded_host import refuse
 from dht.host import Messaging, Stream
 from dht.identity import PeerId, RunId
 from dht.limits import Rate
+from dht.wrapped_host import refuse
 
 logger = logging.getLogger(__name__)
 

@@ -31,10 +31,10 @@ from averaging.live.streams.bulk import HEADER_MAX_BYTES, Bulk, TransportSetting
 from averaging.live.streams.questions import RELAYED
 from averaging.rules.line_speed import paired
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
-from dht.guarded_host import REASON_MAX_BYTES, REFUSED
 from dht.host import Messaging, Stream
 from dht.identity import PeerId, RunId
 from dht.limits import Place, Places, Rate
+from dht.wrapped_host import REASON_MAX_BYTES, REFUSED
 
 logger = logging.getLogger(__name__)
 

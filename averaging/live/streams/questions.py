@@ -1,7 +1,7 @@
 """Streams on which one peer asks and the other answers: for those who catch up, and for auditors.
 
 A request is one frame. Its answer is frames that begin with ``DATA``, or one refusal with the
-reason (``dht.guarded_host.refuse``), after which the stream ends. One request follows another.
+reason (``dht.wrapped_host.refuse``), after which the stream ends. One request follows another.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgspec
 from averaging.messages import BadMessage, unpacked
 from averaging.numbers.arrays import uninitialised
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
-from dht.guarded_host import REASON_MAX_BYTES, REFUSED, refuse
 from dht.host import Messaging, Stream
 from dht.identity import PeerId
+from dht.wrapped_host import REASON_MAX_BYTES, REFUSED, refuse
 
 DATA = b"\x01"
 BUSY = b"\x03"

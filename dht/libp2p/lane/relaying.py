@@ -27,7 +27,7 @@ from dht.host import report
 from dht.identity import PeerId
 from dht.libp2p.framing.sealing import NUMBER_BYTES
 from dht.limits import FairQueue, Place, Places
-from dht.throttled_host import Gate
+from dht.wrapped_host import Gate
 
 JOINED = b"\x01"
 """Sent to both ends once both legs are there."""

@@ -13,11 +13,11 @@ from averaging import messages as said
 from averaging.live.states.fetcher import Fetcher, FetchFailed
 from averaging.live.streams.threads import Threads
 from dht.errors import PeerUnreachable, StreamBroken
-from dht.guarded_host import REFUSED, GuardedHost
 from dht.host import Messaging
 from dht.identity import PeerId
 from dht.membership.admission import NO_INVITE, Admission
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
+from dht.wrapped_host import REFUSED, GuardedHost
 from tests.averaging.live.quadratic import LAYOUT, RUN, Peer, Swarm, swarm
 from tests.averaging.live.served_states import EVERYBODY
 from tests.averaging.message_examples import EXAMPLES

@@ -26,12 +26,12 @@ from averaging.rules.due import DuePolicy
 from averaging.rules.peer_view import PeerView
 from averaging.rules.quorum import QuorumPolicy
 from dht.errors import PeerUnreachable
-from dht.forwarding_host import ForwardingHost
 from dht.host import Stream
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import CALM
 from dht.protocol import NEWEST
+from dht.wrapped_host import ForwardingHost
 from tests.averaging.live.quadratic import POLICY, RUN, check_tokens, start_of, swarm
 
 

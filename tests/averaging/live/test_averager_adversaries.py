@@ -30,10 +30,10 @@ from averaging.numbers.layout import Layout, TensorSpec
 from averaging.round.contributing import Contribution
 from averaging.round.traffic import Route, Traffic
 from dht.errors import StreamBroken
-from dht.guarded_host import GuardedHost
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
+from dht.wrapped_host import GuardedHost
 from tests.averaging.live.quadratic import LAYOUT, POLICY, RUN, Peer, Swarm, start_of, swarm
 from tests.averaging.live.served_states import EVERYBODY
 from tests.dht.membership.signers import only

@@ -10,7 +10,7 @@ from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.line_levels import Level, ladder
 from dht.memory.host import MemoryNetwork
 from dht.memory.virtual_loop import run
-from dht.throttled_host import Gate, ThrottledHost
+from dht.wrapped_host import Gate, ThrottledHost
 from tests.averaging.live.quadratic import POLICY, Swarm, swarm
 
 LAYOUT: Final = Layout.build([TensorSpec(f"block.{i}", (25, 1000)) for i in range(64)], 1)

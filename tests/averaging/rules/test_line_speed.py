@@ -18,7 +18,7 @@ from averaging.round.gathering.roster import slice_shares
 from averaging.rules.line_speed import CARRIED_MIN_BYTES, LineSpeed, paired
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork
-from dht.throttled_host import Gate, ThrottledHost
+from dht.wrapped_host import Gate, ThrottledHost
 from tests.averaging.live.links import introduce, linked
 from tests.averaging.live.quadratic import POLICY, swarm
 

@@ -16,9 +16,9 @@ from averaging.rules.due import DuePolicy
 from averaging.rules.policy import RoundPolicy
 from averaging.virtual.peer import Peer, PeerPlan
 from dht.errors import PeerUnreachable
-from dht.forwarding_host import ForwardingHost
 from dht.host import Messaging, Stream
 from dht.identity import PeerId
+from dht.wrapped_host import ForwardingHost
 from tests.averaging.virtual.swarm import Swarm
 
 POLICY = RoundPolicy(

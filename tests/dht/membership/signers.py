@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dht.guarded_host import Refusal
 from dht.identity import Identity, PeerId, RunId
 from dht.membership.admission import Admission, Terms
 from dht.membership.credentials import Delegation, InviteKey, Role, Signer, admit, encode
+from dht.wrapped_host import Refusal
 
 RUN = RunId("5f" * 32)
 OTHER_RUN = RunId("6f" * 32)

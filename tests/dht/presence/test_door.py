@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from dht.errors import CallRefused, PeerUnreachable
-from dht.guarded_host import REFUSED, GuardedHost
 from dht.host import Stream
 from dht.identity import PeerId, public_key_of
 from dht.membership import hello as wire
@@ -22,6 +21,7 @@ from dht.memory.host import EPOCH, MemoryHost, identity_of
 from dht.memory.network import CALM, STORM, Weather
 from dht.presence.door import ASKS_FIRST_S, exchange_papers
 from dht.presence.settings import PresenceSettings
+from dht.wrapped_host import REFUSED, GuardedHost
 from tests.dht.membership.signers import (
     DAY,
     DELEGATES,

@@ -12,7 +12,6 @@ import pytest
 from multiaddr import Multiaddr
 
 from dht.errors import PeerUnreachable
-from dht.guarded_host import GuardedHost
 from dht.identity import Identity, PeerId, RunId
 from dht.membership.admission import NO_INVITE, Admission
 from dht.membership.credentials import InviteKey, Signer, admit, encode
@@ -20,6 +19,7 @@ from dht.membership.orders import End, Orders
 from dht.membership.reachability import in_words
 from dht.memory.host import EPOCH, identity_of
 from dht.presence.presence import Presence
+from dht.wrapped_host import GuardedHost
 from peer import status
 from peer.contributors import Contributor
 from peer.errors import NobodyMet, NotAdmitted

@@ -9,8 +9,7 @@ import pytest
 
 from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
-from dht.membership.peer_cache import CachedPeer, PeerCache
-from dht.presence.kept_peers import save_cache
+from dht.presence.seeking import PeerCache, save_cache
 from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
@@ -41,12 +40,12 @@ def test_a_damaged_record_is_no_record(tmp_path: Path, content: bytes) -> None:
 
 
 def test_peers_that_were_met_show_that_a_run_has_existed(tmp_path: Path) -> None:
-    def save(*peers: CachedPeer) -> None:
-        save_cache(tmp_path / "peers.json", PeerCache(run=RUN.run_id, peers=list(peers)))
+    def save(*addresses: str) -> None:
+        save_cache(tmp_path / "peers.json", PeerCache(run=RUN.run_id, addresses=list(addresses)))
 
     save()
     assert load_last_seen(tmp_path, RUN.run_id) is None
-    save(CachedPeer("12D3KooWBoris", []))
+    save("/ip4/203.0.113.7/tcp/7700/p2p/12D3KooWBoris")
     seen = load_last_seen(tmp_path, RUN.run_id)
     assert seen is not None and seen.run_file(RUN.run_id) is None
     assert load_last_seen(tmp_path, RunFile(name="new").run_id) is None
@@ -61,7 +60,7 @@ def test_the_newest_of_all_folders_counts_and_one_with_a_run_file_comes_first(
     save_last_seen(tmp_path / "own", LastSeen(run=SEEN.run, at=20.0, tokens=2))
     save_cache(
         data_home / "runs" / RUN.run_id[:16] / "peers.json",
-        PeerCache(run=RUN.run_id, peers=[CachedPeer("12D3KooWBoris", [])]),
+        PeerCache(run=RUN.run_id, addresses=["/ip4/203.0.113.7"]),
     )
     newest = recall(RUN.run_id, [tmp_path / "own", None])
     assert newest is not None and newest.tokens == 2

@@ -39,13 +39,13 @@ from averaging.live.streams.questions import ask, next_data
 from averaging.live.streams.threads import Threads
 from averaging.messages import BadMessage, Link
 from dht.errors import HostClosed, StreamBroken
-from dht.guarded_host import GuardedHost
 from dht.host import Host
 from dht.identity import PeerId, RunId
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import Weather
 from dht.memory.stream import MemoryStream
 from dht.memory.virtual_loop import run
+from dht.wrapped_host import GuardedHost
 from tests.averaging.live.links import introduce
 from tests.averaging.live.served_states import (
     EVERYBODY,

@@ -10,12 +10,12 @@ from averaging.errors import BulkRefused
 from averaging.live.streams.bulk import Bulk, TransportSettings
 from averaging.live.streams.links import control_protocol
 from dht.errors import PeerUnreachable, StreamBroken
-from dht.guarded_host import GuardedHost
 from dht.host import Stream
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import CALM, Weather
 from dht.memory.stream import MemoryStream
 from dht.memory.virtual_loop import run
+from dht.wrapped_host import GuardedHost
 from tests.averaging.live.links import RUN, introduce, linked
 from tests.dht.membership.signers import only
 

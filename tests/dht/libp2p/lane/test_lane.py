@@ -20,7 +20,7 @@ from dht.libp2p.lane.connection import Connection, Path
 from dht.libp2p.lane.settings import CONNECTIONS_MAX, LaneSettings, parse_lane
 from dht.libp2p.lane.wire import LaneOffer
 from dht.limits import Place
-from dht.throttled_host import Gate, ThrottledStream
+from dht.wrapped_host import Gate, ThrottledStream
 from tests.dht.libp2p.lane_ends import (
     ANNA,
     BORIS,

@@ -1,4 +1,4 @@
-"""A rate is held within a tenth, may change at any time, and never delays what is small."""
+"""Hosts that change a part of another one: a rate is held, and a peer is dialled by its record."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 
 from dht.errors import PeerUnreachable, StreamBroken
 from dht.host import Messaging, Stream
+from dht.identity import Identity
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import Weather
-from dht.throttled_host import FREE_FRAME_BYTES, Gate, ThrottledHost, TokenBucket
+from dht.wrapped_host import FREE_FRAME_BYTES, DiallingHost, Gate, ThrottledHost, TokenBucket
 
 FAST = Weather(latency_s=(0.001, 0.001))
 FRAME = bytes(512 << 10)
@@ -152,3 +153,28 @@ async def test_a_closed_protocol_begins_no_stream_either_way_and_the_rest_goes_o
     for stream in (ours, theirs, again):
         stream.abort()
     await asyncio.sleep(1.0)
+
+
+async def leave_open(stream: Stream) -> None: ...
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_stream_is_opened_to_a_peer_of_which_only_the_addresses_are_known(
+    known: bool,
+) -> None:
+    network = MemoryNetwork()
+    anna, boris = (network.host(Identity.generate()) for _ in range(2))
+    await boris.serve_streams("talk", leave_open)
+    found = await boris.addresses() if known else ()
+    dialling = DiallingHost(anna, lambda peer: found, dials=anna)
+    with pytest.raises(PeerUnreachable):
+        await anna.open_stream(boris.peer_id, "talk", timeout_s=1.0)
+
+    if known:
+        stream = await dialling.open_stream(boris.peer_id, "talk", timeout_s=1.0)
+        assert stream.remote == boris.peer_id
+    else:
+        with pytest.raises(PeerUnreachable):
+            await dialling.open_stream(boris.peer_id, "talk", timeout_s=1.0)
+    await anna.close()
+    await boris.close()
