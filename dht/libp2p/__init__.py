@@ -2,13 +2,13 @@
 
 In: unary calls, streams and directory records of a peer. Out: the same on the network, with sizes,
 counts and waiting times bounded. Start reading at ``hivemind_host`` (the host and the daemon's
-life), then ``hivemind_daemon`` (one daemon process, which ``confinement`` keeps from QUIC and which
-gets no host ``names``; ``hivemind_calls`` has the unary calls through it), ``listening`` (who
-answers without it), ``framing`` (frames on a socket), ``lane`` (direct connections for bulk
-streams), ``places`` (at relays) and ``hivemind_directory`` (records on hivemind's Kademlia
-protocol; ``directory_search`` decides which peers a search asks, and ``directory_wire`` checks each
-message before hivemind reads it). Only modules named ``hivemind_*`` may use hivemind, and they take
-its names from ``hivemind_imports``. Nothing here knows runs, fragments or training.
+life), then ``hivemind_daemon`` (one daemon process, which ``confinement`` keeps from QUIC;
+``hivemind_calls`` has the unary calls through it), ``dialling`` (names, and who answers at all),
+``framing`` (frames on a socket), ``lane`` (direct connections for bulk streams), ``places`` (at
+relays) and ``hivemind_directory`` (records on hivemind's Kademlia protocol; ``directory_search``
+decides which peers a search asks, and ``directory_wire`` checks each message before hivemind reads
+it). Only modules named ``hivemind_*`` may use hivemind, and they take its names from
+``hivemind_imports``. Nothing here knows runs, fragments or training.
 
 Shoal uses the two lowest layers of hivemind 1.1: the libp2p daemon and the Kademlia protocol,
 both in the agent's own event loop. Streams, rounds and state transfer are our own. hivemind's

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -23,7 +22,6 @@ from multiaddr import Multiaddr
 from dht import addresses as address_rules
 from dht.bounded_mapping import BoundedMapping, by_age
 from dht.errors import (
-    ANOTHER_PEER,
     NOT_SERVED,
     CallRefused,
     DhtError,
@@ -41,6 +39,7 @@ from dht.host import (
     Tasks,
 )
 from dht.identity import Identity, PeerId
+from dht.libp2p.dialling import by_ip, in_short, why_silent
 from dht.libp2p.framing.frame_stream import FrameStream
 from dht.libp2p.hivemind_calls import RefusedByHandler
 from dht.libp2p.hivemind_daemon import (
@@ -68,8 +67,6 @@ from dht.libp2p.lane.wire import (
     VIA_PROTOCOL,
     is_outer,
 )
-from dht.libp2p.listening import why_silent
-from dht.libp2p.names import by_ip
 from dht.libp2p.places import HOP_PROTOCOL, RESERVE, RelayPlaces
 from dht.record_keeper import RecordKeeper
 from dht.wrapped_host import GuardedHost, Refusal
@@ -471,7 +468,7 @@ class HivemindHost:
             raise self._unreachable(daemon, peer, error, dialled) from error
 
     async def _until_it_listens(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
-        """Have the daemon not dial in vain (``dht.libp2p.listening``).
+        """Have the daemon not dial in vain (``dht.libp2p.dialling``).
 
         Raises ``PeerUnreachable`` for a peer that has not answered, and does not listen at these
         addresses either. One that may be reached by a relay is dialled all the same.
@@ -615,7 +612,7 @@ class HivemindHost:
         """The error for a failed request: of the peer, unless our own daemon is gone."""
         if daemon.lost:
             return HostClosed("the daemon has just ended")
-        return self._gone(peer, _in_short(str(error), tried) or type(error).__name__)
+        return self._gone(peer, in_short(str(error), tried) or type(error).__name__)
 
     # --- streams ---------------------------------------------------------------------------
 
@@ -774,25 +771,6 @@ async def looked_up(
         return await by_ip(named, within_s=NAME_WITHIN_S)
     except OSError:
         return []
-
-
-_NO_NEWS = re.compile(r"^(failed to dial( \w+)?: )+")
-_MISMATCH = re.compile(r".*peer id mismatch: expected \S+, but remote key matches (\S+)")
-_DIALLED = re.compile(r"^\s*\* \[([^]]*)\] (.+)$", re.MULTILINE)
-
-
-def _in_short(said: str, tried: Sequence[Multiaddr]) -> str:
-    """The daemon's description of a failure, on one line.
-
-    After a failed dial the daemon lists every address that it remembers of the peer, each on a
-    line ``* [ADDRESS] reason``. Only the addresses that were asked for matter, if they are listed.
-    """
-    asked = {str(address) for address in tried}
-    outcomes = _DIALLED.findall(said)
-    reasons = [reason for address, reason in outcomes if address in asked]
-    reasons = reasons or [reason for _, reason in outcomes] or [said]
-    reasons = [_MISMATCH.sub(rf"{ANOTHER_PEER}: \1", reason) for reason in reasons]
-    return "; ".join(dict.fromkeys(" ".join(_NO_NEWS.sub("", r.strip()).split()) for r in reasons))
 
 
 @contextmanager

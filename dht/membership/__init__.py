@@ -6,10 +6,9 @@ which seed to dial, whether this peer counts as reachable. ``dht.presence`` carr
 
 Start reading at ``table`` (the members of a run, and the directory's buckets). ``contacts`` and
 ``seeds`` choose peers to connect to, ``reachability`` judges whether and from where others can dial
-this peer, ``own_record`` makes the record that this peer publishes, ``admission`` decides who may
-take part by the signatures in ``credentials``, ``orders`` is what the run's owner says besides
-bans, ``hello`` is the wire format of direct messages, ``replicas`` chooses the nodes that hold a
-key, and ``clock_offset`` compares wall clocks.
+this peer, ``admission`` decides who may take part by the signatures in ``credentials``, ``orders``
+is what the run's owner says besides bans, ``hello`` is the wire format of direct messages and what
+it tells of clocks, and ``replicas`` chooses the nodes that hold a key.
 
 Randomness is passed in as a generator. Nothing here may wait, send, read a clock or open a file.
 """

@@ -17,7 +17,6 @@ from dht.errors import BUSY, NOT_SERVED, CallRefused, DhtError, HostClosed, Peer
 from dht.identity import PeerId
 from dht.limits import Rate
 from dht.membership import hello as wire
-from dht.membership.clock_offset import ClockEstimate, ClockOffsets, sample
 from dht.membership.contacts import contacts_to_make, peers_to_greet
 from dht.presence.dialler import Dialler, DialLimited
 from dht.presence.intake import Intake, Misfit
@@ -55,7 +54,7 @@ class Greeting:
 
     bootstrap_peers: set[PeerId] = field(default_factory=set)
     """Seeds that answered a hello as bootstrap peers, which take part in no run."""
-    _clock: ClockOffsets = field(default_factory=ClockOffsets)
+    _clock: wire.ClockOffsets = field(default_factory=wire.ClockOffsets)
     _clock_is_off: bool = False
     _not_to_greet: dict[PeerId, float] = field(default_factory=dict)
     """Connected peers of no run of ours, and until when to leave them alone."""
@@ -67,7 +66,7 @@ class Greeting:
     """Time at which each peer last answered a hello."""
 
     @property
-    def clock(self) -> ClockEstimate | None:
+    def clock(self) -> wire.ClockEstimate | None:
         """Estimated difference to the clocks of the swarm; ``None`` before any peer was asked.
 
         A run may end at a date by it, so strangers do not count. Members that have worked do, as
@@ -180,7 +179,7 @@ class Greeting:
             return
         if not reply.run and self.dialler.is_seed(peer):
             self.bootstrap_peers.add(peer)
-        measured = sample(
+        measured = wire.sample(
             sent_at=sent_at,
             received_at=reply.received_at,
             replied_at=reply.sent_at,

@@ -27,8 +27,7 @@ from dht.host import Host
 from dht.identity import Identity, PeerId
 from dht.limits import Rate
 from dht.membership.admission import Admission, Terms
-from dht.membership.clock_offset import ClockEstimate
-from dht.membership.own_record import OwnRecord
+from dht.membership.hello import ClockEstimate
 from dht.membership.reachability import Reachability
 from dht.membership.seeds import Outcome
 from dht.membership.table import PeerTable
@@ -41,7 +40,14 @@ from dht.presence.reachability_checks import ReachabilityChecks
 from dht.presence.run_files import RunFiles
 from dht.presence.seeking import KeptPeers, Seeking
 from dht.presence.settings import GOODBYE_TIMEOUT_S, PresenceSettings, Profile
-from dht.presence.this_peer import Announcement, Events, PresenceStats, ThisPeer, pause
+from dht.presence.this_peer import (
+    Announcement,
+    Events,
+    OwnRecord,
+    PresenceStats,
+    ThisPeer,
+    pause,
+)
 from dht.records import (
     ADDRESS_MAX_BYTES,
     ADDRESSES_MAX,

@@ -63,7 +63,7 @@ from enum import StrEnum
 from typing import Final, Literal, TypeAlias
 
 from dht.identity import PeerId
-from dht.membership.clock_offset import ClockEstimate
+from dht.membership.hello import ClockEstimate
 from peer.quantities import tokens_left
 from peer.rules.leaving import Departure, LastOffers, lacks, who_leaves_too
 from peer.run_file.sections import End

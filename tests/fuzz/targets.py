@@ -54,9 +54,9 @@ from dht.libp2p.framing.packing import packing, unpacking
 from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES, Ticket
 from dht.libp2p.hivemind_directory import parsed
 from dht.libp2p.hivemind_imports import PeerID, dht_pb2
-from dht.libp2p.lane import nat_pmp
+from dht.libp2p.lane import port_mapping
 from dht.libp2p.lane import wire as lane_wire
-from dht.libp2p.lane.nat_pmp import NotMapped
+from dht.libp2p.lane.port_mapping import NotMapped
 from dht.membership import credentials, hello
 from dht.membership.credentials import (
     InviteKey,
@@ -498,7 +498,7 @@ TARGETS: dict[str, Target] = {
     ),
     "port_mapping": Target(
         [struct.pack("!BBHIHHI", 0, 130, 0, 1000, 7700, 7701, 3600)],
-        lambda data: nat_pmp.read_reply(data, 7700),
+        lambda data: port_mapping.read_reply(data, 7700),
         NotMapped,
     ),
     "frames": Target([_FRAMES], _frames),

@@ -6,5 +6,5 @@ Start reading at ``lane``, all connections of one peer.
   that it leaves to others on the line;
 - ``meetings``: connections with peers behind routers, by ``punching`` at addresses that
   ``observers`` tell, and where that fails through a third peer, by ``relaying``;
-- ``port_mapping``: asks the router for a port, with ``nat_pmp`` or ``upnp``.
+- ``port_mapping``: asks the router for a port.
 """

@@ -21,10 +21,10 @@ from dht import addresses
 from dht.errors import CallRefused, HostClosed, PeerUnreachable, StreamBroken
 from dht.host import UNARY_MAX_BYTES, Stream
 from dht.identity import PeerId
+from dht.libp2p.dialling import why_silent
 from dht.libp2p.hivemind_daemon import Daemon, DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.hivemind_imports import P2PHandlerError, PeerID
-from dht.libp2p.listening import why_silent
 from dht.records import PeerRecord, seal
 from tests.integration.loopback import (
     LOOPBACK,

@@ -23,8 +23,8 @@ from dht.memory.directory import MemoryDirectory
 from dht.memory.host import MemoryHost, identity_of
 from dht.memory.network import CALM, STORM
 from dht.presence.greeting import Greeting
-from dht.presence.seeking import load_cache
 from dht.presence.presence import Presence
+from dht.presence.seeking import load_cache
 from dht.presence.settings import GOODBYE_TIMEOUT_S, PresenceSettings, Profile
 from dht.presence.this_peer import PresenceEvent
 from dht.records import PeerRecord, Sealed, check, seal

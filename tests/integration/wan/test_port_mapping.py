@@ -9,7 +9,7 @@ import pytest
 from multiaddr import Multiaddr
 
 from dht.addresses import ip_of, port_of
-from dht.libp2p.lane.upnp import OTHER_PORTS
+from dht.libp2p.lane.port_mapping import OTHER_PORTS
 from tests.integration.wan.mapping_router import SHIFT
 from tests.processes import Processes
 from tests.swarms.commands import load, tell

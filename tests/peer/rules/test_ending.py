@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from dht.identity import PeerId
-from dht.membership.clock_offset import ClockEstimate
+from dht.membership.hello import ClockEstimate
 from peer.rules import ending
 from peer.rules.ending import (
     ENDED_BY_OWNER,

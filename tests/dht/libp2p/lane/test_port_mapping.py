@@ -11,9 +11,17 @@ from typing import cast
 
 import pytest
 
-from dht.libp2p.lane import nat_pmp, upnp
-from dht.libp2p.lane.nat_pmp import LIFE_MIN_S, LIFE_S, Mapped, NotMapped, read_reply, request
-from dht.libp2p.lane.port_mapping import gateway, keep_mapped
+from dht.libp2p.lane import port_mapping
+from dht.libp2p.lane.port_mapping import (
+    LIFE_MIN_S,
+    LIFE_S,
+    Mapped,
+    NotMapped,
+    gateway,
+    keep_mapped,
+    read_reply,
+    request,
+)
 from tests.dht.libp2p.lane_ends import HERE
 from tests.integration.loopback import WAIT_S
 
@@ -105,9 +113,9 @@ async def mapping(
     """``PORT`` is kept mapped; the queue receives what is told."""
     loop = asyncio.get_running_loop()
     transport, _ = await loop.create_datagram_endpoint(lambda: router, local_addr=(HERE, 0))
-    monkeypatch.setattr(nat_pmp, "ROUTER_PORT", transport.get_extra_info("sockname")[1])
-    monkeypatch.setattr(nat_pmp, "ANSWER_FIRST_S", 0.02)
-    monkeypatch.setattr(upnp, "LIBRARY", "a_library_that_nobody_has")
+    monkeypatch.setattr(port_mapping, "ROUTER_PORT", transport.get_extra_info("sockname")[1])
+    monkeypatch.setattr(port_mapping, "ANSWER_FIRST_S", 0.02)
+    monkeypatch.setattr(port_mapping, "LIBRARY", "a_library_that_nobody_has")
     told: asyncio.Queue[int | None] = asyncio.Queue()
     keeping = asyncio.create_task(keep_mapped(HERE, PORT, told.put_nowait))
     try:
@@ -133,10 +141,10 @@ async def test_a_port_is_mapped_although_requests_are_lost_and_the_mapping_is_re
 async def test_a_mapping_is_renewed_before_it_ends_and_another_port_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nat_pmp, "LIFE_S", 0.4)
-    monkeypatch.setattr(nat_pmp, "LIFE_MIN_S", 0.4)
+    monkeypatch.setattr(port_mapping, "LIFE_S", 0.4)
+    monkeypatch.setattr(port_mapping, "LIFE_MIN_S", 0.4)
     monkeypatch.setattr(
-        nat_pmp,
+        port_mapping,
         "request",
         lambda port, *, outer_port, life_s: request(
             port, outer_port=outer_port, life_s=bool(life_s)
@@ -160,7 +168,7 @@ async def test_a_router_that_refuses_or_is_silent_is_left_alone(
     async with mapping(monkeypatch, router) as told:
         await asyncio.sleep(1.0)
         assert told.empty()
-        assert 1 <= router.asked.qsize() <= nat_pmp.TRIES
+        assert 1 <= router.asked.qsize() <= port_mapping.TRIES
         before = router.asked.qsize()
     assert router.asked.qsize() == before, "there is nothing to remove"
 
@@ -170,9 +178,9 @@ async def test_a_router_where_nothing_listens_is_given_up_at_once(
 ) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
         free.bind((HERE, 0))
-        monkeypatch.setattr(nat_pmp, "ROUTER_PORT", free.getsockname()[1])
-    monkeypatch.setattr(nat_pmp, "ANSWER_FIRST_S", WAIT_S)
+        monkeypatch.setattr(port_mapping, "ROUTER_PORT", free.getsockname()[1])
+    monkeypatch.setattr(port_mapping, "ANSWER_FIRST_S", WAIT_S)
 
     with pytest.raises(NotMapped, match="does not speak NAT-PMP"):
         async with asyncio.timeout(WAIT_S / 2):
-            await nat_pmp.NatPmp(HERE).map(PORT, outer_port=PORT)
+            await port_mapping.NatPmp(HERE).map(PORT, outer_port=PORT)

@@ -13,9 +13,18 @@ from typing import ClassVar
 
 import pytest
 
-from dht.libp2p.lane import upnp
-from dht.libp2p.lane.nat_pmp import LIFE_S, Mapped, NotMapped
-from dht.libp2p.lane.upnp import OTHER_PORTS, PORTS_TRIED_MAX, SEARCH_MS, TAKEN, Upnp, ask
+from dht.libp2p.lane import port_mapping
+from dht.libp2p.lane.port_mapping import (
+    LIFE_S,
+    OTHER_PORTS,
+    PORTS_TRIED_MAX,
+    SEARCH_MS,
+    TAKEN,
+    Mapped,
+    NotMapped,
+    Upnp,
+    ask,
+)
 from tests.dht.libp2p.lane_ends import HERE
 
 PORT = 7710
@@ -147,13 +156,13 @@ async def test_a_library_that_crashes_costs_a_mapping_and_nothing_else(
 async def test_a_router_that_never_answers_is_given_up(
     library: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upnp, "WITHIN_S", 1.0)
+    monkeypatch.setattr(port_mapping, "WITHIN_S", 1.0)
     library("import signal; signal.pause()")
     with pytest.raises(TimeoutError):
         await Upnp(HERE).map(PORT, outer_port=PORT)
 
 
 async def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upnp, "LIBRARY", "a_library_that_nobody_has")
+    monkeypatch.setattr(port_mapping, "LIBRARY", "a_library_that_nobody_has")
     with pytest.raises(NotMapped, match=r"shoal\[upnp\]"):
         await Upnp(HERE).map(PORT, outer_port=PORT)

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from dht.addresses import parse
 from dht.identity import Identity, RunId
-from dht.membership.own_record import OwnRecord
 from dht.membership.table import bucket_key
+from dht.presence.this_peer import OwnRecord
 from dht.records import (
     NAME_LENGTH_MAX,
     SEQUENCE_MAX,

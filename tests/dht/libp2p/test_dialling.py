@@ -7,7 +7,7 @@ from multiaddr import Multiaddr
 
 from dht.errors import AddressError
 from dht.identity import Identity
-from dht.libp2p.names import by_ip
+from dht.libp2p.dialling import by_ip
 
 RELAY = Identity.generate().peer_id
 
