@@ -680,8 +680,6 @@ dht.record_keeper._Shelf.entries
 dht.record_keeper.RecordKeeper._shelves
 dht.record_keeper.RecordKeeper._in_order
 dht.record_keeper.RecordKeeper._sample""",
-    "helpers that denied, cleared at each verdict": """
-dht.membership.reachability.Verdict.denials""",
     "256 strangers, for one sentence each; a newcomer meets its seeds before them": """
 dht.presence.intake.Intake.misfits""",
     "kinds that the source names": """

@@ -1,8 +1,8 @@
 """``dht.host.Host`` on a libp2p daemon: the host of every real peer.
 
 The host owns the daemon and supervises it. When the daemon ends, pending calls and streams fail at
-once, and it is started again with the same key, port and protocols; peers that were connected are
-dialled again. Requests of other peers are bounded here in size, number and time.
+once, and it is started again with the same key, port and protocols; whoever wants a connection
+dials again. Requests of other peers are bounded here in size, number and time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -44,7 +52,6 @@ from dht.libp2p.framing.frame_stream import FrameStream
 from dht.libp2p.hivemind_calls import RefusedByHandler
 from dht.libp2p.hivemind_daemon import (
     DAEMON_TIMEOUT_S,
-    START_TIMEOUT_S,
     Daemon,
     DaemonSettings,
     RunDirectory,
@@ -84,7 +91,7 @@ NAME_WITHIN_S = 2.0
 """Limit of looking up names for a meeting of two lanes, which has ten seconds in all."""
 
 LISTENS_WITHIN_S = 2.0
-KNOWN_PEERS_MAX = 256
+UNANSWERED_MAX = 256
 LOOK_OUTSIDE_S = 60.0
 """Pause between questions at which public address this host is seen, while its port is mapped."""
 
@@ -141,9 +148,6 @@ class HivemindHost:
         self.prefers: Callable[[PeerId], object] = lambda peer: False
         """Says of a peer whether its streams go before those of others when there are too many."""
 
-        self.on_restart: list[Callable[[], None]] = []
-        """Called after each restart of the daemon."""
-
         self._run_directory = RunDirectory()
         self._daemon: Daemon | None = None
         self._down_reason = "it is being opened"
@@ -158,11 +162,9 @@ class HivemindHost:
             prefers=lambda peer: self.prefers(peer),  # noqa: PLW0108  # it is set later
         )
         self._supervisor: asyncio.Task[None] | None = None
-        self._known = BoundedMapping[PeerId, tuple[Multiaddr, ...]](
-            "known addresses", KNOWN_PEERS_MAX, worth=by_age
-        )
-        self._unanswered = BoundedMapping[PeerId, None]("unanswered", KNOWN_PEERS_MAX, worth=by_age)
-        """Peers whose last request failed: they are dialled when they listen."""
+        self._unanswered = BoundedMapping[PeerId, None]("unanswered", UNANSWERED_MAX, worth=by_age)
+        """Peers whose last request failed: they are dialled when they listen, and by ``connect``
+        alone, which has their addresses."""
         self._places = RelayPlaces(
             settings.relays,
             connected=self._connected,
@@ -260,20 +262,22 @@ class HivemindHost:
         finally:
             # The daemon has read it: no key is left behind if we are killed.
             key_file.unlink(missing_ok=True)
+        calls, streams = list(self._served.calls), list(self._served.streams)
+        self._daemon = daemon  # whatever is served from now on is told to it at once
         try:
             if daemon.peer_id.to_base58() != self.peer_id:
                 raise HostClosed(f"the daemon calls itself {daemon.peer_id}, not {self.peer_id}")
             await self._keep_port(daemon)
-            for protocol in self._served.calls:
+            for protocol in calls:
                 await self._register_calls(daemon, protocol)
-            for protocol in self._served.streams:
+            for protocol in streams:
                 await daemon.serve_streams(protocol)
             await self._records.start(daemon, serve=self._settings.serve_directory)
         except BaseException:
+            self._daemon = None
             self._records.drop()
             await daemon.stop()
             raise
-        self._daemon = daemon
 
     async def _keep_port(self, daemon: Daemon) -> None:
         """Note the port that was chosen for port 0, so that a restart keeps the address."""
@@ -333,16 +337,6 @@ class HivemindHost:
                 _logger.warning("daemon_restart_failed attempt=%d reason=%r", attempt, str(error))
         self.restarts += 1
         _logger.info("daemon_restarted pid=%s attempts=%d", self.daemon_pid, attempt)
-        for peer, at in list(self._known.items()):
-            self._tasks.spawn(self._redial(peer, at), "redial")
-        for callback in list(self.on_restart):
-            callback()
-
-    async def _redial(self, peer: PeerId, at: tuple[Multiaddr, ...]) -> None:
-        try:
-            await self.connect(peer, at, timeout_s=DAEMON_TIMEOUT_S)
-        except DhtError as error:
-            _logger.debug("redial_failed peer=%s reason=%r", peer, str(error))
 
     async def _watch(self, daemon: Daemon) -> str:
         """Keep the routing table filled. Returns when the daemon does not answer any more."""
@@ -355,17 +349,7 @@ class HivemindHost:
                 return f"it did not answer for {HANG_AFTER_S:g} s"
             except (OSError, P2PDaemonError) as error:
                 return f"it does not answer: {error}"
-            for peer, at in connected.items():
-                self._remember(peer, at, replace_known=False)
             await self._records.watch(connected, now=loop.time())
-
-    def _remember(
-        self, peer: PeerId, at: Sequence[Multiaddr], *, replace_known: bool = True
-    ) -> None:
-        """Note the addresses at which a peer was reached, for a redial after a restart."""
-        if not at or (not replace_known and peer in self._known):
-            return
-        self._known.renew(peer, tuple(at))
 
     def _running(self) -> Daemon:
         if self._closed:
@@ -455,10 +439,9 @@ class HivemindHost:
         try:
             async with asyncio.timeout(timeout_s):
                 dialled = await by_ip(bare, within_s=timeout_s / 2)
-                await self._until_it_listens(peer, dialled)
+                if dialled:
+                    await self._until_it_listens(peer, dialled)
                 await daemon.connect(peer, dialled, timeout_s=timeout_s)
-                if bare:
-                    self._remember(peer, bare)
                 self._unanswered.pop(peer, None)
                 # Peers without a directory node count as connected too.
                 await self._records.introduce(peer)
@@ -467,7 +450,7 @@ class HivemindHost:
         except (OSError, P2PDaemonError) as error:
             raise self._unreachable(daemon, peer, error, dialled) from error
 
-    async def _until_it_listens(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
+    async def _until_it_listens(self, peer: PeerId, addresses: Sequence[Multiaddr] = ()) -> None:
         """Have the daemon not dial in vain (``dht.libp2p.dialling``).
 
         Raises ``PeerUnreachable`` for a peer that has not answered, and does not listen at these
@@ -475,10 +458,11 @@ class HivemindHost:
         """
         if peer not in self._unanswered or any(map(address_rules.is_relayed, addresses)):
             return
-        direct = [address for address in addresses if address_rules.ip_of(address) is not None]
-        if not direct or peer in await self._connected():
+        if peer in await self._connected():
             return
-        reason = await why_silent(direct, within_s=LISTENS_WITHIN_S)
+        reason: str | None = "it did not answer, and has not been dialled again since"
+        if addresses:
+            reason = await why_silent(addresses, within_s=LISTENS_WITHIN_S)
         if reason is not None:
             raise PeerUnreachable(peer, reason)
 
@@ -500,7 +484,6 @@ class HivemindHost:
 
     async def disconnect(self, peer: PeerId) -> None:
         daemon = self._running()
-        self._known.pop(peer, None)
         if self.lane is not None:
             self.lane.forget(peer)
         with _own_daemon_answers():
@@ -531,20 +514,6 @@ class HivemindHost:
         self._places.want(not reachable)
         await self.serve_directory(reachable)
 
-    async def _up_again(self) -> Daemon:
-        """The daemon, once it is started again if it has ended. Raises ``HostClosed``."""
-        if not self._closed and (self._daemon is None or self._daemon.lost):
-            up_again = asyncio.Event()
-            self.on_restart.append(up_again.set)
-            try:
-                async with asyncio.timeout(START_TIMEOUT_S + DAEMON_TIMEOUT_S):
-                    await up_again.wait()
-            except TimeoutError as error:
-                raise HostClosed(self._down_reason) from error
-            finally:
-                self.on_restart.remove(up_again.set)
-        return self._running()
-
     async def serve_directory(self, serve: bool) -> None:
         """Start or stop storing records for other peers."""
         async with self._role_lock:
@@ -565,14 +534,20 @@ class HivemindHost:
         self, protocol: str, handler: CallHandler, *, request_max_bytes: int
     ) -> None:
         self._served.check_unserved(protocol)
-        daemon = await self._up_again()
         self._served.serve_calls(protocol, handler, request_max_bytes=request_max_bytes)
+        await self._register(lambda daemon: self._register_calls(daemon, protocol))
+
+    async def _register(self, tell: Callable[[Daemon], Awaitable[None]]) -> None:
+        """Tell the daemon of a protocol that is served. The next one gets every such protocol."""
+        if self._closed:
+            raise HostClosed("it was closed")
+        if (daemon := self._daemon) is None:
+            return
         try:
-            await self._register_calls(daemon, protocol)
-        except (TimeoutError, P2PDaemonError) as error:
-            if self._daemon is daemon:
+            await tell(daemon)
+        except (TimeoutError, OSError, P2PDaemonError) as error:
+            if self._daemon is daemon and not daemon.lost:
                 raise HostClosed(f"the daemon does not answer: {error}") from error
-            # The daemon ended just now; the next one gets every registered protocol.
 
     async def _register_calls(self, daemon: Daemon, protocol: str) -> None:
         async def answer(request: bytes, peer: PeerID) -> bytes:
@@ -591,7 +566,7 @@ class HivemindHost:
         target = PeerID(_valid(peer))
         try:
             async with asyncio.timeout(timeout_s):
-                await self._until_it_listens(peer, self._known.get(peer, ()))
+                await self._until_it_listens(peer)
                 reply: bytes = await daemon.calls.call(target, protocol, request)
         except TimeoutError as error:
             raise self._gone(peer, f"no answer within {timeout_s:g} s") from error
@@ -618,13 +593,8 @@ class HivemindHost:
 
     async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
         self._served.check_unserved(protocol)
-        daemon = await self._up_again()
         self._served.streams[protocol] = handler
-        try:
-            await daemon.serve_streams(protocol)
-        except (TimeoutError, OSError, P2PDaemonError) as error:
-            if self._daemon is daemon:
-                raise HostClosed(f"the daemon does not answer: {error}") from error
+        await self._register(lambda daemon: daemon.serve_streams(protocol))
 
     def _accept(self, stream: FrameStream, message: bytes) -> None:
         """Take an incoming stream from the daemon."""
@@ -656,7 +626,7 @@ class HivemindHost:
             timeout_s = max(0.0, timeout_s - (loop.time() - began))
         try:
             async with asyncio.timeout(timeout_s):
-                await self._until_it_listens(peer, self._known.get(peer, ()))
+                await self._until_it_listens(peer)
                 stream = await daemon.open_stream(peer, protocol, timeout_s=timeout_s)
         except TimeoutError as error:
             raise self._gone(peer, f"no stream within {timeout_s:g} s") from error

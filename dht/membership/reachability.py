@@ -1,16 +1,15 @@
 """Verdict whether other peers can dial this one, from the results of their dials. Pure.
 
 A dial proves something only for peers at the same distance as the dialling one: a neighbour in the
-local network gets through where a stranger finds a closed router. So there is a verdict for each
-scope, about the addresses that can be used from there, and the verdict that counts is that of the
-scope in which the known peers live (``scope_that_counts``).
+local network gets through where a stranger finds a closed router. So the verdict is for one scope,
+that in which the known peers live (``scope_that_counts``), and about the addresses that can be used
+from there.
 
-A peer asks for dial-backs when it starts, when its addresses change, and periodically. One fresh
-connection that arrives proves that it is reachable. The opposite takes the failures of two helpers,
-two failures of the only helper, or four of the only one of several that could dial. A dial that was
-not made says nothing, and neither does a connection that came in otherwise: the router lets in
-whom this peer has called, too. ``dht.presence.reachability_checks`` asks
-for dial-backs and reports their results here.
+A peer asks for dial-backs when it starts, when its addresses or the scope change, and periodically.
+One fresh connection that arrives proves that it is reachable. The opposite takes two failures,
+which are those of two helpers where there are several. A dial that was not made says nothing, and
+neither does a connection that came in otherwise: the router lets in whom this peer has called, too.
+``dht.presence.dial_back`` asks for dial-backs and reports their results here.
 
 ``Proximity`` tells how far away peers are: on the same machine, in the same local network, or on
 the internet. A peer that is or was connected is as far away as its connection shows. For other
@@ -22,7 +21,7 @@ answer, or if it says that it can only dial out: a neighbour would have been con
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from multiaddr import Multiaddr
 
@@ -39,7 +38,7 @@ _FROM = {
 }
 
 NO_ADDRESS = "it has no address that others can use from outside its own network"
-
+NOT_ASKED = "no peer was asked yet"
 
 FIRST_RETRY_S = 5.0
 """Pause between checks while nothing is known."""
@@ -47,7 +46,6 @@ RECHECK_REACHABLE_S = 600.0
 RECHECK_DIAL_OUT_S = 120.0
 HELPERS_PER_CHECK = 3
 DENIALS_MIN = 2
-DENIALS_OF_ONE = 4
 
 _IN_WORDS = {
     ("dial to self",): (
@@ -88,150 +86,105 @@ def scope_that_counts(members: Iterable[Scope | None], connected: Iterable[Scope
 
 
 @dataclass(slots=True)
-class Verdict:
-    """The verdict for one scope."""
-
-    addresses: frozenset[str] = frozenset()
-    """Own addresses that can be used from this scope."""
-
-    reachable: bool | None = None
-    """``None``: not known yet."""
-
-    reason: str = "no peer was asked yet"
-    settled: bool = False
-    """The verdict is about the present addresses."""
-
-    denials: list[PeerId] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class Reachability:
-    """The verdicts for all scopes, and the time of the next check."""
+    """The verdict for the scope that counts, and the time of the next check."""
 
     scope: Scope | None = Scope.INTERNET
     """The scope that counts; ``None``: no peer is known."""
 
     due_at: float = 0.0
-    verdicts: dict[Scope, Verdict] = field(
-        default_factory=lambda: {scope: Verdict() for scope in Scope}
-    )
+    usable: frozenset[str] = frozenset()
+    """The own addresses that can be used from the scope that counts."""
+
+    settled: bool = False
+    """The verdict is about the present addresses."""
+
     _addresses: frozenset[str] | None = None
+    _reachable: bool | None = None
+    _reason: str = NOT_ASKED
+    _denials: int = 0
+    """Failures since the last verdict."""
 
     @property
     def reachable(self) -> bool | None:
         """Say whether others can dial this peer; ``None``: not known yet."""
-        if self._addresses == frozenset():
-            return False
-        return None if self.scope is None else self.verdicts[self.scope].reachable
+        return False if self._addresses == frozenset() else self._reachable
 
     @property
     def reason(self) -> str:
         if self._addresses == frozenset():
             return "it has no direct address"
-        if self.scope is None:
-            return "no other peer is known yet"
-        return self.verdicts[self.scope].reason
-
-    @property
-    def settled(self) -> bool:
-        """Say whether the verdict that counts is about the present addresses."""
-        if self._addresses == frozenset():
-            return True
-        return self.scope is not None and self.verdicts[self.scope].settled
-
-    @property
-    def usable(self) -> frozenset[str]:
-        """The own addresses that can be used from the scope that counts."""
-        return frozenset() if self.scope is None else self.verdicts[self.scope].addresses
+        return "no other peer is known yet" if self.scope is None else self._reason
 
     def announce(self, addresses: frozenset[str], *, now: float) -> bool:
         """Set the present direct addresses. Says whether they changed.
 
         The verdict about the old addresses is kept until the new ones were tried, because one more
-        address does not make a peer unreachable. The verdict for a scope does not change with an
-        address that cannot be used from there.
+        address does not make a peer unreachable. The verdict does not change with an address that
+        cannot be used from the scope that counts.
         """
         if addresses == self._addresses:
             return False
-        first = self._addresses is None
-        self._addresses = addresses
-        for scope, verdict in self.verdicts.items():
-            usable = frozenset(a for a in addresses if scope_of(parse(a)) >= scope)
-            if usable != verdict.addresses:
-                verdict.addresses = usable
-                verdict.settled = False
-                verdict.denials.clear()
-                if not usable and verdict.reachable:
-                    verdict.reachable = False
-                    verdict.reason = NO_ADDRESS
-                if scope is self.scope:
-                    self.due_at = now
-        if first:
+        if self._addresses is None:
             self.due_at = now
+        self._addresses = addresses
+        self._choose_usable(now)
         return True
 
     def count_in(self, scope: Scope | None, *, now: float) -> bool:
-        """Set the scope that counts. Says whether it changed."""
+        """Set the scope that counts. Says whether it changed.
+
+        What comes in from farther away comes in from nearby; nothing else is known of a new scope.
+        """
         if scope is self.scope:
             return False
+        if not self._reachable or scope is None or self.scope is None or scope > self.scope:
+            self._reachable, self._reason = None, NOT_ASKED
+            self.settled, self._denials, self.due_at = False, 0, now
         self.scope = scope
-        if not self.settled:
-            self.due_at = now
+        self._choose_usable(now)
         return True
 
+    def _choose_usable(self, now: float) -> None:
+        own = () if self.scope is None or self._addresses is None else self._addresses
+        usable = frozenset(at for at in own if scope_of(parse(at)) >= (self.scope or Scope.MACHINE))
+        if usable == self.usable:
+            return
+        self.usable, self.settled, self._denials, self.due_at = usable, False, 0, now
+        if not usable and self._reachable:
+            self._reachable, self._reason = False, NO_ADDRESS
+
     def confirmed(self, helper: PeerId, *, now: float, scope: Scope = Scope.INTERNET) -> bool:
-        """Note a fresh connection from ``scope``. Says whether the verdict changed.
-
-        It counts for that scope and the narrower ones, as far as an address can be used from there.
-        """
+        """Note a fresh connection from ``scope``. Says whether the verdict changed."""
         before = self.reachable
-        for narrower, verdict in self.verdicts.items():
-            if narrower <= scope and verdict.addresses:
-                verdict.reachable = verdict.settled = True
-                verdict.reason = f"{helper} dialled it{_FROM[scope]}"
-                verdict.denials.clear()
-                if narrower is self.scope:
-                    self.due_at = now + self._pause_s()
+        if self.scope is not None and scope >= self.scope and self.usable:
+            self._reachable, self._reason = True, f"{helper} dialled it{_FROM[scope]}"
+            self.settled, self._denials = True, 0
+            self.due_at = now + self._pause_s()
         return self.reachable != before
 
-    def denied(
-        self, helper: PeerId, reason: str, *, others: int, now: float, scope: Scope = Scope.INTERNET
-    ) -> bool:
-        """Note that a helper in ``scope`` could not reach this peer. Says whether that is news.
-
-        ``others``: number of other helpers that could have been asked.
-        """
-        verdict, before = self.verdicts[scope], self.reachable
-        verdict.denials.append(helper)
-        enough = len(set(verdict.denials)) >= DENIALS_MIN or (
-            len(verdict.denials) >= (DENIALS_OF_ONE if others else DENIALS_MIN)
-        )
-        if enough:
-            verdict.reachable = False
-            verdict.settled = True
-            verdict.reason = reason
-            verdict.denials.clear()
-        if scope is self.scope:
-            self.due_at = now + (self._pause_s() if enough else FIRST_RETRY_S)
+    def denied(self, reason: str, *, now: float) -> bool:
+        """Note that a helper could not reach this peer. Says whether that is news."""
+        before = self.reachable
+        self._denials += 1
+        if self._denials >= DENIALS_MIN:
+            self._reachable, self._reason, self.settled, self._denials = False, reason, True, 0
+        self.due_at = now + self._pause_s()
         return self.reachable != before
 
-    def not_tried(self, reason: str, *, scope: Scope) -> None:
-        """Note that a helper in ``scope`` did not dial, which says nothing about this peer."""
-        verdict = self.verdicts[scope]
-        if verdict.reachable is None:
-            verdict.reason = f"no helper could dial: {reason}"
+    def not_tried(self, reason: str) -> None:
+        """Note that a helper did not dial, which says nothing about this peer."""
+        if self._reachable is None:
+            self._reason = f"no helper could dial: {reason}"
 
     def asked(self, *, now: float) -> None:
         """Note that a check begins. If it remains inconclusive, the next one follows soon."""
         self.due_at = now + self._pause_s()
 
     def _pause_s(self) -> float:
-        denials = () if self.scope is None else self.verdicts[self.scope].denials
-        if not self.settled or denials:
+        if not self.settled or self._denials:
             return FIRST_RETRY_S
-        if self.reachable:
-            return RECHECK_REACHABLE_S
-        return RECHECK_DIAL_OUT_S
+        return RECHECK_REACHABLE_S if self.reachable else RECHECK_DIAL_OUT_S
 
 
 PEERS_MAX = 4096

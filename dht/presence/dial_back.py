@@ -1,4 +1,7 @@
-"""Dial-backs: asking other peers to dial this one, and dialling peers that ask.
+"""Can others dial this peer? Dial-backs: asked of other peers, and made for those that ask.
+
+``DialBacks`` has both sides of one; ``ReachabilityChecks`` asks for some when there is a reason,
+and reports the verdict. ``dht.membership.reachability`` decides what the results mean.
 
 A dial-back proves something only if it opens a *fresh* connection, and the helper that is asked is
 connected already. Nothing may be cut for it: rounds go over that connection. So whoever dials does
@@ -21,6 +24,7 @@ time: nothing is learnt about other programs at that address.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +43,7 @@ from dht.addresses import (
     is_relayed,
     pack,
     scope_of,
+    scope_seen,
     unpack_all,
     with_ip,
     with_peer,
@@ -49,7 +54,9 @@ from dht.host import Host
 from dht.identity import PeerId, parse_peer_id
 from dht.limits import Rate
 from dht.membership import hello as wire
+from dht.membership.reachability import HELPERS_PER_CHECK, NO_ADDRESS, Proximity, Reachability
 from dht.presence.dialler import Dialler
+from dht.presence.this_peer import Announcement, ThisPeer, pause
 
 THIRD_PEERS_MAX = 3
 """Number of third peers that are waited for until their time-out."""
@@ -310,3 +317,132 @@ _CANNOT_HELP = _verdict("cannot help")
 # The usual home computer announces addresses of its own network only. It gets a verdict, or it
 # would wait for ever to learn that it can only dial out.
 _NOWHERE_TO_DIAL = _verdict("not reached")
+
+
+LOOK_AGAIN_S = 5.0
+"""Time after which a peer that is alone looks for one that could help. A new member wakes it."""
+
+REPORT_AGAIN_S = 1.0
+"""Pause before a verdict is reported again to an owner whose daemon was being restarted."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class ReachabilityChecks:
+    """Dial-backs when there is a reason for one, and the verdict that follows from all evidence."""
+
+    this: ThisPeer
+    state: Reachability
+    dialler: Dialler
+    dial_backs: DialBacks
+    announcement: Announcement
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a check may have become due."""
+    _proximity: Proximity = field(default_factory=Proximity)
+    _reported: bool | None = None
+    _noticed: bool | None = None
+
+    async def run(self) -> None:
+        """Check and report for ever."""
+        state = self.state
+        while True:
+            await self._report()
+            if self.this.now() >= state.due_at:
+                with contextlib.suppress(HostClosed):  # its daemon is being restarted
+                    await self.look()
+                if self.dialler.connected:
+                    await self.check()
+            alone_s = 0.5 if self.dialler.connected else LOOK_AGAIN_S
+            pause_s = min(60.0, max(alone_s, state.due_at - self.this.now()))
+            if self._reported is None and state.reachable is not None:
+                pause_s = min(pause_s, REPORT_AGAIN_S)
+            await pause(self.wanted, pause_s)
+
+    async def check(self) -> None:
+        """Ask a few peers for a dial-back, one after the other, until the matter is settled."""
+        state, now = self.state, self.this.now
+        state.asked(now=now())
+        scope = state.scope
+        near = self._proximity
+        helpers = [p for p in sorted(near.present) if near.scope_of_connected(p) is scope]
+        if scope is not None and helpers and not state.usable:
+            # Nobody has to dial for that. Twice, as the daemon finds out about addresses slowly.
+            state.denied(NO_ADDRESS, now=now())
+        elif scope is not None and self.this.own.addresses:
+            order = [helpers[int(i)] for i in self.this.rng.permutation(len(helpers))]
+            for helper in order[:HELPERS_PER_CHECK]:
+                if state.scope is not scope or await self._have_tried(helper):
+                    break
+        await self._report()
+
+    async def look(self) -> None:
+        """Take note of the present connections. Raises ``HostClosed``."""
+        had_none = not self.dialler.connected
+        connections = await self.dialler.look()
+        if had_none and connections:
+            self.wanted.set()
+        self._proximity.look(connections, now=self.this.now())
+        self.choose_scope()
+
+    def announce(self, addresses: tuple[Multiaddr, ...]) -> None:
+        """Take note of the own addresses, of which only direct ones can be dialled."""
+        self._proximity.own = addresses
+        direct = frozenset(str(address) for address in addresses if not is_relayed(address))
+        if self.state.announce(direct, now=self.this.now()):
+            self.wanted.set()
+            self.choose_scope()
+
+    def choose_scope(self) -> None:
+        """Find out in which scope the known peers live. That of a new member counts at once."""
+        this, now = self.this, self.this.now()
+        scope = self._proximity.scope_that_counts(
+            () if this.profile.run is None else this.table.live(now),
+            now=now,
+            count_connected=self.this.profile.observes,
+        )
+        if scope is not None and self.state.count_in(scope, now=now):
+            self.wanted.set()
+        if self.state.reachable != self._noticed:
+            self._noticed = self.state.reachable
+            self.wanted.set()
+
+    async def _have_tried(self, helper: PeerId) -> bool:
+        """Have one helper arrange a dial-back. Says whether no other has to be asked."""
+        state, scope = self.state, self.state.scope
+        usable = [address for address in self.this.own.addresses if str(address) in state.usable]
+        answer = await self.dial_backs.ask(helper, usable)
+        now = self.this.now()
+        if isinstance(answer, Reached):
+            seen = scope_seen(answer.remote, self._proximity.own)
+            state.confirmed(answer.by, now=now, scope=seen)
+            return scope is not None and seen >= scope
+        if state.scope is not scope:
+            return True  # it was about addresses that do not count any more
+        if isinstance(answer, NotReached):
+            return state.denied(answer.reason, now=now)
+        state.not_tried(answer.reason)
+        return False
+
+    async def _report(self) -> None:
+        reachable = self.state.reachable
+        if reachable == self._reported or (reachable is None and not self._reported):
+            return
+        self._reported = reachable
+        self.announcement.outdate()
+        self.announcement.hurry()
+        own = self.this.own
+        announced = ", ".join(str(address) for address in own.addresses) or "no address"
+        state = {
+            True: "reachable",
+            False: "dial-out only, as behind a router or firewall",
+            None: "not known any more whether others can dial it",
+        }[reachable]
+        self.this.events.tell(
+            "reachability",
+            f"{state}: {self.state.reason}; announced {announced}",
+            reachable=reachable,
+        )
+        if (on_reachable := self.this.events.on_reachable) is not None:
+            try:
+                await on_reachable(reachable is True)
+            except HostClosed:
+                self._reported = None  # reported again as soon as the daemon is up

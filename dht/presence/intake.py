@@ -14,7 +14,7 @@ from dht import protocol
 from dht.errors import DhtError
 from dht.identity import PeerId, RunId
 from dht.membership.table import bucket_key
-from dht.presence.reachability_checks import ReachabilityChecks
+from dht.presence.dial_back import ReachabilityChecks
 from dht.presence.settings import DIRECTORY_TIMEOUT_S
 from dht.presence.this_peer import Announcement, ThisPeer
 from dht.records import Sealed, check

@@ -31,12 +31,11 @@ from dht.membership.hello import ClockEstimate
 from dht.membership.reachability import Reachability
 from dht.membership.seeds import Outcome
 from dht.membership.table import PeerTable
-from dht.presence.dial_back import DialBacks
+from dht.presence.dial_back import DialBacks, ReachabilityChecks
 from dht.presence.dialler import Dialler
 from dht.presence.door import Door
 from dht.presence.greeting import Greeting
 from dht.presence.intake import BucketReading, Intake, Misfit
-from dht.presence.reachability_checks import ReachabilityChecks
 from dht.presence.run_files import RunFiles
 from dht.presence.seeking import KeptPeers, Seeking
 from dht.presence.settings import GOODBYE_TIMEOUT_S, PresenceSettings, Profile

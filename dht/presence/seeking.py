@@ -29,9 +29,9 @@ from dht.membership.seeds import (
     SeedPlanner,
 )
 from dht.membership.table import Member, PeerTable
+from dht.presence.dial_back import ReachabilityChecks
 from dht.presence.dialler import Dialler
 from dht.presence.greeting import Greeting
-from dht.presence.reachability_checks import ReachabilityChecks
 from dht.presence.this_peer import Events, ThisPeer, pause
 from dht.records import SEQUENCE_MAX
 from dht.whole_files import write_whole

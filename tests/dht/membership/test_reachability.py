@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+
+
 import pytest
 
 from dht.addresses import (
@@ -14,6 +16,19 @@ from dht.addresses import (
 )
 from dht.identity import Identity, PeerId
 from dht.membership.reachability import NO_ADDRESS, Reachability, scope_that_counts
+
+
+from dataclasses import replace
+
+import msgspec
+from multiaddr import Multiaddr
+
+from dht.addresses import Scope, pack
+from dht.identity import PeerId, RunId
+from dht.membership.reachability import Proximity
+from dht.membership.table import Member
+from dht.records import PeerRecord
+
 
 PUBLIC = "/ip4/11.77.0.1/tcp/7700"
 OTHER_PUBLIC = "/ip4/11.77.0.2/tcp/7700"
@@ -120,33 +135,61 @@ def test_nothing_is_known_while_no_peer_is() -> None:
 # --- evidence ----------------------------------------------------------------------------------
 
 
+def test_one_connection_proves_it_and_two_failures_disprove_it() -> None:
+    state = Reachability()
+    assert state.announce(frozenset({PUBLIC}), now=0.0)
+    assert not state.announce(frozenset({PUBLIC}), now=1.0)
+    assert state.due_at == 0.0
+    state.asked(now=1.0)
+    assert state.due_at == 6.0
+
+    assert not state.denied("silence", now=2.0)
+    assert state.reachable is None
+    assert state.denied("silence", now=4.0)
+    assert state.reachable is False and state.settled and state.due_at == 124.0
+
+    assert state.confirmed(peer(3), now=124.0)
+    assert state.reachable is True and state.reason == f"{peer(3)} dialled it"
+    assert state.due_at == 724.0
+    assert not state.confirmed(peer(3), now=724.0), "no news"
+
+
+def test_a_confirmation_wipes_out_doubts() -> None:
+    state = announcing(PUBLIC)
+    state.denied("silence", now=0.0)
+    state.confirmed(peer(2), now=1.0)
+    assert not state.denied("silence", now=601.0)
+    assert state.reachable is True
+    assert state.due_at == 606.0, "a doubt is looked into soon"
+
+
+def test_new_addresses_are_looked_at_at_once_and_the_old_verdict_stands_meanwhile() -> None:
+    state = announcing(PUBLIC)
+    state.confirmed(peer(1), now=0.0)
+    assert state.announce(frozenset({OTHER_PUBLIC}), now=50.0)
+    assert state.due_at == 50.0 and state.reachable is True and not state.settled
+
+
+def test_without_a_direct_address_nobody_has_to_be_asked() -> None:
+    assert announcing().reachable is False
+
+
 @pytest.mark.parametrize("near", [Scope.MACHINE, Scope.NETWORK])
 def test_a_dial_from_nearby_proves_nothing_for_the_internet(near: Scope) -> None:
     state = announcing(PUBLIC, HOME, LOOPBACK)
     assert not state.confirmed(peer(1), scope=near, now=1.0)
     assert state.reachable is None
-    assert state.verdicts[near].reachable is True
     assert state.confirmed(peer(2), scope=Scope.INTERNET, now=2.0)
     assert state.reachable is True and state.reason == f"{peer(2)} dialled it"
 
 
 def test_a_dial_from_nearby_does_not_flip_a_peer_that_outsiders_could_not_dial() -> None:
     state = announcing(PUBLIC)
-    for number in (1, 2):
-        state.denied(peer(number), "silence", others=1, now=1.0)
+    for _ in range(2):
+        state.denied("silence", now=1.0)
     assert state.reachable is False
     assert not state.confirmed(peer(3), scope=Scope.MACHINE, now=2.0)
     assert state.reachable is False and state.reason == "silence"
-
-
-def test_a_failed_dial_from_nearby_does_not_flip_a_peer_that_outsiders_dial() -> None:
-    state = announcing(PUBLIC)
-    state.confirmed(peer(1), now=0.0)
-    for number in (2, 3):
-        assert not state.denied(
-            peer(number), "refused", others=1, scope=Scope.NETWORK, now=float(number)
-        )
-    assert state.reachable is True and state.due_at == 600.0
 
 
 def test_in_a_swarm_of_one_network_a_neighbour_is_proof_enough() -> None:
@@ -163,13 +206,19 @@ def test_on_one_machine_loopback_is_proof_enough() -> None:
     assert state.reachable is True and state.reason.endswith("from the same machine")
 
 
-def test_a_member_outside_ends_what_only_neighbours_have_proved_and_back_again() -> None:
+def test_a_member_outside_ends_what_only_neighbours_have_proved() -> None:
     state = announcing(HOME, scope=Scope.NETWORK)
     state.confirmed(peer(1), scope=Scope.NETWORK, now=1.0)
     assert state.count_in(Scope.INTERNET, now=50.0)
     assert state.reachable is None and state.due_at == 50.0
-    assert state.count_in(Scope.NETWORK, now=60.0)
-    assert state.reachable is True, "it is remembered"
+
+
+def test_neighbours_may_get_through_where_outsiders_did_not() -> None:
+    state = announcing(PUBLIC, HOME)
+    for _ in range(2):
+        state.denied("silence", now=1.0)
+    assert state.count_in(Scope.NETWORK, now=50.0)
+    assert state.reachable is None and state.due_at == 50.0
 
 
 def test_a_dial_from_outside_is_no_proof_without_an_address_that_others_can_use() -> None:
@@ -177,8 +226,8 @@ def test_a_dial_from_outside_is_no_proof_without_an_address_that_others_can_use(
     assert not state.usable
     assert not state.confirmed(peer(1), scope=Scope.INTERNET, now=1.0)
     assert state.reachable is None
-    assert not state.denied(peer(1), NO_ADDRESS, others=0, now=1.0)
-    assert state.denied(peer(1), NO_ADDRESS, others=0, now=6.0)
+    assert not state.denied(NO_ADDRESS, now=1.0)
+    assert state.denied(NO_ADDRESS, now=6.0)
     assert state.reachable is False and "no address" in state.reason
 
 
@@ -187,7 +236,6 @@ def test_the_loss_of_the_public_address_takes_effect_at_once() -> None:
     state.confirmed(peer(1), now=0.0)
     assert state.announce(frozenset({HOME}), now=9.0)
     assert state.reachable is False and state.due_at == 9.0
-    assert state.verdicts[Scope.NETWORK].reachable is True
 
 
 def test_an_address_of_a_nearer_scope_leaves_the_verdict_alone() -> None:
@@ -199,20 +247,51 @@ def test_an_address_of_a_nearer_scope_leaves_the_verdict_alone() -> None:
     assert not state.settled and state.due_at == 10.0 and state.reachable is True
 
 
-def test_one_dial_that_gets_through_outweighs_failures() -> None:
-    state = announcing(PUBLIC)
-    for number in (1, 2):
-        state.denied(peer(number), "silence", others=1, now=1.0)
-    assert state.confirmed(peer(3), scope=Scope.INTERNET, now=2.0)
-    assert state.reachable is True and state.reason == f"{peer(3)} dialled it"
-
-
 def test_a_dial_that_was_not_made_is_no_denial_and_says_why() -> None:
     state = announcing(PUBLIC)
     for at in (1.0, 6.0, 11.0):
-        state.not_tried("nobody else is there", scope=Scope.INTERNET)
+        state.not_tried("nobody else is there")
         state.asked(now=at)
     assert state.reachable is None and "nobody else is there" in state.reason
     state.confirmed(peer(1), now=12.0)
-    state.not_tried("nobody else is there", scope=Scope.INTERNET)
+    state.not_tried("nobody else is there")
     assert state.reachable is True and state.reason == f"{peer(1)} dialled it"
+
+
+OWN = Multiaddr("/ip4/192.168.1.2/tcp/7700")
+
+
+def member(*addresses: str) -> Member:
+    return Member(
+        run=RunId("run"),
+        peer=PeerId("12D3KooWBoris"),
+        record=PeerRecord(
+            protocol=(1, 1),
+            role="learner",
+            incarnation=1,
+            addresses=tuple(pack(Multiaddr(address)) for address in addresses),
+        ),
+        sequence=1,
+        sealed=b"",
+        depth=0,
+        first_seen=1.0,
+        record_seen_at=2.0,
+        expires_at=9.0,
+    )
+
+
+def test_a_member_in_a_network_like_ours_that_does_not_answer_is_in_another_home() -> None:
+    near = Proximity()
+    near.own = (OWN,)
+
+    def scope(one: Member) -> Scope | None:
+        return near.scope_that_counts([one], now=3.0, count_connected=False)
+
+    for address, guess in ((OWN, Scope.MACHINE), ("/ip4/192.168.1.3/tcp/7700", Scope.NETWORK)):
+        alike = member(str(address), "/ip4/127.0.0.1/tcp/7700")
+        assert scope(alike) is guess
+        assert scope(replace(alike, failed_at=2.5)) is Scope.INTERNET
+        hidden = msgspec.structs.replace(alike.record, reachable=False)
+        assert scope(replace(alike, record=hidden)) is Scope.INTERNET
+    here = member("/ip4/127.0.0.1/tcp/7700")
+    assert scope(replace(here, failed_at=2.5)) is Scope.MACHINE, "loopback is no private network"
