@@ -61,7 +61,7 @@ from dht.libp2p.hivemind_daemon import (
 from dht.libp2p.hivemind_directory import HivemindDirectory
 from dht.libp2p.hivemind_imports import P2PDaemonError, P2PHandlerError, PeerID, p2pd_pb2
 from dht.libp2p.lane.lane import Lane
-from dht.libp2p.lane.observers import OBSERVERS_MAX
+from dht.libp2p.lane.observers import OBSERVERS_MAX, seen_by
 from dht.libp2p.lane.port_mapping import keep_mapped, own_gateway
 from dht.libp2p.lane.settings import LaneSettings
 from dht.libp2p.lane.wire import (
@@ -179,6 +179,7 @@ class HivemindHost:
         self._mapped_port: int | None = None
         """Port of the router's public address that leads to the daemon."""
 
+        self._outside = _Outside(self)
         self._outer_ip = ""
         self._look_outside_at = 0.0
         self.lane_refusal: Refusal = _admit_all
@@ -407,10 +408,9 @@ class HivemindHost:
             return []
         if (now := asyncio.get_running_loop().time()) >= self._look_outside_at:
             self._look_outside_at = now + LOOK_OUTSIDE_S
-            outside = _Outside(self)
             with suppress(DhtError):
-                for peer, _ in (await outside.observers())[:OBSERVERS_MAX]:
-                    seen = await outside.seen_by(peer)
+                for peer, _ in (await self._outside.observers())[:OBSERVERS_MAX]:
+                    seen = await seen_by(self._outside, peer)
                     if is_outer(seen) and ":" not in seen:
                         self._outer_ip = seen
                         break
@@ -648,11 +648,10 @@ class HivemindHost:
             return
         lane = self.lane = Lane(
             self._settings.lane,
-            ask=self._ask_for_lane,
-            where=self._where,
+            outside=self._outside,
             serve=self._serve,
             # A host for all runs does not dial addresses that strangers name.
-            outside=None if self._settings.daemon.serve_as_relay else _Outside(self),
+            meets=not self._settings.daemon.serve_as_relay,
         )
         lane.start([host for at in listen if (host := address_rules.ip_of(at)) is not None])
         if router is not None:
@@ -676,28 +675,21 @@ class HivemindHost:
 
     async def _tell_seen(self, peer: PeerId, request: bytes) -> bytes:
         """Tell a peer at which IP address this host sees it; empty behind a relay."""
-        return "".join((await self._where(peer))[:1]).encode()
-
-    async def _ask_for_lane(self, peer: PeerId) -> bytes:
-        return await self.call(peer, LANE_PROTOCOL, b"", timeout_s=DAEMON_TIMEOUT_S)
-
-    async def _where(self, peer: PeerId) -> tuple[str, ...]:
-        """The IP addresses of the direct connections with a peer, best first."""
-        daemon = self._running()
-        try:
-            connected = await daemon.connected()
-        except P2PDaemonError as error:
-            raise self._unreachable(daemon, peer, error) from error
-        direct = [at for at in connected.get(peer, ()) if not address_rules.is_relayed(at)]
-        found = (address_rules.ip_of(at) for at in address_rules.rank(direct))
-        return tuple(dict.fromkeys(ip for ip in found if ip is not None))
+        return "".join((await self._outside.where(peer))[:1]).encode()
 
 
 class _Outside:
-    """The daemon's part in meetings of a lane with peers behind routers."""
+    """The daemon's part in connections of a lane."""
 
     def __init__(self, host: HivemindHost) -> None:
         self._host = host
+
+    async def where(self, peer: PeerId) -> tuple[str, ...]:
+        with _own_daemon_answers():
+            connected = await self._host._running().connected()
+        direct = [at for at in connected.get(peer, ()) if not address_rules.is_relayed(at)]
+        found = (address_rules.ip_of(at) for at in address_rules.rank(direct))
+        return tuple(dict.fromkeys(ip for ip in found if ip is not None))
 
     async def call(self, peer: PeerId, protocol: str, message: bytes) -> bytes:
         return await self._host.call(peer, protocol, message, timeout_s=DAEMON_TIMEOUT_S)
@@ -705,10 +697,6 @@ class _Outside:
     async def observers(self) -> list[tuple[PeerId, str]]:
         relays, connections = self._host._settings.relays, await self._host.connections()
         return outside(connections, [*relays, *await looked_up(relays, connections)])
-
-    async def seen_by(self, peer: PeerId) -> str:
-        reply = await self._host.call(peer, SEEN_PROTOCOL, b"", timeout_s=DAEMON_TIMEOUT_S)
-        return reply.decode("ascii", "replace")
 
 
 def outside(

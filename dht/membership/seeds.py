@@ -30,10 +30,6 @@ CONNECT_TIMEOUT_S = 5.0
 RETRY_MAX_S = 15.0
 """Longest pause. With jitter and the attempt's timeout, a returning seed is met within 30 s."""
 
-CROWD_PEERS = 256
-"""Swarm size above which each peer retries less often in proportion, so that a returning seed is
-dialled by some peers at once but not by all."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedSettings:
@@ -128,7 +124,6 @@ class SeedPlanner:
     rng: np.random.Generator
     _entries: dict[str, _Entry] = field(default_factory=dict)
     _connected: frozenset[PeerId] = frozenset()
-    _swarm_peers: int = 0
     _lonely: bool = True
     _told: bool = False
     _met_most: int = 0
@@ -156,25 +151,21 @@ class SeedPlanner:
         if peer != self.me and len(self._entries) < limit:
             self._entries.setdefault(str(address), _Entry(peer, address, source, due_at=now))
 
-    def met(
-        self, connected: Collection[PeerId], *, swarm_peers: int, lonely: bool, now: float
-    ) -> None:
-        """Set the connected peers, the number of the run's peers, and whether too few are met."""
+    def met(self, connected: Collection[PeerId], *, lonely: bool, now: float) -> None:
+        """Set the connected peers, and whether too few are met."""
         now_connected = frozenset(connected)
         for entry in self._entries.values():
             if entry.peer in now_connected:
                 entry.failures = 0
             elif entry.peer in self._connected:  # lost: redial soon, but not all peers at once
                 entry.reason = "the connection was lost"
-                pause_s = self.settings.retry_first_s * self.rng.random()
-                entry.due_at = now + pause_s * self._crowding(swarm_peers)
+                entry.due_at = now + self.settings.retry_first_s * self.rng.random()
         if lonely and not self._lonely:
             for entry in self._entries.values():  # any known peer may help now
                 if entry.source == "cached":
                     entry.due_at = min(entry.due_at, now + self.settings.retry_first_s)
         self._connected = now_connected
         self._met_most = max(self._met_most, len(now_connected))
-        self._swarm_peers = swarm_peers
         self._lonely = lonely
         if any(entry.peer in now_connected for entry in self._entries.values()):
             self._told = False  # reported again after the next loss
@@ -213,8 +204,7 @@ class SeedPlanner:
         entry.reason = " ".join(reason.split())[:REASON_MAX] or "no reason given"
         doubled = self.settings.retry_first_s * 2.0 ** min(entry.failures - 1, 30)
         spread = 1 + self.settings.jitter * (2 * self.rng.random() - 1)
-        pause_s = min(RETRY_MAX_S, doubled) * spread
-        entry.due_at = now + pause_s * self._crowding(self._swarm_peers)
+        entry.due_at = now + min(RETRY_MAX_S, doubled) * spread
 
     def report(self) -> NobodyAnswered | None:
         """A report, once, when every address was tried and failed and no peer is connected."""
@@ -258,6 +248,3 @@ class SeedPlanner:
             and entry.peer not in self._connected
             and self._may_try(entry)
         ]
-
-    def _crowding(self, swarm_peers: int) -> float:
-        return max(1.0, swarm_peers / CROWD_PEERS)

@@ -84,7 +84,6 @@ class Seeking:
             now, connected = this.now(), self._dialler.connected
             planner.met(
                 connected,
-                swarm_peers=int(this.table.size_estimate(now)),
                 lonely=is_lonely(this.table, connected, this.settings.contacts, now=now),
                 now=now,
             )

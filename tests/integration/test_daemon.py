@@ -22,7 +22,6 @@ from dht.identity import PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings, RunDirectory
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from tests.integration.loopback import (
-    until,
     ANYWHERE,
     LOOPBACK,
     WAIT_S,
@@ -30,6 +29,7 @@ from tests.integration.loopback import (
     hosts,
     identity,
     run,
+    until,
 )
 from tests.processes import Processes, descendants, described, is_running, still_running
 

@@ -45,8 +45,8 @@ from dht.identity import PeerId
 from dht.libp2p.framing.frame_stream import FrameStream
 from dht.libp2p.framing.sealing import NUMBER_BYTES, Ticket, Tickets
 from dht.libp2p.lane.connection import Connection, Partner, Path, ticket_of
-from dht.libp2p.lane.meetings import Meetings, Where
-from dht.libp2p.lane.observers import Ask, Observers, Outside, RouterView
+from dht.libp2p.lane.meetings import Meetings
+from dht.libp2p.lane.observers import Observers, Outside, RouterView
 from dht.libp2p.lane.pacing import Pace, Pacer
 from dht.libp2p.lane.port_mapping import keep_mapped
 from dht.libp2p.lane.relaying import Relay, connected
@@ -59,7 +59,17 @@ from dht.libp2p.lane.settings import (
     TICKET_LIFE_S,
     LaneSettings,
 )
-from dht.libp2p.lane.wire import REASON_MAX, Answer, Begin, Circuit, LaneOffer, Leg, decode, encode
+from dht.libp2p.lane.wire import (
+    LANE_PROTOCOL,
+    REASON_MAX,
+    Answer,
+    Begin,
+    Circuit,
+    LaneOffer,
+    Leg,
+    decode,
+    encode,
+)
 from dht.limits import Place, Places
 
 _logger = logging.getLogger("dht.libp2p.lane.lane")
@@ -82,27 +92,23 @@ class Lane:
         self,
         settings: LaneSettings,
         *,
-        ask: Ask,
-        where: Where,
+        outside: Outside,
         serve: Serve,
-        outside: Outside | None = None,
+        meets: bool = True,
     ) -> None:
-        """Without ``outside`` it only dials, and does not meet peers behind routers."""
+        """Unless it ``meets`` peers behind routers it dials no address that another peer names."""
         self.settings = settings
         self.relay = Relay()
         """Passes bytes on for other peers, if the owner of this machine consents."""
 
         self._meetings: Meetings | None = None
-        if outside is not None:
+        if meets:
             observers = Observers(
-                outside, self, ask=ask, is_shut=self._is_shut, timeout_s=settings.answer_timeout_s
+                outside, self, is_shut=self._is_shut, timeout_s=settings.answer_timeout_s
             )
-            self._meetings = Meetings(
-                self, settings, outside=outside, where=where, observers=observers
-            )
+            self._meetings = Meetings(self, settings, outside=outside, observers=observers)
         self.counters: Counter[str] = Counter()
-        self._ask = ask
-        self._where = where
+        self._outside = outside
         self._serve = serve
         self._tickets = Tickets(life_s=TICKET_LIFE_S, tickets_max=4 * CONNECTIONS_MAX)
         self._listeners: list[socket.socket] = []
@@ -150,7 +156,7 @@ class Lane:
         """
         if self._mapped_port is None or self.settings.told_port is not None:
             return self.told_port
-        at = [ip_address(host) for host in await self._where(peer)]
+        at = [ip_address(host) for host in await self._outside.where(peer)]
         near = bool(at) and (at[0].version == 6 or at[0].is_private)
         return self.port if near else self._mapped_port
 
@@ -499,7 +505,7 @@ class Lane:
         """Open a connection; the next stream that needs one takes it."""
         try:
             async with asyncio.timeout(self.settings.dial_timeout_s):
-                hosts = await self._where(peer)
+                hosts = await self._outside.where(peer)
                 known.must_meet = not hosts
                 if hosts and await self._dial_direct(peer, known, hosts[0]):
                     return
@@ -519,7 +525,7 @@ class Lane:
         """Dial the lane of a peer. ``False``: its router lets nobody in, so it has to be met."""
         if known.lets_none_in:
             return False
-        offer = decode(LaneOffer, await self._ask(peer))
+        offer = decode(LaneOffer, await self._outside.call(peer, LANE_PROTOCOL, b""))
         try:
             async with asyncio.timeout(CONNECT_S):
                 dialled = await connected(host, offer.port)

@@ -18,7 +18,7 @@ import logging
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -66,9 +66,6 @@ pauses for longer each time."""
 
 APART = "both are behind routers, which let no direct connection through"
 
-Where = Callable[[PeerId], Awaitable[Sequence[str]]]
-"""Gives the IP addresses at which the daemon is connected to a peer directly."""
-
 
 class Ends(Holder, Protocol):
     """The lane, as meetings see it."""
@@ -103,7 +100,6 @@ class Meetings:
     lane: Ends
     settings: LaneSettings
     outside: Outside
-    where: Where
     observers: Observers
     _no_relays: BoundedMapping[tuple[PeerId, PeerId], tuple[float, str]] = field(
         default_factory=lambda: BoundedMapping("relays that refused", REFUSALS_MAX, worth=by_age)
@@ -332,7 +328,7 @@ class Meetings:
             raise ValueError(f"more than {self.settings.meetings_max} meetings at once")
         self._under_way += 1
         try:
-            hosts = await self.where(relay)
+            hosts = await self.outside.where(relay)
             if not hosts:
                 raise ValueError("it has no direct connection with this relay")
             circuit = encode(Circuit(peer, via.circuit))

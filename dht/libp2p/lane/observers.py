@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,7 +17,7 @@ from dht.errors import DhtError
 from dht.identity import PeerId
 from dht.libp2p.lane.connection import Connection, Holder, Path, ticket_of
 from dht.libp2p.lane.punching import Opening
-from dht.libp2p.lane.wire import LaneOffer, decode, is_outer
+from dht.libp2p.lane.wire import LANE_PROTOCOL, SEEN_PROTOCOL, LaneOffer, decode, is_outer
 
 OBSERVERS_MAX = 2
 """Number of peers that are asked for the outer address of a port."""
@@ -26,15 +26,13 @@ ROUTER_OBSERVERS_MAX = 4
 
 Address = tuple[str, int]
 
-Ask = Callable[[PeerId], Awaitable[bytes]]
-"""Gets a peer's ``LaneOffer`` over the daemon. Raises ``DhtError``."""
-
 
 class Outside(Protocol):
-    """The daemon's part in connections between peers behind routers.
+    """The daemon's part in connections of a lane. Each method raises ``DhtError``."""
 
-    Each method raises ``DhtError``.
-    """
+    async def where(self, peer: PeerId) -> Sequence[str]:
+        """The IP addresses at which the daemon is connected to a peer directly, best first."""
+        ...
 
     async def call(self, peer: PeerId, protocol: str, message: bytes) -> bytes:
         """Send a message of ``dht.libp2p.lane.wire`` to a peer; returns the answer."""
@@ -42,10 +40,6 @@ class Outside(Protocol):
 
     async def observers(self) -> Sequence[tuple[PeerId, str]]:
         """Directly connected peers on the internet, and their IP addresses: one or several."""
-        ...
-
-    async def seen_by(self, peer: PeerId) -> str:
-        """The IP address at which a connected peer sees this one."""
         ...
 
 
@@ -69,7 +63,6 @@ class Observers:
 
     outside: Outside
     holder: Holder
-    ask: Ask
     is_shut: Callable[[PeerId], bool]
     """This peer could not be dialled lately."""
     timeout_s: float
@@ -129,7 +122,7 @@ class Observers:
         for peer, _ in observers[:OBSERVERS_MAX]:
             ip = ""
             with contextlib.suppress(DhtError):  # not around yield: that of the block passes
-                ip = await self.outside.seen_by(peer)
+                ip = await seen_by(self.outside, peer)
             if is_outer(ip) and _is_ipv4(ip):
                 yield ip, opening.port
                 return
@@ -142,7 +135,7 @@ class Observers:
         connection = Connection(self.holder, Path.DIRECT, dialled=True)
         try:
             async with asyncio.timeout(self.timeout_s):
-                offer = decode(LaneOffer, await self.ask(peer))
+                offer = decode(LaneOffer, await self.outside.call(peer, LANE_PROTOCOL, b""))
                 dialled = await opening.dial(host, offer.port)
                 answer = await connection.show(dialled, ticket_of(peer, offer))
         except (OSError, TimeoutError, ValueError, DhtError):
@@ -151,6 +144,11 @@ class Observers:
             return connection, (answer.seen_ip, answer.seen_port)
         connection.cut()
         return None
+
+
+async def seen_by(outside: Outside, peer: PeerId) -> str:
+    """The IP address at which a connected peer sees this one. Raises ``DhtError``."""
+    return (await outside.call(peer, SEEN_PROTOCOL, b"")).decode("ascii", "replace")
 
 
 def _is_ipv4(ip: str) -> bool:

@@ -14,7 +14,14 @@ from dht.libp2p.framing.frame_stream import FrameStream
 from dht.libp2p.lane.lane import Lane
 from dht.libp2p.lane.observers import Outside
 from dht.libp2p.lane.settings import LaneSettings
-from dht.libp2p.lane.wire import CIRCUIT_PROTOCOL, PUNCH_PROTOCOL, VIA_PROTOCOL, is_outer
+from dht.libp2p.lane.wire import (
+    CIRCUIT_PROTOCOL,
+    LANE_PROTOCOL,
+    PUNCH_PROTOCOL,
+    SEEN_PROTOCOL,
+    VIA_PROTOCOL,
+    is_outer,
+)
 from tests.integration.loopback import WAIT_S
 
 HERE = "127.0.0.1"
@@ -34,7 +41,7 @@ class End:
         self.change: Callable[[bytes], bytes] = bytes
         self.served: asyncio.Queue[FrameStream] = asyncio.Queue()
         self.refuses: str | None = None
-        self.lane = Lane(settings, ask=self.ask, where=self.where, serve=self.serve)
+        self.lane = Lane(settings, outside=OnLoopback(self), serve=self.serve, meets=False)
 
     async def ask(self, peer: PeerId) -> bytes:
         self.asked += 1
@@ -60,7 +67,14 @@ class OnLoopback(Outside):
         self.outside = observers
         self.called = 0
 
+    async def where(self, peer: PeerId) -> Sequence[str]:
+        return await self.end.where(peer)
+
     async def call(self, peer: PeerId, protocol: str, message: bytes) -> bytes:
+        if protocol == SEEN_PROTOCOL:
+            return self.seen.encode()
+        if protocol == LANE_PROTOCOL:
+            return await self.end.ask(peer)
         if peer not in self.end.others:
             raise PeerUnreachable(peer, "nobody knows it")
         lane = self.end.others[peer].lane
@@ -73,9 +87,6 @@ class OnLoopback(Outside):
 
     async def observers(self) -> Sequence[tuple[PeerId, str]]:
         return [(peer, HERE) for peer in (*self.outside, CLARA)]
-
-    async def seen_by(self, peer: PeerId) -> str:
-        return self.seen
 
 
 def with_loopback(ip: str) -> bool:

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 
-
+import msgspec
 import pytest
+from multiaddr import Multiaddr
 
 from dht.addresses import (
     Scope,
+    pack,
     parse,
     scope_guessed,
     scope_of,
     scope_seen,
     with_ip,
 )
-from dht.identity import Identity, PeerId
-from dht.membership.reachability import NO_ADDRESS, Reachability, scope_that_counts
-
-
-from dataclasses import replace
-
-import msgspec
-from multiaddr import Multiaddr
-
-from dht.addresses import Scope, pack
-from dht.identity import PeerId, RunId
-from dht.membership.reachability import Proximity
+from dht.identity import Identity, PeerId, RunId
+from dht.membership.reachability import NO_ADDRESS, Proximity, Reachability, scope_that_counts
 from dht.membership.table import Member
 from dht.records import PeerRecord
-
 
 PUBLIC = "/ip4/11.77.0.1/tcp/7700"
 OTHER_PUBLIC = "/ip4/11.77.0.2/tcp/7700"

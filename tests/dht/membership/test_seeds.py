@@ -81,10 +81,10 @@ def test_a_connected_seed_is_left_alone_and_looked_for_as_soon_as_it_is_lost() -
     (attempt,) = plan.due(0.0)
     plan.succeeded(attempt, now=0.25)
     assert plan.outcomes()[0].answer_s == 0.25
-    plan.met({peer(1)}, swarm_peers=2, lonely=False, now=1.0)
+    plan.met({peer(1)}, lonely=False, now=1.0)
     assert plan.due(100.0) == ()
 
-    plan.met(set(), swarm_peers=2, lonely=True, now=100.0)
+    plan.met(set(), lonely=True, now=100.0)
     assert 100.0 <= plan.next_at() <= 101.0
     assert [a.address for a in plan.due(101.0)] == [at(1)]
 
@@ -93,34 +93,22 @@ def test_a_seed_that_answered_but_never_shows_up_as_connected_is_tried_again() -
     plan = planner(at(1))
     (attempt,) = plan.due(0.0)
     plan.succeeded(attempt, now=0.0)
-    plan.met(set(), swarm_peers=0, lonely=True, now=1.0)
+    plan.met(set(), lonely=True, now=1.0)
     assert plan.next_at() <= 2.0
 
 
 def test_a_seed_met_in_another_way_needs_no_attempt() -> None:
     plan = planner(at(1), at(1, port=2))
-    plan.met({peer(1)}, swarm_peers=2, lonely=False, now=0.0)
+    plan.met({peer(1)}, lonely=False, now=0.0)
     assert plan.due(0.0) == ()
 
 
 def test_cached_peers_are_left_alone_in_company_and_tried_when_lonely() -> None:
     plan = planner(at(1), cached=(at(2),))
-    plan.met({peer(3)}, swarm_peers=4, lonely=False, now=0.0)
+    plan.met({peer(3)}, lonely=False, now=0.0)
     assert [a.address for a in plan.due(0.0)] == [at(1)]
-    plan.met(set(), swarm_peers=1, lonely=True, now=10.0)
+    plan.met(set(), lonely=True, now=10.0)
     assert at(2) in [a.address for a in plan.due(11.0)]
-
-
-def test_in_a_crowd_each_peer_retries_more_rarely() -> None:
-    pauses = {}
-    for crowd in (2, 256, 2560):
-        plan = planner(at(1), jitter=0.0)
-        plan.met({peer(9)}, swarm_peers=crowd, lonely=False, now=0.0)
-        for _ in range(10):
-            now = plan.next_at()
-            fail_all(plan, now)
-        pauses[crowd] = plan.next_at() - now
-    assert pauses == {2: 15.0, 256: 15.0, 2560: 150.0}
 
 
 def test_bad_news_are_told_once_with_each_address_and_its_own_reason() -> None:
@@ -171,8 +159,8 @@ def test_bad_news_are_told_again_after_somebody_had_answered() -> None:
     plan = planner(at(1))
     fail_all(plan, 0.0)
     assert plan.report() is not None
-    plan.met({peer(1)}, swarm_peers=2, lonely=False, now=10.0)
-    plan.met(set(), swarm_peers=1, lonely=True, now=20.0)
+    plan.met({peer(1)}, lonely=False, now=10.0)
+    plan.met(set(), lonely=True, now=20.0)
     assert plan.report() is None
     fail_all(plan, 21.0)
     assert plan.report() is not None
@@ -180,7 +168,7 @@ def test_bad_news_are_told_again_after_somebody_had_answered() -> None:
 
 def test_no_news_is_told_while_anybody_is_connected_or_without_addresses() -> None:
     plan = planner(at(1))
-    plan.met({peer(5)}, swarm_peers=2, lonely=False, now=0.0)
+    plan.met({peer(5)}, lonely=False, now=0.0)
     fail_all(plan, 0.0)
     assert plan.report() is None
     assert planner().report() is None
@@ -227,7 +215,7 @@ def test_through_any_weather_each_seed_that_is_up_is_met_within_30_seconds(seed:
                     plan.succeeded(attempt, now=now)
                 else:
                     plan.failed(attempt, "refused", now=now)
-        plan.met(connected, swarm_peers=len(connected), lonely=not connected, now=now)
+        plan.met(connected, lonely=not connected, now=now)
         pending += [(now + rng.uniform(0, 5), attempt) for attempt in plan.due(now)]
         for which, since in up.items():
             late = since is not None and now - since > 30.0 and which not in connected
@@ -239,8 +227,8 @@ def test_a_peer_that_hears_of_nobody_any_more_looks_at_its_own_line() -> None:
     plan = planner(at(1), at(2))
     for attempt in plan.due(0.0):
         plan.succeeded(attempt, now=0.1)
-    plan.met([peer(number) for number in range(1, 6)], swarm_peers=5, lonely=False, now=1.0)
-    plan.met([], swarm_peers=5, lonely=True, now=30.0)
+    plan.met([peer(number) for number in range(1, 6)], lonely=False, now=1.0)
+    plan.met([], lonely=True, now=30.0)
     while (told := plan.report()) is None:
         fail_all(plan, plan.next_at())
     assert "all 5 connected peers fell silent" in str(told)

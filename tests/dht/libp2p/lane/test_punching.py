@@ -80,7 +80,7 @@ def hidden(settings: LaneSettings = PATIENT) -> tuple[End, End, OnLoopback]:
         end.at = ()
         outside = OnLoopback(end)
         outsides.append(outside)
-        end.lane = Lane(settings, ask=end.ask, where=end.where, serve=end.serve, outside=outside)
+        end.lane = Lane(settings, outside=outside, serve=end.serve)
     return anna, boris, outsides[0]
 
 

@@ -245,9 +245,7 @@ class Homes:
             end.others = {other.me: other, CLARA: self.clara}
             routers = Routers(end)
             self.routers.append(routers)
-            end.lane = Lane(
-                settings, ask=end.ask, where=end.where, serve=end.serve, outside=routers
-            )
+            end.lane = Lane(settings, outside=routers, serve=end.serve)
 
     @property
     def relay(self) -> Relay:
