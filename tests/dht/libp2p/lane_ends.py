@@ -72,7 +72,7 @@ class OnLoopback(Outside):
 
     async def call(self, peer: PeerId, protocol: str, message: bytes) -> bytes:
         if protocol == SEEN_PROTOCOL:
-            return self.seen.encode()
+            return (await self.seen_by(peer)).encode()
         if protocol == LANE_PROTOCOL:
             return await self.end.ask(peer)
         if peer not in self.end.others:
@@ -84,6 +84,9 @@ class OnLoopback(Outside):
             return await answer[protocol](self.end.me, message)
         except ValueError as error:
             raise CallRefused(peer, protocol, str(error)) from error
+
+    async def seen_by(self, peer: PeerId) -> str:
+        return self.seen
 
     async def observers(self) -> Sequence[tuple[PeerId, str]]:
         return [(peer, HERE) for peer in (*self.outside, CLARA)]

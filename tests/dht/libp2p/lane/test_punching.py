@@ -24,6 +24,7 @@ from dht.libp2p.lane.punching import Opening
 from dht.libp2p.lane.settings import LaneSettings
 from dht.libp2p.lane.wire import (
     PUNCH_MAX_BYTES,
+    PUNCH_PROTOCOL,
     LaneOffer,
     Punch,
     PunchOffer,
@@ -314,16 +315,18 @@ async def test_a_meeting_that_fails_says_so_and_is_not_tried_again_at_once() -> 
     await closed(anna, boris)
 
 
-async def test_a_daemon_that_is_being_restarted_is_no_fault_of_the_other_peer() -> None:
-    anna, boris, _ = hidden()
+async def test_a_daemon_that_is_being_restarted_is_no_fault_of_the_other_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    anna, boris, outside = hidden()
 
     async def closed_host(peer: PeerId) -> Sequence[str]:
         raise HostClosed("the daemon is being restarted")
 
-    where, anna.lane._where = anna.lane._where, closed_host
-    assert "restarted" in str(await anna.lane.reach(BORIS))
-    assert not anna.lane.is_doubted(BORIS)
-    anna.lane._where = where
+    with monkeypatch.context() as restarting:
+        restarting.setattr(outside, "where", closed_host)
+        assert "restarted" in str(await anna.lane.reach(BORIS))
+        assert not anna.lane.is_doubted(BORIS)
     assert await anna.lane.reach(BORIS) is None
     await closed(anna, boris)
 
@@ -347,16 +350,20 @@ async def test_nobody_is_sent_to_services_of_its_own_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The called peer chooses the first bytes of what the caller would send there."""
-    anna, boris, _ = hidden(LaneSettings(meeting_s=1.0))
+    anna, boris, outside = hidden(LaneSettings(meeting_s=1.0))
     monkeypatch.setattr(meetings, "is_near", punching.is_near)
     with socket.create_server((HERE_IPV6, 0), family=socket.AF_INET6) as service:
         service.setblocking(False)
 
+        by_daemon = outside.call
+
         async def named(peer: PeerId, protocol: str, message: bytes) -> bytes:
+            if protocol != PUNCH_PROTOCOL:
+                return await by_daemon(peer, protocol, message)
             there = HERE_IPV6, service.getsockname()[1]
             return encode(PunchOffer(b"flush_all\r\n.....", bytes(32), bytes(32), (there,)))
 
-        monkeypatch.setattr(anna.lane._meetings.outside, "call", named)  # type: ignore[union-attr]
+        monkeypatch.setattr(outside, "call", named)
         reason = await anna.lane.reach(BORIS)
         with pytest.raises(BlockingIOError):
             service.accept()[0].close()
