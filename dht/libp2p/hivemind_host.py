@@ -40,7 +40,6 @@ from dht.host import (
     UNARY_MAX_BYTES,
     CallHandler,
     Connection,
-    Directory,
     Served,
     Stream,
     StreamHandler,
@@ -153,7 +152,7 @@ class HivemindHost:
         self._down_reason = "it is being opened"
         self._closed = False
         self._closing: asyncio.Future[None] | None = None
-        self._records = HivemindDirectory(identity.peer_id, keeper)
+        self.directory = HivemindDirectory(identity.peer_id, keeper)
         self._tasks = Tasks()
         self._served = Served(
             self._tasks,
@@ -225,15 +224,6 @@ class HivemindHost:
         return self._identity.peer_id
 
     @property
-    def directory(self) -> Directory:
-        return self._records
-
-    @property
-    def records(self) -> HivemindDirectory:
-        """The directory, with the members that only this implementation has."""
-        return self._records
-
-    @property
     def daemon_pid(self) -> int | None:
         """The daemon's process id, while it runs."""
         if self._daemon is None:
@@ -273,10 +263,10 @@ class HivemindHost:
                 await self._register_calls(daemon, protocol)
             for protocol in streams:
                 await daemon.serve_streams(protocol)
-            await self._records.start(daemon, serve=self._settings.serve_directory)
+            await self.directory.start(daemon, serve=self._settings.serve_directory)
         except BaseException:
             self._daemon = None
-            self._records.drop()
+            self.directory.drop()
             await daemon.stop()
             raise
 
@@ -313,7 +303,7 @@ class HivemindHost:
             how = ended.result() if ended.done() and not ended.cancelled() else watch.result()
             self._daemon = None
             self._down_reason = f"the daemon is being restarted: {how}"
-            self._records.drop()
+            self.directory.drop()
             _logger.warning(
                 "daemon_lost pid=%s reason=%r last_line=%r",
                 daemon.pid,
@@ -350,7 +340,7 @@ class HivemindHost:
                 return f"it did not answer for {HANG_AFTER_S:g} s"
             except (OSError, P2PDaemonError) as error:
                 return f"it does not answer: {error}"
-            await self._records.watch(connected, now=loop.time())
+            await self.directory.watch(connected, now=loop.time())
 
     def _running(self) -> Daemon:
         if self._closed:
@@ -377,7 +367,7 @@ class HivemindHost:
             await self._tasks.wait()
             if self.lane is not None:
                 await self.lane.close()
-            self._records.drop()
+            self.directory.drop()
             if self._daemon is not None:
                 await self._daemon.stop()
                 self._daemon = None
@@ -444,7 +434,7 @@ class HivemindHost:
                 await daemon.connect(peer, dialled, timeout_s=timeout_s)
                 self._unanswered.pop(peer, None)
                 # Peers without a directory node count as connected too.
-                await self._records.introduce(peer)
+                await self.directory.introduce(peer)
         except TimeoutError as error:
             raise self._gone(peer, f"silent for {timeout_s:g} s") from error
         except (OSError, P2PDaemonError) as error:
@@ -512,21 +502,17 @@ class HivemindHost:
         relays. Its daemon knows nothing of either.
         """
         self._places.want(not reachable)
-        await self.serve_directory(reachable)
-
-    async def serve_directory(self, serve: bool) -> None:
-        """Start or stop storing records for other peers."""
         async with self._role_lock:
-            if serve == self._settings.serve_directory:
+            if reachable == self._settings.serve_directory:
                 return
-            self._settings = replace(self._settings, serve_directory=serve)
+            self._settings = replace(self._settings, serve_directory=reachable)
             daemon = self._running()
             neighbours = await self.connections()
             with _own_daemon_answers():
                 async with asyncio.timeout(DAEMON_TIMEOUT_S):
-                    await self._records.stop()
-                    await self._records.start(daemon, serve=serve)
-            await self._records.watch({c.peer: (c.address,) for c in neighbours}, now=0.0)
+                    await self.directory.stop()
+                    await self.directory.start(daemon, serve=reachable)
+            await self.directory.watch({c.peer: (c.address,) for c in neighbours}, now=0.0)
 
     # --- unary calls -----------------------------------------------------------------------
 

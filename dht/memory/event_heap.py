@@ -13,18 +13,25 @@ from typing import Any
 _COMPACT_AFTER = 64
 
 
-class Entry:
-    """Something scheduled on an ``EventHeap``."""
+class Timer:
+    """A call scheduled on an ``EventHeap``, with the methods of an ``asyncio.TimerHandle``."""
 
-    __slots__ = ("_heap", "args", "callback", "is_cancelled")
+    __slots__ = ("_heap", "_when", "args", "callback", "is_cancelled")
 
     def __init__(
-        self, heap: EventHeap, callback: Callable[..., object], args: tuple[Any, ...]
+        self, heap: EventHeap, when: float, callback: Callable[..., object], args: tuple[Any, ...]
     ) -> None:
         self._heap = heap
+        self._when = when
         self.callback: Callable[..., object] | None = callback
         self.args = args
         self.is_cancelled = False
+
+    def when(self) -> float:
+        return self._when
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
 
     def cancel(self) -> None:
         """Cancel the call. Safe at any time, more than once."""
@@ -33,21 +40,6 @@ class Entry:
             if self.callback is not None:
                 self.callback, self.args = None, ()
                 self._heap._count_cancelled()
-
-
-class Timer(Entry):
-    """A call scheduled on an ``EventHeap``."""
-
-    __slots__ = ("when",)
-
-    def __init__(
-        self, heap: EventHeap, when: float, callback: Callable[..., object], args: tuple[Any, ...]
-    ) -> None:
-        self._heap = heap
-        self.when = when
-        self.callback = callback
-        self.args = args
-        self.is_cancelled = False
 
 
 class EventHeap:
@@ -61,24 +53,17 @@ class EventHeap:
         """Number of events that have run."""
         self._order = 0
         self._cancelled = 0
-        self._entries: list[tuple[float, int, Entry]] = []
+        self._entries: list[tuple[float, int, Timer]] = []
 
     def __len__(self) -> int:
         return len(self._entries) - self._cancelled
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
         """Schedule a call. A past time means now, after the calls already scheduled for now."""
-        if when < self.now:
-            when = self.now
         timer = Timer(self, when, callback, args)
         self._order += 1
-        heappush(self._entries, (when, self._order, timer))
+        heappush(self._entries, (when if when > self.now else self.now, self._order, timer))
         return timer
-
-    def add(self, when: float, entry: Entry) -> None:
-        """Schedule an entry that somebody else made, at a time that is not past."""
-        self._order += 1
-        heappush(self._entries, (when, self._order, entry))
 
     def call_in(self, delay_s: float, callback: Callable[..., object], *args: Any) -> Timer:
         return self.call_at(self.now + delay_s, callback, *args)

@@ -238,7 +238,7 @@ class SimulatedNetwork:
         for parcel, timer in list(line.arriving.items()):
             timer.cancel()
             sent_at = parcel.left_at + self.latency_s(parcel.sender, parcel.receiver)
-            last_byte = max(now + factor * (timer.when - now), sent_at)
+            last_byte = max(now + factor * (timer.when() - now), sent_at)
             line.arriving[parcel] = self.heap.call_at(last_byte, self._arrive, parcel)
 
     def share_line(
@@ -313,10 +313,22 @@ class SimulatedNetwork:
         ``lost`` is called, at most once, when the sender notices that it did not arrive; not at a
         sender that has crashed since.
         """
-        parcel = self._parcel(sender, receiver, size_bytes, deliver, lost, channel, delay_s)
-        origin = parcel.origin
+        origin, target = self._peer(sender), self._peer(receiver)
         if not origin.alive:
             return
+        parcel = _Parcel(
+            sender,
+            receiver,
+            size_bytes,
+            deliver,
+            lost,
+            channel,
+            delay_s,
+            origin,
+            target,
+            origin.incarnation,
+            target.incarnation,
+        )
         self.bytes_sent += size_bytes
         origin.sent_bytes += size_bytes
         if channel is not None:
@@ -334,31 +346,6 @@ class SimulatedNetwork:
             speed = self.weather.bandwidth_bytes_s
             peer = self._peers[name] = _Peer(up_bytes_s=speed, down_bytes_s=speed)
         return peer
-
-    def _parcel(
-        self,
-        sender: PeerId,
-        receiver: PeerId,
-        size_bytes: int,
-        deliver: Callable[[], object],
-        lost: Callable[[], object],
-        channel: OrderedChannel | None,
-        delay_s: float,
-    ) -> _Parcel:
-        origin, target = self._peer(sender), self._peer(receiver)
-        return _Parcel(
-            sender,
-            receiver,
-            size_bytes,
-            deliver,
-            lost,
-            channel,
-            delay_s,
-            origin,
-            target,
-            origin.incarnation,
-            target.incarnation,
-        )
 
     def _depart(self, parcel: _Parcel) -> None:
         origin, target = parcel.origin, parcel.target

@@ -38,6 +38,9 @@ _END = None
 class MemoryStream:
     """``dht.host.Stream`` on the simulated network."""
 
+    relayed = False
+    saved_bytes = 0, 0
+
     def __init__(
         self,
         ends: list[MemoryStream],
@@ -51,7 +54,7 @@ class MemoryStream:
         self._weight = weight
         self._ends = ends
         ends.append(self)
-        self._remote = remote
+        self.remote = remote
         self._in_order = in_order
         self._beside = beside
         self.on_over: list[Callable[[], object]] = []
@@ -78,18 +81,6 @@ class MemoryStream:
         self._silence: asyncio.TimerHandle | None = None
         self._sender: asyncio.Future[bool] | None = None
         self._finisher: asyncio.Future[bool] | None = None
-
-    @property
-    def remote(self) -> PeerId:
-        return self._remote
-
-    @property
-    def saved_bytes(self) -> tuple[int, int]:
-        return 0, 0
-
-    @property
-    def relayed(self) -> bool:
-        return False
 
     @property
     def _other(self) -> MemoryStream:
@@ -293,7 +284,7 @@ class MemoryStream:
 
     def _break(self, reason: str) -> StreamBroken:
         self._drop(reason)
-        return StreamBroken(self._remote, self._lost or reason)
+        return StreamBroken(self.remote, self._lost or reason)
 
     def _drop(self, reason: str) -> None:
         if self._aborted:
@@ -313,7 +304,7 @@ class MemoryStream:
 
     def _raise_if_over(self) -> None:
         if self._lost is not None:
-            raise StreamBroken(self._remote, self._lost)
+            raise StreamBroken(self.remote, self._lost)
 
 
 def _call_all(calls: list[Callable[[], object]]) -> None:

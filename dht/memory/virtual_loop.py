@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
 from typing import Any, NoReturn, TypeVar, cast
 
-from dht.memory.event_heap import Entry, EventHeap
+from dht.memory.event_heap import EventHeap, Timer
 
 T = TypeVar("T")
 
@@ -95,22 +95,6 @@ class _Call:
             self._loop.call_exception_handler({"message": message, "exception": error})
 
 
-class _Alarm(Entry):
-    """The result of ``call_at``: an ``asyncio.TimerHandle`` on the event heap."""
-
-    __slots__ = ("_when",)
-
-    def __init__(self, heap: EventHeap, when: float, call: _Call) -> None:
-        super().__init__(heap, call.run, ())
-        self._when = when
-
-    def when(self) -> float:
-        return self._when
-
-    def cancelled(self) -> bool:
-        return self.is_cancelled
-
-
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop with the time of an ``EventHeap`` and without input and output."""
 
@@ -152,17 +136,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> _Alarm:
+    ) -> Timer:
         if self._closed:
             raise RuntimeError("the event loop is closed")
-        heap = self.heap
-        alarm = _Alarm(heap, when, _Call(self, callback, args, context))
-        heap.add(max(when, heap.now), alarm)
-        return alarm
+        return self.heap.call_at(when, _Call(self, callback, args, context).run)
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> _Alarm:
+    ) -> Timer:
         return self.call_at(self.heap.now + delay, callback, *args, context=context)
 
     def run_in_executor(  # type: ignore[override]

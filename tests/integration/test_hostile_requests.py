@@ -67,7 +67,7 @@ class Look:
         self._sequence += 1
         record = PeerRecord(protocol=(1, 1), role="learner", incarnation=1)
         self._sealed = seal(record, identity(1000), key=KEY, sequence=self._sequence, ttl_s=600)
-        store = self._member.records._protocol.call_store
+        store = self._member.directory._protocol.call_store
         peer = PeerID.from_base58(self._server)
         kept: list[bool] | None = None
         while kept is None:  # on a machine this busy a reply may come too late
@@ -76,7 +76,7 @@ class Look:
 
     async def look(self) -> None:
         # The server alone: the attackers are nodes of the directory too, and slow ones.
-        find = self._member.records._protocol.call_find
+        find = self._member.directory._protocol.call_find
         began = time.perf_counter()
         answer = await find(PeerID.from_base58(self._server), [id_of(KEY)])
         self.times.append(time.perf_counter() - began)

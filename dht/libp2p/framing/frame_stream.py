@@ -120,14 +120,15 @@ class FrameStream(asyncio.BufferedProtocol):
         self._on_preamble = on_preamble
         self._preamble_max_bytes = preamble_max_bytes
         self._carrier = carrier
-        self._seals: Seals | None = None
+        self.seals: Seals | None = None
+        """The cipher states of the connection, which earlier streams have used as well."""
         self._sealing = bytearray()
         self._opening = bytearray()
         """Buffers for one sealed frame in each direction."""
 
         self._transport: asyncio.Transport | None = None
-        self._peer = PeerId("")
-        self._relayed = False
+        self.remote = PeerId("")
+        self.relayed = False
         self.packs = False
         """Pack large frames that get smaller by it. Only a carrier's other side reads them."""
 
@@ -180,16 +181,8 @@ class FrameStream(asyncio.BufferedProtocol):
 
     def introduce(self, peer: PeerId, *, relayed: bool) -> None:
         """Set the authenticated peer at the other end, before the caller sees the stream."""
-        self._peer = peer
-        self._relayed = relayed
-
-    @property
-    def remote(self) -> PeerId:
-        return self._peer
-
-    @property
-    def relayed(self) -> bool:
-        return self._relayed
+        self.remote = peer
+        self.relayed = relayed
 
     @property
     def saved_bytes(self) -> tuple[int, int]:
@@ -343,22 +336,13 @@ class FrameStream(asyncio.BufferedProtocol):
         if self._parting is not None:
             self._parting.cancel()
         successor._paused, successor._writing_paused = self._paused, self._writing_paused
-        successor._seals = self._seals
+        successor.seals = self.seals
         successor._transport, self._transport = self._transport, None
         successor._transport.set_protocol(successor)
         self._lost = "its connection carries another stream"
         if self.on_closed is not None:
             self.on_closed()
         successor._resume_reading()
-
-    def seal(self, seals: Seals) -> None:
-        """Seal and open every frame from now on."""
-        self._seals = seals
-
-    @property
-    def seals(self) -> Seals | None:
-        """The cipher states of the connection, which earlier streams have used as well."""
-        return self._seals
 
     def expect_preamble(self, on_preamble: Callable[[FrameStream, bytes], None]) -> None:
         """Expect another preamble before the first frame."""
@@ -383,8 +367,8 @@ class FrameStream(asyncio.BufferedProtocol):
 
     def _put(self, kind: FrameType, size: int, views: list[memoryview]) -> None:
         assert self._transport is not None
-        if self._seals is not None:
-            self._transport.write(self._sealed(self._seals, kind, size, views))
+        if self.seals is not None:
+            self._transport.write(self._sealed(self.seals, kind, size, views))
             return
         head = bytearray(HEADER.pack(size, kind))
         while views and len(head) < FIRST_WRITE_BYTES:
@@ -436,7 +420,7 @@ class FrameStream(asyncio.BufferedProtocol):
 
     def _raise_if_over(self) -> None:
         if (reason := self._over_because()) is not None:
-            raise StreamBroken(self._peer, reason)
+            raise StreamBroken(self.remote, reason)
 
     async def _patiently(
         self,
@@ -572,8 +556,8 @@ class FrameStream(asyncio.BufferedProtocol):
         )
 
     def _take_preamble(self) -> bool:
-        if self._seals is not None:
-            return self._take_sealed_preamble(self._seals)
+        if self.seals is not None:
+            return self._take_sealed_preamble(self.seals)
         size = shift = 0
         until = self._start + PREAMBLE_LENGTH_MAX_BYTES
         for index in range(self._start, min(self._end, until)):
@@ -639,7 +623,7 @@ class FrameStream(asyncio.BufferedProtocol):
             return False
         if kind == FrameType.ACK:
             return self._take_ack(size)
-        self._packed = kind == FrameType.PACKED and self._seals is not None
+        self._packed = kind == FrameType.PACKED and self.seals is not None
         known = self._packed or kind in (FrameType.DATA, FrameType.END)
         if not known or self._end_received:
             self._break(f"a frame of type {kind}{' after END' if self._end_received else ''}")
@@ -685,12 +669,12 @@ class FrameStream(asyncio.BufferedProtocol):
 
     def _take_word(self) -> bool:
         """Take a frame without content, if it has arrived in full and is genuine."""
-        if self._seals is None:
+        if self.seals is None:
             self._start += HEADER.size
             return True
         if self._end - self._start < HEADER.size + TAG_BYTES:
             return False
-        return self._take_small(self._seals, memoryview(bytearray()))
+        return self._take_small(self.seals, memoryview(bytearray()))
 
     def _begin_frame(self, size: int) -> bool:
         """Choose the memory for a frame: the receiver's, our own, or none yet."""
@@ -710,7 +694,7 @@ class FrameStream(asyncio.BufferedProtocol):
             self._queued_bytes += size
         else:
             return False
-        if self._seals is not None:
+        if self.seals is not None:
             if len(self._opening) < size + TAG_BYTES:
                 self._opening = bytearray(size + TAG_BYTES)
             self._content = self._target
@@ -739,12 +723,12 @@ class FrameStream(asyncio.BufferedProtocol):
         if self._target is None or self._filled < len(self._target):
             return False
         size = self._filled
-        if self._seals is not None:
+        if self.seals is not None:
             assert self._content is not None
             size = len(self._content)
             kind = FrameType.PACKED if self._packed else FrameType.DATA
             header = HEADER.pack(size, kind)
-            if not self._opens(self._seals, header, self._target, self._content):
+            if not self._opens(self.seals, header, self._target, self._content):
                 return False
         frame: object = size if self._kept is None else self._kept
         self._target = self._content = self._kept = None
@@ -805,9 +789,9 @@ class FrameStream(asyncio.BufferedProtocol):
         self._wake(self._broken)
         if self._transport is not None and self._lost is None:
             self._transport.abort()
-        return StreamBroken(self._peer, self._broken)
+        return StreamBroken(self.remote, self._broken)
 
     def _wake(self, reason: str) -> None:
         for future in (self._receiver, self._drained, self._acked):
             if future is not None and not future.done():
-                future.set_exception(StreamBroken(self._peer, reason))
+                future.set_exception(StreamBroken(self.remote, reason))

@@ -39,24 +39,20 @@ class BadSeal(Exception):
 class Seal:
     """Cipher state of one direction of a connection, at either end."""
 
-    __slots__ = ("_cipher", "_count", "_sealed_bytes")
+    __slots__ = ("_cipher", "_count", "sealed_bytes")
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
             raise ValueError(f"key has {len(key)} bytes; a key has {KEY_BYTES}")
         self._cipher = AESGCM(key)
         self._count = 0
-        self._sealed_bytes = 0
-
-    @property
-    def sealed_bytes(self) -> int:
+        self.sealed_bytes = 0
         """Number of content bytes sealed or opened so far."""
-        return self._sealed_bytes
 
     @property
     def worn(self) -> bool:
         """Say whether the limit of bytes under this key is reached."""
-        return self._sealed_bytes >= SEALED_MAX_BYTES
+        return self.sealed_bytes >= SEALED_MAX_BYTES
 
     def close(self, header: bytes, content: bytes) -> bytes:
         """Seal the next frame."""
@@ -76,7 +72,7 @@ class Seal:
     def _nonce(self, size: int) -> bytes:
         nonce = self._count.to_bytes(12, "big")
         self._count += 1
-        self._sealed_bytes += size
+        self.sealed_bytes += size
         return nonce
 
 

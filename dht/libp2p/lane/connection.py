@@ -65,7 +65,7 @@ class Connection:
     def __init__(self, holder: Holder, path: Path, *, dialled: bool) -> None:
         self._holder = holder
         self.path = path
-        self._dialled = dialled
+        self.dialled = dialled
         self.peer: PeerId | None = None
         """The peer at the other end; ``None`` until it has proved its identity."""
 
@@ -91,16 +91,10 @@ class Connection:
         self.resting: asyncio.TimerHandle | None = None
         """Closes the connection if no stream uses it."""
 
-        self.rests_since = 0.0
-
-    @property
-    def dialled(self) -> bool:
-        return self._dialled
-
     def on_preamble(self, stream: FrameStream, message: bytes) -> None:
         if self.said is not None and not self.said.done():
             self.said.set_result(message)
-        elif self._dialled:
+        elif self.dialled:
             stream.cut()  # an answer that was not asked for
         else:
             self._holder.heard(self, message)
@@ -136,7 +130,7 @@ class Connection:
         self.stream = FrameStream(
             self.on_preamble, carrier=self, preamble_max_bytes=PREAMBLE_MAX_BYTES
         )
-        if self._dialled:
+        if self.dialled:
             stream.pass_on(self.stream)
             self._holder.keep(self)
         else:
@@ -159,7 +153,7 @@ class Connection:
             raise
         try:
             stream.write_raw(bytes((NUMBER_BYTES,)) + ticket.number)
-            stream.seal(ticket.seals(dialled=True))
+            stream.seals = ticket.seals(dialled=True)
             stream.write_preamble(encode(Begin()))
             answer = decode(Answer, await self.next_preamble())
             if answer.refused:

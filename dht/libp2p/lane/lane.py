@@ -346,7 +346,7 @@ class Lane:
             dialled.close()
             return False
         connection.ticket = ticket
-        connection.stream.seal(ticket.seals(dialled=False))
+        connection.stream.seals = ticket.seals(dialled=False)
         return True
 
     def _hear_stranger(self, connection: Connection, ticket: Ticket) -> str | None:
@@ -606,18 +606,11 @@ class Lane:
             return
         known.idle.append(connection)
         self.rest(connection)
-        standing = [
-            each for other in self._peers.values() for each in other.idle if each.path > Path.DIRECT
-        ]
-        if len(standing) > self.settings.standing_max:
-            min(standing, key=lambda each: each.rests_since).cut()
 
     def rest(self, connection: Connection) -> None:
         """Start the timer that closes a connection that stays unused."""
         most_s = self.settings.idle_max_s * (1 if connection.dialled else 2)
-        loop = asyncio.get_running_loop()
-        connection.rests_since = loop.time()
-        connection.resting = loop.call_later(most_s, connection.cut)
+        connection.resting = asyncio.get_running_loop().call_later(most_s, connection.cut)
         if connection.place is not None:
             connection.place.end = connection.cut
             self._places.used(connection.place)

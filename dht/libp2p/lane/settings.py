@@ -65,9 +65,6 @@ class LaneSettings:
     polite: bool = True
     """Leave room on the own line for others (``dht.libp2p.lane.pacing``)."""
 
-    standing_max: int = 64
-    """Limit of unused connections with peers behind routers; the longest unused one is closed."""
-
 
 def parse_lane(text: str) -> LaneSettings | None:
     """Settings from a command line's ``auto``, ``off``, PORT, or PORT:TOLD_PORT.

@@ -272,7 +272,7 @@ class Bootstrap:
         now = asyncio.get_running_loop().time()
         live = [len(members) for members in self.presence.table.live_by_run(now).values()]
         estimate, stats = self.presence.clock, self.presence.stats
-        records, nan = self.host.records, float("nan")
+        records, nan = self.host.directory, float("nan")
         relay = Relay() if self.host.lane is None else self.host.lane.relay
         reachable = {True: 1.0, False: 0.0, None: nan}[self.presence.reachable]
         gauges: dict[str, tuple[str, float]] = {

@@ -50,7 +50,7 @@ async def store_by_force(
     at: HivemindHost, by: HivemindHost, record: bytes, *, until: float = 0.0
 ) -> bool:
     """Ask a peer to store something as hivemind would, without our own checks."""
-    answer = await by.records._protocol.call_store(
+    answer = await by.directory._protocol.call_store(
         PeerID.from_base58(at.peer_id), [id_of(KEY)], [record], [until]
     )
     assert answer is not None, "it did not answer"
@@ -61,7 +61,7 @@ async def test_a_record_is_renewed_without_a_search_until_a_place_is_gone_or_new
     async with hosts(3) as (writer, boris, clara), hosts(1, first=4) as (late,):
         for host in (boris, clara):
             await writer.connect(host.peer_id, await host.addresses(), timeout_s=WAIT_S)
-        protocol = writer.records._protocol
+        protocol = writer.directory._protocol
         asked: list[Any] = []
         ask = protocol.call_find
 
@@ -78,7 +78,7 @@ async def test_a_record_is_renewed_without_a_search_until_a_place_is_gone_or_new
 
         assert (await renew(1), len(asked)) == (2, 2)
         assert (await renew(2), len(asked)) == (2, 0)
-        assert boris.records.stored_bytes and clara.records.stored_bytes
+        assert boris.directory.stored_bytes and clara.directory.stored_bytes
         await writer.connect(late.peer_id, await late.addresses(), timeout_s=WAIT_S)
         assert (await renew(3), len(asked)) == (3, 3), "there is one place more"
         await clara.close()
@@ -89,14 +89,14 @@ async def test_a_record_is_renewed_without_a_search_until_a_place_is_gone_or_new
 
 def test_what_is_no_record_is_rejected_and_counted(pair: Pair, key: str) -> None:
     async def scenario(server: HivemindHost, liar: HivemindHost) -> None:
-        stored_bytes = server.records.stored_bytes
+        stored_bytes = server.directory.stored_bytes
         good = sealed(2, key=key)
         flipped = good[:-1] + bytes([good[-1] ^ 1])
         before = server.keeper.rejected.copy()
         assert not await store_by_force(server, liar, flipped)
         assert not await store_by_force(server, liar, bytes(2000))
         assert server.keeper.rejected - before == {"forged": 1, "oversized": 1}
-        assert server.records.stored_bytes == stored_bytes
+        assert server.directory.stored_bytes == stored_bytes
         assert await store_by_force(server, liar, good)
 
     pair.run(scenario)
@@ -104,7 +104,9 @@ def test_what_is_no_record_is_rejected_and_counted(pair: Pair, key: str) -> None
 
 def answers_with(liar: HivemindHost, monkeypatch: pytest.MonkeyPatch, value: bytes) -> None:
     """A node that runs other code than ours puts what it likes into its answers."""
-    monkeypatch.setattr(liar.records._storage, "get", lambda place: ValueWithExpiration(value, 0.0))
+    monkeypatch.setattr(
+        liar.directory._storage, "get", lambda place: ValueWithExpiration(value, 0.0)
+    )
 
 
 def test_one_bad_record_in_an_answer_does_not_hide_the_good_ones(
@@ -162,17 +164,17 @@ async def test_the_places_of_keys_that_are_forgotten_are_forgotten_as_well() -> 
 
 def test_a_peer_that_becomes_dial_out_only_ceases_to_store_for_others(pair: Pair, key: str) -> None:
     async def scenario(seed: HivemindHost, peer: HivemindHost) -> None:
-        await peer.serve_directory(False)
-        assert peer.records.neighbours == 1
+        await peer.set_reachable(False)
+        assert peer.directory.neighbours == 1
         assert await peer.directory.publish(key, sealed(2, key=key), timeout_s=WAIT_S) == 1
         assert key not in peer.keeper.known_keys
         target = PeerID.from_base58(peer.peer_id)
         record = sealed(1, key=key)
         assert (
-            await seed.records._protocol.call_store(target, [id_of(key)], [record], [0.0]) is None
+            await seed.directory._protocol.call_store(target, [id_of(key)], [record], [0.0]) is None
         )
-        await peer.serve_directory(True)
-        await until(lambda: seed.records.neighbours == 1, timeout_s=WAIT_S)
+        await peer.set_reachable(True)
+        await until(lambda: seed.directory.neighbours == 1, timeout_s=WAIT_S)
         assert await store_by_force(peer, seed, record)
 
     pair.run(scenario)
@@ -187,7 +189,7 @@ async def test_a_look_up_ends_in_time_although_peers_are_silent() -> None:
         try:
             began = asyncio.get_running_loop().time()
             # That a request is not answered is known to hivemind itself only after this.
-            first.records._protocol.wait_timeout = 2 * WAIT_S
+            first.directory._protocol.wait_timeout = 2 * WAIT_S
             found = await first.directory.look_up(KEY, timeout_s=3)
             assert asyncio.get_running_loop().time() - began < WAIT_S
             assert list(found) == [second.peer_id]
@@ -217,10 +219,10 @@ def ground(count: int) -> list[Identity]:
 
 def turn_hostile(host: HivemindHost, others: dict[Any, Any]) -> None:
     """Say that every record is stored, store none, and name only the other hostile peers."""
-    storage: Any = host.records._storage
+    storage: Any = host.directory._storage
     storage.store = lambda *arguments: True
     storage.get = lambda place: None
-    table = host.records._protocol.routing_table
+    table = host.directory._protocol.routing_table
     table.get_nearest_neighbors = lambda *arguments, **options: list(others.items())
 
 
@@ -246,7 +248,7 @@ async def squatted(*networks: int) -> AsyncIterator[list[HivemindHost]]:
         for host in evil:
             turn_hostile(host, others)
             await host.connect(honest[0].peer_id, seed, timeout_s=WAIT_S)
-        await until(lambda: honest[0].records.neighbours >= SQUATTERS + 2)
+        await until(lambda: honest[0].directory.neighbours >= SQUATTERS + 2)
         yield honest
 
 
@@ -262,8 +264,8 @@ async def test_a_record_is_found_although_eight_keys_were_made_for_the_places_ne
     async with squatted(*range(10, 10 + SQUATTERS)) as honest:
         assert not await is_found(honest)
         for host in honest[1:]:
-            host.records.set_seeds([honest[0].peer_id])
-        await until(lambda: all(honest[0].peer_id in h.records._connected for h in honest[1:]))
+            host.directory.set_seeds([honest[0].peer_id])
+        await until(lambda: all(honest[0].peer_id in h.directory._connected for h in honest[1:]))
         assert await is_found(honest)
 
 

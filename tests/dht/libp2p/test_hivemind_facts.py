@@ -198,13 +198,13 @@ async def test_the_routing_table_is_filled_again_after_it_was_emptied() -> None:
     async with hosts(3) as opened:
         client = opened[2]
         await client.connect(opened[1].peer_id, await opened[1].addresses(), timeout_s=WAIT_S)
-        await until(lambda: client.records.neighbours == 2, timeout_s=WAIT_S)
-        protocol = client.records._protocol
+        await until(lambda: client.directory.neighbours == 2, timeout_s=WAIT_S)
+        protocol = client.directory._protocol
         for host in opened[:2]:  # what hivemind does after one reply that was late
             other = PeerID.from_base58(host.peer_id)
             await protocol.update_routing_table(None, other, responded=False)
-        assert client.records.neighbours == 0
-        await until(lambda: client.records.neighbours == 2, timeout_s=WAIT_S)
+        assert client.directory.neighbours == 0
+        await until(lambda: client.directory.neighbours == 2, timeout_s=WAIT_S)
         assert await publish(client, 3) == 2
 
 
@@ -215,13 +215,13 @@ async def test_a_silent_peer_costs_one_time_out_and_comes_back() -> None:
         os.kill(stalled.daemon_pid, signal.SIGSTOP)
         try:
             assert await publish(client, 2, timeout_s=0.3) == 0
-            await client.records._protocol.update_routing_table(
+            await client.directory._protocol.update_routing_table(
                 None, PeerID.from_base58(stalled.peer_id), responded=False
             )
-            assert client.records.neighbours == 0
+            assert client.directory.neighbours == 0
         finally:
             os.kill(stalled.daemon_pid, signal.SIGCONT)
-        await until(lambda: client.records.neighbours == 1, timeout_s=2 * WAIT_S)
+        await until(lambda: client.directory.neighbours == 1, timeout_s=2 * WAIT_S)
         assert await publish(client, 2, sequence=2) == 1
 
 
@@ -316,7 +316,7 @@ async def test_the_daemons_death_is_noticed_at_once_and_repaired() -> None:
         await until(lambda: client.restarts == 1, timeout_s=2 * WAIT_S)
         assert await client.addresses() == before  # same key, same port
         await client.connect(server.peer_id, await server.addresses(), timeout_s=WAIT_S)
-        await until(lambda: client.records.neighbours == 1, timeout_s=2 * WAIT_S)
+        await until(lambda: client.directory.neighbours == 1, timeout_s=2 * WAIT_S)
         assert await client.call(server.peer_id, "/test/echo", b"hi", timeout_s=WAIT_S) == b"hi"
         stream.abort()
 

@@ -71,7 +71,7 @@ def test_another_header_another_key_and_another_turn_do_not_open() -> None:
 
 def test_a_key_wears_out() -> None:
     seal = Seal(KEY)
-    seal._sealed_bytes = SEALED_MAX_BYTES - 1
+    seal.sealed_bytes = SEALED_MAX_BYTES - 1
     assert not seal.worn
     seal.close(b"", b"1")
     assert seal.worn

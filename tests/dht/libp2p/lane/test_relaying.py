@@ -327,25 +327,6 @@ async def test_a_relay_that_refused_lately_is_named_again_without_being_asked() 
     await homes.close()
 
 
-async def test_the_connection_that_was_not_used_for_longest_makes_room() -> None:
-    homes = Homes(LaneSettings(meeting_s=0.2, wait_s=0.0, standing_max=2))
-    first, *others = [await opened(homes.anna) for _ in range(3)]
-    served = [await homes.boris.served.get() for _ in range(3)]
-    lane = homes.anna.lane
-    assert len(lane._peers[BORIS].dialled) == 3, "those in use do not count"
-    longest = next(c for c in lane._peers[BORIS].dialled if c.stream is first)
-    for stream, end in zip((first, *others), served, strict=True):
-        finishing = asyncio.ensure_future(end.finish(timeout_s=WAIT_S))
-        assert await stream.receive(timeout_s=WAIT_S) is None
-        await finishing
-        stream.abort()
-        end.abort()
-        await asyncio.sleep(0.02)
-    await until(lambda: len(lane._peers[BORIS].dialled) == 2, timeout_s=WAIT_S)
-    assert longest not in lane._peers[BORIS].dialled and lane.idle(BORIS) == 2
-    await homes.close()
-
-
 async def test_meetings_are_tried_each_time_as_long_as_there_is_no_other_path() -> None:
     homes = Homes(LaneSettings(meeting_s=1.0, wait_s=0.0))
     homes.relay.set_rate(None)
