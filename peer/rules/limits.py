@@ -319,7 +319,7 @@ def pause_after_step_s(limits_share: float, step_s: float) -> float:
 _SIZES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
-def parse_size(setting: str, text: str, *, least: float = 0.0) -> float:
+def parse_size(setting: str, text: str, *, least: float = 0.0, unit: str = "bytes") -> float:
     """A size in bytes; ``10M`` is ten million. Raises ``BadLimit``."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)B?", text.strip().upper())
     if found is None or not float(found[1]):
@@ -327,13 +327,13 @@ def parse_size(setting: str, text: str, *, least: float = 0.0) -> float:
     size = float(found[1]) * _SIZES[found[2]]
     if size < least:
         minimum = f"{least / 1e6:g}M" if least >= 1e6 else f"{least / 1e3:g}K"
-        raise BadLimit(setting, text, f"the minimum is {minimum}")
+        raise BadLimit(setting, text, f"the minimum is {minimum} {unit}")
     return size
 
 
 def parse_rate(setting: str, text: str) -> float:
     """A rate in bytes per second. Raises ``BadLimit``."""
-    return parse_size(setting, text.removesuffix("/s"), least=RATE_MIN_BYTES_S)
+    return parse_size(setting, text.removesuffix("/s"), least=RATE_MIN_BYTES_S, unit="bytes/s")
 
 
 def parse_relay_rate(text: str | None) -> float | None:
