@@ -93,7 +93,6 @@ class RecordKeeper:
     rejected: Counter[Reason] = field(default_factory=Counter)
     """Number of refused records, by reason."""
 
-    admitted: int = 0
     judge: Callable[[Sealed], str | None] = lambda sealed: None
     """Reason why the run of a record does not admit it; ``None`` if it does."""
 
@@ -118,19 +117,17 @@ class RecordKeeper:
         *,
         now: float,
         key: str | None = None,
-        peer: PeerId | None = None,
         store: bool = False,
     ) -> Sealed | Rejected:
-        """Judge a record that was found, or is to be stored, under ``key`` as that of ``peer``.
+        """Judge a record that was found, or is to be stored, under ``key``.
 
         The same record is admitted again until it expires. A rejected record does not change what
         is remembered. ``store``: keep the record for others, if it is believed.
         """
-        verdict = self._judge(data, now=now, key=key, peer=peer)
+        verdict = self._judge(data, now=now, key=key)
         if isinstance(verdict, Rejected):
             self.rejected[verdict.reason] += 1
             return verdict
-        self.admitted += 1
         if store:
             self._shelves[verdict.key].entries[verdict.peer].stored = bytes(data)
         return verdict
@@ -170,10 +167,8 @@ class RecordKeeper:
         shelf = self._shelves.get(key)
         return None if shelf is None else shelf.entries.get(peer)
 
-    def _judge(
-        self, data: bytes, *, now: float, key: str | None, peer: PeerId | None
-    ) -> Sealed | Rejected:
-        sealed = check(data, run=self.run, key=key, peer=peer)
+    def _judge(self, data: bytes, *, now: float, key: str | None) -> Sealed | Rejected:
+        sealed = check(data, run=self.run, key=key)
         if isinstance(sealed, Rejected):
             return sealed
         if (reason := self.judge(sealed)) is not None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,23 +18,18 @@ LOOK_FOR_S = 120.0
 LOOK_FOR_CHANCE_MIN = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContactSettings:
-    """Numbers of hellos and of connections with other members of the run."""
+HELLOS_PER_BEAT = 4
+PEERS_MIN = 3
+"""Number of connections to members of the run to keep open, so that no seed is needed."""
 
-    hellos_per_beat: int = 4
-    peers_min: int = 3
-    """Number of connections to members of the run to keep open, so that no seed is needed."""
-
-    peers_max: int = 16
-    """Number of connections above which a peer does not open another one just for a hello."""
+PEERS_MAX = 16
+"""Number of connections above which a peer does not open another one just for a hello."""
 
 
 def peers_to_greet(
     table: PeerTable,
     connected: Collection[PeerId],
     strangers: Sequence[PeerId],
-    settings: ContactSettings,
     *,
     spared: Collection[PeerId] = (),
     now: float,
@@ -55,12 +49,12 @@ def peers_to_greet(
     if table.run is not None:
         live = _shuffled(table.live(now), rng)
         contacts = sum(member.peer in connected for member in live)
-        if contacts >= settings.peers_max:  # news spread without a full mesh
+        if contacts >= PEERS_MAX:  # news spread without a full mesh
             live = [member for member in live if member.peer in connected]
         able = [m for m in live if m.peer not in spared and _can_greet(m, connected)]
         unheard = [member.peer for member in able if member.heard_at is None]
         heard = [member.peer for member in able if member.heard_at is not None]
-        most = settings.hellos_per_beat
+        most = HELLOS_PER_BEAT
         chosen = [*unheard[: max(most - len(heard), (most + 1) // 2)], *heard][:most]
     if strangers:
         chosen.append(strangers[int(rng.integers(len(strangers)))])
@@ -83,7 +77,6 @@ def _lost_peer_to_find(table: PeerTable, *, now: float, rng: np.random.Generator
 def contacts_to_make(
     table: PeerTable,
     connected: Collection[PeerId],
-    settings: ContactSettings,
     *,
     now: float,
     rng: np.random.Generator,
@@ -95,22 +88,20 @@ def contacts_to_make(
     if table.run is None:
         return []
     live = table.live(now)
-    missing = settings.peers_min - sum(member.peer in connected for member in live)
+    missing = PEERS_MIN - sum(member.peer in connected for member in live)
     able = [m for m in live if m.peer not in connected and _can_greet(m, connected)]
     established = {member.peer for member in table.established(now)}
     best_first = sorted(_shuffled(able, rng), key=lambda m: m.peer not in established)
     return [member.peer for member in best_first[: max(0, missing)]]
 
 
-def is_lonely(
-    table: PeerTable, connected: Collection[PeerId], settings: ContactSettings, *, now: float
-) -> bool:
+def is_lonely(table: PeerTable, connected: Collection[PeerId], *, now: float) -> bool:
     """Say whether too few members are connected, so that seeds have to be dialled."""
     if table.run is None:
         return not connected
     live = table.live(now)
     contacts = sum(member.peer in connected for member in live)
-    return not live or contacts < min(settings.peers_min, len(live))
+    return not live or contacts < min(PEERS_MIN, len(live))
 
 
 def _shuffled(members: Sequence[Member], rng: np.random.Generator) -> list[Member]:

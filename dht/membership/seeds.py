@@ -26,18 +26,14 @@ CACHED_MAX = 128
 
 REASON_MAX = 120
 
+ATTEMPTS_AT_ONCE = 8
 CONNECT_TIMEOUT_S = 5.0
+JITTER = 0.25
+"""Share by which pauses differ, or all peers would dial a returning seed at once."""
+
+RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 15.0
 """Longest pause. With jitter and the attempt's timeout, a returning seed is met within 30 s."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeedSettings:
-    """The frequency at which seeds are dialled."""
-
-    retry_first_s: float = 1.0
-    jitter: float = 0.25
-    attempts_at_once: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +116,6 @@ class SeedPlanner:
     """
 
     me: PeerId
-    settings: SeedSettings
     rng: np.random.Generator
     _entries: dict[str, _Entry] = field(default_factory=dict)
     _connected: frozenset[PeerId] = frozenset()
@@ -159,11 +154,11 @@ class SeedPlanner:
                 entry.failures = 0
             elif entry.peer in self._connected:  # lost: redial soon, but not all peers at once
                 entry.reason = "the connection was lost"
-                entry.due_at = now + self.settings.retry_first_s * self.rng.random()
+                entry.due_at = now + RETRY_FIRST_S * self.rng.random()
         if lonely and not self._lonely:
             for entry in self._entries.values():  # any known peer may help now
                 if entry.source == "cached":
-                    entry.due_at = min(entry.due_at, now + self.settings.retry_first_s)
+                    entry.due_at = min(entry.due_at, now + RETRY_FIRST_S)
         self._connected = now_connected
         self._met_most = max(self._met_most, len(now_connected))
         self._lonely = lonely
@@ -175,7 +170,7 @@ class SeedPlanner:
         under_way = sum(entry.trying_since is not None for entry in self._entries.values())
         ready = [entry for entry in self._waiting() if entry.due_at <= now]
         ready.sort(key=lambda entry: (entry.source != "seed", entry.due_at, str(entry.address)))
-        chosen = ready[: max(0, self.settings.attempts_at_once - under_way)]
+        chosen = ready[: max(0, ATTEMPTS_AT_ONCE - under_way)]
         for entry in chosen:
             entry.trying_since = now
             entry.attempts += 1
@@ -202,8 +197,8 @@ class SeedPlanner:
         entry.failures += 1
         # One line, whatever the reason contains.
         entry.reason = " ".join(reason.split())[:REASON_MAX] or "no reason given"
-        doubled = self.settings.retry_first_s * 2.0 ** min(entry.failures - 1, 30)
-        spread = 1 + self.settings.jitter * (2 * self.rng.random() - 1)
+        doubled = RETRY_FIRST_S * 2.0 ** min(entry.failures - 1, 30)
+        spread = 1 + JITTER * (2 * self.rng.random() - 1)
         entry.due_at = now + min(RETRY_MAX_S, doubled) * spread
 
     def report(self) -> NobodyAnswered | None:

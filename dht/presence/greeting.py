@@ -109,7 +109,6 @@ class Greeting:
             this.table,
             connected,
             strangers,
-            this.settings.contacts,
             spared=self._spared(now),
             now=now,
             rng=this.rng,
@@ -126,9 +125,7 @@ class Greeting:
     def contacts_to_make(self) -> list[PeerId]:
         """The members to connect to, so that enough connections stay open."""
         this = self.this
-        return contacts_to_make(
-            this.table, self.dialler.connected, this.settings.contacts, now=this.now(), rng=this.rng
-        )
+        return contacts_to_make(this.table, self.dialler.connected, now=this.now(), rng=this.rng)
 
     async def greet(self, peers: Sequence[PeerId]) -> None:
         """Say hello to all of these at once."""

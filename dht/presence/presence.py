@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -43,7 +42,6 @@ from dht.presence.this_peer import (
     Announcement,
     Events,
     OwnRecord,
-    PresenceStats,
     ThisPeer,
     pause,
 )
@@ -52,7 +50,6 @@ from dht.records import (
     ADDRESSES_MAX,
     ContributionCounters,
     PeerRecord,
-    Reason,
     pack_versions,
 )
 
@@ -95,9 +92,12 @@ class Presence:
             release=profile.release,
         )
         own = OwnRecord(identity, facts, settings.membership.expiry_s)
-        table = PeerTable(profile.run, identity.peer_id, settings.membership)
+        self.table = table = PeerTable(profile.run, identity.peer_id, settings.membership)
+        """The other members of this peer's run; at a bootstrap peer the members of all runs."""
+
         events = events or Events()
         self._this = this = ThisPeer(host, profile, settings, rng, own, table, events)
+        self.stats = this.stats
         self._kept = KeptPeers(
             settings.cache_path, profile.run, every_s=settings.cache_every_s, events=events
         )
@@ -117,6 +117,9 @@ class Presence:
             this, reachability, self._dialler, self._dial_backs, self._announcement
         )
         self._intake = Intake(this, self._announcement, self._checks)
+        self.misfits: Mapping[PeerId, Misfit] = self._intake.misfits
+        """Peers that turned out to be of another run, or to speak no protocol of this peer's."""
+
         budget = Rate[PeerId].in_a_minute(settings.calls_per_minute)
         self._door: Door | None = None
         if profile.run is not None:
@@ -138,30 +141,11 @@ class Presence:
     # --- what is known ---------------------------------------------------------------------
 
     @property
-    def table(self) -> PeerTable:
-        """The other members of this peer's run; at a bootstrap peer the members of all runs."""
-        return self._this.table
-
-    @property
     def door(self) -> Door:
         """The admission of this peer's run. Raises ``ValueError`` at a bootstrap peer."""
         if self._door is None:
             raise ValueError("a bootstrap peer has no run of its own")
         return self._door
-
-    @property
-    def stats(self) -> PresenceStats:
-        return self._this.stats
-
-    @property
-    def rejected(self) -> Mapping[Reason, int]:
-        """Number of records that were not believed, by reason. Replays are common and harmless."""
-        return Counter(self._this.table.rejected)
-
-    @property
-    def misfits(self) -> Mapping[PeerId, Misfit]:
-        """Peers that turned out to be of another run, or to speak no protocol of this peer's."""
-        return self._intake.misfits
 
     @property
     def reachable(self) -> bool | None:

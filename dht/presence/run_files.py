@@ -17,6 +17,9 @@ from dht.presence.dialler import Dialler
 from dht.presence.this_peer import ThisPeer
 from dht.records import RUN_FILE_MAX_BYTES
 
+ASKED_AT_ONCE = 3
+"""Parallel requests, so that a peer that does not answer does not delay the others."""
+
 RETRY_FIRST_S, RETRY_MAX_S = 0.1, 1.0
 """Pause before all peers are asked again, and those that turned up meanwhile; it doubles."""
 
@@ -51,15 +54,33 @@ class RunFiles:
         pause_s = RETRY_FIRST_S
         try:
             async with asyncio.timeout(timeout_s):
-                while True:
-                    for peer in peers():
-                        content = await self._ask(peer, matches, answers)
-                        if content is not None:
-                            return content
+                while (content := await self._ask_all(peers(), matches, answers)) is None:
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, RETRY_MAX_S)
+                return content
         except TimeoutError:
             raise RunFileUnavailable(self._run, tuple(sorted(answers.items())), timeout_s) from None
+
+    async def _ask_all(
+        self, peers: Sequence[PeerId], matches: Callable[[bytes], bool], answers: dict[str, str]
+    ) -> bytes | None:
+        turns = asyncio.Semaphore(ASKED_AT_ONCE)
+
+        async def ask(peer: PeerId) -> bytes | None:
+            async with turns:
+                return await self._ask(peer, matches, answers)
+
+        asking = [asyncio.create_task(ask(peer)) for peer in peers]
+        try:
+            for answer in asyncio.as_completed(asking):
+                content = await answer
+                if content is not None:
+                    return content
+            return None
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
 
     async def _ask(
         self, peer: PeerId, matches: Callable[[bytes], bool], answers: dict[str, str]

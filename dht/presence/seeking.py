@@ -59,7 +59,7 @@ class Seeking:
         self._greeting = greeting
         self._checks = checks
         self._on_connected = on_connected
-        self._planner = SeedPlanner(this.id, this.settings.seeds, this.rng)
+        self._planner = SeedPlanner(this.id, this.rng)
         self._wanted = asyncio.Event()
         self._told_connected = False
 
@@ -84,7 +84,7 @@ class Seeking:
             now, connected = this.now(), self._dialler.connected
             planner.met(
                 connected,
-                lonely=is_lonely(this.table, connected, this.settings.contacts, now=now),
+                lonely=is_lonely(this.table, connected, now=now),
                 now=now,
             )
             for attempt in planner.due(now):

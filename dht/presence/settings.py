@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dht.identity import RunId
-from dht.membership.contacts import ContactSettings
-from dht.membership.seeds import SeedSettings
 from dht.membership.table import MembershipSettings
 from dht.protocol import RELEASE, SPOKEN, Range
 from dht.records import RUN_FILE_MAX_BYTES, Role
@@ -61,8 +59,6 @@ class PresenceSettings:
     """Settings by which a peer stays in touch. The defaults are for the open internet."""
 
     membership: MembershipSettings = field(default_factory=MembershipSettings)
-    seeds: SeedSettings = field(default_factory=SeedSettings)
-    contacts: ContactSettings = field(default_factory=ContactSettings)
     protocol_versions: Range = SPOKEN
     call_timeout_s: float = 5.0
     cache_path: Path | None = None

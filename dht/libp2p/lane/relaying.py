@@ -9,7 +9,7 @@ and can neither read nor change it unnoticed (``dht.libp2p.framing.sealing``).
 A relay acts with the consent of its owner only, within a rate for all circuits together.
 ``FairQueue`` shares the rate equally among pairs of peers, whatever number of circuits each has.
 Memory is bounded: two chunks for each circuit, and the kernel's buffers at ``WINDOW_BYTES``. A
-circuit is closed when either end closes its leg, or after ``idle_max_s`` without a byte. When all
+circuit is closed when either end closes its leg, or after ``IDLE_MAX_S`` without a byte. When all
 places are taken, the peer that has asked for the most circuits makes room.
 """
 
@@ -32,6 +32,12 @@ from dht.wrapped_host import Gate
 JOINED = b"\x01"
 """Sent to both ends once both legs are there."""
 
+CIRCUITS_MAX = 64
+PER_PEER_MAX = 16
+JOIN_S = 10.0
+"""Time for both ends to come."""
+
+IDLE_MAX_S = 300.0
 CHUNK_BYTES = 64 * 1024
 WINDOW_BYTES = 1 << 20
 """Limit of the bytes that a leg's kernel buffer takes in: 80 Mbit/s at 100 ms."""
@@ -80,23 +86,10 @@ class _Circuit:
     """Time of the last byte, or of the first request."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelaySettings:
-    """Limits of a relay, beside its rate."""
-
-    circuits_max: int = 64
-    per_peer_max: int = 16
-    join_s: float = 10.0
-    """Time for both ends to come."""
-
-    idle_max_s: float = 300.0
-
-
 class Relay:
     """The circuits through this machine. It refuses all while ``rate`` is ``None``."""
 
-    def __init__(self, settings: RelaySettings | None = None) -> None:
-        self.settings = settings or RelaySettings()
+    def __init__(self) -> None:
         self.judge: Judge = nobody
         self.meter: Meter = _unmetered
         self.counters: Counter[str] = Counter()
@@ -108,7 +101,7 @@ class Relay:
         self._legs: dict[bytes, _Circuit] = {}
         """Circuits by the number of a leg that has not come yet."""
 
-        self._places = Places[Place[PeerId]](self.settings.circuits_max, self.settings.per_peer_max)
+        self._places = Places[Place[PeerId]](CIRCUITS_MAX, PER_PEER_MAX)
         self._queue = FairQueue[Pair, asyncio.Future[None]]()
         self._serving: asyncio.Task[None] | None = None
         self._carrying: dict[_Circuit, asyncio.Task[None]] = {}
@@ -205,7 +198,7 @@ class Relay:
         """Wait for both ends, then pass bytes on until one of them is gone or both are silent."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self.settings.join_s):
+            async with asyncio.timeout(JOIN_S):
                 await circuit.complete.wait()
                 for each in circuit.sockets:
                     await loop.sock_sendall(each, JOINED)
@@ -221,7 +214,7 @@ class Relay:
         try:
             done: set[asyncio.Task[None]] = set()
             while not done:
-                idle_left_s = circuit.active_at + self.settings.idle_max_s - loop.time()
+                idle_left_s = circuit.active_at + IDLE_MAX_S - loop.time()
                 if idle_left_s <= 0:
                     break
                 done, _ = await asyncio.wait(

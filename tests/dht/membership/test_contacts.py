@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
+import pytest
 
 from dht.addresses import pack, parse
 from dht.identity import PeerId
+from dht.membership import contacts as rules
 from dht.membership.contacts import (
     LOOK_FOR_CHANCE_MIN,
-    ContactSettings,
     contacts_to_make,
     is_lonely,
     peers_to_greet,
@@ -22,7 +23,12 @@ from tests.dht.membership.table_of_records import ME, TableOfRecords
 NAMES = ("anna", "boris", "clara", "dora", "emil", "fedor")
 IDS = {name: identity_of(name).peer_id for name in NAMES}
 ADDRESS = pack(parse("/ip4/10.0.0.7/tcp/7700"))
-SETTINGS = ContactSettings(hellos_per_beat=2, peers_min=2, peers_max=3)
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, number in (("HELLOS_PER_BEAT", 2), ("PEERS_MIN", 2), ("PEERS_MAX", 3)):
+        monkeypatch.setattr(rules, name, number)
 
 
 def swarm_of(*names: str, reachable: bool | None = True) -> TableOfRecords:
@@ -42,7 +48,7 @@ def greeted(
 ) -> list[PeerId]:
     rng = np.random.default_rng(seed)
     table = PeerTable(None, ME.peer_id) if swarm is None else swarm.table
-    return peers_to_greet(table, connected, strangers, SETTINGS, now=now, rng=rng)
+    return peers_to_greet(table, connected, strangers, now=now, rng=rng)
 
 
 def test_half_of_the_hellos_are_for_members_that_were_never_heard() -> None:
@@ -101,7 +107,7 @@ def contacts(
     swarm: TableOfRecords, connected: Collection[PeerId] = (), *, now: float = 1.0
 ) -> list[PeerId]:
     rng = np.random.default_rng(0)
-    return contacts_to_make(swarm.table, connected, SETTINGS, now=now, rng=rng)
+    return contacts_to_make(swarm.table, connected, now=now, rng=rng)
 
 
 def test_contacts_are_made_up_to_the_fewest_wished_established_peers_first() -> None:
@@ -119,7 +125,7 @@ def test_contacts_are_made_up_to_the_fewest_wished_established_peers_first() -> 
 def test_a_peer_is_lonely_until_it_has_the_fewest_contacts_or_all_there_are() -> None:
     def lonely(swarm: TableOfRecords | None, connected: Collection[PeerId]) -> bool:
         table = PeerTable(None, ME.peer_id) if swarm is None else swarm.table
-        return is_lonely(table, connected, SETTINGS, now=1.0)
+        return is_lonely(table, connected, now=1.0)
 
     swarm = swarm_of("anna", "boris", "clara")
     assert lonely(swarm, [IDS["anna"]])

@@ -8,12 +8,12 @@ from multiaddr import Multiaddr
 from dht.addresses import parse
 from dht.errors import ANOTHER_PEER, AddressError
 from dht.identity import Identity, PeerId
+from dht.membership import seeds
 from dht.membership.seeds import (
     CONNECT_TIMEOUT_S,
     SEEDS_MAX,
     Attempt,
     SeedPlanner,
-    SeedSettings,
 )
 
 ME = Identity.from_seed(b"m" * 32).peer_id
@@ -27,11 +27,8 @@ def at(number: int, port: int = 1) -> Multiaddr:
     return parse(f"/ip4/203.0.113.{number}/tcp/{port}/p2p/{peer(number)}")
 
 
-def planner(
-    *seeds: Multiaddr, cached: tuple[Multiaddr, ...] = (), seed: int = 0, **settings: float
-) -> SeedPlanner:
-    rng = np.random.default_rng(seed)
-    plan = SeedPlanner(ME, SeedSettings(**settings), rng)  # type: ignore[arg-type]
+def planner(*seeds: Multiaddr, cached: tuple[Multiaddr, ...] = (), seed: int = 0) -> SeedPlanner:
+    plan = SeedPlanner(ME, np.random.default_rng(seed))
     plan.add_seeds(seeds, now=0.0)
     plan.add_cached(cached, now=0.0)
     return plan
@@ -51,8 +48,11 @@ def test_everybody_is_tried_at_once_seeds_before_cached_peers() -> None:
     assert plan.next_at() == math.inf
 
 
-def test_attempts_at_once_are_limited_and_the_others_follow() -> None:
-    plan = planner(*(at(number) for number in range(1, 7)), attempts_at_once=4)
+def test_attempts_at_once_are_limited_and_the_others_follow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(seeds, "ATTEMPTS_AT_ONCE", 4)
+    plan = planner(*(at(number) for number in range(1, 7)))
     first = plan.due(0.0)
     assert len(first) == 4
     plan.failed(first[0], "refused", now=0.5)
@@ -111,8 +111,11 @@ def test_cached_peers_are_left_alone_in_company_and_tried_when_lonely() -> None:
     assert at(2) in [a.address for a in plan.due(11.0)]
 
 
-def test_bad_news_are_told_once_with_each_address_and_its_own_reason() -> None:
-    plan = planner(at(1), at(2), attempts_at_once=1)
+def test_bad_news_are_told_once_with_each_address_and_its_own_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(seeds, "ATTEMPTS_AT_ONCE", 1)
+    plan = planner(at(1), at(2))
     (first,) = plan.due(0.0)
     assert plan.report() is None, "not before all were tried"
     plan.failed(first, "connection\n refused", now=0.0)

@@ -107,7 +107,7 @@ async def test_a_stranger_that_speaks_another_protocol_is_no_word_about_the_run(
     )
     await asyncio.sleep(60.0)
     assert not anna.presence.misfits and not anna.told("hello_refused")
-    assert anna.presence.rejected["unadmitted"] > 0
+    assert anna.presence.table.rejected["unadmitted"] > 0
 
 
 async def test_invited_peers_meet_and_a_stranger_is_neither_seen_nor_served(swarm: Swarm) -> None:
@@ -119,7 +119,7 @@ async def test_invited_peers_meet_and_a_stranger_is_neither_seen_nor_served(swar
     await asyncio.sleep(120.0)
     for peer in invited:
         assert stranger.id not in {each.peer for each in peer.presence.table}
-        assert peer.presence.rejected["unadmitted"] > 0
+        assert peer.presence.table.rejected["unadmitted"] > 0
         assert NO_INVITE in await reply(stranger.host, peer)
         assert await first_frame(stranger.host, peer) == REFUSED + NO_INVITE.encode()
         assert peer.host.directory.keeper.rejected["unadmitted"] > 0, "its records were stored"

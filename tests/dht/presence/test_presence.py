@@ -16,8 +16,8 @@ from dht.errors import CallRefused, DhtError, PeerUnreachable, RunFileUnavailabl
 from dht.host import Connection, Stream
 from dht.identity import Identity, PeerId, RunId
 from dht.limits import Rate
+from dht.membership import contacts as contact_rules
 from dht.membership import hello as wire
-from dht.membership.contacts import ContactSettings
 from dht.membership.table import Member, bucket_key
 from dht.memory.directory import MemoryDirectory
 from dht.memory.host import MemoryHost, identity_of
@@ -637,7 +637,7 @@ async def test_others_find_out_who_can_be_dialled_and_who_cannot(swarm: Swarm) -
     await asyncio.sleep(5 * MINUTE)
     assert swarm.all_see(swarm.members())
     contacts = shy.presence.connected & shy.sees()
-    assert len(contacts) >= shy.presence.settings.contacts.peers_min
+    assert len(contacts) >= contact_rules.PEERS_MIN
 
 
 @pytest.mark.parametrize("hidden", [True, False])
@@ -699,12 +699,12 @@ async def test_a_new_address_is_announced_and_tested_at_once(swarm: Swarm) -> No
 
 
 async def test_a_peer_that_can_only_dial_out_keeps_a_few_connections_to_be_reached_over(
-    swarm: Swarm,
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(contact_rules, "HELLOS_PER_BEAT", 1)
     await start_swarm(swarm, 8)
-    settings = PresenceSettings(contacts=ContactSettings(hellos_per_beat=1))
     seeds = await swarm.seed_addresses("seed")
-    shy = await swarm.start("shy", seeds=seeds, settings=settings, dial_out_only=True)
+    shy = await swarm.start("shy", seeds=seeds, dial_out_only=True)
 
     def contacts() -> int:
         return len(shy.presence.connected & shy.sees())
@@ -1227,7 +1227,7 @@ async def test_nobody_says_goodbye_for_another(swarm: Swarm) -> None:
         with pytest.raises(CallRefused):
             await boris.host.call(clara.id, wire.GOODBYE_PROTOCOL, sealed, timeout_s=5)
     assert anna.id in clara.sees()
-    assert clara.presence.rejected["forged"] + clara.presence.rejected["malformed"] >= 3
+    assert clara.presence.table.rejected["forged"] + clara.presence.table.rejected["malformed"] >= 3
 
 
 async def test_a_flood_of_hellos_is_refused_and_the_swarm_goes_on(swarm: Swarm) -> None:

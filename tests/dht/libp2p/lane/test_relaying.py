@@ -12,10 +12,10 @@ from dht.errors import NOT_SERVED, CallRefused, PeerUnreachable, StreamBroken
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
 from dht.libp2p.framing.sealing import NUMBER_BYTES
-from dht.libp2p.lane import meetings, observers
+from dht.libp2p.lane import meetings, observers, relaying
 from dht.libp2p.lane.connection import Path
 from dht.libp2p.lane.lane import Lane
-from dht.libp2p.lane.relaying import Relay, RelaySettings, nobody
+from dht.libp2p.lane.relaying import Relay, nobody
 from dht.libp2p.lane.settings import LaneSettings
 from dht.libp2p.lane.wire import CIRCUIT_PROTOCOL, PUNCH_PROTOCOL, Circuit, Leg, Via, decode, encode
 from tests.dht.libp2p.lane_ends import (
@@ -68,8 +68,13 @@ async def everybody(peer: PeerId, other: PeerId) -> str | None:
     return None
 
 
-async def test_a_third_peer_cannot_join_a_circuit_or_make_room_by_asking_again() -> None:
-    relay = Relay(RelaySettings(circuits_max=4, per_peer_max=2, join_s=0.2))
+async def test_a_third_peer_cannot_join_a_circuit_or_make_room_by_asking_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relaying, "CIRCUITS_MAX", 4)
+    monkeypatch.setattr(relaying, "PER_PEER_MAX", 2)
+    monkeypatch.setattr(relaying, "JOIN_S", 0.2)
+    relay = Relay()
     relay.judge = everybody
     relay.set_rate(RATE)
     ours = number()
@@ -90,8 +95,11 @@ async def test_a_third_peer_cannot_join_a_circuit_or_make_room_by_asking_again()
     await relay.close()
 
 
-async def test_requests_of_others_take_none_of_a_peer_s_places() -> None:
-    relay = Relay(RelaySettings(per_peer_max=2))
+async def test_requests_of_others_take_none_of_a_peer_s_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relaying, "PER_PEER_MAX", 2)
+    relay = Relay()
     relay.judge = everybody
     relay.set_rate(RATE)
     for _ in range(2):
@@ -101,8 +109,11 @@ async def test_requests_of_others_take_none_of_a_peer_s_places() -> None:
     await relay.close()
 
 
-async def test_the_peer_with_the_most_circuits_makes_room_with_the_longest_unused() -> None:
-    relay = Relay(RelaySettings(circuits_max=4))
+async def test_the_peer_with_the_most_circuits_makes_room_with_the_longest_unused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relaying, "CIRCUITS_MAX", 4)
+    relay = Relay()
     relay.judge = everybody
     relay.set_rate(RATE)
     loop = asyncio.get_running_loop()
@@ -187,8 +198,11 @@ async def test_pairs_share_the_rate_and_the_owner_s_meter_counts_every_byte() ->
     await relay.close()
 
 
-async def test_a_circuit_without_a_byte_is_closed_after_a_while() -> None:
-    relay = Relay(RelaySettings(idle_max_s=0.3))
+async def test_a_circuit_without_a_byte_is_closed_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relaying, "IDLE_MAX_S", 0.3)
+    relay = Relay()
     relay.judge = everybody
     relay.set_rate(RATE)
     ends = await joined(relay, ANNA, BORIS)
