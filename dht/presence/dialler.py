@@ -62,11 +62,11 @@ class Dialler:
         """Networks from which peers were connected at the last look."""
 
         self._answered = BoundedMapping[PeerId, None]("answered", ANSWERED_MAX, worth=by_age)
-        self._tried = BoundedMapping[PeerId, tuple[list[Multiaddr], tuple[Multiaddr, ...], float]](
+        self._tried = BoundedMapping[PeerId, tuple[object, float]](
             "tried addresses", MET_MAX, worth=by_age
         )
-        """Direct addresses of peers connected by a relay that were tried, this peer's own at that
-        time, and until when they are not tried again."""
+        """This peer's addresses and the direct ones of a peer connected by a relay when those were
+        tried, and until when they are not tried again."""
 
         self._dials = Rate[str].in_a_minute(DIALS_PER_MINUTE)
         self._met_at = BoundedMapping[str, None]("met addresses", MET_MAX, worth=by_age)
@@ -107,22 +107,20 @@ class Dialler:
         """
         this = self._this
         member = this.table.get(peer)
-        own = tuple(address for address in this.own.addresses if not is_relayed(address))
+        if member is None:
+            return []
         direct = [
             address
-            for address in this.table.addresses_of(peer)
+            for address in member.addresses
             if not is_relayed(address)
-            and not is_loopback(address)
-            and (
-                member is not None and member.reachable
-                if scope_of(address) is Scope.INTERNET
-                else scope_guessed((address,), own) is not Scope.INTERNET
-            )
+            and (member.reachable or scope_of(address) is not Scope.INTERNET)
+            and self._may_lead(address)
         ]
-        tried = self._tried.get(peer)
-        if not direct or (tried and tried[:2] == (direct, own) and this.now() < tried[2]):
+        tried = direct, [address for address in this.own.addresses if not is_relayed(address)]
+        before = self._tried.get(peer)
+        if not direct or (before and before[0] == tried and this.now() < before[1]):
             return []
-        self._tried.renew(peer, (direct, own, this.now() + TRY_AGAIN_S))
+        self._tried.renew(peer, (tried, this.now() + TRY_AGAIN_S))
         return [a for a in self.addresses_to_dial(peer) if without_peer(a) in direct]
 
     def addresses_to_dial(self, peer: PeerId) -> list[Multiaddr]:
@@ -133,7 +131,8 @@ class Dialler:
         """
         found = []
         left: dict[str, int] = {}
-        for address in self._of_use(self._this.table.addresses_of(peer)):
+        addresses = self._this.table.addresses_of(peer)
+        for address in [at for at in addresses if self._may_lead(at)] or addresses:
             place = None if peer in self._answered else self._limited_place(address)
             if place is not None:
                 if place not in left:
@@ -145,21 +144,17 @@ class Dialler:
             found.append(with_peer(address, peer))
         return found
 
-    def _of_use(self, addresses: Sequence[Multiaddr]) -> list[Multiaddr]:
-        """The addresses that may lead to another peer from here; all of them if none may.
+    def _may_lead(self, address: Multiaddr) -> bool:
+        """Say whether an address may lead to another peer from here.
 
         Private addresses of other networks, and those of this machine, do not: who dialled them was
         told that the other machine is up and refuses connections, by a machine of its own network.
         """
         own = self._this.own.addresses
-
-        def may_lead(address: Multiaddr) -> bool:
-            if is_relayed(address) or scope_of(address) is Scope.INTERNET:
-                return True
-            near = scope_guessed((address,), own) is not Scope.INTERNET
-            return near and not is_loopback(address) and address not in own
-
-        return [address for address in addresses if may_lead(address)] or list(addresses)
+        if is_relayed(address) or scope_of(address) is Scope.INTERNET:
+            return True
+        near = scope_guessed((address,), own) is not Scope.INTERNET
+        return near and not is_loopback(address) and address not in own
 
     def _limited_place(self, address: Multiaddr) -> str | None:
         """The place at which dials are counted; ``None`` if dials there are not limited."""

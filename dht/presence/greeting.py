@@ -20,8 +20,7 @@ from dht.membership import hello as wire
 from dht.membership.contacts import contacts_to_make, peers_to_greet
 from dht.presence.dialler import Dialler, DialLimited
 from dht.presence.intake import Intake, Misfit
-from dht.presence.settings import GOODBYE_TIMEOUT_S
-from dht.presence.this_peer import Announcement, ThisPeer
+from dht.presence.this_peer import GOODBYE_TIMEOUT_S, Announcement, ThisPeer
 
 CALLERS_MAX = 4096
 """Peers whose last hello is remembered; another one is said hello to once more."""

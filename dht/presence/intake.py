@@ -15,8 +15,7 @@ from dht.errors import DhtError
 from dht.identity import PeerId, RunId
 from dht.membership.table import bucket_key
 from dht.presence.dial_back import ReachabilityChecks
-from dht.presence.settings import DIRECTORY_TIMEOUT_S
-from dht.presence.this_peer import Announcement, ThisPeer
+from dht.presence.this_peer import DIRECTORY_TIMEOUT_S, Announcement, ThisPeer
 from dht.records import Sealed, check
 
 OVERRULED_MAX = 3

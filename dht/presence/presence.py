@@ -37,11 +37,13 @@ from dht.presence.greeting import Greeting
 from dht.presence.intake import BucketReading, Intake, Misfit
 from dht.presence.run_files import RunFiles
 from dht.presence.seeking import KeptPeers, Seeking
-from dht.presence.settings import GOODBYE_TIMEOUT_S, PresenceSettings, Profile
 from dht.presence.this_peer import (
+    GOODBYE_TIMEOUT_S,
     Announcement,
     Events,
     OwnRecord,
+    PresenceSettings,
+    Profile,
     ThisPeer,
     pause,
 )

@@ -30,8 +30,7 @@ from dht.libp2p.lane.settings import parse_lane
 from dht.membership.admission import Admission
 from dht.membership.table import Member
 from dht.presence.presence import Presence
-from dht.presence.settings import Profile
-from dht.presence.this_peer import Events, PresenceEvent
+from dht.presence.this_peer import Events, PresenceEvent, Profile
 from dht.record_keeper import KeeperLimits, RecordKeeper
 from dht.wrapped_host import GuardedHost
 from peer import status

@@ -24,7 +24,7 @@ from averaging.rules.quorum import ALL, QuorumPolicy, Required
 from dht.membership.credentials import Directive, encode
 from dht.membership.orders import Orders
 from dht.membership.table import MembershipSettings
-from dht.presence.settings import PresenceSettings
+from dht.presence.this_peer import PresenceSettings
 from peer.rules.amendments import effective
 from peer.run_file.merging import Mixing, Outer, Quorum, Rounds
 from peer.run_file.places import place_of

@@ -25,8 +25,7 @@ from dht.identity import Identity, PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.presence.presence import Presence
-from dht.presence.settings import Profile
-from dht.presence.this_peer import Events, PresenceEvent
+from dht.presence.this_peer import Events, PresenceEvent, Profile
 from peer.errors import NobodyMet, PeerError, RunNotFound, SeedsElsewhere
 from peer.joining.link import ELSEWHERE, MEANWHILE, NOBODY_YET, Link, parse_link
 

@@ -37,7 +37,7 @@ from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run as run_virtually
 from dht.presence.presence import Presence
-from dht.presence.settings import Profile
+from dht.presence.this_peer import Profile
 from tests.processes import Child
 
 PORT = 17790

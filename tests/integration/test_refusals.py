@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dht.presence.settings import PresenceSettings
+from dht.presence.this_peer import PresenceSettings
 from peer.run_file.reading import parse
 from tests.dht.presence import presence_swarm
 from tests.processes import Processes

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dht.addresses import place_of
-from dht.bounded_mapping import BoundedMapping, by_age
 from dht.errors import NOT_SERVED, CallRefused, DhtError, PeerUnreachable
 from dht.identity import PeerId
 from dht.libp2p.framing.sealing import NUMBER_BYTES, Ticket
@@ -52,12 +51,6 @@ _logger = logging.getLogger("dht.libp2p.lane.meetings")
 
 RELAYS_TRIED_MAX = 8
 """Number of connected peers that are asked to relay, before a relayed connection is given up."""
-
-NO_RELAY_S = 10.0
-"""A peer that refused to relay to another one is not asked for that again for this long. It may
-only not have heard of both yet."""
-
-REFUSALS_MAX = 256
 
 MEETINGS_PER_MINUTE = 16
 """Limit of meetings to which one peer calls, and of those at one address, or in one IPv6 network
@@ -101,10 +94,6 @@ class Meetings:
     settings: LaneSettings
     outside: Outside
     observers: Observers
-    _no_relays: BoundedMapping[tuple[PeerId, PeerId], tuple[float, str]] = field(
-        default_factory=lambda: BoundedMapping("relays that refused", REFUSALS_MAX, worth=by_age)
-    )
-    """Peers that refused to relay, and to whom; until when they are not asked again, and why."""
     _calls: Rate[PeerId] = field(default_factory=lambda: Rate.in_a_minute(MEETINGS_PER_MINUTE))
     _dials: Rate[str] = field(default_factory=lambda: Rate.in_a_minute(MEETINGS_PER_MINUTE))
     _under_way: int = 0
@@ -188,22 +177,14 @@ class Meetings:
 
     async def _go_through_a_relay(self, peer: PeerId, known: Partner) -> None:
         """Open a connection through a third peer. Raises ``OSError``."""
-        possible = await self._possible_relays(peer)
-        refusals = [
-            why
-            for (_, to), (until, why) in self._no_relays.items()
-            if to == peer and why and until > self._now
-        ]
-        for relay, ip in possible:
+        refusals: list[str] = []
+        for relay, ip in await self._possible_relays(peer):
             circuit = Circuit(peer, secrets.token_bytes(NUMBER_BYTES))
             try:
                 leg = decode(Leg, await self.outside.call(relay, CIRCUIT_PROTOCOL, encode(circuit)))
             except CallRefused as error:
-                relays_none = error.reason in (NO_BULK, NOT_SERVED)
-                why = "" if relays_none else f"{relay} refused: {error.reason}"
-                self._no_relays.renew((relay, peer), (self._now + NO_RELAY_S, why))
-                if why:
-                    refusals.append(why)
+                if error.reason not in (NO_BULK, NOT_SERVED):
+                    refusals.append(f"{relay} refused: {error.reason}")
                 continue
             except (ValueError, PeerUnreachable) as error:
                 refusals.append(str(error))
@@ -228,11 +209,7 @@ class Meetings:
 
     async def _possible_relays(self, peer: PeerId) -> list[tuple[PeerId, str]]:
         """Connected peers that may relay, in random order, so that all of them are used."""
-        found = [
-            (relay, ip)
-            for relay, ip in await self.outside.observers()
-            if relay != peer and self._no_relays.get((relay, peer), (0.0, ""))[0] <= self._now
-        ]
+        found = [each for each in await self.outside.observers() if each[0] != peer]
         secrets.SystemRandom().shuffle(found)
         return found[:RELAYS_TRIED_MAX]
 

@@ -25,7 +25,7 @@ from dht.libp2p.lane.relaying import MEMBERS_ONLY
 from dht.membership.reachability import in_words
 from dht.membership.table import Member
 from dht.presence.presence import Presence
-from dht.presence.settings import Profile
+from dht.presence.this_peer import Profile
 from dht.records import PeerRecord, seal
 from peer.errors import PeerError
 from peer.extras.doctor.this_machine import Finding

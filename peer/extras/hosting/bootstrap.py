@@ -33,8 +33,7 @@ from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane.relaying import MEMBERS_ONLY, Relay
 from dht.libp2p.lane.settings import LaneSettings
 from dht.presence.presence import Presence
-from dht.presence.settings import PresenceSettings, Profile
-from dht.presence.this_peer import Events, PresenceEvent
+from dht.presence.this_peer import Events, PresenceEvent, PresenceSettings, Profile
 from peer.cli.listening import USUAL_PORT, SettingError, all_interfaces, try_to_listen
 from peer.errors import Unusable
 from peer.events.board import Board

@@ -19,8 +19,7 @@ from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.memory.network import CALM, Weather
 from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
-from dht.presence.settings import PresenceSettings, Profile
-from dht.presence.this_peer import Events, PresenceEvent
+from dht.presence.this_peer import Events, PresenceEvent, PresenceSettings, Profile
 from dht.records import Role
 
 RUN = RunId("5f" * 32)

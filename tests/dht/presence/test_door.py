@@ -20,7 +20,7 @@ from dht.membership.credentials import InviteKey
 from dht.memory.host import EPOCH, MemoryHost, identity_of
 from dht.memory.network import CALM, STORM, Weather
 from dht.presence.door import ASKS_FIRST_S, exchange_papers
-from dht.presence.settings import PresenceSettings
+from dht.presence.this_peer import PresenceSettings
 from dht.wrapped_host import REFUSED, GuardedHost
 from tests.dht.membership.signers import (
     DAY,

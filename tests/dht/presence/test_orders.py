@@ -11,7 +11,7 @@ import pytest
 from dht.membership.credentials import Signer, encode
 from dht.membership.orders import NONE, End, Orders
 from dht.memory.network import CALM, STORM, Weather
-from dht.presence.settings import PresenceSettings
+from dht.presence.this_peer import PresenceSettings
 from tests.dht.membership.signers import (
     DELEGATE,
     DELEGATES,

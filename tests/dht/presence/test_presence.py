@@ -25,8 +25,7 @@ from dht.memory.network import CALM, STORM
 from dht.presence.greeting import Greeting
 from dht.presence.presence import Presence
 from dht.presence.seeking import load_cache
-from dht.presence.settings import GOODBYE_TIMEOUT_S, PresenceSettings, Profile
-from dht.presence.this_peer import PresenceEvent
+from dht.presence.this_peer import GOODBYE_TIMEOUT_S, PresenceEvent, PresenceSettings, Profile
 from dht.records import PeerRecord, Sealed, check, seal
 from tests.dht.presence.presence_swarm import OTHER_RUN, RUN, Peer, Swarm, simulate, until
 from tests.seeds import seeds

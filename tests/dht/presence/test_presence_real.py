@@ -9,8 +9,7 @@ from multiaddr import Multiaddr
 from dht.addresses import parse
 from dht.identity import Identity, RunId
 from dht.presence.presence import Presence
-from dht.presence.settings import Profile
-from dht.presence.this_peer import Events, PresenceEvent
+from dht.presence.this_peer import Events, PresenceEvent, Profile
 
 RUN = RunId("5f" * 32)
 RUN_FILE = b"name = 'ours'"

@@ -16,7 +16,7 @@ from dht.identity import Identity
 from dht.libp2p.hivemind_host import HivemindHost
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.presence.presence import Presence
-from dht.presence.settings import Profile
+from dht.presence.this_peer import Profile
 from dht.record_keeper import RecordKeeper
 from peer.agent.keeper import Keeper
 from peer.agent.life import go_online, make_averager

@@ -25,8 +25,7 @@ from dht.libp2p.lane.relaying import MEMBERS_ONLY
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
-from dht.presence.settings import Profile
-from dht.presence.this_peer import Events, PresenceEvent
+from dht.presence.this_peer import Events, PresenceEvent, Profile
 from peer.extras.doctor import this_machine
 from peer.extras.doctor.network import (
     Plan,

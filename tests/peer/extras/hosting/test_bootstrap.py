@@ -18,7 +18,7 @@ from dht.identity import Identity, PeerId, RunId
 from dht.libp2p.hivemind_host import HivemindHost
 from dht.libp2p.lane.wire import CIRCUIT_PROTOCOL, Circuit, Leg, decode, encode
 from dht.presence.presence import Presence
-from dht.presence.settings import Profile
+from dht.presence.this_peer import Profile
 from peer.cli.listening import SettingError
 from peer.demo.processes import free_port
 from peer.errors import Unusable

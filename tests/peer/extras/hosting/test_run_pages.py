@@ -12,7 +12,7 @@ from dht.identity import PeerId, RunId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
-from dht.presence.settings import Profile
+from dht.presence.this_peer import Profile
 from peer.extras.hosting.run_pages import NO_FILE, NO_KEEPER, NOBODY, OWN_WORDS, RunPages
 from peer.extras.site.run_page import CALL, RunPage
 from peer.run_file.sections import RunFile
