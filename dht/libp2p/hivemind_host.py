@@ -59,10 +59,10 @@ from dht.libp2p.hivemind_daemon import (
 )
 from dht.libp2p.hivemind_directory import HivemindDirectory
 from dht.libp2p.hivemind_imports import P2PDaemonError, P2PHandlerError, PeerID, p2pd_pb2
+from dht.libp2p.lane.connection import LaneSettings
 from dht.libp2p.lane.lane import Lane
 from dht.libp2p.lane.observers import OBSERVERS_MAX, seen_by
 from dht.libp2p.lane.port_mapping import keep_mapped, own_gateway
-from dht.libp2p.lane.settings import LaneSettings
 from dht.libp2p.lane.wire import (
     CIRCUIT_MAX_BYTES,
     CIRCUIT_PROTOCOL,

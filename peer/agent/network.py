@@ -24,9 +24,9 @@ from dht.errors import DhtError
 from dht.identity import PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
+from dht.libp2p.lane.connection import parse_lane
 from dht.libp2p.lane.lane import Lane
 from dht.libp2p.lane.relaying import MEMBERS_ONLY
-from dht.libp2p.lane.settings import parse_lane
 from dht.membership.admission import Admission
 from dht.membership.table import Member
 from dht.presence.presence import Presence

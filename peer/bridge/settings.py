@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 
 from dht import addresses
 from dht.identity import PeerId
-from dht.libp2p.lane.settings import parse_lane
+from dht.libp2p.lane.connection import parse_lane
 from dht.records import name_problem, site_problem
 from peer.rules.limits import check_wish
 

@@ -54,7 +54,7 @@ def setting(name: str) -> Callable[[Any], Any]:
 
 
 def _lane(text: str) -> str:
-    from dht.libp2p.lane.settings import parse_lane
+    from dht.libp2p.lane.connection import parse_lane
     from peer.cli.listening import try_to_listen
 
     with usage_errors():

@@ -37,7 +37,7 @@ from dht.addresses import peer_of
 from dht.host import Stream
 from dht.identity import Identity, PeerId, RunId
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.libp2p.lane.settings import LaneSettings
+from dht.libp2p.lane.connection import LaneSettings
 from tests.benchmark.participant import Participant, Reply, Setup, contribution
 
 _R = TypeVar("_R")

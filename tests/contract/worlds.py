@@ -12,7 +12,7 @@ from multiaddr import Multiaddr
 
 from dht.host import Host, Stream
 from dht.identity import Identity, PeerId
-from dht.libp2p.lane.settings import LaneSettings
+from dht.libp2p.lane.connection import LaneSettings
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.network import Weather
 from dht.memory.virtual_loop import run as run_virtually

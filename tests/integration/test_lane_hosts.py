@@ -15,7 +15,7 @@ from dht.errors import CallRefused, StreamBroken
 from dht.host import FRAME_MAX_BYTES, Stream
 from dht.identity import PeerId
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.libp2p.lane.settings import LaneSettings, parse_lane
+from dht.libp2p.lane.connection import LaneSettings, parse_lane
 from dht.libp2p.lane.wire import LANE_PROTOCOL, PUNCH_PROTOCOL
 from peer.rules.rented import container_of, public_ports
 from peer.storage.address import is_free, listen_briefly

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dht.host import Stream
-from dht.libp2p.lane.settings import LaneSettings
+from dht.libp2p.lane.connection import LaneSettings
 from dht.wrapped_host import Gate, ThrottledHost
 from tests.integration.loopback import LOOPBACK, hosts, run
 from tests.swarms.commands import tell

@@ -44,21 +44,24 @@ from dht.host import Tasks
 from dht.identity import PeerId
 from dht.libp2p.framing.frame_stream import FrameStream
 from dht.libp2p.framing.sealing import NUMBER_BYTES, Ticket, Tickets
-from dht.libp2p.lane.connection import Connection, Partner, Path, ticket_of
-from dht.libp2p.lane.meetings import Meetings
-from dht.libp2p.lane.observers import Observers, Outside, RouterView
-from dht.libp2p.lane.pacing import Pace, Pacer
-from dht.libp2p.lane.port_mapping import keep_mapped
-from dht.libp2p.lane.relaying import Relay, connected
-from dht.libp2p.lane.settings import (
+from dht.libp2p.lane.connection import (
     CONNECT_S,
     CONNECTIONS_MAX,
     MEET_AGAIN_FIRST_S,
     MEET_AGAIN_MAX_S,
     RETRY_MAX_S,
     TICKET_LIFE_S,
+    Connection,
     LaneSettings,
+    Partner,
+    Path,
+    ticket_of,
 )
+from dht.libp2p.lane.meetings import Meetings
+from dht.libp2p.lane.observers import Observers, Outside, RouterView
+from dht.libp2p.lane.pacing import Pace, Pacer
+from dht.libp2p.lane.port_mapping import keep_mapped
+from dht.libp2p.lane.relaying import Relay, connected
 from dht.libp2p.lane.wire import (
     LANE_PROTOCOL,
     REASON_MAX,

@@ -26,11 +26,19 @@ from dht.addresses import place_of
 from dht.errors import NOT_SERVED, CallRefused, DhtError, PeerUnreachable
 from dht.identity import PeerId
 from dht.libp2p.framing.sealing import NUMBER_BYTES, Ticket
-from dht.libp2p.lane.connection import Connection, Holder, Partner, Path, ticket_of
+from dht.libp2p.lane.connection import (
+    RELAY_S,
+    RETRY_MAX_S,
+    Connection,
+    Holder,
+    LaneSettings,
+    Partner,
+    Path,
+    ticket_of,
+)
 from dht.libp2p.lane.observers import Address, Observers, Outside
 from dht.libp2p.lane.punching import Opening, is_near
 from dht.libp2p.lane.relaying import NO_BULK, reach_through
-from dht.libp2p.lane.settings import RELAY_S, RETRY_MAX_S, LaneSettings
 from dht.libp2p.lane.wire import (
     CIRCUIT_PROTOCOL,
     PUNCH_PROTOCOL,

@@ -88,7 +88,7 @@ async def _open_host(
 ) -> AsyncIterator[tuple[HivemindHost, float]]:
     from dht.libp2p.hivemind_daemon import DaemonSettings
     from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-    from dht.libp2p.lane.settings import LaneSettings
+    from dht.libp2p.lane.connection import LaneSettings
 
     started = time.monotonic()
     daemon = DaemonSettings(

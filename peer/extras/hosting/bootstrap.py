@@ -30,8 +30,8 @@ from dht.errors import AddressError
 from dht.identity import Identity, PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
+from dht.libp2p.lane.connection import LaneSettings
 from dht.libp2p.lane.relaying import MEMBERS_ONLY, Relay
-from dht.libp2p.lane.settings import LaneSettings
 from dht.presence.presence import Presence
 from dht.presence.this_peer import Events, PresenceEvent, PresenceSettings, Profile
 from peer.cli.listening import USUAL_PORT, SettingError, all_interfaces, try_to_listen

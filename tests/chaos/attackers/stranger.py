@@ -21,7 +21,7 @@ from dht.identity import Identity, PeerId, RunId
 from dht.libp2p.framing.frame_stream import HEADER, FrameType
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.libp2p.lane.settings import LaneSettings
+from dht.libp2p.lane.connection import LaneSettings
 from dht.libp2p.lane.wire import LANE_PROTOCOL, LaneOffer
 from dht.membership.hello import (
     CONFIRM_PROTOCOL,

@@ -17,7 +17,7 @@ from multiaddr import Multiaddr
 from dht.addresses import ip_of, peer_of
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.libp2p.lane.settings import LaneSettings
+from dht.libp2p.lane.connection import LaneSettings
 from dht.libp2p.lane.wire import is_outer
 from tests.integration.loopback import identity
 from tests.processes import say

@@ -18,7 +18,7 @@ from dht.addresses import peer_of
 from dht.host import FRAME_MAX_BYTES, Stream
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.libp2p.lane.settings import LaneSettings
+from dht.libp2p.lane.connection import LaneSettings
 from tests.integration.loopback import identity
 from tests.processes import say
 

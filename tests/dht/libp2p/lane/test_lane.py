@@ -16,8 +16,7 @@ from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
 from dht.libp2p.framing.frame_stream import HEADER, FrameStream, FrameType
 from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES
-from dht.libp2p.lane.connection import Connection, Path
-from dht.libp2p.lane.settings import CONNECTIONS_MAX, LaneSettings, parse_lane
+from dht.libp2p.lane.connection import CONNECTIONS_MAX, Connection, LaneSettings, Path, parse_lane
 from dht.libp2p.lane.wire import LaneOffer
 from dht.limits import Place
 from dht.wrapped_host import Gate, ThrottledStream

@@ -17,11 +17,10 @@ from dht.errors import HostClosed
 from dht.identity import PeerId
 from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES
 from dht.libp2p.lane import meetings, observers, punching
-from dht.libp2p.lane.connection import Path
+from dht.libp2p.lane.connection import LaneSettings, Path
 from dht.libp2p.lane.lane import Lane
 from dht.libp2p.lane.meetings import MEETINGS_PER_MINUTE
 from dht.libp2p.lane.punching import Opening
-from dht.libp2p.lane.settings import LaneSettings
 from dht.libp2p.lane.wire import (
     PUNCH_MAX_BYTES,
     PUNCH_PROTOCOL,

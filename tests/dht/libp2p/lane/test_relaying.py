@@ -13,10 +13,9 @@ from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
 from dht.libp2p.framing.sealing import NUMBER_BYTES
 from dht.libp2p.lane import meetings, observers, relaying
-from dht.libp2p.lane.connection import Path
+from dht.libp2p.lane.connection import LaneSettings, Path
 from dht.libp2p.lane.lane import Lane
 from dht.libp2p.lane.relaying import Relay
-from dht.libp2p.lane.settings import LaneSettings
 from dht.libp2p.lane.wire import CIRCUIT_PROTOCOL, PUNCH_PROTOCOL, Circuit, Leg, Via, decode, encode
 from tests.dht.libp2p.lane_ends import (
     ANNA,
