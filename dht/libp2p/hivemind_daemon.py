@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import fcntl
 import importlib.resources
-import json
 import logging
 import math
 import os
@@ -259,7 +258,7 @@ class Daemon:
                     "GOMAXPROCS": str(processors(os.cpu_count() or 1)),
                     **os.environ,
                     "GOLOG_LOG_LEVEL": "error",
-                    "GOLOG_LOG_FMT": "json",
+                    "GOLOG_LOG_FMT": "nocolor",
                 },
                 start_new_session=True,
             )
@@ -296,8 +295,8 @@ class Daemon:
             if line.startswith(confinement.UNCONFINED):
                 _tell_unconfined(line.removeprefix(confinement.UNCONFINED))
                 continue
-            self.last_lines.append(_plain(line))
-            _logger.debug("%s", self.last_lines[-1])
+            self.last_lines.append(line)
+            _logger.debug("%s", line)
             if line.startswith("Peer ID:") and not ready.done():
                 ready.set_result(None)
         if not ready.done():
@@ -486,14 +485,3 @@ def introduce(stream: FrameStream, info: Any) -> str:
     stream.introduce(PeerId(PeerID(info.peer).to_base58()), relayed=relayed)
     protocol: str = info.proto
     return protocol
-
-
-def _plain(line: str) -> str:
-    """The readable part of a line of the daemon's log."""
-    if not line.startswith("{"):
-        return line
-    try:
-        record = json.loads(line)
-        return f"{record['level']} {record['logger']}: {record['msg']} {record.get('error', '')}"
-    except (ValueError, KeyError, TypeError):
-        return line
