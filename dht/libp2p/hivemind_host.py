@@ -414,31 +414,41 @@ class HivemindHost:
             return await self._running().connected()
 
     async def _ask_for_place(self, relay: PeerId) -> bytes:
+        async with self._asked(relay, DAEMON_TIMEOUT_S) as daemon:
+            return await daemon.exchange(relay, HOP_PROTOCOL, RESERVE)
+
+    @asynccontextmanager
+    async def _asked(
+        self, peer: PeerId, within_s: float, tried: Sequence[Multiaddr] = ()
+    ) -> AsyncIterator[Daemon]:
+        """A request to a peer by the daemon. ``tried``: the addresses that it dials.
+
+        Raises ``PeerUnreachable``, or ``HostClosed`` if our own daemon is gone.
+        """
         daemon = self._running()
         try:
-            return await daemon.exchange(relay, HOP_PROTOCOL, RESERVE)
+            async with asyncio.timeout(within_s):
+                yield daemon
         except (TimeoutError, OSError, P2PDaemonError) as error:
-            raise self._unreachable(daemon, relay, error) from error
+            if daemon.lost:
+                raise HostClosed("the daemon has just ended") from error
+            self._unanswered.renew(peer, None)
+            silent = f"no answer within {within_s:g} s"
+            said = silent if isinstance(error, TimeoutError) else in_short(str(error), tried)
+            raise PeerUnreachable(peer, said or type(error).__name__) from error
+        self._unanswered.pop(peer, None)
 
     async def connect(
         self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float
     ) -> None:
-        daemon = self._running()
-        bare = tuple(address_rules.without_peer(address) for address in addresses)
-        dialled: Sequence[Multiaddr] = bare
-        try:
-            async with asyncio.timeout(timeout_s):
-                dialled = await by_ip(bare, within_s=timeout_s / 2)
-                if dialled:
-                    await self._until_it_listens(peer, dialled)
-                await daemon.connect(peer, dialled, timeout_s=timeout_s)
-                self._unanswered.pop(peer, None)
-                # Peers without a directory node count as connected too.
-                await self.directory.introduce(peer)
-        except TimeoutError as error:
-            raise self._gone(peer, f"silent for {timeout_s:g} s") from error
-        except (OSError, P2PDaemonError) as error:
-            raise self._unreachable(daemon, peer, error, dialled) from error
+        dialled = [address_rules.without_peer(address) for address in addresses]
+        async with self._asked(peer, timeout_s, dialled) as daemon:
+            dialled[:] = await by_ip(dialled, within_s=timeout_s / 2)
+            if dialled:
+                await self._until_it_listens(peer, dialled)
+            await daemon.connect(peer, dialled, timeout_s=timeout_s)
+            # Peers without a directory node count as connected too.
+            await self.directory.introduce(peer)
 
     async def _until_it_listens(self, peer: PeerId, addresses: Sequence[Multiaddr] = ()) -> None:
         """Have the daemon not dial in vain (``dht.libp2p.dialling``).
@@ -455,10 +465,6 @@ class HivemindHost:
             reason = await why_silent(addresses, within_s=LISTENS_WITHIN_S)
         if reason is not None:
             raise PeerUnreachable(peer, reason)
-
-    def _gone(self, peer: PeerId, reason: str) -> PeerUnreachable:
-        self._unanswered.renew(peer, None)
-        return PeerUnreachable(peer, reason)
 
     async def improve(
         self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float
@@ -548,32 +554,20 @@ class HivemindHost:
     async def call(self, peer: PeerId, protocol: str, request: bytes, *, timeout_s: float) -> bytes:
         if len(request) > UNARY_MAX_BYTES:
             raise ValueError(f"request has {len(request)} bytes; at most {UNARY_MAX_BYTES}")
-        daemon = self._running()
         target = PeerID(_valid(peer))
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._until_it_listens(peer)
-                reply: bytes = await daemon.calls.call(target, protocol, request)
-        except TimeoutError as error:
-            raise self._gone(peer, f"no answer within {timeout_s:g} s") from error
-        except P2PHandlerError as error:
-            raise CallRefused(peer, protocol, str(error)) from error
-        except P2PDaemonError as error:
-            if "protocols not supported" in str(error):
-                raise CallRefused(peer, protocol, NOT_SERVED) from error
-            raise self._unreachable(daemon, peer, error) from error
-        self._unanswered.pop(peer, None)
+        async with self._asked(peer, timeout_s) as daemon:
+            await self._until_it_listens(peer)
+            try:
+                reply = await daemon.calls.call(target, protocol, request)
+            except P2PHandlerError as error:
+                raise CallRefused(peer, protocol, str(error)) from error
+            except P2PDaemonError as error:
+                if "protocols not supported" in str(error):
+                    raise CallRefused(peer, protocol, NOT_SERVED) from error
+                raise
         if len(reply) > UNARY_MAX_BYTES:
             raise CallRefused(peer, protocol, f"the reply has {len(reply)} bytes")
         return reply
-
-    def _unreachable(
-        self, daemon: Daemon, peer: PeerId, error: Exception, tried: Sequence[Multiaddr] = ()
-    ) -> DhtError:
-        """The error for a failed request: of the peer, unless our own daemon is gone."""
-        if daemon.lost:
-            return HostClosed("the daemon has just ended")
-        return self._gone(peer, in_short(str(error), tried) or type(error).__name__)
 
     # --- streams ---------------------------------------------------------------------------
 
@@ -601,7 +595,7 @@ class HivemindHost:
     async def open_stream(
         self, peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False
     ) -> Stream:
-        daemon = self._running()
+        self._running()
         _valid(peer)
         if bulk and self.lane is not None:
             loop = asyncio.get_running_loop()
@@ -610,16 +604,9 @@ class HivemindHost:
             if direct is not None:
                 return direct
             timeout_s = max(0.0, timeout_s - (loop.time() - began))
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._until_it_listens(peer)
-                stream = await daemon.open_stream(peer, protocol, timeout_s=timeout_s)
-        except TimeoutError as error:
-            raise self._gone(peer, f"no stream within {timeout_s:g} s") from error
-        except (OSError, P2PDaemonError) as error:
-            raise self._unreachable(daemon, peer, error) from error
-        self._unanswered.pop(peer, None)
-        return stream
+        async with self._asked(peer, timeout_s) as daemon:
+            await self._until_it_listens(peer)
+            return await daemon.open_stream(peer, protocol, timeout_s=timeout_s)
 
     # --- the direct lane -------------------------------------------------------------------
 
