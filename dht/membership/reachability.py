@@ -188,8 +188,6 @@ class Reachability:
 
 
 PEERS_MAX = 4096
-SEEN_FROM_S = 3600.0
-"""Validity of the distance that a connection showed, after the connection was last seen."""
 
 
 class Proximity:
@@ -202,36 +200,33 @@ class Proximity:
         self.present: dict[PeerId, Multiaddr] = {}
         """Remote address of each direct connection, as of the last look."""
 
-        self._seen = BoundedMapping[PeerId, tuple[Scope, float]](
-            "distances", PEERS_MAX, worth=by_age
-        )
-        """Scope of peers that are or were connected, and when that was observed."""
+        self._seen = BoundedMapping[PeerId, Scope]("distances", PEERS_MAX, worth=by_age)
+        """Scope of peers that are or were connected."""
 
-    def look(self, connections: Sequence[Connection], *, now: float) -> None:
+    def look(self, connections: Sequence[Connection]) -> None:
         """Take in the present connections."""
         self.present = {c.peer: c.address for c in connections if not c.relayed}
         for connection in connections:
-            self._seen.renew(connection.peer, (scope_seen(connection.address, self.own), now))
+            self._seen.renew(connection.peer, scope_seen(connection.address, self.own))
 
     def scope_that_counts(
-        self, members: Iterable[Member], *, now: float, count_connected: bool
+        self, members: Iterable[Member], *, count_connected: bool
     ) -> Scope | None:
         """The scope in which the members of the run live; ``None``: no peer is known.
 
         ``count_connected``: peers that are connected count like members.
         """
-        scopes = [self._scope_of_member(member, now) for member in members]
-        connected = [self._seen[peer][0] for peer in self.present]
+        scopes = [self._scope_of_member(member) for member in members]
+        connected = [self._seen[peer] for peer in self.present]
         return scope_that_counts([*scopes, *connected] if count_connected else scopes, connected)
 
     def scope_of_connected(self, peer: PeerId) -> Scope:
         """The scope of a peer that is ``present``."""
-        return self._seen[peer][0]
+        return self._seen[peer]
 
-    def _scope_of_member(self, member: Member, now: float) -> Scope | None:
-        seen = self._seen.get(member.peer)
-        if seen is not None and now - seen[1] < SEEN_FROM_S:
-            return seen[0]
+    def _scope_of_member(self, member: Member) -> Scope | None:
+        if (seen := self._seen.get(member.peer)) is not None:
+            return seen
         has_other = not all(map(is_loopback, member.addresses))
         if has_other and (member.failed_at is not None or member.reachable is False):
             return Scope.INTERNET  # another home, whose private network has the same numbers

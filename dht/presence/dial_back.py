@@ -110,8 +110,6 @@ class DialBacks:
     rng: np.random.Generator
     budget: Rate[PeerId]
     call_timeout_s: float
-    asked: int = 0
-    """Number of dial-backs requested from other peers."""
     done: int = 0
     """Number of dials made for other peers."""
     _requests: dict[bytes, _Request] = field(default_factory=dict)
@@ -130,7 +128,6 @@ class DialBacks:
         self, helper: PeerId, addresses: Sequence[Multiaddr]
     ) -> Reached | NotReached | NotTried:
         """Ask a connected peer to arrange that this peer is dialled at these addresses."""
-        self.asked += 1
         arrived: asyncio.Future[Reached] = asyncio.get_running_loop().create_future()
         nonce = secrets.token_bytes(wire.NONCE_BYTES)
         try:
@@ -339,7 +336,6 @@ class ReachabilityChecks:
     """Set when a check may have become due."""
     _proximity: Proximity = field(default_factory=Proximity)
     _reported: bool | None = None
-    _noticed: bool | None = None
 
     async def run(self) -> None:
         """Check and report for ever."""
@@ -380,7 +376,7 @@ class ReachabilityChecks:
         connections = await self.dialler.look()
         if had_none and connections:
             self.wanted.set()
-        self._proximity.look(connections, now=self.this.now())
+        self._proximity.look(connections)
         self.choose_scope()
 
     def announce(self, addresses: tuple[Multiaddr, ...]) -> None:
@@ -396,13 +392,9 @@ class ReachabilityChecks:
         this, now = self.this, self.this.now()
         scope = self._proximity.scope_that_counts(
             () if this.profile.run is None else this.table.live(now),
-            now=now,
             count_connected=self.this.profile.observes,
         )
         if scope is not None and self.state.count_in(scope, now=now):
-            self.wanted.set()
-        if self.state.reachable != self._noticed:
-            self._noticed = self.state.reachable
             self.wanted.set()
 
     async def _have_tried(self, helper: PeerId) -> bool:

@@ -277,7 +277,7 @@ def test_a_member_in_a_network_like_ours_that_does_not_answer_is_in_another_home
     near.own = (OWN,)
 
     def scope(one: Member) -> Scope | None:
-        return near.scope_that_counts([one], now=3.0, count_connected=False)
+        return near.scope_that_counts([one], count_connected=False)
 
     for address, guess in ((OWN, Scope.MACHINE), ("/ip4/192.168.1.3/tcp/7700", Scope.NETWORK)):
         alike = member(str(address), "/ip4/127.0.0.1/tcp/7700")
