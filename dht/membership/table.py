@@ -398,8 +398,9 @@ class PeerTable:
         known_there = {passed.sealed for passed in but}
         fresh = [
             member
-            for member in self.live(now)
-            if (run is None or member.run == run)
+            for member in self
+            if (run is None or member.run == run)  # first: a crowd of others costs little
+            and self._is_live(member, now)
             and now - member.record_seen_at < self.settings.expiry_s / 2
             and member.peer != to
             and member.sealed not in known_there

@@ -70,7 +70,6 @@ class MemoryNetwork:
         self._hosts: dict[PeerId, MemoryHost] = {}
         self._listening: dict[Multiaddr, PeerId] = {}
         self._address_of: dict[PeerId, Multiaddr] = {}
-        self._full_address_of: dict[PeerId, Multiaddr] = {}  # a cache: building one is slow
         self._addresses_given = 0
         self._wires: dict[_Wire, None] = {}
         self._partitioned_at: float | None = None
@@ -120,7 +119,7 @@ class MemoryNetwork:
             async with self.host(identity) as host:
                 yield host
         finally:
-            del self._listening[self._address_of.pop(peer)], self._full_address_of[peer]
+            del self._listening[self._address_of.pop(peer)]
 
     def address_of(self, peer: PeerId) -> Multiaddr:
         """The address of a peer that has or had a host."""
@@ -128,7 +127,7 @@ class MemoryNetwork:
 
     def full_address_of(self, peer: PeerId) -> Multiaddr:
         """The address of a peer that has or had a host, with its name."""
-        return self._full_address_of[peer]
+        return address_rules.with_peer(self._address_of[peer], peer)
 
     def place(self, peer: PeerId, address: Multiaddr) -> None:
         """Set the address of a peer, whether or not its host is open yet."""
@@ -184,7 +183,6 @@ class MemoryNetwork:
     def _set_address(self, peer: PeerId, address: Multiaddr) -> None:
         self._listening[address] = peer
         self._address_of[peer] = address
-        self._full_address_of[peer] = address_rules.with_peer(address, peer)
 
     def _forget_the_other_side(self, partitioned_at: float) -> None:
         if self._partitioned_at != partitioned_at:
@@ -426,7 +424,7 @@ class MemoryHost:
 
     async def addresses(self) -> tuple[Multiaddr, ...]:
         self._check_open()
-        return (self._network._full_address_of[self.peer_id],)
+        return (self._network.full_address_of(self.peer_id),)
 
     async def connect(
         self, peer: PeerId, addresses: Sequence[Multiaddr], *, timeout_s: float
