@@ -178,7 +178,7 @@ def _frames(data: bytes, ticket: Ticket | None = None) -> None:
     """Give bytes to a stream in pieces, as a socket would."""
     stream = FrameStream(lambda stream, message: None)
     if ticket is not None:
-        stream.seal(ticket.seals(dialled=False))
+        stream.seals = ticket.seals(dialled=False)
     stream.connection_made(_Nowhere())
     for start in range(0, len(data), 37):
         piece = data[start : start + 37]
