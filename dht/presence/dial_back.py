@@ -26,11 +26,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 from multiaddr import Multiaddr
 
 from dht.addresses import (
@@ -50,7 +49,6 @@ from dht.addresses import (
     without_peer,
 )
 from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
-from dht.host import Host
 from dht.identity import PeerId, parse_peer_id
 from dht.limits import Rate
 from dht.membership import hello as wire
@@ -104,12 +102,9 @@ class _Request:
 class DialBacks:
     """Both sides of dial-backs on one host."""
 
-    host: Host
+    this: ThisPeer
     dialler: Dialler
-    own_addresses: Callable[[], Sequence[Multiaddr]]
-    rng: np.random.Generator
     budget: Rate[PeerId]
-    call_timeout_s: float
     done: int = 0
     """Number of dials made for other peers."""
     _requests: dict[bytes, _Request] = field(default_factory=dict)
@@ -117,10 +112,10 @@ class DialBacks:
 
     async def serve(self) -> None:
         """Answer other peers from now on."""
-        await self.host.serve_calls(
+        await self.this.host.serve_calls(
             wire.DIAL_BACK_PROTOCOL, self._answer, request_max_bytes=wire.DIAL_BACK_MAX_BYTES
         )
-        await self.host.serve_calls(
+        await self.this.host.serve_calls(
             wire.CONFIRM_PROTOCOL, self._answer_confirm, request_max_bytes=wire.NONCE_BYTES
         )
 
@@ -131,21 +126,21 @@ class DialBacks:
         arrived: asyncio.Future[Reached] = asyncio.get_running_loop().create_future()
         nonce = secrets.token_bytes(wire.NONCE_BYTES)
         try:
-            connected = frozenset(c.peer for c in await self.host.connections())
+            connected = frozenset(c.peer for c in await self.this.host.connections())
             self._requests[nonce] = _Request(helper, connected, arrived)
-            data = await self.host.call(
+            data = await self.this.host.call(
                 helper,
                 wire.DIAL_BACK_PROTOCOL,
                 wire.write(
                     wire.DialBack(
-                        peer=self.host.peer_id,
+                        peer=self.this.host.peer_id,
                         nonce=nonce,
                         addresses=tuple(pack(address) for address in addresses),
                         relay=True,
                     )
                 ),
                 # It may ask three others, each of which connects and calls.
-                timeout_s=(2 * THIRD_PEERS_MAX + 1) * self.call_timeout_s,
+                timeout_s=(2 * THIRD_PEERS_MAX + 1) * self.this.settings.call_timeout_s,
             )
             reply = wire.read(wire.DialBackReply, data)
         except (DhtError, ValueError) as error:
@@ -173,7 +168,7 @@ class DialBacks:
 
     async def _remote_of(self, peer: PeerId) -> Multiaddr | None:
         """Remote address of the direct connection with a peer; ``None`` without one."""
-        for connection in await self.host.connections():
+        for connection in await self.this.host.connections():
             if connection.peer == peer and not connection.relayed:
                 return connection.address
         return None
@@ -201,14 +196,14 @@ class DialBacks:
         addresses = () if remote is None else self._for_helper_at(remote, message.addresses)
         if not addresses:
             return _NOWHERE_TO_DIAL
-        if any(c.peer == target for c in await self.host.connections()):
+        if any(c.peer == target for c in await self.this.host.connections()):
             return _CANNOT_HELP
         return await self._dial(target, addresses, message.nonce)
 
     async def _find_dialler(self, message: wire.DialBack, remote: Multiaddr) -> bytes:
         """Ask third peers to dial, or dial where none of them can."""
         try:
-            connections = await self.host.connections()
+            connections = await self.this.host.connections()
         except HostClosed:
             return _CANNOT_HELP
         third = [
@@ -218,16 +213,16 @@ class DialBacks:
         ]
         forwarded = wire.write(msgspec.structs.replace(message, relay=False))
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + 2 * (THIRD_PEERS_MAX - 1) * self.call_timeout_s
-        for i in self.rng.permutation(len(third))[:THIRD_PEERS_ASKED_MAX]:
+        give_up_at = loop.time() + 2 * (THIRD_PEERS_MAX - 1) * self.this.settings.call_timeout_s
+        for i in self.this.rng.permutation(len(third))[:THIRD_PEERS_ASKED_MAX]:
             if loop.time() > give_up_at:
                 break
             try:
-                data = await self.host.call(
+                data = await self.this.host.call(
                     third[int(i)],
                     wire.DIAL_BACK_PROTOCOL,
                     forwarded,
-                    timeout_s=2 * self.call_timeout_s,
+                    timeout_s=2 * self.this.settings.call_timeout_s,
                 )
                 reply = wire.read(wire.DialBackReply, data)
             except (DhtError, ValueError):
@@ -241,11 +236,11 @@ class DialBacks:
     async def _dial(self, target: PeerId, addresses: Sequence[Multiaddr], nonce: bytes) -> bytes:
         """Connect to a peer as a stranger, and send the nonce over that connection."""
         at = [with_peer(address, target) for address in addresses]
-        timeout_s = self.call_timeout_s
+        timeout_s = self.this.settings.call_timeout_s
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            async with self._dialling, self.host.stranger() as stranger:
+            async with self._dialling, self.this.host.stranger() as stranger:
                 self.done += 1
                 began = loop.time()
                 await stranger.connect(target, at, timeout_s=timeout_s)
@@ -286,7 +281,7 @@ class DialBacks:
 
         Otherwise every peer could be used to probe hosts inside its own network.
         """
-        own = self.own_addresses()
+        own = self.this.own.addresses
         if is_loopback(address):
             return any(is_loopback(mine) for mine in own)
         return not is_private(address) or any(is_private(mine) for mine in own)

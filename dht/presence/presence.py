@@ -107,14 +107,8 @@ class Presence:
         self._announcement = Announcement(this, reachability)
         self._dialler = Dialler(this, self._seeds)
         table.network_of = self._dialler.network_of
-        self._dial_backs = DialBacks(
-            host,
-            self._dialler,
-            own_addresses=lambda: own.addresses,
-            rng=rng,
-            budget=Rate.in_a_minute(max(1, settings.calls_per_minute // 10)),
-            call_timeout_s=settings.call_timeout_s,
-        )
+        dial_backs = Rate[PeerId].in_a_minute(max(1, settings.calls_per_minute // 10))
+        self._dial_backs = DialBacks(this, self._dialler, dial_backs)
         self._checks = ReachabilityChecks(
             this, reachability, self._dialler, self._dial_backs, self._announcement
         )
