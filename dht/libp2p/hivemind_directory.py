@@ -41,7 +41,7 @@ from dht.records import Rejected, check
 _logger = logging.getLogger("dht.directory")
 
 REPLICAS = 5
-"""A record is stored on this many peers, the publisher among them if it is near."""
+"""A record is stored on this many peers besides its publisher."""
 
 BUCKET_SIZE = 20
 DEPTH_MODULO = 5
@@ -298,7 +298,8 @@ class HivemindDirectory:
             return 0
         key_id = id_of(key)
         stored: set[Any] = set()
-        replicas = REPLICAS
+        if not protocol.client_mode:
+            self._storage.store(key_id, record, 0.0)  # the own copy never counts as success
 
         async def store_at(place: Any, peer: Any) -> None:
             answer = await protocol.call_store(peer, [key_id], [record], [0.0])
@@ -311,35 +312,18 @@ class HivemindDirectory:
                 if len(peers) < min(BEAM, self.neighbours):
                     peers = await self._search(protocol, key_id, {}, {})
                     self._places.found(key, peers.items(), now=loop.time())
-                seeds = self._seeds_of(key_id)
-                order = self._with_own_place(protocol, key_id, list(peers))
+                seeds, order = self._seeds_of(key_id), list(peers)
                 peers |= seeds
                 wanted = {*seeds, *order[:REPLICAS]}
                 while wanted:
-                    if protocol.node_id in wanted:
-                        # The own copy counts as a replica, but never as success.
-                        self._storage.store(key_id, record, 0.0)
-                        wanted.remove(protocol.node_id)
-                        order.remove(protocol.node_id)
-                        replicas -= 1
                     await asyncio.gather(*(store_at(place, peers[place]) for place in wanted))
                     if wanted - stored:
                         self._places.found(key, (), now=loop.time())
                     order = [place for place in order if place in stored or place not in wanted]
-                    wanted = {*order[:replicas]} - stored
+                    wanted = {*order[:REPLICAS]} - stored
         except TimeoutError:
             _logger.debug("publish_timed_out key=%s stored=%d", key, len(stored))
         return len(stored)
-
-    @staticmethod
-    def _with_own_place(protocol: Any, key_id: Any, places: list[Any]) -> list[Any]:
-        """These places in their order, and the own one in front of the first that is farther."""
-        if protocol.client_mode:
-            return places
-        distance = key_id.xor_distance
-        farther = (n for n, at in enumerate(places) if distance(at) > distance(protocol.node_id))
-        places.insert(next(farther, len(places)), protocol.node_id)
-        return places
 
     async def look_up(
         self, key: str, *, timeout_s: float, quick: bool = False
