@@ -550,7 +550,7 @@ class FragmentWork:
         self.state = state
         self.follow(state)
         assert self.replay is not None
-        if exchange.parts.traffic.moves_states:
+        if exchange.parts.commit.melds:
             self.replay.restart(state.version, state.lineage)
         else:
             head = ReplayHead(exchange.parts.encoded_commit, effect.seal, effect.digests)

@@ -86,7 +86,6 @@ class Traffic:
         self.reduces = set(enter.slices)
         self.merged: set[int] = set()
         """Merged slices that are here."""
-        self.answerable: set[int] = set()
         self._problems: dict[tuple[int, int], str] = {}
         self._bundles: dict[int, dict[int, tuple[int, ...]]] = {}
         if not self.riders:
@@ -97,14 +96,9 @@ class Traffic:
         """Roster indices of the members whose uploads come to this peer, their delegate."""
         return () if self.entry is None else riders_of(self.commit, self.entry)
 
-    @property
-    def moves_states(self) -> bool:
-        """True if states travel, and with slice 0 the map of what is merged in them."""
-        return self.commit.melds
-
     def has_maps(self, index: int) -> bool:
         """True if merged maps (``averaging.history.parent_maps``) travel ahead of this slice."""
-        return self.moves_states and index == 0
+        return self.commit.melds and index == 0
 
     # Outgoing
 
@@ -210,11 +204,6 @@ class Traffic:
             tuple(share.weight for share in taken),
             tuple(share.members for share in taken) if any(bundles.values()) or newcomers else None,
         )
-
-    def may_answer(self, index: int, entry: int | None) -> bool:
-        """True if the merged slice may go to this member now: to riders as soon as it is here, to
-        others when the round machine says so."""
-        return index in self.merged and (index in self.answerable or self.is_rider(entry))
 
 
 class BundleRoster:

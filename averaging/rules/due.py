@@ -71,12 +71,8 @@ class DueTime:
         self._took_part_at: deque[int] = deque(maxlen=ROUNDS_COUNTED)
         """The own steps at which it entered its last rounds."""
         offset = (fragment * policy.cycle_steps) // policy.fragments
-        self._due = step + max(1, policy.cycle_steps - offset)
-
-    @property
-    def due_step(self) -> int:
+        self.due_step = step + max(1, policy.cycle_steps - offset)
         """The own step with which the fragment is to be offered."""
-        return self._due
 
     def interval(self, *, own_s: float | None, median_s: float | None) -> int:
         """Return H_i: own steps in one cycle of the median peer."""
@@ -87,11 +83,11 @@ class DueTime:
 
     def closed(self, step: int, interval: int) -> None:
         """Count from this step: a roster closed, with or without this peer."""
-        self._due = step + max(1, interval)
+        self.due_step = step + max(1, interval)
 
     def attempt_failed(self, step: int, interval: int) -> None:
         """Retry after a share of the interval: this peer's attempt ended without a version."""
-        self._due = max(step + 1, step + round(interval * RETRY_SHARE))
+        self.due_step = max(step + 1, step + round(interval * RETRY_SHARE))
 
     def took_part(self, version: int, step: int) -> None:
         """Note that this peer is in the roster of this version."""
@@ -111,7 +107,7 @@ class DueTime:
 
     def is_due(self, step: int) -> bool:
         """Return whether to ask the learner now, whose next safe point is one step from here."""
-        return step + 1 >= self._due
+        return step + 1 >= self.due_step
 
     def answers_call(self, step: int, interval: int, *, hurried: bool = False) -> bool:
         """Return whether a peer that is called after this many steps joins at once.

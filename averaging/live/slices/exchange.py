@@ -212,7 +212,7 @@ class Exchange:
         scratch = self.parts.threads.scratch()
         for chunk in chunks:
             part = chunk.values
-            if not self.parts.traffic.moves_states:
+            if not self.parts.commit.melds:
                 np.copyto(momentum[part], state.momentum[part])
             data, numbers = self.parts.merged_bytes[chunk.merged], self.parts.numbers
             numbers.step(chunk, data, Step(state.theta, theta, momentum), scratch)

@@ -332,7 +332,6 @@ class Reducing:
 
     def answer(self, index: int) -> None:
         """Carry out ``Answer``."""
-        self._traffic.answerable.add(index)
         self._answerable[index].set()
 
     async def _answer(self, bulk: Bulk, index: int, entry: int) -> None:

@@ -106,15 +106,6 @@ def test_a_member_without_work_is_reported_unless_it_rides() -> None:
     assert boris.arriving(opening(NOTHING), 3) is Incoming.EMPTY_RIDER
 
 
-def test_riders_have_the_merged_slice_as_soon_as_it_is_here_and_others_when_told() -> None:
-    boris = traffic(BORIS)
-    assert not boris.may_answer(1, 2)
-    boris.merged.add(1)
-    assert boris.may_answer(1, 2) and not boris.may_answer(1, 0)
-    boris.answerable.add(1)
-    assert boris.may_answer(1, 0)
-
-
 def test_a_bundle_is_merged_with_the_weight_of_all_whom_it_carries() -> None:
     anna = traffic(ANNA)
     anna.handed_over(0)
