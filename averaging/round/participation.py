@@ -288,9 +288,7 @@ class Participation:
             self._report(index)
 
     def _upload_failed(self, index: int, reason: str, now: float) -> None:
-        if not self.is_open or index >= len(self.reducers):
-            return
-        if self.slices.digests[index] is not None:
+        if not self.is_open or self.slices.digests[index] is not None:
             return
         self._note("upload_failed", slice=index, to=self.reducers[index], reason=reason)
         self._send_to_coordinator(messages.Missing(self.commit.fragment, self.id, index))
@@ -307,8 +305,6 @@ class Participation:
     def _merged_arrived(self, arrived: MergedArrived, now: float) -> None:
         """A merged slice: the reducer's answer, or, at a reducer, from a member that has it."""
         index, digest = arrived.slice, arrived.digest
-        if not 0 <= index < len(self.reducers):
-            return
         state = self.reducer.slices.get(index)
         if state is not None and state.merging:
             return  # this peer applies what it merges; another reducer may have merged falsely

@@ -73,6 +73,7 @@ class Joining:
         self._pace = fragment.pace
         self._pacemaker = fragment.pacemaker
         self.attempt: Attempt | None = None
+        """The join that leaders answer, while the phase is JOINING or PROMISED."""
         self.call: Called | None = None
         """The leader that has called this peer, and until when it waits."""
         self.caller: PeerId | None = None
@@ -357,13 +358,7 @@ class Joining:
         attempt = self.attempt
         if attempt is None:
             return
-        if attempt.leader == self._id.me:
-            roster = self._fragment.open_roster
-            if roster is None:
-                self._give_up_offer("my gathering came to nothing")
-            else:
-                self._fragment.timers[Timer.ANSWER] = roster.decide_at + self._policy.answer_s
-        elif now >= attempt.until:
+        if now >= attempt.until:
             self._leave_leader(attempt, "it notes joins and closes no roster", now)
         elif not attempt.resent:
             self.attempt = msgspec.structs.replace(attempt, resent=True)
@@ -423,7 +418,7 @@ class Joining:
     def answer_call(self, called: Called, now: float) -> None:
         """Join the leader that called, change to it, or pass; this peer has no roster open."""
         attempt, leader = self.attempt, called.leader
-        if attempt is None or not self._is_answered():
+        if attempt is None:
             self.join_caller(called, now)
             return
         if attempt.leader == leader:
@@ -466,7 +461,7 @@ class Joining:
             return
         if leader == self._id.me:
             roster = self._fragment.open_roster
-            if roster is not None and not self._is_answered():
+            if roster is not None and self.attempt is None:
                 roster.passed.add(leader)
             return
         if self._id.book.orders.paused is not None:
@@ -502,10 +497,6 @@ class Joining:
     def pass_to(self, leader: PeerId, reason: str) -> None:
         self._fragment.send(leader, messages.Pass(self._id.fragment, reason))
 
-    def _is_answered(self) -> bool:
-        """True while leaders answer this peer's join."""
-        return self._fragment.phase in (Phase.JOINING, Phase.PROMISED)
-
     def _is_answer(self, sender: PeerId, join: int) -> bool:
         """True if this is the current leader's answer to the current join."""
         attempt = self.attempt
@@ -515,8 +506,6 @@ class Joining:
         attempt = self.attempt
         if attempt is None or not self._is_answer(sender, message.join):
             self._fragment.count("stale_answer")
-            return
-        if not self._is_answered():
             return
         longest_s = 2 * self._policy.quorum.wait_s
         until = attempt.until
@@ -530,8 +519,6 @@ class Joining:
     def redirected(self, sender: PeerId, message: messages.Redirect, now: float) -> None:
         if not self._is_answer(sender, message.join):
             self._fragment.count("stale_answer")
-            return
-        if not self._is_answered():
             return
         pacemaker, standing = self._pacemaker, self._fragment.standing
         assert standing is not None
