@@ -310,9 +310,6 @@ class Pass(_Message, frozen=True):
     """Answer to ``Call``: the sender will not join."""
 
     reason: Reason
-    leader: PeerId | None = None
-    """The leader that it is promised to. When that one goes over to the caller, the sender comes as
-    well."""
 
 
 class Withdraw(_Message, frozen=True):

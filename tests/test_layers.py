@@ -708,7 +708,6 @@ averaging.round.sealing.doubt.Doubt.forsworn""",
     "places of one group, half of them for newcomers, and peers that this one has called": """
 averaging.round.opinions.fragment.OpenRoster.joins
 averaging.round.opinions.fragment.OpenRoster.passed
-averaging.round.opinions.fragment.OpenRoster.promised
 averaging.round.opinions.fragment.OpenRoster.called
 averaging.round.opinions.fragment.OpenRoster.coming""",
     "NAMERS_MAX for each author; leaders that this peer has asked; until a link has enough": """

@@ -477,7 +477,7 @@ class FragmentRounds(Fragment):
             case messages.Coming():
                 self.leading.coming(sender, message, now)
             case messages.Pass():
-                self.leading.passed(sender, message, now)
+                self.leading.passed(sender, now)
             case messages.Withdraw():
                 self._tell_rounds(inputs.Received(sender, message), now)
                 self.leading.withdrawn(sender, message)

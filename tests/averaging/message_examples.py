@@ -90,7 +90,6 @@ EXAMPLES: tuple[Message, ...] = (
     said.Call(3, HEAD, 29.5, 2),
     said.Coming(3, 2.5),
     said.Pass(3, "not enough steps"),
-    said.Pass(3, "promised to another leader", BORIS),
     said.Withdraw(3, 9, 1_760_000_000_000),
     said.NoQuorum(3, 9, "no quorum of 3 within 30 s: 2 of 4 live peers joined"),
     said.Refused(3, 9, "I am behind you", behind=True),

@@ -435,14 +435,7 @@ class Joining:
             self.withdraw(attempt)
             self.change_leader(leader, now)
         else:
-            self._stay_promised(leader)
-
-    def _stay_promised(self, caller: PeerId) -> None:
-        """Pass, but for as long as the leader that this peer is promised to does not go over."""
-        attempt = self.attempt
-        assert attempt is not None
-        reason = "promised to another leader"
-        self._fragment.send(caller, messages.Pass(self._id.fragment, reason, attempt.leader))
+            self.pass_to(leader, "promised to another leader")
 
     def join_caller(self, called: Called, now: float) -> None:
         """Join the leader that called at once if there are enough steps, else pass."""

@@ -296,7 +296,6 @@ class Leading:
             roster.is_hurried |= hurries
             returns = sender in roster.passed and not self._peers.has_several_groups(now)
             roster.passed.discard(sender)
-            self._brings(sender, roster, now)
             if hurries or returns:
                 calls_me = self._call_again(roster, now)
         is_first = roster.quorum_at is None and len(roster.joins) >= 2
@@ -582,31 +581,15 @@ class Leading:
         """True if it said that it comes and did not, so nobody waits for it any more."""
         return self._reputation.is_over(peer, Ground.COMES, now, fragment=self._id.fragment)
 
-    def passed(self, sender: PeerId, message: messages.Pass, now: float) -> None:
-        """A called peer does not come, unless the leader that it is promised to does."""
+    def passed(self, sender: PeerId, now: float) -> None:
+        """A called peer does not come."""
         roster = self._fragment.open_roster
         if roster is None or sender not in roster.called:
             self._fragment.count("stray_pass")
         elif sender not in roster.joins:
             roster.passed.add(sender)
             roster.coming.pop(sender, None)
-            if message.leader is not None and not self._stays_away(sender, now):
-                roster.promised.setdefault(sender, message.leader)
-                if message.leader in roster.joins:
-                    self._brings(message.leader, roster, now)
             self.consider_closing(now)
-
-    def _brings(self, leader: PeerId, roster: OpenRoster, now: float) -> None:
-        """Another leader has gone over to this one, and sends those here that are promised to it.
-
-        Their joins come after its own: after a partition a roster closed without one of the sides
-        each time that the two had different leaders.
-        """
-        for peer, promised_to in roster.promised.items():
-            if promised_to == leader and peer not in roster.joins:
-                roster.promised[peer] = None
-                roster.passed.discard(peer)
-                roster.coming[peer] = now + self._policy.suspect_s
 
     def withdrawn(self, sender: PeerId, message: messages.Withdraw) -> None:
         roster = self._fragment.open_roster

@@ -223,8 +223,6 @@ class OpenRoster:
         """The peers that are expected."""
         self.joins: dict[PeerId, Join] = {}
         self.passed: set[PeerId] = set()
-        self.promised: dict[PeerId, PeerId | None] = {}
-        """The other leaders that some of these are promised to; ``None``: it has come here."""
         self.called: dict[PeerId, float] = {}
         """Time at which each of the others was called first, or again after it had passed."""
         self.coming: dict[PeerId, float] = {}

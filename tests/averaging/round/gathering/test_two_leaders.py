@@ -217,30 +217,6 @@ def test_a_call_is_repeated_until_it_is_answered() -> None:
     assert called_at(rounds, 11.0) == [other], "it has not come in its time"
 
 
-@pytest.mark.parametrize("comes_over_first", [False, True])
-def test_those_promised_to_a_leader_that_comes_over_are_waited_for(comes_over_first: bool) -> None:
-    """Their leader has sent them here, and the roster closed before they came."""
-    rounds, (promised, leader) = gathering()
-    passes = Received(promised, said.Pass(0, "promised to another leader", leader))
-    comes = asks(leader, START)
-    for given in (comes, passes) if comes_over_first else (passes, comes):
-        rounds.handle(given, 1.1)
-    assert rounds.open_roster is not None
-    rounds.handle(asks(promised, START), 1.2)
-    assert rounds.own_round is not None
-    assert len(rounds.own_round.commit.members) == 3
-
-
-def test_those_promised_to_a_leader_that_comes_over_are_waited_for_once() -> None:
-    """A member that lies could hold all others by promising itself again and again."""
-    rounds, (promised, leader) = gathering()
-    passes = Received(promised, said.Pass(0, "promised to another leader", leader))
-    rounds.handle(passes, 1.1)
-    rounds.handle(asks(leader, START), 1.1)
-    rounds.handle(passes, 1.2)
-    assert phase(rounds) is Phase.ENTERED
-
-
 def test_one_that_is_called_again_is_not_waited_for_anew() -> None:
     rounds, (one, other) = gathering()
     rounds.leading.timings.quorum_took(60.0)  # so it grants no time of grace
