@@ -133,7 +133,7 @@ def test_certificates_cost_little_in_groups_of_16(
 ) -> None:
     watch, sent = Stopwatch(), [0]
     for owner, name in (
-        (Parents, "beside"),
+        (Certificates, "beside"),
         (Parents, "hear"),
         (Parents, "objection"),
         (Certificates, "show"),

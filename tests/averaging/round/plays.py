@@ -51,7 +51,6 @@ from tests.averaging.round.machines import (
     machine,
     offer,
     ranked,
-    seen_again,
     sign,
     standing,
 )
@@ -81,12 +80,6 @@ def promised() -> FragmentRounds:
     leader, number = leader_of(rounds)
     rounds.handle(Received(leader, messages.Noted(0, number, 5.0)), 1.0)
     return rounds
-
-
-def its_leader_is_back(rounds: FragmentRounds) -> Input:
-    """Its leader has been restarted, as the table of members says."""
-    seen_again(rounds, leader_of(rounds)[0], at=1.5)
-    return Progressed(25, 1.0)
 
 
 def left_by_all() -> FragmentRounds:
@@ -447,8 +440,6 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     (promised_after_many, sent_to_the_other, 2.0),
     (joining, a_commit_that_does_not_hold, 2.0),
     (called, lambda rounds: Received(ANNA, messages.Closed(0, 1, bytes(32))), 2.0),
-    (promised, its_leader_is_back, 2.0),
-    (promised_after_many, its_leader_is_back, 2.0),
     (folding, lambda rounds: Folded(), 2.0),
     (catching, lambda rounds: CaughtUp(AHEAD), 2.0),
     (leads_and_holds, lambda rounds: CaughtUp(AHEAD), 2.0),
