@@ -827,31 +827,16 @@ class Participation:
             self._leave("most of its voters are gone", now)
 
     def _is_in_vain(self, now: float) -> bool:
-        """True if most of the voters are gone, and with them all that this member waits for.
+        """True if most of the voters are gone, and this member waits for a seal or for slices.
 
-        A sealed round needs no majority any more: those that are left finish it if they have the
-        missing slices, or merge those themselves. Those that have left in order count on it. A
-        keeper that reduces gets no slices itself, and others may wait for its own.
+        Those that have left in order count on it. A keeper that reduces gets no slices itself, and
+        others may wait for its own.
         """
         declined = (
             self.coordinator.declined_indices() if self.coordinator is not None else frozenset()
         )
-        if not self._peers.is_deserted(self.commit, now, declined):
-            return False
-        if self.seal is None:
-            return True
-        return self.entry is not None and any(
-            digest is None and (self._peers.is_gone(reducer, now) or self._lacks_gone(index, now))
-            for index, (digest, reducer) in enumerate(
-                zip(self.slices.digests, self.reducers, strict=True)
-            )
-        )
-
-    def _lacks_gone(self, index: int, now: float) -> bool:
-        """True if this peer reduces a slice, and the upload of a contributor that is gone."""
-        state = self.reducer.slices.get(index)
-        lacking = () if state is None else set(self.seal or VOID).difference(state.complete)
-        return any(self._peers.is_gone(self.commit.members[each].peer, now) for each in lacking)
+        waits = self.seal is None or self.entry is not None
+        return waits and self._peers.is_deserted(self.commit, now, declined)
 
     def _resend(self) -> None:
         self._report_all()

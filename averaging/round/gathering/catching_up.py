@@ -170,8 +170,7 @@ class CatchingUp:
         if not self._peers.knows(source):
             self._fragment.count("unknown_source")
             return
-        young = self._peers.young_versions
-        relation = relate(standing.head(), standing.chain, head, young_versions=young)
+        relation = relate(standing.head(), standing.chain, head)
         behind = isinstance(relation, IAmBehind) or (
             isinstance(relation, Apart) and not relation.they_are_light
         )
@@ -211,8 +210,7 @@ class CatchingUp:
             fragment.count("doubted_source")
             return
         mine = standing.head()
-        young = self._peers.young_versions
-        relation = relate(mine, standing.chain, theirs, young_versions=young)
+        relation = relate(mine, standing.chain, theirs)
         if isinstance(relation, Unclear):
             self._fragment.show_standing(source)
             return

@@ -181,9 +181,9 @@ class Leading:
 
     def _stands_elsewhere(self, sender: PeerId, join: Join, now: float) -> bool:
         """Answer a joiner that stands elsewhere. ``False``: it may join as it is."""
-        standing, young = self._fragment.here, self._peers.young_versions
+        standing = self._fragment.here
         mine = standing.head()
-        relation = relate(mine, standing.chain, join.head, young_versions=young)
+        relation = relate(mine, standing.chain, join.head)
         if isinstance(relation, Unclear):
             self._ask_for_more(sender, join, mine)
             return True

@@ -346,14 +346,6 @@ class Neighbourhood:
         """True if more peers are known than one group holds, whichever of them are live."""
         return self.crowd is not None or len(self.view) >= self.group_size
 
-    @property
-    def young_versions(self) -> int:
-        """Versions since a fork after which all work on either side can still be offered again.
-
-        Groups part at every round: no fork among them counts as young.
-        """
-        return 0 if self.may_have_several_groups else self._policy.stale_max
-
     def _more_train_than(self, count: int, now: float) -> bool:
         if self.crowd is not None:
             return len(self.crowd.trainers(now)) > count

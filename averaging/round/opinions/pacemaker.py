@@ -22,7 +22,6 @@ longer (``averaging.rules.reputation``), as it would waste the first attempts of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
@@ -138,7 +137,7 @@ class Pacemaker:
         group = peers.group(sender, join.head.version, now)
         attempt = max(join.attempt, self.attempt)
         if peers.trains and self._id.me in group:
-            found = self._turn(group, join.head, attempt, now, is_joined=True)
+            found = self._turn(group, join.head, attempt, now)
             return found or Claim(attempt, self._id.me)
         found = self._turn(group, join.head, attempt, now)
         if found is None or not (peers.trains or peers.view[found.leader].trains):
@@ -182,21 +181,15 @@ class Pacemaker:
         return self.outranks(to, own, mine, theirs, now) and self.moves(to.attempt, by, now)
 
     def _turn(
-        self,
-        group: tuple[PeerId, ...],
-        head: Head,
-        attempt: int,
-        now: float,
-        *,
-        is_joined: bool = False,
+        self, group: tuple[PeerId, ...], head: Head, attempt: int, now: float
     ) -> Claim | None:
         """The first attempt from this one on that somebody leads whom this peer would follow."""
         self._peers.drop_outdated_failures()
         left_out = self._left_out(group, now)
-        able = self._able(group, left_out, now, is_joined=is_joined)
+        able = self._able(group, left_out, now)
         if not able:
             return None
-        candidates = {*self._able(group, (), now, is_joined=is_joined), *able}
+        candidates = {*self._able(group, (), now), *able}
         for number in range(attempt, attempt + AHEAD_MAX):
             first = self._ranked(candidates, head, number, now)[0]
             if first in able:
@@ -215,23 +208,16 @@ class Pacemaker:
         return failed | over if others - self._peers.newcomers(others, now) else failed
 
     def _able(
-        self,
-        group: tuple[PeerId, ...],
-        left_out: Collection[PeerId],
-        now: float,
-        *,
-        is_joined: bool = False,
+        self, group: tuple[PeerId, ...], left_out: Collection[PeerId], now: float
     ) -> tuple[PeerId, ...]:
         """The peers that can lead a group, without some.
 
         In a young swarm nobody is established; in an old one this peer is, if it has been here for
-        long. A peer that joins it (``is_joined``) has seen it for long, even if this one began
-        late: two peers that each take only the other for established would send the joiner to one
-        another.
+        long.
         """
         peers = self._peers
         own = PeerView(
-            first_seen=-math.inf if is_joined else peers.started_at,
+            first_seen=peers.started_at,
             heard_at=now,
             reachable=peers.reachable,
             bytes_per_s=peers.bytes_per_s,

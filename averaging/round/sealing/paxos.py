@@ -212,10 +212,6 @@ class Coordinator:
         self.phase = BallotPhase.GATHERING
         self.began_at = now
         self.deadline = max(uploads_until, now) + self._policy.margin_s
-        promised = {self.commit.members[index].peer for index in self.promises}
-        for slice_index, reducer in enumerate(self.reducers):
-            if reducer not in promised and self._is_down(reducer, now):
-                self._reassign(slice_index, f"{reducer} is dead", now)
         self.consider(now)
 
     def reported(

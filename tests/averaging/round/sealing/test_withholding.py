@@ -266,27 +266,6 @@ def test_a_coordinator_that_has_given_up_a_sealed_round_replaces_its_reducers_st
     assert [m.slice for m in sent(effects, other) if isinstance(m, said.Reassign)] == [second]
 
 
-@pytest.mark.parametrize("is_missing", [False, True])
-def test_a_sealed_round_is_left_with_its_voters_only_if_a_slice_is_gone_with_them(
-    is_missing: bool,
-) -> None:
-    rounds, enter = entered()
-    mine, _, second = sealed(rounds, enter)
-    part = rounds.rounds[enter.round]
-    if not is_missing:
-        part.slices.digests[second] = bytes(32)
-    view = rounds.peers.view
-    assert isinstance(view, dict)
-    view.clear()  # both have left; another one that trains is there to merge with
-    view[PeerId("dora")] = PeerView(first_seen=-1e3, heard_at=BEGAN, step_time_s=1.0)
-
-    rounds.handle(Tick(), BEGAN + 0.1)
-    rounds.handle(Tick(), BEGAN + 0.2 + POLICY.margin_s)
-    assert part.is_open != is_missing
-    effects = rounds.handle(SliceMerged(enter.round, mine, bytes(32)), BEGAN + 5.0)
-    assert bool(of(effects, Apply)) != is_missing
-
-
 def test_a_sealed_round_is_not_void_because_the_owner_of_another_ballot_says_so() -> None:
     """Earlier, its word undid the round at a member whose work the others then merged."""
     rounds, enter = entered()
