@@ -17,13 +17,5 @@ Memory of an agent:
 
 - ``memory``: real agents with stand-ins for their trainers, with the state in memory and in files.
 
-Traffic on limited lines:
-
-- ``regions``: learners in several regions, and what ``peer.simulate`` predicts for them.
-
-Swarms that change their size:
-
-- ``resizing``: a simulated one.
-
 Each of them is a program that prints a table, or JSON with ``--json``; so is each other module.
 """

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.swarms.topology import (
-    USUAL_MTU,
     Internet,
     Site,
     ip,
@@ -50,8 +49,8 @@ def _made_in(namespace: str, make: Callable[[], _Made]) -> _Made:
 class HurtInternet(Internet):
     """An internet in which faults can be injected."""
 
-    def __init__(self, tag: str, sites: Sequence[Site], mtu: int = USUAL_MTU) -> None:
-        super().__init__(tag, sites, mtu)
+    def __init__(self, tag: str, sites: Sequence[Site]) -> None:
+        super().__init__(tag, sites)
         self._drops: dict[str, str] = {}
         """Rules of the faults that are under way, by the name of the fault."""
 
@@ -118,9 +117,7 @@ class HurtInternet(Internet):
 
 
 @contextmanager
-def hurt_internet(
-    sites: Sequence[Site], *, loss: float = 0.0, mtu: int = USUAL_MTU
-) -> Iterator[HurtInternet]:
+def hurt_internet(sites: Sequence[Site], *, loss: float = 0.0) -> Iterator[HurtInternet]:
     """An internet of these sites, as long as the block runs."""
-    with raised(HurtInternet(own_tag(), sites, mtu), loss=loss) as built:
+    with raised(HurtInternet(own_tag(), sites), loss=loss) as built:
         yield built

@@ -39,8 +39,6 @@ BURST_BYTES = 32 * 1024
 BURST_MS = 1.0
 """Least length of a burst, as a time at the line's rate: fast lines are not limited by timers."""
 
-USUAL_MTU = 1500
-
 
 class Nat(StrEnum):
     """Kinds of address translation. All keep packets out that nobody inside has asked for."""
@@ -193,10 +191,9 @@ table ip6 router {
 class Internet:
     """The namespaces of some sites. ``internet`` makes and removes them."""
 
-    def __init__(self, tag: str, sites: Sequence[Site], mtu: int = USUAL_MTU) -> None:
+    def __init__(self, tag: str, sites: Sequence[Site]) -> None:
         self.sites = {site.name: site for site in sites}
         self._tag = tag
-        self._mtu = mtu
         self._numbers = {site.name: number for number, site in enumerate(sites, start=1)}
         self._hosts = {site.name: 2 for site in sites}
         """Last byte of the public address of each site."""
@@ -260,8 +257,6 @@ class Internet:
         _link(self.middle, f"to{number}", edge, "outer")
         _give(self.middle, f"to{number}", f"{self._network(site.name)}.1/24")
         _give(edge, "outer", f"{self.address(site.name)}/24")
-        ip("-n", self.middle, "link", "set", f"to{number}", "mtu", str(self._mtu))
-        ip("-n", edge, "link", "set", "outer", "mtu", str(self._mtu))
         ip("-n", edge, "route", "add", "default", "via", f"{self._network(site.name)}.1")
         self._shape(site)
         if site.nat is None:
@@ -319,7 +314,6 @@ class Internet:
     def delay_command(self, loss: float) -> list[str]:
         """Lead all packets between sites into the delay line; returns the command that is it."""
         ip("-n", self.middle, "tuntap", "add", "dev", "delay", "mode", "tun")
-        ip("-n", self.middle, "link", "set", "delay", "mtu", str(self._mtu))
         ip("-n", self.middle, "link", "set", "delay", "txqueuelen", "10000", "up")
         ip("-n", self.middle, "route", "add", "default", "dev", "delay", "table", "100")
         ip("-n", self.middle, "-6", "route", "add", "default", "dev", "delay", "table", "100")
@@ -359,9 +353,9 @@ class Internet:
 
 
 @contextmanager
-def internet(sites: Sequence[Site], *, mtu: int = USUAL_MTU) -> Iterator[Internet]:
-    """An internet of these sites with packets of at most ``mtu`` bytes, while the block runs."""
-    with raised(Internet(own_tag(), sites, mtu), loss=0.0) as built:
+def internet(sites: Sequence[Site]) -> Iterator[Internet]:
+    """An internet of these sites, as long as the block runs."""
+    with raised(Internet(own_tag(), sites), loss=0.0) as built:
         yield built
 
 

@@ -1,8 +1,7 @@
 """Real peers on a wide-area network: a learner at each site, and faults that happen to them.
 
 Sites are data (``topology.Site``): public machines, regions, and homes behind routers. Faults are
-``FAULTS``, by name. What a trial shows is counted by its users: ``tests.integration.wan`` and
-``tests.benchmark.regions``.
+``FAULTS``, by name. What a trial shows is counted by its user, ``tests.integration.wan``.
 """
 
 from __future__ import annotations
@@ -32,15 +31,22 @@ START_WITHIN_S = 240.0
 """Time for all learners to start at once, on a machine with a few cores that others use too."""
 
 
-def sites(public: int, homes: Sequence[Nat], *, up_mbit: float = HOME_UP_MBIT) -> list[Site]:
+def sites(
+    public: int,
+    homes: Sequence[Nat],
+    *,
+    up_mbit: float = HOME_UP_MBIT,
+    public_mbit: float | None = None,
+) -> list[Site]:
     """A bootstrap host, public machines, and homes behind routers of these kinds.
 
-    ``up_mbit``: rate of each home's line outwards.
+    ``up_mbit``: rate of each home's line outwards. ``public_mbit``: of each public machine's line;
+    ``None``: those of ``PUBLIC_MBIT`` in turn.
     """
     distances = [DISTANCES_MS[index % len(DISTANCES_MS)] for index in range(public + len(homes))]
     found = [Site(BOOTSTRAP, one_way_ms=MEMBERSHIP_MS)]
     for index in range(public):
-        mbit = PUBLIC_MBIT[index % len(PUBLIC_MBIT)]
+        mbit = public_mbit or PUBLIC_MBIT[index % len(PUBLIC_MBIT)]
         found.append(
             Site(f"public{index}", one_way_ms=distances[index], up_mbit=mbit, down_mbit=mbit)
         )
@@ -68,15 +74,14 @@ class Trial:
         text: Callable[[str], str],
         relay: str | None = None,
         pace_s: float = 0.05,
-        *,
-        own_sites: bool = False,
     ) -> None:
         """``text``: the run file with this seed.
 
         ``relay``: rate at which the bootstrap host relays bulk data, as for ``--relay-bulk``.
-        ``pace_s``: least time of a step. ``own_sites``: each learner has a site for itself.
+        ``pace_s``: least time of a step.
         """
         self.net = net
+        self.pace_s = pace_s
         self.swarm = Swarm(processes, directory)
         at = net.address(BOOTSTRAP)
         self.bootstrap: Command = self.swarm.bootstrap(
@@ -92,7 +97,7 @@ class Trial:
             settings: dict[str, Any] = {
                 "listen": f"/ip4/0.0.0.0/tcp/{PORT}",
                 "prefix": net.at(name),
-                "options": ["--page", "off", *(("--site", name) if own_sites else ())],
+                "options": ["--page", "off"],
                 "pace_s": pace_s,
             }
             if self.learners:

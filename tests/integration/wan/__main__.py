@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TextIO
 
+from peer.run_file.reading import parse, with_settings
 from tests.integration.wan.experiment import conduct, table
 from tests.processes import Processes
 from tests.swarms.commands import load
@@ -36,13 +37,18 @@ def arguments() -> argparse.Namespace:
         metavar="FAULT[=SECONDS]",
         help=f"what happens, in this order ({', '.join(FAULTS)}); by default all but narrow",
     )
+    parser.add_argument("--run", type=Path, help="run file to train, with other seeds")
     parser.add_argument("--public", type=int, default=3, help="number of public peers")
+    parser.add_argument(
+        "--mbit", type=float, help="Mbit/s of each public peer; by default 50, 100, 20 in turn"
+    )
     parser.add_argument(
         "--home",
         action="append",
         type=Nat,
         choices=list(Nat),
-        help="kind of router of a home; repeatable; by default two that are port-restricted",
+        help="kind of router of a home; repeatable; by default two that are port-restricted, "
+        "and none with --run",
     )
     parser.add_argument(
         "--up", type=float, default=HOME_UP_MBIT, help="Mbit/s of each home's line outwards"
@@ -51,7 +57,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--relay", help="rate at which the bootstrap host relays, such as 10M")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--cycle", type=int, default=200, help="steps between merges")
+    parser.add_argument(
+        "--cycle", type=int, help="steps between merges; by default 200, with --run those of it"
+    )
     parser.add_argument(
         "--cycle-max", type=int, help="longest cycle; by default cycles do not follow the lines"
     )
@@ -83,13 +91,17 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     usual = [(name, FAULTS[name].seconds) for name in FAULTS if name != "narrow"]
     happenings = options.happenings or usual
-    homes = options.home or [Nat.PORT_RESTRICTED] * 2
+    homes = options.home or [Nat.PORT_RESTRICTED] * (0 if options.run else 2)
+    run = None
+    if options.run:
+        changes = {} if options.cycle is None else {"outer.steps_per_cycle": options.cycle}
+        run = with_settings(parse(options.run.read_text()), changes, source="--cycle")
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(exist_ok=True)
         with Processes(folder) as processes:
             outcome = conduct(
-                sites(options.public, homes, up_mbit=options.up),
+                sites(options.public, homes, up_mbit=options.up, public_mbit=options.mbit),
                 happenings,
                 processes,
                 folder,
@@ -97,9 +109,10 @@ def main() -> int:
                 relay=options.relay,
                 pace_s=options.pace,
                 tell=lambda line: say(line, sys.stderr),
+                run=run,
                 layers=options.layers,
                 width=options.width,
-                cycle=options.cycle,
+                cycle=options.cycle or 200,
                 line_share=options.line_share,
                 outer=f"steps_per_cycle_max = {options.cycle_max}" if options.cycle_max else "",
                 heartbeat_s=options.heartbeat,

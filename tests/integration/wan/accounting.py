@@ -3,22 +3,32 @@
 Bytes are counted in each site's namespace by the ports of the packets: those of the daemons, and
 all others, which are the lane's. Packets without content carry acknowledgements. Processor time is
 counted by the kind of process, so that a limit of the machine can be told from one of the peers.
+
+Over a whole run an uplink cannot be used by more than what the rounds have to send. While an
+exchange is under way it can be full: a quarter of a second in which more than a tenth of the line
+was used counts as part of an upload, and so does a shorter pause between two of them.
+
+The event logs tell the causes of a phase's extra bytes and of its missed member-rounds.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
+from tests.swarms.hurt_internet import HurtInternet
 from tests.swarms.topology import Internet, must_run_in
 
 KINDS = {
@@ -122,3 +132,107 @@ class Used:
         )
         busy = (self.busy_s - before.busy_s) / passed_s
         return f"{busy:.2f} of {cores} cores: {parts}"
+
+
+# --- uplinks --------------------------------------------------------------------------------------
+
+EVERY_S = 0.25
+USED_SHARE = 0.1
+PAUSE_MAX_S = 0.5
+"""Longer times without an upload are between two exchanges."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uploading:
+    """The use of one uplink."""
+
+    time_share: float
+    """Share of the time in which something was uploaded."""
+
+    line_share: float
+    """Share of the line that was used in that time; 0 without any."""
+
+    @classmethod
+    def of(cls, counts: Sequence[tuple[float, int]], bytes_per_s: float) -> Uploading:
+        """``counts``: bytes that had been sent at each time."""
+        spans = [
+            (later - earlier, after - before)
+            for (earlier, before), (later, after) in pairwise(counts)
+        ]
+        used = [size > USED_SHARE * bytes_per_s * seconds for seconds, size in spans]
+        _close_pauses(used, [seconds for seconds, _ in spans])
+        inside = [span for span, counted in zip(spans, used, strict=True) if counted]
+        seconds, size = (sum(column) for column in zip(*inside, strict=True)) if inside else (0, 0)
+        whole = sum(span[0] for span in spans)
+        return cls(
+            seconds / whole if whole else 0.0, size / seconds / bytes_per_s if seconds else 0.0
+        )
+
+
+def _close_pauses(used: list[bool], seconds: Sequence[float]) -> None:
+    """Count short pauses between uploads as parts of them."""
+    last = None
+    for index, counted in enumerate(used):
+        if not counted:
+            continue
+        if last is not None and sum(seconds[last + 1 : index]) <= PAUSE_MAX_S:
+            used[last + 1 : index] = [True] * (index - last - 1)
+        last = index
+
+
+@contextmanager
+def watched(net: HurtInternet) -> Iterator[list[tuple[float, Mapping[str, int]]]]:
+    """Times, and the bytes that had arrived from each site, as long as the block runs."""
+    seen: list[tuple[float, Mapping[str, int]]] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(EVERY_S):
+            seen.append((time.monotonic(), net.arrived_bytes()))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        watching.join()
+
+
+# --- causes ---------------------------------------------------------------------------------------
+
+Events = Sequence[Mapping[str, Any]]
+
+CAUSES = ("too_late", "turned_away", "passed_over", "declined", "upload_refused", "behind")
+"""Events of a peer that tell why it is not in a round, and those after which it was not ready."""
+
+
+def sent_for(logs: Iterable[Events], began: float, ended: float) -> Counter[str]:
+    """Bytes on the line that all peers sent in a period, by purpose.
+
+    Each round's event tells the bytes so far; between two of them they grow evenly.
+    """
+    found: Counter[str] = Counter()
+    for log in logs:
+        told = [(event["at"], event["sent_for"]) for event in log if "sent_for" in event]
+        times = [at for at, _ in told]
+        for purpose in {each for _, counts in told for each in counts}:
+            sizes = [counts.get(purpose, 0) for _, counts in told]
+            before, after = np.interp([began, ended], times, sizes)
+            found[purpose] += round(after - before)
+    return found
+
+
+def why_missed(log: Events, fragment: int, since: float, at: float) -> str:
+    """Return the last event by which a peer was not in a round of a fragment.
+
+    ``since``, ``at``: the ends of the round before and of this one.
+    """
+    causes = [
+        event["event"]
+        for event in log
+        if event["event"] in CAUSES
+        and event.get("fragment") == fragment
+        and since < event["at"] < at
+    ]
+    return causes[-1] if causes else "no join"

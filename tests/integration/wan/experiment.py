@@ -15,6 +15,9 @@ lines, at the end:
   again, until one round merges the work of all learners. It has a bar for each fault, and so has
   the share of missed member-rounds.
 - *Lost tokens* were discarded for good, by reason, over the whole run.
+- *Sent* is what a learner's site sent per round with all headers, beside the prediction of
+  ``examples/paper/bandwidth``: in an all-reduce each sends a fragment's values twice, except its
+  own share.
 """
 
 from __future__ import annotations
@@ -24,15 +27,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dht.identity import Identity, PeerId
-from tests.integration.wan import accounting, causes
-from tests.integration.wan.accounting import Used
-from tests.integration.wan.uplinks import Uploading, watched
+from examples.paper.bandwidth.run import Setting, gbit_s
+from peer.run_file.reading import parse
+from peer.run_file.sections import RunFile
+from peer.run_file.writing import to_toml
+from peer.trainer.needs import needs_of
+from tests.integration.wan import accounting
+from tests.integration.wan.accounting import Events, Uploading, Used, sent_for, watched, why_missed
 from tests.processes import Processes
 from tests.swarms.commands import run_text
 from tests.swarms.hurt_internet import hurt_internet
@@ -109,6 +117,12 @@ class Outcome:
     rows: tuple[Row, ...]
     fates: Mapping[str, Mapping[str, float]]
     """Tokens by fate, of each learner."""
+    predicted_bytes: float
+    """Bytes that a learner sends per round, without headers and all that is not a merge."""
+
+    def sent_bytes(self, row: Row) -> float:
+        """Bytes that a learner's site sent per round, with all headers."""
+        return row.wire_bytes / len(self.fates) / max(1, row.rounds)
 
     @property
     def lost_tokens(self) -> Counter[str]:
@@ -144,7 +158,7 @@ def row(
     rounds: Iterable[Round],
     learners: Mapping[str, PeerId],
     absent: Sequence[tuple[str, float, float]],
-    logs: Mapping[str, causes.Events],
+    logs: Mapping[str, Events],
 ) -> Row:
     """Count what happened during one phase."""
     rounds = list(rounds)
@@ -158,7 +172,7 @@ def row(
         for name, peer in there.items():
             if peer not in each.contributors:
                 since = max(earlier, default=0.0)
-                missed[causes.why_missed(logs[name], each.fragment, since, each.at)] += 1
+                missed[why_missed(logs[name], each.fragment, since, each.at)] += 1
     received = [each.received_within(phase.began, phase.ended) for each in rounds]
     return Row(
         phase.name,
@@ -227,13 +241,15 @@ def table(outcome: Outcome) -> str:
     """The figures as text."""
     lines = [
         f"{'phase':10} {'seconds':>7} {'rounds':>6} {'member-rounds':>13} {'missed':>6} "
-        f"{'share':>6} {'payload':>9} {'packed':>9} {'extra':>6} {'together':>8}  bars"
+        f"{'share':>6} {'payload':>9} {'packed':>9} {'extra':>6} {'sent (predicted)':>18} "
+        f"{'together':>8}  bars"
     ]
     lines += [
         f"{each.phase:10} {each.seconds:7.0f} {each.rounds:6} {each.member_rounds:13} "
         f"{each.missed:6} {each.missed_share:6.1%} {each.payload_bytes / 1e6:6.1f} MB "
-        f"{each.packed_bytes / 1e6:6.1f} MB {each.extra_share:6.1%} {each.together_s:6.1f} s"
-        f"  {bars(each)}"
+        f"{each.packed_bytes / 1e6:6.1f} MB {each.extra_share:6.1%} "
+        f"{outcome.sent_bytes(each) / 1e6:7.3f} ({outcome.predicted_bytes / 1e6:.3f}) MB "
+        f"{each.together_s:6.1f} s  {bars(each)}"
         for each in outcome.rows
     ]
     for name, fates in outcome.fates.items():
@@ -256,12 +272,14 @@ class _Course:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         began, before, used, counted = time.time(), self._sent_bytes(), Used.now(), self._counted()
-        segments = accounting.segments(self.trial.net)
+        segments, steps = accounting.segments(self.trial.net), self._steps()
         with watched(self.trial.net) as seen:
             yield
         ended, after = time.time(), self._sent_bytes()
         used_now = Used.now()
         self.tell(f"{name}: processors in use: {used_now.since(used)}")
+        computing = (self._steps() - steps) * self.trial.pace_s / (ended - began)
+        self.tell(f"{name}: computing {computing / len(self.trial.learners):.0%} of the time")
         by_kind = self._counted() - counted
         sent = ", ".join(f"{kind} {count / 1e6:.2f} MB" for kind, count in by_kind.items())
         segments = accounting.segments(self.trial.net) - segments
@@ -293,6 +311,10 @@ class _Course:
                 found = Uploading.of(counts, site.up_mbit * 125_000)
                 yield f"{found.line_share:.0%} of {name} in {found.time_share:.0%} of the time"
 
+    def _steps(self) -> int:
+        """Steps of all trainers, by their last reports."""
+        return sum(each.progress().get("steps", 0) for each in self.trial.learners.values())
+
     def _counted(self) -> Counter[str]:
         return accounting.counted(self.trial.net)
 
@@ -310,19 +332,26 @@ def conduct(
     relay: str | None = None,
     pace_s: float = 0.05,
     tell: Callable[[str], None] = lambda _: None,
+    run: RunFile | None = None,
     audits: float = 0.1,
     **changes: Any,
 ) -> Outcome:
     """Train on these sites while this happens: names of ``FAULTS``, and seconds.
 
     Every fault is followed by a phase ``after ...`` that lasts until all learners merge again, for
-    180 s at most. ``changes`` are those of ``run_text``. ``tell`` gets lines about each phase.
-    ``audits``: the run's share of audited pieces.
+    180 s at most. ``tell`` gets lines about each phase. What is trained is ``run``, with other
+    seeds, or a tiny model: ``audits`` is its share of audited pieces, ``changes`` are those of
+    ``run_text``.
     """
-    changes["policy"] = f"\n[policy]\naudit_rate = {audits}\n"
+    policy = f"\n[policy]\naudit_rate = {audits}\n"
+    trained = run or parse(run_text(policy=policy, **changes))
+
+    def text(seed: str) -> str:
+        return to_toml(msgspec.structs.replace(trained, seeds=[seed]))
+
     with hurt_internet(where, loss=loss) as net:
         accounting.count_by_port(net, PORT)
-        trial = Trial(net, processes, directory, partial(run_text, **changes), relay, pace_s)
+        trial = Trial(net, processes, directory, text, relay, pace_s)
         trial.wait_until_all_merge()
         course = _Course(trial, tell)
         for name, seconds in happenings:
@@ -341,6 +370,20 @@ def conduct(
     rounds = finished_rounds(logs.values())
     rows = tuple(row(phase, rounds, learners, trial.absent, logs) for phase in course.phases)
     for phase, each in zip(course.phases, rows, strict=True):
-        sent = causes.sent_for(logs.values(), phase.began, phase.ended)
-        tell(spent(phase, each, sent, audits))
-    return Outcome(rows, fates)
+        sent = sent_for(logs.values(), phase.began, phase.ended)
+        tell(spent(phase, each, sent, trained.policy.audits))
+    return Outcome(rows, fates, predicted_bytes(trained, len(learners), pace_s))
+
+
+def predicted_bytes(run: RunFile, learners: int, step_s: float) -> float:
+    """Bytes that each learner sends per round of one fragment."""
+    outer = run.outer
+    setting = Setting(
+        parameters=needs_of(run).parameters,
+        step_s=step_s,
+        learners=learners,
+        codec="/".join(outer.codecs),
+        steps_per_cycle=outer.steps_per_cycle,
+        fragments=outer.fragments,
+    )
+    return gbit_s("shoal", setting) * 1e9 / 8 * outer.steps_per_cycle * step_s / outer.fragments

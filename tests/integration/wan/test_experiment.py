@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dht.identity import PeerId
-from tests.integration.wan.causes import Events, sent_for
+from tests.integration.wan.accounting import Events, sent_for
 from tests.integration.wan.experiment import (
     Outcome,
     Phase,
@@ -94,10 +94,11 @@ def test_the_table_has_shares_and_the_tokens_that_were_lost_by_reason() -> None:
             "anna": {"processed": 12.0, "merged": 6.0, "pending": 1.0, "left": 5.0},
             "boris": {"processed": 9.0, "merged": 2.0, "pending": 0.0, "left": 3.0, "stale": 4.0},
         },
+        predicted_bytes=50_000.0,
     )
     lines = table(outcome).splitlines()
     assert "5.0%" in lines[1] and "8.0%" in lines[1]
-    assert lines[1].endswith("4.0 s  MISSED: 1%")
+    assert lines[1].endswith("0.054 (0.050) MB    4.0 s  MISSED: 1%")
     assert "inf" in lines[2] and lines[2].endswith("MISSED: 15 s")
     assert lines[3].endswith("held")
     assert lines[-1] == "tokens lost: 12 (left 8, stale 4)"
