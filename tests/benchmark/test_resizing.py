@@ -1,18 +1,28 @@
-"""A simulated swarm whose size changes: merges go on, and every token has a fate at any time."""
+"""A simulated swarm whose size changes: merges go on, and every token has a fate at any time.
+
+``followed`` simulates a swarm that grows and shrinks by schedule, and looks at it in windows of
+time.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
+from typing import Literal, TypeAlias
 
+import msgspec
 import pytest
 
 from averaging.rules.peer_view import SILENCE_MAX_S
 from averaging.rules.policy import RoundPolicy
 from averaging.virtual.membership import HEARTBEAT_S
-from peer.rules.ledger import LEFT
-from peer.simulate.settings import Swarm
-from tests.benchmark.resizing.resizing import Ending, Resized, follow
-from tests.swarms.sizes import parse
+from peer.rules.ledger import LEFT, Fate
+from peer.simulate.outcome import RoundRecord
+from peer.simulate.settings import End, Event, Swarm
+from peer.simulate.simulation import SimulatedSwarm
+from tests.swarms.sizes import Sizes, parse
 
 pytestmark = pytest.mark.slow
 """Figures of swarms. That those left of a round merge on is in averaging/virtual/test_schedules.py,
@@ -34,6 +44,90 @@ PAUSE_MAX = 1.0
 """Merges of a fragment come once in a cycle. A pause, in cycles, is what is longer than that."""
 
 
+Ending: TypeAlias = Literal["crash", "leave"]
+"""The end of a peer: without a word, or in order."""
+
+TAIL_CYCLES = 4.0
+"""The swarm goes on for so long at its last size."""
+NO_END_TOKENS = 10**15
+WINDOWS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Figures of the time between two moments."""
+
+    until_s: float
+    peers: int
+    """Living peers at its end."""
+    merges: float
+    """Finished rounds of a fragment in a cycle: about as many as there are groups."""
+    pause: float
+    """Longest time without a merge of any fragment that ended in it, in cycles."""
+    fragment_pause: float
+    """The same for one fragment alone, whose merges come once in a cycle."""
+    fate: Fate
+    """Fate of all tokens that were processed until its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """A simulated swarm that followed a schedule of sizes."""
+
+    windows: list[Window]
+    group_max: int
+    """Largest number of members of a round."""
+
+    @property
+    def pause(self) -> float:
+        return max(window.pause for window in self.windows)
+
+    @property
+    def fragment_pause(self) -> float:
+        return max(window.fragment_pause for window in self.windows)
+
+
+def resized(experiment: Swarm, sizes: Sizes, ending: Ending) -> Swarm:
+    """The experiment with this schedule in place of its number of peers, events and end."""
+    events = []
+    for change in sizes.changes:
+        if change.starts:
+            events.append(Event(kind="join", at_s=change.at_s, peers=list(change.starts)))
+        if change.ends:
+            events.append(Event(kind=ending, at_s=change.at_s, peers=list(change.ends)))
+    time_s = sizes.over_s + TAIL_CYCLES * CYCLE_S
+    replace = msgspec.structs.replace
+    return replace(
+        experiment,
+        peers=replace(experiment.peers, count=sizes.count),
+        event=events,
+        end=End(tokens=NO_END_TOKENS, time_s=time_s),
+    )
+
+
+def _pause(times: Sequence[float], begin_s: float, end_s: float) -> float:
+    """The longest time between two merges that ended between two moments, or had not ended then."""
+    before = max((at_s for at_s in times if at_s <= begin_s), default=0.0)
+    moments = [before, *sorted(at_s for at_s in times if begin_s < at_s <= end_s), end_s]
+    return max(later - earlier for earlier, later in pairwise(moments)) / CYCLE_S
+
+
+def _window(
+    begin_s: float, end_s: float, look: tuple[int, Fate], rounds: Sequence[RoundRecord]
+) -> Window:
+    fragments = range(EXPERIMENT.outer.fragments)
+    merges = sum(begin_s < record.time_s <= end_s for record in rounds)
+    times = [[record.time_s for record in rounds if record.fragment == f] for f in fragments]
+    return Window(
+        until_s=end_s,
+        peers=look[0],
+        merges=merges * CYCLE_S / (end_s - begin_s) / len(fragments),
+        pause=_pause([record.time_s for record in rounds], begin_s, end_s),
+        fragment_pause=max(_pause(each, begin_s, end_s) for each in times),
+        fate=look[1],
+    )
+
+
 def followed(
     text: str,
     ending: Ending,
@@ -45,8 +139,19 @@ def followed(
 ) -> Resized:
     sizes = parse(text, over_s=over_s)
     settings = {"rounds.group_size": group_size, "weather.silence_s": silence_s}
-    experiment = EXPERIMENT.with_settings(settings)
-    found = follow(experiment, sizes, ending, seed)
+    experiment = resized(EXPERIMENT.with_settings(settings), sizes, ending)
+    tenths = [over_s * number / WINDOWS for number in range(WINDOWS + 1)]
+    looks: list[tuple[int, Fate]] = []
+    with SimulatedSwarm(experiment, seed) as swarm:
+        for end_s in tenths[1:]:
+            swarm.lives.call_at(end_s, lambda: looks.append((len(swarm.alive), swarm.fate())))
+        result = swarm.run()
+        looks.append((len(swarm.alive), result.fate))
+    spans = pairwise([*tenths, over_s + TAIL_CYCLES * CYCLE_S])
+    found = Resized(
+        [_window(*span, look, result.rounds) for span, look in zip(spans, looks, strict=True)],
+        max((record.members for record in result.rounds), default=0),
+    )
     for window in found.windows:
         fate = window.fate
         assert fate.excess == 0, f"seed {seed}, {window}"
