@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import UUID, uuid4
@@ -195,7 +195,7 @@ class UnaryCalls:
             return
         loop = asyncio.get_running_loop()
         try:
-            reply = await handler(request.data, peer_of(request.peer))
+            reply = await handler(request.data, PeerID(request.peer))
         except RefusedByHandler as refusal:
             if isinstance(refusal, MalformedCall):
                 self._rate.spend(request.peer, loop.time(), self.CALLS_PER_MALFORMED)
@@ -259,12 +259,6 @@ class UnaryCalls:
         if not self.lost.is_set():  # else the daemon that knew it is gone
             removing = p2pd_pb2.RemoveUnaryHandlerRequest(proto=protocol)
             await self._request(removeUnaryHandler=removing)
-
-
-@lru_cache(maxsize=16_384)
-def peer_of(data: bytes) -> Any:
-    """The peer id of these bytes, as hivemind has it. It takes 20 us to write one as text."""
-    return PeerID(data)
 
 
 def delimited(message: Any) -> bytes:

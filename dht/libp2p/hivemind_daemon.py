@@ -44,7 +44,6 @@ from dht.libp2p.hivemind_calls import (
     UnaryCalls,
     accepted,
     delimited,
-    peer_of,
     read_delimited,
     read_response,
 )
@@ -401,7 +400,7 @@ class Daemon:
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS)
         response = await self.request(request, timeout_s=timeout_s)
         return {
-            PeerId(peer_of(info.id).to_base58()): addresses.unpack_all(info.addrs)
+            PeerId(PeerID(info.id).to_base58()): addresses.unpack_all(info.addrs)
             for info in response.peers
         }
 
@@ -483,6 +482,6 @@ def introduce(stream: FrameStream, info: Any) -> str:
     address = next(iter(addresses.unpack_all([info.addr])), None)
     # An address that we cannot parse may lead through a relay.
     relayed = address is None or addresses.is_relayed(address)
-    stream.introduce(PeerId(peer_of(info.peer).to_base58()), relayed=relayed)
+    stream.introduce(PeerId(PeerID(info.peer).to_base58()), relayed=relayed)
     protocol: str = info.proto
     return protocol
