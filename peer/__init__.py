@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         RunUnreachable,
     )
     from peer.extras.bases.base_models import fetch_base
-    from peer.joining.find import read_run
+    from peer.joining.link import read_run
     from peer.model.recipes import (
         build_model,
         build_optimizer,
@@ -103,7 +103,7 @@ _HOMES = {
     "micro_batches": "peer.trainer.own_loops",
     "next_token_loss": "peer.model.recipes",
     "open": "peer.trainer.session",
-    "read_run": "peer.joining.find",
+    "read_run": "peer.joining.link",
     "save_weights": "peer.model.weights",
 }
 

@@ -1,4 +1,4 @@
-"""Limits of a process that reads what strangers wrote, and what forked children do not share.
+"""Limits of a process that reads what strangers wrote; what children have, and do not share.
 
 A process that counts a stranger's model, or reads its text or tokenizer, has a limit on memory and
 on processor time, and every attempt of Python's to open a connection fails in it. So what would
@@ -18,8 +18,9 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 
 import psutil
 
@@ -89,6 +90,26 @@ def _limit(kind: int, value: int) -> None:
         value = min(value, hard)
     with contextlib.suppress(ValueError, OSError):  # a system that does not know this limit
         resource.setrlimit(kind, (value, hard))
+
+
+# --- children ---------------------------------------------------------------------------------
+
+
+def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Environment of a child process: no accelerator and one thread per library.
+
+    A child must not take resources from its trainer.
+    """
+    package = str(Path(__file__).resolve().parents[1])
+    path = [package, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    return {
+        **environment,
+        "PYTHONPATH": os.pathsep.join(path),
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
 
 
 # --- what forked children do not share ----------------------------------------------------------

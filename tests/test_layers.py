@@ -648,7 +648,7 @@ dht.membership.seeds.SeedPlanner._entries
 dht.presence.greeting.Greeting.bootstrap_peers
 peer.extras.site.run_page._Server._codes""",
     "what the end of a run asks for: done before the next look, which asks for a handful": """
-peer.agent.end_of_run.EndOfRun.todo""",
+peer.agent.services.EndOfRun.todo""",
     "questions that this peer is asking just now": """
 dht.presence.dial_back.DialBacks._requests
 dht.presence.door.Door._asking

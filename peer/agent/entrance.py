@@ -40,12 +40,11 @@ from peer.errors import (
 )
 from peer.quantities import duration_text, peers_text
 from peer.rules.ending import ended
-from peer.rules.foundings import first_asked, heaviest, may_found
 from peer.rules.leaving import Departure
-from peer.rules.reach import UNTESTED
+from peer.rules.others import UNTESTED, first_asked, heaviest, may_found
 from peer.status import PeerStatus
+from peer.storage.earlier import date_text, remembered
 from peer.storage.home import PEERS
-from peer.storage.last_seen import date_text, remembered
 from peer.storage.outer_state import OuterState
 
 FOUNDER_PATIENCE_S = 60.0

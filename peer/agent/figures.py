@@ -1,19 +1,27 @@
-"""The figures that a peer tells of itself, and the peers of the run in rows."""
+"""The figures that a peer tells of itself, and the peers of the run in rows; its local page."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any
 
 import msgspec
 
+from averaging.live.averager import Averager
 from averaging.live.settings import AveragerStats
 from averaging.round.interface.phase import Phase as RoundPhase
 from dht.membership.admission import parts_told
 from peer.agent.account import merged_of
 from peer.agent.peer import JUMP_REFUSED, Peer
+from peer.agent.services import Service
 from peer.quantities import listed
 from peer.status import BANNED_MAX, WORDS_MAX, PeerRow, PeerStatus, time_left_s
 from peer.views import agent_page
+from peer.views.page_address import PageError, parse_page
+from peer.views.pages import Content, serve_pages
 
 WORK_IN_PROGRESS = {
     RoundPhase.WANTED: "being copied",
@@ -106,3 +114,62 @@ def rows_of(peer: Peer, status: PeerStatus) -> list[PeerRow]:
     now, live = asyncio.get_running_loop().time(), peer.network.live_members()
     known = agent_page.KnownPeers(live, merged_of(peer.states), peer.offer_outcomes, now)
     return agent_page.peer_rows(status, known, peer.board.names)
+
+
+SAMPLE_EVERY_S = 1.0
+FIGURES_KEPT_EVERY = 10
+"""Samples between two times that the figures are written into the folder of the peer."""
+
+
+class LocalPage(Service):
+    """The page of one peer, at this machine, and the figures in its folder for ``shoal status``."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Serve the page. Raises ``PageError`` where this very address was asked for."""
+        peer = self._peer
+        assert peer.seat.settings.page is not None
+        address = parse_page(peer.seat.settings.page)
+        pages = serve_pages(
+            address,
+            checks=lambda: agent_page.checks(status_of(peer)),
+            metrics=lambda: agent_page.metrics(status_of(peer)),
+            content=Content(
+                state=self.state,
+                events=peer.board.search,
+                token_file=peer.directory / "page.token",
+            ),
+        )
+        try:
+            url = await stack.enter_async_context(pages)
+        except PageError as error:
+            if address.tries == 1:
+                raise
+            peer.event("page_not_served", text=str(error))
+        else:
+            peer.tell("page", {"url": url})  # not to the log: the address has the token in it
+
+    def state(self) -> Mapping[str, Any]:
+        """The content of ``/state.json``."""
+        peer, status = self._peer, status_of(self._peer)
+        return agent_page.content(
+            status,
+            peer.board,
+            rows_of(peer, status),
+            run_id=peer.run_id,
+            run_name=peer.run_file.name,
+            wall_time=time.time(),
+        )
+
+    async def run(self, averager: Averager) -> None:
+        """Add points to the page's curve, and keep the figures in the folder, for ever."""
+        turn = 0
+        while True:
+            status = status_of(self._peer)
+            self._peer.board.sample(tokens=status.global_tokens, loss=status.loss)
+            if turn % FIGURES_KEPT_EVERY == 0:
+                await self._peer.keep_figures(status.figures())
+            turn += 1
+            await asyncio.sleep(SAMPLE_EVERY_S)

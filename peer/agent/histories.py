@@ -14,8 +14,8 @@ from dht.identity import PeerId
 from peer.agent.account import global_tokens
 from peer.agent.peer import Peer
 from peer.agent.saver import Saver
-from peer.rules.foundings import Founding, founding_of
 from peer.rules.ledger import APART, ROLLED_BACK
+from peer.rules.others import Founding, founding_of
 from peer.status import PeerStatus
 from peer.storage.outer_state import founding_name
 

@@ -31,8 +31,8 @@ from peer.agent.services import Fields, FirstStates, Role, Seat
 from peer.errors import ExitCode
 from peer.guest.enforcement import Guest
 from peer.joining.link import event_of, is_news
-from peer.rules.foundings import first_asked, heaviest
 from peer.rules.leaving import Departure
+from peer.rules.others import first_asked, heaviest
 from peer.status import PeerStatus
 from peer.storage.home import peer_folder
 from peer.storage.progress import begin_without_trainer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from averaging import messages
 from averaging.history.state import FragmentState
@@ -17,8 +17,6 @@ from peer.agent.saver import Saver
 from peer.rules import ending as rules
 from peer.rules.ending import Do, Effect, Heard, Input, Seen, State, Whom
 from peer.rules.leaving import Departure
-
-T = TypeVar("T")
 
 ASKED_LAST = 32
 """Number of peers that are asked at most before this peer goes."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import Any
 
 from averaging.guard.door import Defences
@@ -15,11 +14,10 @@ from averaging.numbers.arrays import check_subnormals
 from averaging.rules.orders import OrderBook
 from dht.errors import DhtError
 from dht.wrapped_host import DiallingHost, ThrottledHost
-from peer.agent.figures import rows_of, status_of
+from peer.agent.figures import LocalPage
 from peer.agent.histories import Histories
 from peer.agent.leaving import Leaving
 from peer.agent.network import Network, open_host
-from peer.agent.page import LocalPage
 from peer.agent.peer import Peer
 from peer.agent.policies import averager_settings, round_policy
 from peer.agent.questions import Questions
@@ -81,38 +79,16 @@ async def go_online(peer: Peer, stack: AsyncExitStack) -> None:
         on_event=peer.hear_presence,
         on_serves=peer.tell_reachable,
     )
-    questions = Questions(
-        network=network,
-        seat=seat,
-        status=partial(status_of, peer),
-        description=peer.description,
-        good=peer.good,
-        live=peer.view,
-        tell=peer.event,
-        heard=peer.hear_status,
-    )
+    questions = Questions(peer)
     await questions.open(stack)  # before anybody can hear of this peer, and ask
     await network.presence.start()
     stack.push_async_callback(network.presence.close)
-    own: list[Begin] = [] if seat.settings.page is None else [_page]
+    own: list[Begin] = [] if seat.settings.page is None else [LocalPage]
     peer.services = [begin(peer) for begin in (*own, *of_every_peer(), *seat.services)]
     for service in peer.services:
         await service.open(stack)
     peer.services.append(questions)
     peer.enter_phase("connecting", "looking for peers", 0.5)
-
-
-def _page(peer: Peer) -> LocalPage:
-    return LocalPage(
-        seat=peer.seat,
-        board=peer.board,
-        status=partial(status_of, peer),
-        rows=partial(rows_of, peer),
-        keep_figures=peer.keep_figures,
-        # Not to the log: the address has the token in it.
-        served=lambda url: peer.tell("page", {"url": url}),
-        not_served=lambda reason: peer.event("page_not_served", text=reason),
-    )
 
 
 async def _take_part(peer: Peer, tasks: asyncio.TaskGroup) -> Departure:

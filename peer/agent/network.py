@@ -39,7 +39,7 @@ from peer.agent.services import Seat
 from peer.bridge.settings import PeerSettings
 from peer.guest.enforcement import Guest
 from peer.joining.link import short_link
-from peer.rules.reach import hubs, outdated, to_meet
+from peer.rules.others import hubs, outdated, to_meet
 from peer.status import PeerStatus
 from peer.storage.address import keep_link, keep_port, kept_port, listen_briefly, with_port
 from peer.storage.credentials import DIRECTIVES_FILE
@@ -120,7 +120,7 @@ class Meetings:
     all others (``dht.libp2p.lane.punching``), and counts as reachable if none of them fails. A peer
     whose router lets no connection with some other one through does not lead: that one could not
     follow it. In a large run only some peers are met by everybody, and lead
-    (``peer.rules.reach.hubs``).
+    (``peer.rules.others.hubs``).
     """
 
     def __init__(

@@ -30,10 +30,9 @@ from dht.membership.credentials import Directive
 from dht.presence.this_peer import PresenceEvent
 from dht.records import ContributionCounters
 from peer.agent.account import global_tokens
-from peer.agent.end_of_run import EndOfRun
 from peer.agent.network import Network
 from peer.agent.owners_orders import OwnersOrders
-from peer.agent.services import Fields, Role, Seat, Service
+from peer.agent.services import EndOfRun, Fields, Role, Seat, Service
 from peer.description import Description, tensors_of
 from peer.errors import NotAdmitted
 from peer.events.board import Board
@@ -42,19 +41,17 @@ from peer.events.table import REPORTED, audience_of, in_story
 from peer.guest.enforcement import Guest
 from peer.guest.machine import place_of_state
 from peer.rules.ending import LAST_ROUND_S, CameToNothing, Ending, Heard, Merged, seconds_left
-from peer.rules.foundings import Founding
-from peer.rules.held_out import HeldOutLoss
 from peer.rules.leaving import Departure, LastOffers
-from peer.rules.reach import UNTESTED, Reach, nobody_reduces
+from peer.rules.others import UNTESTED, Founding, HeldOutLoss, Reach, nobody_reduces
 from peer.status import (
     HeldOut,
     PeerStatus,
     merges_alone_from,
 )
 from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.earlier import KeptState, load_last_seen, save_state
 from peer.storage.good_states import GoodStates
 from peer.storage.home import GOOD, OUTER
-from peer.storage.last_seen import KeptState, load_last_seen, save_state
 from peer.storage.outer_state import OuterState, founding_name, load_outer, model_name
 from peer.views.event_log import EventLog
 

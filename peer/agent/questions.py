@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 
 from blake3 import blake3
 
@@ -14,14 +13,15 @@ from averaging.live.averager import Averager
 from dht.errors import DhtError
 from dht.identity import PeerId, RunId, parse_peer_id
 from peer import description, status
+from peer.agent.figures import status_of
 from peer.agent.network import STATUS_WITHIN_S, Network
-from peer.agent.services import Seat, Service
+from peer.agent.peer import Peer
+from peer.agent.services import Service
 from peer.bridge.messages import BATCH, SEED
 from peer.calls import ATTESTABLE, STATES_MAX
 from peer.description import Description, Difference
 from peer.errors import ModelMismatch
 from peer.status import PeerStatus
-from peer.storage.good_states import GoodStates
 
 logger = logging.getLogger(__name__)
 
@@ -37,47 +37,36 @@ ASKED_FOR_OTHERS_MAX = 16
 """Limit of members that are asked for their status at once, on behalf of other peers."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
 class Questions(Service):
     """Answers about this peer, and asks a few others after each other for their status."""
 
-    network: Network
-    seat: Seat
-    status: Callable[[], PeerStatus]
-    description: Description
-    good: GoodStates | None
-    """The states that it keeps for the run's owner."""
-    live: Iterable[PeerId]
-    """The other live peers."""
-    tell: Callable[..., None]
-    """Reports an event by its name, with fields as keywords."""
-    heard: Callable[[PeerStatus], None]
-    """Takes note of the status of another peer."""
-    _asking_for_others: int = 0
-    _told_frozen: bool = False
-    """A peer with other frozen parameters was reported."""
-    _told_batches: bool = False
-    """A peer with the same random seed was reported."""
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._asking_for_others = 0
+        self._told_frozen = False
+        """A peer with other frozen parameters was reported."""
+        self._told_batches = False
+        """A peer with the same random seed was reported."""
 
     # --- answers --------------------------------------------------------------------------------
 
     async def open(self, stack: AsyncExitStack) -> None:
-        host = self.network.guarded
-        await status.CALL.serve(host, self.seat.run.run_id, self.answer_status)
-        await description.CALL.serve(host, self.seat.run.run_id, self._answer_description)
-        if self.good is not None:
-            await ATTESTABLE.serve(host, self.seat.run.run_id, self._answer_attestable)
+        host, run_id = self._peer.network.guarded, self._peer.run_id
+        await status.CALL.serve(host, run_id, self.answer_status)
+        await description.CALL.serve(host, run_id, self._answer_description)
+        if self._peer.good is not None:
+            await ATTESTABLE.serve(host, run_id, self._answer_attestable)
 
     async def answer_status(self, peer: PeerId, asked: str) -> bytes:
         """Answer another peer's call of ``peer.status``, perhaps about a third peer."""
         about = parse_peer_id(asked) if asked else None
-        if about is None or about == self.seat.me:
-            return status.CALL.encode(self.status().for_others())
+        if about is None or about == self._peer.me:
+            return status.CALL.encode(status_of(self._peer).for_others())
         return status.CALL.encode(await self._status_for_another(about))
 
     async def _status_for_another(self, about: PeerId) -> PeerStatus:
         """Ask a member for its status on behalf of a peer that cannot reach it."""
-        presence = self.network.presence
+        here, presence = self._peer, self._peer.network.presence
         if presence.table.get(about) is None:
             raise ValueError(f"this peer knows no member {about}")
         if self._asking_for_others >= ASKED_FOR_OTHERS_MAX:
@@ -86,53 +75,55 @@ class Questions(Service):
         try:
             await presence.connect(about, timeout_s=ASKED_FOR_OTHERS_S)
             return await status.ask(
-                self.network.host, about, self.seat.run.run_id, timeout_s=ASKED_FOR_OTHERS_S
+                here.network.host, about, here.run_id, timeout_s=ASKED_FOR_OTHERS_S
             )
         finally:
             self._asking_for_others -= 1
 
     async def _answer_description(self, peer: PeerId, asked: int) -> bytes:
-        return description.page(self.description, asked)
+        return description.page(self._peer.description, asked)
 
     async def _answer_attestable(self, peer: PeerId, asked: str) -> bytes:
-        assert self.good is not None
-        kept = await asyncio.to_thread(self.good.kept)
+        assert self._peer.good is not None
+        kept = await asyncio.to_thread(self._peer.good.kept)
         return ATTESTABLE.encode(tuple(kept)[-STATES_MAX:])
 
     # --- questions ------------------------------------------------------------------------------
 
     async def run(self, averager: Averager) -> None:
         """Ask a few peers after the other, for ever, so that the newest held-out loss spreads."""
-        turn = 0
+        here, turn = self._peer, 0
         while True:
             await asyncio.sleep(ASK_EVERY_S)
-            chosen = to_ask(self.seat.me, self.live, turn)
+            chosen = to_ask(here.me, here.view, turn)
             turn += 1
-            batches = self.status().batches
-            for answer in await self.network.statuses(chosen):
-                self.heard(answer)
+            for answer in await here.network.statuses(chosen):
+                here.hear_status(answer)
                 await self._tell_frozen_difference(answer)
-                self._tell_same_batches(answer, batches)
+                self._tell_same_batches(answer)
 
     async def _tell_frozen_difference(self, answer: PeerStatus) -> None:
         """Report the first peer whose frozen parameters are not this peer's."""
-        ours = self.description.frozen_hash
+        here, ours = self._peer, self._peer.description.frozen_hash
         if self._told_frozen or not ours or answer.frozen in ("", ours):
             return
         self._told_frozen = True
         differing = await differences(
-            self.network, self.seat.run.run_id, self.description, PeerId(answer.peer)
+            here.network, here.run_id, here.description, PeerId(answer.peer)
         )
         names = [name for name, _, _ in differing[: ModelMismatch.SHOWN]]
-        self.tell("frozen_differs", peer=answer.peer, name=answer.name, parameters=", ".join(names))
+        here.event(
+            "frozen_differs", peer=answer.peer, name=answer.name, parameters=", ".join(names)
+        )
 
-    def _tell_same_batches(self, answer: PeerStatus, ours: str) -> None:
+    def _tell_same_batches(self, answer: PeerStatus) -> None:
         """Report the first peer whose program trains on the same batches."""
+        ours = self._peer.batches
         if self._told_batches or not ours or answer.batches != ours:
             return
         self._told_batches = True
         how = SAME_BATCHES.get(ours.partition(" ")[0], "")
-        self.tell("same_batches", peer=answer.peer, name=answer.name, how=how)
+        self._peer.event("same_batches", peer=answer.peer, name=answer.name, how=how)
 
 
 async def differences(

@@ -19,7 +19,7 @@ from peer.errors import DiskFull, PeerError
 from peer.guest.enforcement import trim_log
 from peer.quantities import bytes_text
 from peer.storage.checkpoint import CheckpointFolder
-from peer.storage.last_seen import NAMES_MAX, LastSeen, save_last_seen
+from peer.storage.earlier import NAMES_MAX, LastSeen, save_last_seen
 from peer.storage.outer_state import export, outer_content
 
 SAVE_EVERY_S = 60.0

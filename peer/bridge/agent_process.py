@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +41,7 @@ from peer.bridge.messages import (
     pack,
 )
 from peer.bridge.shared_memory import SharedTensors
-from peer.processes import keep_from_children, release
+from peer.processes import child_environment, keep_from_children, release
 
 logger = logging.getLogger(__name__)
 
@@ -69,30 +69,13 @@ class LineSettings:
             )
 
 
-def agent_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment of a child process: no accelerator and one thread per library.
-
-    A child must not take resources from its trainer.
-    """
-    package = str(Path(__file__).resolve().parents[2])
-    path = [package, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
-    return {
-        **environment,
-        "PYTHONPATH": os.pathsep.join(path),
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
-
-
 def start(command: Sequence[str], handed: Sequence[int], log_path: Path) -> subprocess.Popen[bytes]:
     """Start an agent with the descriptors that it is handed."""
     with log_path.open("ab") as log:
         return subprocess.Popen(
             [*command, *(str(descriptor) for descriptor in handed)],
             pass_fds=handed,
-            env=agent_environment(os.environ),
+            env=child_environment(os.environ),
             # Ctrl-C at the terminal is for the trainer, which tells the agent to leave.
             start_new_session=True,
             stdin=subprocess.DEVNULL,

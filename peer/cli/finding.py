@@ -41,7 +41,7 @@ def link_in(where: str) -> Link | None:
 
 def find(where: str) -> FoundRun:
     """The run behind an argument. Raises what ``find_run`` raises."""
-    from peer.joining.find import ask_peers
+    from peer.joining.link import ask_peers
 
     reasons = [NOBODY_YET]
 
@@ -69,7 +69,7 @@ def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
 
     The run file of an earlier participation is used at once. Raises what ``find_run`` raises.
     """
-    from peer.storage.last_seen import recall
+    from peer.storage.earlier import recall
 
     if (link := link_in(where)) is not None:
         known = recall(link.run_id, [directory])
@@ -90,7 +90,7 @@ def link_of(where: str) -> Link:
 
 def find_patiently(where: str, directory: Path | None) -> FoundRun:
     """``find_known_run``; of a link that nobody answers, ask again until somebody does."""
-    from peer.storage.last_seen import remembered
+    from peer.storage.earlier import remembered
 
     if (link := link_in(where)) is None:
         return find_known_run(where, directory)
@@ -112,7 +112,7 @@ def find_patiently(where: str, directory: Path | None) -> FoundRun:
 
 def check_somebody_to_ask(found: FoundRun, where: str, seeds: Sequence[str], folder: Path) -> None:
     """Refuse to wait for ever: raise ``NobodyToAsk`` where no address of a peer is known."""
-    from peer.storage.last_seen import remembered
+    from peer.storage.earlier import remembered
 
     if not seeds and not has_been_there(folder):
         raise NobodyToAsk(found.run.name, where, remembered(found.run.run_id, folder))

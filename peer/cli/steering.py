@@ -77,7 +77,7 @@ def show_status(
     from peer.joining.visit import RunStatus, status_lines, visit
     from peer.signals import run_unless_stopped
     from peer.storage.credentials import owners_invite
-    from peer.storage.last_seen import date_text, recall
+    from peer.storage.earlier import date_text, recall
 
     start_logging(logging.ERROR)
     if link is None or Path(link).is_dir():
@@ -147,7 +147,7 @@ def _show_own_peers(folder: Path | None, *, watch: bool, ids: bool, as_json: boo
 def _own_lines(row: Mapping[str, Any], *, ids: bool) -> Iterator[str]:
     """The record of a peer of this machine: what it does, and its figures."""
     from peer.joining.link import only_from
-    from peer.storage.last_seen import date_text
+    from peer.storage.earlier import date_text
 
     merged = row["merged_tokens"]  # as last noted, now and then
     in_run = f", at least {count_text(merged)} merged in the run" if merged else ""
@@ -172,7 +172,7 @@ def _own_lines(row: Mapping[str, Any], *, ids: bool) -> Iterator[str]:
 def _own_peer(folder: Path, occupant: Occupant) -> dict[str, Any]:
     """A peer of this user on this machine."""
     from peer.storage.address import kept_link
-    from peer.storage.last_seen import load_last_seen, load_state
+    from peer.storage.earlier import load_last_seen, load_state
     from peer.storage.progress import read_progress
 
     runs = is_in_use(folder)

@@ -101,7 +101,7 @@ def _may_found(run: RunFile, where: Path, options: Options) -> bool:
     Raises ``RunOver`` for a run that has ended and whose model is here.
     """
     from peer.storage.checkpoint import CheckpointFolder
-    from peer.storage.last_seen import date_text, recall
+    from peer.storage.earlier import date_text, recall
 
     known = recall(run.run_id, [where])
     has_checkpoint = bool(CheckpointFolder(where / OUTER).numbers())
@@ -158,7 +158,7 @@ def join(link: str, options: Options) -> int:
     Example: shoal join 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
     from peer.storage.checkpoint import CheckpointFolder
-    from peer.storage.last_seen import date_text, recall
+    from peer.storage.earlier import date_text, recall
 
     link_in(link)
     check_answerable(options.yes)
@@ -320,7 +320,7 @@ def _look_at_run(found: FoundRun, seeds: Sequence[str]) -> RunStatus | str:
     """The run as its peers report it, or why that is not known. Raises ``RunOver``."""
     from peer.joining.link import Link
     from peer.rules.ending import ended
-    from peer.storage.last_seen import date_text
+    from peer.storage.earlier import date_text
 
     link = Link(found.run.run_id, tuple(Multiaddr(seed) for seed in seeds))
     try:

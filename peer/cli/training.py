@@ -55,7 +55,7 @@ def _examine(
     *,
     keep: bool,
 ) -> Preflight:
-    from peer.trainer.computing.deferred_compiler import defer_compiler
+    from peer.trainer.computing.compiling import defer_compiler
     from peer.trainer.preflight import examine
 
     defer_compiler()
@@ -130,7 +130,7 @@ def _rank(
 ) -> int:
     """The work of one of several processes. Only the first one has a screen."""
     from peer.island.training import open_rank, train_rank
-    from peer.trainer.computing.deferred_compiler import defer_compiler
+    from peer.trainer.computing.compiling import defer_compiler
     from peer.trainer.loop import Stop as NeverAsked
 
     start_logging()

@@ -2,20 +2,24 @@
 
 A link ``shoal://RUN_ID?seed=ADDRESS&seed=ADDRESS`` consists of the hash of a run's settings and
 of addresses of peers that have them. The run file is checked against the hash. ``find_run`` also
-takes a local file and an ``https`` address. It does not ask peers itself: its caller passes a
-function that does (``ask_peers``).
+takes a local file and an ``https`` address. Peers are asked by a child process (``ask_peers``):
+who looks for a run has no network.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import ssl
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.parse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from multiaddr import Multiaddr
@@ -23,9 +27,10 @@ from multiaddr import Multiaddr
 from dht import addresses
 from dht.identity import PeerId, RunId
 from dht.membership.credentials import InviteKey, parse_invite
-from peer.errors import LinkError, RunFileUnreadable, RunNotFound
+from peer.errors import LinkError, RunFileUnreadable, RunNotFound, SeedsElsewhere
 from peer.https import answers_checked, https_opener, reason_of
-from peer.run_file.reading import TEXT_MAX_BYTES, from_canonical, parse_whole
+from peer.processes import child_environment
+from peer.run_file.reading import RUN_FILE_MAX_BYTES, TEXT_MAX_BYTES, from_canonical, parse_whole
 from peer.run_file.sections import SEEDS_MAX, CustomModel, RunFile
 
 SCHEME = "shoal://"
@@ -272,3 +277,59 @@ def download(
     if len(data) > bytes_max:
         raise RunNotFound(url, f"it is longer than {bytes_max} bytes")
     return data
+
+
+FETCH_TIMEOUT_S = 120.0
+"""The fetching process ends by itself before that."""
+
+
+def read_run(where: str) -> RunFile:
+    """The run of a file, an ``https`` address or a ``shoal://`` link."""
+    return find_run(where, ask_peers=ask_peers).run
+
+
+def ask_peers(link: Link, tell: Callable[[str], None] = lambda reason: None) -> bytes:
+    """The canonical run file of ``link``, fetched from peers by a child process. Not verified.
+
+    Blocks for about ``FETCH_TIMEOUT_S`` at most. ``tell`` is called with each new reason why there
+    is none yet.
+    """
+    if not link.seeds:
+        raise RunNotFound(str(link), "the link has no seed to ask; ask for a link with one")
+    child_end, own_end = os.pipe()  # closed with this process, however it ends
+    command = [sys.executable, "-P", "-m", "peer.joining.fetch", str(link), str(child_end)]
+    child = subprocess.Popen(
+        command,
+        env=child_environment(os.environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=[child_end],
+    )
+    os.close(child_end)
+    late = Timer(FETCH_TIMEOUT_S, child.kill)
+    late.start()
+    last = ""
+    try:
+        with child:
+            assert child.stdout is not None and child.stderr is not None
+            try:
+                for line in child.stderr:
+                    text = line.decode(errors="replace").strip()
+                    if text.startswith(MEANWHILE):
+                        tell(text.removeprefix(MEANWHILE))
+                    else:
+                        last = text or last
+                content = child.stdout.read(RUN_FILE_MAX_BYTES + 1)  # a pipe holds as much
+            except BaseException:
+                child.kill()  # here: the end of the block waits for it
+                raise
+    finally:
+        late.cancel()
+        os.close(own_end)
+    if child.returncode != 0:
+        kind = SeedsElsewhere if child.returncode == ELSEWHERE else RunNotFound
+        raise kind("the link's seeds", last or f"exit code {child.returncode}")
+    if len(content) > RUN_FILE_MAX_BYTES:
+        raise RunNotFound("the link's seeds", f"an answer of over {RUN_FILE_MAX_BYTES} bytes")
+    return content

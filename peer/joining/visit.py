@@ -51,7 +51,7 @@ from peer.installed import extras
 from peer.joining.fetch import SeedFailures, check_seeds_run, observer
 from peer.joining.link import Link
 from peer.quantities import bytes_text, count_text, duration_text, fates_text, peers_text, plural
-from peer.rules.foundings import heaviest
+from peer.rules.others import heaviest
 from peer.run_file.reading import from_canonical
 from peer.run_file.sections import RunFile
 

@@ -6,9 +6,8 @@
     amendments  the settings of the run after its owner's orders
     ending      whether a run is over, and what a peer does from then on: one machine
     leaving     how long a peer that leaves stays for its work, and for others that leave too
-    held_out    which peer measures the held-out loss
-    foundings   which history goes on when a run was founded twice
-    reach       what follows from who can be dialled, and from the releases of the others
+    others      what follows from the other peers: who can be dialled, their releases, which history
+                goes on when a run was founded twice, who measures the held-out loss
     rented      the public ports of a rented container, from its provider's variables
 
 In come facts and the time, out go verdicts and sums. The effects are elsewhere: ``peer.guest``

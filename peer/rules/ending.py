@@ -21,7 +21,7 @@ to leave counts. Ctrl-C, SIGTERM and ``shoal leave`` all bring a ``Departure``; 
 ``TRAINER_GONE``.
 
 ``Ending`` hears what happens and what was seen, and returns what is to be done, which
-``peer.agent.end_of_run`` does. No other part of a peer decides that a run is over, or that this
+``peer.agent.leaving`` does. No other part of a peer decides that a run is over, or that this
 peer leaves:
 
     arriving      -> taking part    it is in the run

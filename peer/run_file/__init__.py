@@ -9,7 +9,7 @@ In: the text of a run file, or the canonical form that another peer serves. Out:
 or a ``RunFileError`` that lists every fault with its line, the rule and the nearest valid name.
 
 Start with ``sections`` and ``merging``, the declarations of all settings (``declaring`` is how one
-is declared); then ``reading``. ``setting_rules`` checks single settings, ``contradictions`` their
+is declared and checked); then ``reading``. ``contradictions`` checks their
 combinations, ``hf_config`` the configuration of a transformers model; ``places`` are names of files
 in a run file, and of the published model that a run begins from, ``forms`` are examples as text;
 ``writing`` prints a commented file, ``presets`` has settings for models of named sizes;

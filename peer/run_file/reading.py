@@ -19,8 +19,8 @@ from dht.protocol import UPGRADE
 from peer.errors import Fault, RunFileError
 from peer.quantities import listed
 from peer.run_file.contradictions import Contradiction, contradictions, obstacles
+from peer.run_file.declaring import Findings, TomlLines, check_table
 from peer.run_file.sections import SCHEMA, RunFile
-from peer.run_file.setting_rules import Findings, TomlLines, check_table
 
 RUN_FILE_MAX_BYTES = 16 * 1024
 """Upper bound on the canonical form, which peers send to each other."""

@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from peer.run_file.declaring import fields_of
-from peer.run_file.sections import RunFile, default_of
-from peer.run_file.setting_rules import (
+from peer.run_file.declaring import (
     description_of,
+    fields_of,
     rule_of,
     section_in_list,
     sections_of,
 )
+from peer.run_file.sections import RunFile, default_of
 
 _TITLES = {
     "model": "What is trained",

@@ -25,7 +25,7 @@ from averaging.rules.policy import ProbationPolicy, RoundPolicy
 from peer.agent.policies import merging_policy
 from peer.errors import PeerError
 from peer.run_file import merging
-from peer.run_file.setting_rules import Findings, check_table
+from peer.run_file.declaring import Findings, check_table
 from peer.run_file.writing import setting_lines
 
 SHARE = Meta(ge=0.0, le=1.0)

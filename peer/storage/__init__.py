@@ -12,8 +12,8 @@ has processed.
 ``good_states`` keeps earlier states, to which the run's owner may take the run back, and ``proofs``
 what is held against others: proofs of lies, and histories that this peer went back from.
 ``credentials`` prove who may take part, ``address`` has this peer's port and link and finds this
-user's other peers of a run, ``last_seen`` a run that is not on line. ``home`` names the folders and
-locks them, ``earlier`` looks for faults in the folders.
+user's other peers of a run. ``home`` names the folders and locks them. ``earlier`` knows of a run
+that is not on line, and looks for faults in the folders.
 
 Nothing in a checkpoint is executed, and no lengths in it are trusted before they are checked.
 One process writes a folder; any process may read it.

@@ -1,21 +1,151 @@
-"""Faults and changes in a peer's folder, told to a person before anything starts.
+"""What the folders of this user's peers know of earlier times.
 
-A damaged checkpoint is replaced by an older one, a lost key by a new one, and an edited run file
-makes another run. None of it is an error, and each may cost work that nobody meant to lose.
+**A run whose peers are not on line**: when it was last seen, by whom, how far. A peer keeps this
+beside its checkpoints. ``shoal join`` reads the run file from it when nobody can be asked, ``shoal
+start`` finds out that a run has existed, and a run that has ended is known to.
+
+**Faults and changes in a peer's folder**, told to a person before anything starts. A damaged
+checkpoint is replaced by an older one, a lost key by a new one, and an edited run file makes
+another run. None of it is an error, and each may cost work that nobody meant to lose.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from peer.errors import CheckpointDamaged
+import msgspec
+
+from dht.identity import RunId
+from dht.presence.seeking import load_cache
+from dht.whole_files import read_json, write_whole
+from peer.errors import CheckpointDamaged, RunFileError
+from peer.quantities import count_text, listed
+from peer.run_file.reading import from_canonical
 from peer.run_file.sections import RunFile
 from peer.run_file.writing import differences
 from peer.storage.checkpoint import CheckpointFolder, open_checkpoint
-from peer.storage.home import KEY, OUTER, data_home, has_been_there
+from peer.storage.home import (
+    KEY,
+    OUTER,
+    PEERS,
+    data_home,
+    default_directory,
+    has_been_there,
+    keeper_directory,
+)
 from peer.storage.outer_state import kept_run
+
+FILE = "last_seen.json"
+STATE_FILE = "state.json"
+NAMES_MAX = 8
+
+
+class LastSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as one peer of this machine knew it last."""
+
+    run: str = ""
+    """The run file in canonical form; empty if only the peers are known."""
+    at: float
+    """Wall-clock time."""
+    tokens: int | None = None
+    """Merged tokens of all peers."""
+    names: tuple[str, ...] = ()
+    """Names of other peers that were there."""
+    ended_at: float | None = None
+    """Wall-clock time at which the run ended; ``None`` if it has not, as far as is known."""
+
+    @property
+    def sentence(self) -> str:
+        """``last seen here on 2026-11-22 20:41 UTC at 1.2 M tokens, with anna and boris``."""
+        reached = "" if self.tokens is None else f" at {count_text(self.tokens)} tokens"
+        company = f", with {listed(self.names)}" if self.names else ""
+        return f"last seen here on {date_text(self.at)}{reached}{company}"
+
+    def run_file(self, run_id: RunId) -> RunFile | None:
+        """The run file, if it is known. It is checked against its hash."""
+        try:
+            return from_canonical(self.run.encode(), run_id) if self.run else None
+        except RunFileError:
+            return None
+
+
+class KeptState(msgspec.Struct, frozen=True):
+    """Phase and figures of a peer, for commands of its owner."""
+
+    name: str
+    """The phase that it is in."""
+    text: str
+    at: float
+    """Wall-clock time at which it entered the phase."""
+    figures: Mapping[str, Any] | None = None
+    """``PeerStatus.figures`` of some seconds ago."""
+
+
+def save_state(folder: Path, state: KeptState) -> None:
+    """Replace what is kept in a peer's folder. Raises ``OSError``."""
+    write_whole(folder / STATE_FILE, msgspec.json.encode(state))
+
+
+def load_state(folder: Path) -> KeptState | None:
+    """The last state that a peer has kept."""
+    return read_json(folder / STATE_FILE, KeptState)
+
+
+def date_text(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def save_last_seen(folder: Path, seen: LastSeen) -> None:
+    """Replace what is kept in a peer's folder. Raises ``OSError``."""
+    write_whole(folder / FILE, msgspec.json.encode(seen))
+
+
+def load_last_seen(folder: Path, run_id: RunId) -> LastSeen | None:
+    """The memory of the peer of this folder; ``None`` if it never was in the run."""
+    seen = read_json(folder / FILE, LastSeen)
+    if seen is not None:
+        return seen if seen.run_file(run_id) is not None else None
+    return _from_checkpoint(folder, run_id) or _from_peers(folder, run_id)
+
+
+def _from_checkpoint(folder: Path, run_id: RunId) -> LastSeen | None:
+    """The run of a folder in which an older version, or one that was killed, left a checkpoint."""
+    run = kept_run(folder)
+    if run is None or run.run_id != run_id:
+        return None
+    return LastSeen(run=run.canonical().decode(), at=(folder / OUTER).stat().st_mtime)
+
+
+def _from_peers(folder: Path, run_id: RunId) -> LastSeen | None:
+    path = folder / PEERS
+    try:
+        cache = load_cache(path)
+        at = path.stat().st_mtime
+    except (OSError, ValueError):
+        return None
+    if cache is None or cache.run != run_id or not cache.addresses:
+        return None
+    return LastSeen(at=at)
+
+
+def recall(run_id: RunId, folders: Iterable[Path | None] = ()) -> LastSeen | None:
+    """The newest that is known of a run on this machine: in ``folders`` and the usual ones."""
+    usual = (default_directory(run_id), keeper_directory(run_id))
+    places = {folder for folder in (*folders, *usual) if folder is not None}
+    known = [seen for folder in sorted(places) if (seen := load_last_seen(folder, run_id))]
+    return max(known, key=lambda seen: (bool(seen.run), seen.at), default=None)
+
+
+def remembered(run_id: RunId, folder: Path | None) -> str:
+    """What is known of a run on this machine, in words."""
+    seen = recall(run_id, [folder])
+    return "never seen from this machine" if seen is None else seen.sentence
+
 
 DIFFERENCES_SHOWN = 4
 

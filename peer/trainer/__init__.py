@@ -10,7 +10,6 @@ parameters of the run in the model, the learning rate, batches, events, statisti
   ``device_copies``: its copies; ``parameters``: which parameters are exchanged;
 - ``trials``: spot checks of other peers' contributions;
 - ``news``: the agent's messages; ``pacing``: limits of the owner, and rounds to await;
-  ``given_back``: an accelerator's memory while it rests;
   ``loop_checks``: mistakes of the caller's loop, and whether peers draw the same batches;
 - ``loop``, ``preflight``: the loop of the commands, checks before joining;
 - ``computing``: how this machine computes the loop's steps; ``needs``: the memory that a run file

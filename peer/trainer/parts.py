@@ -26,16 +26,14 @@ from peer.data.feed import Feed
 from peer.description import tensors_of
 from peer.errors import LeftEarly, RunUnreachable, explained, remade
 from peer.events.names import printable
-from peer.joining.find import ask_peers
-from peer.joining.link import FoundRun, find_run
+from peer.joining.link import FoundRun, ask_peers, find_run
 from peer.run_file.schedule import Rates
 from peer.run_file.sections import RunFile
 from peer.storage.address import LOOKS_FIRST_S, met_here, with_own_peers
 from peer.storage.credentials import own_credential
-from peer.storage.earlier import look_at_files
+from peer.storage.earlier import load_last_seen, look_at_files
 from peer.storage.home import KEY, PEERS, occupied, occupied_free, peer_folder
 from peer.storage.inner_saves import InnerSaves
-from peer.storage.last_seen import load_last_seen
 from peer.storage.progress import ProgressFile
 from peer.trainer.learner import BUDGET_S, Learner
 from peer.trainer.news import News

@@ -57,9 +57,9 @@ from peer.status import PeerRow, PeerStatus, Training
 from peer.storage.inner_state import Optimizers
 from peer.trainer.arguments import check_is_whole
 from peer.trainer.computing.device_facts import LateValue
-from peer.trainer.given_back import GivenBack
 from peer.trainer.loop_checks import FirstBatch, Mistake, restart_broken_moments
 from peer.trainer.news import News
+from peer.trainer.pacing import GivenBack
 from peer.trainer.parts import Conditions, Parts, arrive, open_parts
 from peer.trainer.rank import Agreed, Plan, Rank, check_finished, entered, plan_of
 from peer.trainer.settings import JoinSettings, with_public_ports

@@ -15,7 +15,7 @@ from peer.bridge.agent_process import LineSettings
 from peer.bridge.settings import PeerSettings
 from peer.rules.leaving import PATIENCE_S, check_patience
 from peer.rules.rented import container_of, public_ports
-from peer.run_file.setting_rules import nearest
+from peer.run_file.declaring import nearest
 from peer.storage.address import is_free
 
 

@@ -65,7 +65,7 @@ NOT_FROM_STRANGERS: dict[str, str] = {
     "peer/guest/enforcement.py": OWN_FILES,
     "peer/run_file/reading.py:parse_whole": "a run file that this peer's user names",
     "peer/run_file/reading.py:with_settings": "the canonical form of a run file that was read",
-    "peer/run_file/setting_rules.py": "text that was read as TOML before",
+    "peer/run_file/declaring.py": "text that was read as TOML before",
     "peer/extras/site/keepers_page.py": OWN_FILES,
     "peer/simulate/settings.py": "an experiment that this peer's user names",
     "peer/storage/checkpoint.py": OWN_FILES,

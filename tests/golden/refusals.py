@@ -126,7 +126,7 @@ def _said(words: Sequence[str], home: Path) -> str:
 
 
 NOT_CALLED = (
-    "peer.joining.find.ask_peers",
+    "peer.joining.link.ask_peers",
     "peer.joining.visit.visit",
     "peer.data.sources.read_once",
 )

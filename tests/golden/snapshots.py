@@ -45,8 +45,8 @@ from peer.run_file.sections import RunFile
 from peer.status import PeerRow, Training
 from peer.storage.address import keep_link
 from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.earlier import KeptState, save_state
 from peer.storage.home import KEY, OUTER, occupied
-from peer.storage.last_seen import KeptState, save_state
 from peer.storage.outer_state import outer_content
 from tests.golden.refusals import KINDS, transcript
 from tests.peer.extras.credit.accounting.books import a_tally

@@ -15,8 +15,8 @@ from safetensors.numpy import load_file
 
 from dht.identity import RunId
 from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.earlier import load_last_seen
 from peer.storage.home import OUTER
-from peer.storage.last_seen import load_last_seen
 from tests.processes import Processes
 from tests.swarms import learner_process
 from tests.swarms.commands import Command, Learner, Swarm, run_text, sums_up, until

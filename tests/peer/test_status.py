@@ -39,7 +39,7 @@ from peer.rules.ledger import Fate
 from peer.run_file.sections import RunFile
 from peer.status import CALL, PeerStatus, Training
 from peer.storage.home import occupant_of, occupied
-from peer.storage.last_seen import KeptState, save_state
+from peer.storage.earlier import KeptState, save_state
 from peer.trainer.loop import Outcome
 from peer.trainer.news import News
 from peer.views import agent_page

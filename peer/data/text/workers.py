@@ -23,7 +23,6 @@ from pathlib import Path
 import msgspec
 
 from dht.public_ip import is_public
-from peer.bridge.agent_process import agent_environment
 from peer.data.text.downloads import Host
 from peer.data.text.formats import (
     DataFile,
@@ -42,7 +41,13 @@ from peer.data.text.tokenizing import (
     tokens_of,
 )
 from peer.errors import DataUnavailable, PeerError, one_line
-from peer.processes import ended_by_limit, limit_memory, limit_processor, refuse_network
+from peer.processes import (
+    child_environment,
+    ended_by_limit,
+    limit_memory,
+    limit_processor,
+    refuse_network,
+)
 
 MEMORY_MAX_BYTES = 4 << 30
 """A document of 16 MB takes half of it in a tokenizer of the hub."""
@@ -232,7 +237,7 @@ class _Worker:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "peer.data.text.workers", self._reaches],
                 env={
-                    **agent_environment(os.environ),
+                    **child_environment(os.environ),
                     # Of several processes, these are the parallel part.
                     "TOKENIZERS_PARALLELISM": "false",
                     # Others reserve memory ahead of its use, which counts for the limit.

@@ -29,7 +29,7 @@ from peer.errors import CheckpointDamaged
 from peer.joining.link import Link
 from peer.joining.visit import LOOK_S, NotDownloaded, RunStatus, Visitor, visit
 from peer.quantities import bytes_text, peers_text
-from peer.rules.foundings import heaviest
+from peer.rules.others import heaviest
 from peer.run_file.sections import RunFile
 from peer.status import PeerStatus
 from peer.storage.checkpoint import CheckpointFolder

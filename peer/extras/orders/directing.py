@@ -274,7 +274,7 @@ def _check_goes_on(where: str, before: Before) -> None:
     """Raise ``RunOver`` if the run has ended: peers would take the order, and change nothing."""
     from peer.rules.amendments import effective
     from peer.rules.ending import ended
-    from peer.storage.last_seen import date_text
+    from peer.storage.earlier import date_text
 
     run, orders, seen = before.found.run, before.orders, before.seen
     over = ended(

@@ -23,8 +23,8 @@ from dht.whole_files import write_whole
 from peer.cli.application import complain, json_text, report_if_slow, usage_errors
 from peer.cli.finding import find
 from peer.errors import PeerError
+from peer.run_file.declaring import TomlLines
 from peer.run_file.sections import RunFile
-from peer.run_file.setting_rules import TomlLines
 from peer.storage.address import with_own_peers
 
 if TYPE_CHECKING:

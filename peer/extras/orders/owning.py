@@ -205,7 +205,7 @@ def delegate(
     Example: shoal run delegate my.run.toml 12D3KooW... --days 90
     """
     from dht.membership.credentials import delegation_text
-    from peer.storage.last_seen import date_text
+    from peer.storage.earlier import date_text
 
     with usage_errors():
         name = parse_peer_id(peer)

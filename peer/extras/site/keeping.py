@@ -21,9 +21,9 @@ import typer
 
 from averaging.live.averager import Averager
 from peer.agent.services import Begin, Service
-from peer.bridge.agent_process import agent_environment
 from peer.extras.site.exporting import Job, address_of, check_repository
 from peer.extras.site.shelf import Shelf
+from peer.processes import child_environment
 from peer.rules.ending import Ending
 from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import CheckpointFolder
@@ -110,7 +110,7 @@ class Publisher:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "peer.extras.site.exporting"),
             self._what.job(self._peer).decode(),
-            env=agent_environment(os.environ),
+            env=child_environment(os.environ),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=LINE_MAX_BYTES,

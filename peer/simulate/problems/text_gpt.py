@@ -48,7 +48,7 @@ from peer.run_file.sections import (
 )
 from peer.simulate.problems.problem import LocalTraining
 from peer.trainer.computing.choices import Precision
-from peer.trainer.computing.compiled_loss import Loss, compiled
+from peer.trainer.computing.compiling import Loss, compiled
 from peer.trainer.computing.device_facts import choose_device
 from peer.trainer.computing.engine import autocast
 

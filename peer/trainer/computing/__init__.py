@@ -6,7 +6,7 @@ Start with ``engine``, which computes the gradients of a batch and applies them.
   ``device_facts`` reads, which also has values of devices that nobody waits for;
 - ``fitting``: a way to begin that is safe; ``tuning`` finds the best one while training and
   compiles for it, with ``probing``;
-- ``compiled_loss``; ``deferred_compiler``: torch's, imported when something compiles.
+- ``compiling``: compiled code of a loss, by torch's compiler.
 
 Nothing here knows a run's rounds or its other peers: what is exchanged does not depend on it.
 """

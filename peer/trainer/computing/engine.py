@@ -37,7 +37,7 @@ from peer.model.recipes.gpt import Gpt
 from peer.processes import is_out_of_memory
 from peer.run_file.sections import RunFile
 from peer.trainer.computing.choices import Choices, Precision, flops_per_token, peak_flops, split
-from peer.trainer.computing.compiled_loss import Backend, Loss, compiled
+from peer.trainer.computing.compiling import Backend, Loss, compiled
 from peer.trainer.computing.device_facts import (
     DeviceUse,
     Skips,

@@ -24,7 +24,7 @@ from torch import nn
 from peer.processes import is_out_of_memory
 from peer.quantities import bar_text, duration_text, plural
 from peer.trainer.computing.choices import Choices, Probe, fastest, next_size
-from peer.trainer.computing.compiled_loss import usual_compile_s
+from peer.trainer.computing.compiling import usual_compile_s
 from peer.trainer.computing.engine import Engine, Tuning, autocast, recompute_activations
 from peer.trainer.computing.fitting import EAGER, Fit, Goal, meanwhile, size_of_compiled
 from peer.trainer.computing.probing import Meter, random_tokens

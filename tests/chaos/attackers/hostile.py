@@ -13,9 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from peer.joining.find import ask_peers
-from peer.joining.link import find_run
-from peer.trainer.computing.deferred_compiler import defer_compiler
+from peer.joining.link import ask_peers, find_run
+from peer.trainer.computing.compiling import defer_compiler
 from peer.trainer.loop import Stop, TrainerSettings, train
 from peer.trainer.settings import JoinSettings
 from peer.views.watch import JsonReporter

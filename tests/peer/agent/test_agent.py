@@ -31,7 +31,7 @@ from peer.agent.slots import Adopted
 from peer.bridge.messages import Phase
 from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors
 from peer.rules.ending import Ending, Heard, Merged
-from peer.rules.held_out import HeldOutLoss
+from peer.rules.others import HeldOutLoss
 from peer.run_file.reading import parse
 from peer.status import HeldOut
 from peer.views import agent_page

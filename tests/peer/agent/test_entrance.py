@@ -35,8 +35,8 @@ from peer.rules.leaving import Departure
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
 from peer.status import PeerStatus
+from peer.storage.earlier import LastSeen, save_last_seen
 from peer.storage.home import default_directory
-from peer.storage.last_seen import LastSeen, save_last_seen
 from peer.storage.outer_state import founding_name
 from tests.peer.agent.example_peers import member
 from tests.peer.statuses import a_status

@@ -23,11 +23,10 @@ from dht.memory.host import MemoryHost, identity_of
 from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
 from dht.records import PeerRecord, Rejected, seal
-from peer.agent.figures import rows_of, status_of
+from peer.agent.figures import LocalPage, rows_of, status_of
 from peer.agent.keeper import ahead, behind
 from peer.agent.life import take_part
 from peer.agent.network import GREETED_MAX, KEEPS, Network
-from peer.agent.page import LocalPage
 from peer.agent.peer import Peer
 from peer.agent.services import Service
 from peer.joining.link import parse_link

@@ -17,7 +17,7 @@ from dht.presence.presence import Presence
 from dht.protocol import NEWEST, UPGRADE
 from dht.records import PeerRecord
 from peer.agent.network import MEET_EVERY_S, Meetings, Network
-from peer.rules.reach import HUBS_MAX, hubs, to_meet
+from peer.rules.others import HUBS_MAX, hubs, to_meet
 
 ANNA, BORIS = PeerId("12D3KooWAnna"), PeerId("12D3KooWBoris")
 CLARA, ZOE = PeerId("12D3KooWClara"), PeerId("12D3KooWZoe")

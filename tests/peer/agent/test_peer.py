@@ -35,7 +35,7 @@ from peer.rules.leaving import Departure
 from peer.rules.limits import Limits
 from peer.run_file.reading import parse
 from peer.status import HeldOut
-from peer.storage.last_seen import load_state
+from peer.storage.earlier import load_state
 from peer.storage.outer_state import OuterState
 from peer.views.event_log import read_events
 from tests.peer.agent import example_peers
@@ -208,7 +208,7 @@ def test_a_ready_peer_says_that_nobody_reduces_among_peers_that_only_dial_out(
     made: tuple[Peer, Hearing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer, delegate = made
-    monkeypatch.setattr("peer.rules.reach.STUCK_AFTER_S", 0.0)
+    monkeypatch.setattr("peer.rules.others.STUCK_AFTER_S", 0.0)
 
     async def live() -> None:
         now = asyncio.get_running_loop().time()

@@ -18,13 +18,13 @@ from tests.peer.statuses import BORIS, CLARA, a_status
 )
 def test_the_first_peer_with_the_same_batches_is_reported_and_no_other(kind: str, how: str) -> None:
     told: list[tuple[str, dict[str, str]]] = []
-    me: Any = SimpleNamespace(
-        _told_batches=False, tell=lambda name, /, **fields: told.append((name, fields))
-    )
+    here: Any = SimpleNamespace(event=lambda name, /, **fields: told.append((name, fields)))
+    questions = Questions(here)
 
     def hear(peer: str, digest: str, ours: str) -> None:
         answer = a_status(peer=peer, name=f"name of {peer}", batches=digest)
-        Questions._tell_same_batches(me, answer, ours)
+        here.batches = ours
+        questions._tell_same_batches(answer)
 
     hear(BORIS, "", "")  # both draw in an order of their own
     ours = f"{kind} 0011"

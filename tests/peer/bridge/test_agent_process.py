@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from peer.bridge.agent_process import AgentProcess, LineSettings, agent_environment
+from peer.bridge.agent_process import AgentProcess, LineSettings, child_environment
 from peer.bridge.messages import Beat, FromAgent
 from peer.bridge.shared_memory import SharedTensors
 from peer.description import Described
@@ -20,7 +20,7 @@ from tests.processes import descendants, killed_beside_its_child
 
 
 def test_the_agent_gets_no_accelerator_and_one_thread() -> None:
-    environment = agent_environment({"CUDA_VISIBLE_DEVICES": "0,1", "PYTHONPATH": "/x", "A": "b"})
+    environment = child_environment({"CUDA_VISIBLE_DEVICES": "0,1", "PYTHONPATH": "/x", "A": "b"})
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
     assert environment["OMP_NUM_THREADS"] == "1"
     assert environment["A"] == "b"

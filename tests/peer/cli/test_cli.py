@@ -284,7 +284,7 @@ def test_ctrl_c_while_a_run_file_is_searched_tells_for_what_was_waited(
     def interrupt(pause_s: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("peer.joining.find.ask_peers", search)
+    monkeypatch.setattr("peer.joining.link.ask_peers", search)
     monkeypatch.setattr("peer.cli.finding.time", SimpleNamespace(sleep=interrupt))
     assert cli.run(["join", "--yes", LINK]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == (

@@ -35,9 +35,8 @@ from peer.simulate.settings import Swarm
 from peer.simulate.settings import parse as parse_swarm
 from peer.storage.address import keep_link
 from peer.storage.checkpoint import CheckpointFolder
-from peer.storage.earlier import look_at_files
+from peer.storage.earlier import KeptState, LastSeen, look_at_files, save_last_seen, save_state
 from peer.storage.home import OUTER, default_directory, occupied
-from peer.storage.last_seen import KeptState, LastSeen, save_last_seen, save_state
 from peer.storage.outer_state import outer_content
 from peer.trainer.needs import needs_of
 from peer.trainer.settings import JoinSettings
@@ -759,7 +758,7 @@ def test_a_link_that_nobody_answers_is_asked_again_until_somebody_does(
             raise RunNotFound("the link's seeds", "nobody answers")
         return OLD.canonical()
 
-    monkeypatch.setattr("peer.joining.find.ask_peers", ask_peers)
+    monkeypatch.setattr("peer.joining.link.ask_peers", ask_peers)
     monkeypatch.setattr("time.sleep", pauses.append)
     code, _, errors = said(["join", f"{LINK}?seed={SEED}", "--yes"], capsys)
     assert (code, began[0][0].run) == (0, OLD)

@@ -17,7 +17,7 @@ import pytest
 from peer.cli.application import print_summary
 from peer.quantities import bytes_text
 from peer.run_file.reading import parse
-from peer.storage.last_seen import LastSeen, save_last_seen
+from peer.storage.earlier import LastSeen, save_last_seen
 from tests.peer.extras.bases.published_model import NAME, publish
 from tests.peer.extras.export.exported_run import save_run
 from tests.peer.hub_server import hub_server

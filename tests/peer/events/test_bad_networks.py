@@ -13,7 +13,7 @@ from dht.membership.seeds import NobodyAnswered, Outcome
 from peer.events.sentences import Fields
 from peer.events.table import on_screen
 from peer.rules.leaving import who_leaves_too
-from peer.rules.reach import nobody_reduces
+from peer.rules.others import nobody_reduces
 from tests.peer.statuses import a_status
 
 SILENT = Outcome(parse("/ip4/203.0.113.9/tcp/4001"), "seed", "failed", "no answer", 3, None)

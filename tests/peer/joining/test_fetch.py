@@ -15,15 +15,14 @@ from dht.identity import Identity, PeerId
 from dht.presence.intake import Misfit
 from peer.errors import RunNotFound
 from peer.joining import fetch
-from peer.joining.find import ask_peers
-from peer.joining.link import parse_link
+from peer.joining.link import ask_peers, parse_link
 from tests.processes import Processes, descendants, described, still_running
 
 RUN = "ab" * 32
 PEER = Identity.from_seed(bytes(32)).peer_id
 ASK = """
 import sys
-from peer.joining.find import ask_peers
+from peer.joining.link import ask_peers
 from peer.joining.link import parse_link
 ask_peers(parse_link(sys.argv[1]))
 """
@@ -56,7 +55,7 @@ def test_fetching_imports_neither_the_agent_nor_torch() -> None:
 
 def test_asking_from_a_trainer_imports_no_network() -> None:
     """Every trainer imports this, and its network is in another process."""
-    modules = modules_imported_by("peer.joining.find")
+    modules = modules_imported_by("peer.joining.link")
     assert not modules & {"hivemind", "dht.libp2p.lane.lane", "dht.presence", "uvloop"}
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from peer.errors import RunFileError
 from peer.run_file.contradictions import remarks
+from peer.run_file.declaring import TomlLines
 from peer.run_file.presets import preset, starting
 from peer.run_file.reading import (
     RUN_FILE_MAX_BYTES,
@@ -39,7 +40,6 @@ from peer.run_file.sections import (
     SgdInner,
     TextData,
 )
-from peer.run_file.setting_rules import TomlLines
 from peer.run_file.writing import differences, to_toml
 
 GOLDEN_ID = "201dcbff9ced82d412ac4068ee31665243953206fe4f22761dade8507b13326a"

@@ -23,6 +23,7 @@ from peer.errors import (
 )
 from peer.guest.enforcement import read_limits
 from peer.run_file.sections import RunFile
+from peer.storage.earlier import KeptState, save_state
 from peer.storage.home import (
     check_folder,
     data_home,
@@ -35,7 +36,6 @@ from peer.storage.home import (
     peer_folder,
     running_peers,
 )
-from peer.storage.last_seen import KeptState, save_state
 from tests.processes import killed_beside_its_child
 
 

@@ -41,7 +41,7 @@ from peer.model.naming import local_part
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
 from peer.storage.address import listen_briefly
-from peer.storage.last_seen import LastSeen, save_last_seen
+from peer.storage.earlier import LastSeen, save_last_seen
 from peer.storage.progress import ProgressFile
 from peer.trainer.computing.device_facts import DeviceUse
 from peer.trainer.parts import Patience, found_after_s

@@ -12,8 +12,8 @@ from averaging.numbers.layout import Layout, TensorSpec
 from dht.presence.seeking import PeerCache, save_cache
 from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.earlier import LastSeen, load_last_seen, recall, save_last_seen
 from peer.storage.home import OUTER
-from peer.storage.last_seen import LastSeen, load_last_seen, recall, save_last_seen
 from peer.storage.outer_state import outer_content
 
 RUN = RunFile(name="old")

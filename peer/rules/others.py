@@ -1,0 +1,240 @@
+"""Conclusions from the other peers of a run, which each peer draws by itself.
+
+**Who can be dialled.** Rounds need a peer that the others can dial: it leads them, and takes their
+uploads. If all peers are behind routers, nothing is merged, and nothing else tells why.
+
+**Which releases they run** is shown to people; only protocol numbers decide anything.
+
+**Two histories of a run that was founded twice.** Founders with equal first weights, which the run
+file's seed gives, begin one history, and nothing here is for them. States that grew from other
+first weights are never averaged. A founding is named by the versions 0 of all fragments; its weight
+is the number of tokens merged since. The peers of the lighter one go over, each by itself: the rule
+is the same at all of them.
+
+**Who measures the held-out loss**: the peer with the smallest hash of (run, version, peer), without
+a message. Peers that see different members may both measure, which costs a little time and does no
+harm.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import blake3
+import numpy as np
+
+from dht.identity import PeerId, RunId
+from dht.protocol import NEWEST, RELEASE, UPGRADE
+from dht.records import PeerRecord
+from peer.status import HeldOut, PeerStatus
+
+UNTESTED_AFTER_S = 5.0
+STUCK_AFTER_S = 30.0
+"""Time for the newest peer to be tested, before its verdict counts."""
+
+
+HUBS_MAX = 24
+"""Number of peers that everybody meets, where all are behind routers. In a larger run the number of
+connections would grow with its square; so these lead and reduce for the others."""
+
+
+def hubs(peers: Iterable[PeerId]) -> frozenset[PeerId]:
+    """The peers that everybody meets: the same for all that know the same peers."""
+    return frozenset(sorted(peers)[:HUBS_MAX])
+
+
+def to_meet(
+    own: bool | None, members: Mapping[PeerId, bool | None], *, me: PeerId
+) -> frozenset[PeerId]:
+    """The peers to open direct connections with, as nobody here can be dialled; else none.
+
+    ``members``: the other live members, and whether they can be dialled as far as is known. One
+    that can is enough for all: it leads and reduces, and nobody else has to be met.
+    """
+    if own is not False or any(members.values()):
+        return frozenset()
+    return hubs((me, *members)) - {me}
+
+
+UNTESTED = (
+    "asking another peer to test whether others can connect to this one, which may then lead rounds"
+)
+"""No other peer has tried yet whether this one can be dialled."""
+
+
+def nobody_reduces(peers: int) -> str:
+    """The learners can all only dial out, and this one has no direct connection with any.
+
+    The others may have some with each other, and merge.
+    """
+    return (
+        f"{peers} peers are here, all of them behind routers, and this one has a direct "
+        "connection with no other: nobody can reduce for it, or send it the state; forward a "
+        "TCP port to one of them (options --listen and --announce), run `shoal keep` on a "
+        "machine that others can dial, or have the bootstrap peer started with --relay-bulk"
+    )
+
+
+News: TypeAlias = Literal["untested", "nobody_reduces"]
+
+
+@dataclass(slots=True)
+class Reach:
+    """Decides when to say so: once each time that it becomes true and stays so."""
+
+    _state: News | None = None
+    _since: float = 0.0
+    _was_said: bool = False
+
+    def look(
+        self, own: bool | None, *, connected: bool, learners: int, reachable: int, now: float
+    ) -> News | None:
+        """Return the news that the owner should hear now, if any.
+
+        ``own``: whether this peer can be dialled, ``None`` if that is not known. ``connected``: it
+        knows a peer that can arrange the test. ``learners``, ``reachable``: number of other live
+        peers that train or are about to, and that can be dialled.
+        """
+        state: News | None = None
+        if own is None and connected:
+            state = "untested"
+        elif own is False and learners and not reachable:
+            state = "nobody_reduces"
+        if state != self._state:
+            self._state, self._since, self._was_said = state, now, False
+        patience_s = UNTESTED_AFTER_S if state == "untested" else STUCK_AFTER_S
+        if state is None or self._was_said or now - self._since < patience_s:
+            return None
+        self._was_said = True
+        return state
+
+
+Newness: TypeAlias = tuple[int, tuple[int, ...]]
+"""Newest protocol number, and the numbers of the release."""
+
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+def newness(protocol: int, release: str) -> Newness:
+    """A key that is greater for a later release."""
+    return protocol, tuple(int(number) for number in _NUMBER.findall(release)[:4])
+
+
+def outdated(
+    others: Sequence[PeerRecord], *, protocol: int = NEWEST, release: str = RELEASE
+) -> str | None:
+    """A sentence with the command if most of these peers run a later release; else ``None``."""
+    ours = newness(protocol, release)
+    newer = [each for each in others if newness(each.protocol[1], each.release) > ours]
+    if 2 * len(newer) <= len(others) + 1:
+        return None
+    said = _most_frequent(each.release for each in newer)
+    number = max(each.protocol[1] for each in newer)
+    theirs = f"release {said}" if said and said != release else f"protocol {number}"
+    mine = release if said and said != release else str(protocol)
+    return (
+        f"{len(newer)} of {len(others)} other peers run {theirs}, this one {mine}: upgrade it "
+        f"with {UPGRADE} and start it again, as the release after theirs may refuse it"
+    )
+
+
+def _most_frequent(releases: Iterable[str]) -> str:
+    ((release, _),) = Counter(sorted(releases)).most_common(1)
+    return release
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Founding:
+    """One founding as a peer stands on it. A larger one is the heavier one."""
+
+    tokens: int
+    name: str
+    """Empty if it is not known."""
+
+    def gives_way_to(self, other: Founding) -> bool:
+        """True if the other history is another one, and goes on."""
+        return bool(self.name and other.name) and self.name != other.name and self < other
+
+
+ASKED_FIRST = 8
+
+
+def first_asked(live: Sequence[PeerId], rng: np.random.Generator) -> list[PeerId]:
+    """The peers that a newcomer asks: the first of all, who may found the run, and some others.
+
+    Keys that come first cost nothing, so the first ones alone may all be of one owner.
+    """
+    others = live[ASKED_FIRST:]
+    drawn = rng.permutation(len(others))[:ASKED_FIRST]
+    return [*live[:ASKED_FIRST], *(others[int(i)] for i in sorted(drawn))]
+
+
+def may_found(me: PeerId, others: Mapping[PeerId, PeerStatus | None], *, waited: bool) -> bool:
+    """True if this newcomer founds the run, where nobody is known to have its state.
+
+    The first of several founds it; those that wait for the run's peers never do. ``others``: the
+    learners in sight, with their answers. ``None``: it has not answered, and may have founded the
+    run already, until ``waited`` says that there was time enough.
+    """
+    if not waited and any(each is None or each.phase == "founding" for each in others.values()):
+        return False
+    return all(me < peer for peer, each in others.items() if each and each.phase != "waiting")
+
+
+def founding_of(answer: PeerStatus) -> Founding:
+    return Founding(answer.global_tokens, answer.founding)
+
+
+def heaviest(answers: Iterable[PeerStatus]) -> str:
+    """The name of the founding that a newcomer follows; empty if no answer names one.
+
+    The one that most peers stand on, and of several such the one with the most tokens: these are
+    words, and one peer that overstates its tokens would keep every newcomer from the run's states.
+    """
+    known = [founding_of(answer) for answer in answers if answer.versions and answer.founding]
+    named = Counter(each.name for each in known)
+    return max(known, key=lambda each: (named[each.name], each), default=Founding(0, "")).name
+
+
+@dataclass(slots=True)
+class HeldOutLoss:
+    """The held-out loss of a run, as known to one peer."""
+
+    run: RunId
+    me: PeerId
+    every_versions: int
+    newest: HeldOut | None = None
+    _asked: int = -1
+
+    def is_my_turn(self, version: int, able: Iterable[PeerId]) -> bool:
+        """``True`` if this peer, and none of ``able``, is to measure at this version.
+
+        Asked of every version that this peer makes, in a round or alone.
+        """
+        if version % self.every_versions or version <= self._asked:
+            return False
+
+        def rank(peer: PeerId) -> bytes:
+            return blake3.blake3(f"{self.run}/{version}/{peer}".encode()).digest()
+
+        if min([self.me, *able], key=rank) != self.me:
+            return False
+        self._asked = version
+        return True
+
+    def heard(self, measured: HeldOut | None) -> bool:
+        """Take note of a measurement. Returns whether it is newer than the known one.
+
+        By its tokens: the heavier of two histories may have the smaller versions.
+        """
+        if measured is None or not math.isfinite(measured.loss):
+            return False  # a status with such a loss would be refused by every reader
+        if self.newest is not None and measured.tokens <= self.newest.tokens:
+            return False
+        self.newest = measured
+        return True
