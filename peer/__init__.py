@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from peer.errors import (
         LeftEarly,
-        LoopMistake,
         LoopWarning,
         ModelMismatch,
         PeerError,
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
 __all__ = [
     "JoinSettings",
     "LeftEarly",
-    "LoopMistake",
     "LoopWarning",
     "ModelMismatch",
     "PeerError",
@@ -83,7 +81,6 @@ __all__ = [
 _HOMES = {
     "JoinSettings": "peer.trainer.settings",
     "LeftEarly": "peer.errors",
-    "LoopMistake": "peer.errors",
     "LoopWarning": "peer.errors",
     "ModelMismatch": "peer.errors",
     "PeerError": "peer.errors",

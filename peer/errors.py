@@ -326,16 +326,10 @@ class RunLost(RunUnreachable):
 
 
 class LoopWarning(UserWarning):
-    """A training loop seems to be wrong. Each kind is told once per run."""
+    """A training loop seems to be wrong. Each kind is told once per run.
 
-
-class LoopMistake(PeerError):
-    """A training loop is wrong, and was joined with ``strict=True``."""
-
-    exit_code = 2
-    kind: str
-    text: str
-    message = "{text}"
+    Python raises it where ``warnings.simplefilter("error", peer.LoopWarning)`` asks for that.
+    """
 
 
 class MachineTooSmall(PeerError):

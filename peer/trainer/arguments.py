@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from peer.errors import LoopMistake, LoopWarning, explained
+from peer.errors import LoopWarning, explained
 from peer.model.naming import named_parameters
 from peer.trainer.parameters import is_whole, trained_parameters
 
@@ -39,7 +39,7 @@ def checked_model(model: Any) -> torch.nn.Module:
 
 
 def checked_optimizers(
-    optimizer: Any, model: torch.nn.Module, *, auto: bool, strict: bool
+    optimizer: Any, model: torch.nn.Module, *, auto: bool
 ) -> tuple[torch.optim.Optimizer, ...]:
     """The optimizers that ``join`` was given, without wrappers.
 
@@ -75,8 +75,6 @@ def checked_optimizers(
         f"the optimizer given to peer.join lacks {listed(left)}, which the run exchanges: pass "
         "all optimizers as a list, or set requires_grad = False on parameters that are not trained"
     )
-    if strict:
-        raise LoopMistake("optimizer", text)
     warnings.warn(explained(text, "loop-mistake"), LoopWarning, stacklevel=4)
     return optimizers
 

@@ -1,7 +1,6 @@
 """Mistakes of a training loop. Once it has made a step, finding them reads nothing from a device.
 
-Each mistake is told once: as a Python warning (``LoopWarning``) and in the event log. With
-``strict=True`` the first three of ``Mistake`` raise ``LoopMistake`` instead.
+Each mistake is told once: as a Python warning (``LoopWarning``) and in the event log.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import math
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
@@ -21,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
 from peer.bridge.messages import BATCH, SEED
-from peer.errors import LoopMistake, LoopWarning, explained
+from peer.errors import LoopWarning, explained
 from peer.model.naming import local_part, named_parameters, saved_buffers
 from peer.run_file.schedule import Rates
 from peer.trainer.arguments import listed
@@ -29,8 +28,6 @@ from peer.trainer.arguments import listed
 Mistake: TypeAlias = Literal[
     "optimizer", "parameters", "no_exchange", "not_finite", "no_tokens", "rates"
 ]
-
-STRICT: Collection[Mistake] = ("optimizer", "parameters", "no_exchange")
 
 OTHERS_STEPS_MAX = 16
 """Steps of an optimizer that was not given, without one of those that were."""
@@ -60,12 +57,11 @@ class LoopChecks:
         *,
         auto: bool,
         cycle: int,
-        strict: bool,
         tell: Callable[[Mistake, str], None],
         statistics: Mapping[str, torch.Tensor] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``tell(mistake, text)`` is called once for each mistake, before it is raised.
+        """``tell(mistake, text)`` is called once for each mistake.
 
         ``statistics``: the buffers that are exchanged.
         """
@@ -73,7 +69,6 @@ class LoopChecks:
         self._optimizers = optimizers
         self._auto = auto
         self._cycle = cycle
-        self._strict = strict
         self._tell = tell
         self._clock = clock
         self._told: set[Mistake] = set()
@@ -96,8 +91,6 @@ class LoopChecks:
             return
         self._told.add(mistake)
         self._tell(mistake, text)
-        if self._strict and mistake in STRICT:
-            raise LoopMistake(mistake, text)
         warnings.warn(explained(text, "loop-mistake"), LoopWarning, stacklevel=4)
 
     # --- at each step -------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def plan_of(
     return Plan(
         where=where,
         model=model,
-        optimizers=checked_optimizers(optimizer, model, auto=auto, strict=chosen.strict),
+        optimizers=checked_optimizers(optimizer, model, auto=auto),
         auto=auto,
         settings=chosen,
     )
@@ -256,13 +256,11 @@ class Rank(abc.ABC):
         """Restore the inner state, and make the optimizer's step a safe point."""
         parts = self._parts
         self._was_entered()
-        settings = parts.plan.settings
         self._checks = LoopChecks(
             parts.plan.model,
             parts.plan.optimizers,
             auto=parts.plan.auto,
             cycle=parts.run_file.outer.steps_per_cycle,
-            strict=settings.strict,
             tell=self._found_mistake,
             statistics=statistics_of(parts.plan.model, parts.run_file.outer.buffers),
         )

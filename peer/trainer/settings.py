@@ -64,9 +64,6 @@ class JoinSettings(PeerSettings):
     allow_frozen_differences: bool = False
     """Train together with peers whose frozen parameters are others than here. By default a peer
     whose frozen parameters differ from those of all others is refused."""
-    strict: bool = False
-    """Raise ``LoopMistake`` instead of a warning if the optimizer stopped stepping, parameters were
-    replaced, or nothing is exchanged any more."""
     agent_command: tuple[str, ...] | None = None
     """Command that starts an agent. For tests."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import peer
-from peer.errors import LoopMistake, LoopWarning
+from peer.errors import LoopWarning
 from peer.trainer.arguments import checked_loss, token_count
 
 NET = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2))
@@ -61,11 +62,12 @@ def test_an_optimizer_that_lacks_trained_parameters_is_told_and_an_error_on_requ
     part = torch.optim.SGD(NET[0].parameters(), lr=0.1)
     with pytest.warns(LoopWarning, match=r"lacks 1\.weight, 1\.bias, which the run exchanges"):
         join(optimizer=part)
-    with pytest.raises(LoopMistake, match=r"lacks 1\.weight"):
-        join(optimizer=part, strict=True)
+    with warnings.catch_warnings(), pytest.raises(LoopWarning, match=r"lacks 1\.weight"):
+        warnings.simplefilter("error", LoopWarning)
+        join(optimizer=part)
     rest = torch.optim.SGD(NET[1].parameters(), lr=0.1)
     for optimizer in (SGD, [part, rest], (part, rest)):
-        join(optimizer=optimizer, strict=True)
+        join(optimizer=optimizer)
     join(optimizer=None, auto=False)
 
 
