@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from dht.memory.host import MemoryHost, identity_of
 from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
 from dht.records import PeerRecord, Rejected, seal
-from peer.agent.figures import LocalPage, rows_of, status_of
+from peer.agent.figures import LocalPage
 from peer.agent.keeper import ahead, behind
 from peer.agent.life import take_part
 from peer.agent.network import GREETED_MAX, KEEPS, Network
@@ -215,15 +214,7 @@ async def test_the_page_has_the_owners_bans_among_the_orders(
     policy = f'\n[policy]\nowner = "{identity_of("owner").peer_id}"\n'
     async with keeper_online(tmp_path, monkeypatch, policy=policy) as (peer, averager):
         await taking_part(peer, averager)
-        page = LocalPage(
-            seat=peer.seat,
-            board=peer.board,
-            status=partial(status_of, peer),
-            rows=partial(rows_of, peer),
-            keep_figures=peer.keep_figures,
-            served=print,
-            not_served=print,
-        )
+        page = LocalPage(peer)
         assert page.state()["orders"] == []
         for bans, orders, shown in (
             ((bytes(32),), Orders(paused=True), ["1 ban", "paused"]),
