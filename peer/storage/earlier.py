@@ -21,7 +21,6 @@ from typing import Any
 import msgspec
 
 from dht.identity import RunId
-from dht.presence.seeking import load_cache
 from dht.whole_files import read_json, write_whole
 from peer.errors import CheckpointDamaged, RunFileError
 from peer.quantities import count_text, listed
@@ -32,7 +31,6 @@ from peer.storage.checkpoint import CheckpointFolder, open_checkpoint
 from peer.storage.home import (
     KEY,
     OUTER,
-    PEERS,
     data_home,
     default_directory,
     has_been_there,
@@ -48,8 +46,8 @@ NAMES_MAX = 8
 class LastSeen(msgspec.Struct, frozen=True, kw_only=True):
     """A run as one peer of this machine knew it last."""
 
-    run: str = ""
-    """The run file in canonical form; empty if only the peers are known."""
+    run: str
+    """The run file in canonical form."""
     at: float
     """Wall-clock time."""
     tokens: int | None = None
@@ -67,9 +65,9 @@ class LastSeen(msgspec.Struct, frozen=True, kw_only=True):
         return f"last seen here on {date_text(self.at)}{reached}{company}"
 
     def run_file(self, run_id: RunId) -> RunFile | None:
-        """The run file, if it is known. It is checked against its hash."""
+        """The run file; ``None`` if it does not have this hash."""
         try:
-            return from_canonical(self.run.encode(), run_id) if self.run else None
+            return from_canonical(self.run.encode(), run_id)
         except RunFileError:
             return None
 
@@ -108,29 +106,7 @@ def save_last_seen(folder: Path, seen: LastSeen) -> None:
 def load_last_seen(folder: Path, run_id: RunId) -> LastSeen | None:
     """The memory of the peer of this folder; ``None`` if it never was in the run."""
     seen = read_json(folder / FILE, LastSeen)
-    if seen is not None:
-        return seen if seen.run_file(run_id) is not None else None
-    return _from_checkpoint(folder, run_id) or _from_peers(folder, run_id)
-
-
-def _from_checkpoint(folder: Path, run_id: RunId) -> LastSeen | None:
-    """The run of a folder in which an older version, or one that was killed, left a checkpoint."""
-    run = kept_run(folder)
-    if run is None or run.run_id != run_id:
-        return None
-    return LastSeen(run=run.canonical().decode(), at=(folder / OUTER).stat().st_mtime)
-
-
-def _from_peers(folder: Path, run_id: RunId) -> LastSeen | None:
-    path = folder / PEERS
-    try:
-        cache = load_cache(path)
-        at = path.stat().st_mtime
-    except (OSError, ValueError):
-        return None
-    if cache is None or cache.run != run_id or not cache.addresses:
-        return None
-    return LastSeen(at=at)
+    return None if seen is None or seen.run_file(run_id) is None else seen
 
 
 def recall(run_id: RunId, folders: Iterable[Path | None] = ()) -> LastSeen | None:
@@ -138,7 +114,7 @@ def recall(run_id: RunId, folders: Iterable[Path | None] = ()) -> LastSeen | Non
     usual = (default_directory(run_id), keeper_directory(run_id))
     places = {folder for folder in (*folders, *usual) if folder is not None}
     known = [seen for folder in sorted(places) if (seen := load_last_seen(folder, run_id))]
-    return max(known, key=lambda seen: (bool(seen.run), seen.at), default=None)
+    return max(known, key=lambda seen: seen.at, default=None)
 
 
 def remembered(run_id: RunId, folder: Path | None) -> str:

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from averaging.history.state import FragmentState
-from averaging.numbers.layout import Layout, TensorSpec
-from dht.presence.seeking import PeerCache, save_cache
 from peer.run_file.sections import RunFile
-from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.earlier import LastSeen, load_last_seen, recall, save_last_seen
-from peer.storage.home import OUTER
-from peer.storage.outer_state import outer_content
 
 RUN = RunFile(name="old")
 SEEN = LastSeen(run=RUN.canonical().decode(), at=1_795_380_000.0, tokens=1_234_567)
@@ -39,47 +32,18 @@ def test_a_damaged_record_is_no_record(tmp_path: Path, content: bytes) -> None:
     assert load_last_seen(tmp_path, RUN.run_id) is None
 
 
-def test_peers_that_were_met_show_that_a_run_has_existed(tmp_path: Path) -> None:
-    def save(*addresses: str) -> None:
-        save_cache(tmp_path / "peers.json", PeerCache(run=RUN.run_id, addresses=list(addresses)))
-
-    save()
-    assert load_last_seen(tmp_path, RUN.run_id) is None
-    save("/ip4/203.0.113.7/tcp/7700/p2p/12D3KooWBoris")
-    seen = load_last_seen(tmp_path, RUN.run_id)
-    assert seen is not None and seen.run_file(RUN.run_id) is None
-    assert load_last_seen(tmp_path, RunFile(name="new").run_id) is None
-
-
-def test_the_newest_of_all_folders_counts_and_one_with_a_run_file_comes_first(
-    tmp_path: Path, data_home: Path
-) -> None:
+def test_the_newest_of_all_folders_counts(tmp_path: Path, data_home: Path) -> None:
     keeper = data_home / "keepers" / RUN.run_id[:16]
     save_last_seen(keeper, LastSeen(run=SEEN.run, at=10.0, tokens=1))
     assert recall(RUN.run_id) == load_last_seen(keeper, RUN.run_id)
     save_last_seen(tmp_path / "own", LastSeen(run=SEEN.run, at=20.0, tokens=2))
-    save_cache(
-        data_home / "runs" / RUN.run_id[:16] / "peers.json",
-        PeerCache(run=RUN.run_id, addresses=["/ip4/203.0.113.7"]),
-    )
     newest = recall(RUN.run_id, [tmp_path / "own", None])
     assert newest is not None and newest.tokens == 2
 
 
 def test_the_sentence_gives_date_tokens_and_company_where_they_are_known() -> None:
     assert SEEN.sentence == "last seen here on 2026-11-22 20:40 UTC at 1.23 M tokens"
-    company = LastSeen(at=0.0, names=("anna", "boris", "clara"))
+    company = LastSeen(run="", at=0.0, names=("anna", "boris", "clara"))
     assert company.sentence == (
         "last seen here on 1970-01-01 00:00 UTC, with anna, boris and clara"
     )
-
-
-def test_a_checkpoint_alone_tells_of_its_run(tmp_path: Path) -> None:
-    layout = Layout.build([TensorSpec("weight", (8,))], 1)
-    state = FragmentState.founded(layout.hash, 0, np.zeros(8, np.float32))
-    content = outer_content(run=RUN, layout=layout, states=[state])
-    CheckpointFolder(tmp_path / OUTER).save(*content)
-    seen = load_last_seen(tmp_path, RUN.run_id)
-    assert seen is not None
-    assert seen.run_file(RUN.run_id) == RUN
-    assert load_last_seen(tmp_path, RunFile(name="other").run_id) is None
