@@ -17,20 +17,7 @@ import torch
 from peer.errors import PeerError
 from peer.model.naming import local_part, named_parameters
 from peer.storage.checkpoint import CheckpointFolder
-from peer.storage.tensor_file import Tensor
-
-_TO_NAME = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+from peer.storage.tensor_file import Tensor, type_name
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -100,7 +87,7 @@ def capture(
             raise InnerStateUnknown(kind, name, "parameter of two optimizers")
         seen.add(name)
         for key, value in state.items():
-            if isinstance(value, torch.Tensor) and value.dtype in _TO_NAME:
+            if isinstance(value, torch.Tensor) and type_name(value.dtype) is not None:
                 # Copy even on the CPU: the optimizer changes the original.
                 held = local_part(value.detach())
                 tensors[f"state/{name}/{key}"] = held.to("cpu", copy=True).contiguous()
@@ -116,7 +103,7 @@ def capture(
         "optimizer": kind,
         "plain": plain,
     }
-    if scaler:  # older releases do not look for it
+    if scaler:
         meta["scaler"] = dict(scaler)
     return InnerState(tensors, meta)
 
@@ -129,7 +116,9 @@ def save(folder: CheckpointFolder, inner: InnerState) -> Path:
 
 def _writable(tensor: torch.Tensor) -> Tensor:
     raw = tensor.reshape(-1).view(torch.uint8).numpy()
-    return Tensor(_TO_NAME[tensor.dtype], tuple(tensor.shape), (raw,))
+    name = type_name(tensor.dtype)
+    assert name is not None, "``capture`` has checked it"
+    return Tensor(name, tuple(tensor.shape), (raw,))
 
 
 def restore_inner(

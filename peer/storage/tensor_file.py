@@ -18,37 +18,22 @@ from numpy.typing import NDArray
 
 _PIECE_BYTES = 4 << 20
 
-ITEM_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U64": 8,
-    "U32": 4,
-    "U16": 2,
-    "U8": 1,
-    "BOOL": 1,
-}
-"""Item size of each type of safetensors that is used here."""
+_WORDS = {"float": "F", "bfloat": "BF", "int": "I", "uint": "U"}
 
-_NUMPY_NAMES = {
-    "<f8": "F64",
-    "<f4": "F32",
-    "<f2": "F16",
-    "<i8": "I64",
-    "<i4": "I32",
-    "<i2": "I16",
-    "|i1": "I8",
-    "<u8": "U64",
-    "<u4": "U32",
-    "<u2": "U16",
-    "|u1": "U8",
-    "|b1": "BOOL",
-}
+
+def type_name(dtype: Any) -> str | None:
+    """The name of a type of numpy or torch in the format: ``F32`` for ``float32``. ``None``: it is
+    not used here."""
+    word = str(dtype).removeprefix("torch.")
+    kind = word.rstrip("0123456789")
+    if word == "bool":
+        return "BOOL"
+    return f"{_WORDS[kind]}{word.removeprefix(kind)}" if kind in _WORDS else None
+
+
+def item_bytes(name: str) -> int:
+    """The size of an item of a type, by its name in the format."""
+    return 1 if name == "BOOL" else int(name.lstrip("BFIU")) // 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +46,10 @@ class Tensor:
 
     @classmethod
     def of(cls, array: NDArray[np.generic]) -> Tensor:
+        name = type_name(array.dtype)
+        assert name is not None, "a type that no file here has"
         little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-        return cls(_NUMPY_NAMES[little.dtype.str], array.shape, (little,))
+        return cls(name, array.shape, (little,))
 
     @classmethod
     def once(cls, array: NDArray[np.generic]) -> Tensor:
@@ -72,7 +59,7 @@ class Tensor:
 
     @property
     def size_bytes(self) -> int:
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        return math.prod(self.shape) * item_bytes(self.dtype)
 
 
 def _taken_from(
@@ -94,7 +81,7 @@ def write_safetensors(
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     # Larger items first, as the library does: then every tensor is aligned to its item size.
-    order = sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name].dtype], name))
+    order = sorted(tensors, key=lambda name: (-item_bytes(tensors[name].dtype), name))
     for name in order:
         tensor = tensors[name]
         end = offset + tensor.size_bytes
