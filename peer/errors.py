@@ -160,13 +160,6 @@ class RunRefused(PeerError):
     message = "{what} does not match: here it is {ours}, the run has {theirs}"
 
 
-class ProtocolRefused(RunRefused):
-    """This peer and the run's have no protocol number in common."""
-
-    advice: str
-    message = "{what} speaks protocol versions {theirs}, this peer {ours}: {advice}"
-
-
 class ModelMismatch(RunRefused):
     """This peer's model is not that of the run. ``differences`` are the first ones, by name.
 
@@ -218,31 +211,6 @@ class NotAdmitted(PeerError):
     run: str
     reason: str
     message = "run {run!r} does not admit this peer: {reason}"
-
-
-class WeightsNotFinite(PeerError):
-    """A founder's model has values that are not finite: nobody could join the run."""
-
-    exit_code = 2
-    run: str
-    tensor: str
-    message = (
-        "{tensor} has values that are not finite (NaN or infinity), so run {run!r} is not founded: "
-        "no other peer would take its state; initialise all parameters before peer.join (to_empty "
-        "and torch.empty leave in them what was in memory)"
-    )
-
-
-class RunEnded(PeerError):
-    """The run is over, as far as is known here, and no peer with its state is online."""
-
-    exit_code = 4
-    run: str
-    how: str
-    message = (
-        "run {run!r} {how}, and no peer with its state is online; ask one of its peers for the "
-        "exported model, or found a new run with another end"
-    )
 
 
 class RunOver(PeerError):
@@ -415,12 +383,11 @@ class CheckpointDamaged(PathError):
 REFUSALS: tuple[type[PeerError], ...] = (
     ModelMismatch,
     RunRefused,
-    ProtocolRefused,
     FolderOfAnotherRun,
     NotAdmitted,
-    WeightsNotFinite,
-    RunEnded,
     RunOver,
+    Unusable,
+    Declined,
 )
 """Errors with which an agent ends, and which its trainer raises again."""
 

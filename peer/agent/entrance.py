@@ -30,14 +30,7 @@ from peer.agent.services import FirstStates
 from peer.agent.slots import SlotPort
 from peer.bridge.messages import Begin
 from peer.bridge.shared_memory import SharedTensors
-from peer.errors import (
-    ModelMismatch,
-    ProtocolRefused,
-    RunEnded,
-    RunOver,
-    RunRefused,
-    WeightsNotFinite,
-)
+from peer.errors import Declined, ModelMismatch, RunOver, RunRefused, Unusable
 from peer.quantities import duration_text, peers_text
 from peer.rules.ending import ended
 from peer.rules.leaving import Departure
@@ -206,15 +199,22 @@ class Entrance:
             raise RunOver(here.run_file.name, date_text(at), tokens)
         here.network.follow(heaviest(answers))
 
-    def _over_by_date(self) -> RunEnded | None:
+    def _check_date(self) -> None:
+        """Raise ``Declined`` if the run is over by its date."""
         left_s = self._peer.seconds_left()
-        if left_s is None or left_s > 0:
-            return None
-        run = self._peer.owner.run_now
-        return RunEnded(run.name, f"ended at {run.end.date:%Y-%m-%d %H:%M} UTC")
+        if left_s is not None and left_s <= 0:
+            raise self._ended(f"ended at {self._peer.owner.run_now.end.date:%Y-%m-%d %H:%M} UTC")
+
+    def _ended(self, how: str) -> Declined:
+        """The run is over, as far as is known here."""
+        return Declined(
+            f"run {self._peer.run_file.name!r} {how}, and no peer with its state is online; ask "
+            "one of its peers for the exported model, or found a new run with another end",
+            "run-ended",
+        )
 
     def _check_known_end(self, waited_s: float, *, is_there: bool) -> None:
-        """Raise ``RunEnded`` if a newcomer waits for a run that its date or its owner has ended.
+        """Raise ``Declined`` if a newcomer waits for a run that its date or its owner has ended.
 
         ``is_there``: a peer in sight has a state of it. An owner's order is heard from peers
         without a state as well.
@@ -222,11 +222,9 @@ class Entrance:
         end = self._peer.owner.orders.end
         if is_there or waited_s < TOLD_AFTER_S:
             return
-        if (over := self._over_by_date()) is not None:
-            raise over
+        self._check_date()
         if end is not None and end.version is not None:
-            how = f"was ended by its owner, at version {end.version}"
-            raise RunEnded(self._peer.run_file.name, how)
+            raise self._ended(f"was ended by its owner, at version {end.version}")
 
     def _tell_of_waiting(self, waited_s: float, *, company: bool) -> None:
         """Say that nobody is here, and what is known of the run, at times ever further apart."""
@@ -265,17 +263,20 @@ class Entrance:
         if peer is not None:
             misfit = misfits[peer]
             if misfit.advice:
-                raise ProtocolRefused(f"peer {peer}", misfit.ours, misfit.theirs, misfit.advice)
+                raise Declined(
+                    f"peer {peer} speaks protocol versions {misfit.theirs}, this peer "
+                    f"{misfit.ours}: {misfit.advice}",
+                    "protocol-refused",
+                )
             raise RunRefused(f"the {misfit.what} of peer {peer}", misfit.ours, misfit.theirs)
 
     async def _found(self) -> FirstStates:
         """Make the trainer's own parameters version 0 of the run.
 
-        Raises ``WeightsNotFinite``, or ``RunEnded``.
+        Raises ``Unusable`` if they are not all finite, or ``Declined`` if the run is over.
         """
         here = self._peer
-        if (over := self._over_by_date()) is not None:
-            raise over
+        self._check_date()
         nobody = "nobody else is here"
         if others := len(here.network.live_members()):
             nobody = f"nobody has its state ({peers_text(others)} in sight)"
@@ -292,7 +293,13 @@ class Entrance:
             if not np.isfinite(theta).all():
                 units = here.layout.fragments[fragment].units
                 bad = next(each for each in units if not np.isfinite(theta[each.values]).all())
-                raise WeightsNotFinite(here.run_file.name, bad.tensor)
+                raise Unusable(
+                    f"{bad.tensor} has values that are not finite (NaN or infinity), so run "
+                    f"{here.run_file.name!r} is not founded: no other peer would take its state; "
+                    "initialise all parameters before peer.join (to_empty and torch.empty leave in "
+                    "them what was in memory)",
+                    "weights-not-finite",
+                )
             state = FragmentState.founded(layout, fragment, theta)
             states.append(state)
             self._port.adopt(fragment, state, contained=self._memory.offered(fragment)[0])

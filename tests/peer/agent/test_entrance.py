@@ -29,7 +29,7 @@ from peer.agent.entrance import Entrance, other_models, wrong_peer
 from peer.agent.services import FirstStates
 from peer.agent.slots import SlotPort
 from peer.bridge.settings import PeerSettings
-from peer.errors import RunEnded, RunOver, WeightsNotFinite
+from peer.errors import Declined, RunOver, Unusable
 from peer.rules.ending import Ending, seconds_left
 from peer.rules.leaving import Departure
 from peer.run_file.reading import parse
@@ -150,7 +150,7 @@ def test_a_run_whose_date_has_passed_is_not_founded() -> None:
     lobby = Lobby(holders_until=0.0)
     lobby.run_file = parse('name = "old"\n[end]\ndate = 2020-03-31T12:00:00Z\n')
     entrance = Entrance(lobby, None, None, None, None)  # type: ignore[arg-type]
-    with pytest.raises(RunEnded, match="'old' ended at 2020-03-31 12:00 UTC"):
+    with pytest.raises(Declined, match="'old' ended at 2020-03-31 12:00 UTC"):
         run(entrance._found())
 
 
@@ -181,7 +181,7 @@ def test_a_model_that_is_not_finite_founds_no_run(value: float) -> None:
     with torch.no_grad():
         pair.parameters["1.weight"][3, 2] = value
     with pytest.raises(
-        WeightsNotFinite, match=r"^1\.weight has values that are not finite.* before peer\."
+        Unusable, match=r"^1\.weight has values that are not finite.* before peer\."
     ):
         run(founded_by(pair))
 
@@ -475,10 +475,10 @@ def test_a_newcomer_of_a_run_that_its_owner_or_its_date_has_ended_does_not_wait_
         await asyncio.wait_for(entrance._somebody_has_a_state(), 60.0)
 
     ordered = Orders(end=End(version=12))
-    with pytest.raises(RunEnded, match="'new' was ended by its owner, at version 12, and no peer"):
+    with pytest.raises(Declined, match="'new' was ended by its owner, at version 12, and no peer"):
         run(looks('name = "new"', ordered))
     dated = 'name = "old"\n[end]\ndate = 2020-03-31T12:00:00Z\n'
-    with pytest.raises(RunEnded, match="'old' ended at 2020-03-31 12:00 UTC, and no peer"):
+    with pytest.raises(Declined, match="'old' ended at 2020-03-31 12:00 UTC, and no peer"):
         run(looks(dated, NONE))
     holder = member(versions=pack_versions((3, 4)))
     with pytest.raises(TimeoutError):
