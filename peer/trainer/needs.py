@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from averaging.numbers.codecs import codec_named
@@ -81,78 +82,62 @@ class Needs:
     @property
     def lines(self) -> tuple[str, ...]:
         """A summary for the author of the run."""
-        outer = self.run.outer
-        return (
-            f"Model    {count_text(self.parameters)} parameters in "
-            f"{plural(outer.fragments, 'fragment')}",
-            *self._base_lines,
-            *self._buffer_lines,
+        return tuple(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        outer, rule = self.run.outer, self.run.outer.buffers
+        parts = plural(outer.fragments, "fragment")
+        yield f"Model    {count_text(self.parameters)} parameters in {parts}"
+        yield from self._base_lines()
+        if self.buffers:
+            fate = "merged as exact means" if rule == "mean" else "each peer's own"
+            yield f'Buffers  {self.buffers} values, {fate} (outer.buffers = "{rule}")'
+        yield (
             f"Link     at most {bytes_text(self.cycle_bytes)} up and as much down "
-            f"({outer.codecs_text}) in {outer.steps_per_cycle} steps",
-            *self._link_lines,
-            *self._slow_line_lines,
+            f"({outer.codecs_text}) in {outer.steps_per_cycle} steps"
+        )
+        for device, memory in EXAMPLES.items():
+            yield from self._lines_of(device, memory)
+        if self.least_share < 1.0:
+            yield (
+                f"         down to {self.least_share:.0%} of that on lines that carry no more "
+                "(outer.smaller_codecs)"
+            )
+        yield (
             f"Device   {bytes_text(self.device_bytes)} of memory, and the activations of one "
-            "sequence or more",
+            "sequence or more"
+        )
+        yield (
             f"Machine  {bytes_text(self.agent_bytes)} of memory beside that, "
-            f"{bytes_text(self.disk_bytes)} of disk",
+            f"{bytes_text(self.disk_bytes)} of disk"
         )
 
-    @property
-    def _base_lines(self) -> list[str]:
-        base = base_of(self.run.model)
+    def _base_lines(self) -> Iterator[str]:
+        model, base = self.run.model, base_of(self.run.model)
         if base is None:
-            return []
+            return
         if not self.frozen:
-            return [f"Base     {base.text}, which the founder alone fetches"]
-        assert isinstance(self.run.model, HfModel)
-        assert self.run.model.lora is not None
-        return [
+            yield f"Base     {base.text}, which the founder alone fetches"
+            return
+        assert isinstance(model, HfModel) and model.lora is not None
+        yield (
             f"Base     {base.text}, {count_text(self.frozen)} parameters, frozen in "
-            f"{self.run.model.lora.base_dtype}: {bytes_text(self.frozen_bytes)} of the device, "
+            f"{model.lora.base_dtype}: {bytes_text(self.frozen_bytes)} of the device, "
             "and its files on the disk"
-        ]
+        )
 
-    @property
-    def _slow_line_lines(self) -> list[str]:
-        if self.least_share == 1.0:
-            return []
-        return [
-            f"         down to {self.least_share:.0%} of that on lines that carry no more "
-            "(outer.smaller_codecs)"
-        ]
-
-    @property
-    def _buffer_lines(self) -> list[str]:
-        if not self.buffers:
-            return []
-        rule = self.run.outer.buffers
-        fate = "merged as exact means" if rule == "mean" else "each peer's own"
-        return [f'Buffers  {self.buffers} values, {fate} (outer.buffers = "{rule}")']
-
-    @property
-    def _link_lines(self) -> list[str]:
-        lines = []
-        for device, memory in EXAMPLES.items():
-            speed = expected_tokens_per_s(self.run, self.parameters, device, frozen=self.frozen)
-            if speed is not None:
-                bits = self.link_bits_per_s(speed)
-                lines.append(
-                    f"         {_speed_text(bits)} each way for one {device} at about "
-                    f"{count_text(speed)} tokens/s"
-                )
-                lines += self._fit_lines(memory)
-        return lines
-
-    def _fit_lines(self, memory: float) -> list[str]:
-        """The micro-batch of a device with so much memory; empty if the model is not known."""
+    def _lines_of(self, device: str, memory: float) -> Iterator[str]:
+        """The need of a link of one device, and its micro-batch, as far as they are known."""
+        speed = expected_tokens_per_s(self.run, self.parameters, device, frozen=self.frozen)
+        if speed is None:
+            return
+        rate, size = _speed_text(self.link_bits_per_s(speed)), bytes_text(memory)
+        yield f"         {rate} each way for one {device} at about {count_text(speed)} tokens/s"
         fits = self.sequences_at_once(memory)
-        if fits is None:
-            return []
-        if not fits:
-            return [
-                f"           more than its {bytes_text(memory)}: recompute activations, or several"
-            ]
-        return [f"           {plural(fits, 'sequence')} at once in its {bytes_text(memory)}"]
+        if fits:
+            yield f"           {plural(fits, 'sequence')} at once in its {size}"
+        elif fits is not None:
+            yield f"           more than its {size}: recompute activations, or several"
 
     def sequences_at_once(self, memory: float) -> int | None:
         """Sequences that fit into so much memory of a device, at most a batch of them.
