@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from averaging.history.manifest import grew_from
-from averaging.history.merged_map import MergedMap
 from averaging.history.state import FragmentState
 from dht.identity import PeerId
 from dht.membership.orders import Root
@@ -122,17 +121,3 @@ def fates(total: Fate) -> dict[str, float]:
     """A flat form for messages and logs: processed is the sum of the other values."""
     flat = {"processed": total.processed, "merged": total.merged, "pending": total.pending}
     return flat | {f"discarded.{reason}": count for reason, count in total.discarded.items()}
-
-
-def merged_of(states: Sequence[FragmentState | None]) -> MergedMap:
-    """Merged work of all peers: entry by entry the maximum over the fragments."""
-    merged = MergedMap()
-    for state in states:
-        if state is not None:
-            merged = merged.united(state.merged)
-    return merged
-
-
-def global_tokens(states: Sequence[FragmentState | None]) -> int:
-    """Merged tokens of all peers."""
-    return merged_of(states).tokens

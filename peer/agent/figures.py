@@ -14,11 +14,11 @@ from averaging.live.averager import Averager
 from averaging.live.settings import AveragerStats
 from averaging.round.interface.phase import Phase as RoundPhase
 from dht.membership.admission import parts_told
-from peer.agent.account import merged_of
 from peer.agent.peer import JUMP_REFUSED, Peer
 from peer.agent.services import Service
 from peer.quantities import listed
 from peer.status import BANNED_MAX, WORDS_MAX, PeerRow, PeerStatus, time_left_s
+from peer.storage.outer_state import merged_of
 from peer.views import agent_page
 from peer.views.page_address import PageError, parse_page
 from peer.views.pages import Content, serve_pages

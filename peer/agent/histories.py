@@ -11,13 +11,12 @@ import time
 from averaging.errors import AveragingError
 from averaging.live.averager import Averager
 from dht.identity import PeerId
-from peer.agent.account import global_tokens
 from peer.agent.peer import Peer
 from peer.agent.saver import Saver
 from peer.rules.ledger import APART, ROLLED_BACK
 from peer.rules.others import Founding, founding_of
 from peer.status import PeerStatus
-from peer.storage.outer_state import founding_name
+from peer.storage.outer_state import founding_name, global_tokens
 
 LOOK_EVERY_S = 0.25
 SETTLE_EVERY_S = 5.0

@@ -29,7 +29,6 @@ from dht.identity import PeerId
 from dht.membership.credentials import Directive
 from dht.presence.this_peer import PresenceEvent
 from dht.records import ContributionCounters
-from peer.agent.account import global_tokens
 from peer.agent.network import Network
 from peer.agent.owners_orders import OwnersOrders
 from peer.agent.services import EndOfRun, Fields, Role, Seat, Service
@@ -52,7 +51,13 @@ from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.earlier import KeptState, load_last_seen, save_state
 from peer.storage.good_states import GoodStates
 from peer.storage.home import GOOD, OUTER
-from peer.storage.outer_state import OuterState, founding_name, load_outer, model_name
+from peer.storage.outer_state import (
+    OuterState,
+    founding_name,
+    global_tokens,
+    load_outer,
+    model_name,
+)
 from peer.views.event_log import EventLog
 
 OBEY_EVERY_S = 0.25

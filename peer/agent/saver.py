@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,14 +12,12 @@ from typing import Any
 
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
-from peer.agent.account import global_tokens
 from peer.agent.peer import Peer
 from peer.errors import DiskFull, PeerError
 from peer.guest.enforcement import trim_log
-from peer.quantities import bytes_text
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.earlier import NAMES_MAX, LastSeen, save_last_seen
-from peer.storage.outer_state import export, outer_content
+from peer.storage.outer_state import export, global_tokens, outer_content
 
 SAVE_EVERY_S = 60.0
 """Time between two checkpoints; more where saving takes long. Other peers have the state, too."""
@@ -29,8 +26,6 @@ SAVE_FIRST_S = 2.0
 LOOK_EVERY_S = 1.0
 """Time between two looks whether the last other learner has left."""
 TIDY_EVERY_S = 5.0
-DISK_LEAST_BYTES = 1 << 20
-"""A disk with less room is full: logs and small files fail, perhaps long before a checkpoint."""
 
 
 class Saver:
@@ -48,7 +43,6 @@ class Saver:
         """The content of the last checkpoint: unchanged content is not written again."""
         self._not_saved = ""
         """The reason why the last checkpoint could not be written."""
-        self._disk_is_full = False
         self._had_company = False
         """Another peer trained when this one looked last."""
 
@@ -139,28 +133,10 @@ class Saver:
             self._peer.event(name, text=text, **fields)
         self._not_saved = text
 
-    async def _look_at_disk(self) -> None:
-        """Report a full disk once: the next checkpoint, which would tell, may be far off."""
-        peer = self._peer
-        try:
-            free = (await asyncio.to_thread(shutil.disk_usage, peer.directory)).free
-        except OSError:
-            return  # of a network's file system, for a while
-        was_full = self._disk_is_full
-        self._disk_is_full = free < DISK_LEAST_BYTES or bool(peer.log.problem)
-        if self._disk_is_full and not was_full:
-            why = peer.log.problem or f"{bytes_text(free)} are left"
-            text = (
-                f"the disk of {peer.directory} is full ({why}): events and checkpoints are not "
-                "saved, and training goes on"
-            )
-            peer.event("disk_full", text=text, needed_bytes=DISK_LEAST_BYTES)
-
     async def tidy_folder(self) -> None:
         """Keep logs and checkpoints within the owner's limits, which may change at any time."""
         peer = self._peer
         while True:
-            await self._look_at_disk()
             allowed = peer.guest.disk.logs
             peer.log.keep_within(allowed and allowed / 2)
             # The second one is of each other process of an island.

@@ -25,7 +25,6 @@ from averaging.live.slices.watch import Watch
 from averaging.live.states.fetcher import FetchProgress
 from dht.identity import Identity, PeerId
 from dht.records import Role as RoleName
-from peer.agent.account import merged_of
 from peer.bridge.settings import PeerSettings, default_name
 from peer.description import Described
 from peer.installed import extras
@@ -33,6 +32,7 @@ from peer.rules.ending import Effect, Ending, Input, State
 from peer.rules.leaving import Departure
 from peer.run_file.sections import RunFile
 from peer.status import PeerStatus
+from peer.storage.outer_state import merged_of
 
 Fields: TypeAlias = Mapping[str, Any]
 

@@ -70,11 +70,7 @@ class OuterState:
 
     @property
     def global_tokens(self) -> int:
-        """Tokens of the run: the sum over peers of the maximum over fragments."""
-        merged = MergedMap()
-        for state in self.states:
-            merged = merged.united(state.merged)
-        return merged.tokens
+        return global_tokens(self.states)
 
     @property
     def model(self) -> str:
@@ -177,6 +173,20 @@ def kept_run(folder: Path) -> RunFile | None:
         return from_canonical(meta["run"].encode(), meta["run_id"])
     except (KeyError, AttributeError, RunFileError):  # of another program, or another version
         return None
+
+
+def merged_of(states: Iterable[FragmentState | None]) -> MergedMap:
+    """Merged work of all peers: entry by entry the maximum over the fragments."""
+    merged = MergedMap()
+    for state in states:
+        if state is not None:
+            merged = merged.united(state.merged)
+    return merged
+
+
+def global_tokens(states: Iterable[FragmentState | None]) -> int:
+    """Merged tokens of all peers."""
+    return merged_of(states).tokens
 
 
 def model_name(states: Iterable[FragmentState]) -> str:

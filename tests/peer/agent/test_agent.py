@@ -24,7 +24,7 @@ from dht.identity import RunId
 from dht.membership.orders import Root
 from dht.records import PeerRecord
 from peer.agent import agent
-from peer.agent.account import Account, fates, global_tokens
+from peer.agent.account import Account, fates
 from peer.agent.network import peer_view
 from peer.agent.policies import averager_settings, presence_settings, round_policy
 from peer.agent.slots import Adopted
@@ -34,6 +34,7 @@ from peer.rules.ending import Ending, Heard, Merged
 from peer.rules.others import HeldOutLoss
 from peer.run_file.reading import parse
 from peer.status import HeldOut
+from peer.storage.outer_state import global_tokens
 from peer.views import agent_page
 from peer.views.event_log import EventLog, read_events
 from tests.peer.agent.example_peers import member

@@ -195,32 +195,6 @@ async def test_a_disk_that_became_read_only_does_not_end_the_agent(
     house.cancel()
 
 
-async def test_a_full_disk_is_told_once_within_ten_seconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Training went on for over a minute, until a checkpoint was due, and nothing was said."""
-    peer = Peer(tmp_path)
-    local: Any = peer.saver._peer
-    local.guest.disk.logs, local.log.keep_within = None, lambda allowed: None
-    free = [50_000_000]
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free[0]))
-    house = asyncio.create_task(peer.saver.tidy_folder())
-    await asyncio.sleep(20.0)
-    assert not peer.told
-    free[0] = 0
-    await asyncio.sleep(10.0)
-    ((name, text),) = peer.told
-    assert name == "disk_full" and f"the disk of {tmp_path} is full (0 B are left)" in text
-    await asyncio.sleep(60.0)
-    free[0] = 50_000_000
-    await asyncio.sleep(10.0)
-    assert len(peer.told) == 1
-    local.log.problem = "Disk quota exceeded"
-    await asyncio.sleep(10.0)
-    assert "is full (Disk quota exceeded)" in peer.told[-1][1]
-    house.cancel()
-
-
 async def test_the_logs_of_agent_and_ranks_are_kept_within_the_limit_together(
     tmp_path: Path,
 ) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 from averaging.history.manifest import rolled_back
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
-from peer.agent.account import merged_of
 from peer.extras.credit.accounting.tally import contributors, totals_of
 from peer.extras.credit.accounting.wire import CALL, Packed, Summary
 from peer.extras.credit.reading import load_tally
 from peer.extras.credit.service import Around, Crediting
+from peer.storage.outer_state import merged_of
 from tests.averaging.live.quadratic import RUN, Peer, Swarm, swarm
 
 
