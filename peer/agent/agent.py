@@ -44,7 +44,7 @@ from peer.agent.account import Account, fates
 from peer.agent.entrance import Entrance
 from peer.agent.figures import rows_of, status_of
 from peer.agent.idleness import IdleTrainer, OwnersRest
-from peer.agent.judging import TrainersLoss, TrainersTrials, open_gate
+from peer.agent.judging import TrainersTrials, open_gate
 from peer.agent.life import live
 from peer.agent.peer import Peer
 from peer.agent.policies import fixes_its_data
@@ -171,8 +171,7 @@ class Agent(Role):
         self.judge = self._trials = TrainersTrials(
             line, peer.directory, same_data=fixes_its_data(run)
         )
-        loss = TrainersLoss(line, is_ready=lambda: peer.phase == "ready")
-        self.gate = open_gate(peer, self.port, loss)
+        self.gate = open_gate(peer, self.port, line)
         self._fetched: dict[int, float] = {}
         """The fetched part of each fragment's state."""
         self._report_wanted = asyncio.Event()
@@ -503,7 +502,7 @@ class WholeLines(logging.Handler):
     """Writes to standard error, which is a file: on a full disk no line, or all of it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):  # the event log tells that the disk is full
+        with contextlib.suppress(OSError):  # a checkpoint tells that the disk is full
             append_whole(sys.stderr.fileno(), f"{self.format(record)}\n".encode())
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -45,26 +44,13 @@ READ_WITHIN_S = 10.0
 LOOK_S = 0.1
 
 
-class TrainersLoss:
-    """The held-out loss of the trainer's parameters, measured on request."""
-
-    def __init__(self, line: TrainerLine, *, is_ready: Callable[[], bool]) -> None:
-        """``is_ready()``: true while the trainer trains in the run."""
-        self._line = line
-        self._is_ready = is_ready
-
-    async def measure(self) -> float | None:
-        """The loss at the trainer's next safe point; ``None`` if it cannot measure one.
-
-        A trainer that is not in the run yet has no parameters that a loss could be compared with.
-        """
-        if not self._is_ready():
-            return None
-        measured: Measured = await self._line.ask(lambda number: Measure(0, gate=number))
-        return measured.loss if measured.sequences else None
+async def trainers_loss(line: TrainerLine) -> float | None:
+    """The held-out loss at the trainer's next safe point; ``None`` if it cannot measure one."""
+    measured: Measured = await line.ask(lambda number: Measure(0, gate=number))
+    return measured.loss if measured.sequences else None
 
 
-def open_gate(peer: Peer, port: SlotPort, loss: TrainersLoss) -> LossGate | None:
+def open_gate(peer: Peer, port: SlotPort, line: TrainerLine) -> LossGate | None:
     """The gate of this peer; ``None`` where the run has none.
 
     A synchronous trainer waits for the very versions that would have to be judged.
@@ -72,6 +58,10 @@ def open_gate(peer: Peer, port: SlotPort, loss: TrainersLoss) -> LossGate | None
     rise_max = peer.run_file.evaluation.rise_max
     if rise_max == "off" or peer.run_file.synchronous:
         return None
+
+    async def measure() -> float | None:
+        # A trainer on its way into the run has no parameters to compare a loss with.
+        return await trainers_loss(line) if peer.phase == "ready" else None
 
     def attested(fragment: int) -> Attested | None:
         known = peer.owner.orders.attested
@@ -85,7 +75,7 @@ def open_gate(peer: Peer, port: SlotPort, loss: TrainersLoss) -> LossGate | None
 
     return LossGate(
         GateSettings(rise_max=rise_max),
-        measure=loss.measure,
+        measure=measure,
         holds=port.holds,
         refusals=kept_refusals(peer.directory),
         attested=attested,

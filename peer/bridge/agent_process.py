@@ -109,7 +109,6 @@ class _Running:
         self.socket.settimeout(silence_max_s)
         self.frames = Frames()
         self.since = self.heard_at = self.beat_at = time.monotonic()
-        self.over: Over | None = None
 
     def send(self, message: FromTrainer) -> None:
         self.socket.sendall(pack(message))
@@ -254,9 +253,8 @@ class AgentProcess:
                 pass
         except (OSError, LineBroken, msgspec.DecodeError) as error:
             # After its last message nothing is to be heard: it may leave a beat unread.
-            if running.over is None:
+            if self.over is None:
                 logger.warning("agent_line_broke reason=%s", error)
-        self.over = running.over
         self._running = None
         return running.end(patience_s=self._settings.end_patience_s)
 
@@ -276,7 +274,7 @@ class AgentProcess:
             for frame in running.frames.feed(data):
                 message = decode_from_agent(frame)
                 if isinstance(message, Over):
-                    running.over = message
+                    self.over = message
                 self._hear(message)
         while self._outbox:
             running.send(self._outbox.popleft())

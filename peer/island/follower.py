@@ -14,16 +14,14 @@ import torch
 from dht.identity import PeerId
 from peer.bridge.messages import Fields
 from peer.bridge.shared_memory import Adoption, AdoptionOrder
-from peer.data.batches.sequences import Data
 from peer.data.feed import Feed
-from peer.errors import LeftEarly
 from peer.island.channel import Channel, Command, IslandBroken
 from peer.island.units import SharedUnit, agree_on_units
 from peer.run_file.reading import from_canonical
 from peer.run_file.schedule import Rates
 from peer.storage.home import default_directory
 from peer.storage.inner_saves import InnerSaves
-from peer.trainer.loop_checks import Mistake, restart_broken_moments
+from peer.trainer.loop_checks import restart_broken_moments
 from peer.trainer.parameters import exchanged_tensors, model_layout
 from peer.trainer.rank import Agreed, Plan, Rank, RankParts, check_finished, entered
 
@@ -58,10 +56,6 @@ class Follower(Rank):
     @property
     def _parts(self) -> _Parts:
         return entered(self._stage)
-
-    @property
-    def _may_end_anywhere(self) -> bool:
-        return False
 
     def _enter(self) -> None:
         plan = self._stage
@@ -180,18 +174,6 @@ class Follower(Rank):
             self._measure()
         self._parts.inner.maybe_save(step=self._steps, position=self._parts.feed.state)
 
-    def offer(self) -> None:
-        """Do nothing: rank 0 asks for this rank's part at safe points."""
-
-    def _take_loss(self, loss: torch.Tensor | float) -> None:
-        """Do nothing: the loss of rank 0 is shown."""
-
-    def record(self, event: Fields) -> None:
-        return  # only rank 0 has an agent
-
-    def _found_mistake(self, mistake: Mistake, text: str) -> None:
-        """Do nothing: the event log is at rank 0."""
-
     def restore(self) -> None:
         self._follow()
         restart_broken_moments(self._parts.plan.model, self._parts.plan.optimizers)
@@ -200,32 +182,9 @@ class Follower(Rank):
         check_finished(self.finished)
         self._follow()
 
-    @property
-    def recipe_data(self) -> Data:
-        recipe = self._parts.feed.recipe
-        if recipe is None:
-            raise LeftEarly(self.run_file.name, "it was reading the data", 0)
-        return recipe
-
     def state_dict(self) -> dict[str, Any]:
         """This rank's place in the data."""
         return {"run_id": self.run_id, "steps": self._steps, "data": self._parts.feed.state()}
 
     def on(self, event: str, handler: Callable[[Fields], None]) -> None:
         """Do nothing: events are delivered at rank 0."""
-
-    @property
-    def over(self) -> bool:
-        return self._agreed.over
-
-    @property
-    def finished(self) -> bool:
-        return self._agreed.finished
-
-    @property
-    def global_tokens(self) -> int:
-        return self._agreed.global_tokens
-
-    @property
-    def peers(self) -> int:
-        return self._agreed.peers

@@ -38,8 +38,8 @@ class Rates:
 
     def __init__(self, run: RunFile) -> None:
         self._run = run
-        self._now = run
-        """The run with the amendments of its owner."""
+        self.run_now = run
+        """The run with the amendments of its owner, whose schedule is followed from now on."""
         self._followers: list[_Follower] = []
 
     def follow(self, optimizer: Any, *, peak: float | None = None) -> None:
@@ -55,13 +55,9 @@ class Rates:
             raise ValueError(f"the first group's rate is {first}; it must be above 0")
         self._followers.append(_Follower(optimizer, scale / first))
 
-    def amend(self, run: RunFile) -> None:
-        """Follow the schedule of ``run``, which is this run with other settings, from now on."""
-        self._now = run
-
     def rate(self, global_tokens: int) -> float:
         """The rate of the first group of an optimizer that has the run's own peak."""
-        return learning_rate(self._now, global_tokens)
+        return learning_rate(self.run_now, global_tokens)
 
     def set(self, global_tokens: int, *, rate: float | None = None) -> None:
         """Set all rates. ``rate``: as another process of the same learner computed it."""

@@ -29,7 +29,7 @@ from peer import signals
 from peer.bridge.messages import Fields
 from peer.data.batches.sequences import Data, Sequences
 from peer.data.feed import Feed
-from peer.errors import LoopWarning, explained
+from peer.errors import ExitCode, LeftEarly, LoopWarning, explained
 from peer.run_file.schedule import Rates
 from peer.run_file.sections import RunFile
 from peer.storage.inner_saves import InnerSaves
@@ -155,7 +155,10 @@ class RankParts:
 
 
 class Rank(abc.ABC):
-    """One process of a learner, used as a context manager, or closed by ``close``."""
+    """One process of a learner, used as a context manager, or closed by ``close``.
+
+    Whether the run is over, and how far it is, is what all processes have agreed upon.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self._open = ExitStack()
@@ -216,9 +219,9 @@ class Rank(abc.ABC):
             raise SystemExit(128 + signal.SIGTERM)
 
     @property
-    @abc.abstractmethod
     def _may_end_anywhere(self) -> bool:
         """True if no other process of this learner waits for this one."""
+        return False
 
     @abc.abstractmethod
     def _enter(self) -> None:
@@ -233,24 +236,43 @@ class Rank(abc.ABC):
     def _parts(self) -> RankParts: ...
 
     @property
-    @abc.abstractmethod
     def recipe_data(self) -> Data:
         """This process's stream of the run's data recipe, and the held-out part.
 
         Raises ``LeftEarly`` if it is to leave before they can be read.
         """
+        recipe = self._parts.feed.recipe
+        if recipe is None:
+            code = ExitCode.DONE if self.over else ExitCode.INTERRUPTED
+            raise LeftEarly(self.run_file.name, "it was reading the data", code)
+        return recipe
 
     @abc.abstractmethod
     def _safe_point(self) -> None:
         """Exchange what is asked for, after each optimizer step."""
 
     @property
-    @abc.abstractmethod
+    def over(self) -> bool:
+        """True if the run, or this peer's part in it, has ended: stop the loop."""
+        return self._agreed.over
+
+    @property
+    def finished(self) -> bool:
+        """True if the run itself reached its end."""
+        return self._agreed.finished
+
+    @property
+    def peers(self) -> int:
+        """Number of live peers of the run, this one included."""
+        return self._agreed.peers
+
+    @property
     def global_tokens(self) -> int:
         """Number of tokens that the whole run has trained on, as far as this peer knows.
 
         It includes this peer's own tokens that are not merged yet: the learning rate follows it.
         """
+        return self._agreed.global_tokens
 
     def _begin_steps(self) -> None:
         """Restore the inner state, and make the optimizer's step a safe point."""
@@ -279,9 +301,9 @@ class Rank(abc.ABC):
             self._step_tokens = counted
             self._safe_point()
 
-    @abc.abstractmethod
     def _found_mistake(self, mistake: Mistake, text: str) -> None:
-        """Take note of a mistake of the loop, which is told as a warning anyway."""
+        """Have a mistake of the loop, which is told as a warning anyway, in the agent's log."""
+        return  # only one process has an agent
 
     @abc.abstractmethod
     def restore(self) -> None:
@@ -328,16 +350,16 @@ class Rank(abc.ABC):
         """
         self._scaler = scaler
 
-    @abc.abstractmethod
     def record(self, event: Fields) -> None:
         """Have an event of the loop in the event log, if it belongs there.
 
         It is written by the agent, hence not before the block was entered, nor after it was left.
         """
+        return  # only one process has an agent
 
-    @abc.abstractmethod
     def _take_loss(self, loss: torch.Tensor | float) -> None:
-        """Take note of a loss that was logged."""
+        """Take note of a loss that was logged: that of the process with the agent is shown."""
+        return
 
     def step(self, *, tokens: torch.Tensor | float | None = None) -> None:
         """The safe point, for ``auto=False``: call it after each optimizer step."""
@@ -404,13 +426,13 @@ class Rank(abc.ABC):
         """
         self._measure = measure
 
-    @abc.abstractmethod
     def offer(self) -> None:
         """Copy out what is asked for, in the middle of a measurement: parameters stay as they are.
 
         A round waits for no learner that takes much longer than usual. Of several processes that
         are one learner none can do this alone.
         """
+        return
 
     def check_with(self, loss: Callable[[Sequences], float]) -> None:
         """Set the function that measures the mean loss of token sequences of the run's recipe.

@@ -45,11 +45,10 @@ from peer.bridge.messages import (
     Progress,
     Restore,
 )
-from peer.data.batches.sequences import Data
-from peer.errors import ExitCode, LeftEarly, LoopWarning, RunLost, explained
+from peer.errors import LeftEarly, LoopWarning, RunLost, explained
 from peer.events.sentences import worded
 from peer.events.table import TABLE, Audience, audience_of, on_screen
-from peer.joining.link import event_of, is_news
+from peer.joining.link import events_of, is_news
 from peer.rules.leaving import Stay, stay
 from peer.run_file.reading import with_settings
 from peer.run_file.sections import RunFile
@@ -134,7 +133,6 @@ class Run(Rank):
         """The step of the last merge of each fragment."""
         self._amended: dict[str, int | float | str] = {}
         """Settings of the run that its owner has changed, as they were followed last."""
-        self._run_now: RunFile | None = None
         if not plan.settings.quiet:
             for event in ("joins_here", "founded", "fetch_failed", "page", "link", "link_limited"):
                 self.on(event, partial(_print, event))
@@ -348,8 +346,7 @@ class Run(Rank):
         amended = self._news.report.amended
         if amended != self._amended:
             self._amended = amended
-            self._run_now = with_settings(self._parts.run_file, amended)
-            self._parts.rates.amend(self._run_now)
+            self._parts.rates.run_now = with_settings(self._parts.run_file, amended)
 
     def _agree(self, *, measure: bool = False) -> None:
         """Give the other processes the news that hold for all of them from this safe point on."""
@@ -417,19 +414,8 @@ class Run(Rank):
             self._link_seen = link
             if is_news(link, self._link_told):
                 self._link_told = link
-                link_fields = event_of(link, self.run_file)
-                self._news.add("link", link_fields)
-                if link_fields["limit"] is not None:
-                    self._news.add("link_limited", {"text": link_fields["limit"]})
-
-    @property
-    def recipe_data(self) -> Data:
-        recipe = self._parts.feed.recipe
-        if recipe is None:
-            asked_here = self._news.over is None
-            code = ExitCode.INTERRUPTED if asked_here else ExitCode.DONE
-            raise LeftEarly(self.run_file.name, "it was reading the data", code)
-        return recipe
+                for name, fields in events_of(link, self.run_file):
+                    self._news.add(name, fields)
 
     def state_dict(self) -> dict[str, Any]:
         """This peer's place in the run, for a checkpoint of the caller's beside the model.
@@ -548,7 +534,7 @@ class Run(Rank):
     @property
     def run_now(self) -> RunFile:
         """The run file with the amendments of its owner that this trainer follows."""
-        return self._run_now or self.run_file
+        return self._parts.rates.run_now
 
 
 def steps_to_merge(merged_at: Sequence[int], *, cycle: int, steps: int) -> int:

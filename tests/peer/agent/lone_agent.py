@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,11 +121,11 @@ def write_final(begin: Begin, layout: Layout, states: list[FragmentState]) -> st
 def a_gate(line: TrainerLine, port: SlotPort) -> LossGate:
     """The loss gate, which takes no state of others unjudged."""
     from averaging.guard.loss_gate import GateSettings, LossGate
-    from peer.agent.judging import TrainersLoss
+    from peer.agent.judging import trainers_loss
 
     return LossGate(
         GateSettings(rise_max=0.25, measure_s=MEASURE_S, quiet_s=0.1, open_s=20.0, look_s=0.01),
-        measure=TrainersLoss(line, is_ready=lambda: True).measure,
+        measure=partial(trainers_loss, line),
         holds=port.holds,
         on_event=lambda name, fields: line.say(Happened(name, dict(fields))),
     )

@@ -23,9 +23,9 @@ from peer.agent.judging import (
     READ_WITHIN_S,
     STATES,
     TRIED_WITHIN_S,
-    TrainersLoss,
     TrainersTrials,
     open_gate,
+    trainers_loss,
 )
 from peer.agent.services import Fields, Role
 from peer.agent.slots import SlotPort
@@ -141,10 +141,10 @@ def answer(gate: int, *, sequences: int = 7, loss: float = 2.5) -> Measured:
     return Measured(asked=Measure(0, gate=gate), loss=loss, sequences=sequences)
 
 
-def asked(*answers: Measured, ready: bool = True) -> tuple[Any, list[FromAgent]]:
+def asked(*answers: Measured) -> tuple[Any, list[FromAgent]]:
     async def main() -> tuple[Any, list[FromAgent]]:
         line = Line()
-        waiting = asyncio.ensure_future(TrainersLoss(line, is_ready=lambda: ready).measure())
+        waiting = asyncio.ensure_future(trainers_loss(line))
         await asyncio.sleep(0)
         for measured in answers:
             line.answered(measured.asked.gate, measured)
@@ -165,10 +165,6 @@ def test_an_answer_to_an_earlier_question_is_dropped() -> None:
     assert asked(answer(0, loss=9.0), answer(1), answer(1, loss=8.0))[0] == 2.5
 
 
-def test_a_trainer_on_its_way_into_the_run_is_not_asked() -> None:
-    assert asked(ready=False) == (None, [])
-
-
 def test_the_gate_of_a_peer_remembers_what_it_refused_before(tmp_path: Path) -> None:
     before = FragmentState.founded(bytes(32), 0, np.zeros(16, np.float32))
     chain = before.chain.extended(Link(1, bytes([1]) * 32, 5))
@@ -185,8 +181,8 @@ def test_the_gate_of_a_peer_remembers_what_it_refused_before(tmp_path: Path) -> 
             self.replaced.extend(states)
 
     class Trainer:
-        async def measure(self) -> float:
-            return losses.pop(0)
+        async def ask(self, question: Callable[[int], Measure]) -> Measured:
+            return answer(question(1).gate, loss=losses.pop(0))
 
         def holds(self, fragment: int) -> bool:
             return True
@@ -197,8 +193,10 @@ def test_the_gate_of_a_peer_remembers_what_it_refused_before(tmp_path: Path) -> 
 
     async def live(*, jumps: bool) -> str | None:
         peer = peer_in(tmp_path, Hearing())
-        gate = open_gate(peer, cast(SlotPort, Trainer()), cast(TrainersLoss, Trainer()))
+        gate = open_gate(peer, cast(SlotPort, Trainer()), cast(TrainerLine, Trainer()))
         assert gate is not None
+        assert await gate.measure() is None, "a trainer that is not in the run yet is not asked"
+        peer.phase = "ready"
         if jumps:
             await gate.before_jump(before, after)
             with contextlib.suppress(TimeoutError):

@@ -65,7 +65,7 @@ def test_an_amended_run_sets_the_rates_of_its_optimizers_from_then_on() -> None:
     rates.follow(optimizer)
     rates.set(500)
     assert [group["lr"] for group in optimizer.param_groups] == [2.0, 1.0]
-    rates.amend(with_settings(run("constant"), {"inner.learning_rate": 0.5}))
+    rates.run_now = with_settings(run("constant"), {"inner.learning_rate": 0.5})
     rates.set(500)
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.25]
     rates.set(500, rate=0.1)
