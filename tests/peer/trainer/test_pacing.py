@@ -13,7 +13,7 @@ from peer.bridge.messages import Report
 from peer.rules.limits import Limits
 from peer.run_file.reading import parse
 from peer.status import PeerStatus
-from peer.trainer import given_back, pacing
+from peer.trainer import pacing
 from peer.trainer.pacing import GivenBack, Pacer, SynchronousRounds
 
 
@@ -188,7 +188,7 @@ def test_training_goes_on_with_the_same_tensors_and_values(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without an accelerator here: every tensor counts as one that is on it."""
-    monkeypatch.setattr(given_back, "is_away", lambda tensor: True)
+    monkeypatch.setattr(pacing, "is_away", lambda tensor: True)
     monkeypatch.setattr(torch.Tensor, "to", lambda tensor, device: tensor.clone())
     model, optimizer = learner()
     step(model, optimizer)
