@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from averaging.history.manifest import numbers_digest, rolled_back
 from averaging.history.state import FragmentState
@@ -27,7 +28,7 @@ from peer.storage.checkpoint import (
     read_meta,
 )
 from peer.storage.home import folder_bytes
-from peer.storage.outer_state import described, read_state, state_tensors
+from peer.storage.outer_state import read_state, state_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +80,8 @@ class GoodStates:
 
     def _is_attested(self, fragment: int, path: Path) -> bool:
         with contextlib.suppress(CheckpointDamaged, FileNotFoundError):
-            meta = read_meta(path)
-            return any(_is(meta, each) for each in self.attested[fragment : fragment + 1])
+            kept = _kept(path)
+            return any(_is(kept, each) for each in self.attested[fragment : fragment + 1])
         return False
 
     @property
@@ -90,14 +91,15 @@ class GoodStates:
 
     def keep(self, state: FragmentState) -> None:
         """Write a state, if it fits; the oldest ones make room."""
-        meta = {
-            "kind": "good",
-            "fragment": state.fragment,
-            "state": described(state),
-            "merged": state.merged.digest().hex(),
-            "digest": numbers_digest(state).hex(),
-            "tokens": state.merged.tokens,
-        }
+        kept = Kept(
+            fragment=state.fragment,
+            version=state.version,
+            history=state.history,
+            merged=state.merged.digest(),
+            digest=numbers_digest(state),
+            tokens=state.merged.tokens,
+        )
+        meta = {"kind": "good", "kept": msgspec.to_builtins(kept)}
         folder = self._folders[state.fragment]
         try:
             try:
@@ -118,18 +120,8 @@ class GoodStates:
 
     def kept(self) -> tuple[Kept, ...]:
         """All states that are kept, as the owner of the run may attest them."""
-        return tuple(
-            Kept(
-                fragment=meta["fragment"],
-                version=meta["state"]["version"],
-                history=bytes.fromhex(meta["state"]["history"]),
-                merged=bytes.fromhex(meta["merged"]),
-                digest=bytes.fromhex(meta["digest"]),
-                tokens=meta["tokens"],
-            )
-            for fragment in range(len(self._folders))
-            for _, meta in self._all(fragment)
-        )
+        fragments = range(len(self._folders))
+        return tuple(kept for fragment in fragments for _, kept in self._all(fragment))
 
     def forget_recent(self) -> None:
         """Forget the versions that were taken back: nobody may attest them any more."""
@@ -154,11 +146,11 @@ class GoodStates:
 
     def _load(self, fragment: int, attested: Attested) -> FragmentState | None:
         size = self._layout.fragments[fragment].size
-        for path, meta in self._all(fragment):
-            if not _is(meta, attested):
+        for path, kept in self._all(fragment):
+            if not _is(kept, attested):
                 continue
             try:
-                state = read_state(open_checkpoint(path), fragment, size, meta["state"])
+                state = read_state(open_checkpoint(path), fragment, size)
             except (CheckpointDamaged, FileNotFoundError, KeyError, ValueError) as error:
                 logger.warning("good_state_damaged path=%s reason=%s", path, error)
                 continue
@@ -166,18 +158,18 @@ class GoodStates:
                 return state
         return None
 
-    def _all(self, fragment: int) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-        """The path of every kept state of a fragment with its meta, the newest first."""
+    def _all(self, fragment: int) -> Iterator[tuple[Path, Kept]]:
+        """The path of every kept state of a fragment, the newest first."""
         folder = self._folders[fragment]
         for path in map(folder.path_of, reversed(folder.numbers())):
             with contextlib.suppress(CheckpointDamaged, FileNotFoundError):
-                yield path, read_meta(path)
+                yield path, _kept(path)
 
 
-def _is(meta: Mapping[str, Any], attested: Attested) -> bool:
-    state = meta["state"]
-    return (state["version"], state["lineage"], meta["digest"]) == (
-        attested.version,
-        attested.lineage.hex(),
-        attested.digest.hex(),
-    )
+def _kept(path: Path) -> Kept:
+    return msgspec.convert(read_meta(path)["kept"], Kept)
+
+
+def _is(kept: Kept, attested: Attested) -> bool:
+    told = attested.version, attested.lineage, attested.digest
+    return (kept.version, kept.lineage, kept.digest) == told

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from blake3 import blake3
+from msgspec import Struct
 
 from averaging.history.chain import Chain
 from averaging.history.merged_map import Mark, MergedMap
@@ -32,8 +33,6 @@ from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import Checkpoint, CheckpointFolder
 from peer.storage.home import OUTER
 from peer.storage.tensor_file import Tensor, write_safetensors
-
-_LINEAGE_BYTES = 32
 
 
 class NothingToExport(PeerError):
@@ -101,36 +100,33 @@ def outer_content(
         "run": run.canonical().decode(),
         "layout_hash": layout.hash.hex(),
         "layout": msgspec.to_builtins(tensors_of(layout)),
-        "fragments": [described(state) for state in states],
         "ledger": ledger,
         "directives": [data.hex() for data in directives],
     }
     return tensors, meta
 
 
+class _Standing(Struct, frozen=True, array_like=True):
+    """A fragment's state without its numbers."""
+
+    version: int
+    lineage: bytes
+    history: bytes
+    chain: tuple[Link, ...]
+    merged: dict[PeerId, Mark]
+
+
+_decoder = msgspec.msgpack.Decoder(_Standing)
+
+
 def state_tensors(state: FragmentState) -> dict[str, Tensor]:
-    """The numbers of one fragment and its chain, to be written into one checkpoint."""
-    index, links = state.fragment, list(state.chain)
-    lineages = np.frombuffer(b"".join(link.lineage for link in links), np.uint8)
+    """One fragment's state, to be written into one checkpoint."""
+    index, chain, merged = state.fragment, tuple(state.chain), dict(state.merged)
+    standing = _Standing(state.version, state.lineage, state.history, chain, merged)
     return {
         f"theta.{index}": Tensor.once(state.theta),
         f"momentum.{index}": Tensor.once(state.momentum),
-        f"chain.{index}.versions": Tensor.of(np.array([link.version for link in links], np.int64)),
-        f"chain.{index}.tokens": Tensor.of(np.array([link.tokens for link in links], np.int64)),
-        f"chain.{index}.lineages": Tensor.of(lineages.reshape(-1, _LINEAGE_BYTES)),
-    }
-
-
-def described(state: FragmentState) -> dict[str, Any]:
-    """The rest of a fragment's state, for the meta of a checkpoint."""
-    return {
-        "version": state.version,
-        "lineage": state.lineage.hex(),
-        "history": state.history.hex(),
-        "merged": {
-            peer: [mark.incarnation, mark.step, mark.tokens]
-            for peer, mark in sorted(state.merged.items())
-        },
+        f"standing.{index}": Tensor.of(np.frombuffer(msgspec.msgpack.encode(standing), np.uint8)),
     }
 
 
@@ -277,28 +273,20 @@ def _read(checkpoint: Checkpoint, floats: Callable[[int], Float32s]) -> OuterSta
         raise CheckpointDamaged(str(checkpoint.path), "its layout does not have its hash")
     with checkpoint.tensors() as tensors:
         states = tuple(
-            _state(tensors, index, fragment.size, meta["fragments"][index], floats)
+            _state(tensors, index, fragment.size, floats)
             for index, fragment in enumerate(layout.fragments)
         )
     directives = tuple(map(bytes.fromhex, meta.get("directives", ())))
     return OuterState(run, layout, states, meta["ledger"], checkpoint.path, directives)
 
 
-def read_state(
-    checkpoint: Checkpoint, index: int, size: int, described: Mapping[str, Any]
-) -> FragmentState:
+def read_state(checkpoint: Checkpoint, index: int, size: int) -> FragmentState:
     """One fragment's state. Raises ``CheckpointDamaged``, or for invalid content ``ValueError``."""
     with checkpoint.tensors() as tensors:
-        return _state(tensors, index, size, described, uninitialised_floats)
+        return _state(tensors, index, size, uninitialised_floats)
 
 
-def _state(
-    tensors: Any,
-    index: int,
-    size: int,
-    described: Mapping[str, Any],
-    floats: Callable[[int], Float32s],
-) -> FragmentState:
+def _state(tensors: Any, index: int, size: int, floats: Callable[[int], Float32s]) -> FragmentState:
     def vector(name: str) -> Float32s:
         values, into = tensors.get_tensor(f"{name}.{index}"), floats(size)
         if (values.dtype, values.shape) != (into.dtype, into.shape):
@@ -306,21 +294,14 @@ def _state(
         np.copyto(into, values)
         return into
 
-    theta, momentum = vector("theta"), vector("momentum")
-    links = zip(
-        tensors.get_tensor(f"chain.{index}.versions").tolist(),
-        tensors.get_tensor(f"chain.{index}.lineages"),
-        tensors.get_tensor(f"chain.{index}.tokens").tolist(),
-        strict=True,
-    )
-    marks = {PeerId(peer): Mark(*mark) for peer, mark in described["merged"].items()}
+    standing = _decoder.decode(tensors.get_tensor(f"standing.{index}").tobytes())
     return FragmentState(
         fragment=index,
-        version=described["version"],
-        lineage=bytes.fromhex(described["lineage"]),
-        chain=Chain(Link(version, line.tobytes(), tokens) for version, line, tokens in links),
-        theta=theta,
-        momentum=momentum,
-        merged=MergedMap(marks),
-        history=bytes.fromhex(described["history"]),
+        version=standing.version,
+        lineage=standing.lineage,
+        chain=Chain(standing.chain),
+        theta=vector("theta"),
+        momentum=vector("momentum"),
+        merged=MergedMap(standing.merged),
+        history=standing.history,
     )
