@@ -79,30 +79,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "JoinSettings": "peer.trainer.settings",
-    "LeftEarly": "peer.errors",
-    "LoopWarning": "peer.errors",
-    "ModelMismatch": "peer.errors",
-    "PeerError": "peer.errors",
-    "PeerStatus": "peer.status",
-    "Run": "peer.trainer.session",
-    "RunFile": "peer.run_file.sections",
-    "RunUnreachable": "peer.errors",
-    "autocast": "peer.trainer.own_loops",
-    "build_model": "peer.model.recipes",
-    "build_optimizer": "peer.model.recipes",
-    "clip_gradients": "peer.model.recipes",
-    "describe": "peer.trainer.own_loops",
-    "fetch_base": "peer.extras.bases.base_models",
-    "held_out_loss": "peer.model.recipes",
-    "join": "peer.trainer.session",
-    "load_weights": "peer.model.weights",
-    "micro_batches": "peer.trainer.own_loops",
-    "next_token_loss": "peer.model.recipes",
-    "open": "peer.trainer.session",
-    "read_run": "peer.joining.link",
-    "save_weights": "peer.model.weights",
+    "peer.errors": ("LeftEarly", "LoopWarning", "ModelMismatch", "PeerError", "RunUnreachable"),
+    "peer.extras.bases.base_models": ("fetch_base",),
+    "peer.joining.link": ("read_run",),
+    "peer.model.recipes": (
+        *("build_model", "build_optimizer", "clip_gradients", "held_out_loss", "next_token_loss"),
+    ),
+    "peer.model.weights": ("load_weights", "save_weights"),
+    "peer.run_file.sections": ("RunFile",),
+    "peer.status": ("PeerStatus",),
+    "peer.trainer.own_loops": ("autocast", "describe", "micro_batches"),
+    "peer.trainer.session": ("Run", "join", "open"),
+    "peer.trainer.settings": ("JoinSettings",),
 }
+"""The module of each name."""
 
 
 _INTEGRATIONS = ("hf", "island", "lightning")
@@ -112,6 +102,7 @@ _INTEGRATIONS = ("hf", "island", "lightning")
 def __getattr__(name: str) -> Any:
     if name in _INTEGRATIONS:
         return importlib.import_module(f"peer.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'peer' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(home), name)
+    raise AttributeError(f"module 'peer' has no attribute {name!r}")

@@ -680,6 +680,8 @@ dht.record_keeper._Shelf.entries
 dht.record_keeper.RecordKeeper._shelves
 dht.record_keeper.RecordKeeper._in_order
 dht.record_keeper.RecordKeeper._sample""",
+    "HUBS_MAX peers that everybody meets": """
+peer.agent.network.Meetings.met""",
     "256 strangers, for one sentence each; a newcomer meets its seeds before them": """
 dht.presence.intake.Intake.misfits""",
     "kinds that the source names": """

@@ -133,42 +133,39 @@ class Meetings:
         """``members``: the other live members, and whether they can be dialled."""
         self._me = me
         self._is_hub = False
-        self.met: frozenset[PeerId] = frozenset()
-        self.failed: frozenset[PeerId] = frozenset()
+        self.met: dict[PeerId, bool] = {}
+        """Whether a direct connection with each could be opened."""
         self._presence = presence
         self._members = members
 
     def __repr__(self) -> str:
-        return f"Meetings(met={len(self.met)}, failed={len(self.failed)})"
+        return f"Meetings({self.met})"
 
     @property
     def complete(self) -> bool:
         """Say whether the others reach this peer although it cannot be dialled."""
-        return self._is_hub and bool(self.met) and not self.failed
+        return self._is_hub and bool(self.met) and all(self.met.values())
 
     async def run(self, lane: Lane, changed: Callable[[], None]) -> None:
         """Meet the others for ever. ``changed`` is called after every change."""
         while True:
-            before = self.met, self.failed, self._is_hub
+            before = dict(self.met), self._is_hub
             members = self._members()
             wanted = to_meet(self._presence.reachable, members, me=self._me)
             self._is_hub = self._me in hubs((self._me, *members))
-            self.met, self.failed = self.met & wanted, self.failed & wanted
+            self.met = {peer: met for peer, met in self.met.items() if peer in wanted}
             turns = asyncio.Semaphore(AT_ONCE)
             async with asyncio.TaskGroup() as group:
                 for peer in sorted(wanted):
                     group.create_task(self._meet(peer, lane, turns))
-            if (self.met, self.failed, self._is_hub) != before:
+            if (self.met, self._is_hub) != before:
                 changed()
             await asyncio.sleep(MEET_EVERY_S)
 
     async def _meet(self, peer: PeerId, lane: Lane, turns: asyncio.Semaphore) -> None:
         """Make sure of a direct connection, unless that failed lately."""
-        if lane.is_doubted(peer):
-            self._note(peer, met=False)
-            return
-        if lane.has_connection(peer):
-            self._note(peer, met=True)
+        if lane.is_doubted(peer) or lane.has_connection(peer):
+            self.met[peer] = not lane.is_doubted(peer)
             return
         async with turns:
             try:
@@ -178,11 +175,7 @@ class Meetings:
                 reason = str(error)
         if reason is not None:
             logger.info("not_met peer=%s reason=%s", peer, reason)
-        self._note(peer, met=reason is None)
-
-    def _note(self, peer: PeerId, *, met: bool) -> None:
-        self.met = self.met | {peer} if met else self.met - {peer}
-        self.failed = self.failed - {peer} if met else self.failed | {peer}
+        self.met[peer] = reason is None
 
 
 class Network:
@@ -328,14 +321,17 @@ class Network:
     def _record_came(self, member: Member) -> None:
         """Update the view of one member at once: a round may wait for one that begins to train."""
         if self.presence.table.is_live(member.peer, asyncio.get_running_loop().time()):
-            self._view[member.peer] = peer_view(member, met=member.peer in self._meetings.met)
+            self._view[member.peer] = peer_view(
+                member, met=self._meetings.met.get(member.peer, False)
+            )
         else:
             self._view.pop(member.peer, None)
 
     def refresh(self) -> None:
         """Update the view from the members that are live now."""
         view, met = self._view, self._meetings.met
-        live = {each.peer: peer_view(each, met=each.peer in met) for each in self.live_members()}
+        members = self.live_members()
+        live = {each.peer: peer_view(each, met=met.get(each.peer, False)) for each in members}
         for peer in view.keys() - live.keys():
             del view[peer]
         view.update(live)
