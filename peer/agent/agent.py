@@ -60,7 +60,6 @@ from peer.bridge.messages import (
     Leave,
     Measure,
     Measured,
-    Mistaken,
     Over,
     Phase,
     Progress,
@@ -254,8 +253,6 @@ class Agent(Role):
                 case Restore():
                     self._to_restore |= set(range(self._memory.fragments))
                     self._report_wanted.set()
-                case Mistaken():
-                    self.peer.event("loop_mistake", kind=message.kind, text=message.text)
                 case Batches():
                     self.peer.batches = message.digest
                 case Happened():

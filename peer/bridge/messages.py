@@ -91,13 +91,6 @@ class Restore(_Message, frozen=True):
     """Trainer: overwrite its parameters by the run's newest ones."""
 
 
-class Mistaken(_Message, frozen=True):
-    """Trainer: its loop seems to be wrong (``peer.trainer.loop_checks``)."""
-
-    kind: str
-    text: str
-
-
 BATCH, SEED = "batch", "seed"
 
 
@@ -222,7 +215,6 @@ FromTrainer: TypeAlias = (
     | Measured
     | Progress
     | Restore
-    | Mistaken
     | Batches
     | Happened
     | HasRead

@@ -41,7 +41,6 @@ from peer.bridge.messages import (
     Fields,
     Happened,
     Measured,
-    Mistaken,
     Progress,
     Restore,
 )
@@ -376,7 +375,9 @@ class Run(Rank):
         return bool(adopted)
 
     def _found_mistake(self, mistake: Mistake, text: str) -> None:
-        self._parts.agent.send(Mistaken(mistake, text))
+        fields: Fields = {"kind": mistake, "text": text}
+        self._news.add("loop_mistake", fields)
+        self.record({"event": "loop_mistake", **fields})
 
     def record(self, event: Fields) -> None:
         if isinstance(self._stage, Parts) and audience_of(str(event["event"])) & Audience.LOG:

@@ -225,7 +225,6 @@ FROM_TRAINER: tuple[FromTrainer, ...] = (
     bridge.Leave(5.0, 1.0),
     bridge.Due(1),
     bridge.Restore(),
-    bridge.Mistaken("kind", "text"),
     bridge.Batches("batch digest"),
     bridge.Measured(asked=ASKED, loss=2.5, sequences=8),
     bridge.Progress(Training(share_of_peak=0.5, temperature_c=60.0)),

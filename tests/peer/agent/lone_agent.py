@@ -34,7 +34,6 @@ from peer.bridge.messages import (
     Leave,
     Measure,
     Measured,
-    Mistaken,
     Over,
     Phase,
     Progress,
@@ -295,8 +294,6 @@ async def live(line: TrainerLine, bell_at: int, memory: SharedTensors) -> None:
             if message.digest and os.environ.get("LONE_AGENT_HAS_A_TWIN"):
                 twin: dict[str, Value] = {"peer": "12D3KooTwin", "name": "boris", "how": "same"}
                 line.say(Happened("same_batches", twin))
-        if isinstance(message, Mistaken):
-            line.say(Happened("loop_mistake", {"kind": message.kind, "text": message.text}))
         if isinstance(message, Restore):
             to_restore |= set(range(memory.fragments))
         if isinstance(message, HasRead) and trials is not None:
