@@ -394,19 +394,11 @@ class Peer:
         self.offer_outcomes.pop(peer, None)  # its entry becomes the youngest
         self.offer_outcomes[peer] = outcome
 
-    def take_held_out(self, measured: HeldOut | None) -> None:
+    def take_held_out(self, measured: HeldOut) -> None:
         """Note a measurement of the held-out loss, and report it if it is the newest."""
-        if measured is not None and self.held_out.heard(measured):
+        if self.held_out.heard(measured):
             where = {"version": measured.version, "tokens": measured.tokens}
             self.event("measured", **where, loss=measured.loss, peer=measured.peer)
-
-    def hear_held_out(self, measured: HeldOut | None) -> None:
-        """Take another peer's word on the held-out loss after tokens that are merged here, too.
-
-        One that claims tokens of the far future would be the newest for ever.
-        """
-        if measured is not None and self.versions() and measured.tokens <= self.merged_tokens():
-            self.take_held_out(measured)
 
     # --- states and peers -----------------------------------------------------------------------
 
@@ -499,9 +491,13 @@ class Peer:
         self.network.ban(peer, what)
 
     def hear_status(self, answer: PeerStatus) -> None:
-        """Take note of another peer's status."""
-        if answer.directive >= self.owner.rollback:
-            self.hear_held_out(answer.held_out)
+        """Take another peer's word on the held-out loss after tokens that are merged here, too.
+
+        One that claims tokens of the far future would be the newest for ever.
+        """
+        told, known = answer.held_out, answer.directive >= self.owner.rollback
+        if told is not None and known and self.versions() and told.tokens <= self.merged_tokens():
+            self.take_held_out(told)
 
     # --- what it tells of itself ----------------------------------------------------------------
 

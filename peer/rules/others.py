@@ -227,12 +227,12 @@ class HeldOutLoss:
         self._asked = version
         return True
 
-    def heard(self, measured: HeldOut | None) -> bool:
+    def heard(self, measured: HeldOut) -> bool:
         """Take note of a measurement. Returns whether it is newer than the known one.
 
         By its tokens: the heavier of two histories may have the smaller versions.
         """
-        if measured is None or not math.isfinite(measured.loss):
+        if not math.isfinite(measured.loss):
             return False  # a status with such a loss would be refused by every reader
         if self.newest is not None and measured.tokens <= self.newest.tokens:
             return False

@@ -230,7 +230,6 @@ def test_only_a_newer_measurement_is_news() -> None:
     loss = HeldOutLoss(RUN, ME, 1)
     assert loss.heard(HeldOut(3, 2.5, BORIS, 300))
     assert not loss.heard(HeldOut(3, 2.4, CLARA, 300))
-    assert not loss.heard(None)
     assert loss.heard(HeldOut(4, 2.3, CLARA, 400))
     assert loss.newest == HeldOut(4, 2.3, CLARA, 400)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -39,6 +40,7 @@ from peer.storage.earlier import load_state
 from peer.storage.outer_state import OuterState
 from peer.views.event_log import read_events
 from tests.peer.agent import example_peers
+from tests.peer.statuses import a_status
 from tests.peer.trainer.learner_pair import moved
 from tests.swarms import learner_process
 
@@ -421,11 +423,12 @@ def test_a_peer_that_goes_back_when_it_starts_keeps_nothing_of_what_was_taken_ba
     run = learner_process.text() + f'\n[policy]\nowner = "{owner}"\n'
     local, _ = asyncio.run(a_peer(tmp_path, run))
     assert local.good is not None
-    state = moved(FragmentState.founded(local.layout.hash, 0, np.zeros(16, np.float32)), 1.0)
+    state = FragmentState.founded(local.layout.hash, 0, np.zeros(16, np.float32))
     root = rolled_back(state, 7)
     local.good.keep(state)
     (kept,) = local.good.kept()
-    local.good.keep(moved(state, 1.0))
+    later = moved(state, 1.0)
+    local.good.keep(dataclasses.replace(later, history=later.lineage))
     orders = Orders(
         attested=(Attested(state.version, state.lineage, kept.digest),),
         rollback=Rollback(7, (Root(root.version, root.lineage),)),
@@ -443,12 +446,12 @@ def test_a_held_out_loss_of_the_far_future_is_believed_of_nobody(
 ) -> None:
     """It stood for ever, here and at everybody who asked: no honest one was newer."""
     local, hearing = made
-    local.hear_held_out(HeldOut(0, 0.1, BORIS, 0))
+    local.hear_status(a_status(held_out=HeldOut(0, 0.1, BORIS, 0)))
     monkeypatch.setattr(Peer, "versions", lambda local: (60, 61))
     monkeypatch.setattr(Peer, "merged_tokens", lambda local: 6000)
-    local.hear_held_out(HeldOut(2**61, 0.1, BORIS, 2**61))
+    local.hear_status(a_status(held_out=HeldOut(2**61, 0.1, BORIS, 2**61)))
     assert local.held_out.newest is None and not hearing.heard
-    local.hear_held_out(HeldOut(60, 1.5, CLARA, 6000))
+    local.hear_status(a_status(held_out=HeldOut(60, 1.5, CLARA, 6000)))
     assert local.held_out.newest == HeldOut(60, 1.5, CLARA, 6000)
 
 
