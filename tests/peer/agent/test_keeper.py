@@ -166,7 +166,7 @@ async def test_records_of_other_runs_take_little_of_a_members_memory(
             key = bucket_key(RunId(f"{number:064x}"), "")
             sealed = seal(record, mallory, key=key, sequence=1, ttl_s=600)
             refused += isinstance(keeper.admit(sealed, now=0.0, store=True), Rejected)
-        assert refused and 1000 < keeper._remembered <= KEEPS.records_max
+        assert refused and 1000 < len(keeper._in_order) <= KEEPS.records_max
         assert keeper._size_bytes <= KEEPS.bytes_max
 
 
