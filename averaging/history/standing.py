@@ -34,6 +34,12 @@ LIGHT_SHARE = 0.25
 """A side with a smaller share of the tokens since the fork gives way. Others are melded: that
 takes a round that members of both sides join, with their states."""
 
+LIGHT_SHARE_OF_YOUNG = 0.45
+"""The same for a fork so young that the side that gives way can offer all its work again: two of
+five peers, which a partition kept from the others, do so with the first message that they exchange.
+With this share for every fork, foundings that met after ten versions gave work up, and so did
+groups, which are apart at every round."""
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -98,14 +104,16 @@ class Apart:
     theirs: int
     founded_apart: bool = False
     """The run was founded twice: the chains begin at different versions 0 and share nothing."""
+    light_share: float = LIGHT_SHARE
+    """A side with a smaller share of the tokens since then gives way."""
 
     @property
     def i_am_light(self) -> bool:
-        return self.mine < LIGHT_SHARE * (self.mine + self.theirs)
+        return self.mine < self.light_share * (self.mine + self.theirs)
 
     @property
     def they_are_light(self) -> bool:
-        return self.theirs < LIGHT_SHARE * (self.mine + self.theirs)
+        return self.theirs < self.light_share * (self.mine + self.theirs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +125,10 @@ class Unclear:
 Relation: TypeAlias = Same | TheyAreBehind | IAmBehind | Apart | Unclear
 
 
-def relate(mine: Head, chain: Chain, theirs: Head) -> Relation:
+def relate(mine: Head, chain: Chain, theirs: Head, *, young_versions: int = 0) -> Relation:
     """Compare two peers' heads. ``chain`` is this peer's whole chain.
+
+    ``young_versions``: those since a fork up to which all work on either side can be offered again.
 
     A common ancestor found in thinned-out chains may be older than the last one. That adds the same
     tokens to both sides. It can turn a rebase into a meld, but never into a rebase of the wrong
@@ -134,11 +144,14 @@ def relate(mine: Head, chain: Chain, theirs: Head) -> Relation:
     if ancestor is None and _is_brief(theirs):
         return Unclear()
     since = ancestor.tokens if ancestor is not None else 0
+    newest = max(mine.version, theirs.version)
+    is_young = ancestor is not None and newest - ancestor.version <= young_versions
     return Apart(
         ancestor=None if ancestor is None else ancestor.version,
         mine=max(0, tokens_of(mine) - since),
         theirs=max(0, tokens_of(theirs) - since),
         founded_apart=ancestor is None and _shows_root(mine) and _shows_root(theirs),
+        light_share=LIGHT_SHARE_OF_YOUNG if is_young else LIGHT_SHARE,
     )
 
 

@@ -170,7 +170,8 @@ class CatchingUp:
         if not self._peers.knows(source):
             self._fragment.count("unknown_source")
             return
-        relation = relate(standing.head(), standing.chain, head)
+        young = self._peers.young_versions
+        relation = relate(standing.head(), standing.chain, head, young_versions=young)
         behind = isinstance(relation, IAmBehind) or (
             isinstance(relation, Apart) and not relation.they_are_light
         )
@@ -210,7 +211,8 @@ class CatchingUp:
             fragment.count("doubted_source")
             return
         mine = standing.head()
-        relation = relate(mine, standing.chain, theirs)
+        young = self._peers.young_versions
+        relation = relate(mine, standing.chain, theirs, young_versions=young)
         if isinstance(relation, Unclear):
             self._fragment.show_standing(source)
             return

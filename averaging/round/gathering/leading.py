@@ -181,9 +181,9 @@ class Leading:
 
     def _stands_elsewhere(self, sender: PeerId, join: Join, now: float) -> bool:
         """Answer a joiner that stands elsewhere. ``False``: it may join as it is."""
-        standing = self._fragment.here
+        standing, young = self._fragment.here, self._peers.young_versions
         mine = standing.head()
-        relation = relate(mine, standing.chain, join.head)
+        relation = relate(mine, standing.chain, join.head, young_versions=young)
         if isinstance(relation, Unclear):
             self._ask_for_more(sender, join, mine)
             return True

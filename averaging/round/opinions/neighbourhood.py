@@ -21,7 +21,7 @@ from averaging.round.interface.identity import Circumstances, Identity
 from averaging.rules.electors import SEEN_MAX, SLACK, Electors
 from averaging.rules.grouping import group_of, smallest_group
 from averaging.rules.mixing import MELD_LAG
-from averaging.rules.peer_view import ESTABLISHED_AFTER_S, SILENCE_MAX_S, PeerView
+from averaging.rules.peer_view import SILENCE_MAX_S, PeerView
 from averaging.rules.plausible import overstated
 from averaging.rules.reputation import Reputation
 from dht.bounded_mapping import BoundedMapping
@@ -346,6 +346,14 @@ class Neighbourhood:
         """True if more peers are known than one group holds, whichever of them are live."""
         return self.crowd is not None or len(self.view) >= self.group_size
 
+    @property
+    def young_versions(self) -> int:
+        """Versions since a fork after which all work on either side can still be offered again.
+
+        Groups part at every round: no fork among them counts as young.
+        """
+        return 0 if self.may_have_several_groups else self._policy.stale_max
+
     def _more_train_than(self, count: int, now: float) -> bool:
         if self.crowd is not None:
             return len(self.crowd.trainers(now)) > count
@@ -386,11 +394,7 @@ class Neighbourhood:
         return frozenset(peer for peer, seen in able.items() if seen.trains) or frozenset(able)
 
     def may_lead(self, peer: PeerId, now: float) -> bool:
-        """True if a peer that says that it leads may do so, whoever else may.
-
-        Two peers do not see a third at the same moment: one that others have just come to take for
-        established is accepted after half the time.
-        """
+        """True if a peer that says that it leads may do so, whoever else may."""
         seen = self.view.get(peer)
         if seen is None or not seen.reachable:
             return False
@@ -401,11 +405,7 @@ class Neighbourhood:
         ):
             # Where no other can be dialled newcomers have to lead.
             return not self._counts_any_leader(now)
-        if now - seen.first_seen >= ESTABLISHED_AFTER_S / 2:
-            return True
-        return not any(
-            other.reachable and other.is_established(now) for other in self.view.values()
-        )
+        return True
 
     def _counts_any_leader(self, now: float) -> bool:
         """True if any peer counts and can be dialled, this one included."""

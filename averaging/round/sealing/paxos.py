@@ -487,9 +487,6 @@ class Coordinator:
         """Propose a seal as soon as no more uploads can complete."""
         if self.phase is not BallotPhase.GATHERING:
             return
-        if self._too_few_left():
-            self._seal("too few members are left", now)
-            return
         waiting = self.expected & may_still_upload(self.commit, self.gone)
         if not self._are_settled(waiting.intersection(self.commit.voters)):
             return
@@ -522,11 +519,6 @@ class Coordinator:
         lacking = set(range(len(self.commit.members))).difference(complete)
         gone = all(self._is_down(self.commit.members[index].peer, now) for index in lacking)
         return gone and not lacking.isdisjoint(self.value or VOID)
-
-    def _too_few_left(self) -> bool:
-        """True if no seal can have the contributors that the commit asks for."""
-        left = self.expected.difference(self.declined_indices())
-        return len(left) < self.commit.contributors_min
 
     def _replace_obstructors(self, now: float) -> bool:
         """Give to others the slices whose reducers alone lack most uploads. ``True``: some were.

@@ -117,6 +117,16 @@ def test_a_side_is_light_unless_the_two_have_merged_about_as_much_since_they_par
     assert Apart(0, mine=76, theirs=24).they_are_light
 
 
+@pytest.mark.parametrize(("young_versions", "is_light"), [(1, False), (2, True)])
+def test_while_its_work_can_be_offered_again_the_lighter_side_of_a_young_fork_gives_way(
+    young_versions: int, is_light: bool
+) -> None:
+    heavy, light = standing("s", "a", "b"), standing("s", "x")
+    relation = relate(light.head(), light.chain, heavy.head(), young_versions=young_versions)
+    assert isinstance(relation, Apart)
+    assert relation.i_am_light == is_light
+
+
 def test_a_long_chain_shown_in_part_still_tells_behind_and_apart() -> None:
     names = [f"v{i}" for i in range(3000)]
     old, new = standing(*names[:900]), standing(*names)

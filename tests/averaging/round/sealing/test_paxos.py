@@ -311,10 +311,7 @@ def test_a_restarted_member_may_have_voted_so_its_decline_voids_nothing() -> Non
     for index in (1, 2):
         coordinator.declined(PeerId(f"p{index}"), "I have been restarted", 1.0, absent=False)
 
-    words = taken(effects)
-    assert not voids(words)
-    proposals = {to: m.seal for to, m in words if isinstance(m, said.Propose)}
-    assert proposals == {f"p{index}": VOID for index in range(3)}, "but the roster is asked to"
+    assert not voids(taken(effects))
 
 
 def test_a_chosen_seal_is_not_taken_back_when_a_member_claims_to_be_absent() -> None:
