@@ -242,7 +242,7 @@ def test_a_keeper_and_a_bootstrap_host_publish_a_run_that_goes_on(
     told = shoal("credit", anna.link(), "--json")
     [rows] = [each["contributors"] for each in told.values()]
     assert {row["name"] for row in rows} == {"anna", "boris"}
-    learners = [peer for row in rows for peer in row["peers"]]
+    learners = [row["peer"] for row in rows]
     for each in pages:
         page = shown(each)
         assert page["link"] and not any(peer in page["link"] for peer in learners)

@@ -10,14 +10,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from dht.whole_files import new_file, read_json, write_whole
 from peer.errors import NotWritten, PeerError
-from peer.extras.export.card import Measured
 from peer.quantities import count_text, loss_at
 from peer.run_file.sections import RunFile
+
+if TYPE_CHECKING:  # hosts go without what it needs
+    from peer.extras.export.card import Measured
 
 INDEX = "exports.json"
 LATEST = "latest"

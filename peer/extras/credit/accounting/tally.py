@@ -165,6 +165,9 @@ class Tally:
         news = [self._take_map(each, believes) for each in part.maps if not strange]
         if any(news):
             self._totals = None
+            # Of two sides of a fork the lighter may have had work of peers that the other has not.
+            there = self.totals
+            self.statements = {p: said for p, said in self.statements.items() if p in there}
         news += [self._take_statement(each) for each in part.statements]
         return any(news)
 

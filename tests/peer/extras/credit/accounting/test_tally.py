@@ -125,6 +125,15 @@ def test_nobody_can_name_another_peer() -> None:
     assert made.statements == {}
 
 
+def test_a_name_goes_with_the_work_of_a_lighter_side() -> None:
+    """Otherwise tallies differed: those that had not seen that side took no such name."""
+    made = tally(proven({ANNA: 50, BORIS: 10}, version=9))
+    assert state(made, BORIS, "boris")
+    assert made.unite(Part(maps=(proven({ANNA: 70}, version=3),)), believes=everything)
+    assert made.statements == {}
+    assert not state(made, BORIS, "boris"), "it has contributed nothing now"
+
+
 def test_statements_of_strangers_are_not_kept() -> None:
     made = tally(proven({ANNA: 75}))
     stranger = stated(DORA, RUN, 1, "dora")
