@@ -2,8 +2,8 @@
 
 It sends to members and bootstrap peers what any peer can send to any other one
 (``hostile_requests``), and what only members may send: joins, forged heads, uploads, requests for
-states. It also holds half-open connections to the ports of lanes. The counter ``believed`` is the
-number of times that a member came to a stranger for a state.
+states. It also holds half-open connections to the ports of lanes, and sends random bytes to others.
+The counter ``believed`` is the number of times that a member came to a stranger for a state.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ IDENTITIES = 2
 KEEP_S = 10.0
 """Time after which an identity is given up for a new one."""
 
-REQUESTS_PER_S = 25.0
-"""Requests of one identity. All share the machine with the members, which must have time left."""
+BABBLE_EVERY_S = 0.1
 
 AT_ONCE = 8
 FRAGMENTS = 4
@@ -150,12 +149,20 @@ class Crowd:
     """Identities that attack the same peers, until they are given up for new ones."""
 
     def __init__(
-        self, run: RunId, at: Sequence[Multiaddr], done: Counter[str], rng: random.Random
+        self,
+        run: RunId,
+        at: Sequence[Multiaddr],
+        done: Counter[str],
+        rng: random.Random,
+        *,
+        rate: float,
     ) -> None:
+        """``rate``: requests a second of one identity."""
         self._run = run
         self._at = at
         self._done = done
         self._rng = rng
+        self._rate = rate
 
     async def attack(self) -> None:
         """One identity after another."""
@@ -187,7 +194,7 @@ class Crowd:
 
     async def _act(self, attackers: Sequence[Intruder]) -> None:
         while True:
-            await asyncio.sleep(self._rng.expovariate(REQUESTS_PER_S / AT_ONCE))
+            await asyncio.sleep(self._rng.expovariate(self._rate / AT_ONCE))
             if not attackers:
                 continue
             kind = self._rng.choice(ALL_KINDS)
@@ -199,13 +206,41 @@ class Crowd:
                 self._done["refused"] += 1
 
 
+async def babble(port: int, done: Counter[str], rng: random.Random) -> None:
+    """Send random bytes to a port, again and again, and hang up."""
+    while True:
+        await asyncio.sleep(BABBLE_EVERY_S)
+        with suppress(OSError, TimeoutError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                writer.write(rng.randbytes(300))
+                done["babble"] += 1
+                async with asyncio.timeout(1.0):
+                    await reader.read(4096)
+            finally:
+                writer.transport.abort()
+
+
 async def attack(
-    run: RunId, at: Sequence[Multiaddr], knock: Sequence[int], done: Counter[str], *, seed: int
+    run: RunId,
+    at: Sequence[Multiaddr],
+    done: Counter[str],
+    *,
+    knock: Sequence[int],
+    babble_at: Sequence[int],
+    rate: float,
+    seed: int,
 ) -> None:
-    """Attack these addresses without end, and knock at these ports. Counts in ``done``."""
-    crowd = Crowd(run, at, done, random.Random(seed))
+    """Attack these addresses without end. Counts in ``done``.
+
+    ``knock``, ``babble_at``: ports to connect to in silence, and to send random bytes to.
+    """
+    rng = random.Random(seed)
+    crowd = Crowd(run, at, done, rng, rate=rate)
     async with asyncio.TaskGroup() as tasks:
         for port in knock:
             tasks.create_task(knock_silently("127.0.0.1", port, done))
+        for port in babble_at:
+            tasks.create_task(babble(port, done, rng))
         for _ in range(IDENTITIES):
             tasks.create_task(crowd.attack())
