@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from safetensors.torch import load_file
 
 from tests.processes import Processes
 from tests.swarms import learner_process
-from tests.swarms.commands import Command
+from tests.swarms.learners import Learner, seed_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -19,23 +18,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 def ended(processes: Processes, folder: Path, *, buffers: str) -> list[Path]:
     """The models that two peers of a finished run have saved."""
     run = learner_process.text(tokens=12_000, cycle=12, buffers=buffers, name=f"norm-{buffers}")
-    learners: list[Command] = []
+    learners: list[Learner] = []
     seeds: list[str] = []
     for number, name in enumerate(("anna", "boris")):
-        given = {
-            "directory": str(folder / name),
-            "run": run,
-            "norm": True,
-            "sample_seed": number,
-            "seeds": seeds,
-        }
+        where = folder / name
         learners.append(
-            Command(processes, [json.dumps(given)], module="tests.swarms.learner_process")
+            Learner(processes, where, run=run, norm=True, sample_seed=number, seeds=seeds)
         )
-        link = str(learners[-1].wait_for_word("ready")["link"])
-        seeds = [link.partition("seed=")[2].split("&")[0]]
+        seeds = [seed_of(learners[-1])]
     for learner in learners:
-        assert learner.wait(timeout_s=120) == 0, learner.output[-3000:]
+        learner.end(timeout_s=120)
     return [folder / name / "saved.safetensors" for name in ("anna", "boris")]
 
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,8 +13,10 @@ from tests.swarms.commands import (
     Learner,
     Record,
     Swarm,
+    answer,
     load,
     run_text,
+    shoal,
     sums_up,
     tell,
     until,
@@ -34,44 +31,23 @@ class Owner:
     """The commands of a run's owner, whose key is at no peer."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        self.home = directory / "owner's data"
         self.key = directory / "far away" / "owner.key"
         self.key.parent.mkdir()
         self.id = Identity.load_or_create(self.key).peer_id
         self.link = ""
 
-    def shoal(self, *arguments: str) -> tuple[int, str, str]:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "peer.cli", *arguments],
-            env={**os.environ, "XDG_DATA_HOME": str(self.directory / "owner's data")},
-            capture_output=True,
-            text=True,
-            timeout=120.0,
-            check=False,
-        )
-        return done.returncode, done.stdout, done.stderr
-
     def orders(self, command: str, *arguments: str, away: Learner | None = None) -> Record:
         """Give an order that all peers take but the one that is ``away``, if it was seen."""
-        code, output, errors = self.run(command, *arguments, "--json")
-        assert code == 0, errors
-        found = json.loads(output)
-        assert isinstance(found, dict)
+        found = answer(*self.words(command, *arguments), home=self.home)
         allowed = set()
         if away is not None:
             allowed.add(Identity.load_or_create(away.directory / "identity.key").peer_id)
         assert set(found["refused"]) <= allowed, found
         return found
 
-    def run(self, command: str, *arguments: str) -> tuple[int, str, str]:
-        return self.shoal("run", command, self.link, "--key", str(self.key), *arguments)
-
-    def status(self) -> dict[str, Any]:
-        code, output, errors = self.shoal("status", self.link, "--json")
-        assert code == 0, errors
-        found = json.loads(output)
-        assert isinstance(found, dict)
-        return found
+    def words(self, command: str, *arguments: str) -> list[str]:
+        return ["run", command, self.link, "--key", str(self.key), *arguments]
 
 
 def newest(learner: Learner) -> int:
@@ -97,8 +73,8 @@ def test_a_run_follows_its_owner_who_is_at_no_peer(processes: Processes, tmp_pat
     until(lambda: bool(clara.own_rounds()), "clara merges", timeout_s=120.0)
 
     # Amend: from the same version on at all peers, refused where it cannot be.
-    code, _, errors = owner.run("amend", "--set", "outer.fragments=3")
-    assert code == 2 and "outer.fragments cannot be amended" in errors
+    refused = shoal(*owner.words("amend", "--set", "outer.fragments=3"), home=owner.home)
+    assert refused.returncode == 2 and "outer.fragments cannot be amended" in refused.stderr
     amended = owner.orders("amend", "--set", "inner.learning_rate=1e-3", "--at", "+2")
     assert amended["number"] == 1 and len(amended["taken"]) == 3
     assert "inner.learning_rate = 0.001" in amended["orders"][0]
@@ -108,7 +84,7 @@ def test_a_run_follows_its_owner_who_is_at_no_peer(processes: Processes, tmp_pat
     until(lambda: all(each.records("paused") for each in everybody), "all rest")
     time.sleep(3.0)
     before = [newest(each) for each in everybody]
-    seen = owner.status()
+    seen = answer("status", owner.link, home=owner.home)
     assert {peer["directive"] for peer in seen["peers"]} == {2}
     assert seen["directives"][0]["orders"] == ["paused", *amended["orders"]]
     assert [newest(each) for each in everybody] == before

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,7 +9,7 @@ import pytest
 
 from dht.identity import Identity
 from tests.processes import Processes
-from tests.swarms.commands import Record, Swarm, run_text, tell, until
+from tests.swarms.commands import Swarm, answer, run_text, shoal, tell, until
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
@@ -21,34 +17,12 @@ REFUSED = 4
 INVITED = '\n[policy]\nadmission = "invited"\n'
 
 
-def shoal(directory: Path, *arguments: str, timeout_s: float = 90.0) -> tuple[int, str, str]:
-    """Run a command of the owner's to its end."""
-    done = subprocess.run(
-        [sys.executable, "-m", "peer.cli", *arguments],
-        env={**os.environ, "XDG_DATA_HOME": str(directory / "data")},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
-def answer(directory: Path, *arguments: str) -> Record:
-    """The JSON that a command prints with ``--json``."""
-    code, output, errors = shoal(directory, *arguments, "--json")
-    assert code == 0, errors
-    found = json.loads(output)
-    assert isinstance(found, dict)
-    return found
-
-
 def test_an_invited_run_admits_refuses_and_bans(processes: Processes, tmp_path: Path) -> None:
-    swarm = Swarm(processes, tmp_path)
+    swarm, home = Swarm(processes, tmp_path), tmp_path / "data"
     anna = swarm.start("anna", run_text() + INVITED)
     link = anna.link()
     anna.ready()
-    key = tmp_path / "data" / "shoal" / "owner.key"
+    key = home / "shoal" / "owner.key"
     assert key.stat().st_mode & 0o777 == 0o600
     assert str(key) in anna.output
     assert "keep a copy of it in a safe place" in anna.output
@@ -61,20 +35,20 @@ def test_an_invited_run_admits_refuses_and_bans(processes: Processes, tmp_path: 
     assert stranger.wait(timeout_s=90.0) == REFUSED
     assert "the run admits invited peers only; ask its owner for an invite" in stranger.output
     assert "shoal invite" in stranger.output
-    code, _, errors = shoal(tmp_path / "elsewhere", "status", link)
-    assert code == REFUSED, "its status is for invited peers too"
-    assert "the run admits invited peers only" in errors
+    refused = shoal("status", link, home=tmp_path / "elsewhere")
+    assert refused.returncode == REFUSED, "its status is for invited peers too"
+    assert "the run admits invited peers only" in refused.stderr
 
     # The owner's key is an invite.
-    assert [peer["name"] for peer in answer(tmp_path, "status", link)["peers"]] == ["anna"]
-    assert answer(tmp_path, "export", link, str(tmp_path / "exported.safetensors"))
+    assert [peer["name"] for peer in answer("status", link, home=home)["peers"]] == ["anna"]
+    assert answer("export", link, str(tmp_path / "exported.safetensors"), home=home)
 
     # With an invite a peer joins and merges; it needs no second invite to come back.
-    invited = answer(tmp_path, "invite", link, "--days", "1")
+    invited = answer("invite", link, "--days", "1", home=home)
     boris = swarm.join("boris", invited["link"], prefix=elsewhere)
     boris.ready()
     until(lambda: bool(boris.own_rounds()), "boris merged", timeout_s=120.0)
-    seen = answer(tmp_path, "status", invited["link"])
+    seen = answer("status", invited["link"], home=home)
     assert {peer["name"] for peer in seen["peers"]} == {"anna", "boris"}
     boris.kill()
     boris.come_back(link)
@@ -84,14 +58,14 @@ def test_an_invited_run_admits_refuses_and_bans(processes: Processes, tmp_path: 
 
     # A ban of the invite ends its peer within a minute, and is shown by status.
     began = time.monotonic()
-    banned = answer(tmp_path, "run", "ban", link, invited["invite"])
+    banned = answer("run", "ban", link, invited["invite"], home=home)
     assert banned["number"] == 1
     assert banned["taken"], banned
     assert boris.wait(timeout_s=60.0) == REFUSED
     took_s = time.monotonic() - began
     assert "is banned from the run by directive 1 of its owner" in boris.output
     until(lambda: anna.progress()["peers"] == 1, "anna is alone", timeout_s=60.0)
-    _, output, _ = shoal(tmp_path, "status", link)
+    output = shoal("status", link, home=home).stdout
     assert "directive 1 of" in output
     assert invited["invite"] in output
     swarm.learners.remove(boris)
@@ -106,7 +80,8 @@ def test_the_owner_of_a_run_that_is_not_open_is_told_its_versions_and_states(
     admission: str, processes: Processes, tmp_path: Path
 ) -> None:
     """Without them `run end --at +N` counted from version 0, which ended the run at once."""
-    key = tmp_path / "data" / "shoal" / "owner.key"
+    home = tmp_path / "data"
+    key = home / "shoal" / "owner.key"
     key.parent.mkdir(parents=True)
     owner = Identity.load_or_create(key).peer_id
     listed = Identity.load_or_create(tmp_path / "anna" / "identity.key").peer_id
@@ -119,9 +94,9 @@ def test_the_owner_of_a_run_that_is_not_open_is_told_its_versions_and_states(
     anna.ready()
     until(lambda: anna.progress().get("global_tokens", 0) > 0, "anna has merged", timeout_s=60.0)
 
-    ordered = answer(tmp_path, "run", "end", link, "--at", "+100000")["orders"]
+    ordered = answer("run", "end", link, "--at", "+100000", home=home)["orders"]
     assert len(ordered) == 1 and int(ordered[0].split()[-1]) > 100_000, ordered
-    code, _, errors = shoal(tmp_path, "run", "amend", link, "--set", "end.tokens=9", "--at", "1")
-    assert (code, "already" in errors) == (2, True), errors
+    amended = shoal("run", "amend", link, "--set", "end.tokens=9", "--at", "1", home=home)
+    assert (amended.returncode, "already" in amended.stderr) == (2, True), amended.stderr
     assert anna.process.poll() is None, "the run goes on"
     swarm.end()

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import socket
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,7 +15,8 @@ from peer.storage.earlier import load_last_seen
 from peer.storage.home import OUTER
 from tests.processes import Processes
 from tests.swarms import learner_process
-from tests.swarms.commands import Command, Learner, Swarm, run_text, sums_up, until
+from tests.swarms.commands import Learner, Swarm, answer, run_text, shoal, sums_up, until
+from tests.swarms.learners import Learner as OwnLearner
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -29,17 +26,6 @@ REFUSED = 4
 def free_address() -> str:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}"
-
-
-def shoal(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "peer.cli", *arguments],
-        env={**os.environ, "XDG_DATA_HOME": str(home)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 def founded(learner: Learner) -> bool:
@@ -98,9 +84,7 @@ def test_the_model_of_a_run_that_has_ended_stays_with_its_keeper(
     keeper.wait_for(lambda r: r.get("event") == "exported", "the keeper has exported")
     assert keeper.process.poll() is None
 
-    status = shoal("status", link, "--json", home=tmp_path / "other")
-    assert status.returncode == 0
-    told = json.loads(status.stdout)
+    told = answer("status", link, home=tmp_path / "other")
     assert told["ended_at"] and told["global_tokens"] >= 60_000
     assert 0 < told["held_out"]["tokens"] <= ended["held_out_tokens"]
     after = tmp_path / "after.safetensors"
@@ -109,12 +93,10 @@ def test_the_model_of_a_run_that_has_ended_stays_with_its_keeper(
     assert after.read_bytes() == kept == (anna.directory / "model.safetensors").read_bytes()
     for command in (("say", "def f", "--seed", "1"), ("eval",)):
         word, *options = command
-        from_link, from_folder = (
-            shoal(word, where, *options, "--json", home=tmp_path / "other")
+        ours, theirs = (
+            answer(word, where, *options, home=tmp_path / "other")
             for where in (link, str(anna.directory))
         )
-        assert from_link.returncode == 0, from_link.stderr
-        ours, theirs = (json.loads(each.stdout) for each in (from_link, from_folder))
         assert ours | {"tokens_per_s": 0} == theirs | {"tokens_per_s": 0}
     assert not list((tmp_path / "other").rglob("*.parts"))
     boris = swarm.join("boris", link)
@@ -156,9 +138,8 @@ def test_the_parameters_of_a_programs_own_model_are_kept_and_exported_by_name(
     processes: Processes, tmp_path: Path
 ) -> None:
     run = learner_process.text(buffers="mean", name="own-model")
-    given = {"directory": str(tmp_path / "anna"), "run": run, "norm": True}
-    anna = Command(processes, [json.dumps(given)], module="tests.swarms.learner_process")
-    link = anna.wait_for_word("ready")["link"]
+    anna = OwnLearner(processes, tmp_path / "anna", run=run, norm=True)
+    link = anna.ready()["link"]
     out = tmp_path / "out.safetensors"
     exported = shoal("export", link, str(out), home=tmp_path / "other")
     assert exported.returncode == 0, exported.stderr
@@ -173,8 +154,8 @@ def test_the_parameters_of_a_programs_own_model_are_kept_and_exported_by_name(
     kept = keeper.wait_for(lambda r: r.get("event") == "link", "the keeper's link")["link"]
     checkpoints = CheckpointFolder(tmp_path / "keeper" / OUTER)
     until(lambda: bool(checkpoints.numbers()), "the keeper has a checkpoint", timeout_s=120)
-    anna.process.terminate()
-    assert anna.wait() == 0, anna.output
+    anna.stop()
+    anna.end()
     after = tmp_path / "after.safetensors"
     exported = shoal("export", kept, str(after), home=tmp_path / "other")
     assert exported.returncode == 0, exported.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ from dht.presence.this_peer import PresenceSettings
 from peer.run_file.reading import parse
 from tests.dht.presence import presence_swarm
 from tests.processes import Processes
-from tests.swarms import learner_process
-from tests.swarms.commands import Command, Swarm, run_text
+from tests.swarms.commands import Swarm, run_text
+from tests.swarms.learners import Learner, seed_of
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -51,29 +50,20 @@ def test_a_folder_of_another_run_is_refused_with_both_ids(swarm: Swarm) -> None:
     assert parse(run_text(cycle=12)).run_id[:16] in anna.output, anna.output
 
 
-def own_learner(swarm: Swarm, name: str, **settings: Any) -> Command:
-    """A process of ``learner_process``."""
-    given = {"directory": str(swarm.directory / name), "run": learner_process.text(), **settings}
-    return Command(swarm.processes, [json.dumps(given)], module="tests.swarms.learner_process")
-
-
-def seed_of(learner: Command) -> str:
-    ready = learner.wait_for_word("ready")
-    return str(ready["link"]).partition("seed=")[2].split("&")[0]
-
-
 @pytest.mark.slow
 def test_a_model_that_does_not_fit_is_refused_with_the_names_that_differ(swarm: Swarm) -> None:
-    anna = own_learner(swarm, "anna", base=1.0)
+    def learner(name: str, **settings: Any) -> Learner:
+        return Learner(swarm.processes, swarm.directory / name, **settings)
+
+    anna = learner("anna", base=1.0)
     seeds = [seed_of(anna)]
-    boris = own_learner(swarm, "boris", size=32, base=1.0, seeds=seeds)
-    clara = own_learner(swarm, "clara", base=2.0, seeds=seeds)
+    boris = learner("boris", size=32, base=1.0, seeds=seeds)
+    clara = learner("clara", base=2.0, seeds=seeds)
     for refused, name in ((boris, "weight: (16, 32) here, (16, 24) there"), (clara, "base: (3,)")):
         assert refused.wait(timeout_s=120) == REFUSED, refused.output
-        error = refused.wait_for_word("error")
+        (error,) = refused.said("error")
         assert error["kind"] == "ModelMismatch" and name in error["text"], error
-    dora = own_learner(swarm, "dora", base=2.0, seeds=seeds, allow_frozen_differences=True)
-    dora.wait_for_word("ready")
+    learner("dora", base=2.0, seeds=seeds, allow_frozen_differences=True).ready()
     assert anna.process.poll() is None
 
 

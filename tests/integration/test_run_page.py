@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable
@@ -187,12 +185,6 @@ def read(url: str) -> Any:
         return json.loads(answer.read())
 
 
-def shoal(*arguments: str) -> Any:
-    command = [sys.executable, "-P", "-m", "peer.cli", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def test_a_keeper_and_a_bootstrap_host_publish_a_run_that_goes_on(
     processes: Processes, tmp_path: Path
 ) -> None:
@@ -239,7 +231,7 @@ def test_a_keeper_and_a_bootstrap_host_publish_a_run_that_goes_on(
         "the export is told of, and not linked to",
         timeout_s=60,
     )
-    told = shoal("credit", anna.link(), "--json")
+    told = answer("credit", anna.link(), home=tmp_path / "other")
     [rows] = [each["contributors"] for each in told.values()]
     assert {row["name"] for row in rows} == {"anna", "boris"}
     learners = [row["peer"] for row in rows]

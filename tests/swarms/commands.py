@@ -7,6 +7,7 @@ them with their child processes. Processes that are left behind fail the test
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from peer.demo.processes import kill_tree
-from tests.processes import Processes, said
+from tests.processes import Processes
 
 Record = dict[str, Any]
 
@@ -174,11 +175,6 @@ class Command:
             assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"
             time.sleep(0.1)
 
-    def wait_for_word(self, word: str, *, timeout_s: float = 90.0) -> Record:
-        """The first object after ``word``, of a helper that prints such lines."""
-        self._processes.wait_for_line(self.process, f"{word} ", timeout_s=timeout_s)
-        return said(self.output, word)[0]
-
     def wait(self, *, timeout_s: float = 60.0) -> int:
         return self.process.wait(timeout=timeout_s)
 
@@ -325,6 +321,27 @@ class Swarm:
 def address_of(bootstrap: Command) -> str:
     record = bootstrap.wait_for(lambda r: "address" in r, "the bootstrap peer's address")
     return str(record["address"])
+
+
+def shoal(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, with its data in ``home``."""
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "peer.cli", *arguments],
+        env={**os.environ, "XDG_DATA_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def answer(*arguments: str, home: Path) -> Record:
+    """The JSON that a command prints with ``--json``."""
+    done = shoal(*arguments, "--json", home=home)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(found, dict)
+    return found
 
 
 def load() -> str:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tests.processes import Processes, said
 from tests.swarms import learner_process
+from tests.swarms.commands import Command
 
 
-class Learner:
+class Learner(Command):
     """A process of ``learner_process``, or of another module, and its output so far."""
 
     def __init__(
@@ -24,23 +24,12 @@ class Learner:
         module: str = "tests.swarms.learner_process",
         **settings: Any,
     ) -> None:
-        self._processes = processes
-        self._module = module
-        self._environment = environment
         self.directory = directory
-        self.settings = {"directory": str(directory), "run": learner_process.text(), **settings}
-        self.process = self._start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        command = ("-m", self._module, json.dumps(self.settings))
-        return self._processes.python(*command, environment=self._environment)
-
-    def restart(self, **settings: Any) -> None:
-        self.settings |= settings
-        self.process = self._start()
+        given = {"directory": str(directory), "run": learner_process.text(), **settings}
+        super().__init__(processes, [json.dumps(given)], module=module, environment=environment)
 
     def said(self, kind: str) -> list[dict[str, Any]]:
-        return said(self._processes.output_of(self.process), kind)
+        return said(self.output, kind)
 
     def ready(self) -> dict[str, Any]:
         self._processes.wait_for_line(self.process, "step", timeout_s=120)
@@ -59,12 +48,9 @@ class Learner:
     def own_rounds(self) -> int:
         return len(self.merges())
 
-    def stop(self) -> None:
-        self.process.terminate()
-
     def end(self, *, timeout_s: float = 90.0) -> dict[str, Any]:
         self._processes.wait_for_line(self.process, "end", timeout_s=timeout_s)
-        assert self.process.wait(timeout=30) == 0, self._processes.output_of(self.process)[-2000:]
+        assert self.wait(timeout_s=30) == 0, self.output[-2000:]
         return self.said("end")[0]
 
 
