@@ -20,10 +20,10 @@ import pytest
 from peer.run_file.sections import End, Membership, RunFile
 from tests.chaos.collect import collect
 from tests.chaos.composition import STEP_TOKENS, SwarmSettings, run_file
-from tests.chaos.judging.evidence import Evidence, FaultDone, PeerEvidence
+from tests.chaos.judging.evidence import Evidence, FaultDone
 from tests.chaos.judging.oracle import judge
 from tests.chaos.judging.schedule import FaultKind
-from tests.chaos.judging.tokens import tokens
+from tests.chaos.judging.tokens import judge_ledger, tokens
 from tests.chaos.judging.verdict import Promise
 from tests.chaos.process_swarm import ProcessSwarm
 from tests.swarms.commands import tell
@@ -76,7 +76,7 @@ def lived(directory: Path) -> tuple[Evidence, float]:
         swarm.start()
         ready_s = swarm.now()
         tell(f"all peers are in the run after {ready_s:.0f} s")
-        busy = psutil.cpu_times()
+        psutil.cpu_percent()  # from here on
         next_kill_s = ready_s + 10.0
         while swarm.left_s() > 0:
             now = swarm.now()
@@ -96,7 +96,7 @@ def lived(directory: Path) -> tuple[Evidence, float]:
             swarm.turn()
             time.sleep(0.25)
         ended_s = swarm.now()
-        share = _busy_share(busy)
+        share = psutil.cpu_percent() / 100
         deadline = ended_s + ENDS_WITHIN_S
         while any(learner.up for learner in swarm.learners) and swarm.now() < deadline:
             swarm.turn()
@@ -114,31 +114,6 @@ def lived(directory: Path) -> tuple[Evidence, float]:
     return evidence, share
 
 
-def _busy_share(before: object) -> float:
-    now = psutil.cpu_times()
-    spent = {name: getattr(now, name) - getattr(before, name) for name in now._fields}
-    idle = spent["idle"] + spent.get("iowait", 0.0)
-    total = sum(value for name, value in spent.items() if not name.startswith("guest"))
-    return float(1.0 - idle / total)
-
-
-def _faults_of_ledger(peer: PeerEvidence) -> list[str]:
-    """The oracle's check, with allowance for steps that a trainer makes while its agent ends."""
-    states = {part.fragment: part for part in peer.fragments}
-    faults = [] if peer.fates else [f"{peer.name} saved no ledger"]
-    for fragment, account in enumerate(peer.fates):
-        rest = account.merged + account.pending + sum(account.discarded.values())
-        merged = states[fragment].merged.get(peer.peer_id, 0)
-        late = peer.processed_tokens - account.processed
-        if account.processed != rest or account.excess:
-            faults.append(f"{peer.name} processed {account.processed}, but fates for {rest}")
-        if merged != account.merged:
-            faults.append(f"{peer.name} counts {account.merged} merged, its state {merged}")
-        if not 0 <= late <= LAST_STEPS_MAX * STEP_TOKENS:
-            faults.append(f"{peer.name} processed {late} tokens more than its ledger says")
-    return faults
-
-
 def test_a_crowd_in_changing_groups_ends_in_agreement_despite_kills(tmp_path: Path) -> None:
     evidence, busy_share = lived(tmp_path / "crowd")
     verdicts = {verdict.promise: verdict for verdict in judge(evidence)}
@@ -152,7 +127,8 @@ def test_a_crowd_in_changing_groups_ends_in_agreement_despite_kills(tmp_path: Pa
     assert len(evidence.faults) >= 6, "starting took too long: STARTS_S"
     for promise in (Promise.IDENTICAL, Promise.ONCE, Promise.CLEAN):
         assert verdicts[promise].kept, f"{promise}: {verdicts[promise].reason}"
-    assert not [fault for peer in evidence.peers for fault in _faults_of_ledger(peer)]
+    ledger = judge_ledger(evidence, late_max=LAST_STEPS_MAX * STEP_TOKENS)
+    assert ledger.kept, ledger.reason
     assert len(evidence.peers) == PEERS
     final = {(part.fragment, part.lineage) for p in evidence.peers for part in p.fragments}
     assert sorted(index for index, _ in final) == [0, 1], "each fragment has one lineage"

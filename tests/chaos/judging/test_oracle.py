@@ -18,7 +18,7 @@ from tests.chaos.judging.figures import (
 )
 from tests.chaos.judging.oracle import judge
 from tests.chaos.judging.schedule import FaultKind
-from tests.chaos.judging.tokens import goodput, tokens
+from tests.chaos.judging.tokens import goodput, judge_ledger, tokens
 from tests.chaos.judging.verdict import Promise, Verdict
 from tests.chaos.stories import (
     CYCLE,
@@ -348,6 +348,13 @@ def test_memory_and_descriptors_that_grow_are_found(
     assert verdict(Promise.FLAT, short, beside).kept is kept, "where nobody is killed they grow old"
     flood = replace(beside, faults=(fault(FaultKind.FLOOD, "anna", 100.0, 108.0),))
     assert verdict(Promise.FLAT, flood).kept is (descriptors_s == 0.0), "memory has a bound there"
+
+
+def test_a_trainer_may_process_some_tokens_while_its_agent_ends() -> None:
+    late = anna(processed_tokens=FATE.processed + 5)
+    assert [judge_ledger(late, late_max=most).kept for most in (4, 5)] == [False, True]
+    early = anna(processed_tokens=FATE.processed - 1)
+    assert judge_ledger(early, late_max=5).kept is False
 
 
 def test_tokens_are_means_over_fragments_by_size_and_goodput_their_merged_share() -> None:

@@ -51,8 +51,11 @@ def goodput(evidence: Evidence) -> float | None:
     return gained / possible
 
 
-def judge_ledger(evidence: Evidence) -> Verdict:
-    """Judge that ledgers, final states and trainers' counters agree."""
+def judge_ledger(evidence: Evidence, *, late_max: int = 0) -> Verdict:
+    """Judge that ledgers, final states and trainers' counters agree.
+
+    ``late_max``: tokens that a trainer may process while its agent ends.
+    """
     wrong: list[str] = []
     final = evidence.final_maps()
     for peer in evidence.honest:
@@ -68,7 +71,7 @@ def judge_ledger(evidence: Evidence) -> Verdict:
             rest = fate.merged + fate.pending + fate.discarded_total
             if fate.processed != rest - fate.excess:
                 wrong.append(f"{where}: processed {fate.processed}, but accounts for {rest}")
-            if fate.processed != peer.processed_tokens:
+            if not 0 <= peer.processed_tokens - fate.processed <= late_max:
                 wrong.append(
                     f"{where}: the ledger says {fate.processed} processed, the trainer's own "
                     f"counter {peer.processed_tokens}"
