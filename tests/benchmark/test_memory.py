@@ -1,8 +1,7 @@
-"""The benchmark of an agent's memory: its settings, its bars, and two small pairs of agents."""
+"""The benchmark of an agent's memory: its bars, and two small pairs of agents."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,42 +16,6 @@ def test_the_model_has_about_as_many_values_as_were_asked_for_and_every_fragment
     assert len(sizes) == 5 and min(sizes) == max(sizes)
     assert 1_000_000 <= sum(sizes) < 1_020_000
     assert bench.run.outer.fragments == 5
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"values": 999, "fragments": 1}, "at least 1000"),
-        ({"ways": ("paper",)}, "known: memory, files"),
-        ({"founder": "paper"}, "known: memory, files"),
-        ({"codec": "int5"}, "known: f32, f16, int8"),
-        ({"turns": 0}, "at least 1"),
-    ],
-)
-def test_impossible_settings_are_refused(settings: dict[str, object], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        MemoryBench(**settings)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("founder", "memory", "disk", "what"),
-    [
-        (None, 24.0, 48.0, None),  # two agents in memory, two in files, and all their checkpoints
-        (None, 23.9, 48.0, "of memory"),
-        (None, 24.0, 47.9, "of disk"),
-        ("files", 12.0, 56.0, None),
-        ("files", 11.9, 56.0, "of memory"),
-    ],
-)
-def test_more_values_than_the_machine_holds_are_refused(
-    founder: str | None, memory: float, disk: float, what: str | None
-) -> None:
-    bench = MemoryBench(values=10**9, founder=founder)
-    refused = nullcontext() if what is None else pytest.raises(ValueError, match=what)
-    with refused:
-        bench.check_fits(memory_bytes=memory * 1e9, disk_bytes=disk * 1e9)
-    with pytest.raises(ValueError, match=r"values is 1e\+99; 4 agents need .* of memory"):
-        MemoryBench(values=int(1e99)).check_fits(memory_bytes=1e12, disk_bytes=1e12)
 
 
 def test_a_bar_is_missed_from_its_value_on() -> None:
