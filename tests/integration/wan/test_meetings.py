@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
+from tests.integration.wan.host_process import listening, start
 from tests.processes import Processes
 from tests.swarms.commands import load, tell
 from tests.swarms.topology import Nat, Site, internet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-PEER = "tests.integration.wan.meeting_peer"
 PORT = 7700
 
 KINDS = tuple(Nat)
@@ -40,17 +38,14 @@ def test_homes_meet_through_every_pair_of_routers_that_can_be_met_through(
     ]
     with internet(sites) as net:
         at = f"/ip4/{net.address('public')}/tcp/{PORT}"
-        prefix = [sys.executable, "-m", PEER]
-        relay = processes.start([*net.at("public"), *prefix, "relay", at, lane])
-        address = processes.wait_for_line(relay, "relay ", timeout_s=60).split()[1]
+        _, address = listening(processes, net.at("public"), "relay", at, lane)
         homes = {}
         numbers = {name: str(number) for number, name in enumerate(net.sites, start=1)}
         called = [numbers[f"b{index}"] for index in range(len(KINDS))]
         for name, number in numbers.items():
             if name != "public":
                 others = called if name.startswith("a") else []
-                command = [*net.at(name), *prefix, "home", number, address, *others]
-                homes[name] = processes.start(command)
+                homes[name] = start(processes, net.at(name), "home", number, address, *others)
         kinds = {numbers[name]: net.sites[name].nat for name in homes}
         for index, own in enumerate(KINDS):
             caller = homes[f"a{index}"]
@@ -83,13 +78,11 @@ def test_homes_with_ipv6_meet_over_it_where_ipv4_does_not_get_through(
     ]
     with internet(sites) as net:
         at = f"/ip4/{net.address('public')}/tcp/{PORT}"
-        prefix = [sys.executable, "-m", PEER]
-        relay = processes.start([*net.at("public"), *prefix, "relay", at, "on"])
-        address = processes.wait_for_line(relay, "relay ", timeout_s=60).split()[1]
-        processes.start([*net.at("called"), *prefix, "home", "2", address])
+        _, address = listening(processes, net.at("public"), "relay", at, "on")
+        start(processes, net.at("called"), "home", "2", address)
         for number, (name, result) in enumerate((("caller", "met 2 "), ("without", "apart 2 "))):
-            home = [*net.at(name), *prefix, "home", str(3 + number), address, "2"]
-            line = processes.wait_for_line(processes.start(home), result, timeout_s=120)
+            home = start(processes, net.at(name), "home", str(3 + number), address, "2")
+            line = processes.wait_for_line(home, result, timeout_s=120)
             tell(f"{name} calls called: {line}")
             assert ("PUNCHED" in line) == (name == "caller")
 
@@ -103,12 +96,10 @@ def test_a_home_that_is_connected_over_ipv6_meets_one_without_it(processes: Proc
     ]
     with internet(sites) as net:
         at = f"/ip4/{net.address('public')}/tcp/{PORT},/ip6/{net.ipv6_address('public')}/tcp/{PORT}"
-        prefix = [sys.executable, "-m", PEER]
-        relay = processes.start([*net.at("public"), *prefix, "relay", at, "on"])
-        address = processes.wait_for_line(relay, "relay ", timeout_s=60).split()[1]
-        processes.start([*net.at("called"), *prefix, "home", "2", address])
+        _, address = listening(processes, net.at("public"), "relay", at, "on")
+        start(processes, net.at("called"), "home", "2", address)
         ipv6_first = ",".join(reversed(address.split(",")))
-        caller = processes.start([*net.at("caller"), *prefix, "home", "3", ipv6_first, "2"])
+        caller = start(processes, net.at("caller"), "home", "3", ipv6_first, "2")
         line = processes.wait_for_line(caller, "finished ", timeout_s=120)
         said = processes.output_of(caller)
         assert "met 2 " in said and "PUNCHED" in said, said
@@ -126,12 +117,10 @@ def test_two_computers_behind_one_router_need_no_meeting_and_call_homes_elsewher
     ]
     with internet(sites) as net:
         at = f"/ip4/{net.address('public')}/tcp/{PORT}"
-        prefix = [sys.executable, "-m", PEER]
-        relay = processes.start([*net.at("public"), *prefix, "relay", at, "on"])
-        address = processes.wait_for_line(relay, "relay ", timeout_s=60).split()[1]
-        processes.start([*net.at("house"), *prefix, "home", "2", address])
+        _, address = listening(processes, net.at("public"), "relay", at, "on")
+        start(processes, net.at("house"), "home", "2", address)
         callers = [
-            processes.start([*net.at("flat", index), *prefix, "home", str(3 + index), address, "2"])
+            start(processes, net.at("flat", index), "home", str(3 + index), address, "2")
             for index in range(2)
         ]
         for caller in callers:
@@ -145,15 +134,13 @@ def test_the_kind_of_each_router_is_told_with_the_help_of_two_addresses_outside(
     sites = [Site("one"), Site("other")]
     sites += [Site(f"home{index}", kind) for index, kind in enumerate(KINDS)]
     with internet(sites) as net:
-        prefix = [sys.executable, "-m", PEER]
         outside = []
         for number, name in enumerate(("one", "other"), start=1):
             at = f"/ip4/{net.address(name)}/tcp/{PORT}"
-            helper = processes.start([*net.at(name), *prefix, "relay", at, "on", str(number)])
-            outside.append(processes.wait_for_line(helper, "relay ", timeout_s=60).split()[1])
+            outside.append(listening(processes, net.at(name), "relay", at, "on", str(number))[1])
         for index, kind in enumerate(KINDS):
-            command = [*net.at(f"home{index}"), *prefix, "look", str(3 + index), *outside]
-            line = processes.wait_for_line(processes.start(command), "router ", timeout_s=60)
+            looking = start(processes, net.at(f"home{index}"), "look", str(3 + index), *outside)
+            line = processes.wait_for_line(looking, "router ", timeout_s=60)
             tell(f"{kind}: {line}")
             found = "symmetric" if kind is Nat.SYMMETRIC else "cone"
             assert line.removeprefix("router ").startswith(found)

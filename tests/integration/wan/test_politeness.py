@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import socket
 import statistics
-import sys
 import threading
 import time
 
 import pytest
 
+from tests.integration.wan.host_process import listening, start
 from tests.processes import Processes
 from tests.swarms.commands import load, tell
 from tests.swarms.hurt_internet import socket_in
@@ -18,7 +18,6 @@ from tests.swarms.topology import Nat, Site, internet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-PEER = "tests.integration.wan.upload_peer"
 PORT, PROBE_PORT = 7700, 7777
 UP_MBIT = 10.0
 SECONDS = 20.0
@@ -62,10 +61,8 @@ def test_a_probe_is_delayed_little_while_the_lane_uploads_at_the_full_rate(
         Site("home", Nat.PORT_RESTRICTED, one_way_ms=15, up_mbit=UP_MBIT, down_mbit=50),
     ]
     with internet(sites) as net:
-        prefix = [sys.executable, "-m", PEER]
         at = f"/ip4/{net.address('public')}/tcp/{PORT}"
-        sink = processes.start([*net.at("public"), *prefix, "sink", at])
-        address = processes.wait_for_line(sink, "sink ", timeout_s=60).split()[1]
+        _, address = listening(processes, net.at("public"), "sink", at)
         there = socket_in(net.edge("public"), socket.SOCK_DGRAM)
         there.bind(("0.0.0.0", PROBE_PORT))
         there.settimeout(0.5)
@@ -79,8 +76,8 @@ def test_a_probe_is_delayed_little_while_the_lane_uploads_at_the_full_rate(
             base_s = statistics.median(round_trips(probe, target, 2.0))
             added_ms, late_ms, share = {}, {}, {}
             for polite in ("no", "yes"):
-                command = [*net.at("home"), *prefix, "source", address, str(SECONDS), polite]
-                source = processes.start(command)
+                words = "source", address, str(SECONDS), polite
+                source = start(processes, net.at("home"), *words)
                 processes.wait_for_line(source, "sending ", timeout_s=60)
                 time.sleep(SETTLED_S)
                 seen = round_trips(probe, target, SECONDS - SETTLED_S - 2.0)

@@ -10,6 +10,7 @@ from multiaddr import Multiaddr
 
 from dht.addresses import ip_of, port_of
 from dht.libp2p.lane.port_mapping import OTHER_PORTS
+from tests.integration.wan.host_process import listening, start
 from tests.integration.wan.mapping_router import SHIFT
 from tests.processes import Processes
 from tests.swarms.commands import load, tell
@@ -19,17 +20,14 @@ from tests.swarms.topology import inside as inside_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 PORT, LANE_PORT = 7700, 7710
-PREFIX = [sys.executable, "-m"]
-PEER = "tests.integration.wan.mapping_peer"
 
 
 def dialled(net: Internet, processes: Processes) -> tuple[str, str, subprocess.Popen[bytes]]:
     """The port that the home tells, how it is reached at that port, and the process at home."""
     at = f"/ip4/{net.address('public')}/tcp/{PORT}"
-    outside = processes.start([*net.at("public"), *PREFIX, PEER, "outside", at])
-    address = processes.wait_for_line(outside, "outside ", timeout_s=60).split()[1]
-    inside = processes.start([*net.at("home"), *PREFIX, PEER, "home", str(LANE_PORT), address])
-    told = processes.wait_for_line(inside, "home ", timeout_s=90).split()[1]
+    outside, address = listening(processes, net.at("public"), "outside", at)
+    inside = start(processes, net.at("home"), "mapped", str(LANE_PORT), address)
+    told = processes.wait_for_line(inside, "mapped ", timeout_s=90).split()[1]
     return told, processes.wait_for_line(outside, "reached ", timeout_s=60), inside
 
 
@@ -52,9 +50,9 @@ def test_a_peer_outside_dials_the_lane_of_a_home_whose_router_maps_ports(
         pytest.importorskip("miniupnpc")
     with internet(two_sites()) as net:
         options = ["upnp", str(LANE_PORT)] if speaks == "UPnP" else []
-        command = [*PREFIX, "tests.integration.wan.mapping_router", "192.168.1.1", *options]
+        program = [sys.executable, "-m", "tests.integration.wan.mapping_router"]
         # The router's own rules let nobody outside ask.
-        router = processes.start([*inside_of(net.edge("home")), *command])
+        router = processes.start([*inside_of(net.edge("home")), *program, "192.168.1.1", *options])
         processes.wait_for_line(router, "router ", timeout_s=30)
         told, line, inside = dialled(net, processes)
         tell(f"{speaks}: told port {told}, {line}; {load()}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from dht.libp2p.hivemind_daemon import daemon_path
 from tests.integration.loopback import identity
+from tests.integration.wan.host_process import listening
 from tests.processes import Processes
 from tests.swarms.commands import tell
 from tests.swarms.topology import Site, internet
@@ -16,8 +16,6 @@ from tests.swarms.topology import Site, internet
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 SEED, STRANGER = 7700, 7701
-PREFIX = [sys.executable, "-m"]
-PEER = "tests.integration.wan.quic_peer"
 
 
 @pytest.mark.parametrize("confined", [True, False], ids=["confined", "as it was"])
@@ -31,9 +29,8 @@ def test_a_peer_that_dials_a_stranger_again_sends_it_no_packet_of_quic(
         at, elsewhere = (f"/ip4/{net.address(site)}" for site in net.sites)
         stranger, tcp = identity(2).peer_id, f"{elsewhere}/tcp/{STRANGER}"
         options = [] if confined else ["unconfined"]
-        command = [*net.at("seed"), *PREFIX, PEER, f"{at}/tcp/{SEED}", stranger, tcp, *options]
-        seed = processes.start(command)
-        address = processes.wait_for_line(seed, "seed ", timeout_s=30).split()[1]
+        words = f"{at}/tcp/{SEED}", stranger, tcp, *options
+        seed, address = listening(processes, net.at("seed"), "seed", *words)
         processes.start(
             [
                 *net.at("stranger"),
