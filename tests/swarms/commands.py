@@ -339,7 +339,7 @@ def answer(*arguments: str, home: Path) -> Record:
     """The JSON that a command prints with ``--json``."""
     done = shoal(*arguments, "--json", home=home)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(done.stdout)
     assert isinstance(found, dict)
     return found
 
