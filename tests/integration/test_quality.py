@@ -105,6 +105,8 @@ def swarm_loss(
             number=number,
             cache=str(problem.cache),
             found_after_s=20.0,
+            scheduled=True,
+            drain_s=30.0,
             pace_s=PACE_S,
         )
         for number, name in enumerate(("anna", "boris", "clara", "dora"))

@@ -1,7 +1,6 @@
-"""A learner as a process: a training loop around ``peer.join`` with the byte-level MLP.
+"""A learner as a process (``tests.swarms.learner_process``) with the byte-level MLP.
 
-The model is the one of ``peer.simulate``. Settings come as one JSON object. The process prints
-``ready``, ``event`` and ``end`` with an object each, and stops when the run is over.
+The model is the one of ``peer.simulate``.
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-import peer
 from averaging.numbers.arrays import Float32s
 from examples.paper.text_mlp import TextMlp
 from peer.run_file.reading import parse
-from tests.swarms.learner_process import say
+from tests.swarms.learner_process import Task, main
 
 
 class TextModel(nn.Module):
@@ -60,15 +58,13 @@ def values_of(tensors: dict[str, torch.Tensor]) -> Float32s:
     return values
 
 
-def main(settings: dict[str, Any]) -> None:
+def task(settings: dict[str, Any]) -> Task:
     problem = TextMlp(cache=Path(settings["cache"]))
     run_file = parse(settings["run"])
     model = TextModel(problem, run_file.random_seed)
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim == 1]
     groups: list[dict[str, Any]] = [
-        {"params": matrices},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": [p for p in model.parameters() if p.ndim > 1]},
+        {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(
         groups,
@@ -77,30 +73,12 @@ def main(settings: dict[str, Any]) -> None:
         weight_decay=problem.weight_decay,
     )
     stream = problem.stream(settings["number"], run_file.random_seed)
-    directory = Path(settings["directory"])
-    run = peer.join(
-        run_file,
-        model=model,
-        optimizer=optimizer,
-        directory=directory,
-        name=directory.name,
-        listen=("/ip4/127.0.0.1/tcp/0",),
-        found_after_s=settings["found_after_s"],
-        pace_s=settings["pace_s"],
-        drain_s=30.0,
-    )
-    run.on("*", lambda fields: say("event", dict(fields)))
-    with run:
-        run.schedule(optimizer)
-        say("ready", {"peer": run.peer_id})
-        while not run.over:
-            loss = model.loss(torch.from_numpy(stream.next(problem.batch)))
-            torch.autograd.backward(loss)
-            run.log(loss=loss, tokens=problem.step_tokens)
-            optimizer.step()
-            optimizer.zero_grad()
-    say("end", {**run.status.figures(), "finished": run.finished, "versions": run.versions})
+
+    def loss() -> torch.Tensor:
+        return model.loss(torch.from_numpy(stream.next(problem.batch)))
+
+    return Task(model, optimizer, loss, problem.step_tokens)
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    raise SystemExit(main(json.loads(sys.argv[1]), task))

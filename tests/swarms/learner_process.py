@@ -1,7 +1,8 @@
 """A learner as a process, for tests: a training loop around ``peer.join`` that prints JSON.
 
-The model fits a fixed linear map; every learner has different samples of it. Settings come as one
-JSON object: the model's size and precision, whether it learns, the command of its agent. Lines on
+The model fits a fixed linear map; every learner has different samples of it. Other modules have
+other tasks. Settings come as one JSON object: the model's size and precision, whether it learns,
+the command of its agent. Lines on
 standard output are ``ready``, ``step``, ``event`` and ``end``, or ``error``, followed by an object.
 """
 
@@ -11,6 +12,8 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +83,21 @@ def say(kind: str, fields: Any) -> None:
     sys.stdout.flush()
 
 
-def main(settings: dict[str, Any]) -> int:
+@dataclass(frozen=True)
+class Task:
+    """What a learner trains."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Callable[[], torch.Tensor]
+    """The loss of the next batch."""
+    tokens: int
+    """Of a batch."""
+
+
+def main(settings: dict[str, Any], make: Callable[[dict[str, Any]], Task]) -> int:
     try:
-        learn(settings)
+        learn(settings, make(settings))
     except PeerError as error:
         kind = type(error).__name__
         say("error", {"text": str(error), "exit_code": error.exit_code, "kind": kind})
@@ -90,8 +105,7 @@ def main(settings: dict[str, Any]) -> int:
     return 0
 
 
-def learn(settings: dict[str, Any]) -> None:
-    torch.set_num_threads(1)
+def linear(settings: dict[str, Any]) -> Task:
     torch.manual_seed(7)
     size: int = settings.get("size", INPUTS)
     truth = torch.randn(OUTPUTS, size)
@@ -105,6 +119,17 @@ def learn(settings: dict[str, Any]) -> None:
         model.register_parameter("base", base)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.get("rate", 0.05))
     samples = torch.Generator().manual_seed(settings.get("sample_seed", 1))
+
+    def loss() -> torch.Tensor:
+        inputs = torch.randn(BATCH, size, generator=samples)
+        return (model(norm(inputs.to(dtype))).float() - inputs @ truth.T).square().mean()
+
+    return Task(model, optimizer, loss, BATCH)
+
+
+def learn(settings: dict[str, Any], task: Task) -> None:
+    torch.set_num_threads(1)
+    model, optimizer = task.model, task.optimizer
     run = peer.join(
         parse(settings["run"]),
         model=model,
@@ -115,7 +140,7 @@ def learn(settings: dict[str, Any]) -> None:
         listen=("/ip4/127.0.0.1/tcp/0",),
         found_after_s=settings.get("found_after_s", 0.0 if not settings.get("seeds") else 60.0),
         pace_s=settings.get("pace_s", 0.05),
-        drain_s=15.0,
+        drain_s=settings.get("drain_s", 15.0),
         page=settings.get("page"),
         **{name: settings[name] for name in OF_JOIN if name in settings},
     )
@@ -129,16 +154,16 @@ def learn(settings: dict[str, Any]) -> None:
     signal.signal(signal.SIGTERM, stop)
     step = 0
     with run:
+        if settings.get("scheduled"):
+            run.schedule(optimizer)
         while run.link is None or "seed=" not in run.link:
             time.sleep(0.02)
         ready = {"peer": run.peer_id, "link": run.link, "agent": run._parts.agent.pid}
         say("ready", {**ready, "versions": run.versions})
         while not (stopped or run.over or step == settings.get("steps")):
-            inputs = torch.randn(BATCH, size, generator=samples)
-            wanted = inputs @ truth.T
-            loss = (model(norm(inputs.to(dtype))).float() - wanted).square().mean()
-            loss.backward()
-            run.log(loss=loss, tokens=BATCH)
+            loss = task.loss()
+            torch.autograd.backward(loss)
+            run.log(loss=loss, tokens=task.tokens)
             if settings.get("frozen"):
                 optimizer.zero_grad(set_to_none=False)
             optimizer.step()
@@ -164,4 +189,4 @@ def learn(settings: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(json.loads(sys.argv[1])))
+    raise SystemExit(main(json.loads(sys.argv[1]), linear))
