@@ -3,8 +3,8 @@
 Time of one averaging round:
 
 - ``averaging``: start here. Starts the worker processes, lets the systems take turns, tabulates.
-- ``worker``: the process of one peer. Obeys commands from ``averaging`` and measures itself.
-- ``meter``: processor time, traffic and memory of a process with its children.
+- ``worker``: the process of one peer. Obeys commands from ``averaging`` and measures itself:
+  processor time, traffic and memory, with its children.
 - ``participant``: the interface of a measured system, and the numbers that all of them average.
 - ``shoal_averager``, ``hivemind_averager``, ``gloo_averager``: the measured systems.
 

@@ -1,17 +1,14 @@
 """Measures the codecs on one core: GB of fp32 values per second of this thread's CPU time.
 
-CPU time leaves out other processes, but these still share the memory bandwidth. A plain copy of the
-values is therefore measured in between: ratios to it compare best across machines.
-
-``python -m tests.benchmark.codec_speed`` compares the compiled codecs with numpy's.
+CPU time leaves out other processes, but these still share the memory bandwidth: ratios compare best
+across machines. ``python -m tests.benchmark.codec_speed`` compares the compiled codecs with numpy's.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -36,8 +33,6 @@ class Speed:
     codec: str
     what: str
     gb_per_s: float
-    copies_long: float
-    """Duration in plain copies of equally many values."""
 
 
 def measure(*, values: int = 8 * UNIT_MAX_VALUES, repetitions: int = 5) -> list[Speed]:
@@ -80,24 +75,14 @@ def _measure(name: str, sizes: tuple[int, ...], repetitions: int) -> Iterator[Sp
     for what, work in works.items():
         # The size of a merge is that of all its inputs.
         handled = base.nbytes * (MERGED if isinstance(work, partial) else 1)
-        copy_s = work_s = float("inf")
-        for _ in range(repetitions):
-            copy_s = min(copy_s, _seconds(lambda: np.copyto(sink, base)))
-            work_s = min(work_s, _seconds(work))
-        ratio = base.nbytes / copy_s / (handled / work_s)
-        yield Speed(name, what, handled / work_s / 1e9, ratio)
+        work_s = min(_seconds(work) for _ in range(repetitions))
+        yield Speed(name, what, handled / work_s / 1e9)
 
 
 def _seconds(work: Callable[[], object]) -> float:
     before = time.thread_time()
     work()
     return time.thread_time() - before
-
-
-def table(speeds: list[Speed]) -> str:
-    lines = [f"{'codec':6} {'what':18} {'GB/s':>6} {'copies':>7}"]
-    lines += [f"{s.codec:6} {s.what:18} {s.gb_per_s:6.1f} {s.copies_long:7.1f}" for s in speeds]
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -118,10 +103,6 @@ def main() -> None:
     for (codec, what), speeds in rows.items():
         numpys, compiled = max(speeds[::2]), max(speeds[1::2])
         print(f"{codec:6} {what:18} {numpys:6.1f} {compiled:8.1f}  {compiled / numpys:4.1f} x")
-
-
-def as_json(speeds: list[Speed]) -> str:
-    return json.dumps({"rows": [asdict(speed) for speed in speeds]})
 
 
 if __name__ == "__main__":
