@@ -43,18 +43,6 @@ EMPTY_MAX_BYTES = 84
 """Largest IP packet without content: two headers with all options in use."""
 
 
-def segments(net: Internet) -> Counter[str]:
-    """TCP segments that all computers have sent, and those of them that were sent again."""
-    found: Counter[str] = Counter()
-    for site in net.sites.values():
-        for index in range(site.computers):
-            shown = must_run_in(net.computer(site.name, index), "cat", "/proc/net/snmp")
-            names, values = (each.split() for each in shown.splitlines() if each[:4] == "Tcp:")
-            told = dict(zip(names, values, strict=True))
-            found.update(sent=int(told["OutSegs"]), again=int(told["RetransSegs"]))
-    return found
-
-
 def count_by_port(net: Internet, port: int) -> None:
     """Begin to count what each site sends."""
     for site in net.sites:

@@ -272,7 +272,7 @@ class _Course:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         began, before, used, counted = time.time(), self._sent_bytes(), Used.now(), self._counted()
-        segments, steps = accounting.segments(self.trial.net), self._steps()
+        steps = self._steps()
         with watched(self.trial.net) as seen:
             yield
         ended, after = time.time(), self._sent_bytes()
@@ -282,8 +282,7 @@ class _Course:
         self.tell(f"{name}: computing {computing / len(self.trial.learners):.0%} of the time")
         by_kind = self._counted() - counted
         sent = ", ".join(f"{kind} {count / 1e6:.2f} MB" for kind, count in by_kind.items())
-        segments = accounting.segments(self.trial.net) - segments
-        self.tell(f"{name}: sent: {sent}; {segments['again']} of {segments['sent']} segments again")
+        self.tell(f"{name}: sent: {sent}")
         self.phases.append(
             Phase(
                 name,
