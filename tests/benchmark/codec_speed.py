@@ -1,7 +1,8 @@
 """Measures the codecs on one core: GB of fp32 values per second of this thread's CPU time.
 
-CPU time leaves out other processes, but these still share the memory bandwidth: ratios compare best
-across machines. ``python -m tests.benchmark.codec_speed`` compares the compiled codecs with numpy's.
+CPU time leaves out other processes, but these still share the memory bandwidth.
+
+``python -m tests.benchmark.codec_speed`` compares the compiled codecs with numpy's.
 """
 
 from __future__ import annotations

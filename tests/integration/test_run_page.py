@@ -220,8 +220,8 @@ def test_a_keeper_and_a_bootstrap_host_publish_a_run_that_goes_on(
     assert sum(day["tokens"] for day in page["days"]) <= page["tokens"]
     assert abs(sum(row["share"] for row in page["contributors"]) - 1) < 1e-6
     latest = page["latest"]
-    with urllib.request.urlopen(pages[1] + latest["path"], timeout=30) as answer:
-        assert len(answer.read()) == latest["size_bytes"]
+    with urllib.request.urlopen(pages[1] + latest["path"], timeout=30) as response:
+        assert len(response.read()) == latest["size_bytes"]
     assert (exports / "latest" / "model.safetensors").exists()
 
     # What the keeper published is at the bootstrap host, too, which serves no files.
