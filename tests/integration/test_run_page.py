@@ -19,7 +19,7 @@ from peer.views.page_address import parse_run_page
 from tests.integration import chromium
 from tests.peer.extras.site.example_pages import BAD, LINK, OTHER, RUN, a_page
 from tests.processes import Processes
-from tests.swarms.commands import Command, Swarm, address_of, run_text, until
+from tests.swarms.commands import Command, Swarm, address_of, answer, run_text, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 in_browser = pytest.mark.skipif(
