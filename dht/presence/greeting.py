@@ -256,7 +256,7 @@ class Greeting:
         ):
             this.stats.refused += 1
             raise ValueError("this is not a new record of the caller")
-        self.intake.report_changes()
+        self.intake.report_news()
         return b""
 
     def _take_hello(self, peer: PeerId, record: bytes, passed: Sequence[wire.Passed]) -> None:

@@ -100,8 +100,11 @@ class Intake:
             self._checks.wanted.set()
 
     def report_news(self) -> None:
-        """Report changes at once if a record told of a peer that came or left."""
-        if self._this.table.has_news:
+        """Report changes at once if a record told of a peer that came or left.
+
+        Nobody waits for them at a bootstrap peer, where strangers name members of any run.
+        """
+        if self._this.profile.run is not None and self._this.table.has_news:
             self.report_changes()
 
     def _speaks_with_us(self, sealed: Sealed) -> bool:

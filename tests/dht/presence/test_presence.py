@@ -579,8 +579,9 @@ async def test_the_owner_hears_at_once_of_a_member_that_begins_to_train(swarm: S
     anna.presence.update(trains=True)
     await asyncio.sleep(0.5)
 
-    (member,) = heard
-    assert (member.peer, member.record.trains) == (anna.id, True)
+    assert heard
+    for member in heard:  # the first one, and with the heartbeat perhaps another
+        assert (member.peer, member.record.trains) == (anna.id, True)
 
 
 @pytest.mark.usefixtures("silent_directory")
@@ -1155,6 +1156,7 @@ async def test_a_peer_that_hangs_does_not_hold_up_the_run_file(swarm: Swarm) -> 
 async def test_an_observer_sees_all_and_is_seen_by_nobody(swarm: Swarm) -> None:
     await start_swarm(swarm, 14)  # more than one hello passes on
     members = swarm.members()
+    await asyncio.sleep(15)  # the bootstrap peer tells who joined with its next heartbeat
     forget_events(swarm)
     seeds = await swarm.seed_addresses("seed")
     visitor = await swarm.start("visitor", seeds=seeds, observes=True)
