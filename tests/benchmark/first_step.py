@@ -9,111 +9,87 @@ that the step itself hardly counts.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from peer import signals
-from peer.demo.processes import CLI, Output, ProcessFailed, kill_tree, spawn
-from peer.run_file.reading import parse
+from peer.run_file.presets import preset
+from peer.run_file.sections import AdamwInner, End, PythonStdlibData
 from peer.run_file.writing import to_toml
 from peer.trainer.needs import needs_of
+from tests.processes import Processes
+from tests.swarms.commands import ANY_LOOPBACK_PORT, Command, Record, shoal
 
 WITHIN_S = 300.0
-LOOK_EVERY_S = 0.02
-
-RUN = """
-name = "first-step"
-[model]
-recipe = "gpt"
-size = "{size}"
-[data]
-recipe = "python_stdlib"
-sequence_length = {sequence}
-[inner]
-optimizer = "adamw"
-learning_rate = 3e-4
-batch_size = 1
-[end]
-tokens = 1_000_000_000
-"""
 
 
-class Command:
+class Newcomer(Command):
     """A learner from its command to its first step."""
 
-    def __init__(self, name: str, folder: Path, arguments: list[str]) -> None:
-        self.name = name
-        self._folder = folder
+    def __init__(self, processes: Processes, folder: Path, name: str, *arguments: str) -> None:
+        self.name, self._folder = name, folder
         self.times_s: dict[str, float] = {}
-        self.link: str | None = None
-        self._output = Output(folder / f"{name}.out")
         self._began = time.monotonic()
-        self.process: subprocess.Popen[bytes] = spawn(
-            [
-                *arguments,
-                *("--directory", str(folder / name), "--name", name, "--json", "--yes"),
-                *("--listen", "/ip4/127.0.0.1/tcp/0", "--page", "off"),
-            ],
-            self._output.log,
-            environment={"XDG_DATA_HOME": str(folder / "data")},
-        )
+        options = [
+            *("--directory", str(folder / name), "--name", name, "--json", "--yes"),
+            *("--listen", ANY_LOOPBACK_PORT, "--page", "off"),
+        ]
+        environment = {"XDG_DATA_HOME": str(folder / "data")}
+        super().__init__(processes, [*arguments, *options], environment=environment)
+        self.wait_for(self._note, f"{name}'s first step", timeout_s=WITHIN_S)
 
-    def wait(self) -> None:
-        """Wait for the first step. Raises ``ProcessFailed`` if there is none."""
-        while "first step" not in self.times_s:
-            now_s = time.monotonic() - self._began
-            if now_s > WITHIN_S or self.process.poll() is not None:
-                raise ProcessFailed(f"{self.name} has not trained", str(self._output.log))
-            for each in self._output.news():
-                self._note(each, now_s)
-            time.sleep(LOOK_EVERY_S)
+    def link(self) -> str:
+        return str(self.records("link")[-1]["link"])
 
     def pause(self) -> None:
         """Let it make no more steps; it goes on serving its state."""
-        directory = str(self._folder / self.name)
-        command = [sys.executable, *CLI, "pause", "--directory", directory]
-        subprocess.run(command, check=True, capture_output=True, timeout=WITHIN_S)
+        done = shoal("pause", "--directory", str(self._folder / self.name), home=self._folder)
+        assert done.returncode == 0, done.stderr
 
-    def _note(self, record: dict[str, Any], now_s: float) -> None:
-        match record.get("event"):
-            case "link":
-                self.link = record["link"]
-            case "phase":
-                self.times_s.setdefault(f"{record['name']}: {record['text']}", now_s)
-            case "progress" if record["steps"]:
-                self.times_s.setdefault("first step", now_s)
+    def _note(self, record: Record) -> bool:
+        """Note when a record was seen. Returns whether it tells of a step."""
+        now_s = time.monotonic() - self._began
+        is_step = record.get("event") == "progress" and bool(record["steps"])
+        if record.get("event") == "phase":
+            self.times_s.setdefault(f"{record['name']}: {record['text']}", now_s)
+        if is_step:
+            self.times_s.setdefault("first step", now_s)
+        return is_step
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmark.first_step")
-    parser.add_argument("--size", default="124m", help="size of the model, as in a run file")
+    parser.add_argument("--size", default="124m", help="named size of the model, such as 350m")
     parser.add_argument("--sequence", type=int, default=64, help="tokens of the only sequence")
     options = parser.parse_args()
-    run = parse(RUN.format(size=options.size, sequence=options.sequence))
+    run = msgspec.structs.replace(
+        preset(options.size),
+        name="first-step",
+        data=PythonStdlibData(sequence_length=options.sequence),
+        inner=AdamwInner(learning_rate=3e-4, batch_size=1),
+        end=End(tokens=1_000_000_000),
+    )
     sys.stdout.write(f"{needs_of(run).parameters / 1e6:.0f} M parameters\n")
-    commands: list[Command] = []
-    with signals.as_interrupts(), tempfile.TemporaryDirectory() as temporary:
+    with (
+        signals.as_interrupts(),
+        tempfile.TemporaryDirectory() as temporary,
+        Processes(Path(temporary)) as processes,
+    ):
         folder = Path(temporary)
         path = folder / "run.toml"
         path.write_text(to_toml(run), encoding="utf-8")
-        try:
-            for name, verb in (("founder", "start"), ("newcomer", "join")):
-                where = str(path) if not commands else str(commands[0].link)
-                commands.append(Command(name, folder, [verb, where]))
-                commands[-1].wait()
-                if name == "founder":
-                    commands[-1].pause()
-                sys.stdout.write(f"\n{name}\n")
-                for what, seconds in commands[-1].times_s.items():
-                    sys.stdout.write(f"{seconds:7.1f} s  {what}\n")
-                sys.stdout.flush()
-        finally:
-            for command in commands:
-                kill_tree(command.process)
+        founder = Newcomer(processes, folder, "founder", "start", str(path))
+        founder.pause()
+        newcomer = Newcomer(processes, folder, "newcomer", "join", founder.link())
+        for command in (founder, newcomer):
+            sys.stdout.write(f"\n{command.name}\n")
+            for what, seconds in command.times_s.items():
+                sys.stdout.write(f"{seconds:7.1f} s  {what}\n")
+            command.kill()
     return 0
 
 
