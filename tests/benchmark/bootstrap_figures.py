@@ -1,15 +1,11 @@
 """Measures memory, processor time and traffic of a bootstrap host by the number of its peers.
 
     python -m tests.benchmark.bootstrap_figures 10 20
-    python -m tests.benchmark.bootstrap_figures --simulated 100 1000
 
 Starts `shoal bootstrap` as a process, and a growing swarm of real peers (a libp2p daemon and a
 presence each) in this process. At each size it waits until all peers see each other, then measures
 for a while. Traffic is counted by the kernel on the connections to the bootstrap peer's port, so it
 includes encryption and all of libp2p.
-
-With ``--simulated`` the swarm runs on `dht.memory.host`: the same presence on simulated connections
-and a virtual clock. Its traffic includes the directory, but not encryption and libp2p.
 """
 
 from __future__ import annotations
@@ -26,7 +22,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
 import psutil
 import uvloop
 from multiaddr import Multiaddr
@@ -34,8 +29,6 @@ from multiaddr import Multiaddr
 from dht.identity import Identity, RunId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.memory.host import MemoryNetwork, identity_of
-from dht.memory.virtual_loop import run as run_virtually
 from dht.presence.presence import Presence
 from dht.presence.this_peer import Profile
 from tests.processes import Child
@@ -44,8 +37,6 @@ PORT = 17790
 RUN = RunId("be" * 32)
 MEASURE_S = 30.0
 SETTLE_S = 90.0
-SIMULATED_ARRIVAL_S = 20.0
-SIMULATED_SETTLE_S = 30.0
 DAEMON = DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),), port_mapping=False)
 
 
@@ -84,71 +75,6 @@ async def main(sizes: list[int]) -> None:
         for size in sorted(sizes):
             figures = await grow(stack, peers, size, address, pid)
             print(json.dumps(asdict(figures)), flush=True)
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedFigures:
-    """Measurements of the bootstrap peer and of a mean peer in a simulated swarm of one run."""
-
-    peers: int
-    seen: int
-    """Fewest peers that any peer sees."""
-
-    received_bytes_s: float
-    sent_bytes_s: float
-    sent_by_each_bytes_s: float
-    records_kept: int
-    took_s: float
-
-
-async def simulated(size: int) -> SimulatedFigures:
-    started = time.monotonic()
-    network = MemoryNetwork()
-    bootstrap = network.host("bootstrap")
-    presences = [
-        Presence(
-            bootstrap,
-            identity_of("bootstrap"),
-            Profile(None, role="bootstrap"),
-            rng=np.random.default_rng(0),
-        )
-    ]
-    await presences[0].start()
-    seeds = await bootstrap.addresses()
-    for number in range(size):
-        name = f"peer-{number}"
-        rng = np.random.default_rng(number + 1)
-        presence = Presence(
-            network.host(name), identity_of(name), Profile(RUN), seeds=seeds, rng=rng
-        )
-        await presence.start()
-        presences.append(presence)
-        await asyncio.sleep(SIMULATED_ARRIVAL_S / size)
-    await asyncio.sleep(SIMULATED_SETTLE_S)
-    wire = network.simulated
-    (sent, received), everything = wire.traffic(bootstrap.peer_id), wire.bytes_sent
-    await asyncio.sleep(MEASURE_S)
-    (sent_then, received_then), everything_then = (
-        wire.traffic(bootstrap.peer_id),
-        wire.bytes_sent,
-    )
-    now = asyncio.get_running_loop().time()
-    seen = min(len(presence.table.live(now)) for presence in presences[1:])
-    for presence in presences:
-        await presence.close()
-    sent_bytes = sent_then - sent
-    others_bytes = everything_then - everything - sent_bytes
-    return SimulatedFigures(
-        peers=size,
-        seen=seen,
-        received_bytes_s=round((received_then - received) / MEASURE_S),
-        sent_bytes_s=round(sent_bytes / MEASURE_S),
-        sent_by_each_bytes_s=round(others_bytes / MEASURE_S / size),
-        records_kept=sum(
-            len(bootstrap.directory._read(key)) for key in bootstrap.keeper.known_keys
-        ),
-        took_s=round(time.monotonic() - started, 1),
-    )
 
 
 async def grow(
@@ -207,9 +133,4 @@ def traffic() -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    sizes = [int(text) for text in sys.argv[1:] if text.isdigit()]
-    if "--simulated" in sys.argv:
-        for peers in sizes:
-            print(json.dumps(asdict(run_virtually(simulated(peers)))), flush=True)
-    else:
-        uvloop.run(main(sizes or [10, 20]))
+    uvloop.run(main([int(text) for text in sys.argv[1:]] or [10, 20]))
