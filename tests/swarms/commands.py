@@ -67,7 +67,7 @@ expiry_s = {expiry_s}
 
 [end]
 tokens = {tokens}
-{policy}"""
+"""
 
 DEFAULTS: Mapping[str, Any] = {
     "name": "integration",
@@ -86,7 +86,6 @@ DEFAULTS: Mapping[str, Any] = {
     "round_deadline_s": 20.0,
     "heartbeat_s": 2.0,
     "expiry_s": 8.0,
-    "policy": "",
     "tokens": 100_000_000,
 }
 

@@ -31,17 +31,10 @@ START_WITHIN_S = 240.0
 """Time for all learners to start at once, on a machine with a few cores that others use too."""
 
 
-def sites(
-    public: int,
-    homes: Sequence[Nat],
-    *,
-    up_mbit: float = HOME_UP_MBIT,
-    public_mbit: float | None = None,
-) -> list[Site]:
+def sites(public: int, homes: Sequence[Nat], *, public_mbit: float | None = None) -> list[Site]:
     """A bootstrap host, public machines, and homes behind routers of these kinds.
 
-    ``up_mbit``: rate of each home's line outwards. ``public_mbit``: of each public machine's line;
-    ``None``: those of ``PUBLIC_MBIT`` in turn.
+    ``public_mbit``: rate of each public machine's line; ``None``: ``PUBLIC_MBIT`` in turn.
     """
     distances = [DISTANCES_MS[index % len(DISTANCES_MS)] for index in range(public + len(homes))]
     found = [Site(BOOTSTRAP, one_way_ms=MEMBERSHIP_MS)]
@@ -56,7 +49,7 @@ def sites(
                 f"home{index}",
                 nat,
                 one_way_ms=distances[public + index],
-                up_mbit=up_mbit,
+                up_mbit=HOME_UP_MBIT,
                 down_mbit=HOME_DOWN_MBIT,
             )
         )

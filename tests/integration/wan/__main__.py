@@ -14,7 +14,7 @@ from tests.integration.wan.experiment import conduct, table
 from tests.processes import Processes
 from tests.swarms.commands import load
 from tests.swarms.topology import Nat, cannot_build
-from tests.swarms.wide_area import FAULTS, HOME_UP_MBIT, sites
+from tests.swarms.wide_area import FAULTS, sites
 
 
 def happening(text: str) -> tuple[str, float]:
@@ -50,9 +50,6 @@ def arguments() -> argparse.Namespace:
         help="kind of router of a home; repeatable; by default two that are port-restricted, "
         "and none with --run",
     )
-    parser.add_argument(
-        "--up", type=float, default=HOME_UP_MBIT, help="Mbit/s of each home's line outwards"
-    )
     parser.add_argument("--loss", type=float, default=0.0, help="share of packets that are lost")
     parser.add_argument("--relay", help="rate at which the bootstrap host relays, such as 10M")
     parser.add_argument("--layers", type=int, default=2)
@@ -66,9 +63,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pace", type=float, default=0.05, help="least seconds of a step")
     parser.add_argument(
         "--heartbeat", type=float, default=2.0, help="seconds between heartbeats of the membership"
-    )
-    parser.add_argument(
-        "--audits", type=float, default=0.1, help="share of the merged pieces that are audited"
     )
     parser.add_argument(
         "--line-share", type=float, default=0.7, help="share of a line that rounds may take"
@@ -101,7 +95,7 @@ def main() -> int:
         folder.mkdir(exist_ok=True)
         with Processes(folder) as processes:
             outcome = conduct(
-                sites(options.public, homes, up_mbit=options.up, public_mbit=options.mbit),
+                sites(options.public, homes, public_mbit=options.mbit),
                 happenings,
                 processes,
                 folder,
@@ -117,7 +111,6 @@ def main() -> int:
                 outer=f"steps_per_cycle_max = {options.cycle_max}" if options.cycle_max else "",
                 heartbeat_s=options.heartbeat,
                 expiry_s=4 * options.heartbeat,
-                audits=options.audits,
             )
     say(table(outcome), sys.stdout)
     say(f"{load()} at the end", sys.stdout)

@@ -33,7 +33,7 @@ from tests.swarms.topology import Internet, must_run_in
 
 KINDS = {
     "hivemind_cli/p2pd": "daemons",
-    "network.delay_line": "delay line",
+    "swarms.delay_line": "delay line",
     "peer.agent": "agents",
     "peer.cli": "trainers",
 }

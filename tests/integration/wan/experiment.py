@@ -332,18 +332,15 @@ def conduct(
     pace_s: float = 0.05,
     tell: Callable[[str], None] = lambda _: None,
     run: RunFile | None = None,
-    audits: float = 0.1,
     **changes: Any,
 ) -> Outcome:
     """Train on these sites while this happens: names of ``FAULTS``, and seconds.
 
     Every fault is followed by a phase ``after ...`` that lasts until all learners merge again, for
     180 s at most. ``tell`` gets lines about each phase. What is trained is ``run``, with other
-    seeds, or a tiny model: ``audits`` is its share of audited pieces, ``changes`` are those of
-    ``run_text``.
+    seeds, or a tiny model: ``changes`` are those of ``run_text``.
     """
-    policy = f"\n[policy]\naudit_rate = {audits}\n"
-    trained = run or parse(run_text(policy=policy, **changes))
+    trained = run or parse(run_text(**changes))
 
     def text(seed: str) -> str:
         return to_toml(msgspec.structs.replace(trained, seeds=[seed]))
