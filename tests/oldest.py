@@ -23,7 +23,7 @@ def oldest(project: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _parts(requirement: str) -> tuple[str, str, str]:
-    found = re.fullmatch(r"([\w.-]+)(?:\[\w+\])?(?:>=([\w.]+))?(?:,[^;]*)?(;.*)?", requirement)
+    found = re.fullmatch(r"([\w.-]+)(?:\[\w+\])?(?:[>=]=([\w.]+))?(?:,[^;]*)?(;.*)?", requirement)
     return (found[1], found[2] or "", found[3] or "") if found else ("", "", "")
 
 

