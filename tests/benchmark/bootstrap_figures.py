@@ -17,8 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -31,7 +30,8 @@ from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.presence.presence import Presence
 from dht.presence.this_peer import Profile
-from tests.processes import Child
+from tests.processes import Processes
+from tests.swarms.commands import Swarm, address_of
 
 PORT = 17790
 RUN = RunId("be" * 32)
@@ -55,26 +55,16 @@ class Figures:
     sent_bytes_s: float
 
 
-@asynccontextmanager
-async def bootstrap() -> AsyncIterator[tuple[Multiaddr, int]]:
-    """A bootstrap peer as a process: its address and its process id."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            *("-m", "peer.cli", "bootstrap", "--page", "off"),
-            *("--listen", f"/ip4/127.0.0.1/tcp/{PORT}", "--data-dir", folder),
-        ]
-        with (Path(folder) / "log").open("wb") as log, Child(*command, stderr=log) as child:
-            yield Multiaddr(child.line()), child.pid
-            child.process.terminate()
-            child.wait(10)
-
-
 async def main(sizes: list[int]) -> None:
-    async with bootstrap() as (address, pid), AsyncExitStack() as stack:
-        peers: list[Presence] = []
-        for size in sorted(sizes):
-            figures = await grow(stack, peers, size, address, pid)
-            print(json.dumps(asdict(figures)), flush=True)
+    with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
+        swarm = Swarm(processes, Path(folder))
+        bootstrap = swarm.bootstrap(listen=f"/ip4/127.0.0.1/tcp/{PORT}")
+        address, pid = Multiaddr(address_of(bootstrap)), bootstrap.process.pid
+        async with AsyncExitStack() as stack:
+            peers: list[Presence] = []
+            for size in sorted(sizes):
+                figures = await grow(stack, peers, size, address, pid)
+                print(json.dumps(asdict(figures)), flush=True)
 
 
 async def grow(

@@ -11,48 +11,23 @@ import psutil
 import pytest
 
 from tests.processes import Processes, descendants
+from tests.swarms.commands import Command, run_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-RUN_TEXT = """
-schema = 1
-name = "tiny-island"
-[model]
-recipe = "gpt"
-layers = 2
-width = 32
-heads = 2
-context = 32
-[data]
-recipe = "python_stdlib"
-sequence_length = 32
-[inner]
-batch_size = 5
-[outer]
-fragments = 2
-steps_per_cycle = 10
-[end]
-tokens = 100_000_000
-"""
 
-
-class Island:
+class Island(Command):
     """``shoal start`` on two devices, which are the processor twice."""
 
     def __init__(self, processes: Processes, folder: Path, *options: str) -> None:
-        (folder / "run.toml").write_text(RUN_TEXT)
-        self.directory = folder / "peer"
-        self._processes = processes
-        self.process = processes.python(
-            *("-P", "-m", "peer.cli", "start", str(folder / "run.toml"), "--plain"),
-            *("--device", "cpu", "--devices", "2", "--page", "off", "--yes"),
-            *("--directory", str(self.directory), *options),
-            environment={"OMP_NUM_THREADS": "1", "XDG_DATA_HOME": str(folder / "home")},
-        )
-
-    @property
-    def output(self) -> str:
-        return self._processes.output_of(self.process)
+        text = run_text(layers=2, batch_size=5, fragments=2, cycle=10)
+        (folder / "run.toml").write_text(text)
+        arguments = [
+            *("start", str(folder / "run.toml"), "--plain", "--page", "off", "--yes"),
+            *("--device", "cpu", "--devices", "2", "--directory", str(folder / "peer"), *options),
+        ]
+        environment = {"OMP_NUM_THREADS": "1", "XDG_DATA_HOME": str(folder / "home")}
+        super().__init__(processes, arguments, environment=environment)
 
     def until(self, condition: str, count: int = 1) -> None:
         while self.output.count(condition) < count:
@@ -65,15 +40,12 @@ class Island:
         found = [child for child in mine if "spawn_main" in " ".join(child.cmdline())]
         return sorted(found, key=lambda child: not child.children())
 
-    def wait(self) -> int:
-        return self.process.wait(timeout=120)
-
 
 def test_all_steps_of_two_processes_are_those_of_one_peer(
     processes: Processes, tmp_path: Path
 ) -> None:
     island = Island(processes, tmp_path, "--steps", "30")
-    assert island.wait() == 0, island.output
+    assert island.wait(timeout_s=120) == 0, island.output
     assert "Device   2 x CPU" in island.output
     assert "left the run: 30 steps" in island.output
     assert "tokens: 4.8 k trained" in island.output, "30 steps of 5 sequences of 32 tokens"
@@ -91,7 +63,7 @@ def test_after_a_rank_is_killed_all_start_again(
     island.until("in the run", 2)
     island.until("step ", 2)
     os.kill(island.process.pid, signal.SIGTERM)
-    assert island.wait() == 130, island.output
+    assert island.wait(timeout_s=120) == 130, island.output
     assert "left the run" in island.output
     assert not descendants(island.process.pid)
 
@@ -100,6 +72,6 @@ def test_a_rank_that_cannot_get_into_the_run_says_why(processes: Processes, tmp_
     (tmp_path / "peer").mkdir()
     (tmp_path / "peer" / "notes.txt").write_text("mine")
     island = Island(processes, tmp_path)
-    assert island.wait() == 2
+    assert island.wait(timeout_s=120) == 2
     assert "notes.txt" in island.output
     assert [entry.name for entry in (tmp_path / "peer").iterdir()] == ["notes.txt"]

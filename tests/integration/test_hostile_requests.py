@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
+import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +23,8 @@ from dht.records import PeerRecord, seal
 from peer.demo.processes import free_port
 from tests.chaos.attackers.hostile_requests import CROWDED, KINDS
 from tests.integration.loopback import WAIT_S, hosts, identity, run
-from tests.processes import Child
+from tests.processes import Processes
+from tests.swarms.commands import Swarm, address_of
 
 ATTACKERS = 2
 KEY = "ef" * 32 + "/peers/"
@@ -86,14 +85,14 @@ class Look:
         return 1e3 * float(np.percentile(self.times, 99))
 
 
-async def look_ups_beside(attackers: list[Child], *at: str) -> list[Look]:
+async def look_ups_beside(attackers: list[subprocess.Popen[bytes]], *at: str) -> list[Look]:
     """Look-ups at these bootstrap peers in turns, while the attack goes on."""
     async with hosts(1, first=1000) as (member,):
         looks = [Look(member, each) for each in at]
         for look in looks:
             await look.begin()
         turns = 0
-        while any(attacker.process.poll() is None for attacker in attackers) or turns < TURNS_MIN:
+        while any(attacker.poll() is None for attacker in attackers) or turns < TURNS_MIN:
             for look in looks:
                 if turns % STORE_EVERY == 0:
                     await look.store()
@@ -103,55 +102,36 @@ async def look_ups_beside(attackers: list[Child], *at: str) -> list[Look]:
     return looks
 
 
-@contextmanager
-def bootstrap(folder: Path) -> Iterator[tuple[Child, str, int]]:
-    """A bootstrap peer: its process, address and the port of its page."""
-    folder.mkdir()
-    port, page_port = free_port(), free_port()
-    command = ["-m", "peer.cli", "bootstrap", "--data-dir", str(folder / "data")]
-    listen = ["--listen", f"/ip4/127.0.0.1/tcp/{port}", "--page", f"127.0.0.1:{page_port}"]
-    with (
-        (folder / "errors.txt").open("w") as errors,
-        Child(*command, *listen, stderr=errors) as child,
-    ):
-        try:
-            yield child, child.line(), page_port
-            assert child.process.poll() is None
-        finally:
-            child.process.terminate()
-            child.wait(WAIT_S)
-    assert "Traceback" not in (folder / "errors.txt").read_text()
-
-
-def attack(tmp_path: Path, seconds: float, *, seed: int = 0) -> None:
+def attack(processes: Processes, tmp_path: Path, seconds: float, *, seed: int = 0) -> None:
     """Attack a bootstrap peer, and look up at it and at another one, which has no part in it.
 
     The other one tells what the machine costs, which also runs the attackers.
     """
-    with (
-        bootstrap(tmp_path / "attacked") as (attacked_one, at, page_port),
-        bootstrap(tmp_path / "quiet") as (_, quiet_at, _),
-        ExitStack() as stack,
-    ):
-        server = psutil.Process(attacked_one.pid)
-        before = resident(server)
-        ports = [addresses.port_of(addresses.parse_seed(at)), page_port]
-        command = [
-            *("-m", "tests.chaos.attackers.visit", "--what", "crowd", "--run", CROWDED),
-            *("--seconds", str(seconds), "--rate", "inf"),
-            *(word for port in ports for word in ("--babble", str(port))),
-        ]
-        attackers = [
-            stack.enter_context(Child(*command, "--seed", str(ATTACKERS * seed + number), at))
-            for number in range(ATTACKERS)
-        ]
-        attacked, quiet = run(look_ups_beside(attackers, at, quiet_at), timeout_s=seconds + 300)
-        sent: Counter[str] = Counter()
-        for attacker in attackers:
-            told = json.loads(attacker.rest().splitlines()[-1])
-            sent.update({kind: count for kind, count in told.items() if kind != "event"})
-        grown = resident(server) - before
-        spent = sum(sum(p.cpu_times()[:2]) for p in (server, *server.children()))
+    page_port, swarm = free_port(), Swarm(processes, tmp_path)
+    attacked_one = swarm.bootstrap("attacked", options=("--page", f"127.0.0.1:{page_port}"))
+    quiet_one = swarm.bootstrap("quiet")
+    at, quiet_at = map(address_of, (attacked_one, quiet_one))
+    server = psutil.Process(attacked_one.process.pid)
+    before = resident(server)
+    ports = [addresses.port_of(addresses.parse_seed(at)), page_port]
+    command = [
+        *("-m", "tests.chaos.attackers.visit", "--what", "crowd", "--run", CROWDED),
+        *("--seconds", str(seconds), "--rate", "inf"),
+        *(word for port in ports for word in ("--babble", str(port))),
+    ]
+    attackers = [
+        processes.python(*command, "--seed", str(ATTACKERS * seed + number), at)
+        for number in range(ATTACKERS)
+    ]
+    attacked, quiet = run(look_ups_beside(attackers, at, quiet_at), timeout_s=seconds + 300)
+    sent: Counter[str] = Counter()
+    for attacker in attackers:
+        (told,) = processes.records_of(attacker, "did")
+        sent.update({kind: count for kind, count in told.items() if kind != "event"})
+    grown = resident(server) - before
+    spent = sum(sum(p.cpu_times()[:2]) for p in (server, *server.children()))
+    for each in (attacked_one, quiet_one):
+        assert each.process.poll() is None and "Traceback" not in each.output, each.output
     sys.stderr.write(
         f"{sent['answered'] + sent['refused']} requests of {sent['identities']} identities in "
         f"{seconds:.0f} s, {sent['answered']} answered, {spent:.0f} s of "
@@ -167,14 +147,18 @@ def attack(tmp_path: Path, seconds: float, *, seed: int = 0) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_bootstrap_peer_answers_beside_a_minute_of_hostile_requests(tmp_path: Path) -> None:
-    attack(tmp_path, 60.0)
+def test_a_bootstrap_peer_answers_beside_a_minute_of_hostile_requests(
+    processes: Processes, tmp_path: Path
+) -> None:
+    attack(processes, tmp_path, 60.0)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(25_000)
-def test_a_bootstrap_peer_answers_beside_an_hour_of_hostile_requests(tmp_path: Path) -> None:
+def test_a_bootstrap_peer_answers_beside_an_hour_of_hostile_requests(
+    processes: Processes, tmp_path: Path
+) -> None:
     """``SHOAL_HOSTILE_SECONDS``: the time of one piece; ``SHOAL_HOSTILE_SEED``: its number."""
     seconds = float(os.environ.get("SHOAL_HOSTILE_SECONDS", "3600"))
     seed = int(os.environ.get("SHOAL_HOSTILE_SEED", "0"))
-    attack(tmp_path, seconds, seed=seed)
+    attack(processes, tmp_path, seconds, seed=seed)

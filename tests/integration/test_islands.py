@@ -9,26 +9,11 @@ from typing import Any
 import pytest
 
 from tests.processes import Processes
+from tests.swarms import learner_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-
-RUN_TEXT = """
-name = "lone"
-[model]
-recipe = "custom"
-[data]
-recipe = "custom"
-[inner]
-optimizer = "custom"
-learning_rate = 0.1
-[schedule]
-warmup_tokens = 100
-[outer]
-fragments = 3
-steps_per_cycle = 5
-overlap_steps = 2
-"""
+RUN_TEXT = learner_process.text(name="lone", fragments=3, cycle=5)
 
 
 class Island:
