@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,6 @@ MINUTES = os.environ.get("CHAOS_MINUTES", "3")
 """Minutes of each scenario in the slow tier."""
 
 SEED = os.environ.get("CHAOS_SEED", "0")
-
-
-def start_chaos(processes: Processes, directory: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    command = ("-m", "tests.chaos", "--json", "--directory", str(directory))
-    return processes.python(*command, *arguments)
 
 
 def judged(code: int, output: str) -> dict[str, Any]:
@@ -62,10 +56,9 @@ def test_every_scenario_keeps_every_promise(
     processes: Processes, tmp_path: Path, scenario: str
 ) -> None:
     """A control run of the same length gives the losses and step times to compare with."""
-    process = start_chaos(
-        processes,
-        tmp_path / "chaos",
-        *(scenario, "--minutes", MINUTES, "--peers", "5", "--seed", SEED),
+    process = processes.python(
+        *("-m", "tests.chaos", scenario, "--json", "--directory", str(tmp_path / "chaos")),
+        *("--minutes", MINUTES, "--peers", "5", "--seed", SEED),
     )
     code = process.wait(timeout=2 * 60 * float(MINUTES) + 500)
     record = judged(code, processes.output_of(process))
