@@ -417,7 +417,7 @@ def test_a_keeper_looks_at_no_record_behind_the_first_that_is_not_over() -> None
         looked_at += 1
         return looked_at == 1
 
-    keeper._drop_while(is_over)  # type: ignore[arg-type]
+    keeper._drop_while(is_over)
     assert looked_at == 2 and len(keeper._in_order) == 2
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-from peer.bridge.agent_process import AgentProcess, LineSettings, child_environment
+from peer.bridge.agent_process import AgentProcess, LineSettings
 from peer.bridge.messages import Beat, FromAgent
 from peer.bridge.shared_memory import SharedTensors
 from peer.description import Described
+from peer.processes import child_environment
 from tests.peer.bridge.example_messages import BEGIN
 from tests.processes import descendants, killed_beside_its_child
 
