@@ -529,14 +529,14 @@ class HivemindHost:
         self._served.serve_calls(protocol, handler, request_max_bytes=request_max_bytes)
         await self._register(lambda daemon: self._register_calls(daemon, protocol))
 
-    async def _register(self, tell: Callable[[Daemon], Awaitable[None]]) -> None:
+    async def _register(self, serve: Callable[[Daemon], Awaitable[None]]) -> None:
         """Tell the daemon of a protocol that is served. The next one gets every such protocol."""
         if self._closed:
             raise HostClosed("it was closed")
         if (daemon := self._daemon) is None:
             return
         try:
-            await tell(daemon)
+            await serve(daemon)
         except (TimeoutError, OSError, P2PDaemonError) as error:
             if self._daemon is daemon and not daemon.lost:
                 raise HostClosed(f"the daemon does not answer: {error}") from error

@@ -210,7 +210,7 @@ class Entrance:
         return Declined(
             f"run {self._peer.run_file.name!r} {how}, and no peer with its state is online; ask "
             "one of its peers for the exported model, or found a new run with another end",
-            "run-ended",
+            section="run-ended",
         )
 
     def _check_known_end(self, waited_s: float, *, is_there: bool) -> None:
@@ -266,7 +266,7 @@ class Entrance:
                 raise Declined(
                     f"peer {peer} speaks protocol versions {misfit.theirs}, this peer "
                     f"{misfit.ours}: {misfit.advice}",
-                    "protocol-refused",
+                    section="protocol-refused",
                 )
             raise RunRefused(f"the {misfit.what} of peer {peer}", misfit.ours, misfit.theirs)
 
@@ -298,7 +298,7 @@ class Entrance:
                     f"{here.run_file.name!r} is not founded: no other peer would take its state; "
                     "initialise all parameters before peer.join (to_empty and torch.empty leave in "
                     "them what was in memory)",
-                    "weights-not-finite",
+                    section="weights-not-finite",
                 )
             state = FragmentState.founded(layout, fragment, theta)
             states.append(state)

@@ -30,7 +30,7 @@ from peer.agent.peer import OBEY_EVERY_S, Peer
 from peer.agent.services import Fields, FirstStates, Role, Seat
 from peer.errors import ExitCode
 from peer.guest.enforcement import Guest
-from peer.joining.link import events_of, is_news
+from peer.joining.link import is_news, tell_link
 from peer.rules.leaving import Departure
 from peer.rules.others import first_asked, heaviest
 from peer.status import PeerStatus
@@ -216,8 +216,7 @@ class Keeper(Role):
             link = peer.network.link()
             if link and is_news(link, self._link):
                 self._link = link
-                for name, fields in events_of(link, peer.run_file):
-                    self._on_event(name, fields)
+                tell_link(link, peer.run_file, self._on_event)
             await asyncio.sleep(1.0)
 
     def _ask_those_ahead(self, averager: Averager) -> None:

@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Timer
@@ -174,12 +174,12 @@ def only_from(text: str) -> str | None:
     )
 
 
-def events_of(link: str, run: RunFile) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The events that tell how others join, and from where they cannot."""
+def tell_link(link: str, run: RunFile, event: Callable[[str, dict[str, Any]], None]) -> None:
+    """Report how others join, and from where they cannot."""
     limit, by_program = only_from(link), isinstance(run.model, CustomModel)
-    yield "link", {"link": link, "limit": limit, "by_program": by_program}
+    event("link", {"link": link, "limit": limit, "by_program": by_program})
     if limit is not None:
-        yield "link_limited", {"text": limit}
+        event("link_limited", {"text": limit})
 
 
 def find_run(

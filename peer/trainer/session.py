@@ -47,7 +47,7 @@ from peer.bridge.messages import (
 from peer.errors import LeftEarly, LoopWarning, RunLost, explained
 from peer.events.sentences import worded
 from peer.events.table import TABLE, Audience, audience_of, on_screen
-from peer.joining.link import events_of, is_news
+from peer.joining.link import is_news, tell_link
 from peer.rules.leaving import Stay, stay
 from peer.run_file.reading import with_settings
 from peer.run_file.sections import RunFile
@@ -415,8 +415,7 @@ class Run(Rank):
             self._link_seen = link
             if is_news(link, self._link_told):
                 self._link_told = link
-                for name, fields in events_of(link, self.run_file):
-                    self._news.add(name, fields)
+                tell_link(link, self.run_file, self._news.add)
 
     def state_dict(self) -> dict[str, Any]:
         """This peer's place in the run, for a checkpoint of the caller's beside the model.

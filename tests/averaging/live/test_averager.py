@@ -541,9 +541,9 @@ async def test_fragments_that_wait_for_their_group_take_no_place_from_others() -
             await made.add(
                 f"peer {index}", policy=policy, settings=settings, step_time_s=1.0 + 0.1 * index
             )
-        await made.live(45.0)
+        await made.live(90.0)
         versions = [version or 0 for version in made.peers[0].versions()]
-        assert min(versions) >= 0.7 * 45.0 / (12 * 1.25), versions
+        assert min(versions) >= 0.7 * 90.0 / (12 * 1.25), versions
 
 
 @pytest.mark.parametrize("groups_of", [pytest.param(16, marks=pytest.mark.slow), 3])

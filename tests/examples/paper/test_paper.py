@@ -26,7 +26,7 @@ from peer.simulate.problems.problem import Quadratic
 from peer.simulate.problems.text_gpt import TextGpt
 
 PAPER = Path(__file__).parents[3] / "examples" / "paper"
-FOLDERS = sorted(path.name for path in PAPER.iterdir() if path.is_dir())
+FOLDERS = sorted(path.name for path in PAPER.iterdir() if path.is_dir() and path.name[0] != "_")
 CHEAP = {"problem.name": "quadratic"}
 
 

@@ -38,6 +38,7 @@ EMITTERS = {
         "told",
     },
     "peer/extras/site": {"tell", "_tell"},
+    "peer/joining": {"event"},
     "peer/rules": {"Tell"},
     "peer/storage": {"_tell"},
     "peer/trainer": {"_events.append", "add"},
