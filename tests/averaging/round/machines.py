@@ -22,9 +22,11 @@ from averaging.messages import (
     Join,
     Link,
     Message,
+    ParentCertificate,
     claim_of,
     encode_commit,
     link_claim,
+    short_name,
 )
 from averaging.round.gathering.roster import Leader, compose
 from averaging.round.interface.effects import Effect, Send
@@ -298,6 +300,34 @@ def committed(
     )
     encoded = encode_commit(msgspec.structs.replace(commit, **changes))
     return Committed(0, encoded, sign(signer or leader, encoded))
+
+
+def beside(where: Standing, place: int, *signers: PeerId) -> ParentCertificate:
+    claim = link_claim(TOPIC, 0, link_of(where.head()))
+    return ParentCertificate(
+        place, tuple((short_name(peer), sign(peer, claim)) for peer in signers)
+    )
+
+
+def committed_with(
+    rounds: FragmentRounds, leader: PeerId, where: Standing, *certificates: ParentCertificate
+) -> Committed:
+    """A commit with the machine's join, and with its leader's, which stands elsewhere."""
+    attempt = rounds.joining.attempt
+    assert attempt is not None
+    commit = compose(
+        Leader(peer=leader, incarnation=1, topic=TOPIC, fragment=0, nonce=1),
+        [
+            (leader, signed(leader, join(where), leader=leader)),
+            (ME, signed(ME, attempt.join, leader=leader)),
+        ],
+        rounds.policy,
+        encoded_bytes=lambda codec: 1 << 20,
+    )
+    place = [parent.lineage for parent in commit.parents].index(where.lineage)
+    shown = tuple(msgspec.structs.replace(each, parent=place) for each in certificates)
+    encoded = encode_commit(commit)
+    return Committed(0, encoded, sign(leader, encoded), shown)
 
 
 def fails(rounds: FragmentRounds, now: float) -> None:

@@ -8,23 +8,20 @@ import msgspec
 
 from averaging import messages as said
 from averaging.history.standing import Standing
-from averaging.messages import ParentCertificate
-from averaging.round.gathering.roster import Leader, compose
 from averaging.round.interface.inputs import Due, Offered, Received, Tick
 from averaging.round.interface.phase import Phase
 from averaging.round.machine import FragmentRounds
-from averaging.round.opinions.certificates import link_of
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
 from tests.averaging.round.machines import (
     ME,
     POLICY,
-    TOPIC,
+    beside,
     certified,
+    committed_with,
     join,
     machine,
     offer,
-    sign,
     signed,
     standing,
 )
@@ -62,21 +59,8 @@ def member_of_a_meld_with(
         if attempt is None or attempt.leader == ME:
             continue
         leader = attempt.leader
-        commit = compose(
-            Leader(peer=leader, incarnation=1, topic=TOPIC, fragment=0, nonce=1),
-            [
-                (leader, signed(leader, join(theirs), leader=leader)),
-                (ME, signed(ME, attempt.join, leader=leader)),
-            ],
-            rounds.policy,
-            encoded_bytes=lambda codec: 1 << 20,
-        )
-        place = [parent.lineage for parent in commit.parents].index(theirs.lineage)
-        claim = said.link_claim(TOPIC, 0, link_of(theirs.head()))
-        under = tuple((said.short_name(peer), sign(peer, claim)) for peer in others)
-        encoded = said.encode_commit(commit)
-        signature, beside = sign(leader, encoded), (ParentCertificate(place, under),)
-        rounds.handle(Received(leader, said.Committed(0, encoded, signature, beside)), 1.0)
+        message = committed_with(rounds, leader, theirs, beside(theirs, 0, *others))
+        rounds.handle(Received(leader, message), 1.0)
         return rounds
     raise AssertionError("no names found")
 

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from averaging import messages as said
-from averaging.history.standing import Standing
 from averaging.messages import Committed, Head, Opening, ParentCertificate
 from averaging.round.gathering.catching_up import REFUSALS_MIN
 from averaging.round.gathering.roster import Leader, compose
@@ -26,7 +25,9 @@ from tests.averaging.round.machines import (
     ME,
     POLICY,
     TOPIC,
+    beside,
     certified,
+    committed_with,
     join,
     machine,
     of,
@@ -57,34 +58,6 @@ def is_refused(answers: tuple[said.Message, ...]) -> bool:
         isinstance(answer, said.Refused) and "too few that count" in answer.reason
         for answer in answers
     )
-
-
-def beside(where: Standing, place: int, *signers: PeerId) -> ParentCertificate:
-    claim = said.link_claim(TOPIC, 0, link_of(where.head()))
-    return ParentCertificate(
-        place, tuple((said.short_name(peer), sign(peer, claim)) for peer in signers)
-    )
-
-
-def committed_with(
-    rounds: FragmentRounds, leader: PeerId, where: Standing, *certificates: ParentCertificate
-) -> Committed:
-    """A commit with the machine's join, and with its leader's, which stands elsewhere."""
-    attempt = rounds.joining.attempt
-    assert attempt is not None
-    commit = compose(
-        Leader(peer=leader, incarnation=1, topic=TOPIC, fragment=0, nonce=1),
-        [
-            (leader, signed(leader, join(where), leader=leader)),
-            (ME, signed(ME, attempt.join, leader=leader)),
-        ],
-        rounds.policy,
-        encoded_bytes=lambda codec: 1 << 20,
-    )
-    place = [parent.lineage for parent in commit.parents].index(where.lineage)
-    shown = tuple(msgspec.structs.replace(each, parent=place) for each in certificates)
-    encoded = said.encode_commit(commit)
-    return Committed(0, encoded, sign(leader, encoded), shown)
 
 
 def waiting(policy: RoundPolicy = GROUPS) -> tuple[FragmentRounds, PeerId]:
