@@ -77,8 +77,8 @@ class Held:
     """True if theta of that version is at hand."""
     snapshot_mark: int | None
     """Own step of the offered snapshot, if its values are still at hand."""
-    overwritten_mark: int = 0
-    """Own work up to this step was overwritten if it was not merged; it must not come back."""
+    begun_mark: int = 0
+    """Own work up to this step is not in the parameters' displacement: it must not come back."""
 
 
 def change_for(
@@ -101,7 +101,7 @@ def change_for(
         return Change(Origin.SNAPSHOT, contained)
     if contained is None and held.knows_base and not gives_up:
         if parting is not None and (held.base_version or 0) > parting.version:
-            return Change(Origin.PARTING, max(parting.merged_mark, held.overwritten_mark))
+            return Change(Origin.PARTING, max(parting.merged_mark, held.begun_mark))
         return Change(Origin.BASE)
     return Change(Origin.NONE)
 
@@ -121,9 +121,9 @@ class OwnWork:
         self.merged_step = step
         """Own steps up to this one are merged or lost, and not to be offered."""
         self.discarded_steps = 0
-        self._overwritten_step = step
-        self.overwritten_version = state.version
-        """The parameters hold nothing of the own work from before this version."""
+        self.begun_version, self._begun_step = state.version, step
+        """The own displacement is known since this version: it was overwritten there, or another
+        side of a fork was taken without its parting. It has no work up to this step."""
         self.snapshot: Float32s | None = None
         """The offered values, until they are adopted or released."""
         self.snapshot_step = 0
@@ -143,10 +143,10 @@ class OwnWork:
     def rebase(self, state: FragmentState, parting: Parting, *, step: int) -> Rebased | None:
         """Take another side of a fork. ``None``: the own displacement since the parting is not
         known, and nothing was done."""
-        if parting.version < self.overwritten_version:
+        if parting.version < self.begun_version:
             return None
         change = self._change(contained=None, parting=parting)
-        again = max(0, parting.given_up_mark - max(parting.merged_mark, self._overwritten_step))
+        again = max(0, parting.given_up_mark - max(parting.merged_mark, self._begun_step))
         return Rebased(self._take(state, change, parting, step), again)
 
     def discard(self, state: FragmentState, *, step: int) -> Adopted:
@@ -161,7 +161,7 @@ class OwnWork:
             base_version=self.base_version,
             knows_base=True,
             snapshot_mark=None if self.snapshot is None else self.snapshot_step,
-            overwritten_mark=self._overwritten_step,
+            begun_mark=self._begun_step,
         )
         return change_for(
             held,
@@ -187,10 +187,12 @@ class OwnWork:
             given = state.theta - parting.theta
         if change.overwrites:
             self.discarded_steps += step - self.merged_step
-            self.merged_step = self._overwritten_step = step
-            self.overwritten_version = state.version
+            self.merged_step = step
         elif change.mark is not None:
             self.merged_step = change.mark
+        begins = parting is None and not state.follows(self.base_version, self.base_lineage)
+        if change.overwrites or begins:
+            self.begun_version, self._begun_step = state.version, self.merged_step
         self.base = state.theta
         self.base_version, self.base_lineage = state.version, state.lineage
         self.snapshot = None

@@ -42,6 +42,10 @@ class FragmentState:
         chain = Chain([Link(0, lineage, 0)])
         return cls(fragment, 0, lineage, chain, theta, np.zeros_like(theta), nothing, history)
 
+    def follows(self, version: int, lineage: Lineage) -> bool:
+        """Return whether this is that state, or a later one of its history."""
+        return lineage == self.lineage or self.chain.find(version, lineage) is not None
+
     def digest(self) -> bytes:
         """Return a digest over every bit, to compare with other peers on the same lineage."""
         return bits_digest(self.lineage, self.theta, self.momentum, self.merged)

@@ -16,7 +16,7 @@ from averaging.history.state import FragmentState
 from dht.identity import PeerId
 from dht.membership.orders import Root
 from peer.agent.slots import Adopted
-from peer.bridge.shared_memory import Base, SharedTensors
+from peer.bridge.shared_memory import SharedTensors
 from peer.rules.ledger import APART, LOST, REFUSED, ROLLED_BACK, STALE, Fate, Ledger
 
 
@@ -80,7 +80,7 @@ class Account:
         """Judge the work that a state has of this learner, if that is possible now."""
         fragment, mark = state.fragment, state.merged.get(self.me)
         held = self.memory.base(fragment)
-        if held is not None and not _reaches(state, held):
+        if held is not None and not state.follows(held.version, held.lineage):
             # The trainer is ahead of its new agent, or not yet on the agent's side of a fork. Its
             # work can be judged when both have the same version.
             return
@@ -110,11 +110,6 @@ class Account:
             return APART
         self._rolled_back_to[fragment] = root
         return ROLLED_BACK
-
-
-def _reaches(state: FragmentState, held: Base) -> bool:
-    """True if a state is the version that the trainer holds, or descends from it."""
-    return state.lineage == held.lineage or state.chain.find(held.version, held.lineage) is not None
 
 
 def fates(total: Fate) -> dict[str, float]:

@@ -319,7 +319,7 @@ class Entrance:
             held = self._memory.base(fragment)
             if averager.states[fragment] is not state:
                 continue  # a newer one has come since the last look
-            if held is None or state.chain.find(held.version, held.lineage) is not None:
+            if held is None or state.follows(held.version, held.lineage):
                 self._port.adopt_first(fragment, state)
             else:
                 # No live peer has this version: it was lost with the agent before this one.

@@ -103,10 +103,11 @@ class _Entry:
     """Set by a caller that waits for the next OFFERED."""
     next: _Next | None = None
     given: _Given | None = None
-    set_version: int = 0
-    """Version that overwrote the trainer's earlier work."""
-    overwritten: tuple[int, int] = (0, 0)
-    """Own step and tokens at that moment."""
+    begun_version: int = 0
+    """The trainer's own displacement is known since this version: its work was overwritten there,
+    or another side of a fork was taken without its parting."""
+    begun: tuple[int, int] = (0, 0)
+    """Own step and tokens of the work that is not in this displacement."""
     giving_up: str | None = None
     """Reason why the next state overwrites the trainer's own work."""
     taken_over: bool = False
@@ -276,7 +277,9 @@ class SlotPort:
             return None
         if _holds(state, entry.kept):
             return None
-        if parting.version < entry.set_version or entry.giving_up is not None:
+        if entry.next is not None and not _holds(entry.next.state, self.memory.base(fragment)):
+            return None  # the trainer has yet to take the side that is given up
+        if parting.version < entry.begun_version or entry.giving_up is not None:
             return None  # some of that work was given up since: it must not come back
         entry.next = _Next(state, parting=parting)
         entry.outstanding = None
@@ -387,10 +390,10 @@ class SlotPort:
         return self._entries[fragment].marks.get(step)
 
     def _tokens_since(self, fragment: int, step: int) -> int | None:
-        """``tokens_at``, or those at which the trainer's own work was overwritten if that is
+        """``tokens_at``, or those at which the trainer's own displacement begins if that is
         later."""
-        overwritten_step, tokens = self._entries[fragment].overwritten
-        return tokens if overwritten_step > step else self.tokens_at(fragment, step)
+        begun_step, tokens = self._entries[fragment].begun
+        return tokens if begun_step > step else self.tokens_at(fragment, step)
 
     def _advance(self, fragment: int) -> None:
         entry = self._entries[fragment]
@@ -437,7 +440,7 @@ class SlotPort:
                 base_version=None if held is None else held.version,
                 knows_base=entry.base is not None,
                 snapshot_mark=offered_mark if offered else None,
-                overwritten_mark=entry.overwritten[0],
+                begun_mark=entry.begun[0],
             ),
             statistics=fragment in self.statistics,
             contained=new.contained,
@@ -458,11 +461,11 @@ class SlotPort:
                 tokens = self._tokens_since(fragment, mark) or 0
             operation = self._fill(fragment, entry, state, change, new.parting)
         given = entry.given = _Given(state, operation)
-        if operation is Adoption.SET:
-            entry.set_version = state.version
-            if held is not None:
-                given.lost_reason = given_up or "overwritten"
-                given.lost_from = held.tokens
+        if operation is Adoption.SET and held is not None:
+            given.lost_reason = given_up or "overwritten"
+            given.lost_from = held.tokens
+        if operation is Adoption.SET or (new.parting is None and not _holds(state, held)):
+            entry.begun_version = state.version
         order = AdoptionOrder(operation, state.version, state.lineage, mark, tokens)
         self.memory.give(fragment, order)
 
@@ -521,8 +524,9 @@ class SlotPort:
         if not self.memory.coarse:
             entry.base = given.state.theta
         lost = 0
-        if given.operation is Adoption.SET:
-            entry.overwritten = self.memory.adopted_at(fragment)
+        base = self.memory.base(fragment)
+        if base is not None and base.version == entry.begun_version:
+            entry.begun = base.mark, base.tokens
         if given.lost_from is not None:
             lost = max(0, self.memory.adopted_at(fragment)[1] - given.lost_from)
         self.on_adopted(Adopted(fragment, given.state.version, lost, given.lost_reason))
@@ -540,5 +544,5 @@ async def _is_finite(values: Float32s) -> bool:
 
 
 def _holds(state: FragmentState, base: Base | None) -> bool:
-    """True if ``state`` descends from that version."""
-    return base is not None and state.chain.find(base.version, base.lineage) is not None
+    """True if ``state`` is that version, or descends from it."""
+    return base is not None and state.follows(base.version, base.lineage)

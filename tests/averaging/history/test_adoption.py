@@ -27,10 +27,11 @@ def vector(value: float) -> Float32s:
     return np.full(2, value, np.float32)
 
 
-def state(version: int, value: float) -> FragmentState:
-    lineage = bytes([version]) * 32
-    chain = Chain([Link(version, lineage, 0)])
-    return FragmentState(0, version, lineage, chain, vector(value), vector(0.0), MergedMap())
+def state(version: int, value: float, *, shared: int = 99) -> FragmentState:
+    """A version of one side of a fork; of the other one if it is after the last ``shared`` one."""
+    lineages = [bytes([n if n <= shared else 100 + n]) * 32 for n in range(version + 1)]
+    chain = Chain([Link(n, lineage, 0) for n, lineage in enumerate(lineages)])
+    return FragmentState(0, version, lineages[-1], chain, vector(value), vector(0.0), MergedMap())
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_another_side_of_a_fork_leaves_what_was_moved_since_the_parting_whole() 
     own.adopt(state(3, 3.0), 4, step=4).apply(values)
     values += 1.0
     parting = Parting(2, vector(2.0), merged_mark=2, given_up_mark=4)
-    rebased = own.rebase(state(4, 50.0), parting, step=6)
+    rebased = own.rebase(state(4, 50.0, shared=2), parting, step=6)
     assert rebased is not None and rebased.again_steps == 2
     rebased.adopted.apply(values)
     assert values.tolist() == [52.0, 52.0]
@@ -119,8 +120,27 @@ def test_work_that_was_overwritten_at_the_parting_itself_is_not_offered_again() 
     own.discard(state(2, 2.0), step=30).apply(values)
     own.adopt(state(3, 3.0), None, step=31).apply(values)
     parting = Parting(2, vector(2.0), merged_mark=4, given_up_mark=4)
-    rebased = own.rebase(state(4, 50.0), parting, step=32)
+    rebased = own.rebase(state(4, 50.0, shared=2), parting, step=32)
     assert rebased is not None and rebased.again_steps == 0
     assert own.merged_step == 30
     older = Parting(1, vector(1.0), merged_mark=4, given_up_mark=4)
     assert own.rebase(state(5, 60.0), older, step=33) is None
+
+
+def test_work_of_a_side_that_was_left_without_its_parting_is_not_offered_again() -> None:
+    """It was written off, and it is not in the displacement from the side that was taken. A second
+    fork made it pending as well (storm 60279)."""
+    own, values = OwnWork(state(0, 0.0), step=0), vector(0.0)
+    own.offer(values.copy(), step=4)
+    own.adopt(state(1, 1.0), 4, step=4).apply(values)
+    values += 1.0
+    own.adopt(state(2, 20.0, shared=0), None, step=5).apply(values)
+    own.offer(values.copy(), step=6)
+    own.adopt(state(3, 30.0, shared=0), 6, step=6).apply(values)
+    assert own.rebase(state(4, 50.0), Parting(0, vector(0.0), 0, 6), step=7) is None
+    parting = Parting(2, vector(20.0), merged_mark=0, given_up_mark=6)
+    rebased = own.rebase(state(4, 50.0, shared=0), parting, step=7)
+    assert rebased is not None and rebased.again_steps == 2
+    rebased.adopted.apply(values)
+    assert values.tolist() == [60.0, 60.0]
+    assert own.merged_step == 4

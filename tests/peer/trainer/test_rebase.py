@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 from averaging.history.adoption import Parting
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
+from averaging.messages import Link
 from peer.agent.account import Account
 from peer.rules.ledger import APART
 from tests.peer.trainer.learner_pair import INCARNATION, ME, Pair, moved
@@ -174,3 +177,49 @@ async def test_work_that_was_given_up_at_the_parting_itself_does_not_come_back()
     pair.idle()
     snapshot = await pair.offer(0)
     assert snapshot.tokens == pair.memory.tokens - given_up.tokens
+
+
+def elsewhere(state: FragmentState, by: float, merged: MergedMap | None = None) -> FragmentState:
+    """The next version on another side of a fork."""
+    version, lineage = state.version + 1, bytes([100 + state.version]) * 32
+    chain = state.chain.extended(Link(version, lineage, 0))
+    return replace(moved(state, by, merged), lineage=lineage, chain=chain)
+
+
+async def test_work_of_a_side_that_was_left_without_its_parting_does_not_come_back() -> None:
+    """It was written off. The fork after that one made it pending again."""
+    pair = Pair()
+    fork = Fork(pair)
+    await fork.live()
+    taken = elsewhere(fork.common, 3.0)
+    pair.port.adopt(0, taken, contained=None)
+    pair.idle()
+    written_off = pair.memory.base(0)
+    assert written_off is not None and written_off.tokens > taken.merged[ME].tokens
+    snapshot = await pair.offer(0, amount=0.25)
+    merged = mine(snapshot.mark, taken.merged[ME].tokens + snapshot.tokens)
+    pair.port.adopt(0, elsewhere(taken, 0.5, merged), contained=snapshot.mark)
+    pair.idle()
+
+    marks = taken.merged[ME].step, snapshot.mark
+    parting = Parting(taken.version, taken.theta, merged_mark=marks[0], given_up_mark=marks[1])
+    assert pair.port.rebase(0, moved(taken, -0.5), parting) == snapshot.tokens
+    pair.idle()
+    pair.idle()
+    offer = await pair.offer(0)
+    assert offer.tokens == pair.memory.tokens - written_off.tokens
+
+
+async def test_a_trainer_that_has_yet_to_take_a_side_has_no_displacement_there() -> None:
+    pair = Pair()
+    fork = Fork(pair)
+    await fork.live()
+    waiting = asyncio.ensure_future(pair.port.snapshot(0, timeout_s=5))
+    await asyncio.sleep(0)
+    taken = elsewhere(fork.common, 3.0)
+    pair.port.adopt(0, taken, contained=None)
+
+    mark = taken.merged[ME].step
+    parting = Parting(taken.version, taken.theta, merged_mark=mark, given_up_mark=mark)
+    assert pair.port.rebase(0, moved(taken, -0.5), parting) is None
+    waiting.cancel()
