@@ -268,9 +268,6 @@ class Swarm:
             around=self.around(name),
         )
         peer = Peer(self, plan, Life(name, self.lives[name]), kit)
-        if self.membership.is_old(peer):
-            for machine in peer.machines.values():
-                machine.peers.started_at = peer.now() - 1e6
         self.nodes[name] = peer
         self.membership.came(peer, [each for each in self.alive if each is not peer])
         peer.start()

@@ -291,7 +291,7 @@ class _Peer:
         now = asyncio.get_running_loop().time()
         for peer in self._met:
             if peer != me:
-                self._view[peer] = PeerView(first_seen=now - 1000.0, heard_at=now, step_time_s=1.0)
+                self._view[peer] = PeerView(first_seen=now, heard_at=now, step_time_s=1.0)
         # The buffers of the previous round would hide the memory that this one takes.
         await self._averager.quiet(timeout_s=30.0)
         self.port.adopted.clear()

@@ -119,7 +119,6 @@ class Neighbourhood:
         """Used instead of ``view`` for questions about all peers."""
         self.closed_version = 0
         """The newest version of which a roster closed, as far as this peer heard."""
-        self.started_at = now
         self.failed = BoundedMapping[PeerId, float]("failed peers", FAILED_MAX, worth=self.worth)
         """Peers whose last call failed, and when."""
         self._back: deque[PeerId] = deque(maxlen=BACK_MAX)

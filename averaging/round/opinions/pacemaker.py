@@ -22,6 +22,7 @@ longer (``averaging.rules.reputation``), as it would waste the first attempts of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
@@ -212,12 +213,11 @@ class Pacemaker:
     ) -> tuple[PeerId, ...]:
         """The peers that can lead a group, without some.
 
-        In a young swarm nobody is established; in an old one this peer is, if it has been here for
-        long.
+        Where this peer sees others that are established, they have seen it for as long.
         """
         peers = self._peers
         own = PeerView(
-            first_seen=peers.started_at,
+            first_seen=-math.inf,
             heard_at=now,
             reachable=peers.reachable,
             bytes_per_s=peers.bytes_per_s,

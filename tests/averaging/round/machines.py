@@ -176,7 +176,7 @@ def machine(
     view = dict.fromkeys(others, SEEN_LONG)
     who = replace(identity(me, policy, fragment=fragment, founder=founder), speaks=speaks)
     who.book.orders = orders or RoundOrders()
-    made = FragmentRounds(
+    return FragmentRounds(
         who,
         Circumstances(reachable=reachable, trains=trains, absent=absent or {}),
         view=view,
@@ -184,8 +184,6 @@ def machine(
         electors=Probation(policy.probation, reputation=policy.reputation()),
         now=0.0,
     )
-    made.peers.started_at = -1e3
-    return made
 
 
 def certified(where: Standing, by: tuple[PeerId, ...] = (ANNA, BORIS)) -> Head:

@@ -143,3 +143,23 @@ def test_a_peer_that_only_dials_out_finds_a_leader_whatever_group_it_is_dealt_in
         without += not any(view[peer].reachable for peer in group if peer != me)
         assert made.leader(head, 40.0) in others[:2]
     assert without, "each group has somebody who can be dialled"
+
+
+@pytest.mark.parametrize("version", range(12))
+def test_peers_that_took_part_some_time_after_they_met_send_no_joiner_to_and_fro(
+    version: int,
+) -> None:
+    """Each saw the others for long enough to count as established, and took part for less."""
+    makers = {peer: pacemaker(peer, PEERS, began=35.0) for peer in PEERS}
+    head = msgspec.structs.replace(HEAD, version=version)
+    for joiner in PEERS:
+        join = msgspec.structs.replace(JOIN, head=head, attempt=0)
+        leader, asked = makers[joiner].leader(head, 40.0), list[PeerId]()
+        while leader is not None and leader != joiner and leader not in asked:
+            asked.append(leader)
+            claim = makers[leader].leader_for(joiner, join, 40.0)
+            if claim.leader == leader:
+                break
+            join, leader = msgspec.structs.replace(join, attempt=claim.attempt), claim.leader
+        else:
+            assert leader == joiner, (joiner, asked)
