@@ -103,7 +103,7 @@ from tests.peer.statuses import a_status
 ANNA = Identity.from_seed(b"a" * 32)
 CLAIMS = [each for _, each in sorted(Round(of_a_site(commit_of())).claims.items())]
 PROOFS = heads_of_proofs()
-A_TALLY = a_tally(fragments=3)
+A_TALLY = a_tally()
 RUN = RunId("5f" * 32)
 KEY = f"{RUN}/peers/01"
 RECORD = PeerRecord(protocol=(1, 1), role="learner", incarnation=7, name="anna")
@@ -474,12 +474,12 @@ TARGETS: dict[str, Target] = {
         ValueError,
     ),
     "attestable": _answer(ATTESTABLE, (Kept(1, 8, bytes(32), bytes(32), bytes(32), 100),)),
-    "credit_summary": Target(
-        [credit.CALL.request(CREDIT_RUN, credit.summary(A_TALLY))],
+    "credit_digests": Target(
+        [credit.CALL.request(CREDIT_RUN, credit.digests(A_TALLY))],
         lambda data: credit.CALL.asked(data, CREDIT_RUN),
         ValueError,
     ),
-    "credit_part": Target([credit.encode(A_TALLY.part)], credit.decode, ValueError),
+    "credit_part": Target([credit.encode(A_TALLY)], credit.decode, ValueError),
     "run_list": Target(
         [msgspec.json.encode({"who": "a host", "runs": [msgspec.to_builtins(a_page())]})],
         run_lists.decode,

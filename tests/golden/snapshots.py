@@ -138,7 +138,7 @@ def _json_outputs(folder: Path) -> Iterator[tuple[str, str]]:
     run = a_run()
     with occupied(peer, run, "learner"):
         write_checkpoint(peer, run)
-        save_tally(peer, wire.encode(a_tally(fragments=2, run=run.run_id).part))
+        save_tally(peer, wire.encode(a_tally(run=run.run_id)))
         keep_link(peer, f"shoal://{run.run_id}?seed={SEED}")
         (peer / "events.jsonl").write_text(
             '{"at": 1.5, "event": "log", "peer": "anna", "name": "anna"}\n'

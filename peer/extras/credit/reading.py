@@ -13,22 +13,11 @@ from dht.identity import PeerId, RunId
 from dht.whole_files import write_whole
 from peer.contributors import Contributor
 from peer.extras.credit.accounting import wire
-from peer.extras.credit.accounting.tally import (
-    FRAGMENTS_MAX,
-    Part,
-    Tally,
-    confirmed,
-    contributors,
-    everything,
-    unproven,
-)
+from peer.extras.credit.accounting.tally import Tally, contributors
 
 TALLY_FILE = "tally"
 
 ASKED_MAX = 3
-ANSWERS_MAX = 8
-"""Answers to ask each peer for until the tally is complete."""
-
 ASK_TIMEOUT_S = 3.0
 
 
@@ -37,40 +26,47 @@ def save_tally(folder: Path, data: bytes) -> None:
     write_whole(folder / TALLY_FILE, data)
 
 
-def load_tally(folder: Path, run: RunId, fragments: int) -> Tally:
-    """The tally that a peer has kept; an empty one if there is none, or it cannot be read.
-
-    It was proven when this peer took it, and it is not proven again.
-    """
-    tally = Tally(run, fragments)
+def load_tally(folder: Path, run: RunId) -> Tally:
+    """The tally that a peer has kept; an empty one if there is none, or it cannot be read."""
     try:
-        part = wire.decode((folder / TALLY_FILE).read_bytes())
+        return _tally(run, wire.decode((folder / TALLY_FILE).read_bytes()))
     except (OSError, ValueError):
-        return tally
-    tally.follow(part.topic)
-    tally.unite(part, believes=everything)
+        return Tally(run)
+
+
+def _tally(run: RunId, found: wire.Packed) -> Tally:
+    tally = Tally(run, found.totals)
+    tally.unite(found.statements)
     return tally
 
 
 def contributors_in(folder: Path, run: RunId) -> list[Contributor]:
     """All whose work is merged, the largest first, as a peer's folder has it."""
-    return contributors(load_tally(folder, run, FRAGMENTS_MAX))
+    return contributors(load_tally(folder, run))
 
 
 async def contributors_told(host: Host, run: RunId, peers: Sequence[PeerId]) -> list[Contributor]:
-    """All whose work is merged, the largest first, as a few of the peers have it."""
-    tally = unproven(run)
+    """The largest contributors, as a few of the peers have them."""
 
-    async def ask(peer: PeerId) -> Part:
+    async def ask(peer: PeerId) -> wire.Packed:
         with suppress(DhtError, ValueError):
-            asked = wire.summary(tally)
-            answers = await wire.CALL.ask(host, peer, run, asked, timeout_s=ASK_TIMEOUT_S)
-            return wire.unpacked(answers)
-        return Part()
+            return await wire.CALL.ask(host, peer, run, wire.NONE, timeout_s=ASK_TIMEOUT_S)
+        return wire.Packed()
 
-    for _ in range(ANSWERS_MAX):  # one is enough, unless there are thousands
-        parts = await asyncio.gather(*map(ask, peers[:ASKED_MAX]))
-        answers = [part for part in parts if part != Part()]
-        if not tally.unite(confirmed(answers), believes=everything):
-            break
-    return contributors(tally)
+    return contributors(read(run, await asyncio.gather(*map(ask, peers[:ASKED_MAX]))))
+
+
+def read(run: RunId, answers: Sequence[wire.Packed]) -> Tally:
+    """The tally of a reader outside the run, who has no states to read it off.
+
+    It asks several peers, and takes the second heaviest of their answers: one of them alone can add
+    no tokens. Where a single peer answers, its word is all there is.
+    """
+    told = sorted(
+        (each for each in answers if each.totals),
+        key=lambda each: (sum(each.totals.values()), sorted(each.totals.items())),
+        reverse=True,
+    )
+    tally = Tally(run, told[min(1, len(told) - 1)].totals if told else {})
+    tally.unite(said for each in answers for said in each.statements)
+    return tally

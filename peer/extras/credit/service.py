@@ -1,7 +1,8 @@
-"""Credit on line: keeps this peer's tally of contributions, and unites it with those of others.
+"""Credit on line: keeps this peer's tally of contributions.
 
-Every few seconds it asks three live peers for what it lacks, so news reaches a swarm of hundreds
-within a minute. The tally is kept in the peer's folder.
+Tokens are read off the peer's own states. Every few seconds it asks three live peers for names that
+it lacks, so news reaches a swarm of hundreds within a minute. The tally is kept in the peer's
+folder.
 """
 
 from __future__ import annotations
@@ -13,10 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from averaging.history.parent_maps import ParentMap
-from averaging.history.standing import Standing
 from averaging.live.averager import Averager
-from averaging.round.opinions.certificates import link_of
 from dht.errors import BUSY, DhtError
 from dht.host import Messaging
 from dht.identity import Identity, PeerId, RunId
@@ -26,7 +24,7 @@ from peer.agent.questions import to_ask
 from peer.agent.services import Service
 from peer.bridge.settings import is_default
 from peer.extras.credit.accounting import wire
-from peer.extras.credit.accounting.tally import Part, ProvenMap, Tally
+from peer.extras.credit.accounting.tally import Tally
 from peer.extras.credit.reading import load_tally, save_tally
 
 logger = logging.getLogger(__name__)
@@ -38,8 +36,8 @@ class Around:
 
     host: Messaging
     """Answers them."""
-    ask: Callable[[PeerId, wire.Summary], Awaitable[wire.Packed]]
-    """Asks a peer for what a summary lacks. Raises ``DhtError`` or ``ValueError``."""
+    ask: Callable[[PeerId, bytes], Awaitable[wire.Packed]]
+    """Asks a peer for names that digests lack. Raises ``DhtError`` or ``ValueError``."""
     live: Callable[[], Iterable[PeerId]]
     """Those to ask."""
 
@@ -64,7 +62,6 @@ class Crediting(Service):
         run: RunId,
         folder: Path,
         *,
-        fragments: int,
         name: str,
         wall_time: Callable[[], float],
         around: Around,
@@ -75,8 +72,9 @@ class Crediting(Service):
         self._chosen_name = name
         self._wall_time = wall_time
         self._around = around
-        self.tally: Tally = load_tally(folder, run, fragments)
-        self._averager: Averager | None = None
+        self.tally: Tally = load_tally(folder, run)
+        self._counted: tuple[bytes, ...] = ()
+        """Lineages of the states that were counted last."""
         self._rate = Rate[PeerId](*ANSWERS)
         self._is_saved = True
 
@@ -86,47 +84,31 @@ class Crediting(Service):
     async def open(self, stack: AsyncExitStack) -> None:
         await wire.CALL.serve(self._around.host, self.tally.run, self.answer)
 
-    async def answer(self, peer: PeerId, asked: wire.Summary) -> bytes:
-        """Answer another peer's summary with what it lacks. Raises ``ValueError``."""
+    async def answer(self, peer: PeerId, asked: bytes) -> bytes:
+        """Answer another peer with what it lacks. Raises ``ValueError``."""
         if not self._rate.spend(peer, asyncio.get_running_loop().time()):
             raise ValueError(f"{BUSY}; ask again in a moment")
-        return wire.encode_some(wire.missing(self.tally, asked))
+        return wire.CALL.encode(wire.answer(self.tally, asked))
 
     def look(self, averager: Averager) -> None:
-        """Take what this peer's own states show, and state its name."""
-        self._averager = averager
-        if averager.goes_back:
+        """Count what this peer's own states show, and state its name."""
+        states = [state for state in averager.states if state is not None]
+        if averager.goes_back or len(states) < len(averager.states):
             return  # a fragment that has yet to begin again shows counts from before
-        self.tally.follow(averager.topic)
-        maps = []
-        for state in averager.states:
-            known = self.tally.maps.get(state.fragment) if state is not None else None
-            if state is None or not state.history or not state.merged.tokens:
-                continue
-            if known is None or state.merged.tokens > known.merged.tokens:
-                head = averager.shown(state)
-                link = link_of(Standing.of(state).head())
-                content = ParentMap(state.merged, state.history)
-                maps.append(ProvenMap(state.fragment, link, content, head.signatures))
-        self._unite(Part(maps=tuple(maps)))
+        lineages = tuple(state.lineage for state in states)
+        if lineages != self._counted:
+            self._counted = lineages
+            self.tally.count(state.merged for state in states)
+            self._is_saved = False
         if self.tally.state(self._identity, self._chosen_name, self._wall_time()):
             self._is_saved = False
-
-    def _unite(self, part: Part) -> None:
-        if self.tally.unite(part, believes=self._believes):
-            self._is_saved = False
-
-    def _believes(self, proven: ProvenMap) -> bool:
-        averager = self._averager
-        return averager is not None and averager.believes(
-            proven.fragment, proven.link, proven.signatures
-        )
 
     async def ask(self, peer: PeerId) -> None:
         """Take what a peer knows and this one does not."""
         try:
-            answer = await self._around.ask(peer, wire.summary(self.tally))
-            self._unite(await asyncio.to_thread(wire.unpacked, answer))
+            answer = await self._around.ask(peer, wire.digests(self.tally))
+            if self.tally.unite(answer.statements):
+                self._is_saved = False
         except (DhtError, ValueError) as error:
             logger.info("credit_not_had peer=%s reason=%s", peer, error)
 
@@ -153,7 +135,7 @@ class Crediting(Service):
         if self._is_saved:
             return
         self._is_saved = True
-        data = wire.encode(self.tally.part)
+        data = wire.encode(self.tally)
         try:
             await asyncio.to_thread(save_tally, self._folder, data)
         except OSError as error:
@@ -165,7 +147,7 @@ def begin(peer: Peer) -> Crediting:
     """The tally of a peer of a run."""
     name, network, run = peer.seat.name, peer.network, peer.run_id
 
-    async def ask(other: PeerId, known: wire.Summary) -> wire.Packed:
+    async def ask(other: PeerId, known: bytes) -> wire.Packed:
         await network.presence.connect(other, timeout_s=ASK_WITHIN_S)
         return await wire.CALL.ask(network.host, other, run, known, timeout_s=ASK_WITHIN_S)
 
@@ -173,7 +155,6 @@ def begin(peer: Peer) -> Crediting:
         peer.seat.identity,
         run,
         peer.directory,
-        fragments=len(peer.layout.fragments),
         name="" if is_default(name, peer.me) else name,
         wall_time=network.swarm_time,
         around=Around(network.guarded, ask, network.followers),

@@ -13,8 +13,7 @@ from tests.peer.extras.export.exported_run import RUN, save_run
 
 def test_the_card_lists_contributors_by_the_names_that_they_signed(tmp_path: Path) -> None:
     outer = save_run(tmp_path)
-    tally = a_tally(fragments=len(outer.states), run=RUN.run_id)
-    save_tally(tmp_path, wire.encode(tally.part))
+    save_tally(tmp_path, wire.encode(a_tally(run=RUN.run_id)))
     facts = facts_in_folder(tmp_path, outer)
     text = card(outer, facts, tokenizer="bytes", dtype="fp32", kind="Gpt")
     assert "## Contributors\n" not in card(
