@@ -31,7 +31,7 @@ from peer.cli.application import (
 from peer.errors import ExitCode
 from peer.installed import extra
 from peer.rules.leaving import PATIENCE_S, check_patience
-from peer.trainer.computing.choices import DeviceWish, OwnerChoices, wished_devices, wishes_from
+from peer.trainer.computing.choices import OwnerChoices, Wish, wished_devices, wishes_from
 
 if TYPE_CHECKING:
     from peer.joining.link import FoundRun
@@ -233,14 +233,8 @@ class Options:
     device: Annotated[
         str,
         Option(
-            help="Device for training: cpu, cuda, cuda:1, mps, or auto.", rich_help_panel=TRAINING
-        ),
-    ] = "auto"
-    devices: Annotated[
-        str,
-        Option(
-            help="Devices that train together as one peer: auto (all equal accelerators), a "
-            "number, or names such as cuda:0,cuda:2.",
+            help="Device for training: cpu, cuda, cuda:1, mps, or auto (all equal accelerators). "
+            "Several train together as one peer: a number, or names such as cuda:0,cuda:2.",
             rich_help_panel=TRAINING,
         ),
     ] = "auto"
@@ -341,11 +335,11 @@ class Options:
     @property
     def is_torch_asked(self) -> bool:
         """Say whether torch decides if this machine can do what the options name."""
-        return (self.device, self.devices, self.precision) != ("auto", "auto", "auto")
+        return (self.device, self.precision) != ("auto", "auto")
 
-    def devices_wished(self) -> DeviceWish:
+    def devices_wished(self) -> Wish:
         """Raises ``ValueError``."""
-        return wished_devices(self.device, self.devices)
+        return wished_devices(self.device)
 
     def wishes(self) -> OwnerChoices:
         """Raises ``ValueError``."""

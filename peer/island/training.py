@@ -19,7 +19,7 @@ from peer.bridge.messages import Fields
 from peer.island import join
 from peer.island.ranks import RankPlace
 from peer.run_file.sections import RunFile
-from peer.trainer.computing.choices import DeviceWish
+from peer.trainer.computing.choices import Wish
 from peer.trainer.computing.device_facts import choose_device
 from peer.trainer.computing.engine import Engine
 from peer.trainer.computing.fitting import Fit, Goal
@@ -39,24 +39,19 @@ BUCKET_VALUES = 1 << 23
 """Values that are summed by one collective operation: 32 MiB in fp32."""
 
 
-def choose_devices(wish: DeviceWish) -> tuple[str, ...]:
+def choose_devices(wish: Wish) -> tuple[str, ...]:
     """The devices of this machine to train on.
 
-    ``auto`` takes all accelerators that are like the first one: the slowest sets the pace of all.
-    Raises ``ValueError`` if this machine lacks one.
+    If none is named, all accelerators that are like the first one: the slowest sets the pace of
+    all. Raises ``ValueError`` if this machine lacks one.
     """
-    if wish.names or wish.count is not None:
-        devices = wish.names or _first(wish.count or 0, wish.device)
-        option = "--devices"
-    else:
-        devices = _equal_accelerators() if wish.device == "auto" else ()
-        option = "--device"
-    chosen = devices if len(devices) > 1 else (*devices, wish.device)[:1]
+    named = _first(wish) if isinstance(wish, int) else wish
+    chosen = named or _equal_accelerators() or ("auto",)
     for name in chosen:
         try:
             choose_device(name)
         except ValueError as error:
-            raise ValueError(f"{option}: {error}") from error
+            raise ValueError(f"--device: {error}") from error
     return chosen
 
 
@@ -65,12 +60,12 @@ def _equal_accelerators() -> tuple[str, ...]:
     return tuple(f"cuda:{index}" for index, name in enumerate(names) if name == names[0])
 
 
-def _first(count: int, device: str) -> tuple[str, ...]:
-    """Names of the first devices of one kind; of a CPU, which is one, names of processes."""
-    if device == "cpu" or not torch.cuda.is_available():
+def _first(count: int) -> tuple[str, ...]:
+    """Names of the first accelerators; without any, of processes of the CPU, which is one."""
+    if not torch.cuda.is_available():
         return tuple(f"cpu:{index}" for index in range(count))
     if count > torch.cuda.device_count():
-        raise ValueError(f"--devices is {count}; there are {torch.cuda.device_count()} here")
+        raise ValueError(f"--device is {count}; there are {torch.cuda.device_count()} here")
     return tuple(f"cuda:{index}" for index in range(count))
 
 

@@ -1,4 +1,4 @@
-"""``shoal start --devices``: one peer of several processes, one of which is killed."""
+"""``shoal start --device``: one peer of several processes, one of which is killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Island(Command):
         (folder / "run.toml").write_text(text)
         arguments = [
             *("start", str(folder / "run.toml"), "--plain", "--page", "off", "--yes"),
-            *("--device", "cpu", "--devices", "2", "--directory", str(folder / "peer"), *options),
+            *("--device", "cpu:0,cpu:1", "--directory", str(folder / "peer"), *options),
         ]
         environment = {"OMP_NUM_THREADS": "1", "XDG_DATA_HOME": str(folder / "home")}
         super().__init__(processes, arguments, environment=environment)

@@ -821,7 +821,7 @@ def test_of_two_joins_that_wait_for_an_answer_the_later_one_gets_a_folder_of_its
 def test_devices_beyond_the_sequences_of_a_batch_are_told_to_stand_idle(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`--devices 9` quietly became 4."""
+    """`--devices 9`, as it was called then, quietly became 4."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     path = tmp_path / "new.toml"
     path.write_text(whole('name = "new"\n[inner]\nbatch_size = 4\n'), encoding="utf-8")
@@ -834,7 +834,7 @@ def test_devices_beyond_the_sequences_of_a_batch_are_told_to_stand_idle(
         lambda run, own, options, settings, look, devices: trained.append(devices),
     )
     for asked, told in (("9", "4 of 9 devices train: a batch of run 'new' has 4 seq"), ("4", "")):
-        code, _, errors = said(["start", str(path), "--yes", "--devices", asked], capsys)
+        code, _, errors = said(["start", str(path), "--yes", "--device", asked], capsys)
         assert code == 0 and told in errors and bool(told) == ("devices train" in errors)
         assert trained.pop() == ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
 

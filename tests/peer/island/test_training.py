@@ -14,60 +14,59 @@ from tests.peer.island import works
 
 
 @pytest.mark.parametrize(
-    ("device", "devices", "chosen"),
+    ("text", "chosen"),
     [
-        ("auto", "auto", ("auto",)),
-        ("cpu", "auto", ("cpu",)),
-        ("auto", "3", ("cpu:0", "cpu:1", "cpu:2")),
-        ("cpu", "2", ("cpu:0", "cpu:1")),
+        ("auto", ("auto",)),
+        ("cpu", ("cpu",)),
+        ("3", ("cpu:0", "cpu:1", "cpu:2")),
+        ("cpu:0,cpu:1", ("cpu:0", "cpu:1")),
     ],
 )
 def test_devices_on_a_machine_without_accelerators(
-    monkeypatch: pytest.MonkeyPatch, device: str, devices: str, chosen: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, text: str, chosen: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert choose_devices(wished_devices(device, devices)) == chosen
+    assert choose_devices(wished_devices(text)) == chosen
 
 
 @pytest.mark.parametrize(
-    ("device", "devices", "chosen"),
+    ("text", "chosen"),
     [
-        ("auto", "auto", ("cuda:0", "cuda:2")),
-        ("cuda:1", "auto", ("cuda:1",)),
-        ("cuda", "2", ("cuda:0", "cuda:1")),
-        ("cpu", "2", ("cpu:0", "cpu:1")),
-        ("auto", "cuda:1", ("cuda:1",)),
-        ("auto", "cuda:0, cuda:2", ("cuda:0", "cuda:2")),
+        ("auto", ("cuda:0", "cuda:2")),
+        ("cuda:1", ("cuda:1",)),
+        ("2", ("cuda:0", "cuda:1")),
+        ("cpu:0,cpu:1", ("cpu:0", "cpu:1")),
+        ("cuda:0, cuda:2", ("cuda:0", "cuda:2")),
     ],
 )
 def test_devices_on_a_machine_with_two_equal_accelerators_and_another(
-    monkeypatch: pytest.MonkeyPatch, device: str, devices: str, chosen: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, text: str, chosen: tuple[str, ...]
 ) -> None:
     names = ("Fast 80 GB", "Slow 8 GB", "Fast 80 GB")
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
-    assert choose_devices(wished_devices(device, devices)) == chosen
+    assert choose_devices(wished_devices(text)) == chosen
 
 
 @pytest.mark.parametrize(
-    ("device", "devices", "says"),
+    ("text", "says"),
     [
-        ("auto", "4", "there are 3 here"),
-        ("auto", "cuda:0,cuda:3", "--devices: device 'cuda:3' cannot be used here: torch finds no"),
-        ("cuda:3", "auto", "--device: device 'cuda:3' cannot be used here: torch finds no"),
+        ("4", "there are 3 here"),
+        ("cuda:0,cuda:3", "--device: device 'cuda:3' cannot be used here: torch finds no"),
+        ("cuda:3", "--device: device 'cuda:3' cannot be used here: torch finds no"),
     ],
 )
 def test_devices_that_cannot_be_are_refused(
-    monkeypatch: pytest.MonkeyPatch, device: str, devices: str, says: str
+    monkeypatch: pytest.MonkeyPatch, text: str, says: str
 ) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     with pytest.raises(ValueError, match=says):
-        choose_devices(wished_devices(device, devices))
+        choose_devices(wished_devices(text))
 
 
 def test_a_batch_is_divided_as_equally_as_possible() -> None:
