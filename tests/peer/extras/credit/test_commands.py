@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     where = tmp_path / "peer"
     with occupied(where, RUN, "keeper"):
         Identity.load_or_create(where / "identity.key")
-        save_tally(where, wire.encode(a_tally(fragments=2, run=RUN.run_id).part))
+        save_tally(where, wire.encode(a_tally(run=RUN.run_id)))
     return where
 
 
