@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from peer.joining.link import ask_peers, find_run
-from peer.trainer.computing.compiling import defer_compiler
 from peer.trainer.loop import Stop, TrainerSettings, train
 from peer.trainer.settings import JoinSettings
 from peer.views.watch import JsonReporter
@@ -50,7 +49,6 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
-    defer_compiler()
     with JsonReporter(say) as reporter, Stop().on_signals() as stop:
         train(
             found.run,
