@@ -141,7 +141,7 @@ class Leaving:
                 peers = network.followers()
             case Whom.TAKERS:
                 peers = takers(network.keepers(), network.followers(), here.view)
-        answers = await network.statuses(asked := peers[:ASKED_LAST])
+        answers = await here.ask_others(asked := peers[:ASKED_LAST])
         return rules.Answers(answers, len(asked), self._seen())
 
     async def _drained(self, timeout_s: float) -> rules.Drained:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -489,6 +489,13 @@ class Peer:
             for gone in banned.keys() - set(self.averager.guard.convicted):
                 del banned[gone]  # its verdict gave way to one that is worth more
         self.network.ban(peer, what)
+
+    async def ask_others(self, peers: Sequence[PeerId]) -> list[PeerStatus]:
+        """The status of those of ``peers`` that answer in time, of which this peer takes note."""
+        answers = await self.network.statuses(peers)
+        for answer in answers:
+            self.hear_status(answer)
+        return answers
 
     def hear_status(self, answer: PeerStatus) -> None:
         """Take another peer's word on the held-out loss after tokens that are merged here, too.

@@ -97,8 +97,7 @@ class Questions(Service):
             await asyncio.sleep(ASK_EVERY_S)
             chosen = to_ask(here.me, here.view, turn)
             turn += 1
-            for answer in await here.network.statuses(chosen):
-                here.hear_status(answer)
+            for answer in await here.ask_others(chosen):
                 await self._tell_frozen_difference(answer)
                 self._tell_same_batches(answer)
 
