@@ -23,6 +23,7 @@ SAVE_EVERY_S = 60.0
 """Time between two checkpoints; more where saving takes long. Other peers have the state, too."""
 
 SAVE_FIRST_S = 2.0
+"""Time between two looks whether there is a first state to save."""
 LOOK_EVERY_S = 1.0
 """Time between two looks whether the last other learner has left."""
 TIDY_EVERY_S = 5.0
@@ -52,6 +53,8 @@ class Saver:
         while True:
             await self._rest(pause_s)
             began = time.monotonic()
+            if None in self._averager.states:
+                continue  # it is still fetching
             await self.save()
             pause_s = max(SAVE_EVERY_S, 20 * (time.monotonic() - began))
 

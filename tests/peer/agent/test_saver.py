@@ -32,7 +32,7 @@ class Averager:
         self._peer = peer
 
     @property
-    def states(self) -> tuple[FragmentState]:
+    def states(self) -> tuple[FragmentState | None]:
         return (self._peer.state,)
 
     def is_after(self, rollback: int) -> bool:
@@ -44,7 +44,7 @@ class Peer:
 
     def __init__(self, directory: Path) -> None:
         self.ledger: dict[str, Any] = {"pending": 3}
-        self.state = self.made_at(0)
+        self.state: FragmentState | None = self.made_at(0)
         self.log: list[str] = []
         self.told: list[tuple[str, str]] = []
         self.learners: list[PeerId] = []
@@ -137,6 +137,23 @@ async def test_the_last_versions_are_saved_as_soon_as_the_last_learner_has_left(
     assert len(peer.log) == 2
     await asyncio.sleep(SAVE_EVERY_S)
     assert len(peer.log) == 2, "nothing has changed since"
+    saving.cancel()
+
+
+async def test_a_newcomer_is_saved_as_soon_as_it_has_every_state(tmp_path: Path) -> None:
+    """A download took longer than 2 s: its first checkpoint came a minute later. Killed until then
+    it asked the peers for the run file, with a daemon of its own, and fetched all states again."""
+    peer = Peer(tmp_path)
+    whole, peer.state = peer.state, None
+    saving = asyncio.create_task(peer.saver.run())
+    await asyncio.sleep(10 * SAVE_FIRST_S)
+    assert peer.log == []
+    peer.state = whole
+    await asyncio.sleep(1.5 * SAVE_FIRST_S)
+    assert len(peer.log) == 1
+    peer.state = peer.made_at(1)
+    await asyncio.sleep(SAVE_EVERY_S / 2)
+    assert len(peer.log) == 1
     saving.cancel()
 
 
