@@ -211,6 +211,7 @@ class Agent(Role):
             "report": self._report_always(),
             "go on": self._entrance.go_on_from_checkpoint(averager, first),
             "get in": self._entrance.give_up_when_nobody_is_left(),
+            "arrive": self._entrance.arrive(),
         }
         return own if self.gate is None else {**own, "judge jumps": self.gate.run(averager)}
 
@@ -304,10 +305,12 @@ class Agent(Role):
                 self._report_wanted.clear()
                 status = self._tell_report()
                 self._tell_given_up(status, now=asyncio.get_running_loop().time())
+                is_new = peer.ending.state is State.ARRIVING
                 peer.update_record(
                     trains=peer.ending.offers_last(int(status.fates["pending"]))
                     or (peer.phase == "ready" and self._is_at_work()),
-                    step_time_s=status.step_time_s if status.step_time_s > 0 else None,
+                    # Others count one that has made steps, and does not train, as resting.
+                    step_time_s=None if is_new else status.step_time_s or None,
                     merged=status.fates["merged"],
                 )
             turn += 1
@@ -356,11 +359,6 @@ class Agent(Role):
                 peer.log.write("work_lost", {"fragment": adopted.fragment, **lost})
             else:
                 peer.event("work_lost", fragment=adopted.fragment, **lost)
-        if peer.ending.state is State.ARRIVING:
-            held = sum(self.port.holds(index) for index in range(self._memory.fragments))
-            if held == self._memory.fragments:
-                peer.enter_phase("ready", "in the run", 1.0)
-                self._report_wanted.set()
 
     def _not_finite(self, fragment: int) -> None:
         self.peer.event("not_finite", fragment=fragment, reason="parameters of its trainer")
@@ -413,8 +411,8 @@ class Agent(Role):
             self._line.say(Happened(name, values))
             return
         self._line.say(Phase(**fields))
-        if fields["name"] == "leaving":
-            self._report_wanted.set()  # nothing merges the steps that the trainer makes from now on
+        if fields["name"] in ("ready", "leaving"):
+            self._report_wanted.set()  # from now on its steps are merged, or not any more
 
     def on_round(self, fields: Fields) -> None:
         peer = self.peer

@@ -32,7 +32,7 @@ from peer.bridge.messages import Begin
 from peer.bridge.shared_memory import SharedTensors
 from peer.errors import Declined, ModelMismatch, RunOver, RunRefused, Unusable
 from peer.quantities import duration_text, peers_text
-from peer.rules.ending import ended
+from peer.rules.ending import State, ended
 from peer.rules.leaving import Departure
 from peer.rules.others import UNTESTED, first_asked, heaviest, may_found
 from peer.status import PeerStatus
@@ -69,6 +69,7 @@ COMPARED_WITHIN_S = 5.0
 ASKED_EVERY_S = 1.0
 """A peer that has not noticed yet that an agent died sends its answer to that one."""
 CAUGHT_UP_WITHIN_S = 600.0
+HELD_EVERY_S = 0.05
 
 
 class Entrance:
@@ -118,16 +119,26 @@ class Entrance:
             return FirstStates(outer.states, settled=settled)
         if await self._somebody_has_a_state():
             if here.ending.departure is None:
-                await self._until_dialled()
                 here.enter_phase("fetching", "downloading the state of the run", 0.0)
             return FirstStates()
         return await self._found()
 
-    async def _until_dialled(self) -> None:
-        """Wait until it is known whether others can dial this peer, and say so."""
-        if not self._peer.network.dialled.is_set():
-            self._peer.enter_phase(self._peer.phase, UNTESTED, 0.0)
-        await self._peer.network.until_dialled()
+    async def arrive(self) -> None:
+        """Be in the run once the trainer holds every state and others have tried to dial this peer.
+
+        It offers nothing before. The outcome decides who leads: one that heard of it in the midst
+        of rounds led where others led already.
+        """
+        here, fragments = self._peer, range(self._memory.fragments)
+        while True:
+            await asyncio.sleep(HELD_EVERY_S)
+            if all(self._port.holds(index) for index in fragments):
+                break
+        if here.live_peers and not here.network.dialled.is_set():
+            here.enter_phase(here.phase, UNTESTED, 1.0)
+            await here.network.until_dialled()
+        if here.ending.state is State.ARRIVING:
+            here.enter_phase("ready", "in the run", 1.0)
 
     def _known_base(self, outer: OuterState | None, fragment: int) -> Float32s | None:
         held = self._memory.base(fragment)
@@ -344,7 +355,6 @@ class Entrance:
             live = sorted(here.view)
             if live and loop.time() >= ask_at:
                 if not asked:
-                    await self._until_dialled()
                     deadline = min(deadline, loop.time() + COMPARED_WITHIN_S)
                 for state in waiting.values():
                     send_standing(averager, live[(state.fragment + asked) % len(live)], state)

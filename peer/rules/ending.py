@@ -380,8 +380,9 @@ class Ending:
     ) -> None:
         """``stays``: it serves the run after its end, too. ``ended_at``: see the attribute."""
         self.state = State.ARRIVING
-        self.closed: set[int] = set()
-        """Fragments of which nothing is offered any more. It stays the same object."""
+        self.closed = set(range(fragments))
+        """Fragments of which nothing is offered: those that are final, and all of one that arrives.
+        It stays the same object."""
         self.ended_at = ended_at
         """Wall-clock time at which the run ended; ``None`` while it goes on."""
         self.departure: Departure | None = None
@@ -475,6 +476,8 @@ class Ending:
 
     def _go(self, state: State) -> list[Effect]:
         """Enter a state."""
+        if self.state is State.ARRIVING:
+            self.closed.clear()
         self.state = state
         timeout_s = 0.0 if self.departure is None else self.departure.timeout_s
         match state:

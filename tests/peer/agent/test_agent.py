@@ -390,11 +390,11 @@ def test_a_trainer_is_told_at_once_to_make_no_steps_when_its_peer_begins_to_leav
     wanted = asyncio.Event()
     told: list[Phase] = []
     here = SimpleNamespace(_line=SimpleNamespace(say=told.append), _report_wanted=wanted)
-    for name in ("ready", "leaving"):
+    for name in ("fetching", "leaving"):
         assert not wanted.is_set()
         fields = {"name": name, "text": "the run has used its tokens", "done": 0.0}
         agent.Agent.note(here, "phase", fields)  # type: ignore[arg-type]
-    assert wanted.is_set() and [each.name for each in told] == ["ready", "leaving"]
+    assert wanted.is_set() and [each.name for each in told] == ["fetching", "leaving"]
     ending = Ending(fragments=1, learns=True)
     resting = SimpleNamespace(
         peer=SimpleNamespace(ending=ending), _rest=SimpleNamespace(reason=None)

@@ -26,12 +26,14 @@ from dht.memory.virtual_loop import run
 from dht.presence.intake import Misfit
 from dht.records import PeerRecord, pack_versions
 from peer.agent.entrance import Entrance, other_models, wrong_peer
+from peer.agent.network import Network
 from peer.agent.services import FirstStates
 from peer.agent.slots import SlotPort
 from peer.bridge.settings import PeerSettings
 from peer.errors import Declined, RunOver, Unusable
 from peer.rules.ending import Ending, seconds_left
 from peer.rules.leaving import Departure
+from peer.rules.others import UNTESTED
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
 from peer.status import PeerStatus
@@ -199,8 +201,6 @@ class Desk:
     def __init__(self, states: list[FragmentState]) -> None:
         self.states = tuple(states)
         self.network = self
-        self.dialled = asyncio.Event()
-        self.dialled.set()
         self.view: dict[PeerId, object] = {}
         self.phases = [Phase.IDLE] * len(states)
         self.told: list[tuple[str, dict[str, object]]] = []
@@ -301,7 +301,7 @@ def test_a_state_that_arrives_at_the_last_moment_is_not_taken_for_a_lost_one() -
 def test_a_peer_that_does_not_answer_is_asked_again() -> None:
     """Its answer may go to the agent that died. What the trainer had done was given up then."""
 
-    class Square(Desk):
+    class Lossy(Desk):
         """Where another peer loses the first two messages."""
 
         def __init__(self, states: list[FragmentState], after: FragmentState) -> None:
@@ -310,9 +310,6 @@ def test_a_peer_that_does_not_answer_is_asked_again() -> None:
             self.transport = self
             self.asked: list[int] = []
             self._after = after
-
-        async def until_dialled(self) -> None:
-            return
 
         def shown(self, state: FragmentState) -> Head:
             return Standing.of(state).head()
@@ -328,7 +325,7 @@ def test_a_peer_that_does_not_answer_is_asked_again() -> None:
         pair = Pair()
         states, after = await taken_beyond_the_checkpoint(pair)
         port = successor(pair, [None, states[1]])
-        square = Square(states, after)
+        square = Lossy(states, after)
         entrance = Entrance(square, port, pair.memory, None, None)  # type: ignore[arg-type]
         first = FirstStates(tuple(states), settled=(0, 0))
         await entrance.go_on_from_checkpoint(square, first)  # type: ignore[arg-type]
@@ -346,6 +343,51 @@ def test_a_trainer_behind_the_checkpoint_adopts_it() -> None:
     go_on(pair, desk, successor(pair, [None, states[1]]))
     assert np.array_equal(pair.now(0), newer.theta)
     assert not desk.told
+
+
+class Square(Hall):
+    """A place where others try to dial a newcomer, ``dialled_after_s`` from now."""
+
+    until_dialled = Network.until_dialled
+
+    def __init__(self, pair: Pair, *, dialled_after_s: float, others: int) -> None:
+        super().__init__(pair)
+        self.live_peers = [object()] * others
+        self.dialled = asyncio.Event()
+        asyncio.get_running_loop().call_later(dialled_after_s, self.dialled.set)
+        self.said: list[tuple[float, str, str]] = []
+
+    def enter_phase(self, phase: str, text: str, done: float) -> None:
+        super().enter_phase(phase, text, done)
+        self.said.append((round(asyncio.get_running_loop().time()), phase, text))
+
+
+def arrived_at(*, held_after_s: float, dialled_after_s: float, others: int) -> tuple[float, str]:
+    """When a newcomer is in the run, and what it said before."""
+
+    async def main() -> tuple[float, str]:
+        pair = Pair()
+        square = Square(pair, dialled_after_s=dialled_after_s, others=others)
+        square.phase = "fetching"
+        entrance = Entrance(square, pair.port, pair.memory, None, None)  # type: ignore[arg-type]
+        arriving = asyncio.create_task(entrance.arrive())
+        await asyncio.sleep(held_after_s)
+        assert square.said == []
+        await pair.found()
+        await arriving
+        *before, (at, phase, _) = square.said
+        assert phase == "ready"
+        return at, before[-1][2] if before else ""
+
+    return run(main())
+
+
+def test_a_newcomer_fetches_while_others_try_to_dial_it() -> None:
+    """It waited 3 to 10 s for the outcome, and only then began to download the state."""
+    assert arrived_at(held_after_s=5.0, dialled_after_s=3.0, others=1) == (5.0, "")
+    assert arrived_at(held_after_s=3.0, dialled_after_s=5.0, others=1) == (5.0, UNTESTED)
+    assert arrived_at(held_after_s=3.0, dialled_after_s=900.0, others=1) == (13.0, UNTESTED)
+    assert arrived_at(held_after_s=3.0, dialled_after_s=900.0, others=0) == (3.0, "")
 
 
 class Street(Lobby):

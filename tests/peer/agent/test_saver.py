@@ -162,6 +162,7 @@ def test_a_checkpoint_lets_go_of_what_it_has_written(
 ) -> None:
     """Rounds replaced the states while a slow disk wrote them: 1300 MB where 1150 were promised."""
     peer = Peer(tmp_path)
+    assert peer.state is not None
     old = [weakref.ref(peer.state.theta), weakref.ref(peer.state.momentum)]
     left: list[int] = []
     merged = threading.Event()

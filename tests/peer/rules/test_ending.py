@@ -148,6 +148,17 @@ def in_the_run(*, learns: bool = True, stays: bool = False) -> Ending:
     return machine
 
 
+@pytest.mark.parametrize("heard", [Heard.ARRIVED, ASKED])
+def test_a_peer_offers_nothing_before_it_is_in_the_run(heard: ending.Input) -> None:
+    """Its trainer may train already: that work is offered as it leaves, too."""
+    machine = Ending(fragments=2, learns=True)
+    assert machine.closed == {0, 1}
+    hear(machine, Look(HERE))
+    assert machine.closed == {0, 1}
+    hear(machine, heard)
+    assert not machine.closed
+
+
 @pytest.mark.parametrize("by_owner", [True, False])
 def test_a_run_is_over_at_once_when_its_last_fragment_is_final(by_owner: bool) -> None:
     machine = in_the_run()
