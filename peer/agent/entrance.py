@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
 import numpy as np
 from multiaddr import Multiaddr
@@ -34,7 +35,7 @@ from peer.errors import Declined, ModelMismatch, RunOver, RunRefused, Unusable
 from peer.quantities import duration_text, peers_text
 from peer.rules.ending import State, ended
 from peer.rules.leaving import Departure
-from peer.rules.others import UNTESTED, first_asked, heaviest, may_found
+from peer.rules.others import UNTESTED, agree, first_asked, heaviest, may_found
 from peer.status import PeerStatus
 from peer.storage.earlier import date_text, remembered
 from peer.storage.home import PEERS
@@ -159,12 +160,8 @@ class Entrance:
             members = network.live_members()
             live = [member.peer for member in members]
             asked = first_asked(live, rng)
-            answers = await network.statuses(asked)
-            others = other_models(
-                here.layout.hash.hex(),
-                None if self._begin.allow_frozen_differences else here.description.frozen_hash,
-                answers,
-            )
+            answers = await network.statuses(asked, enough=partial(self._is_decided, len(asked)))
+            others = self._other_models(answers)
             if others is None:
                 self._follow_one_founding(answers)
                 return True
@@ -192,6 +189,15 @@ class Entrance:
                 self._tell_of_waiting(loop.time() - began, company=bool(live))
             await asyncio.sleep(0.2)
         return True
+
+    def _other_models(self, answers: Sequence[PeerStatus]) -> tuple[PeerStatus, ...] | None:
+        own = self._peer.description.frozen_hash
+        frozen = None if self._begin.allow_frozen_differences else own
+        return other_models(self._peer.layout.hash.hex(), frozen, answers)
+
+    def _is_decided(self, asked: int, answers: Sequence[PeerStatus]) -> bool:
+        """True if this peer fetches, and knows what, before one that is gone fails to answer."""
+        return self._other_models(answers) is None and agree(answers, asked)
 
     def _follow_one_founding(self, answers: Sequence[PeerStatus]) -> None:
         """Begin with states of the heaviest founding, and not with one of each.

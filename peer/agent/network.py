@@ -379,8 +379,13 @@ class Network:
         """True if a peer is the run's owner or one of its delegates."""
         return self.presence.door.admission.vouches_for(peer, now=self.host.wall_time())
 
-    async def statuses(self, peers: Sequence[PeerId]) -> list[PeerStatus]:
-        """The status of those of ``peers`` that answer in time."""
+    async def statuses(
+        self,
+        peers: Sequence[PeerId],
+        *,
+        enough: Callable[[Sequence[PeerStatus]], bool] = lambda answers: False,
+    ) -> list[PeerStatus]:
+        """The status of those of ``peers`` that answer in time, or until there are ``enough``."""
 
         async def ask(peer: PeerId) -> PeerStatus | None:
             try:
@@ -392,7 +397,18 @@ class Network:
                 logger.info("status_not_had peer=%s reason=%s", peer, error)
                 return None
 
-        answers = [each for each in await asyncio.gather(*map(ask, peers)) if each is not None]
+        asking = [asyncio.ensure_future(ask(peer)) for peer in peers]
+        answers: list[PeerStatus] = []
+        try:
+            for each in asyncio.as_completed(asking):
+                await each
+                done = [each.result() for each in asking if each.done()]
+                answers = [answer for answer in done if answer is not None]
+                if enough(answers):
+                    break
+        finally:
+            for left in asking:
+                left.cancel()
         by_peer = {PeerId(answer.peer): answer for answer in answers}
         self.foundings.update((peer, a.founding) for peer, a in by_peer.items() if a.founding)
         for peer in self.foundings.keys() - self._view.keys() - by_peer.keys():

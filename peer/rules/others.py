@@ -201,6 +201,12 @@ def heaviest(answers: Iterable[PeerStatus]) -> str:
     return max(known, key=lambda each: (named[each.name], each), default=Founding(0, "")).name
 
 
+def agree(answers: Sequence[PeerStatus], asked: int) -> bool:
+    """True if more than half of those asked stand on one founding, whatever the rest may answer."""
+    named = Counter(answer.founding for answer in answers if answer.versions)
+    return 2 * max(named.values(), default=0) > asked
+
+
 @dataclass(slots=True)
 class HeldOutLoss:
     """The held-out loss of a run, as known to one peer."""

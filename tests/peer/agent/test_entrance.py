@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -398,6 +399,7 @@ class Street(Lobby):
         self.answers = answers
         self.silent = silent
         self.layout = SimpleNamespace(hash=bytes.fromhex("aa"))
+        self.description = SimpleNamespace(frozen_hash="")
         self.ending = Ending(fragments=2, learns=True)
         self.presence = SimpleNamespace(misfits={})
         self.me, self.run_id, self.directory = (
@@ -412,7 +414,10 @@ class Street(Lobby):
         answering = (replace(member(), peer=PeerId(each.peer)) for each in self.answers)
         return [*answering, *self.silent]
 
-    async def statuses(self, peers: Sequence[PeerId]) -> list[PeerStatus]:
+    async def statuses(
+        self, peers: Sequence[PeerId], *, enough: Callable[[Sequence[PeerStatus]], bool]
+    ) -> list[PeerStatus]:
+        self.enough = enough
         return self.answers
 
     def follow(self, founding: str) -> None:
@@ -502,6 +507,17 @@ def test_a_newcomer_follows_one_founding_and_refuses_a_run_that_is_over() -> Non
     over = a_status(layout="aa", ended_at=0.0, global_tokens=RunFile().end.tokens)
     with pytest.raises(RunOver, match="has ended on 1970-01-01 00:00 UTC at 100,000,000 tokens"):
         search([over], found_after_s=None, seconds=10.0)
+
+
+def test_a_newcomer_does_not_wait_for_the_answer_of_one_that_is_gone() -> None:
+    """One that had just been killed kept every newcomer waiting for 5 s."""
+    first, second = (a_status(peer=f"12D3KooW{name}", layout="aa", founding="a") for name in "AB")
+    _, street = search([first, second], found_after_s=5.0, seconds=10.0, silent=[member()])
+    assert street.enough([first, second]) and not street.enough([first])
+    apart = msgspec.structs.replace(second, founding="b")
+    assert not street.enough([first, apart]), "the third one decides"
+    others = [msgspec.structs.replace(each, layout="bb") for each in (first, second)]
+    assert not street.enough(others), "the third one may have this model"
 
 
 def test_a_newcomer_of_a_run_that_its_owner_or_its_date_has_ended_does_not_wait_for_it() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,8 +16,11 @@ from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
 from dht.protocol import NEWEST, UPGRADE
 from dht.records import PeerRecord
-from peer.agent.network import MEET_EVERY_S, Meetings, Network
+from peer import status
+from peer.agent.network import MEET_EVERY_S, STATUS_WITHIN_S, Meetings, Network
 from peer.rules.others import HUBS_MAX, hubs, to_meet
+from peer.status import PeerStatus
+from tests.peer.statuses import a_status
 
 ANNA, BORIS = PeerId("12D3KooWAnna"), PeerId("12D3KooWBoris")
 CLARA, ZOE = PeerId("12D3KooWClara"), PeerId("12D3KooWZoe")
@@ -156,3 +159,36 @@ def test_a_peer_that_is_behind_most_others_says_so_once_with_the_command() -> No
     assert look(NEWEST + 1, NEWEST + 1, NEWEST + 1, NEWEST + 1) is None
     assert text is not None and f"{UPGRADE}" in text
     assert text.startswith(f"3 of 4 other peers run protocol {NEWEST + 1}, this one {NEWEST}")
+
+
+def at_least(count: int) -> Callable[[Sequence[PeerStatus]], bool]:
+    return lambda answers: len(answers) >= count
+
+
+async def test_those_who_have_not_answered_are_waited_for_until_there_is_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def ask(host: object, peer: PeerId, run_id: object, *, timeout_s: float) -> PeerStatus:
+        await asyncio.sleep({ANNA: 2.0, BORIS: 1.0}.get(peer, timeout_s))
+        if peer == CLARA:
+            raise PeerUnreachable(peer, "silent")
+        return a_status(peer=peer)
+
+    monkeypatch.setattr(status, "ask", ask)
+    network = cast(
+        Network,
+        SimpleNamespace(
+            presence=Homes(),
+            host=None,
+            _view={},
+            foundings={},
+            losses={},
+            _seat=SimpleNamespace(run=SimpleNamespace(run_id="run")),
+        ),
+    )
+    loop = asyncio.get_running_loop()
+    for count, seconds in ((3, STATUS_WITHIN_S), (2, 2.0), (1, 1.0)):
+        began = loop.time()
+        answers = await Network.statuses(network, [ANNA, BORIS, CLARA], enough=at_least(count))
+        assert loop.time() - began == pytest.approx(seconds)
+        assert [each.peer for each in answers] == [ANNA, BORIS][2 - min(count, 2) :]
