@@ -666,6 +666,7 @@ dht.membership.admission.Admission.convicted""",
 dht.membership.table.PeerTable._members
 dht.membership.table.PeerTable._present_before
 dht.membership.table.PeerTable._order
+dht.membership.table.PeerTable._news
 peer.agent.peer.Peer.view
 peer.agent.peer.Peer.absent
 peer.agent.network.Network.foundings

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from multiaddr import Multiaddr
 
@@ -81,8 +82,13 @@ def scope_that_counts(members: Iterable[Scope | None], connected: Iterable[Scope
     ``members``: the scopes of the other members of the run, ``None`` for an unknown one. While no
     scope of a member is known, the scopes of the connected peers count. ``None``: no peer is known.
     """
-    known = [scope for scope in members if scope is not None] or list(connected)
-    return max(known, default=None)
+    farthest: Scope | None = None
+    for scope in members:
+        if scope is Scope.INTERNET:
+            return scope  # none is farther, and there may be thousands
+        if scope is not None and (farthest is None or scope > farthest):
+            farthest = scope
+    return max(connected, default=None) if farthest is None else farthest
 
 
 @dataclass(slots=True)
@@ -216,9 +222,16 @@ class Proximity:
 
         ``count_connected``: peers that are connected count like members.
         """
-        scopes = [self._scope_of_member(member) for member in members]
+        # Those that are or were connected first: nobody has to read their addresses.
+        in_order = sorted(members, key=lambda member: member.peer not in self._seen)
         connected = [self._seen[peer] for peer in self.present]
-        return scope_that_counts([*scopes, *connected] if count_connected else scopes, connected)
+        scopes = map(self._scope_of_member, in_order)
+        return scope_that_counts(chain(connected, scopes) if count_connected else scopes, connected)
+
+    def farthest(self, members: Iterable[Member], *, but: Scope) -> Scope:
+        """The farthest scope of these members and ``but``."""
+        scopes = map(self._scope_of_member, members)
+        return max([but, *(scope for scope in scopes if scope is not None)])
 
     def scope_of_connected(self, peer: PeerId) -> Scope:
         """The scope of a peer that is ``present``."""

@@ -171,7 +171,9 @@ class PeerTable:
     """Buckets whose last reading returned exactly the known peers."""
 
     _present_before: dict[PeerId, Member] = field(default_factory=dict)
-    _news: bool = False
+    _news: set[PeerId] = field(default_factory=set)
+    """Members that a record said to have come or to leave since the last look for changes."""
+
     _swept_at: float = -math.inf
     _order: list[PeerId] | None = None
     """Cache of the sorted peers, until one is added or dropped."""
@@ -228,7 +230,7 @@ class PeerTable:
                 return False
             self._order = None
         if verdict.peer not in self._present_before or verdict.record.leaving:
-            self._news = True
+            self._news.add(verdict.peer)
         self._members[verdict.peer] = verdict
         return True
 
@@ -284,7 +286,8 @@ class PeerTable:
     def remove(self, peer: PeerId) -> None:
         """Forget a peer that the run no longer admits: ``changes`` reports it as lost."""
         if self._members.pop(peer, None) is not None:
-            self._order, self._news = None, True
+            self._order = None
+            self._news.add(peer)
 
     def failed(self, peer: PeerId, now: float) -> None:
         """Note that a call to a peer failed: it is not live until there is a later sign of life."""
@@ -360,26 +363,28 @@ class PeerTable:
             if not self._is_live(member, now)
         }
 
-    @property
-    def has_news(self) -> bool:
-        """Say whether a peer came or said goodbye since the last call of ``changes``."""
-        return self._news
-
     def changes(self, now: float) -> list[Change]:
         """The peers that came or went since the last call, by peer id."""
-        live = {member.peer: member for member in self.present(now)}
-        before = self._present_before
-        self._news = False
+        return self._changes({*self._members, *self._present_before}, now)
+
+    def news(self, now: float) -> list[Change]:
+        """Those of ``changes`` that a record told of. Any key may cause one with each call, while
+        thousands of members are known: only that one is looked at."""
+        return self._changes(self._news, now)
+
+    def _changes(self, peers: Iterable[PeerId], now: float) -> list[Change]:
         changes: list[Change] = []
-        for peer in sorted({*live, *before}):
-            if peer not in before:
-                changes.append(Change(peer, "joined", live[peer].record.name, live[peer].run))
-            elif peer not in live:
-                member, last = self._members.get(peer), before[peer]
+        for peer in sorted(peers):
+            member, last = self._members.get(peer), self._present_before.pop(peer, None)
+            if member is not None and self._is_present(member, now):
+                self._present_before[peer] = member
+                if last is None:
+                    changes.append(Change(peer, "joined", member.record.name, member.run))
+            elif last is not None:
                 said_so = member is not None and member.record.leaving
                 how: Literal["left", "lost"] = "left" if said_so else "lost"
                 changes.append(Change(peer, how, last.record.name, last.run))
-        self._present_before = live
+        self._news.clear()
         return changes
 
     def pass_on(
@@ -396,17 +401,22 @@ class PeerTable:
         ``but``: those that the other peer has just passed on itself.
         """
         known_there = {passed.sealed for passed in but}
+        oldest = now - self.settings.expiry_s / 2
+        # All members are looked at for each hello: what costs more is asked of a few of them.
         fresh = [
             member
-            for member in self
-            if (run is None or member.run == run)  # first: a crowd of others costs little
-            and self._is_live(member, now)
-            and now - member.record_seen_at < self.settings.expiry_s / 2
-            and member.peer != to
-            and member.sealed not in known_there
+            for member in self._members.values()
+            if member.record_seen_at > oldest and (run is None or member.run == run)
         ]
-        chosen = [fresh[int(i)] for i in rng.permutation(len(fresh))[:PASSED_MAX]]
-        return tuple(Passed(each.sealed, max(0.0, now - each.record_seen_at)) for each in chosen)
+        chosen: list[Passed] = []
+        for index in rng.permutation(len(fresh)):
+            member = fresh[int(index)]
+            told = member.peer == to or member.sealed in known_there
+            if not told and self._is_live(member, now):
+                chosen.append(Passed(member.sealed, max(0.0, now - member.record_seen_at)))
+                if len(chosen) == PASSED_MAX:
+                    break
+        return tuple(chosen)
 
     def newer_than(self, record: bytes, peer: PeerId) -> bytes:
         """A newer record of a peer than the one it just sent; empty if there is none."""

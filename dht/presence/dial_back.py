@@ -53,6 +53,7 @@ from dht.identity import PeerId, parse_peer_id
 from dht.limits import Rate
 from dht.membership import hello as wire
 from dht.membership.reachability import HELPERS_PER_CHECK, NO_ADDRESS, Proximity, Reachability
+from dht.membership.table import Member
 from dht.presence.dialler import Dialler
 from dht.presence.this_peer import Announcement, ThisPeer, pause
 
@@ -382,13 +383,19 @@ class ReachabilityChecks:
             self.wanted.set()
             self.choose_scope()
 
-    def choose_scope(self) -> None:
-        """Find out in which scope the known peers live. That of a new member counts at once."""
-        this, now = self.this, self.this.now()
-        scope = self._proximity.scope_that_counts(
-            () if this.profile.run is None else this.table.live(now),
-            count_connected=self.this.profile.observes,
-        )
+    def choose_scope(self, new: Sequence[Member] | None = None) -> None:
+        """Find out in which scope the known peers live. That of a new member counts at once.
+
+        ``new``: the members that have come since; ``None``: all are looked at.
+        """
+        this, now, known = self.this, self.this.now(), self.state.scope
+        if new is not None and known is not None:
+            scope = self._proximity.farthest(new, but=known)
+        else:
+            scope = self._proximity.scope_that_counts(
+                () if this.profile.run is None else this.table.live(now),
+                count_connected=self.this.profile.observes,
+            )
         if scope is not None and self.state.count_in(scope, now=now):
             self.wanted.set()
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from dht import protocol
 from dht.errors import DhtError
 from dht.identity import PeerId, RunId
-from dht.membership.table import bucket_key
+from dht.membership.table import Change, bucket_key
 from dht.presence.dial_back import ReachabilityChecks
 from dht.presence.this_peer import DIRECTORY_TIMEOUT_S, Announcement, ThisPeer
 from dht.records import Sealed, check
@@ -82,7 +83,21 @@ class Intake:
 
     def report_changes(self) -> None:
         """Report the peers that came or went since the last call."""
-        changes = self._this.table.changes(self._this.now())
+        if self._report(self._this.table.changes(self._this.now())):
+            self._checks.choose_scope()
+
+    def report_news(self) -> None:
+        """Report changes at once if a record told of a peer that came or left.
+
+        Nobody waits for them at a bootstrap peer, where strangers name members of any run.
+        """
+        if self._this.profile.run is not None:
+            table = self._this.table
+            if changed := self._report(table.news(self._this.now())):
+                members = map(table.get, changed)
+                self._checks.choose_scope([each for each in members if each is not None])
+
+    def _report(self, changes: Sequence[Change]) -> list[PeerId]:
         for change in changes:
             name, peer, run = change.name or change.peer, change.peer, change.run
             events = self._this.events
@@ -96,16 +111,8 @@ class Intake:
         if changes:
             # A new member may live farther away than the peers that proved reachability, or be the
             # first that can help to find out.
-            self._checks.choose_scope()
             self._checks.wanted.set()
-
-    def report_news(self) -> None:
-        """Report changes at once if a record told of a peer that came or left.
-
-        Nobody waits for them at a bootstrap peer, where strangers name members of any run.
-        """
-        if self._this.profile.run is not None and self._this.table.has_news:
-            self.report_changes()
+        return [change.peer for change in changes]
 
     def _speaks_with_us(self, sealed: Sealed) -> bool:
         """Say whether this peer and the author of a record have a protocol version in common.
