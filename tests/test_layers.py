@@ -669,10 +669,9 @@ dht.membership.table.PeerTable._order
 dht.membership.table.PeerTable._news
 peer.agent.peer.Peer.view
 peer.agent.peer.Peer.absent
-peer.agent.network.Network.foundings
-peer.extras.hosting.run_pages.RunPages._pages
-peer.extras.hosting.run_pages.RunPages._files
-peer.extras.hosting.run_pages.RunPages._keepers_since""",
+peer.agent.network.Network.foundings""",
+    "RUNS_MAX live runs, half of them those that are here for longest, and as many others": """
+peer.extras.hosting.run_pages.RunPages._runs""",
     "buckets, as deep as the number of members needs, that this peer has read lately": """
 dht.membership.table.PeerTable._read_at
 dht.membership.table.PeerTable._quiet""",

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import msgspec
 from blake3 import blake3
@@ -34,7 +35,9 @@ logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 20.0
 ASK_WITHIN_S = 5.0
 RUNS_MAX = 50
-"""Runs that have a page: those with the most live peers. Anybody may found a run."""
+"""Live runs that have a page, and runs without live peers that still have one. Anybody may found a
+run, and call hundreds of keys its peers: half of the pages are those of runs that have been here
+for longest, the others those of runs with the most live peers."""
 
 ASKED_MAX = 3
 FORGET_AFTER_S = 7 * 86_400.0
@@ -52,6 +55,19 @@ NO_FILE = "None of its peers has handed out its run file: its name and descripti
 NOBODY = "No peer of this run is on line here now; this is the last known state."
 
 
+@dataclass(slots=True)
+class _Run:
+    """What is known of one run."""
+
+    page: RunPage
+    file: Mapping[str, object]
+    """Settings from its run file; none while no peer has handed it out."""
+    keepers: Mapping[PeerId, float]
+    """When each keeper was first seen here. A table counts anew after each time of silence."""
+    looks: int
+    """Number of looks at which it had live peers."""
+
+
 class RunPages:
     """The pages of runs, as one bootstrap peer knows them."""
 
@@ -60,19 +76,15 @@ class RunPages:
         self._host = host
         self._presence = presence
         self._own = own
-        self._pages: dict[RunId, RunPage] = {}
-        self._files: dict[RunId, Mapping[str, object]] = {}
-        """Settings from run files, by run."""
-        self._keepers_since: dict[RunId, Mapping[PeerId, float]] = {}
-        """When each keeper was first seen here. A table counts anew after each time of silence."""
+        self._runs: dict[RunId, _Run] = {}
 
     def __repr__(self) -> str:
-        return f"RunPages({len(self._pages)} runs)"
+        return f"RunPages({len(self._runs)} runs)"
 
     def pages(self) -> Mapping[str, RunPage]:
         """All pages, those of runs with the most learners first."""
-        ranked = sorted(self._pages.items(), key=lambda each: (-each[1].learners, each[0]))
-        return dict(ranked)
+        pages = {run: known.page for run, known in self._runs.items()}
+        return dict(sorted(pages.items(), key=lambda each: (-each[1].learners, each[0])))
 
     async def run(self) -> None:
         """Keep the pages up to date, for ever."""
@@ -82,53 +94,57 @@ class RunPages:
 
     async def look(self) -> None:
         """Ask the keepers of all runs once."""
-        now = asyncio.get_running_loop().time()
-        live = self._presence.table.live_by_run(now)
-        there = sorted(live, key=lambda run: -len(live[run]))
-        found = await asyncio.gather(*(self._look_at(run, live[run]) for run in there[:RUNS_MAX]))
-        fresh = dict(zip(there, found, strict=False))
-        wall_time = self._host.wall_time()
-        for run, page in list(self._pages.items()):
-            if run in fresh:
-                continue
-            if wall_time - page.at > FORGET_AFTER_S or len(self._pages) > 2 * RUNS_MAX:
-                del self._pages[run]
-                self._files.pop(run, None)
-                self._keepers_since.pop(run, None)
-            else:
-                self._pages[run] = msgspec.structs.replace(
-                    page, learners=0, keepers=0, others=0, link="", unknown=(NOBODY,)
+        now, table = asyncio.get_running_loop().time(), self._presence.table
+        live, keepers = table.live_by_run(now), dict[RunId, list[PeerId]]()
+        for member in table:
+            if member.record.role == "keeper":
+                keepers.setdefault(member.run, []).append(member.peer)
+        chosen = self._chosen(live)
+        fresh = await asyncio.gather(
+            *(self._look_at(run, live[run], keepers.get(run, ()), now) for run in chosen)
+        )
+        wall_time, rest = self._host.wall_time(), list[RunId]()
+        for run, known in self._runs.items():
+            if run not in live and wall_time - known.page.at <= FORGET_AFTER_S:
+                known.page = msgspec.structs.replace(
+                    known.page, learners=0, keepers=0, others=0, link="", unknown=(NOBODY,)
                 )
-        self._pages.update(fresh)
+                rest.append(run)
+        rest = sorted(rest, key=self._looks, reverse=True)[:RUNS_MAX]
+        self._runs = dict(zip(chosen, fresh, strict=True)) | {run: self._runs[run] for run in rest}
 
-    async def _look_at(self, run: RunId, live: Sequence[Member]) -> RunPage:
+    def _chosen(self, live: Mapping[RunId, Sequence[Member]]) -> list[RunId]:
+        """The live runs that have a page."""
+        longest = sorted(live.keys() & self._runs.keys(), key=self._looks, reverse=True)
+        longest = longest[: RUNS_MAX // 2]
+        others = sorted(live.keys() - set(longest), key=lambda run: (-len(live[run]), run))
+        return [*longest, *others[: RUNS_MAX - len(longest)]]
+
+    def _looks(self, run: RunId) -> tuple[int, str]:
+        return self._runs[run].looks, run
+
+    async def _look_at(
+        self, run: RunId, live: Sequence[Member], keepers: Sequence[PeerId], now: float
+    ) -> _Run:
         """The page that a keeper of a run publishes; else what the records say.
 
         Anybody may call itself a keeper. So those are asked that have been here longest; of three
         one counts that is between the others, and what the run file says it says here.
         """
-        said = await self._file(run, live)
-        since = self._keepers(run)
-        keepers = sorted((m.peer for m in live if m.peer in since), key=lambda peer: since[peer])
-        asked = keepers[:ASKED_MAX]
-        pages = await asyncio.gather(*(self._ask(run, peer) for peer in asked))
+        known = self._runs.get(run)
+        said = known.file if known and known.file else await self._file(run, live)
+        since = {peer: known.keepers.get(peer, now) if known else now for peer in keepers}
+        there = sorted((m.peer for m in live if m.peer in since), key=lambda peer: since[peer])
+        pages = await asyncio.gather(*(self._ask(run, peer) for peer in there[:ASKED_MAX]))
         ranked = sorted((page for page in pages if page), key=lambda page: page.tokens or 0)
-        if not ranked:
-            return self._from_records(run, live, said)
-        page = elsewhere(ranked[len(ranked) // 2])
-        fixed = {name: text for name, text in said.items() if name in FIXED}
-        return msgspec.structs.replace(page, **fixed, link=self._link(run, live))
-
-    def _keepers(self, run: RunId) -> Mapping[PeerId, float]:
-        """The keepers of a run that are or were here, with the time of the first look at each."""
-        now, known = asyncio.get_running_loop().time(), self._keepers_since.get(run, {})
-        there = [
-            member.peer
-            for member in self._presence.table
-            if member.run == run and member.record.role == "keeper"
-        ]
-        self._keepers_since[run] = {peer: known.get(peer, now) for peer in there}
-        return self._keepers_since[run]
+        if ranked:
+            fixed = {name: text for name, text in said.items() if name in FIXED}
+            page = msgspec.structs.replace(
+                elsewhere(ranked[len(ranked) // 2]), **fixed, link=self._link(run, live)
+            )
+        else:
+            page = self._from_records(run, live, said)
+        return _Run(page, said, since, 1 + (known.looks if known else 0))
 
     async def _ask(self, run: RunId, peer: PeerId) -> RunPage | None:
         try:
@@ -136,12 +152,6 @@ class RunPages:
         except (DhtError, ValueError) as error:
             logger.info("run_page_not_had peer=%s reason=%s", peer, error)
             return None
-
-    async def _file(self, run: RunId, live: Sequence[Member]) -> Mapping[str, object]:
-        """Settings from the run file; none if no peer hands it out."""
-        if run not in self._files:
-            await self._fetch_file(run, [member.peer for member in live[:ASKED_MAX]])
-        return self._files.get(run, {})
 
     def _from_records(
         self, run: RunId, live: Sequence[Member], said: Mapping[str, object]
@@ -160,17 +170,18 @@ class RunPages:
             unknown=(NO_KEEPER, OWN_WORDS, *(() if said else (NO_FILE,))),
         )
 
-    async def _fetch_file(self, run: RunId, peers: Sequence[PeerId]) -> None:
-        for peer in peers:
+    async def _file(self, run: RunId, live: Sequence[Member]) -> Mapping[str, object]:
+        """Settings from the run file; none if no peer hands it out."""
+        for peer in [member.peer for member in live[:ASKED_MAX]]:
             try:
                 content = await self._host.call(
                     peer, RUN_FILE_PROTOCOL, run.encode(), timeout_s=ASK_WITHIN_S
                 )
                 if blake3(content).hexdigest() == run:
-                    self._files[run] = described(from_canonical(content, run))
-                    return
+                    return described(from_canonical(content, run))
             except (DhtError, RunFileError) as error:
                 logger.info("run_file_not_had peer=%s reason=%s", peer, error)
+        return {}
 
     def _link(self, run: RunId, live: Sequence[Member]) -> str:
         """The link by this peer first, then by keepers: nobody publishes a learner's address."""

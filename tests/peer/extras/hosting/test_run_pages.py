@@ -9,11 +9,20 @@ import msgspec
 from dht.addresses import with_peer
 from dht.host import Host
 from dht.identity import PeerId, RunId
+from dht.membership.table import bucket_key
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
 from dht.presence.this_peer import Profile
-from peer.extras.hosting.run_pages import NO_FILE, NO_KEEPER, NOBODY, OWN_WORDS, RunPages
+from dht.records import PeerRecord, seal
+from peer.extras.hosting.run_pages import (
+    NO_FILE,
+    NO_KEEPER,
+    NOBODY,
+    OWN_WORDS,
+    RUNS_MAX,
+    RunPages,
+)
 from peer.extras.site.run_page import CALL, RunPage
 from peer.run_file.sections import RunFile
 from tests.dht.presence.presence_swarm import until
@@ -122,6 +131,44 @@ def test_a_keeper_that_came_last_or_overstates_the_tokens_makes_no_page() -> Non
         assert found.tokens == 1010
         for each in (*opened, presence, host):
             await each.close()
+
+    run(main())
+
+
+def test_runs_that_somebody_founds_by_the_hundred_leave_the_pages_of_older_ones() -> None:
+    """Keys are cheap, and fifty runs of three keys each were larger than a run of two peers."""
+
+    async def main() -> None:
+        host = MemoryNetwork().host("host")
+        presence = Presence(host, identity_of("host"), Profile(None, role="bootstrap"))
+        await presence.start()
+        pages = RunPages(host, presence, ())
+        loop = asyncio.get_running_loop()
+
+        def here(run_id: RunId, *names: str, ttl_s: float = 600.0) -> None:
+            for name in names:
+                record = PeerRecord(protocol=(1, 1), role="learner", incarnation=1, trains=True)
+                key = bucket_key(run_id, "")
+                sealed = seal(record, identity_of(name), key=key, sequence=1, ttl_s=ttl_s)
+                assert presence.table.take(sealed, now=loop.time())
+
+        here(RUN.run_id, "anna", "boris", ttl_s=60.0)
+        await pages.look()
+        assert set(pages.pages()) == {RUN.run_id}
+        for number in range(2 * RUNS_MAX):
+            here(RunId(f"{number:064x}"), *(f"key {number} {each}" for each in range(3)))
+        for _ in range(3):
+            await pages.look()
+            assert pages.pages()[RUN.run_id].learners == 2
+            assert len(pages.pages()) == RUNS_MAX
+
+        await asyncio.sleep(70.0)
+        assert not presence.table.is_live(identity_of("anna").peer_id, loop.time())
+        for _ in range(3):
+            await pages.look()
+            assert pages.pages()[RUN.run_id].unknown == (NOBODY,), "what was known last"
+        await presence.close()
+        await host.close()
 
     run(main())
 
