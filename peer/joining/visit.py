@@ -8,6 +8,7 @@ stores nothing and publishes no record.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import Counter
 from collections.abc import (
@@ -71,7 +72,15 @@ LOOK_S = 15.0
 
 LOOK_EVERY_S = 0.05
 QUIET_S = 0.4
-"""The search for peers ends when no further one has been found for this long."""
+"""The search for peers ends when no further one has been found for this long, ..."""
+
+SEARCH_S = 5.0
+"""... and so long after the first one in any case: new keys may appear at each moment."""
+
+ASKED_WITHIN_S = 30.0
+"""Members that had no turn to be asked by then are not asked: thousands may never answer."""
+
+NOT_ASKED = "it was not asked, as many others did not answer"
 
 COUNTED_WITHIN_S = 3.0
 """The search goes on for up to this long while an answer counts more peers than are found."""
@@ -287,6 +296,9 @@ class Visitor:
             answers = await _each(members, self._ask)
         await self._ask_those_counted(members, answers)
         reasons = {peer: why for peer, why in answers.items() if isinstance(why, Exception)}
+        reasons |= {
+            peer: PeerUnreachable(peer, NOT_ASKED) for peer in members.keys() - answers.keys()
+        }
         statuses = [answer for answer in answers.values() if isinstance(answer, status.PeerStatus)]
         # Peers that can be dialled have connections with those that cannot.
         able = sorted(statuses, key=lambda answer: (answer.reachable is not True, answer.peer))
@@ -296,8 +308,8 @@ class Visitor:
 
         passed_on = await _each(reasons, ask_others)
         silent = {}
-        for peer, passed in passed_on.items():
-            if passed is not None:
+        for peer in sorted(reasons):
+            if (passed := passed_on.get(peer)) is not None:
                 statuses.append(passed)
                 continue
             record, why = members[peer].record, reasons[peer]
@@ -480,10 +492,12 @@ class Visitor:
         began = loop.time()
         deadline = began + timeout_s
         known: dict[PeerId, Member] = {}
-        since = loop.time()
-        while not known or loop.time() - since < QUIET_S:
+        since = found_at = began
+        while not known or loop.time() < min(since + QUIET_S, found_at + SEARCH_S):
             now = loop.time()
             present = self._found()
+            if not known:
+                found_at = now
             if present.keys() != known.keys():
                 since = now
             known = present
@@ -501,15 +515,22 @@ class Visitor:
 
 
 async def _each(peers: Iterable[PeerId], ask: Callable[[PeerId], Awaitable[T]]) -> dict[PeerId, T]:
-    """The answers for all peers, a few of which are asked at once."""
-    turns = asyncio.Semaphore(ASKED_AT_ONCE)
+    """The answers of all peers that had a turn to be asked in time, a few at once.
 
-    async def in_turn(peer: PeerId) -> T:
-        async with turns:
-            return await ask(peer)
+    In an order that nobody knows beforehand: keys are cheap, and thousands may never answer.
+    """
+    loop = asyncio.get_running_loop()
+    waiting, answers = list(peers), dict[PeerId, T]()
+    random.shuffle(waiting)
+    ends_at = loop.time() + ASKED_WITHIN_S
 
-    asked = list(peers)
-    return dict(zip(asked, await asyncio.gather(*map(in_turn, asked)), strict=True))
+    async def ask_some() -> None:
+        while waiting and loop.time() < ends_at:
+            peer = waiting.pop()
+            answers[peer] = await ask(peer)
+
+    await asyncio.gather(*(ask_some() for _ in range(ASKED_AT_ONCE)))
+    return answers
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from dht.membership.admission import NO_INVITE, Admission
 from dht.membership.credentials import InviteKey, Signer, admit, encode
 from dht.membership.orders import End, Orders
 from dht.membership.reachability import in_words
+from dht.membership.table import bucket_key
 from dht.memory.host import EPOCH, identity_of
 from dht.presence.presence import Presence
+from dht.records import PeerRecord, seal
 from dht.wrapped_host import GuardedHost
 from peer import status
 from peer.contributors import Contributor
@@ -327,6 +330,38 @@ def test_a_look_ends_at_once_where_all_that_are_counted_have_answered() -> None:
     seen, took_s = simulate(story)
     assert [peer.name for peer in seen.peers] == ["anna", "boris"]
     assert took_s < 2.0
+
+
+def test_keys_that_appear_each_moment_do_not_keep_a_look_from_its_end() -> None:
+    """The search began anew with each of them: `shoal status` and `shoal runs` never ended."""
+
+    async def story(swarm: Swarm) -> tuple[RunStatus, float]:
+        await with_status(swarm, "anna")
+        visitor = await visitor_of(swarm, RUN, "anna")
+        outside = swarm.peers["outside"]
+
+        async def appear() -> None:
+            for number in count():
+                cheap = identity_of(f"cheap {number}")
+                record = PeerRecord(protocol=(1, 1), role="learner", incarnation=1)
+                key = bucket_key(RUN, "")
+                now = asyncio.get_running_loop().time()
+                sealed = seal(record, cheap, key=key, sequence=1, ttl_s=600)
+                assert outside.presence.table.take(sealed, now=now)
+                await asyncio.sleep(QUIET_S / 2)
+
+        async with asyncio.TaskGroup() as tasks:
+            appearing = tasks.create_task(appear())
+            began = asyncio.get_running_loop().time()
+            async with asyncio.timeout(600.0):
+                seen = await visitor.look(timeout_s=60.0)
+            took_s = asyncio.get_running_loop().time() - began
+            appearing.cancel()
+        return seen, took_s
+
+    seen, took_s = simulate(story)
+    assert [peer.name for peer in seen.peers] == ["anna"]
+    assert took_s < 120.0
 
 
 def test_a_member_that_no_call_reaches_is_named() -> None:
