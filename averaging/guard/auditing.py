@@ -670,7 +670,7 @@ class Auditing(Guard):
         """A proof holds: ban its author, keep the proof, and show it to the others."""
         if guilty.peer in self.convicted or guilty.peer == self._host.peer_id:
             return
-        self.kept_proofs.keep(guilty, proof)
+        self.kept_proofs.keep(guilty, proof, shown=self._matters(guilty.peer))
         self._around.event(
             "convicted", peer=guilty.peer, reason=guilty.what, proof=proof.digest.hex()
         )
@@ -680,16 +680,29 @@ class Auditing(Guard):
     def _not_written(self, peer: PeerId, reason: str) -> None:
         self._around.event("proof_not_kept", peer=peer, reason=reason)
 
+    def _matters(self, peer: PeerId) -> bool:
+        """True if others are to hear what is proved against a peer.
+
+        Keys cost nothing, and each can sign what convicts it: all peers would fetch, keep and pass
+        on such proofs for ever.
+        """
+        return self._around.counts(peer) or self._around.worth(peer) > 0.0
+
     def spread(self) -> None:
-        """Name the proofs to every peer in view that has not named them itself."""
-        now, others = self._around.now(), self._around.others
+        """Name the proofs to the peers that have not named them themselves.
+
+        To those that have a link with this one, or are established: keys in view may be thousands.
+        """
+        around, now = self._around, self._around.now()
+        linked = set(around.transport.linked())
+        hearers = [peer for peer in around.others if peer in linked or around.is_established(peer)]
         for name, kept in self._proofs.items():
             told = self._told.setdefault(name, {})
-            for peer in others:
+            for peer in hearers:
                 if peer not in self.convicted and told.get(peer, 0.0) <= now:
                     told[peer] = now + TELL_AGAIN_S
-                    self._around.send(peer, Accused(0, name, kept.about))
-            for gone in told.keys() - set(others):
+                    around.send(peer, Accused(0, name, kept.about))
+            for gone in told.keys() - set(hearers):
                 del told[gone]
         for name in self._told.keys() - self._proofs.keys():
             del self._told[name]
@@ -704,19 +717,16 @@ class Auditing(Guard):
     def heard_of(self, peer: PeerId, message: Accused) -> None:
         """Another peer names a proof: fetch it, if it is news about a peer that counts here.
 
-        Keys cost nothing, and each can sign what convicts it: all peers would fetch, keep and pass
-        on such proofs for ever. A proof about a peer that is not here is named again when it comes.
+        A proof about a peer that is not here is named again when it comes.
         """
         if message.proof in self._proofs:
             self._told.setdefault(message.proof, {})[peer] = math.inf
         accused, around = message.peer, self._around
         known = message.proof in self._proofs or accused in self.convicted
-        if known or accused == self._host.peer_id or accused not in around.others:
+        if known or not around.is_here(accused):
             return
         is_out = around.reputation.is_over(peer, Ground.CONDUCT, around.now())
-        if not around.is_established(peer) or is_out:
-            return
-        if not (around.is_established(accused) or around.worth(accused)):
+        if not around.is_established(peer) or is_out or not self._matters(accused):
             return
         fetched = self._fetching.values()
         if peer in self._fetching or message.proof in fetched or len(fetched) >= FETCHES_MAX:

@@ -106,12 +106,13 @@ class KeptProofs:
                 if each.proof in sizes:
                     self.proofs[each.proof] = Kept(each.peer, sizes[each.proof])
 
-    def keep(self, guilty: Guilty, proof: Proof) -> None:
-        """Keep a verdict, and the proof if it can be shown to others and there is place."""
+    def keep(self, guilty: Guilty, proof: Proof, *, shown: bool = True) -> None:
+        """Keep a verdict, and the proof if it is to be shown to others and there is place."""
         peer, name = guilty.peer, proof.digest
         self.verdicts[peer] = Verdict(peer, guilty.what, name, self._worth(peer))
-        size = len(proof.encode_head()) + memoryview(proof.data).nbytes
-        self.proofs[name] = Kept(peer, size, proof)
+        if shown:
+            size = len(proof.encode_head()) + memoryview(proof.data).nbytes
+            self.proofs[name] = Kept(peer, size, proof)
         if self._shelf is not None:
             self._unwritten.add(peer)
             if not self._writing:

@@ -247,7 +247,7 @@ class SpotChecking:
         Taken from established peers, and about peers that are there: words about inventions would
         push out all others.
         """
-        known = self._around.is_established(sender) and message.peer in self._around.others
+        known = self._around.is_here(message.peer) and self._around.is_established(sender)
         if known and sender not in self._audits.convicted:
             self._checks.named(message.peer, sender, self._around.now())
 

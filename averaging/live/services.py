@@ -52,6 +52,10 @@ CATCHING_MAX = 2
 SHARE_BITS = 32
 """Bits of a random share."""
 
+REQUIRED_FOR_S = 1.0
+"""Time for which the work that establishes a peer counts once it is known: thousands of keys may be
+in view, and it is asked of each of them, and of each of their streams."""
+
 
 def rings_at(at: float, *, clock_s: float) -> float:
     """The time on the event loop at which a clock ``clock_s`` ahead of it has come to ``at``.
@@ -118,6 +122,8 @@ class Services(ABC):
         self._ended = False
         """The tasks are being cancelled: callbacks scheduled before begin nothing any more."""
         self._waiting: list[asyncio.Future[None]] = []
+        self._required: tuple[float, Any] = (-math.inf, None)
+        """The work that establishes a peer, and when that was found."""
         self._encoded: tuple[Message | None, int, bytes] = (None, OLDEST, b"")
         """The last message, and its bytes: most are said to many peers in turn."""
 
@@ -227,15 +233,26 @@ class Services(ABC):
         live = (peer for peer, seen in self.around.view.items() if peer != me and seen.is_live(now))
         return tuple(sorted(live))
 
+    def is_here(self, peer: PeerId) -> bool:
+        """True if a peer is one of the others."""
+        seen = self.around.view.get(peer)
+        return seen is not None and peer != self.life.peer and seen.is_live(self.now())
+
     def is_established(self, peer: PeerId) -> bool:
         """True if a peer has been here for a while and counts."""
-        now, seen = self.now(), self.around.view.get(peer)
-        if seen is None or not seen.is_established(now):
-            return False
+        seen = self.around.view.get(peer)
+        return seen is not None and seen.is_established(self.now()) and self.counts(peer)
+
+    def counts(self, peer: PeerId) -> bool:
+        """True if what a peer says counts, however long it has been here."""
+        now = self.now()
         if self.electors.counts_all_at(now):
             return True
-        live = [other for other, each in self.around.view.items() if each.is_live(now)]
-        required = self.electors.required_work([self.life.peer, *live], now)
+        found_at, required = self._required
+        if not found_at <= now < found_at + REQUIRED_FOR_S:
+            live = [other for other, each in self.around.view.items() if each.is_live(now)]
+            required = self.electors.required_work([self.life.peer, *live], now)
+            self._required = now, required
         return self.electors.progress(peer, required, now) >= 1.0
 
     def worth(self, peer: PeerId) -> float:

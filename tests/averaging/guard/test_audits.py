@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from averaging.live.slices.reducing import Reducing
 from averaging.live.streams.questions import NotHere, ask, next_data
 from averaging.numbers import chunks
 from averaging.numbers.arithmetic import Weighted
-from averaging.rules.policy import RoundPolicy
+from averaging.rules.peer_view import PeerView
+from averaging.rules.policy import ProbationPolicy, RoundPolicy
 from averaging.rules.reputation import Ground
 from dht.errors import PeerUnreachable, StreamBroken
 from dht.host import Stream
@@ -214,6 +216,65 @@ async def test_keys_that_nobody_has_met_convict_themselves_in_vain(about_a_membe
         whole(liar.averager).spread()
         await made.live(20.0)
         assert convicts(peers) == [set()] * 3
+
+
+async def test_a_key_that_never_counted_convicts_itself_without_anybody_being_told() -> None:
+    """256 of them had each peer name 256 proofs to each key in view, once a minute for ever."""
+    async with swarm(MemoryNetwork()) as made:
+        policy = replace(EVERYTHING, probation=ProbationPolicy(rounds=4, seconds=10.0))
+        anna, *others = await honest(made, policy)
+        await made.live(60.0)
+        guard = whole(anna.averager)
+        for number in range(10):
+            head = two_votes_of(f"cheap {number}")
+            guard.convict(Guilty(head.peer, "signed two seals in ballot 1"), Proof(head))
+            assert guard.lie_of(head.peer)
+        assert not guard.kept_proofs.proofs
+        head = two_votes_of("boris")
+        guard.convict(Guilty(head.peer, "signed two seals in ballot 1"), Proof(head))
+        assert [kept.about for kept in guard.kept_proofs.proofs.values()] == [others[0].id]
+
+
+async def test_a_proof_is_named_to_peers_that_have_a_link_here_or_count() -> None:
+    """Each of thousands of keys in view was dialled for it, at the cost of honest peers' links."""
+    async with swarm(MemoryNetwork()) as made:
+        policy = replace(EVERYTHING, probation=ProbationPolicy(rounds=4, seconds=10.0))
+        anna, *others = await honest(made, policy)
+        mallory = await made.add("mallory", policy=policy)
+        await made.live(60.0)
+        keys = [identity_of(f"cheap {number}").peer_id for number in range(100)]
+        for peer in keys:
+            anna.view[peer] = PeerView(
+                anna.now() - 100.0, anna.now(), reachable=False, trains=False
+            )
+        head = two_votes_of("mallory")
+        whole(anna.averager).convict(Guilty(mallory.id, "signed two seals"), Proof(head))
+        await made.live(20.0)
+        assert convicts(others) == [{mallory.id}] * 2
+        assert not anna.averager.transport.counters["dials_failed"]
+
+
+async def test_who_is_established_takes_one_look_at_all_in_view() -> None:
+    """2500 keys in view took all of a keeper's time, as it asks that of each once a second."""
+    async with swarm(MemoryNetwork()) as made:
+        policy = replace(EVERYTHING, probation=ProbationPolicy(rounds=4, seconds=10.0))
+        anna, boris, _ = await honest(made, policy)
+        await made.live(60.0)
+        electors, looks = anna.averager.electors, 0
+        required_work = electors.required_work
+
+        def counted(live: Iterable[PeerId], now: float) -> Any:
+            nonlocal looks
+            looks += 1
+            return required_work(live, now)
+
+        electors.required_work = counted  # type: ignore[method-assign]
+        keys = [identity_of(f"cheap {number}").peer_id for number in range(100)]
+        for peer in keys:
+            anna.view[peer] = PeerView(anna.now() - 100.0, anna.now(), reachable=False)
+        established = [peer for peer in anna.view if anna.averager.is_established(peer)]
+        assert boris.id in established and not set(keys) & set(established)
+        assert looks <= 1
 
 
 async def test_a_peer_that_shows_auditors_nothing_is_not_banned_and_counts_for_less(
