@@ -389,6 +389,7 @@ class ReachabilityChecks:
         ``new``: the members that have come since; ``None``: all are looked at.
         """
         this, now, known = self.this, self.this.now(), self.state.scope
+        scope: Scope | None
         if new is not None and known is not None:
             scope = self._proximity.farthest(new, but=known)
         else:

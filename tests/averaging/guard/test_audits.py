@@ -254,7 +254,9 @@ async def test_a_proof_is_named_to_peers_that_have_a_link_here_or_count() -> Non
         assert not anna.averager.transport.counters["dials_failed"]
 
 
-async def test_who_is_established_takes_one_look_at_all_in_view() -> None:
+async def test_who_is_established_takes_one_look_at_all_in_view(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """2500 keys in view took all of a keeper's time, as it asks that of each once a second."""
     async with swarm(MemoryNetwork()) as made:
         policy = replace(EVERYTHING, probation=ProbationPolicy(rounds=4, seconds=10.0))
@@ -268,7 +270,7 @@ async def test_who_is_established_takes_one_look_at_all_in_view() -> None:
             looks += 1
             return required_work(live, now)
 
-        electors.required_work = counted  # type: ignore[method-assign]
+        monkeypatch.setattr(electors, "required_work", counted)
         keys = [identity_of(f"cheap {number}").peer_id for number in range(100)]
         for peer in keys:
             anna.view[peer] = PeerView(anna.now() - 100.0, anna.now(), reachable=False)
