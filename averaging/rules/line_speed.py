@@ -81,12 +81,14 @@ def slow_lines(speeds: Mapping[PeerId, float | None]) -> frozenset[PeerId]:
     return frozenset(peer for peer, speed in speeds.items() if speed and speed < least)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Transfer:
     partner: PeerId | None
     count: int
     began: float
     ended: float
+    carried: float = 0.0
+    """Bytes that the line carried while it lasted, of itself and of others."""
 
     def within(self, other: _Transfer) -> float:
         """Bytes that passed while ``other`` lasted, as if they had passed at an even rate."""
@@ -120,7 +122,10 @@ class LineSpeed:
             return
         if self._is_outdated:
             self._transfers.clear()
-        self._transfers.append(_Transfer(partner, count, began, ended))
+        new = _Transfer(partner, count, began, ended, count)
+        new.carried += sum(other.within(new) for other in (*self._transfers, *self._load))
+        self._pass_beside(new)
+        self._transfers.append(new)
         self._other_then = None if self._other is None else self._other._measured
         self._measure()
 
@@ -130,7 +135,9 @@ class LineSpeed:
         When they arrived is not known, so they are no measurement, but load beside those that are.
         """
         if ended > began:
-            self._load.append(_Transfer(None, count, began, ended))
+            new = _Transfer(None, count, began, ended)
+            self._load.append(new)
+            self._pass_beside(new)
             self._measure()
 
     @property
@@ -145,27 +152,28 @@ class LineSpeed:
         then = self._other_then
         return now is not None and then is not None and now > CHANGED_RATIO * then
 
+    def _pass_beside(self, new: _Transfer) -> None:
+        for each in self._transfers:
+            each.carried += new.within(each)
+
     def _measure(self) -> None:
-        load = (*self._transfers, *self._load)
-        carried = [(each, sum(other.within(each) for other in load)) for each in self._transfers]
-        telling = [(each, count) for each, count in carried if count >= CARRIED_MIN_BYTES]
+        telling = [each for each in self._transfers if each.carried >= CARRIED_MIN_BYTES]
         if telling:
-            rates = sorted(
-                count / (each.ended - each.began) for each, count in _newest_of_each(telling)
-            )
+            newest = _newest_of_each(telling)
+            rates = sorted(each.carried / (each.ended - each.began) for each in newest)
             self._measured = rates[-1 - int(self._ignored * len(rates))]
 
 
-def _newest_of_each(transfers: Sequence[tuple[_Transfer, float]]) -> list[tuple[_Transfer, float]]:
+def _newest_of_each(transfers: Sequence[_Transfer]) -> list[_Transfer]:
     """The newest transfers with each partner, as many of each."""
-    partners = {each.partner for each, _ in transfers}
+    partners = {each.partner for each in transfers}
     share = max(COUNTED_OF_PARTNER_MIN, TRANSFERS_COUNTED // len(partners))
     counted: Counter[PeerId | None] = Counter()
     newest = []
-    for each, count in reversed(transfers):
+    for each in reversed(transfers):
         counted[each.partner] += 1
         if counted[each.partner] <= share:
-            newest.append((each, count))
+            newest.append(each)
     return newest
 
 
