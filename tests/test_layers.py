@@ -653,9 +653,13 @@ peer.agent.services.EndOfRun.todo""",
 dht.presence.dial_back.DialBacks._requests
 dht.presence.door.Door._asking
 averaging.guard.auditing.Auditing._fetching
-averaging.live.states.fetcher._Attempt.reasons
-averaging.live.states.fetcher._Attempt.manifests
-averaging.live.states.fetcher._Attempt.identities
+averaging.live.states.fetcher._Fetch.reasons
+averaging.live.states.fetcher._Fetch._manifests
+averaging.live.states.fetcher._Fetch._identities
+averaging.live.states.fetcher._Fetch._talking
+averaging.live.states.fetcher._Fetch._working
+averaging.live.states.fetcher._Fetch._spare
+averaging.live.states.fetcher._Source.asked
 peer.joining.visit.Visitor._told""",
     "the owner, and DELEGATES_MAX that it has signed for": """
 dht.membership.admission.Admission._directives""",
@@ -729,8 +733,6 @@ averaging.round.opinions.fragment.Fragment.own_messages""",
 averaging.guard.auditing.Auditing._kept""",
     "proofs times peers in view": """
 averaging.guard.auditing.Auditing._told""",
-    "states being read, one on each stream, and those that were asked for lately": """
-averaging.live.states.fetch_server.FetchServer._shown""",
     "peers with work in the merged maps": """
 peer.extras.credit.accounting.tally.Tally.statements""",
 }

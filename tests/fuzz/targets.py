@@ -38,7 +38,7 @@ from averaging.history.parent_maps import ParentMap, decode_maps, encode_maps
 from averaging.history.readings import Reading, decode_reading, encode_reading
 from averaging.history.replay import ReplayHead
 from averaging.live.states import fetch_server
-from averaging.live.states.fetch_server import AskManifest, AskPieces, AskReplay
+from averaging.live.states.fetch_server import AskManifest, AskPiece, AskReplay
 from averaging.live.streams.questions import read_request
 from averaging.messages import BadMessage
 from averaging.numbers.arithmetic import squares_at_most
@@ -423,7 +423,7 @@ TARGETS: dict[str, Target] = {
             msgspec.msgpack.encode(asked)
             for asked in (
                 AskManifest(0),
-                AskPieces(0, _STATE.lineage, 0, 1),
+                AskPiece(0),
                 AskReplay(0, 0, _STATE.lineage),
             )
         ],

@@ -1,7 +1,8 @@
 """Serving peers that catch up: whole states in verified pieces, and missed rounds.
 
-One stream carries one request after another: a manifest, a run of pieces, or the replay entries
-after a version. The other side is ``averaging.live.states.fetcher``.
+One stream carries one request after another: a manifest and the pieces of its state, or the rounds
+after a version. A stream holds the state whose manifest it has told last, however many versions
+follow meanwhile; nothing else keeps it. The other side is ``averaging.live.states.fetcher``.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Protocol
+from typing import Protocol
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from averaging.history.lineage import Lineage
 from averaging.history.manifest import Pieces, as_bytes, describe, identity_of
@@ -34,7 +35,7 @@ from averaging.live.streams.questions import (
     in_frames,
 )
 from averaging.live.streams.threads import Threads
-from averaging.messages import BadMessage, Count, Digest, Signatures, encode_signatures
+from averaging.messages import BadMessage, Count, Digest, Index, Signatures, encode_signatures
 from averaging.rules.line_speed import LineSpeed
 from dht.errors import HostClosed, StreamBroken
 from dht.host import Messaging, Stream
@@ -57,13 +58,10 @@ SHARE_S = 600.0
 """Time in which a peer regains all of its share of ``SHARE_STATES``."""
 GIVE_WAY_S = 5.0
 """Pause before each piece for such a peer, while another one is being served."""
-KEPT_S = 20.0
-"""Time for which a state is kept for those that have its manifest and no stream yet to read it on:
-they wait for the manifests of others."""
 
 
 class _Request(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    fragment: Annotated[int, Meta(ge=0, lt=2**16)]
+    """A question about a fragment."""
 
 
 class AskManifest(_Request, frozen=True):
@@ -71,23 +69,24 @@ class AskManifest(_Request, frozen=True):
     frames of the manifest and an empty one. Over a relay its digest (``Manifest.identity``) stands
     in the manifest's place."""
 
+    fragment: Index
 
-class AskPieces(_Request, frozen=True):
-    """Pieces of the state whose manifest you told me. Answered by one frame each."""
 
-    lineage: Digest
-    first: Count
-    count: Annotated[int, Meta(ge=1, le=256)]
+class AskPiece(_Request, frozen=True):
+    """A piece of the state whose manifest you have told me on this stream. Answered by a frame."""
+
+    index: Count
 
 
 class AskReplay(_Request, frozen=True):
     """The rounds after this one. For each its entry and its payload, then an empty frame."""
 
+    fragment: Index
     version: Count
     lineage: Digest
 
 
-Request = AskManifest | AskPieces | AskReplay
+Request = AskManifest | AskPiece | AskReplay
 
 REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 
@@ -109,18 +108,6 @@ class Library(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Shown:
-    """A state whose manifest was asked for."""
-
-    state: FragmentState
-    manifest: asyncio.Future[bytes]
-    until: float = 0.0
-    """It is kept until then, and as long as it is read."""
-    readers: int = 0
-    """Streams that asked for it last."""
-
-
-@dataclass(slots=True, eq=False)
 class _Reader:
     """A stream being answered."""
 
@@ -128,8 +115,8 @@ class _Reader:
     place: ServedPlace
     places: ServedPlaces
     line: LineSpeed | None
-    reading: _Shown | None = None
-    """The state that it asked for last."""
+    state: FragmentState | None = None
+    """The state whose manifest it was told last."""
 
     async def tell(self, *parts: bytes | memoryview) -> None:
         """Send a frame of an answer."""
@@ -140,18 +127,10 @@ class _Reader:
         if self.line is not None:
             self.line.carried(size, began=began, ended=now)
 
-    def reads(self, shown: _Shown | None) -> None:
-        """Note that it reads this state from now on, and no other one."""
-        if self.reading is not None:
-            self.reading.readers -= 1
-        if shown is not None:
-            shown.readers += 1
-        self.reading = shown
-
 
 class FetchServer:
-    """Answers those who catch up. A state that is being read is kept until it was read: each stream
-    has one, so those that keep places from others (``ServedPlaces``) keep no memory either."""
+    """Answers those who catch up. Each stream holds one state at most, so those that keep places
+    from others (``ServedPlaces``) keep no memory either."""
 
     def __init__(
         self,
@@ -177,7 +156,8 @@ class FetchServer:
         self._threads = threads
         self._line = line
         self._uplink = uplink or Uplink()
-        self._shown: dict[tuple[int, Lineage], _Shown] = {}
+        self._manifests: dict[int, tuple[Lineage, asyncio.Future[bytes]]] = {}
+        """The newest state of each fragment that somebody has asked for, and its manifest."""
         self._served = ServedPlaces(
             SERVED_MAX,
             SERVED_PER_PEER_MAX,
@@ -189,13 +169,6 @@ class FetchServer:
 
     async def start(self) -> None:
         await self._host.serve_streams(self._protocol, self._serve)
-
-    def _let_go(self) -> None:
-        """Let go of states that nobody reads: each may be the last of its version in memory."""
-        now = asyncio.get_running_loop().time()
-        for key, shown in list(self._shown.items()):
-            if not shown.readers and shown.until <= now and shown.manifest.done():
-                del self._shown[key]
 
     async def _serve(self, stream: Stream) -> None:
         peer = stream.remote
@@ -218,28 +191,27 @@ class FetchServer:
         except (StreamBroken, HostClosed) as error:
             logger.debug("fetch_broken peer=%s reason=%s", peer, error)
         finally:
-            reader.reads(None)
             self._served.leave(place)
-            asyncio.get_running_loop().call_later(KEPT_S, self._let_go)
 
     async def _answer(self, reader: _Reader, request: Request) -> None:
         match request:
             case AskManifest(fragment):
-                reader.reads(shown := self._show(fragment))
-                await self._tell_manifest(reader, shown)
+                state = self._library.state(fragment)
+                if state is None:
+                    raise NotHere(f"no state of fragment {fragment} here")
+                reader.state = state
+                await self._tell_manifest(reader, state)
             case _ if reader.stream.relayed:
                 raise NotHere(RELAYED)
-            case AskPieces():
-                shown = self._kept(request)
-                reader.reads(shown)
-                await self._tell_pieces(reader, request, shown.state)
+            case AskPiece(index):
+                await self._tell_piece(reader, index)
             case AskReplay():
                 await self._tell_replay(reader, request)
 
-    async def _tell_manifest(self, reader: _Reader, shown: _Shown) -> None:
-        data = await asyncio.shield(shown.manifest)
+    async def _tell_manifest(self, reader: _Reader, state: FragmentState) -> None:
+        data = await asyncio.shield(self._manifest(state))
         self.counters["manifests_served"] += 1
-        await reader.tell(encode_signatures(self._library.signatures(shown.state)))
+        await reader.tell(encode_signatures(self._library.signatures(state)))
         if reader.stream.relayed:
             await reader.tell(identity_of(data))  # relays carry little
         else:
@@ -247,38 +219,24 @@ class FetchServer:
                 await reader.tell(bytes(part))  # only values are memoryviews
         await reader.tell()
 
-    def _show(self, fragment: int) -> _Shown:
-        """The state that a peer has now, with its manifest."""
-        state = self._library.state(fragment)
-        if state is None:
-            raise NotHere(f"no state of fragment {fragment} here")
-        self._let_go()
-        key = (fragment, state.lineage)
-        shown = self._shown.get(key)
-        if shown is None:
+    def _manifest(self, state: FragmentState) -> asyncio.Future[bytes]:
+        """The manifest of a state, made once for all that ask while it is the newest."""
+        lineage, made = self._manifests.get(state.fragment, (None, None))
+        if made is None or lineage != state.lineage:
             made = asyncio.ensure_future(self._threads.run(describe, state))
-            shown = self._shown[key] = _Shown(state, made)
-        shown.until = asyncio.get_running_loop().time() + KEPT_S
-        return shown
+            self._manifests[state.fragment] = state.lineage, made
+        return made
 
-    def _kept(self, request: AskPieces) -> _Shown:
-        shown = self._shown.get((request.fragment, request.lineage))
-        if shown is None:
-            raise NotHere("that state is no longer kept here: ask for the manifest again")
-        return shown
-
-    async def _tell_pieces(self, reader: _Reader, request: AskPieces, state: FragmentState) -> None:
+    async def _tell_piece(self, reader: _Reader, index: int) -> None:
+        if (state := reader.state) is None:
+            raise BadMessage("a piece of no state: no manifest was asked for")
         pieces = Pieces(state.theta.size)
-        if request.first + request.count > pieces.count:
-            raise BadMessage(
-                f"pieces {request.first}+{request.count} asked for; there are {pieces.count}"
-            )
-        theta, momentum = as_bytes(state.theta), as_bytes(state.momentum)
-        for index in range(request.first, request.first + request.count):
-            if self._served.gives_way(reader.place, asyncio.get_running_loop().time()):
-                await asyncio.sleep(GIVE_WAY_S)
-            await reader.tell(pieces.view(index, theta, momentum))
-            self.counters["pieces_served"] += 1
+        if index >= pieces.count:
+            raise BadMessage(f"piece {index} asked for; there are {pieces.count}")
+        if self._served.gives_way(reader.place, asyncio.get_running_loop().time()):
+            await asyncio.sleep(GIVE_WAY_S)
+        await reader.tell(pieces.view(index, as_bytes(state.theta), as_bytes(state.momentum)))
+        self.counters["pieces_served"] += 1
 
     async def _tell_replay(self, reader: _Reader, request: AskReplay) -> None:
         entries = self._library.replay(request.fragment, request.version, request.lineage)

@@ -8,10 +8,11 @@ The cost of a lying source is bounded by its bytes: a fetch takes at most 30 s a
 bytes on a slow line. A source that did not deliver is avoided by all fragments, twice as long each
 time.
 
-Two sources begin, and another one joins for each answer that is quick, for each source that fails,
-and while no answer comes: on a slow line more of them would only wait for one another. Each is
-asked for half a second's worth of pieces at a time, and at least for one. When all pieces are asked
-for, a source that has none to send is asked for one that is late at another.
+A source is asked for its manifest and, on the same stream, for pieces, one by one: it holds the
+state for the stream. Two sources begin, and another one joins for each answer that is quick, for
+each source that fails, and while no answer comes: on a slow line more of them would only wait for
+one another. When all pieces are asked for, a source that has none to send is asked for one that is
+late at another.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.states.fetch_server import (
     AskManifest,
-    AskPieces,
+    AskPiece,
     AskReplay,
     fetch_protocol,
 )
@@ -81,11 +82,9 @@ HURRY_S = 2.0
 another source; or, while nothing was measured, that of all pieces on the way on the slowest line.
 Answers below it are quick."""
 SLOWER_MAX = 8.0
-REQUEST_S = 0.5
-"""A request is for as many pieces as its source sends in this time. A source that sends more than
-one has two requests at a time, so that it never waits for one."""
-PIECES_PER_REQUEST = 16
-"""A request is for at most this many pieces."""
+AHEAD_S = 0.5
+"""A source that sends a piece in less has two requests at a time, so that it never waits for one.
+"""
 REPLAYS_MAX = 64
 """More rounds than this are not replayed one by one: the state is smaller."""
 
@@ -129,35 +128,6 @@ class Trust(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Attempt:
-    """One attempt to fetch a state: what is asked for, and the answers of the peers."""
-
-    fragment: int
-    values: int
-    trust: Trust
-    reasons: dict[PeerId, str] = field(default_factory=dict)
-    """The reason of each peer that gives nothing."""
-    manifests: dict[PeerId, Manifest] = field(default_factory=dict)
-    identities: dict[PeerId, bytes] = field(default_factory=dict)
-    """Those of the states of all peers that answered. One behind a relay sends no manifest."""
-
-    def holders(self, identity: bytes) -> set[PeerId]:
-        """The peers that say they have this state."""
-        return {peer for peer, theirs in self.identities.items() if theirs == identity}
-
-    def votes(self, identity: bytes) -> int:
-        """Number of peers that count and say they have this state."""
-        return sum(map(self.trust.counts, self.holders(identity)))
-
-    def failed(self) -> FetchFailed:
-        return FetchFailed(self.fragment, self.reasons)
-
-    def most_alike(self) -> int:
-        """Number of peers that have the state that most of them have."""
-        return max(Counter(self.identities.values()).values(), default=0)
-
-
 @dataclass(frozen=True, slots=True)
 class FetchProgress:
     """Progress in fetching one fragment."""
@@ -182,7 +152,6 @@ class Fetcher:
     line: LineSpeed = field(default_factory=LineSpeed)
     """Speed of the own line downwards, which downloads help to measure."""
     counters: Counter[str] = field(default_factory=Counter)
-    pieces_per_request: int = PIECES_PER_REQUEST
     has_momentum: bool = True
     """False for a reader of parameters alone: the momentum of its states is empty."""
     floats: Callable[[int], Float32s] = uninitialised_floats
@@ -207,167 +176,25 @@ class Fetcher:
 
         Raises ``FetchFailed``; verified pieces are kept for the next call.
         """
-        attempt = _Attempt(fragment, values, trust)
+        fetch = _Fetch(self, fragment, values, trust)
         try:
             async with asyncio.timeout(timeout_s), self._turns[fragment]:
-                return await self._state(attempt, sources)
+                partial = await fetch.run(list(dict.fromkeys(sources))[:SOURCES_MAX])
         except TimeoutError:
-            attempt.reasons.setdefault(self.host.peer_id, f"not done within {timeout_s:g} s")
-            raise attempt.failed() from None
-
-    async def _state(self, attempt: _Attempt, sources: Sequence[PeerId]) -> FragmentState:
-        fragment, trust = attempt.fragment, attempt.trust
-        asked = list(dict.fromkeys(sources))[:SOURCES_MAX]
-        await self._ask_all(asked, attempt)
-        manifest = self._chosen(attempt)
-        if attempt.votes(manifest.identity()) < trust.holders_min(manifest):
-            # Each group of a large swarm has a state of its own: ask those who made this one.
-            signers = [peer for peer in trust.signers(manifest) if peer not in asked]
-            more = signers[:SOURCES_MAX]
-            await self._ask_all(more, attempt)
-            asked += more
-            manifest = self._chosen(attempt)
-        needed, holders = trust.holders_min(manifest), attempt.holders(manifest.identity())
-        if (count := attempt.votes(manifest.identity())) < needed:
-            for peer in holders:
-                attempt.reasons[peer] = (
-                    f"{count} of {needed} peers that must hold the same bits of "
-                    f"version {manifest.version}"
-                )
-            raise attempt.failed()
-        holders &= attempt.manifests.keys()
-        partial = self._partials.get(fragment)
-        if partial is None or partial.manifest != manifest:
-            values, has_momentum = attempt.values, self.has_momentum
-            partial = Partial.begin(manifest, values, self.floats, has_momentum=has_momentum)
-            self._partials[fragment] = partial
-        self.report(partial, len(holders))
-        order = [peer for peer in asked if peer in holders]
-        await _Download(self, partial, order, attempt.reasons).run()
-        if not partial.done:
-            raise attempt.failed()
+            fetch.reasons.setdefault(self.host.peer_id, f"not done within {timeout_s:g} s")
+            partial = None
+        if partial is None:
+            raise FetchFailed(fragment, fetch.reasons)
         del self._partials[fragment]
-        self._blame(manifest, attempt)
         return partial.state()
 
-    def _blame(self, fetched: Manifest, attempt: _Attempt) -> None:
-        """Name the sources that are outvoted about the lineage of a state that was fetched.
-
-        A state that cannot be had accuses nobody.
-        """
-        right = fetched.identity()
-        votes = attempt.votes(right)
-        for peer, manifest in sorted(attempt.manifests.items()):
-            theirs = attempt.identities[peer]
-            differs = manifest.lineage == fetched.lineage and theirs != right
-            if differs and is_outvoted(attempt.votes(theirs), by=votes):
-                self.on_wrong_bits(peer, fetched.fragment, "it serves other bits than most")
-
-    async def _ask_all(self, asked: Sequence[PeerId], attempt: _Attempt) -> None:
-        """Ask for manifests; once most of those who were asked agree, the others have a moment."""
-
-        async def ask(peer: PeerId) -> None:
-            try:
-                answer, signatures = await self._manifest(peer, attempt)
-            except _SOURCE_ERRORS as error:
-                attempt.reasons[peer] = str(error)
-                return
-            if isinstance(answer, Manifest):
-                attempt.manifests[peer] = answer
-                attempt.identities[peer] = answer.identity()
-                attempt.trust.hear(answer, signatures)
-            else:
-                attempt.identities[peer] = answer
-                attempt.reasons[peer] = RELAYED
-
-        async with asyncio.TaskGroup() as tasks:
-            pending = {tasks.create_task(ask(peer)) for peer in asked}
-            patience_s: float | None = None
-            while pending:
-                done, pending = await asyncio.wait(
-                    pending, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
-                )
-                if not done:
-                    break
-                if 2 * attempt.most_alike() > len(asked):
-                    patience_s = STRAGGLERS_S
-            for each in pending:
-                each.cancel()
-        for peer in asked:
-            if peer not in attempt.manifests:
-                attempt.reasons.setdefault(
-                    peer, "most of the others agreed long before it answered"
-                )
-
-    def _chosen(self, attempt: _Attempt) -> Manifest:
-        """The state that most of the sources that count have, of those that may be taken."""
-        reasons = attempt.reasons
-        problem_with = cache(attempt.trust.problem)  # most manifests are equal
-        camps: dict[bytes, Counter[Manifest]] = {}
-        for peer in sorted(attempt.manifests):
-            manifest = attempt.manifests[peer]
-            problem = problem_with(manifest)
-            if problem is None:
-                camps.setdefault(attempt.identities[peer], Counter())[manifest] += 1
-            else:
-                reasons[peer] = problem
-        if not camps:
-            raise attempt.failed()
-
-        def weight(identity: bytes) -> tuple[int, int, int, bytes]:
-            manifest = next(iter(camps[identity]))
-            return attempt.votes(identity), manifest.tip.tokens, manifest.version, identity
-
-        best = max(camps, key=weight)
-        ((chosen, _),) = camps[best].most_common(1)  # with the older links that most of them know
-        for identity, known in camps.items():
-            if identity == best:
-                continue
-            manifest = next(iter(known))
-            for peer in sorted(attempt.holders(identity)):
-                if manifest.lineage == chosen.lineage:
-                    # Equal history and different bits: a bug, bad hardware, or a liar.
-                    self.counters["digests_disagree"] += 1
-                    reasons[peer] = "same lineage as the majority, other bits"
-                    logger.warning(
-                        "digests_disagree fragment=%d version=%d peer=%s",
-                        attempt.fragment,
-                        chosen.version,
-                        peer,
-                    )
-                else:
-                    reasons[peer] = f"it has version {manifest.version}, most have another"
-        return chosen
-
-    async def _manifest(
-        self, peer: PeerId, attempt: _Attempt
-    ) -> tuple[Manifest | bytes, Signatures]:
-        """A manifest with its signatures. Over a relay its digest."""
-        timeout_s = MANIFEST_TIMEOUT_S
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._all_of_manifest(peer, attempt.fragment, attempt.values)
-        except TimeoutError:
-            raise StreamBroken(peer, f"its manifest was not here within {timeout_s:g} s") from None
-
-    async def _all_of_manifest(
-        self, peer: PeerId, fragment: int, values: int
-    ) -> tuple[Manifest | bytes, Signatures]:
-        async with self.stream(peer, for_digest=True) as stream:
-            await ask(stream, AskManifest(fragment))
-            data = bytearray()
-            timeout_s = MANIFEST_TIMEOUT_S
-            signatures = decode_signatures(bytes(await next_data(stream, timeout_s=timeout_s)))
-            while frame := await next_data(stream, timeout_s=timeout_s):
-                data += frame
-                most = DIGEST_BYTES if stream.relayed else MANIFEST_MAX_BYTES
-                if len(data) > most:
-                    raise BadMessage(f"a manifest over {most} bytes")
-                timeout_s = STALL_MAX_S
-            manifest: Manifest | bytes = bytes(data)
-            if not stream.relayed:
-                manifest = read_manifest(bytes(data), fragment=fragment, values=values)
-            return manifest, signatures
+    def partial(self, manifest: Manifest, values: int) -> Partial:
+        """The pieces of a state that are here."""
+        partial = self._partials.get(manifest.fragment)
+        if partial is None or partial.manifest != manifest:
+            partial = Partial.begin(manifest, values, self.floats, has_momentum=self.has_momentum)
+            self._partials[manifest.fragment] = partial
+        return partial
 
     async def replay(
         self,
@@ -448,62 +275,218 @@ class _Source:
     """A peer from which pieces are fetched."""
 
     peer: PeerId
-    runs: list[list[int]] = field(default_factory=list)
-    """Runs of pieces that were asked for and are not here, the oldest first."""
+    asked: deque[int] = field(default_factory=deque)
+    """Pieces that were asked for and are not here, the oldest first."""
     piece_s: float | None = None
-    """Seconds per piece in its last run."""
+    """Time that its last piece took."""
 
 
-class _Download:
-    """The missing pieces of a state on their way from several sources."""
+class _Fetch:
+    """One attempt to fetch a state: what its sources say, and the pieces on their way."""
 
-    def __init__(
-        self,
-        fetcher: Fetcher,
-        partial: Partial,
-        holders: Sequence[PeerId],
-        reasons: dict[PeerId, str],
-    ) -> None:
-        """``holders``: in the order in which they begin; every reader has another. ``reasons``:
-        where the reason of each that failed is put."""
+    def __init__(self, fetcher: Fetcher, fragment: int, values: int, trust: Trust) -> None:
+        self.reasons: dict[PeerId, str] = {}
+        """The reason of each peer that gives nothing."""
         self._fetcher = fetcher
-        self._partial = partial
-        self._spare = deque(holders)
-        self._reasons = reasons
+        self._fragment = fragment
+        self._values = values
+        self._trust = trust
+        self._manifests: dict[PeerId, Manifest] = {}
+        self._identities: dict[PeerId, bytes] = {}
+        """Those of the states of all peers that answered. One behind a relay sends no manifest."""
+        self._partial: Partial | None = None
+        """The state that is fetched, once it is chosen."""
+        self._is_chosen = False
+        """True when it is known which state is fetched, if any is."""
         self._tasks = asyncio.TaskGroup()
-        self._working: set[asyncio.Task[None]] = set()
+        self._talking: dict[PeerId, asyncio.Task[None]] = {}
+        self._working: set[PeerId] = set()
+        """Those that are asked for pieces."""
+        self._spare: deque[PeerId] = deque()
+        """Other holders, in the order in which they begin; every reader has another."""
         self._asked_at: dict[int, float] = {}
         """The pieces that were asked for and are not here, and when."""
         self._changed = asyncio.Event()
 
-    async def run(self) -> None:
-        """Return when everything is here, or every source has failed."""
+    async def run(self, asked: list[PeerId]) -> Partial | None:
+        """The state that most sources have, whole. ``None``: all have failed."""
         async with self._tasks:
-            for _ in range(SOURCES_AT_FIRST):
-                self._begin_another()
+            await self._ask_all(asked)
+            manifest = self._choose()
+            if manifest is not None and self._votes(manifest) < self._trust.holders_min(manifest):
+                # Each group of a large swarm has a state of its own: ask those who made this one.
+                signers = [peer for peer in self._trust.signers(manifest) if peer not in asked]
+                more = signers[:SOURCES_MAX]
+                await self._ask_all(more)
+                asked += more
+                manifest = self._choose()
+            if manifest is not None and self._is_held_by_enough(manifest):
+                self._partial = self._fetcher.partial(manifest, self._values)
+                holders = self._holders(manifest.identity()) & self._manifests.keys()
+                self._fetcher.report(self._partial, len(holders))
+                self._spare.extend(peer for peer in asked if peer in holders)
+                for _ in range(SOURCES_AT_FIRST):
+                    self._begin_another()
+            self._is_chosen = True
+            self._something_changed()
+        if self._partial is None or not self._partial.done:
+            return None
+        self._blame(self._partial.manifest)
+        return self._partial
+
+    # What the sources have
+
+    def _holders(self, identity: bytes) -> set[PeerId]:
+        """The peers that say they have this state."""
+        return {peer for peer, theirs in self._identities.items() if theirs == identity}
+
+    def _votes(self, manifest: Manifest) -> int:
+        """Number of peers that count and say they have this state."""
+        return sum(map(self._trust.counts, self._holders(manifest.identity())))
+
+    def _is_held_by_enough(self, manifest: Manifest) -> bool:
+        needed, count = self._trust.holders_min(manifest), self._votes(manifest)
+        if count >= needed:
+            return True
+        for peer in self._holders(manifest.identity()):
+            self.reasons[peer] = (
+                f"{count} of {needed} peers that must hold the same bits of "
+                f"version {manifest.version}"
+            )
+        return False
+
+    def _blame(self, fetched: Manifest) -> None:
+        """Name the sources that are outvoted about the lineage of a state that was fetched.
+
+        A state that cannot be had accuses nobody.
+        """
+        right, votes = fetched.identity(), self._votes(fetched)
+        for peer, manifest in sorted(self._manifests.items()):
+            differs = manifest.lineage == fetched.lineage and self._identities[peer] != right
+            if differs and is_outvoted(self._votes(manifest), by=votes):
+                self._fetcher.on_wrong_bits(peer, self._fragment, "it serves other bits than most")
+
+    async def _ask_all(self, asked: Sequence[PeerId]) -> None:
+        """Ask for manifests; once most of those who were asked agree, the others have a moment."""
+        for peer in asked:
+            self._talk(peer)
+        patience_s: float | None = None
+        while silent := [peer for peer in asked if not self._has_answered(peer)]:
+            try:
+                async with asyncio.timeout(patience_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                break
+            if 2 * max(Counter(self._identities.values()).values(), default=0) > len(asked):
+                patience_s = STRAGGLERS_S
+        for peer in silent:
+            self._talking[peer].cancel()
+            self.reasons[peer] = "most of the others agreed long before it answered"
+
+    def _has_answered(self, peer: PeerId) -> bool:
+        return peer in self._identities or peer in self.reasons
+
+    def _choose(self) -> Manifest | None:
+        """The state that most of the sources that count have, of those that may be taken."""
+        reasons = self.reasons
+        problem_with = cache(self._trust.problem)  # most manifests are equal
+        camps: dict[bytes, Counter[Manifest]] = {}
+        for peer in sorted(self._manifests):
+            manifest = self._manifests[peer]
+            problem = problem_with(manifest)
+            if problem is None:
+                camps.setdefault(self._identities[peer], Counter())[manifest] += 1
+            else:
+                reasons[peer] = problem
+        if not camps:
+            return None
+
+        def weight(identity: bytes) -> tuple[int, int, int, bytes]:
+            manifest = next(iter(camps[identity]))
+            return self._votes(manifest), manifest.tip.tokens, manifest.version, identity
+
+        best = max(camps, key=weight)
+        ((chosen, _),) = camps[best].most_common(1)  # with the older links that most of them know
+        for identity, known in camps.items():
+            if identity == best:
+                continue
+            manifest = next(iter(known))
+            for peer in sorted(self._holders(identity)):
+                if manifest.lineage == chosen.lineage:
+                    # Equal history and different bits: a bug, bad hardware, or a liar.
+                    self._fetcher.counters["digests_disagree"] += 1
+                    reasons[peer] = "same lineage as the majority, other bits"
+                    logger.warning(
+                        "digests_disagree fragment=%d version=%d peer=%s",
+                        self._fragment,
+                        chosen.version,
+                        peer,
+                    )
+                else:
+                    reasons[peer] = f"it has version {manifest.version}, most have another"
+        return chosen
+
+    # One source
+
+    def _talk(self, peer: PeerId) -> None:
+        self._talking[peer] = self._tasks.create_task(self._ask(peer))
+
+    async def _ask(self, peer: PeerId) -> None:
+        """Ask a source for its manifest and, if it is one of those that begin, for pieces."""
+        works = peer in self._working
+        try:
+            async with self._fetcher.stream(peer, for_digest=True) as stream:
+                await self._hear_manifest(stream, peer)
+                self._something_changed()
+                while not self._is_chosen:
+                    await self._changed.wait()
+                    works = peer in self._working
+                if works and self._partial is not None:
+                    await self._receive(stream, _Source(peer), self._partial)
+        except _SOURCE_ERRORS as error:
+            self.reasons[peer] = str(error)
+            if works:
+                self._left(peer, error)
+        self._something_changed()
+        if self._partial is not None and self._partial.done:
+            for task in self._talking.values():  # nobody waits for the last words of a source
+                if task is not asyncio.current_task():
+                    task.cancel()
+
+    def _left(self, peer: PeerId, error: Exception) -> None:
+        self._working.discard(peer)
+        self._fetcher.counters["sources_left"] += 1
+        said = "source_left fragment=%d peer=%s reason=%s"
+        logger.info(said, self._fragment, peer, error)
+        self._begin_another()
+
+    async def _hear_manifest(self, stream: Stream, peer: PeerId) -> None:
+        """Hear which state a source has. Over a relay it tells the state's digest alone."""
+        try:
+            async with asyncio.timeout(MANIFEST_TIMEOUT_S):
+                signatures, data = await _all_of_manifest(stream, self._fragment)
+        except TimeoutError:
+            late = f"its manifest was not here within {MANIFEST_TIMEOUT_S:g} s"
+            raise StreamBroken(peer, late) from None
+        if stream.relayed:
+            self._identities[peer] = data
+            raise NotHere(RELAYED)
+        manifest = read_manifest(data, fragment=self._fragment, values=self._values)
+        if self._partial is not None:
+            if manifest.identity() != self._partial.manifest.identity():
+                raise NotHere(f"it has gone on to version {manifest.version}")
+            return
+        self._manifests[peer], self._identities[peer] = manifest, manifest.identity()
+        self._trust.hear(manifest, signatures)
+
+    # Pieces
 
     def _begin_another(self) -> None:
-        if self._spare and not self._partial.done:
-            task = self._tasks.create_task(self._work(_Source(self._spare.popleft())))
-            self._working.add(task)
-            task.add_done_callback(self._working.discard)
-
-    async def _work(self, source: _Source) -> None:
-        """Have pieces sent by one source until all are here."""
-        try:
-            while not self._partial.done:
-                await self._until_wanted(source)
-                await self._receive(source)
-        except _SOURCE_ERRORS as error:
-            self._reasons[source.peer] = str(error)
-            self._fetcher.counters["sources_left"] += 1
-            fragment = self._partial.manifest.fragment
-            said = "source_left fragment=%d peer=%s reason=%s"
-            logger.info(said, fragment, source.peer, error)
-            self._begin_another()
-        if self._partial.done:  # nobody waits for the last words of a source
-            for task in self._working - {asyncio.current_task()}:
-                task.cancel()
+        if self._partial is None or self._partial.done or not self._spare:
+            return
+        self._working.add(peer := self._spare.popleft())
+        if self._is_chosen:  # the streams of the others have ended
+            self._talk(peer)
 
     def _late_after_s(self, source: _Source) -> float:
         """Time after which a piece is late, as far as this source can tell."""
@@ -511,91 +494,84 @@ class _Download:
             return HURRY_S + len(self._working) * PIECE_BYTES / SLOWEST_LINE_BYTES_S
         return HURRY_S + SLOWER_MAX * source.piece_s
 
-    async def _until_wanted(self, source: _Source) -> None:
-        """Wait until a piece is missing, or late at another source."""
-        while not self._partial.missing and not self._partial.done:
-            late_at = min(self._asked_at.values()) + self._late_after_s(source)
-            if late_at <= _now():
-                return
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(late_at):
-                    await self._changed.wait()
+    async def _want(self, stream: Stream, source: _Source, partial: Partial) -> None:
+        """Ask for a missing piece, if there is one; or, by a source that has no other to send, for
+        one that is late at another source."""
+        piece = partial.take()
+        while piece is None and not source.asked and not partial.done:
+            piece = min(self._asked_at, key=self._asked_at.__getitem__)
+            late_at = self._asked_at[piece] + self._late_after_s(source)
+            if late_at > _now():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(late_at):
+                        await self._changed.wait()
+                piece = partial.take()
+        if piece is not None:
+            source.asked.append(piece)
+            self._asked_at[piece] = _now()
+            await ask(stream, AskPiece(piece))
 
-    def _next_run(self, source: _Source) -> list[int]:
-        """The pieces to ask a source for: what it sends in a short time, and a fair share; or one
-        that is late at another one."""
-        length = 1
-        if source.piece_s is not None:
-            share = len(self._partial.missing) / (2 * len(self._working))
-            sends = min(REQUEST_S / max(source.piece_s, 1e-6), share)
-            length = max(1, min(int(sends), self._fetcher.pieces_per_request))
-        run, now = self._partial.take(length), _now()
-        if not run and not source.runs:
-            late_s = self._late_after_s(source)
-            late = [piece for piece, asked_at in self._asked_at.items() if asked_at + late_s <= now]
-            run = sorted(late)[:1]
-        self._asked_at.update(dict.fromkeys(run, now))
-        return run
-
-    async def _ask(self, stream: Stream, source: _Source) -> None:
-        run = self._next_run(source)
-        if run:
-            source.runs.append(run)
-            manifest = self._partial.manifest
-            first, count = run[0], len(run)
-            await ask(stream, AskPieces(manifest.fragment, manifest.lineage, first, count))
-
-    async def _receive(self, source: _Source) -> None:
-        """Have pieces sent as long as there are any to ask for."""
+    async def _receive(self, stream: Stream, source: _Source, partial: Partial) -> None:
+        """Have pieces sent until all are here."""
         loop = asyncio.get_running_loop()
         try:
-            async with self._fetcher.stream(source.peer) as stream:
-                await self._ask(stream, source)
-                while source.runs:
-                    began, count = _now(), len(source.runs[0])
-                    if source.piece_s is not None and source.piece_s < REQUEST_S:
-                        await self._ask(stream, source)
-                    late = loop.call_later(self._late_after_s(source), self._begin_another)
-                    try:
-                        while source.runs[0]:
-                            await self._receive_piece(stream, source)
-                    finally:
-                        late.cancel()
-                    del source.runs[0]
-                    size, now = count * PIECE_BYTES, _now()
-                    self._fetcher.line.transferred(source.peer, size, began=began, ended=now)
-                    source.piece_s = (now - began) / count
-                    if source.piece_s < HURRY_S:
-                        self._begin_another()
-                    if not source.runs:
-                        await self._ask(stream, source)
+            await self._want(stream, source, partial)
+            while source.asked:
+                if source.piece_s is not None and source.piece_s < AHEAD_S:
+                    await self._want(stream, source, partial)
+                began = _now()
+                late = loop.call_later(self._late_after_s(source), self._begin_another)
+                try:
+                    frame = await next_data(stream)
+                finally:
+                    late.cancel()
+                size = len(frame)
+                self._fetcher.line.transferred(source.peer, size, began=began, ended=_now())
+                await self._place(source, partial, frame)
+                source.piece_s = _now() - began
+                if source.piece_s < HURRY_S:
+                    self._begin_another()
+                if not source.asked:
+                    await self._want(stream, source, partial)
         finally:
-            owed = [piece for run in source.runs for piece in run]
-            for piece in owed:
+            for piece in source.asked:
                 self._asked_at.pop(piece, None)
-            self._partial.put_back(owed)
-            source.runs.clear()
-            self._something_changed()
+            partial.put_back(source.asked)
 
-    async def _receive_piece(self, stream: Stream, source: _Source) -> None:
-        fetcher, partial = self._fetcher, self._partial
-        piece, frame = source.runs[0][0], await next_data(stream)
+    async def _place(self, source: _Source, partial: Partial, frame: memoryview) -> None:
+        """Verify the piece that was asked for first, and put it where it belongs."""
+        fetcher, piece = self._fetcher, source.asked[0]
         if piece not in partial.here:
             wrong = await fetcher.threads.run(partial.place, piece, frame)
             if wrong is not None:
                 fetcher.counters["pieces_refused"] += 1
-                fetcher.on_wrong_bits(source.peer, partial.manifest.fragment, wrong)
+                fetcher.on_wrong_bits(source.peer, self._fragment, wrong)
                 raise BadMessage(wrong)
             partial.here.add(piece)
             self._asked_at.pop(piece, None)
             fetcher.report(partial, len(self._working))
             if partial.done:
                 self._something_changed()
-        source.runs[0].remove(piece)
+        source.asked.popleft()
 
     def _something_changed(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+
+async def _all_of_manifest(stream: Stream, fragment: int) -> tuple[Signatures, bytes]:
+    """The signatures under a state's newest link, and its manifest or, over a relay, its digest."""
+    await ask(stream, AskManifest(fragment))
+    data = bytearray()
+    timeout_s = MANIFEST_TIMEOUT_S
+    signatures = decode_signatures(bytes(await next_data(stream, timeout_s=timeout_s)))
+    while frame := await next_data(stream, timeout_s=timeout_s):
+        data += frame
+        most = DIGEST_BYTES if stream.relayed else MANIFEST_MAX_BYTES
+        if len(data) > most:
+            raise BadMessage(f"a manifest over {most} bytes")
+        timeout_s = STALL_MAX_S
+    return signatures, bytes(data)
 
 
 def _now() -> float:
@@ -640,16 +616,13 @@ class Partial:
     def done(self) -> bool:
         return len(self.here) == self.count
 
-    def take(self, most: int) -> list[int]:
-        """A run of consecutive missing pieces, for one request."""
-        taken: list[int] = []
-        while self.missing and len(taken) < most:
-            if taken and self.missing[-1] != taken[-1] + 1:
-                break
+    def take(self) -> int | None:
+        """A missing piece, to be asked for; ``None``: there is none."""
+        while self.missing:
             piece = self.missing.pop()
             if piece not in self.here:  # it was asked for twice, and one who failed had it, too
-                taken.append(piece)
-        return taken
+                return piece
+        return None
 
     def put_back(self, indices: Iterable[int]) -> None:
         self.missing = sorted({*self.missing, *indices} - self.here, reverse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,24 +19,23 @@ from averaging.history.chain import Chain
 from averaging.history.manifest import PIECE_BYTES, Manifest, Pieces, describe, read_manifest
 from averaging.history.state import FragmentState
 from averaging.live.states.fetch_server import (
-    KEPT_S,
     SHARE_STATES,
     AskManifest,
-    AskPieces,
+    AskPiece,
     AskReplay,
     FetchServer,
     Request,
+    _Reader,
     fetch_protocol,
 )
 from averaging.live.states.fetcher import (
     HURRY_S,
-    PIECES_PER_REQUEST,
     STRAGGLERS_S,
     Fetcher,
     FetchFailed,
     FetchProgress,
 )
-from averaging.live.streams.questions import ask, next_data
+from averaging.live.streams.questions import STALL_MAX_S, ask, next_data
 from averaging.live.streams.threads import Threads
 from averaging.messages import BadMessage, Link
 from dht.errors import HostClosed, StreamBroken
@@ -59,15 +59,12 @@ from tests.averaging.live.served_states import (
 from tests.dht.membership.signers import only
 
 RUN = RunId("fetch")
-FEW_PIECES = 2
-"""Pieces per request: states here have few."""
 
 
 @asynccontextmanager
 async def sources(
     network: MemoryNetwork,
     *states: FragmentState | None,
-    pieces_per_request: int = FEW_PIECES,
     state_bytes: float = math.inf,
 ) -> AsyncIterator[tuple[Fetcher, list[PeerId], list[Host], list[FetchServer], list[Shelf]]]:
     """A fetcher, and a source for each state."""
@@ -87,7 +84,7 @@ async def sources(
         )
         await server.start()
         servers.append(server)
-    fetcher = Fetcher(me, RUN, threads, pieces_per_request=pieces_per_request)
+    fetcher = Fetcher(me, RUN, threads)
     try:
         yield fetcher, [host.peer_id for host in hosts], list(hosts), servers, shelves
     finally:
@@ -215,7 +212,7 @@ async def test_a_peer_that_is_reached_over_a_relay_is_sent_no_pieces_and_no_roun
     state = state_of(1)
     async with sources(MemoryNetwork(), state) as (fetcher, peers, *_):
         monkeypatch.setattr(MemoryStream, "relayed", property(lambda stream: True))
-        for request in (AskPieces(0, state.lineage, 0, 1), AskReplay(0, 0, state.lineage)):
+        for request in (AskPiece(0), AskReplay(0, 0, state.lineage)):
             stream = await fetcher.host.open_stream(peers[0], fetch_protocol(RUN), timeout_s=10.0)
             await stream.send(msgspec.msgpack.encode(request), timeout_s=10.0)
             answer = await stream.receive(timeout_s=10.0)
@@ -223,7 +220,7 @@ async def test_a_peer_that_is_reached_over_a_relay_is_sent_no_pieces_and_no_roun
             stream.abort()
 
 
-@pytest.mark.parametrize("drips", [AskManifest, AskPieces])
+@pytest.mark.parametrize("drips", [AskManifest, AskPiece])
 async def test_what_a_source_answers_drop_by_drop_comes_from_another_that_has_nothing_to_do(
     drips: type[Struct],
 ) -> None:
@@ -255,7 +252,7 @@ async def test_a_large_state_comes_whole_though_most_of_its_sources_die_on_the_w
     """The one that is left goes on where each of them stopped."""
     network = MemoryNetwork()
     state = state_of(2, 100 * PIECE_BYTES // 4)
-    async with sources(network, *[state] * 4, pieces_per_request=PIECES_PER_REQUEST) as made:
+    async with sources(network, *[state] * 4) as made:
         fetcher, peers, hosts, servers, _ = made
         lines(network, hosts, 40.0, 40.0, 40.0, 40.0)
         for number, peer in enumerate(peers[1:]):
@@ -312,7 +309,7 @@ async def test_the_majority_is_believed_and_a_source_with_other_bits_is_named() 
 
 async def test_sources_with_one_state_and_other_older_links_agree() -> None:
     """Peers come to one state from several groups, each with the links of its own way."""
-    state = state_of(4)
+    state = state_of(4, 12 * PIECE_BYTES // 4)
     ways = [
         replace(state, version=2, chain=Chain([Link(1, bytes([way]) * 32, 5), tip]))
         for tip in [Link(2, state.lineage, 9)]
@@ -321,7 +318,7 @@ async def test_sources_with_one_state_and_other_older_links_agree() -> None:
     async with sources(MemoryNetwork(), *ways) as (fetcher, peers, _, servers, _):
         blamed: list[PeerId] = []
         fetcher.on_wrong_bits = lambda peer, fragment, reason: blamed.append(peer)
-        got = await fetcher.state(0, VALUES, peers, trust=AllOfThem(), timeout_s=60.0)
+        got = await fetcher.state(0, state.theta.size, peers, trust=AllOfThem(), timeout_s=60.0)
         assert same(got, ways[1])
         assert all(server.counters["pieces_served"] for server in servers)
         assert fetcher.counters["digests_disagree"] == 0 and not blamed
@@ -360,28 +357,26 @@ async def test_a_piece_with_other_bits_than_its_manifest_ends_that_source_only()
         assert fetcher.counters["pieces_refused"] == 1
 
 
-def keeps(server: FetchServer, state: FragmentState) -> bool:
+def is_kept(state: FragmentState) -> bool:
     """True if a server keeps this state for somebody who reads it."""
-    return any(shown.state is state for shown in server._shown.values())
+    return any(isinstance(each, _Reader) for each in gc.get_referrers(state))
 
 
 async def test_a_state_that_is_being_read_stays_readable_when_a_newer_one_replaces_it() -> None:
     network = MemoryNetwork()
     state = state_of(6, 40 * PIECE_BYTES // 4)
-    async with sources(network, state) as (fetcher, peers, hosts, servers, shelves):
+    async with sources(network, state) as (fetcher, peers, hosts, _, shelves):
         network.simulated.set_link(hosts[0].peer_id, up_bytes_s=2e6)
         newer = replace(state_of(7, state.theta.size), version=1)
 
         def move_on() -> None:
-            assert keeps(servers[0], state)
-            assert not keeps(servers[0], newer)
+            assert is_kept(state) and not is_kept(newer)
             shelves[0].held = newer
 
         asyncio.get_running_loop().call_later(8.0, move_on)
         got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=600.0)
         assert same(got, state)
-        await asyncio.sleep(KEPT_S + 1.0)
-        assert not keeps(servers[0], state)
+        assert not is_kept(state)
 
 
 MBIT = 125e3
@@ -408,7 +403,7 @@ async def test_a_download_is_spread_over_the_sources_by_their_lines(
     """
     network = MemoryNetwork(Weather(latency_s=(0.02, 0.07)))
     state = state_of(11, 40 * PIECE_BYTES // 4)
-    async with sources(network, *[state] * 5, pieces_per_request=PIECES_PER_REQUEST) as made:
+    async with sources(network, *[state] * 5) as made:
         fetcher, peers, hosts, servers, _ = made
         lines(network, hosts, 20.0, 50.0, 100.0, 20.0, 20.0)
         network.simulated.set_link(fetcher.host.peer_id, down_bytes_s=down_mbit * MBIT)
@@ -426,7 +421,7 @@ async def test_a_reader_on_a_slow_line_gives_up_no_source_and_reads_nothing_twic
     """A reader at 1 Mbit/s found that each source "took over 18.8 s for 16 pieces"."""
     network = MemoryNetwork(Weather(latency_s=(0.02, 0.07)))
     state = state_of(12, 10 * PIECE_BYTES // 4)
-    async with sources(network, *[state] * 5, pieces_per_request=PIECES_PER_REQUEST) as made:
+    async with sources(network, *[state] * 5) as made:
         fetcher, peers, hosts, _, _ = made
         lines(network, hosts, 20.0, 50.0, 100.0, 20.0, 20.0)
         network.simulated.set_link(fetcher.host.peer_id, down_bytes_s=1 * MBIT)
@@ -464,7 +459,7 @@ async def test_a_slow_reader_keeps_its_state_when_others_ask_for_newer_ones() ->
         network.simulated.set_link(fetcher.host.peer_id, down_bytes_s=1 * MBIT)
         other = network.host("another reader")
         await introduce(other, *hosts)
-        others = Fetcher(other, RUN, fetcher.threads, pieces_per_request=FEW_PIECES)
+        others = Fetcher(other, RUN, fetcher.threads)
 
         async def others_read() -> None:
             for version in range(1, 8):
@@ -480,7 +475,7 @@ async def test_a_slow_reader_keeps_its_state_when_others_ask_for_newer_ones() ->
 
 
 async def test_a_stream_keeps_the_one_state_that_it_asked_for_last() -> None:
-    async with sources(MemoryNetwork(), None) as (fetcher, peers, _, servers, shelves):
+    async with sources(MemoryNetwork(), None) as (fetcher, peers, _, _, shelves):
         states = [state_of(31 + number) for number in range(3)]
         stream = await fetcher.host.open_stream(peers[0], fetch_protocol(RUN), timeout_s=5.0)
         for state in states:
@@ -489,15 +484,13 @@ async def test_a_stream_keeps_the_one_state_that_it_asked_for_last() -> None:
             while len(await next_data(stream)):
                 pass
         for _ in range(3):  # a stream on which nothing is asked for longer is ended
-            await asyncio.sleep(0.4 * KEPT_S)
-            await ask(stream, AskPieces(0, states[-1].lineage, 0, 1))
+            await asyncio.sleep(0.4 * STALL_MAX_S)
+            await ask(stream, AskPiece(0))
             await next_data(stream)
-        await ask(stream, AskManifest(0))
-        await next_data(stream)
-        assert [keeps(servers[0], state) for state in states] == [False, False, True]
+        assert [is_kept(state) for state in states] == [False, False, True]
         stream.abort()
-        await asyncio.sleep(KEPT_S + 1.0)
-        assert not keeps(servers[0], states[-1])
+        await asyncio.sleep(1.0)
+        assert not is_kept(states[-1])
 
 
 async def test_nobody_to_ask_and_nobody_who_has_it_are_told_apart() -> None:
@@ -601,7 +594,7 @@ async def fetched_after(fetcher: Fetcher, source: PeerId) -> float:
 
 
 async def fetch_for_ever(host: Host, source: PeerId, threads: Threads) -> None:
-    fetcher = Fetcher(host, RUN, threads, pieces_per_request=FEW_PIECES)
+    fetcher = Fetcher(host, RUN, threads)
     while True:
         await fetched_after(fetcher, source)
 
@@ -657,12 +650,12 @@ async def test_a_peer_that_is_not_admitted_is_refused_whatever_it_asks() -> None
     await server.start()
     sources = [server_host.peer_id]
     with pytest.raises(FetchFailed, match="admits only the peers it lists"):
-        await Fetcher(stranger, RUN, threads, pieces_per_request=FEW_PIECES).state(
+        await Fetcher(stranger, RUN, threads).state(
             0, state.theta.size, sources, trust=EVERYBODY, timeout_s=30.0
         )
     asked: list[Request] = [
         AskManifest(0),
-        AskPieces(0, state.lineage, 0, 1),
+        AskPiece(0),
         AskReplay(0, 0, state.lineage),
     ]
     for request in asked:
@@ -673,7 +666,7 @@ async def test_a_peer_that_is_not_admitted_is_refused_whatever_it_asks() -> None
         assert await stream.receive(timeout_s=5.0) is None
     assert guarded.refused == 4
     assert not server.counters
-    got = await Fetcher(listed, RUN, threads, pieces_per_request=FEW_PIECES).state(
+    got = await Fetcher(listed, RUN, threads).state(
         0, state.theta.size, sources, trust=EVERYBODY, timeout_s=30.0
     )
     assert same(got, state)
