@@ -1,7 +1,7 @@
 """A whole swarm in virtual time: live averagers, hosts in memory, and learners, in one thread.
 
 **In**: plans of peers, a policy, a layout, the weather, and plug-ins: a ``Learner`` for each peer
-that trains, a ``Membership`` that says who sees whom, a ``Watch`` that sees everything and may
+that trains, ``Observers`` by which they see each other, a ``Watch`` that sees everything and may
 change it. **Out**: what the watch recorded. The same seed gives the same bits.
 
 Start reading at ``swarm``; ``membership`` says who sees whom, ``peer`` has one life of one peer,

@@ -1,7 +1,8 @@
 """The views of the peers of a virtual swarm, as if the membership of ``dht`` had done its work.
 
 Views of its own for each peer need memory, and time, quadratic in the number of peers. So
-``Observers`` keep a few for a whole swarm, which are late as those of a real one are.
+``Observers`` keep a few for a whole swarm, which are late as those of a real one are. Tests derive
+from them what they want to be seen.
 """
 
 from __future__ import annotations
@@ -24,73 +25,6 @@ LONG_AGO_S = 1e6
 """Peers of an old swarm have seen each other for so long when it begins."""
 HEARTBEAT_S = 10.0
 """Time between two heartbeats of a peer of a real run."""
-
-
-class Membership:
-    """Everybody sees everybody at once, and hears from all that can be reached in each beat."""
-
-    def __init__(
-        self,
-        *,
-        beat_s: float = 4.0,
-        young: bool = False,
-        sees: Callable[[Peer, Peer], bool] = lambda one, other: True,
-    ) -> None:
-        """``young``: those that are there from the beginning are new to each other as well."""
-        self.beat_s = beat_s
-        self.young = young
-        self.sees = sees
-
-    def begin(self, swarm: Swarm) -> None:
-        """The swarm is about to begin."""
-        swarm.call_in(0.0, self._beat, swarm)
-
-    def is_old(self, peer: Peer) -> bool:
-        """True if a peer has been here for long when the swarm begins."""
-        return not self.young and peer.plan.starts_at == 0.0 and peer.incarnation == 1
-
-    def known_to(self, peer: PeerId) -> Known:
-        """The view of the others with which a peer begins a life."""
-        return Known({}, {})
-
-    def came(self, peer: Peer, others: list[Peer]) -> None:
-        """A peer has started."""
-        since = -LONG_AGO_S if self.is_old(peer) else 0.0
-        for other in others:
-            other.view.pop(peer.name, None)  # a restarted peer is a new one
-            self.look(peer, other, since)
-            self.look(other, peer, since)
-
-    def _beat(self, swarm: Swarm) -> None:
-        """The peers that are awake hear from each other."""
-        awake = [peer for peer in swarm.alive if not peer.sleeps]
-        for peer in awake:
-            for other in awake:
-                if other is not peer and swarm.network.connected(peer.name, other.name):
-                    self.look(peer, other)
-        swarm.call_in(self.beat_s, self._beat, swarm)
-
-    def look(self, peer: Peer, other: Peer, since: float = 0.0) -> None:
-        if not self.sees(peer, other) or other.name in peer.averager.guard.convicted:
-            return
-        speaks = peer.plan.speaks
-        peer.view[other.name] = shown(other, peer.view, now=peer.now(), since=since, to=speaks)
-
-    def heard(self, peer: Peer, sender: PeerId) -> None:
-        """A peer has had a message from another one."""
-        seen = peer.view.get(sender)
-        if seen is not None:
-            peer.view[sender] = msgspec.structs.replace(seen, heard_at=peer.now())
-
-    def convicted(self, peer: Peer, guilty: PeerId) -> None:
-        """A peer has a proof that another one has lied."""
-        peer.view.pop(guilty, None)
-
-    def left(self, peer: Peer, others: list[Peer]) -> None:
-        """A peer has said goodbye to everybody."""
-        for other in others:
-            other.view.pop(peer.name, None)
-            other.absent[peer.name] = None
 
 
 def shown(
@@ -184,7 +118,7 @@ def _one_for_all(names: Names) -> Names:
     return names
 
 
-class Observers(Membership):
+class Observers:
     """A few observers, whose heartbeats come at different moments. Each peer has the view of one.
 
     Peers on different sides of a partition, on different clocks, or of different releases share
@@ -193,13 +127,14 @@ class Observers(Membership):
 
     def __init__(self, count: int, *, apart: Callable[[PeerId], Hashable] = lambda peer: 0) -> None:
         """``apart``: differs for peers between which a partition may come."""
-        super().__init__(beat_s=HEARTBEAT_S)
+        self.beat_s = HEARTBEAT_S
         self._count = count
         self._apart = apart
         self._tables: dict[Hashable, Table] = {}
         self._table_of: dict[PeerId, Table] = {}
 
     def begin(self, swarm: Swarm) -> None:
+        """The swarm is about to begin."""
         for number, (name, plan) in enumerate(swarm.plans.items()):
             turn = number % self._count
             key = turn, plan.clock_offset_s, plan.speaks, self._apart(name)
@@ -209,11 +144,17 @@ class Observers(Membership):
                 swarm.call_in(self.beat_s * turn / self._count, self._hear, swarm, table)
             self._table_of[name] = self._tables[key]
 
+    def is_old(self, peer: Peer) -> bool:
+        """True if a peer has been here for long when the swarm begins."""
+        return peer.plan.starts_at == 0.0 and peer.incarnation == 1
+
     def known_to(self, peer: PeerId) -> Known:
+        """The view of the others with which a peer begins a life."""
         table = self._table_of[peer]
         return Known(table, table.absent)
 
-    def came(self, peer: Peer, others: list[Peer]) -> None:
+    def came(self, peer: Peer) -> None:
+        """A peer has started."""
         table = self._table_of[peer.name]
         policy = peer.averager.terms.policy
         if not (policy.probation.rounds or policy.spot_checks or policy.audit_rate):
@@ -242,16 +183,15 @@ class Observers(Membership):
         table.changed()
         swarm.call_in(self.beat_s, self._hear, swarm, table)
 
-    def heard(self, peer: Peer, sender: PeerId) -> None:
-        """Observers hear heartbeats only."""
-
     def convicted(self, peer: Peer, guilty: PeerId) -> None:
-        """Those that share a view hear of a proof at once, as they do soon from each other."""
+        """A peer has a proof that another one has lied. Those that share a view hear of it at once,
+        as they do soon from each other."""
         table = self._table_of[peer.name]
         table.banned.add(guilty)
         table.drop(guilty)
 
-    def left(self, peer: Peer, others: list[Peer]) -> None:
+    def left(self, peer: Peer) -> None:
+        """A peer has said goodbye to everybody."""
         for table in self._tables.values():
             table.drop(peer.name)
             table.absent[peer.name] = None

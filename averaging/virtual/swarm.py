@@ -24,7 +24,7 @@ from averaging.numbers.layout import Layout
 from averaging.round.fetched_states import Life
 from averaging.rules.policy import RoundPolicy
 from averaging.virtual.keys import Keys
-from averaging.virtual.membership import Membership
+from averaging.virtual.membership import Observers
 from averaging.virtual.peer import Kit, Learner, Peer, PeerPlan, Watch
 from dht.host import Messaging
 from dht.identity import PeerId, RunId
@@ -74,9 +74,9 @@ class Swarm:
         run: VirtualRun,
         *,
         learner: Callable[[Swarm, PeerId, PeerPlan, Sequence[FragmentState]], Learner],
+        membership: Observers,
         seed: int = 0,
         weather: Weather = CALM,
-        membership: Membership | None = None,
         watch: Watch | None = None,
         keys: Keys | None = None,
     ) -> None:
@@ -85,7 +85,7 @@ class Swarm:
         self.layout = run.layout
         self.policy = run.policy
         self.seed = seed
-        self.membership = membership or Membership()
+        self.membership = membership
         self.watch = watch or Watch()
         self.nodes: dict[PeerId, Peer] = {}
         """The last life of each peer."""
@@ -269,7 +269,7 @@ class Swarm:
         )
         peer = Peer(self, plan, Life(name, self.lives[name]), kit)
         self.nodes[name] = peer
-        self.membership.came(peer, [each for each in self.alive if each is not peer])
+        self.membership.came(peer)
         peer.start()
         return peer
 
@@ -297,7 +297,7 @@ class Swarm:
     def say_goodbye(self, name: PeerId) -> None:
         """A peer leaves in order: everybody hears that it trains no more."""
         peer = self.nodes[name]
-        self.membership.left(peer, [each for each in self.alive if each is not peer])
+        self.membership.left(peer)
         self.crash(name)
 
     def leave(self, name: PeerId) -> None:

@@ -33,12 +33,12 @@ from averaging.rules.quorum import QuorumPolicy
 from averaging.rules.sites import site_name
 from averaging.virtual import peer as virtual
 from averaging.virtual import swarm as virtual_swarm
-from averaging.virtual.membership import Membership
 from averaging.virtual.peer import Kit, Known, PeerPlan
 from averaging.virtual.swarm import VirtualRun
 from dht.host import Messaging
 from dht.identity import PeerId, RunId, verify
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
+from tests.averaging.virtual.membership import Everybody
 from tests.averaging.virtual.truth import Learner
 
 RUN = RunId("quadratic")
@@ -278,7 +278,7 @@ class Peer(virtual.Peer):
             self.task.result()
 
 
-class InView(Membership):
+class InView(Everybody):
     """Everybody has long seen all others. Who runs is heard of while the swarm ``live``s."""
 
     def begin(self, swarm: object) -> None: ...
@@ -303,7 +303,8 @@ class Swarm(virtual_swarm.Swarm, virtual.Watch):
         self.peers: list[Peer] = []
         self.first = start_of(layout)
         run = VirtualRun(layout, POLICY, self.first, RUN, memory=network)
-        super().__init__([], run, learner=self._quadratic, membership=InView(), watch=self)
+        self.in_view = InView()
+        super().__init__([], run, learner=self._quadratic, membership=self.in_view, watch=self)
 
     def _quadratic(
         self, swarm: object, name: PeerId, plan: PeerPlan, states: Sequence[FragmentState]
@@ -359,7 +360,7 @@ class Swarm(virtual_swarm.Swarm, virtual.Watch):
             around={"state_files": state_files},
         )
         peer = Peer(self, made, Life(key.peer_id, incarnation), kit, nick=nick, host=host)
-        self.membership.came(peer, [*self.peers])
+        self.membership.came(peer)
         for other in self.peers:
             if other.averager.reachable:
                 await host.connect(other.id, await other.host.addresses(), timeout_s=10.0)
@@ -391,7 +392,7 @@ class Swarm(virtual_swarm.Swarm, virtual.Watch):
             for peer in self.peers:
                 for other in running:
                     if other is not peer and other.name in peer.view:
-                        self.membership.look(peer, other)
+                        self.in_view.look(peer, other)
             await asyncio.sleep(min(5.0, until - self.now))
             self.check_errors()
 

@@ -44,10 +44,10 @@ from averaging.rules.policy import ProbationPolicy, RoundPolicy
 from averaging.rules.quorum import QuorumPolicy
 from averaging.virtual import swarm as virtual
 from averaging.virtual.keys import Keys
-from averaging.virtual.membership import Membership
 from averaging.virtual.peer import Peer, PeerPlan, Watch
 from dht.identity import PeerId
 from dht.memory.network import CALM, Weather
+from tests.averaging.virtual.membership import Everybody
 from tests.averaging.virtual.truth import FRAGMENT, LAYOUT, Broken, Learner, Truth, Work
 
 POLICY = RoundPolicy(
@@ -266,13 +266,14 @@ class Swarm(virtual.Swarm, Watch):
         self.truth.founded(self.origin)
         encoded = sum(4 * size for size in FRAGMENT.unit_sizes)
         policy = replace(policy, slice_bytes_min=max(1, encoded // (4 * slices)))
+        self.everybody = Everybody(beat_s=heartbeat_s, young=young, sees=sees)
         super().__init__(
             plans,
             virtual.VirtualRun(LAYOUT, policy, [self.origin]),
             learner=self._exact_learner,
             seed=seed,
             weather=weather,
-            membership=Membership(beat_s=heartbeat_s, young=young, sees=sees),
+            membership=self.everybody,
             watch=self,
             keys=keys,
         )
@@ -421,7 +422,7 @@ class Swarm(virtual.Swarm, Watch):
     def heard(self, peer: Peer, sender: PeerId, message: Message) -> Message | None:
         if self.on_send is not None and not self.on_send(sender, peer.name, message):
             return None
-        self.membership.heard(peer, sender)
+        self.everybody.heard(peer, sender)
         self.truth.coverage[f"heard {type(message).__name__}"] += 1
         return message
 

@@ -14,6 +14,7 @@ from averaging.virtual.swarm import Swarm as AnySwarm
 from averaging.virtual.swarm import VirtualRun
 from dht.identity import PeerId
 from tests.averaging.live import quadratic
+from tests.averaging.virtual.membership import Everybody
 from tests.averaging.virtual.swarm import Swarm, learner_of
 from tests.averaging.virtual.truth import Broken
 
@@ -96,7 +97,7 @@ def test_any_learner_of_any_fragments_trains_in_a_swarm() -> None:
         return quadratic.QuadraticLearner(quadratic.LAYOUT, seed=next(numbers), states=states)
 
     run = VirtualRun(quadratic.LAYOUT, quadratic.POLICY, first)
-    with AnySwarm(THREE, run, learner=learner, seed=1) as swarm:
+    with AnySwarm(THREE, run, learner=learner, membership=Everybody(), seed=1) as swarm:
         swarm.run(40.0)
         states = [peer.averager.states for peer in swarm.alive]
         for fragment in quadratic.LAYOUT.fragments:
