@@ -132,6 +132,11 @@ class PeerRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     release: Annotated[str, msgspec.Meta(max_length=RELEASE_LENGTH_MAX)] = ""
     """Release of the software, for people."""
 
+    @property
+    def arrives(self) -> bool:
+        """True of a learner that is about to begin; one that has trained, and rests, is not."""
+        return self.role == "learner" and not self.trains and self.step_time_s is None
+
     def __post_init__(self) -> None:
         if self.protocol[0] > self.protocol[1]:
             raise ValueError(f"protocol is {self.protocol}; its first version exceeds its last")

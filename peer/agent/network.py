@@ -480,7 +480,7 @@ def peer_view(member: Member, *, met: bool = False) -> PeerView:
         trains=record.trains,
         keeps=record.role == "keeper",
         # One that has trained and rests has the run's state: its signatures count for newcomers.
-        arrives=record.role == "learner" and not record.trains and record.step_time_s is None,
+        arrives=record.arrives,
         worked_at=member.worked_at if record.role == "learner" else None,
         step_time_s=record.step_time_s,
         bytes_per_s=record.link_bytes_s,

@@ -296,12 +296,14 @@ class Peer:
     def keep_state(self, text: str | None = None) -> None:
         """Write what this peer does into its folder; ``None``: what its phase says."""
         text = text or self._phase_text
-        self._state = KeptState(self.phase, text, time.time(), self._state.figures)
+        self._state = msgspec.structs.replace(
+            self._state, name=self.phase, text=text, at=time.time()
+        )
         self._save_state()
 
     async def keep_figures(self, figures: Mapping[str, Any]) -> None:
         """Write this peer's figures into its folder."""
-        self._state = msgspec.structs.replace(self._state, figures=figures)
+        self._state = msgspec.structs.replace(self._state, figures=figures, figures_at=time.time())
         await asyncio.to_thread(self._save_state)
 
     def _save_state(self) -> None:

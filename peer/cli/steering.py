@@ -30,7 +30,7 @@ from peer.cli.application import (
 )
 from peer.cli.finding import link_of
 from peer.errors import NobodyMet, PeerError, RunOver
-from peer.quantities import count_text, duration_text
+from peer.quantities import count_text, duration_text, peers_text, plural
 from peer.storage.home import (
     IN_USE,
     KEY,
@@ -149,8 +149,9 @@ def _own_lines(row: Mapping[str, Any], *, ids: bool) -> Iterator[str]:
     from peer.joining.link import only_from
     from peer.storage.earlier import date_text
 
-    merged = row["merged_tokens"]  # as last noted, now and then
-    in_run = f", at least {count_text(merged)} merged in the run" if merged else ""
+    in_run = ""
+    if row["figures"] is None and (merged := row["merged_tokens"]):  # as last noted, now and then
+        in_run = f", at least {count_text(merged)} merged in the run"
     if row["pid"] is None:
         yield f"{row['run']}, {row['role']}: it does not run now; others find it when it does"
     else:
@@ -160,6 +161,8 @@ def _own_lines(row: Mapping[str, Any], *, ids: bool) -> Iterator[str]:
         )
     if row["ended_at"] is not None:
         yield f"  the run has ended on {date_text(row['ended_at'])}"
+    if row["figures"] is not None:
+        yield f"  {figures_line(row['figures'])} ({duration_text(row['figures_age_s'])} ago)"
     yield f"  {count_text(row['tokens'])} tokens of this peer{in_run}; {row['directory']}"
     if ids:
         yield f"  id {row['peer'] or 'not made yet'}"
@@ -167,6 +170,19 @@ def _own_lines(row: Mapping[str, Any], *, ids: bool) -> Iterator[str]:
         yield f"  {link}"
         if row["pid"] is not None and (limit := only_from(link)) is not None:
             yield f"  {limit}"
+
+
+def figures_line(figures: Mapping[str, Any]) -> str:
+    """The figures of a peer that people look for first, as far as they are known."""
+    from peer.status import FIGURES
+
+    trains = [f"step {figures['steps']}"] if figures["steps"] else []
+    losses = {"loss": figures["loss"], "held-out loss": figures["held_out_loss"]}
+    known = [f"{name} {loss:.3f}" for name, loss in losses.items() if loss is not None]
+    run = [peers_text(figures["peers"]), plural(figures["rounds"], "round")]
+    last = ("global_tokens", "tokens_per_s", "time_left_s")
+    words = [FIGURES[name].told(figures[name]) for name in last if figures[name] is not None]
+    return ", ".join([*trains, *known, *run, *words])
 
 
 def _own_peer(folder: Path, occupant: Occupant) -> dict[str, Any]:
@@ -180,6 +196,8 @@ def _own_peer(folder: Path, occupant: Occupant) -> dict[str, Any]:
     seen = load_last_seen(folder, RunId(occupant.run_id))
     if state is not None and (state.at < occupant.since or not runs):
         state = None  # that of an earlier process says nothing of this one
+    figures, figures_at = (state.figures, state.figures_at) if state else (None, 0.0)
+    merged = [(seen and seen.tokens) or 0, figures["global_tokens"] if figures else 0]
     return {
         "pid": occupant.pid if runs else None,
         "peer": _peer_of(folder),
@@ -190,11 +208,12 @@ def _own_peer(folder: Path, occupant: Occupant) -> dict[str, Any]:
         "state": state.text if state else None,
         "steps": progress.step if progress else 0,
         "tokens": progress.total_tokens if progress else 0,
-        "merged_tokens": (seen.tokens if seen else None) or 0,
+        "merged_tokens": max(merged),
         "ended_at": seen.ended_at if seen else None,
         "directory": str(folder),
         "link": kept_link(folder),
-        "figures": state.figures if state else None,
+        "figures": figures,
+        "figures_age_s": round(max(0.0, time.time() - figures_at), 1) if figures else None,
     }
 
 

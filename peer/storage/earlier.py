@@ -81,7 +81,9 @@ class KeptState(msgspec.Struct, frozen=True):
     at: float
     """Wall-clock time at which it entered the phase."""
     figures: Mapping[str, Any] | None = None
-    """``PeerStatus.figures`` of some seconds ago."""
+    """``PeerStatus.figures``."""
+    figures_at: float = 0.0
+    """Wall-clock time at which these were its figures."""
 
 
 def save_state(folder: Path, state: KeptState) -> None:

@@ -166,7 +166,7 @@ def _row(member: Member, now: float) -> PeerRow:
         role=record.role,
         state=state_in_words(
             record.role,
-            "ready" if record.trains or record.versions else "connecting",
+            "ready" if record.versions and not record.arrives else "connecting",
             rests=not record.trains,
         ),
         step_time_s=record.step_time_s,

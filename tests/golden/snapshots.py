@@ -144,7 +144,8 @@ def _json_outputs(folder: Path) -> Iterator[tuple[str, str]]:
             '{"at": 1.5, "event": "log", "peer": "anna", "name": "anna"}\n'
         )
         Identity.load_or_create(peer / KEY)
-        save_state(peer, KeptState("ready", "in the run", time.time(), a_status().figures()))
+        kept = KeptState("ready", "in the run", time.time(), a_status().figures(), time.time())
+        save_state(peer, kept)
         for name, arguments in {
             "run sign": ["run", "sign", str(good)],
             "run check": ["run", "check", str(good)],

@@ -41,6 +41,7 @@ from peer.storage.outer_state import outer_content
 from peer.trainer.needs import needs_of
 from peer.trainer.settings import JoinSettings
 from tests.peer.run_file.whole import whole
+from tests.peer.statuses import a_status
 
 PEER = Identity.from_seed(bytes(32)).peer_id
 
@@ -855,3 +856,22 @@ def test_status_without_a_link_shows_the_peers_of_this_machine(
         assert f"  0 tokens of this peer, at least 2 M merged in the run; {folder}\n" in output
         (row,) = json.loads(said(["status", "--json"], capsys)[1])["peers"]
         assert (row["run_id"], row["merged_tokens"]) == (OLD.run_id, 2_000_000)
+
+
+def test_status_without_a_link_shows_the_figures_of_a_peer_and_how_old_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had neither loss nor speed, and the tokens merged in the run as of up to a minute ago."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    folder = tmp_path / "anna"
+    with occupied(folder, OLD, "learner"):
+        figures, now = a_status().figures(), time.time()
+        save_state(folder, KeptState("ready", "in the run", now, figures, now - 7.0))
+        save_last_seen(folder, LastSeen(run=OLD.canonical().decode(), at=0.0, tokens=20))
+        output = said(["status"], capsys)[1]
+        assert (
+            "  step 10, loss 2.500, held-out loss 2.400, 2 peers, 7 rounds, 1 k tokens merged, "
+            "20 tokens/s (0:07 ago)\n"
+        ) in output
+        (row,) = json.loads(said(["status", "--json"], capsys)[1])["peers"]
+        assert row["merged_tokens"] == 1000 and 7.0 <= row["figures_age_s"] < 67.0

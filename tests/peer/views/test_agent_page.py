@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -71,9 +72,12 @@ def test_the_versions_a_peer_is_behind_are_counted_from_the_newest() -> None:
     assert (rows["anna"].behind, rows["boris"].behind) == (0, 2)
 
 
-def test_a_peer_without_a_state_joins_and_one_that_makes_no_steps_rests() -> None:
-    rests = a_member(BORIS, trains=False, versions=pack_versions((9, 7)))
-    assert rows_by_name(rests, merged={})["boris"].state == "resting"
+def test_a_peer_that_has_made_no_step_joins_and_one_that_makes_none_any_more_rests() -> None:
+    """A newcomer with all states was shown as resting until it had been dialled."""
+    arrives = a_member(BORIS, trains=False, versions=pack_versions((9, 7)))
+    worked = msgspec.structs.replace(arrives.record, step_time_s=0.5)
+    assert rows_by_name(arrives, merged={})["boris"].state == "joining"
+    assert rows_by_name(replace(arrives, record=worked), merged={})["boris"].state == "resting"
     assert rows_by_name(a_member(BORIS, trains=False), merged={})["boris"].state == "joining"
 
 
