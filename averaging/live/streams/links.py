@@ -315,7 +315,7 @@ class Transport:
         """Listen on one stream of a link until it breaks or is no longer needed."""
         link.streams.insert(0, held)
         self._speak(link)
-        reason: str | None = None
+        began, reason = self._now, None
         try:
             await self._listen(link, held)
         except (StreamBroken, HostClosed) as broken:
@@ -327,7 +327,10 @@ class Transport:
             self._lost(link.peer, reason)
         if self._links.get(link.peer) is link:
             self._speak(link)
-            self._dial_if_needed(link)
+            # One that broke soon may be refused, as by a peer that does not admit this one: it is
+            # opened again with the next heartbeat, or by the next message.
+            if link.waiting or self._now - began >= self.settings.heartbeat_s:
+                self._dial_if_needed(link)
 
     def _speak(self, link: _Link) -> None:
         """Send what waits for a link on its newest stream. One that ends is waited for."""

@@ -387,3 +387,19 @@ async def test_only_listed_peers_may_open_links_and_streams_where_there_is_a_lis
             await bulk.granted(timeout_s=5.0)
     for host in hosts:
         await host.close()
+
+
+async def test_a_kept_link_that_is_refused_is_dialled_again_with_the_next_heartbeat() -> None:
+    """It was dialled again at once, 30 times a second."""
+    network = MemoryNetwork()
+    hosts = network.host("anna"), network.host("boris")
+    await introduce(*hosts)
+    guarded = GuardedHost(hosts[0], only(hosts[0].peer_id))
+    async with linked(guarded, hosts[1]) as (anna, boris):
+        boris.transport.keep([anna.peer])
+        await asyncio.sleep(0.9 * TransportSettings().heartbeat_s)
+        assert guarded.refused == 1
+        await asyncio.sleep(2 * TransportSettings().heartbeat_s)
+        assert 2 <= guarded.refused <= 3
+    for host in hosts:
+        await host.close()
