@@ -1,4 +1,4 @@
-"""Wire format of direct messages between peers: hello, goodbye, papers, dial-back and run file.
+"""Wire format of direct messages between peers: hello, papers, dial-back and run file.
 
 Each message is a msgpack array with a maximum size, and the name of its protocol ends with the
 number of its form. ``read`` is the only decoder: untrusted bytes become a message or a
@@ -32,7 +32,6 @@ from dht.records import (
 )
 
 HELLO_PROTOCOL = "/shoal/hello/1"
-GOODBYE_PROTOCOL = "/shoal/goodbye/1"
 DIAL_BACK_PROTOCOL = "/shoal/dial-back/1"
 CONFIRM_PROTOCOL = "/shoal/dial-back-confirm/1"
 RUN_FILE_PROTOCOL = "/shoal/run-file/1"

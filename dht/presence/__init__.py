@@ -7,7 +7,7 @@ Start reading at ``presence`` (the object that an owner uses, its heartbeat, and
 put together). The parts, in the order in which they depend on each other: ``this_peer`` (what all
 parts share: settings, events, the own signed record); ``dialler`` (connections); ``dial_back`` (can
 others dial this peer); ``intake`` (records from the network, and reading the directory);
-``run_files``; ``greeting`` (hello and goodbye); ``seeking`` (seeds, and the file of known peers);
+``run_files``; ``greeting`` (hellos); ``seeking`` (seeds, and the file of known peers);
 ``door`` (who is let in, and the directives of the run's owner).
 
 Every part keeps its own state, and a part only calls parts before it in that order. All tasks

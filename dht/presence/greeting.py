@@ -1,7 +1,8 @@
-"""Hellos and goodbyes: how peers exchange records directly, without the directory.
+"""Hellos: how peers exchange records directly, without the directory.
 
 A hello carries the own record and a few fresh records of other peers, and so does the reply. It
-also measures the difference between the two wall clocks.
+also measures the difference between the two wall clocks. A goodbye is a hello whose record says
+that its peer leaves.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dht.membership import hello as wire
 from dht.membership.contacts import contacts_to_make, peers_to_greet
 from dht.presence.dialler import Dialler, DialLimited
 from dht.presence.intake import Intake, Misfit
-from dht.presence.this_peer import GOODBYE_TIMEOUT_S, Announcement, ThisPeer
+from dht.presence.this_peer import Announcement, ThisPeer
 
 CALLERS_MAX = 4096
 """Peers whose last hello is remembered; another one is said hello to once more."""
@@ -41,7 +42,7 @@ REFUSED_PAUSE_S = 600.0
 
 @dataclass(slots=True, eq=False, repr=False)
 class Greeting:
-    """Both sides of hello and goodbye on one host."""
+    """Both sides of hello on one host."""
 
     this: ThisPeer
     dialler: Dialler
@@ -86,13 +87,9 @@ class Greeting:
 
     async def serve(self) -> None:
         """Answer other peers from now on."""
-        for protocol, answer in (
-            (wire.HELLO_PROTOCOL, self._answer_hello),
-            (wire.GOODBYE_PROTOCOL, self._answer_goodbye),
-        ):
-            await self.this.host.serve_calls(
-                protocol, answer, request_max_bytes=wire.HELLO_MAX_BYTES
-            )
+        await self.this.host.serve_calls(
+            wire.HELLO_PROTOCOL, self._answer_hello, request_max_bytes=wire.HELLO_MAX_BYTES
+        )
 
     def peers_to_greet(self) -> list[PeerId]:
         """The peers to say hello to at this heartbeat."""
@@ -197,15 +194,14 @@ class Greeting:
 
     async def say_goodbye(self, sealed: bytes) -> None:
         """Send a record that says so to the connected peers; the others notice the silence."""
+        hello = wire.write(wire.Hello(run=self.this.profile.run or "", record=sealed))
         async with asyncio.TaskGroup() as group:
             for peer in sorted(self.dialler.connected)[:GOODBYES_MAX]:
-                group.create_task(self._say_goodbye_to(peer, sealed))
+                group.create_task(self._say_goodbye_to(peer, hello))
 
-    async def _say_goodbye_to(self, peer: PeerId, sealed: bytes) -> None:
+    async def _say_goodbye_to(self, peer: PeerId, hello: bytes) -> None:
         with contextlib.suppress(DhtError):
-            await self.this.host.call(
-                peer, wire.GOODBYE_PROTOCOL, sealed, timeout_s=GOODBYE_TIMEOUT_S
-            )
+            await self._exchange(peer, hello)
 
     async def _exchange(self, peer: PeerId, hello: bytes) -> tuple[bytes, float, float]:
         """The reply to a hello, and the wall time before and after the call."""
@@ -248,16 +244,6 @@ class Greeting:
                 sent_at=this.host.wall_time(),
             )
         )
-
-    async def _answer_goodbye(self, peer: PeerId, request: bytes) -> bytes:
-        this = self.this
-        if not self.budget.spend(peer, this.now()) or not self.intake.take(
-            bytes(request), peer=peer
-        ):
-            this.stats.refused += 1
-            raise ValueError("this is not a new record of the caller")
-        self.intake.report_news()
-        return b""
 
     def _take_hello(self, peer: PeerId, record: bytes, passed: Sequence[wire.Passed]) -> None:
         """Believe of a hello what is signed."""

@@ -1,6 +1,6 @@
 """Records from the network: which ones count, and what they change.
 
-Every record that a hello, a goodbye or the directory brings passes ``Intake.take``.
+Every record that a hello or the directory brings passes ``Intake.take``.
 """
 
 from __future__ import annotations

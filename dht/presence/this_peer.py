@@ -130,7 +130,7 @@ class PresenceStats:
     hellos_sent: int = 0
     hellos_received: int = 0
     refused: int = 0
-    """Hellos and goodbyes that were refused: malformed, of another run, or too many."""
+    """Hellos that were refused: malformed, of another run, or too many."""
 
 
 @dataclass(frozen=True, slots=True)

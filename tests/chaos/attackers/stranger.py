@@ -26,7 +26,6 @@ from dht.libp2p.lane.wire import LANE_PROTOCOL, LaneOffer
 from dht.membership.hello import (
     CONFIRM_PROTOCOL,
     DIAL_BACK_PROTOCOL,
-    GOODBYE_PROTOCOL,
     HELLO_PROTOCOL,
     RUN_FILE_PROTOCOL,
 )
@@ -34,7 +33,6 @@ from peer import status
 
 CALLS = (
     HELLO_PROTOCOL,
-    GOODBYE_PROTOCOL,
     DIAL_BACK_PROTOCOL,
     CONFIRM_PROTOCOL,
     RUN_FILE_PROTOCOL,
