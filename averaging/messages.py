@@ -76,6 +76,18 @@ class _Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True,
     fragment: Index
 
 
+class _OfRound(_Message, frozen=True):
+    """A message about one round."""
+
+    round: Digest
+
+
+class _OfBallot(_OfRound, frozen=True):
+    """A message about one ballot of a round's coordinator."""
+
+    ballot: Ballot
+
+
 # Parts
 
 
@@ -360,10 +372,9 @@ class Committed(_Message, frozen=True):
     (``averaging.round.gathering.objections``)."""
 
 
-class Declined(_Message, frozen=True):
+class Declined(_OfRound, frozen=True):
     """Member or reducer to leader: the sender does not take part in this commit."""
 
-    round: Digest
     reason: Reason
     absent: bool
     """True if the sender made the join in the roster, never was in this round and never will be: it
@@ -398,17 +409,15 @@ class Closed(_Message, frozen=True):
     """Level of the round: the next one is a cycle of that level away."""
 
 
-class Finished(_Message, frozen=True):
+class Finished(_OfRound, frozen=True):
     """A round is over and made this version."""
 
-    round: Digest
     head: Head
 
 
-class Void(_Message, frozen=True):
+class Void(_OfRound, frozen=True):
     """A round makes no version, as is decided; offered work is pending again."""
 
-    round: Digest
     reason: Reason
     forsworn: bool
     """True if a majority gave up a seal: a member may have finished the round before."""
@@ -422,109 +431,86 @@ class Void(_Message, frozen=True):
 # Reducing
 
 
-class Report(_Message, frozen=True):
+class Report(_OfRound, frozen=True):
     """Reducer to coordinator: whose uploads of a slice are complete, and whose are refused."""
 
-    round: Digest
     slice: Index
     complete: Indices
     refused: Annotated[tuple[tuple[Index, Reason], ...], Meta(max_length=ROSTER_MAX)] = ()
 
 
-class Reassign(_Message, frozen=True):
+class Reassign(_OfBallot, frozen=True):
     """Coordinator to all: another peer reduces this slice; send it the upload that you kept."""
 
-    round: Digest
-    ballot: Ballot
     slice: Index
     reducer: Peer
 
 
-class Missing(_Message, frozen=True):
+class Missing(_OfRound, frozen=True):
     """Member to coordinator: the round is sealed, but this merged slice does not arrive."""
 
-    round: Digest
     slice: Index
 
 
 # Sealing: single-decree Paxos, the acceptors are the roster, an empty seal is "void"
 
 
-class Prepare(_Message, frozen=True):
+class Prepare(_OfBallot, frozen=True):
     """Coordinator to acceptors: the first phase of Paxos."""
 
-    round: Digest
-    ballot: Ballot
 
-
-class Promise(_Message, frozen=True):
+class Promise(_OfBallot, frozen=True):
     """Acceptor to coordinator: no lower ballot will be accepted; the last accepted seal is
     named."""
 
-    round: Digest
-    ballot: Ballot
     accepted_ballot: Ballot | None
     accepted: Indices
     signature: Signature = b""
     """Under ``promise_text``: a voter that denies a vote convicts itself."""
 
 
-class Outbid(_Message, frozen=True):
+class Outbid(_OfBallot, frozen=True):
     """Acceptor to coordinator: it promised a higher ballot."""
 
-    round: Digest
-    ballot: Ballot
     promised: Ballot
 
 
-class Propose(_Message, frozen=True):
+class Propose(_OfBallot, frozen=True):
     """Coordinator to acceptors: the second phase of Paxos. An empty seal makes the round void."""
 
-    round: Digest
-    ballot: Ballot
     seal: Indices
     signature: Signature = b""
     """Under ``vote``: a coordinator that proposes two seals in one ballot convicts itself."""
 
 
-class Accepted(_Message, frozen=True):
+class Accepted(_OfBallot, frozen=True):
     """Acceptor to coordinator: it accepted the proposal of this ballot."""
 
-    round: Digest
-    ballot: Ballot
     signature: Signature = b""
     """Under ``vote``: others are shown it."""
 
 
-class Sealed(_Message, frozen=True):
+class Sealed(_OfBallot, frozen=True):
     """A majority accepted this seal. Final. A peer that passes it on shows the votes."""
 
-    round: Digest
-    ballot: Ballot
     seal: Indices
     votes: Votes = ()
 
 
-class Forswear(_Message, frozen=True):
+class Forswear(_OfBallot, frozen=True):
     """Coordinator to all: a slice of a sealed round is lost; vow never to finish the round."""
 
-    round: Digest
-    ballot: Ballot
 
-
-class Forsworn(_Message, frozen=True):
+class Forsworn(_OfRound, frozen=True):
     """Answer to ``Forswear``: the sender has not finished this round and never will."""
 
-    round: Digest
     head: Head | None
     signature: Signature = b""
     """Under ``vow``: others are shown it."""
 
 
-class Ask(_Message, frozen=True):
+class Ask(_OfRound, frozen=True):
     """Question how a round ended. Only peers that know, or have given the round up, answer."""
-
-    round: Digest
 
 
 class Bits(_Message, frozen=True):
