@@ -140,6 +140,7 @@ FREE_FRAME_BYTES = 4096
 """Frames up to this size do not wait."""
 
 BURST_S = 0.1
+"""Unused capacity can be used this much later, as seconds at the full rate."""
 
 
 @dataclass(slots=True)
@@ -152,8 +153,6 @@ class TokenBucket:
     """Number of bytes that may pass at once; negative after a large frame."""
 
     looked_at: float = 0.0
-    burst_s: float = BURST_S
-    """Unused capacity can be used this much later, as seconds at the full rate."""
     passed: int = 0
     """Number of all bytes that passed."""
 
@@ -180,7 +179,7 @@ class TokenBucket:
     def _fill(self, now: float) -> None:
         if self.rate is not None:
             filled = self.level + (now - self.looked_at) * self.rate
-            self.level = min(filled, self.rate * self.burst_s)
+            self.level = min(filled, self.rate * BURST_S)
         self.looked_at = now
 
 

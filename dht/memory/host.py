@@ -33,7 +33,7 @@ from dht.errors import CallRefused, HostClosed, PeerUnreachable
 from dht.host import UNARY_MAX_BYTES, CallHandler, Connection, Served, StreamHandler, Tasks
 from dht.identity import Identity, PeerId, Signer
 from dht.memory.directory import MemoryDirectory
-from dht.memory.network import CALM, OrderedChannel, SimulatedNetwork, Weather
+from dht.memory.network import CALM, REPEATED_WITHIN_S, OrderedChannel, SimulatedNetwork, Weather
 from dht.memory.stream import MemoryStream
 from dht.memory.virtual_loop import running_loop
 from dht.record_keeper import RecordKeeper
@@ -346,7 +346,7 @@ class _Wire:
             size_bytes = CALL_OVERHEAD_BYTES + len(request)
             self.send(caller, size_bytes, arrive)
             if simulated.chance(simulated.weather.duplicate):
-                delay_s = simulated.rng.random() * simulated.weather.reorder_s
+                delay_s = simulated.rng.random() * REPEATED_WITHIN_S
                 self.send(caller, size_bytes, arrive, delay_s=delay_s)
         return number, future
 

@@ -19,6 +19,9 @@ from typing import TypeAlias
 from dht.identity import PeerId
 from dht.memory.event_heap import EventHeap, Timer
 
+REPEATED_WITHIN_S = 1.0
+"""Limit of the delay of a message that arrives a second time."""
+
 SMALL_MESSAGE_BYTES = 16 * 1024
 """Messages up to this size do not queue behind bulk transfers, as on links that share fairly."""
 
@@ -41,9 +44,6 @@ class Weather:
 
     duplicate: float = 0.0
     """The message arrives a second time, later."""
-
-    reorder_s: float = 1.0
-    """Limit of the delay of the second one."""
 
     calls_lost: float = 0.0
     """The request or reply of a unary call is lost without an error."""

@@ -55,7 +55,7 @@ from dht.membership import hello as wire
 from dht.membership.reachability import HELPERS_PER_CHECK, NO_ADDRESS, Proximity, Reachability
 from dht.membership.table import Member
 from dht.presence.dialler import Dialler
-from dht.presence.this_peer import Announcement, ThisPeer, pause
+from dht.presence.this_peer import CALL_TIMEOUT_S, Announcement, ThisPeer, pause
 
 THIRD_PEERS_MAX = 3
 """Number of third peers that are waited for until their time-out."""
@@ -141,7 +141,7 @@ class DialBacks:
                     )
                 ),
                 # It may ask three others, each of which connects and calls.
-                timeout_s=(2 * THIRD_PEERS_MAX + 1) * self.this.settings.call_timeout_s,
+                timeout_s=(2 * THIRD_PEERS_MAX + 1) * CALL_TIMEOUT_S,
             )
             reply = wire.read(wire.DialBackReply, data)
         except (DhtError, ValueError) as error:
@@ -214,7 +214,7 @@ class DialBacks:
         ]
         forwarded = wire.write(msgspec.structs.replace(message, relay=False))
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + 2 * (THIRD_PEERS_MAX - 1) * self.this.settings.call_timeout_s
+        give_up_at = loop.time() + 2 * (THIRD_PEERS_MAX - 1) * CALL_TIMEOUT_S
         for i in self.this.rng.permutation(len(third))[:THIRD_PEERS_ASKED_MAX]:
             if loop.time() > give_up_at:
                 break
@@ -223,7 +223,7 @@ class DialBacks:
                     third[int(i)],
                     wire.DIAL_BACK_PROTOCOL,
                     forwarded,
-                    timeout_s=2 * self.this.settings.call_timeout_s,
+                    timeout_s=2 * CALL_TIMEOUT_S,
                 )
                 reply = wire.read(wire.DialBackReply, data)
             except (DhtError, ValueError):
@@ -237,7 +237,7 @@ class DialBacks:
     async def _dial(self, target: PeerId, addresses: Sequence[Multiaddr], nonce: bytes) -> bytes:
         """Connect to a peer as a stranger, and send the nonce over that connection."""
         at = [with_peer(address, target) for address in addresses]
-        timeout_s = self.this.settings.call_timeout_s
+        timeout_s = CALL_TIMEOUT_S
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:

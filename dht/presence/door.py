@@ -27,7 +27,7 @@ from dht.limits import Rate
 from dht.membership import hello as wire
 from dht.membership.admission import Admission, Taken, banned_names, role_of, told
 from dht.membership.credentials import Refused
-from dht.presence.this_peer import ThisPeer
+from dht.presence.this_peer import CALL_TIMEOUT_S, ThisPeer
 from dht.records import Sealed
 from dht.whole_files import write_whole
 
@@ -272,7 +272,7 @@ class Door:
         this = self._this
         try:
             reply = await exchange_papers(
-                this.host, peer, self._papers(directives), timeout_s=this.settings.call_timeout_s
+                this.host, peer, self._papers(directives), timeout_s=CALL_TIMEOUT_S
             )
         except (DhtError, ValueError):
             return None

@@ -21,7 +21,7 @@ from dht.membership import hello as wire
 from dht.membership.contacts import contacts_to_make, peers_to_greet
 from dht.presence.dialler import Dialler, DialLimited
 from dht.presence.intake import Intake, Misfit
-from dht.presence.this_peer import Announcement, ThisPeer
+from dht.presence.this_peer import CALL_TIMEOUT_S, Announcement, ThisPeer
 
 CALLERS_MAX = 4096
 """Peers whose last hello is remembered; another one is said hello to once more."""
@@ -141,13 +141,12 @@ class Greeting:
             )
         )
         this.stats.hellos_sent += 1
-        timeout_s = this.settings.call_timeout_s
         try:
-            await self.dialler.connect(peer, timeout_s=timeout_s)
+            await self.dialler.connect(peer, timeout_s=CALL_TIMEOUT_S)
             try:
                 data, sent_at, returned_at = await self._exchange(peer, hello)
             except PeerUnreachable:  # most likely the connection broke, not the peer: once more
-                await self.dialler.connect(peer, timeout_s=timeout_s)
+                await self.dialler.connect(peer, timeout_s=CALL_TIMEOUT_S)
                 data, sent_at, returned_at = await self._exchange(peer, hello)
             reply = wire.read(wire.HelloReply, data)
         except DialLimited:
@@ -205,9 +204,9 @@ class Greeting:
 
     async def _exchange(self, peer: PeerId, hello: bytes) -> tuple[bytes, float, float]:
         """The reply to a hello, and the wall time before and after the call."""
-        host, timeout_s = self.this.host, self.this.settings.call_timeout_s
+        host = self.this.host
         sent_at = host.wall_time()
-        data = await host.call(peer, wire.HELLO_PROTOCOL, hello, timeout_s=timeout_s)
+        data = await host.call(peer, wire.HELLO_PROTOCOL, hello, timeout_s=CALL_TIMEOUT_S)
         return data, sent_at, host.wall_time()
 
     async def _answer_hello(self, peer: PeerId, request: bytes) -> bytes:

@@ -100,9 +100,7 @@ class Presence:
         events = events or Events()
         self._this = this = ThisPeer(host, profile, settings, rng, own, table, events)
         self.stats = this.stats
-        self._kept = KeptPeers(
-            settings.cache_path, profile.run, every_s=settings.cache_every_s, events=events
-        )
+        self._kept = KeptPeers(settings.cache_path, profile.run, events=events)
         reachability = Reachability(scope=None)
         self._announcement = Announcement(this, reachability)
         self._dialler = Dialler(this, self._seeds)

@@ -14,7 +14,7 @@ from dht.identity import PeerId
 from dht.limits import Rate
 from dht.membership import hello as wire
 from dht.presence.dialler import Dialler
-from dht.presence.this_peer import ThisPeer
+from dht.presence.this_peer import CALL_TIMEOUT_S, ThisPeer
 from dht.records import RUN_FILE_MAX_BYTES
 
 ASKED_AT_ONCE = 3
@@ -31,7 +31,6 @@ class RunFiles:
         self._host = this.host
         self._run = this.profile.run
         self._content = this.profile.run_file
-        self._settings = this.settings
         self._dialler = dialler
         self._budget = budget
 
@@ -87,12 +86,12 @@ class RunFiles:
     ) -> bytes | None:
         assert self._run is not None
         try:
-            await self._dialler.connect(peer, timeout_s=self._settings.call_timeout_s)
+            await self._dialler.connect(peer, timeout_s=CALL_TIMEOUT_S)
             content = await self._host.call(
                 peer,
                 wire.RUN_FILE_PROTOCOL,
                 self._run.encode(),
-                timeout_s=self._settings.call_timeout_s,
+                timeout_s=CALL_TIMEOUT_S,
             )
         except (PeerUnreachable, CallRefused, HostClosed) as error:
             answers[peer] = error.reason

@@ -37,6 +37,7 @@ from dht.records import SEQUENCE_MAX
 from dht.whole_files import write_whole
 
 CACHE_MAX_BYTES = 256 * 1024
+SAVE_EVERY_S = 60.0
 FEW = 8
 """Number of peers that suffice to find the others: kept even if the process dies early."""
 
@@ -145,12 +146,9 @@ _decoder = msgspec.json.Decoder(PeerCache)
 class KeptPeers:
     """The file of one peer and run; without a path nothing is read or written."""
 
-    def __init__(
-        self, path: Path | None, run: RunId | None, *, every_s: float, events: Events
-    ) -> None:
+    def __init__(self, path: Path | None, run: RunId | None, *, events: Events) -> None:
         self._path = path
         self._run = run
-        self._every_s = every_s
         self._events = events
         self._due_at = 0.0
         self._kept: frozenset[PeerId] = frozenset()
@@ -158,7 +156,7 @@ class KeptPeers:
     async def load(self) -> PeerCache | None:
         """Read the file of an earlier session of the same run. Call this before ``save_if_due``."""
         loop = asyncio.get_running_loop()
-        self._due_at = loop.time() + self._every_s
+        self._due_at = loop.time() + SAVE_EVERY_S
         if self._path is None:
             return None
         try:
@@ -182,7 +180,7 @@ class KeptPeers:
 
     async def _save(self, met: list[Member], sequence: int) -> None:
         loop = asyncio.get_running_loop()
-        self._due_at = loop.time() + self._every_s
+        self._due_at = loop.time() + SAVE_EVERY_S
         self._kept = frozenset(member.peer for member in met)
         if self._path is None:
             return

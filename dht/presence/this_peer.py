@@ -26,6 +26,9 @@ from dht.records import RUN_FILE_MAX_BYTES, SEQUENCE_MAX, PeerRecord, Role, Seal
 DIRECTORY_TIMEOUT_S = 8.0
 """Time for one look-up in the directory, or one record stored in it."""
 
+CALL_TIMEOUT_S = 5.0
+"""Time for a call to another peer, and for a connection with it."""
+
 GOODBYE_TIMEOUT_S = 3.0
 """Time for telling all others that this peer leaves."""
 
@@ -73,14 +76,12 @@ class PresenceSettings:
 
     membership: MembershipSettings = field(default_factory=MembershipSettings)
     protocol_versions: Range = SPOKEN
-    call_timeout_s: float = 5.0
     cache_path: Path | None = None
     """File that keeps the peers met for the next session; ``None``: they are not kept."""
 
     directives_path: Path | None = None
     """File that keeps the directives of the run's owner; ``None``: they are not kept."""
 
-    cache_every_s: float = 60.0
     calls_per_minute: int = 120
     """Limit on the calls of one other peer to this one; a tenth of it for dial-backs."""
 
