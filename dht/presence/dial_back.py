@@ -52,10 +52,10 @@ from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
 from dht.identity import PeerId, parse_peer_id
 from dht.limits import Rate
 from dht.membership import hello as wire
-from dht.membership.reachability import HELPERS_PER_CHECK, NO_ADDRESS, Proximity, Reachability
+from dht.membership.reachability import HELPERS_PER_CHECK, NO_ADDRESS, Proximity
 from dht.membership.table import Member
 from dht.presence.dialler import Dialler
-from dht.presence.this_peer import CALL_TIMEOUT_S, Announcement, ThisPeer, pause
+from dht.presence.this_peer import CALL_TIMEOUT_S, ThisPeer, pause
 
 THIRD_PEERS_MAX = 3
 """Number of third peers that are waited for until their time-out."""
@@ -324,10 +324,8 @@ class ReachabilityChecks:
     """Dial-backs when there is a reason for one, and the verdict that follows from all evidence."""
 
     this: ThisPeer
-    state: Reachability
     dialler: Dialler
     dial_backs: DialBacks
-    announcement: Announcement
     wanted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a check may have become due."""
     _proximity: Proximity = field(default_factory=Proximity)
@@ -335,7 +333,7 @@ class ReachabilityChecks:
 
     async def run(self) -> None:
         """Check and report for ever."""
-        state = self.state
+        state = self.this.reachability
         while True:
             await self._report()
             if self.this.now() >= state.due_at:
@@ -351,7 +349,7 @@ class ReachabilityChecks:
 
     async def check(self) -> None:
         """Ask a few peers for a dial-back, one after the other, until the matter is settled."""
-        state, now = self.state, self.this.now
+        state, now = self.this.reachability, self.this.now
         state.asked(now=now())
         scope = state.scope
         near = self._proximity
@@ -379,7 +377,7 @@ class ReachabilityChecks:
         """Take note of the own addresses, of which only direct ones can be dialled."""
         self._proximity.own = addresses
         direct = frozenset(str(address) for address in addresses if not is_relayed(address))
-        if self.state.announce(direct, now=self.this.now()):
+        if self.this.reachability.announce(direct, now=self.this.now()):
             self.wanted.set()
             self.choose_scope()
 
@@ -388,7 +386,7 @@ class ReachabilityChecks:
 
         ``new``: the members that have come since; ``None``: all are looked at.
         """
-        this, now, known = self.this, self.this.now(), self.state.scope
+        this, now, known = self.this, self.this.now(), self.this.reachability.scope
         scope: Scope | None
         if new is not None and known is not None:
             scope = self._proximity.farthest(new, but=known)
@@ -397,12 +395,12 @@ class ReachabilityChecks:
                 () if this.profile.run is None else this.table.live(now),
                 count_connected=self.this.profile.observes,
             )
-        if scope is not None and self.state.count_in(scope, now=now):
+        if scope is not None and self.this.reachability.count_in(scope, now=now):
             self.wanted.set()
 
     async def _have_tried(self, helper: PeerId) -> bool:
         """Have one helper arrange a dial-back. Says whether no other has to be asked."""
-        state, scope = self.state, self.state.scope
+        state, scope = self.this.reachability, self.this.reachability.scope
         usable = [address for address in self.this.own.addresses if str(address) in state.usable]
         answer = await self.dial_backs.ask(helper, usable)
         now = self.this.now()
@@ -418,13 +416,13 @@ class ReachabilityChecks:
         return False
 
     async def _report(self) -> None:
-        reachable = self.state.reachable
+        reachable = self.this.reachability.reachable
         if reachable == self._reported or (reachable is None and not self._reported):
             return
         self._reported = reachable
-        self.announcement.outdate()
-        self.announcement.hurry()
         own = self.this.own
+        own.outdate()
+        self.this.hurry()
         announced = ", ".join(str(address) for address in own.addresses) or "no address"
         state = {
             True: "reachable",
@@ -433,7 +431,7 @@ class ReachabilityChecks:
         }[reachable]
         self.this.events.tell(
             "reachability",
-            f"{state}: {self.state.reason}; announced {announced}",
+            f"{state}: {self.this.reachability.reason}; announced {announced}",
             reachable=reachable,
         )
         if (on_reachable := self.this.events.on_reachable) is not None:

@@ -21,7 +21,7 @@ from dht.membership import hello as wire
 from dht.membership.contacts import contacts_to_make, peers_to_greet
 from dht.presence.dialler import Dialler, DialLimited
 from dht.presence.intake import Intake, Misfit
-from dht.presence.this_peer import CALL_TIMEOUT_S, Announcement, ThisPeer
+from dht.presence.this_peer import CALL_TIMEOUT_S, ThisPeer
 
 CALLERS_MAX = 4096
 """Peers whose last hello is remembered; another one is said hello to once more."""
@@ -47,7 +47,6 @@ class Greeting:
     this: ThisPeer
     dialler: Dialler
     intake: Intake
-    announcement: Announcement
     budget: Rate[PeerId]
     has_worked: Callable[[PeerId], bool] = lambda peer: True
     """True if the clock of a member counts before those of members that only just came."""
@@ -115,7 +114,7 @@ class Greeting:
         beat_s = self.this.settings.membership.heartbeat_s
         asked_after = now - UNASKED_BEATS_MAX * beat_s
         self._asked = {peer: at for peer, at in self._asked.items() if at > asked_after}
-        heard_after = max(now - SPARED_BEATS * beat_s, self.announcement.hurried_at)
+        heard_after = max(now - SPARED_BEATS * beat_s, self.this.own.hurried_at)
         return {p for p in self._asked if self._heard_from.get(p, -math.inf) > heard_after}
 
     def contacts_to_make(self) -> list[PeerId]:
@@ -136,7 +135,7 @@ class Greeting:
         hello = wire.write(
             wire.Hello(
                 run=run or "",
-                record=self.announcement.current(),
+                record=this.record(),
                 passed=this.table.pass_on(run, to=peer, now=now(), rng=this.rng),
             )
         )
@@ -234,7 +233,7 @@ class Greeting:
         return wire.write(
             wire.HelloReply(
                 run=run or "",
-                record=self.announcement.current(),
+                record=this.record(),
                 passed=this.table.pass_on(
                     about, to=peer, now=this.now(), rng=this.rng, but=hello.passed
                 ),

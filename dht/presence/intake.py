@@ -16,7 +16,7 @@ from dht.errors import DhtError
 from dht.identity import PeerId, RunId
 from dht.membership.table import Change, bucket_key
 from dht.presence.dial_back import ReachabilityChecks
-from dht.presence.this_peer import DIRECTORY_TIMEOUT_S, Announcement, ThisPeer
+from dht.presence.this_peer import DIRECTORY_TIMEOUT_S, ThisPeer
 from dht.records import Sealed, check
 
 OVERRULED_MAX = 3
@@ -38,14 +38,11 @@ class Misfit:
 class Intake:
     """Passes records to the tables, and reports the peers that came, left or do not fit."""
 
-    def __init__(
-        self, this: ThisPeer, announcement: Announcement, checks: ReachabilityChecks
-    ) -> None:
+    def __init__(self, this: ThisPeer, checks: ReachabilityChecks) -> None:
         self.misfits: dict[PeerId, Misfit] = {}
         """Peers that turned out to be of another run, or to speak no protocol of this peer's."""
 
         self._this = this
-        self._announcement = announcement
         self._checks = checks
         self._overruled = 0
 
@@ -137,10 +134,10 @@ class Intake:
 
     def _was_overruled(self) -> None:
         """Our own key signed a higher number than we use: this machine's clock was set back."""
-        self._announcement.outdate()
+        self._this.own.outdate()
         self._overruled += 1
         if self._overruled <= OVERRULED_MAX:
-            self._announcement.hurry()
+            self._this.hurry()
         elif self._overruled == OVERRULED_MAX + 1:  # a record of the past would not keep growing
             self._this.events.tell(
                 "identity_in_use",

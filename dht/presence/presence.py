@@ -27,7 +27,6 @@ from dht.identity import Identity, PeerId
 from dht.limits import Rate
 from dht.membership.admission import Admission, Terms
 from dht.membership.hello import ClockEstimate
-from dht.membership.reachability import Reachability
 from dht.membership.seeds import Outcome
 from dht.membership.table import PeerTable
 from dht.presence.dial_back import DialBacks, ReachabilityChecks
@@ -39,7 +38,6 @@ from dht.presence.run_files import RunFiles
 from dht.presence.seeking import KeptPeers, Seeking
 from dht.presence.this_peer import (
     GOODBYE_TIMEOUT_S,
-    Announcement,
     Events,
     OwnRecord,
     PresenceSettings,
@@ -101,16 +99,12 @@ class Presence:
         self._this = this = ThisPeer(host, profile, settings, rng, own, table, events)
         self.stats = this.stats
         self._kept = KeptPeers(settings.cache_path, profile.run, events=events)
-        reachability = Reachability(scope=None)
-        self._announcement = Announcement(this, reachability)
         self._dialler = Dialler(this, self._seeds)
         table.network_of = self._dialler.network_of
         dial_backs = Rate[PeerId].in_a_minute(max(1, settings.calls_per_minute // 10))
         self._dial_backs = DialBacks(this, self._dialler, dial_backs)
-        self._checks = ReachabilityChecks(
-            this, reachability, self._dialler, self._dial_backs, self._announcement
-        )
-        self._intake = Intake(this, self._announcement, self._checks)
+        self._checks = ReachabilityChecks(this, self._dialler, self._dial_backs)
+        self._intake = Intake(this, self._checks)
         self.misfits: Mapping[PeerId, Misfit] = self._intake.misfits
         """Peers that turned out to be of another run, or to speak no protocol of this peer's."""
 
@@ -126,7 +120,7 @@ class Presence:
             table.judge = self._door.judge
         self._run_files = RunFiles(this, self._dialler, budget)
         self._buckets = BucketReading(this, self._intake)
-        self._greeting = Greeting(this, self._dialler, self._intake, self._announcement, budget)
+        self._greeting = Greeting(this, self._dialler, self._intake, budget)
         self._seeking = Seeking(
             this, self._dialler, self._greeting, self._checks, on_connected=self._met_a_seed
         )
@@ -144,12 +138,12 @@ class Presence:
     @property
     def reachable(self) -> bool | None:
         """Say whether others can dial this peer; ``None``: not known yet."""
-        return self._checks.state.reachable
+        return self._this.reachability.reachable
 
     @property
     def reachability_reason(self) -> str:
         """The evidence for ``reachable``, for a human."""
-        return self._checks.state.reason
+        return self._this.reachability.reason
 
     @property
     def addresses(self) -> tuple[Multiaddr, ...]:
@@ -211,12 +205,12 @@ class Presence:
         if own.facts.leaving or not self.profile.is_member:
             return
         own.facts = replace(own.facts, leaving=True)
-        sealed = self._announcement.renew()
+        sealed = self._this.renew()
         # A peer that does not hear it in time notices the silence.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_TIMEOUT_S):
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(self._announcement.publish(sealed))
+                    group.create_task(self._this.publish(sealed))
                     group.create_task(self._greeting.say_goodbye(sealed))
 
     async def close(self) -> None:
@@ -266,8 +260,8 @@ class Presence:
         known = {fact: value for fact, value in given.items() if value is not UNSET}
         before, own.facts = own.facts, replace(own.facts, **known)
         if own.facts.trains != before.trains:
-            self._announcement.hurry()  # no round should wait for a peer that has stopped
-        self._announcement.outdate()
+            self._this.hurry()  # no round should wait for a peer that has stopped
+        own.outdate()
 
     def go_by_clocks_of(self, has_worked: Callable[[PeerId], bool]) -> None:
         """Set whose clocks count before those of other members."""
@@ -324,7 +318,7 @@ class Presence:
             await self._beat()
             # Jitter, or peers that were started together would call each other all at once.
             jitter = 0.9 + 0.2 * self._this.rng.random()
-            await pause(self._announcement.wanted, heartbeat_s * jitter)
+            await pause(self._this.own.wanted, heartbeat_s * jitter)
 
     async def _beat(self) -> None:
         this = self._this
@@ -335,7 +329,7 @@ class Presence:
             if self.profile.run is not None:
                 group.create_task(self._buckets.read(self.profile.run))
             if self.profile.is_member:
-                group.create_task(self._announcement.publish(self._announcement.renew()))
+                group.create_task(this.publish(this.renew()))
             group.create_task(self._greeting.greet(self._greeting.peers_to_greet()))
         await self._greeting.greet(self._greeting.contacts_to_make())
         self._intake.report_changes()
@@ -355,11 +349,11 @@ class Presence:
         announced = tuple(fitting[:ADDRESSES_MAX])
         if announced != self._this.own.addresses:
             self._this.own.addresses = announced
-            self._announcement.outdate()
+            self._this.own.outdate()
         self._checks.announce(announced)
 
     def _met_a_seed(self) -> None:
         """Look again at once: the directory has a peer to ask, and a peer could dial back."""
         self._buckets.unsettle()
-        self._announcement.hurry()
+        self._this.hurry()
         self._checks.wanted.set()

@@ -146,6 +146,7 @@ class ThisPeer:
     table: PeerTable
     """The other members of the own run; at a bootstrap peer the members of all runs."""
     events: Events
+    reachability: Reachability = field(default_factory=lambda: Reachability(scope=None))
     stats: PresenceStats = field(default_factory=PresenceStats)
 
     @property
@@ -155,6 +156,31 @@ class ThisPeer:
     def now(self) -> float:
         """The time of the running event loop."""
         return asyncio.get_running_loop().time()
+
+    def hurry(self) -> None:
+        """Have the next heartbeat at once: a fact changed for which no peer should wait."""
+        self.own.hurried_at = self.now()
+        self.own.wanted.set()
+
+    def renew(self) -> bytes:
+        """Sign a new own record. Each heartbeat has a new sequence number."""
+        assert self.profile.run is not None
+        own = self.own
+        own.facts = replace(own.facts, reachable=self.reachability.reachable)
+        key = bucket_key(self.profile.run, self.table.own_bucket(self.now()))
+        return own.renew(key, wall_time=self.host.wall_time())
+
+    def record(self) -> bytes:
+        """The own record to put into a hello; empty for a peer that is no member."""
+        if not self.profile.is_member:
+            return b""
+        return self.own.sealed if self.own.sealed is not None else self.renew()
+
+    async def publish(self, sealed: bytes) -> None:
+        """Store a record that ``renew`` returned in the directory. A failure is made good at the
+        next heartbeat."""
+        with contextlib.suppress(DhtError):
+            await self.host.directory.publish(self.own.key, sealed, timeout_s=DIRECTORY_TIMEOUT_S)
 
 
 async def pause(event: asyncio.Event, pause_s: float) -> None:
@@ -180,9 +206,20 @@ class OwnRecord:
     sequence: int = 0
     """The last sequence number used."""
 
+    key: str = ""
+    sealed: bytes | None = None
+    """The record that was signed last, for this key; ``None`` once a fact in it has changed."""
+
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the next heartbeat should come at once."""
+
+    hurried_at: float = -math.inf
+    """Time at which that was last so."""
+
     def renew(self, key: str, *, wall_time: float) -> bytes:
         """Sign a record that is newer than all earlier ones."""
         facts, addresses = self.facts, [pack(address) for address in self.addresses]
+        self.key = key
         # Unix milliseconds, so that the numbers increase over restarts. If the clock was set back,
         # the cache on disk or other peers know the last number: see ``learn``.
         wall_ms = int(max(0.0, wall_time) * 1000)
@@ -190,7 +227,10 @@ class OwnRecord:
         while True:
             record = replace(facts, addresses=tuple(addresses))
             try:
-                return seal(record, self.identity, key=key, sequence=sequence, ttl_s=self.ttl_s)
+                self.sealed = seal(
+                    record, self.identity, key=key, sequence=sequence, ttl_s=self.ttl_s
+                )
+                return self.sealed
             except ValueError:
                 if len(addresses) > 1:
                     addresses.pop()
@@ -199,57 +239,13 @@ class OwnRecord:
                 else:
                     raise
 
+    def outdate(self) -> None:
+        """Note that a fact changed: the next hello carries a new record."""
+        self.sealed = None
+
     def learn(self, sealed: Sealed) -> bool:
         """Take a record from elsewhere. Says whether it is an own record, newer than the last."""
         if sealed.peer != self.identity.peer_id or sealed.sequence <= self.sequence:
             return False
         self.sequence = sealed.sequence
         return True
-
-
-class Announcement:
-    """Signs the own record and publishes it in the directory."""
-
-    def __init__(self, this: ThisPeer, reachability: Reachability) -> None:
-        self.wanted = asyncio.Event()
-        """Set when the next heartbeat should come at once."""
-
-        self.hurried_at = -math.inf
-        """Time at which that was last so."""
-
-        self._this = this
-        self._reachability = reachability
-        self._key = ""
-        self._sealed: bytes | None = None
-        """``None`` once a fact in it has changed."""
-
-    def hurry(self) -> None:
-        """Have the next heartbeat at once: a fact changed for which no peer should wait."""
-        self.hurried_at = self._this.now()
-        self.wanted.set()
-
-    def outdate(self) -> None:
-        """Note that a fact changed: the next hello carries a new record."""
-        self._sealed = None
-
-    def renew(self) -> bytes:
-        """Sign a new record. Each heartbeat has a new sequence number."""
-        this = self._this
-        assert this.profile.run is not None
-        this.own.facts = replace(this.own.facts, reachable=self._reachability.reachable)
-        self._key = bucket_key(this.profile.run, this.table.own_bucket(this.now()))
-        self._sealed = this.own.renew(self._key, wall_time=this.host.wall_time())
-        return self._sealed
-
-    def current(self) -> bytes:
-        """The record to put into a hello; empty for a peer that is no member."""
-        if not self._this.profile.is_member:
-            return b""
-        return self._sealed if self._sealed is not None else self.renew()
-
-    async def publish(self, sealed: bytes) -> None:
-        """Store a record that ``renew`` returned. A failure is made good at the next heartbeat."""
-        with contextlib.suppress(DhtError):
-            await self._this.host.directory.publish(
-                self._key, sealed, timeout_s=DIRECTORY_TIMEOUT_S
-            )
