@@ -676,6 +676,8 @@ peer.agent.peer.Peer.absent
 peer.agent.network.Network.foundings""",
     "RUNS_MAX live runs, half of them those that are here for longest, and as many others": """
 peer.extras.hosting.run_pages.RunPages._runs""",
+    "contributors that were news, MET_MAX of them": """
+peer.extras.site.keepers_page.Record.met""",
     "buckets, as deep as the number of members needs, that this peer has read lately": """
 dht.membership.table.PeerTable._read_at
 dht.membership.table.PeerTable._quiet""",

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -86,16 +87,16 @@ def _hub() -> Any:
     return needed("huggingface_hub", "--push")
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """An export to make, and where to put it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publishing:
+    """Exports to make of a peer's checkpoints, and where to put them."""
 
-    peer: str
-    """Folder of the peer."""
-    shelf: str
+    folder: Path
     """Folder to publish in."""
-    cache: str
-    """Folder of downloads of this user, for tokenizers."""
+    every_s: float
     keep: int
+    cache: Path
+    """Folder of downloads of this user, for tokenizers."""
     repository: str | None = None
     """Repository on the hub to upload to."""
 
@@ -104,16 +105,16 @@ Tell = Callable[[str, dict[str, Any]], None]
 """Reports an event by its name and fields."""
 
 
-def publish(job: Job, tell: Tell, *, now: float) -> None:
+def publish(what: Publishing, peer: Path, tell: Tell, *, now: float) -> None:
     """Publish the newest checkpoint, as far as that has not been done already.
 
     Raises what ``write_folder``, ``tokenizer_of``, ``base_folder`` and ``push`` raise.
     """
-    checkpoints = CheckpointFolder(Path(job.peer) / OUTER, reads_only=True)
+    checkpoints = CheckpointFolder(peer / OUTER, reads_only=True)
     numbers, outer = checkpoints.numbers(), load_outer(checkpoints)
     if outer is None:
         return
-    shelf = Shelf(Path(job.shelf), outer.run, job.keep)
+    shelf = Shelf(what.folder, outer.run, what.keep)
     shelf.check()
     with shelf.alone():
         if checkpoints.numbers() != numbers:
@@ -121,26 +122,27 @@ def publish(job: Job, tell: Tell, *, now: float) -> None:
             del outer
             if (outer := load_outer(checkpoints)) is None:
                 return
-        entry = shelf.newest(outer.model) or _export(job, shelf, outer, tell, now=now)
-        if job.repository is not None and entry.uploaded_to != job.repository:
-            url = push(shelf.folder / entry.name, job.repository, message=entry.summary)
+        entry = shelf.newest(outer.model) or _export(what, peer, shelf, outer, tell, now=now)
+        if what.repository is not None and entry.uploaded_to != what.repository:
+            url = push(shelf.folder / entry.name, what.repository, message=entry.summary)
             tell("pushed", {"url": url})
-            shelf.note_upload(entry, job.repository)
+            shelf.note_upload(entry, what.repository)
 
 
-def _export(job: Job, shelf: Shelf, outer: OuterState, tell: Tell, *, now: float) -> Entry:
+def _export(
+    what: Publishing, peer: Path, shelf: Shelf, outer: OuterState, tell: Tell, *, now: float
+) -> Entry:
     # These import torch, which the checks before (is there anything new, can it be published) do
     # not need.
     from peer.extras.export.folder import Export, write_folder
     from peer.model.recipes import needs_base
 
-    folder = Path(job.peer)
-    facts = facts_in_folder(folder, outer)
-    cache, data = Path(job.cache), folder / "data"
-    tokenizer = tokenizer_of(outer.run, cache_dir=cache, data_dir=data)
+    facts = facts_in_folder(peer, outer)
+    data = peer / "data"
+    tokenizer = tokenizer_of(outer.run, cache_dir=what.cache, data_dir=data)
     base = None
     if needs_base(outer.run, founds=False):  # adapters are added to it
-        base = base_folder(outer.run, cache_dir=cache, data_dir=data)
+        base = base_folder(outer.run, cache_dir=what.cache, data_dir=data)
     export = Export(outer=outer, facts=facts, tokenizer=tokenizer, dtype="bf16", base=base)
     entry = shelf.add(
         outer.model,
@@ -159,11 +161,14 @@ NICE = 10
 
 
 def main(arguments: Sequence[str]) -> int:
-    job = msgspec.json.decode(arguments[0], type=Job)
+    peer = Path(arguments[0])
+    what = msgspec.json.decode(
+        arguments[1], type=Publishing, dec_hook=lambda kind, text: kind(text)
+    )
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.nice(NICE)
     try:
-        publish(job, _tell, now=time.time())
+        publish(what, peer, _tell, now=time.time())
     except (PeerError, DhtError, OSError, MemoryError) as error:
         _tell("publish_failed", {"text": str(error) or type(error).__name__})
         return 1

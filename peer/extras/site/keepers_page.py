@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -58,100 +57,61 @@ MET_MAX = 4096
 _TEXT_MAX = 300
 
 
-class Saved(msgspec.Struct, frozen=True, kw_only=True):
-    """A record as a file."""
+class Record(msgspec.Struct, kw_only=True):
+    """Record of the events of a run, in memory and as a file."""
 
     every_s: float = FIRST_EVERY_S
     tokens: int = 0
-    losses: tuple[Point, ...] = ()
-    held_out: tuple[Point, ...] = ()
-    days: tuple[Day, ...] = ()
-    news: tuple[News, ...] = ()
-    met: tuple[PeerId, ...] = ()
-
-
-class Record:
-    """Record of the events of a run."""
-
-    def __init__(self, saved: Saved | None = None) -> None:
-        saved = saved or Saved()
-        self._every_s = saved.every_s
-        self._losses = list(saved.losses)
-        self._held_out = list(saved.held_out)
-        self._days = {day.date: day.tokens for day in saved.days}
-        self._news = list(saved.news)
-        self._met = set(saved.met)
-        """Contributors that were news already: a name may change at any time."""
-        self._tokens = saved.tokens
+    losses: list[Point] = []
+    held_out: list[Point] = []
+    days: list[Day] = []
+    """The tokens merged on each day that this peer has seen, the newest last."""
+    news: list[News] = []
+    """The newest first."""
+    met: set[PeerId] = set()
+    """Contributors that were news already: a name may change at any time."""
 
     @classmethod
     def decode(cls, data: bytes) -> Record:
         """The record of a file; an empty one if it cannot be read."""
         try:
-            return cls(msgspec.json.decode(data, type=Saved))
+            return msgspec.json.decode(data, type=Record)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return cls()
 
     def encode(self) -> bytes:
-        return msgspec.json.encode(
-            Saved(
-                every_s=self._every_s,
-                tokens=self._tokens,
-                losses=self.losses,
-                held_out=self.held_out,
-                days=self.days,
-                news=self.news,
-                met=tuple(sorted(self._met)),
-            )
-        )
-
-    @property
-    def losses(self) -> tuple[Point, ...]:
-        return tuple(self._losses)
-
-    @property
-    def held_out(self) -> tuple[Point, ...]:
-        return tuple(self._held_out)
-
-    @property
-    def days(self) -> tuple[Day, ...]:
-        """The tokens merged on each day that this peer has seen, the oldest first."""
-        days = sorted(self._days.items())[-DAYS_MAX:]
-        return tuple(Day(date=date, tokens=tokens) for date, tokens in days)
-
-    @property
-    def news(self) -> tuple[News, ...]:
-        """The newest first."""
-        return tuple(self._news)
+        return msgspec.json.encode(self, order="deterministic")
 
     def sample(self, at: float, tokens: int, losses: Sequence[float]) -> None:
         """Note the training losses that learners tell of now; their median counts."""
-        if not tokens and self._tokens:
+        if not tokens and self.tokens:
             return  # the states to which the run was taken back are still to be fetched
-        if tokens < self._tokens:  # the run was taken back, and these points with it
-            self._losses = [point for point in self._losses if point.tokens <= tokens]
-            self._held_out = [point for point in self._held_out if point.tokens <= tokens]
-        if self._tokens and tokens > self._tokens:  # what was there before this record has no day
+        if tokens < self.tokens:  # the run was taken back, and these points with it
+            self.losses = [point for point in self.losses if point.tokens <= tokens]
+            self.held_out = [point for point in self.held_out if point.tokens <= tokens]
+        if self.tokens and tokens > self.tokens:  # what was there before this record has no day
             day = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d}"
-            self._days[day] = self._days.get(day, 0) + tokens - self._tokens
-        self._tokens = tokens
+            before = self.days.pop().tokens if self.days and self.days[-1].date == day else 0
+            self.days.append(Day(date=day, tokens=before + tokens - self.tokens))
+            del self.days[:-DAYS_MAX]
+        self.tokens = tokens
         known = sorted(loss for loss in losses if -1e9 < loss < 1e9)
         # A clock that was ahead once must not end the curve.
-        if not known or (self._losses and 0 <= at - self._losses[-1].at < self._every_s):
+        if not known or (self.losses and 0 <= at - self.losses[-1].at < self.every_s):
             return
-        self._losses.append(Point(at=at, tokens=tokens, loss=known[len(known) // 2]))
-        if len(self._losses) > POINTS_MAX:
-            del self._losses[-2::-2]  # the newest stays
-            self._every_s *= 2
+        self.losses.append(Point(at=at, tokens=tokens, loss=known[len(known) // 2]))
+        if len(self.losses) > POINTS_MAX:
+            del self.losses[-2::-2]  # the newest stays
+            self.every_s *= 2
 
     def note(self, event: Mapping[str, Any]) -> None:
         """Take note of an event of this peer that is of interest to everybody."""
         at = float(event["at"])
         match event:
             case {"event": "measured", "loss": float(loss), "tokens": int(n)} if -1e9 < loss < 1e9:
-                self._held_out.append(Point(at=at, tokens=n, loss=loss))
-                if len(self._held_out) > POINTS_MAX:
-                    del self._held_out[-2::-2]
+                self.held_out.append(Point(at=at, tokens=n, loss=loss))
+                if len(self.held_out) > POINTS_MAX:
+                    del self.held_out[-2::-2]
                 self._add_news(at, f"held-out loss {loss_at(loss, n)}")
             case {"event": "published", "tokens": int(exported)}:
                 self._add_news(at, f"a new export, of {count_text(exported)} tokens")
@@ -160,19 +120,19 @@ class Record:
 
     def meet(self, at: float, contributors: Sequence[tuple[str, PeerId]]) -> None:
         """Welcome new contributors, by name and id. Those of before this record are no news."""
-        is_new = not self._met
+        is_new = not self.met
         for name, peer in contributors:
-            if peer in self._met:
+            if peer in self.met:
                 continue
-            if len(self._met) >= MET_MAX:
+            if len(self.met) >= MET_MAX:
                 return
             if not is_new:
                 self._add_news(at, f"{name} contributes")
-            self._met.add(peer)
+            self.met.add(peer)
 
     def _add_news(self, at: float, text: str) -> None:
-        self._news.insert(0, News(at=at, text=text[:_TEXT_MAX]))
-        del self._news[NEWS_MAX:]
+        self.news.insert(0, News(at=at, text=text[:_TEXT_MAX]))
+        del self.news[NEWS_MAX:]
 
 
 logger = logging.getLogger(__name__)
@@ -189,25 +149,25 @@ COUNT_EVERY_S = 30.0
 LOSS_AGE_MAX_S = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class Showing:
-    """Address at which the page is served, and the exports that it offers."""
-
-    address: PageAddress | None
-    """``None``: at bootstrap peers only, which ask for it."""
-    exports: Path | None
-    hub: str = ""
-    """Address of the run's repository on the hub."""
-
-
 class ShownRun(Service):
     """The public page of one run, as one keeper knows it."""
 
     name = "show"
 
-    def __init__(self, peer: Peer, showing: Showing) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        *,
+        address: PageAddress | None = None,
+        exports: Path | None = None,
+        hub: str = "",
+    ) -> None:
+        """``hub`` is the address of the run's repository there.
+
+        Without an address the page is shown by bootstrap peers only, which ask for it.
+        """
         self._peer = peer
-        self._showing = showing
+        self._address, self._exports, self._hub = address, exports, hub
         self._file = peer.directory / FILE
         try:
             self._record = Record.decode(self._file.read_bytes())
@@ -228,16 +188,16 @@ class ShownRun(Service):
         self._needs = await asyncio.to_thread(needs_words, self._peer.owner.run_now)
         # Not through the guard: the page is for everybody.
         await CALL.serve(self._peer.network.host, self._peer.run_id, self._answer)
-        if self._showing.address is None:
+        if self._address is None:
             return
         name = self._peer.seat.name
         keeper = "a keeper" if is_default(name, self._peer.me) else f"{name}, a keeper"
         site = Site(
             who=f"Served by {keeper} of the run",
             pages=lambda: {self._peer.run_id: self.page()},
-            exports=self._showing.exports,
+            exports=self._exports,
         )
-        url = await stack.enter_async_context(serve_run_pages(self._showing.address, site))
+        url = await stack.enter_async_context(serve_run_pages(self._address, site))
         self._peer.tell("run_page", {"url": url})
 
     async def _answer(self, peer: PeerId, detail: str) -> bytes:
@@ -282,7 +242,7 @@ class ShownRun(Service):
         live = [member.record for member in network.live_members()]
         learners = sum(each.role == "learner" and each.trains for each in live)
         keepers = sum(each.role == "keeper" for each in live) + 1
-        losses = self._record.losses
+        record = self._record
         return RunPage(
             run=here.run_id,
             at=network.host.wall_time(),
@@ -296,12 +256,12 @@ class ShownRun(Service):
             others=len(live) + 1 - learners - keepers,
             # A keeper that has just come has yet to hear of them.
             contributors_total=len(self._rows) or None,
-            losses=losses,
-            held_out=self._record.held_out,
-            days=self._record.days,
+            losses=tuple(record.losses),
+            held_out=tuple(record.held_out),
+            days=tuple(record.days),
             contributors=tuple(_shown(self._rows)),
             latest=self._latest(),
-            news=self._record.news,
+            news=tuple(record.news),
         )
 
     async def _count(self) -> None:
@@ -312,21 +272,13 @@ class ShownRun(Service):
         self._record.meet(self._peer.network.host.wall_time(), named[:ROWS_MAX])
 
     def _latest(self) -> Latest | None:
-        showing = self._showing
-        newest = published(showing.exports)[-1:] if showing.exports is not None else []
-        if not newest:
-            return None
-        [entry] = newest
-        return Latest(
-            name=entry.name,
-            tokens=entry.tokens,
-            at=entry.at,
-            size_bytes=entry.size_bytes,
-            loss=entry.loss,
-            loss_tokens=entry.loss_tokens,
-            path=f"exports/{entry.name}/{entry.weights}",
-            url=showing.hub,
-        )
+        """The newest export that is there."""
+        newest = published(self._exports)[-1:] if self._exports is not None else []
+        for entry in newest:
+            fields = Latest.__struct_fields__
+            alike = {name: getattr(entry, name) for name in fields if hasattr(entry, name)}
+            return Latest(**alike, path=f"exports/{entry.name}/{entry.weights}", url=self._hub)
+        return None
 
 
 def needs_words(run: RunFile) -> str:

@@ -21,10 +21,9 @@ import typer
 
 from averaging.live.averager import Averager
 from peer.agent.services import Begin, Service
-from peer.extras.site.exporting import Job, address_of, check_repository
+from peer.extras.site.exporting import Publishing, address_of, check_repository
 from peer.extras.site.shelf import Shelf
 from peer.processes import child_environment
-from peer.rules.ending import Ending
 from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER, data_cache
@@ -45,28 +44,6 @@ LINE_MAX_BYTES = 1 << 20
 EVERY_MIN_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Publishing:
-    """Settings of publishing: the files and how often."""
-
-    folder: Path
-    every_s: float
-    keep: int
-    repository: str | None
-    cache: Path
-
-    def job(self, peer: Path) -> bytes:
-        return msgspec.json.encode(
-            Job(
-                peer=str(peer.absolute()),
-                shelf=str(self.folder.absolute()),
-                cache=str(self.cache),
-                keep=self.keep,
-                repository=self.repository,
-            )
-        )
-
-
 def check_publishing(what: Publishing, run: RunFile) -> None:
     """Raise ``NotAShelf`` or ``Unusable`` if this cannot be published."""
     from peer.extras.export.folder import check_exportable  # torch, which keepers do not need
@@ -75,32 +52,50 @@ def check_publishing(what: Publishing, run: RunFile) -> None:
     Shelf(what.folder, run, what.keep).check()
 
 
-class Publisher:
+class Publisher(Service):
     """Makes exports of the checkpoints of one peer."""
 
+    name = "publish"
+
     def __init__(
-        self, what: Publishing, peer: Path, on_news: Callable[[str, Mapping[str, Any]], None]
+        self,
+        what: Publishing,
+        peer: Path,
+        on_news: Callable[[str, Mapping[str, Any]], None],
+        *,
+        has_ended: Callable[[], bool] = lambda: False,
     ) -> None:
         """``on_news(name, fields)`` hears of what was published, and why not."""
         self._what = what
         self._peer = peer
         self._on_news = on_news
+        self._has_ended = has_ended
         self._failed = ""
         """The last failure, which is told once."""
 
     def __repr__(self) -> str:
         return f"Publisher({self._what.folder})"
 
-    async def run(self, has_ended: Callable[[], bool]) -> None:
+    @classmethod
+    def of(cls, what: Publishing, peer: Peer) -> Publisher:
+        """The publisher of a peer on line."""
+        return cls(
+            what,
+            peer.directory,
+            lambda name, fields: peer.event(name, **fields),
+            has_ended=lambda: peer.ending.ended_at is not None,
+        )
+
+    async def run(self, averager: Averager) -> None:
         """Publish for ever: at once, from time to time, and when the run ends."""
         loop = asyncio.get_running_loop()
         while True:
-            ended = has_ended()
+            ended = self._has_ended()
             done = await self.publish()
             at = loop.time() + (self._what.every_s if done else min(AGAIN_S, self._what.every_s))
             while loop.time() < at:
                 await asyncio.sleep(LOOK_EVERY_S)
-                if has_ended() != ended:
+                if self._has_ended() != ended:
                     break
 
     async def publish(self) -> bool:
@@ -108,8 +103,8 @@ class Publisher:
         if not CheckpointFolder(self._peer / OUTER, reads_only=True).numbers():
             return False
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "peer.extras.site.exporting"),
-            self._what.job(self._peer).decode(),
+            *(sys.executable, "-P", "-m", "peer.extras.site.exporting", str(self._peer)),
+            msgspec.json.encode(self._what, enc_hook=str).decode(),
             env=child_environment(os.environ),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -160,13 +155,14 @@ class PublicSide:
 
     def services(self) -> tuple[Begin, ...]:
         """The work of it, for a peer on line."""
-        from peer.extras.site.keepers_page import Showing, ShownRun
+        from peer.extras.site.keepers_page import ShownRun
 
         what = self.publishing
-        hub = "" if what is None or what.repository is None else address_of(what.repository)
-        page = Showing(self.page, None if what is None else what.folder, hub)
-        shown = partial(ShownRun, showing=page)
-        return (shown,) if what is None else (shown, partial(_published, what=what))
+        if what is None:
+            return (partial(ShownRun, address=self.page),)
+        hub = "" if what.repository is None else address_of(what.repository)
+        shown = partial(ShownRun, address=self.page, exports=what.folder, hub=hub)
+        return shown, partial(Publisher.of, what)
 
 
 def asked_for(
@@ -217,24 +213,3 @@ def _seconds(every: str) -> float:
     if not 0.0 < found < math.inf:
         raise typer.BadParameter(f"--every {every!r} is not a time such as 90s, 4m, 9h or 2d")
     return found
-
-
-class Published(Service):
-    """Exports of the checkpoints of a peer on line."""
-
-    name = "publish"
-
-    def __init__(self, publisher: Publisher, ending: Ending) -> None:
-        self._publisher = publisher
-        self._ending = ending
-
-    async def run(self, averager: Averager) -> None:
-        await self._publisher.run(lambda: self._ending.ended_at is not None)
-
-
-def _published(peer: Peer, *, what: Publishing) -> Published:
-    def tell(name: str, fields: Mapping[str, Any]) -> None:
-        """A process that publishes the model reports an event."""
-        peer.event(name, **fields)
-
-    return Published(Publisher(what, peer.directory, tell), peer.ending)

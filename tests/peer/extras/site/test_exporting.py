@@ -27,8 +27,8 @@ from peer.extras.bases.base_models import BaseUnavailable
 from peer.extras.export import folder
 from peer.extras.export.folder import WEIGHTS, Export, folder_beside
 from peer.extras.site import exporting
-from peer.extras.site.exporting import Job, NoRepository, NotPushed, check_repository
-from peer.extras.site.keeping import Publisher, Publishing, check_publishing
+from peer.extras.site.exporting import NoRepository, NotPushed, Publishing, check_repository
+from peer.extras.site.keeping import Publisher, check_publishing
 from peer.extras.site.shelf import LATEST, Shelf, published
 from peer.run_file.sections import CustomModel
 from peer.storage.checkpoint import CheckpointFolder
@@ -67,8 +67,7 @@ def publish(what: Publishing, peer: Path) -> list[tuple[str, Mapping[str, Any]]]
 def publish_here(what: Publishing, peer: Path) -> list[tuple[str, Mapping[str, Any]]]:
     """Do in this process what a process of its own does."""
     news: list[tuple[str, Mapping[str, Any]]] = []
-    job = msgspec.json.decode(what.job(peer), type=Job)
-    exporting.publish(job, lambda name, fields: news.append((name, fields)), now=time.time())
+    exporting.publish(what, peer, lambda name, fields: news.append((name, fields)), now=time.time())
     return news
 
 
@@ -265,8 +264,8 @@ def test_without_a_token_nothing_begins(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_process_that_exports_ends_with_its_parent(
     publishing: Publishing, tmp_path: Path
 ) -> None:
-    job = publishing.job(tmp_path / "peer").decode()
-    with Child("-m", "peer.extras.site.exporting", job) as child:
+    what = msgspec.json.encode(publishing, enc_hook=str).decode()
+    with Child("-m", "peer.extras.site.exporting", str(tmp_path / "peer"), what) as child:
         child.process.send_signal(signal.SIGSTOP)  # it cannot be done before its parent is gone
         child.end_input()
         child.process.send_signal(signal.SIGCONT)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from dht.identity import PeerId
-from peer.extras.site.keepers_page import FIRST_EVERY_S, MET_MAX, Record, Showing, ShownRun
+from peer.extras.site.keepers_page import FIRST_EVERY_S, MET_MAX, Record, ShownRun
 from peer.extras.site.run_page import NEWS_MAX, POINTS_MAX
 from tests.peer.agent.example_keepers import keeper_online
 
@@ -123,11 +123,11 @@ def test_a_record_survives_as_a_file_and_a_damaged_one_begins_anew() -> None:
     assert again.encode() == record.encode()
     again.meet(4.0, named("Ada", "Boris"))
     assert len(again.news) == 2 and again.news[0].text == "Boris contributes"
-    assert Record.decode(b"{").losses == ()
+    assert Record.decode(b"{").losses == []
 
 
 async def test_a_run_page_does_not_claim_that_nobody_contributed_before_it_has_heard_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with keeper_online(tmp_path, monkeypatch) as (peer, _):
-        assert ShownRun(peer, Showing(None, None)).page().contributors_total is None
+        assert ShownRun(peer).page().contributors_total is None
